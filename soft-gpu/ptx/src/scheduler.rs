@@ -149,7 +149,7 @@ impl<'a> Scheduler<'a> {
             let threads: Vec<Thread> = (0..threads)
                 .map(|index| {
                     let tid = coordinates(u64::from(index), self.launch.block);
-                    let buffer = Buffer::new(slot as u32, threads == 1, self.launch.weak);
+                    let buffer = self.launch.weak.then(|| Buffer::new(slot as u32, threads == 1));
                     Thread::new(&self.core, self.kernel.function, index, tid, &self.launch.parameters, buffer)
                 })
                 .collect();
@@ -211,7 +211,7 @@ impl<'a> Scheduler<'a> {
         }
         let mut outcome = thread.execute(&mut self.core, &mut block.shared, &block.place, budget);
         if self.core.weak.is_some() && outcome.is_ok() {
-            let drifted = thread.buffer.drift(&mut self.core).and_then(|()| self.core.drift());
+            let drifted = thread.buffer().drift(&mut self.core).and_then(|()| self.core.drift());
             if let Err(fault) = drifted {
                 outcome = Err(fault);
             }
@@ -220,7 +220,7 @@ impl<'a> Scheduler<'a> {
         // Stores of a thread that waits leave it, too.
         if self.core.weak.is_some() && outcome.is_ok() && chance >> 60 == 0 {
             let other = self.random.below(block.threads.len());
-            if let Err(fault) = block.threads[other].buffer.drift(&mut self.core) {
+            if let Err(fault) = block.threads[other].buffer().drift(&mut self.core) {
                 outcome = Err(fault);
             }
         }
@@ -289,7 +289,7 @@ impl<'a> Scheduler<'a> {
             self.costs.insert(([z, y, x], index), depths.cost);
         }
         if self.core.weak.is_some() {
-            thread.buffer.leave(&mut self.core)?;
+            thread.buffer().leave(&mut self.core)?;
         }
         let (warp, lane) = (index / 32, index % 32);
         block.ended[warp as usize] |= 1 << lane;
@@ -464,7 +464,7 @@ impl Block {
         barrier.arrived += 1;
         barrier.yes += u32::from(yes);
         if core.weak.is_some() {
-            self.threads[index].buffer.release(core, Scope::Block)?;
+            self.threads[index].buffer().release(core, Scope::Block)?;
         }
         if arrive {
             self.threads[index].proceed();
@@ -494,7 +494,9 @@ impl Block {
                 };
                 thread.set_slot(i.d, u64::from(value));
             }
-            thread.buffer.acquire(Scope::Block);
+            if let Some(buffer) = &mut thread.buffer {
+                buffer.acquire(Scope::Block);
+            }
             thread.proceed();
             woken.push(thread.index);
         }

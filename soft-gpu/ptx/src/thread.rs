@@ -64,7 +64,8 @@ pub struct Thread {
     local: Vec<u8>,
     carry: bool,
     spin: Spin,
-    pub buffer: Box<Buffer>,
+    /// There with weak memory.
+    pub buffer: Option<Box<Buffer>>,
     /// Loads and atomics of weak memory that have not happened, and the slots that wait for them.
     late: Vec<Late>,
     late_slots: u64,
@@ -154,7 +155,14 @@ impl Core<'_> {
 
 impl Thread {
     /// A thread at the first instruction of a kernel.
-    pub fn new(core: &Core<'_>, kernel: usize, index: u32, tid: [u32; 3], parameters: &[u8], buffer: Buffer) -> Self {
+    pub fn new(
+        core: &Core<'_>,
+        kernel: usize,
+        index: u32,
+        tid: [u32; 3],
+        parameters: &[u8],
+        buffer: Option<Buffer>,
+    ) -> Self {
         let body = &core.program.functions[kernel].body;
         let mut params = parameters.to_vec();
         params.resize((body.params as usize).max(parameters.len()), 0xa5);
@@ -169,11 +177,17 @@ impl Thread {
             local: vec![0xa5; body.local as usize],
             carry: false,
             spin: Spin::default(),
-            buffer: Box::new(buffer),
+            buffer: buffer.map(Box::new),
             late: Vec::new(),
             late_slots: 0,
             depths: core.doorbells.map(|_| Box::default()),
         }
+    }
+
+    /// The buffer of weak memory.
+    #[inline(always)]
+    pub fn buffer(&mut self) -> &mut Buffer {
+        self.buffer.get_or_insert_default()
     }
 
     pub fn lane(&self) -> u32 {
@@ -332,7 +346,7 @@ impl Thread {
                     if WEAK && core.weak.is_some() {
                         self.is_late(core, shared, i, space, address, None)?;
                         if order.releases() {
-                            self.buffer.release(core, scope)?;
+                            self.buffer().release(core, scope)?;
                         }
                     }
                     self.store::<WEAK>(core, shared, i, space, order, count, address)?;
@@ -342,7 +356,7 @@ impl Thread {
                     let (b, c) = (get(i.b), get(i.c));
                     if WEAK && core.weak.is_some() {
                         if order.releases() {
-                            self.buffer.release(core, scope)?;
+                            self.buffer().release(core, scope)?;
                         }
                         let free = matches!(order, Order::Relaxed | Order::Release);
                         if self.is_late(core, shared, i, space, address, free.then_some((b, c)))? {
@@ -350,7 +364,7 @@ impl Thread {
                             continue;
                         }
                         if order.acquires() {
-                            self.buffer.acquire(scope);
+                            self.buffer().acquire(scope);
                         }
                     }
                     let old = self.update::<WEAK>(core, shared, i, op, space, scope, signed, address, (b, c))?;
@@ -359,7 +373,7 @@ impl Thread {
                 Op::Fence { order, scope } => {
                     core.statistics.fences += 1;
                     if WEAK && core.weak.is_some() {
-                        self.buffer.fence(core, order, scope)?;
+                        self.buffer().fence(core, order, scope)?;
                     }
                     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 }

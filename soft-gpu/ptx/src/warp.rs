@@ -31,7 +31,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     }
     block.threads[index].state = State::Warp(mask);
     if matches!(i.op, Op::WarpBarrier) && core.weak.is_some() {
-        block.threads[index].buffer.release(core, Scope::Block)?;
+        block.threads[index].buffer().release(core, Scope::Block)?;
     }
     let arrived = |other: &usize| block.threads[first + other].state == State::Warp(mask);
     if !(0..lanes).filter(|other| mask >> other & 1 == 1).all(|other| arrived(&other)) {
@@ -58,8 +58,10 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     }
     for other in members {
         let thread = &mut block.threads[first + other];
-        if matches!(i.op, Op::WarpBarrier) {
-            thread.buffer.acquire(Scope::Block);
+        if matches!(i.op, Op::WarpBarrier)
+            && let Some(buffer) = &mut thread.buffer
+        {
+            buffer.acquire(Scope::Block);
         }
         thread.proceed();
         woken.push(thread.index);

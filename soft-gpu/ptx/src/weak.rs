@@ -132,8 +132,8 @@ pub struct Buffer {
     stores: Stores,
     /// A fence of this scope comes before the next store.
     fence: Option<Scope>,
-    /// The last loads of the last words; none with strong memory.
-    loads: Box<[Load]>,
+    /// The last loads of the last words.
+    loads: [Load; LOADS],
     words: [u64; LOADS],
     next: usize,
     /// Early values are of one moment, and there for some more loads.
@@ -141,13 +141,12 @@ pub struct Buffer {
     left: u32,
 }
 
-impl Buffer {
-    /// The buffer of a thread of this block, which is `alone` in it or not.
-    pub fn new(block: u32, alone: bool, weak: bool) -> Self {
-        let loads = vec![Load::default(); if weak { LOADS } else { 0 }].into_boxed_slice();
+impl Default for Buffer {
+    fn default() -> Self {
+        let loads = [Load::default(); LOADS];
         Self {
-            block,
-            alone,
+            block: 0,
+            alone: false,
             stores: Stores::default(),
             fence: None,
             loads,
@@ -156,6 +155,13 @@ impl Buffer {
             batch: 1,
             left: 0,
         }
+    }
+}
+
+impl Buffer {
+    /// The buffer of a thread of this block, which is `alone` in it or not.
+    pub fn new(block: u32, alone: bool) -> Self {
+        Self { block, alone, ..Self::default() }
     }
 }
 

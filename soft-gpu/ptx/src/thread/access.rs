@@ -273,7 +273,7 @@ impl Thread {
     ) -> Result<u64, Fault> {
         core.statistics.loads += 1;
         let value = if WEAK && core.weak.is_some() {
-            self.buffer.load(core, at, width, order, scope)
+            self.buffer().load(core, at, width, order, scope)
         } else {
             core.view.load(at, width)
         };
@@ -322,7 +322,7 @@ impl Thread {
                 _ => {
                     core.statistics.stores += 1;
                     let done = if WEAK && core.weak.is_some() {
-                        self.buffer.store(core, at, width, value, order)
+                        self.buffer().store(core, at, width, value, order)
                     } else {
                         core.view.store(at, width, value)
                     };
@@ -373,7 +373,7 @@ impl Thread {
             _ => {
                 core.statistics.atomics += 1;
                 let old = if WEAK && core.weak.is_some() {
-                    self.buffer.update(core, at, width, scope, change)
+                    self.buffer().update(core, at, width, scope, change)
                 } else {
                     core.view.update(at, width, change)
                 };

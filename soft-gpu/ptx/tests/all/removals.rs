@@ -11,7 +11,7 @@ use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::wqe::words::phase_scale;
 use ferrogin_device::Status;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
-use ferrogin_test_support::{Random, soak};
+use ferrogin_test_support::{Random, repetitions, soak};
 use soft_gpu_ptx::{Launch, Loaded, Memory, Module, Process, Program, Range, run};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const SEEDS: u64 = 200;
 /// Threads that post, and steps of each.
 const THREADS: usize = 4;
 const POSTS: usize = 10;
@@ -800,10 +799,11 @@ fn load(text: &str) -> Loaded {
 /// The first of the seeds that shows the removal, and what is wrong with it.
 fn shown(text: &str, works: &[Work], first: Option<u64>) -> Option<(u64, String)> {
     let loaded = load(text);
-    let seeds = first.into_iter().chain((0..SEEDS).filter(|seed| first != Some(*seed)));
-    seeds
-        .filter_map(|seed| works.get(seed as usize).map(|work| (seed, work)))
-        .find_map(|(seed, work)| wrong(&loaded, work, seed).map(|wrong| (seed, wrong)))
+    let seeds = first.into_iter().chain((0..works.len() as u64).filter(|seed| first != Some(*seed)));
+    seeds.map(|seed| (seed, works.get(seed as usize))).find_map(|(seed, work)| {
+        let wrong = work.map_or_else(|| wrong(&loaded, &Work::new(seed), seed), |work| wrong(&loaded, work, seed));
+        wrong.map(|wrong| (seed, wrong))
+    })
 }
 
 /// A line of `removals.txt`: the change, the site, the verdict, and the seed or the reason.
@@ -864,7 +864,7 @@ fn removals(sites: &BTreeMap<Site, Vec<usize>>) -> Vec<Line> {
 }
 
 fn works() -> Vec<Work> {
-    (0..SEEDS).map(Work::new).collect()
+    (0..repetitions("SOFTGPU_REMOVAL_SEEDS", 200, 200)).map(Work::new).collect()
 }
 
 #[test]
@@ -886,7 +886,7 @@ fn the_table_of_removals_lists_every_site() {
     let docs = std::fs::read_to_string(docs).expect("the page of the software GPU");
     for line in &table {
         let known = match line.verdict.as_str() {
-            "found" => line.note.parse().is_ok_and(|seed: u64| seed < SEEDS),
+            "found" => line.note.parse::<u64>().is_ok(),
             "unseen" | "unreached" => line.note.split('+').all(|reason| docs.contains(&format!("\n| `{reason}` | "))),
             _ => false,
         };
