@@ -35,7 +35,7 @@ impl Run<'_> {
                 let row = self.row(target, round);
                 let refused = self.refused_of_one_lane(target);
                 failed = failed.and(row).and(refused);
-                counted += if round % 3 == 0 { ROW } else { 0 };
+                counted += if round.is_multiple_of(3) { ROW } else { 0 };
             }
             if failed.is_ok() {
                 failed = self.flush();
@@ -79,7 +79,7 @@ impl Run<'_> {
         let (there, here) = (self.plan.inbox(rank), self.plan.outbox() + u64::from(lane) * LANE);
         let mut failed = Ok(());
         for k in 0..ROW {
-            let action = if round % 2 == 0 { self.sent() } else { Action::NONE };
+            let action = if round.is_multiple_of(2) { self.sent() } else { Action::NONE };
             let to = window.at(there + u64::from(k) * 8);
             let posted =
                 self.context.put_value_by_lanes(target, to, value(rank, lane, round, k), 8, action, self.mode(k));
@@ -91,7 +91,7 @@ impl Run<'_> {
             for word in 0..bytes / 8 {
                 self.store(here + at + word * 8, value(rank, lane, round, k) ^ word << 40);
             }
-            let action = if round % 3 == 0 { Action::counter(0) } else { Action::NONE };
+            let action = if round.is_multiple_of(3) { Action::counter(0) } else { Action::NONE };
             let (to, from) = (window.at(there + at), window.at(here + at));
             let posted = self.context.put_by_lanes(target, to, from, bytes, action, self.mode(k));
             failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
