@@ -26,8 +26,9 @@ const SHORT: usize = 64 << 10;
 /// Copies bytes that kernels and the card may change meanwhile. Words that are aligned stay whole.
 ///
 /// # Safety
-/// `to` is mapped and writable, and `from` mapped and readable, for `len` bytes each.
+/// The backing of `to` is mapped and writable, and that of `from` mapped and readable, for `len` bytes each.
 unsafe fn copy_bytes(to: u64, from: u64, len: usize) {
+    let (to, from) = (memfd::backing(to), memfd::backing(from));
     fence(Ordering::SeqCst);
     if len <= 64 && (to | from | len as u64).is_multiple_of(8) {
         for at in (0..len as u64).step_by(8) {
@@ -223,7 +224,9 @@ fn set<const N: usize>(
                 let (start, end) = cleared(row, extent.width, value[0]);
                 for (from, to) in [(row, start), (end, row + extent.width as u64)] {
                     // SAFETY: `still` found the range, which stays mapped while this counts as running.
-                    unsafe { libc::memset(from as *mut c_void, i32::from(value[0]), (to - from) as usize) };
+                    unsafe {
+                        libc::memset(memfd::backing(from) as *mut c_void, i32::from(value[0]), (to - from) as usize)
+                    };
                 }
                 continue;
             }

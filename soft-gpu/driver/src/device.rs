@@ -8,6 +8,7 @@ use crate::code::{Code, Outcome};
 use crate::context::Primary;
 use crate::guard::{Out, Text, log, write_text};
 use crate::heap::Heap;
+use crate::memfd;
 use crate::settings::Settings;
 
 /// The release of the driver API: 12.8.
@@ -196,6 +197,9 @@ api! {
         })?;
         if settings.devices == 0 {
             return Err(Code::NO_DEVICE);
+        }
+        if settings.hidden {
+            memfd::hide();
         }
         let device = |ordinal| Device {
             ordinal,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -29,13 +30,48 @@ pub(crate) fn cannot_shrink(file: &OwnedFd) -> bool {
     seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK))
 }
 
+/// True if the CPU cannot touch memory of a device.
+static HIDDEN: AtomicBool = AtomicBool::new(false);
+/// Then the addresses of devices lie in the zone of this number, and their bytes at the same place of the next zone. A zone has 16 TiB.
+const ZONE: u64 = 2;
+const ZONE_BITS: u32 = 44;
+
+/// Hides the memory of devices that is mapped from now on from the CPU.
+pub(crate) fn hide() {
+    HIDDEN.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn hidden() -> bool {
+    HIDDEN.load(Ordering::Relaxed)
+}
+
+/// Where this process has the bytes of an address.
+pub(crate) fn backing(address: u64) -> u64 {
+    if address >> ZONE_BITS == ZONE && hidden() { address + (1 << ZONE_BITS) } else { address }
+}
+
+/// Addresses of the zone of devices, which nothing has used before.
+fn next_of_zone(len: usize) -> io::Result<usize> {
+    static NEXT: AtomicU64 = AtomicU64::new(ZONE << ZONE_BITS);
+    let whole = (len as u64).next_multiple_of(crate::vmm::GRANULARITY as u64);
+    let address = NEXT.fetch_add(whole, Ordering::Relaxed);
+    let fits = address.checked_add(whole).is_some_and(|end| end <= (ZONE + 1) << ZONE_BITS);
+    if fits { Ok(address as usize) } else { Err(io::ErrorKind::OutOfMemory.into()) }
+}
+
 /// The mapping of addresses that no other mapping has.
 ///
 /// # Errors
 /// The system's.
 pub(crate) fn reserve(len: usize) -> io::Result<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    map(0, len, libc::PROT_NONE, flags, -1, 0)
+    if !hidden() {
+        return map(0, len, libc::PROT_NONE, flags, -1, 0);
+    }
+    let address = next_of_zone(len)?;
+    let flags = flags | libc::MAP_FIXED_NOREPLACE;
+    map(backing(address as u64) as usize, len, libc::PROT_NONE, flags, -1, 0)?;
+    map(address, len, libc::PROT_NONE, flags, -1, 0)
 }
 
 /// Memory of the process, zeroed and page aligned.
@@ -51,10 +87,13 @@ pub(crate) fn anonymous(len: usize) -> io::Result<usize> {
 /// # Errors
 /// The system's.
 pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> io::Result<usize> {
+    let address = if address == 0 && hidden() { reserve(len)? } else { address };
     let fixed = if address == 0 { 0 } else { libc::MAP_FIXED };
     let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | fixed;
-    map(address, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd.as_raw_fd(), offset)
+    let at = backing(address as u64) as usize;
+    let mapped = map(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd.as_raw_fd(), offset)?;
+    Ok(if address == 0 { mapped } else { address })
 }
 
 /// Takes the pages of a part of a reservation away; the addresses stay reserved.
@@ -63,7 +102,7 @@ pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> i
 /// The system's.
 pub(crate) fn empty(address: usize, len: usize) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    map(address, len, libc::PROT_NONE, flags, -1, 0).map(drop)
+    map(backing(address as u64) as usize, len, libc::PROT_NONE, flags, -1, 0).map(drop)
 }
 
 /// Makes whole pages of a memory file zeros, in all its mappings.
@@ -72,7 +111,7 @@ pub(crate) fn empty(address: usize, len: usize) -> io::Result<()> {
 /// The system's; then all bytes are as they were.
 pub(crate) fn clear(address: usize, len: usize) -> io::Result<()> {
     // SAFETY: the pages are those of a memory file of this library's, where no Rust object lies; they stay mapped.
-    let result = unsafe { libc::madvise(address as *mut libc::c_void, len, libc::MADV_REMOVE) };
+    let result = unsafe { libc::madvise(backing(address as u64) as *mut libc::c_void, len, libc::MADV_REMOVE) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -86,6 +125,11 @@ fn map(address: usize, len: usize, rights: i32, flags: i32, fd: i32, offset: i64
 pub(crate) fn unmap(address: usize, len: usize) {
     // SAFETY: this library made the mapping, and its caller has removed it from the table of ranges, so that no access begins any more.
     let _ = unsafe { libc::munmap(address as *mut libc::c_void, len) };
+    let at = backing(address as u64) as usize;
+    if at != address {
+        // SAFETY: as above; the backing was mapped with the address.
+        let _ = unsafe { libc::munmap(at as *mut libc::c_void, len) };
+    }
 }
 
 /// Whether the process has all pages of the range mapped, with the rights to read and (if `write`) to write.

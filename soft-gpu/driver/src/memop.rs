@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::code::{Code, Outcome};
 use crate::context::{CONTEXTS, Fault};
 use crate::guard::{In, log};
+use crate::memfd;
 use crate::space::{self, Running};
 use crate::stream;
 
@@ -122,11 +123,11 @@ impl Operation {
             return true;
         }
         // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
-        let narrow = unsafe { AtomicU32::from_ptr(self.address as *mut u32) };
+        let narrow = unsafe { AtomicU32::from_ptr(memfd::backing(self.address) as *mut u32) };
         // A narrow word need not be aligned for a wide access.
         let wide = self.wide.then(|| {
             // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
-            unsafe { AtomicU64::from_ptr(self.address as *mut u64) }
+            unsafe { AtomicU64::from_ptr(memfd::backing(self.address) as *mut u64) }
         });
         match (&self.act, wide) {
             (Act::Write, Some(word)) => word.store(self.value, Ordering::SeqCst),

@@ -20,18 +20,21 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     /// `SOFTGPU_MEMORY=weak`.
     pub(crate) weak: bool,
+    /// `SOFTGPU_CPU_ACCESS=no`.
+    pub(crate) hidden: bool,
     /// `SOFTGPU_WATCHDOG`.
     pub(crate) watchdog: Option<Duration>,
 }
 
 /// The names, with what each may be.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 8] = [
     ("SOFTGPU_DEVICES", "a number from 0 to 16"),
     ("SOFTGPU_MEMORY_BYTES", "a number of bytes from 2097152 (2 MiB)"),
     ("SOFTGPU_CAPABILITY", "a compute capability from 7.0 to 12.1, as 9.0"),
     ("SOFTGPU_NAME", "a text of 1 to 200 bytes"),
     ("SOFTGPU_SEED", "a number"),
     ("SOFTGPU_MEMORY", "strong or weak"),
+    ("SOFTGPU_CPU_ACCESS", "yes or no"),
     ("SOFTGPU_WATCHDOG", "a number of seconds, where 0 means no limit"),
 ];
 
@@ -73,6 +76,10 @@ impl Settings {
         if memory != "strong" && memory != "weak" {
             return Err(refused("SOFTGPU_MEMORY", &memory));
         }
+        let access = one("SOFTGPU_CPU_ACCESS").unwrap_or_else(|| "yes".to_owned());
+        if access != "yes" && access != "no" {
+            return Err(refused("SOFTGPU_CPU_ACCESS", &access));
+        }
         let watchdog = number("SOFTGPU_WATCHDOG", 0, &|_| true)?;
         Ok(Self {
             devices: number("SOFTGPU_DEVICES", 1, &|value| value <= MOST_DEVICES as u64)? as usize,
@@ -83,6 +90,7 @@ impl Settings {
             name,
             seed: number("SOFTGPU_SEED", 0, &|_| true)?,
             weak: memory == "weak",
+            hidden: access == "no",
             watchdog: (watchdog > 0).then(|| Duration::from_secs(watchdog)),
         })
     }
@@ -119,6 +127,7 @@ mod tests {
             ("SOFTGPU_CAPABILITY", "3.5"),
             ("SOFTGPU_CAPABILITY", "9.10"),
             ("SOFTGPU_MEMORY", "slow"),
+            ("SOFTGPU_CPU_ACCESS", "maybe"),
             ("SOFTGPU_WATCHDOG", "-1"),
             ("SOFTGPU_SEED", "x"),
         ] {

@@ -222,6 +222,10 @@ pub(crate) struct View {
 // SAFETY: ranges are memory files and host memory that this process has mapped; Rust objects lie in none of them. A range that has left the
 // table stays mapped until no kernel runs (`defer`). Host memory is the program's: a program keeps it mapped while kernels use it.
 unsafe impl Memory for View {
+    fn backing(&self) -> Option<fn(u64) -> u64> {
+        crate::memfd::hidden().then_some(crate::memfd::backing as fn(u64) -> u64)
+    }
+
     fn generation(&self) -> &AtomicU64 {
         &GENERATION
     }

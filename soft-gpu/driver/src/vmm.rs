@@ -148,7 +148,8 @@ fn imported_device(file: &OwnedFd) -> Option<usize> {
 /// A descriptor of the file whose own position is at `offset`: the first byte of the range that was exported.
 fn export(file: &OwnedFd, offset: u64) -> std::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let mut own = File::options().read(true).write(true).open(path)?;
+    // Without the right to read, no CPU maps the file.
+    let mut own = File::options().read(!memfd::hidden()).write(true).open(path)?;
     own.seek(SeekFrom::Start(offset))?;
     Ok(own.into())
 }

@@ -21,7 +21,7 @@ pub struct Range {
 ///
 /// # Safety
 ///
-/// Every address of a range is mapped in this process, readable, and writable if the range says so, and no Rust reference covers
+/// The backing of every address of a range, which is the address itself if there is no other, is mapped in this process, readable, and writable if the range says so, and no Rust reference covers
 /// it, from the call that returned the range until the generation has changed and no kernel that began before the change runs.
 pub unsafe trait Memory: Sync {
     /// A number that changes after each change of a range. One counter for the life of the memory.
@@ -29,6 +29,11 @@ pub unsafe trait Memory: Sync {
 
     /// The range around `address`, as wide as it is known.
     fn range(&self, address: u64) -> Option<Range>;
+
+    /// Where this process has the bytes of an address, if that is not at the address: memory of a device that the CPU cannot touch.
+    fn backing(&self) -> Option<fn(u64) -> u64> {
+        None
+    }
 
     /// An `st.mmio` of a kernel is in memory. A device behind the memory may act on it before any thread goes on.
     fn stored_mmio(&self, address: u64) {
@@ -95,6 +100,7 @@ pub struct View<'m> {
     memory: &'m dyn Memory,
     changes: &'m AtomicU64,
     generation: u64,
+    backing: Option<fn(u64) -> u64>,
     ranges: [Range; 8],
     last: usize,
     next: usize,
@@ -114,7 +120,16 @@ macro_rules! word {
 impl<'m> View<'m> {
     pub fn new(memory: &'m dyn Memory) -> Self {
         let changes = memory.generation();
-        Self { memory, changes, generation: changes.load(Ordering::Acquire), ranges: [NOWHERE; 8], last: 0, next: 0 }
+        let backing = memory.backing();
+        Self {
+            memory,
+            changes,
+            generation: changes.load(Ordering::Acquire),
+            backing,
+            ranges: [NOWHERE; 8],
+            last: 0,
+            next: 0,
+        }
     }
 
     pub fn explain(&self, address: u64) -> String {
@@ -127,6 +142,12 @@ impl<'m> View<'m> {
 
     pub fn idle(&self) {
         self.memory.idle();
+    }
+
+    /// Where this process has the bytes.
+    #[inline(always)]
+    fn at(&self, address: u64) -> usize {
+        self.backing.map_or(address, |backing| backing(address)) as usize
     }
 
     /// `bytes` is a power of two. The address is a multiple of it, and the bytes are in a range, from here until the next call.
@@ -175,7 +196,7 @@ impl<'m> View<'m> {
     #[inline(always)]
     pub fn load(&mut self, address: u64, width: u8) -> Result<u64, Refusal> {
         self.check(address, u64::from(width / 8), false)?;
-        let at = address as usize;
+        let at = self.at(address);
         let order = Ordering::Acquire;
         Ok(match width {
             8 => u64::from(word!(AtomicU8, u8, at).load(order)),
@@ -189,7 +210,7 @@ impl<'m> View<'m> {
     #[inline(always)]
     pub fn store(&mut self, address: u64, width: u8, value: u64) -> Result<(), Refusal> {
         self.check(address, u64::from(width / 8), true)?;
-        let at = address as usize;
+        let at = self.at(address);
         let order = Ordering::Release;
         match width {
             8 => word!(AtomicU8, u8, at).store(value as u8, order),
@@ -203,7 +224,7 @@ impl<'m> View<'m> {
     /// Replaces 32 or 64 bits by `change` of them in one step. Returns the old bits.
     pub fn update(&mut self, address: u64, width: u8, change: impl Fn(u64) -> u64) -> Result<u64, Refusal> {
         self.check(address, u64::from(width / 8), true)?;
-        let at = address as usize;
+        let at = self.at(address);
         let both = (Ordering::SeqCst, Ordering::SeqCst);
         Ok(if width == 32 {
             let old = word!(AtomicU32, u32, at).fetch_update(both.0, both.1, |old| Some(change(u64::from(old)) as u32));

@@ -65,6 +65,13 @@ fn kernels_pass_with_each_api() {
     }
 }
 
+/// The card and the plugin reach memory of the GPU by the driver's copies alone.
+#[test]
+fn kernels_pass_where_cpu_cannot_touch_memory_of_gpu() {
+    let Some(dist) = gpu("kernels_pass_where_cpu_cannot_touch_memory_of_gpu") else { return };
+    all_pass(kernels(&dist, 2, &["--api", "cuda"]).env("SOFTGPU_CPU_ACCESS", "no"));
+}
+
 #[test]
 fn kernels_pass_with_each_group() {
     let Some(dist) = gpu("kernels_pass_with_each_group") else { return };
