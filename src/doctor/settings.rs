@@ -9,7 +9,7 @@ use ferrogin_ffi::settings;
 const AREA: &str = "setting";
 
 /// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
-pub const VARIABLES: [&str; 52] = [
+pub const VARIABLES: [&str; 53] = [
     "FERROGIN_CONTROL",
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
@@ -56,6 +56,7 @@ pub const VARIABLES: [&str; 52] = [
     "SOFTEFA_TRACE",
     "SOFTEFA_WIRE",
     "SOFTGPU_CAPABILITY",
+    "SOFTGPU_CPU_ACCESS",
     "SOFTGPU_DEVICES",
     "SOFTGPU_MEMORY",
     "SOFTGPU_MEMORY_BYTES",
