@@ -69,8 +69,8 @@ const LOOP: &str = "loop";
 /// Most instructions of a post, where that is fixed: row, column.
 const BUDGETS: &[(&str, &str, f64)] = &[
     ("put", C, 130.0),
-    ("put, aggregated", C, 125.0),
-    ("putValue, inline", C, 130.0),
+    ("put, aggregated", C, 128.0),
+    ("putValue, inline", C, 135.0),
     ("putValue, slots", C, 130.0),
     ("put", INLINE, 110.0),
     ("put, aggregated", INLINE, 110.0),
@@ -78,7 +78,7 @@ const BUDGETS: &[(&str, &str, f64)] = &[
     ("putValue, slots", INLINE, 110.0),
     ("put", THREAD, 85.0),
     ("put, aggregated", THREAD, 85.0),
-    ("putValue, inline", THREAD, 85.0),
+    ("putValue, inline", THREAD, 92.0),
     ("putValue, slots", THREAD, 85.0),
     (WAIT, C, 40.0),
     ("flush, 2 signals", C, 70.0),

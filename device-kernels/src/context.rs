@@ -222,6 +222,7 @@ impl<'a> Context<'a> {
     /// A put or a get that found no room at once.
     #[cold]
     #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn put_waiting<S: Share, const GET: bool>(
         self,
         peer: u32,
@@ -300,6 +301,7 @@ impl<'a> Context<'a> {
     /// A value that found no room at once.
     #[cold]
     #[inline(never)]
+    #[allow(clippy::too_many_arguments)]
     pub(crate) fn put_value_waiting<S: Share>(
         self,
         peer: u32,
@@ -436,6 +438,7 @@ impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
 
     /// A put, or a get.
     #[inline(always)]
+    #[allow(clippy::result_large_err)]
     fn put(self, peer: u32, named: Named, dst: Span, src: Span, bytes: u64) -> Checked<Put<'a, LOAD_FIRST>> {
         let (route, known) = self.try_route(peer, named, DATA);
         let known_windows = known & !dst.is_null() & !src.is_null();
@@ -476,6 +479,7 @@ impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
 
     /// A write without bytes.
     #[inline(always)]
+    #[allow(clippy::result_large_err)]
     fn signal(self, peer: u32, named: Named) -> Checked<Put<'a, LOAD_FIRST>> {
         let (route, known) = self.try_route(peer, named, DATA);
         let is_slow = (self.0.fast_put_limit == 0) | (route.raised_by > 1);

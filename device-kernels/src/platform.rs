@@ -92,7 +92,7 @@ pub fn in_one_register<T>(address: *mut T) -> *mut T {
     let address = {
         let mut address = address;
         // SAFETY: the block has no instruction.
-        unsafe { core::arch::asm!("/* {0} */", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
+        unsafe { core::arch::asm!("/* {0} */", inout(reg) address, options(pure, readonly, nostack, preserves_flags)) };
         address
     };
     address

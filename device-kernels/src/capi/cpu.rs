@@ -28,6 +28,7 @@ extern "C" fn finish(poster: *const EndpointExt, state: u64, next: u32) -> c_int
 
 /// A put in one form: with an action of [`Action::of_form`] if there is one.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn put_form<S: Share, const SIGNAL: bool, const AGGREGATE: bool>(
     ctx: *const ContextExt,
     peer: u32,
@@ -103,6 +104,7 @@ put_forms! {
 }
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn put(
     ctx: *const ContextExt,
     peer: u32,
@@ -142,6 +144,7 @@ extern "C" fn put_other(
 
 /// A value in one form.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn value_form<S: Share, const PATH: u32, const SIGNAL: bool>(
     ctx: *const ContextExt,
     peer: u32,
@@ -220,6 +223,7 @@ static PLAIN: [PutValue; 4] = by_path(value_plain_inline, value_plain_pooled);
 static THREAD: [PutValue; 4] = by_path(value_thread_inline, value_thread_pooled);
 
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 pub(super) fn put_value(
     ctx: *const ContextExt,
     peer: u32,

@@ -253,9 +253,9 @@ impl<'a> Context<'a> {
     #[cold]
     #[inline(never)]
     fn wait_longer(&self, count: EventCount<'a>, least: u64) -> Result<(), Status> {
-        let mut spin = Spin::new(self.limits());
+        let (endpoint, mut spin) = (self.endpoint(count.endpoint), Spin::new(self.limits()));
         while !count.has_reached(least) {
-            count.endpoint.ring_deferred(self.ext.policy, self.limits())?;
+            endpoint.ring_deferred(self.ext.policy, self.limits())?;
             spin.pause()?;
         }
         Ok(())
@@ -270,9 +270,8 @@ impl<'a> Context<'a> {
         let handles = unsafe { (*self.ext.routes.dev).signal_handles };
         // SAFETY: the list has `n_signals` entries, and `id` is below that.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
-        let endpoint = self.endpoint(FIRST_COUNTER + self.ext.routes.n_counters + id);
         // SAFETY: the plugin keeps the handles of a context as long as the context.
-        Ok(unsafe { EventCount::new(handle, endpoint) })
+        Ok(unsafe { EventCount::new(handle, FIRST_COUNTER + self.ext.routes.n_counters + id) })
     }
 
     #[inline(always)]
@@ -285,7 +284,7 @@ impl<'a> Context<'a> {
         // SAFETY: the list has `n_counters` entries, and `id` is below that.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
         // SAFETY: the plugin keeps the handles of a context as long as the context.
-        Ok(unsafe { EventCount::new(handle, self.endpoint(FIRST_COUNTER + id)) })
+        Ok(unsafe { EventCount::new(handle, FIRST_COUNTER + id) })
     }
 }
 
@@ -293,7 +292,8 @@ impl<'a> Context<'a> {
 struct EventCount<'a> {
     count: &'a AtomicU64,
     reset_at: &'a AtomicU64,
-    endpoint: Endpoint<'a>,
+    /// The number of its endpoint.
+    endpoint: u32,
 }
 
 impl<'a> EventCount<'a> {
@@ -301,7 +301,7 @@ impl<'a> EventCount<'a> {
     ///
     /// `handle` is a handle of a context that lives for `'a`.
     #[inline(always)]
-    unsafe fn new(handle: *mut CounterHandle, endpoint: Endpoint<'a>) -> Self {
+    unsafe fn new(handle: *mut CounterHandle, endpoint: u32) -> Self {
         // SAFETY: the caller vouches for the handle; the plugin keeps this field constant while the context lives.
         let count = unsafe { (*handle).cntr_value };
         // SAFETY: the caller vouches for the handle, in which the field lies.

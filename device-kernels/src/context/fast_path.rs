@@ -167,6 +167,8 @@ pub(super) struct Value<'a, const LOAD_FIRST: bool> {
 }
 
 impl<const LOAD_FIRST: bool> Value<'_, LOAD_FIRST> {
+    // On a GPU a constant is a value, on a CPU a reference.
+    #[allow(clippy::needless_borrow)]
     #[inline(always)]
     fn encode_as(self, idx: u32, is_inline: bool) {
         let Self { path, remote, value, size, config } = self;
