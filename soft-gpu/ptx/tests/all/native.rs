@@ -10,15 +10,33 @@ use ferrogin_test_support::{Random, repetitions};
 use soft_gpu_ptx::{Launch, Loaded, Module, Process, Program, run};
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The result of the functions of the fast path: a word, and the kind of what follows.
+/// The result of the functions of the fast path: the rest, its word, the endpoint, the two addresses, and the keys.
 #[repr(C)]
-struct Continuation {
-    word: u64,
-    kind: u32,
+struct Unfinished([MaybeUninit<u64>; WORDS]);
+
+/// Words of the longest result, and bits of an [`Unfinished`].
+pub const WORDS: usize = 6;
+pub const UNFINISHED: u32 = 384;
+
+/// Kinds of what is left: the last of the steps after the mark, the whole operation, and an error.
+const LAST_STEP: u64 = 3;
+const SLOW_PATH: u64 = 6;
+const INVALID: u64 = 7;
+const KIND_SHIFT: u32 = 29;
+
+/// The words that are set in the result of the function of that name with this rest.
+fn words_set(name: &str, rest: u64) -> usize {
+    match rest >> KIND_SHIFT {
+        0 | INVALID => 1,
+        kind if kind <= LAST_STEP => 3,
+        SLOW_PATH if name == "fgin_fast_signal" => 3,
+        _ => WORDS,
+    }
 }
 
 /// A function: its name, the widths of its parameters and of its result, and the native call.
@@ -26,7 +44,7 @@ pub struct Function {
     pub name: &'static str,
     pub parameters: &'static [u32],
     pub result: u32,
-    pub native: fn(&[u64]) -> [u64; 2],
+    pub native: fn(&[u64]) -> [u64; WORDS],
 }
 
 macro_rules! bits {
@@ -39,19 +57,21 @@ macro_rules! bits {
     (i32) => {
         32
     };
-    (Continuation) => {
-        128
+    (Unfinished) => {
+        UNFINISHED
     };
 }
 
 macro_rules! words {
-    ($result:expr, i32) => {
-        [u64::from($result as u32), 0]
+    ($name:expr, $result:expr, i32) => {
+        [u64::from($result as u32), 0, 0, 0, 0, 0]
     };
-    // The word is not set where the kind needs none.
-    ($result:expr, Continuation) => {{
-        let r = $result;
-        [if (1..=3).contains(&r.kind) { r.word } else { 0 }, u64::from(r.kind)]
+    ($name:expr, $result:expr, Unfinished) => {{
+        let words = $result.0;
+        // SAFETY: the first word is always set.
+        let set = words_set($name, unsafe { words[0].assume_init() });
+        // SAFETY: the words up to that number are set with this rest.
+        std::array::from_fn(|at| if at < set { unsafe { words[at].assume_init() } } else { 0 })
     }};
 }
 
@@ -69,7 +89,7 @@ macro_rules! functions {
                 $(let $argument = *arguments.next().expect("an argument") as $ty;)*
                 // SAFETY: the test passes leaked contexts, windows and buffers, or null where the function checks for it.
                 let result = unsafe { $name($($argument),*) };
-                words!(result, $result)
+                words!(stringify!($name), result, $result)
             },
         }),*];
     };
@@ -99,12 +119,12 @@ functions! {
     fgin_read_counter(ctx: u64, id: u32, out: u64) -> i32;
     fgin_wait_counter(ctx: u64, id: u32, least: u64) -> i32;
     fgin_reset_counter(ctx: u64, id: u32) -> i32;
-    fgin_fast_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, ids: u32, aggregate: u32) -> Continuation;
-    fgin_fast_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, has_signal: u32, signal: u32, aggregate: u32) -> Continuation;
-    fgin_fast_signal(ctx: u64, peer: u32, has_signal: u32, signal: u32, aggregate: u32) -> Continuation;
-    fgin_continue_put(ctx: u64, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, word: u64, operation: u64) -> i32;
-    fgin_continue_put_value(ctx: u64, dst: u64, dst_off: u64, value: u64, word: u64, operation: u64) -> i32;
-    fgin_continue_signal(ctx: u64, word: u64, operation: u64) -> i32;
+    fgin_fast_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, has_signal: u32, signal: u32, has_counter: u32, counter: u32, how: u32) -> Unfinished;
+    fgin_fast_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, has_signal: u32, signal: u32, how: u32) -> Unfinished;
+    fgin_fast_signal(ctx: u64, peer: u32, has_signal: u32, signal: u32, how: u32) -> Unfinished;
+    fgin_continue_put(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, rest: u32) -> i32;
+    fgin_continue_put_value(poster: u64, word: u64, remote: u64, value: u64, bytes: u32, rkey: u32, rest: u32) -> i32;
+    fgin_continue_signal(poster: u64, word: u64, rest: u32) -> i32;
 }
 
 /// A kernel `call_NAME` for each function: arguments and results in an array of words.
@@ -113,7 +133,7 @@ fn wrappers() -> String {
     for function in FUNCTIONS {
         let name = function.name;
         let result = match function.result {
-            128 => ".param .align 8 .b8 r[16]",
+            UNFINISHED => ".param .align 8 .b8 r[48]",
             _ => ".param .b32 r",
         };
         let list = |of: &dyn Fn(usize, u32) -> String| {
@@ -134,8 +154,10 @@ fn wrappers() -> String {
             );
         }
         let _ = writeln!(text, "call (r), {name}, ({names});");
-        if function.result == 128 {
-            text += "ld.param.b64 %d, [r]; st.global.b64 [%w+128], %d; ld.param.b32 %s, [r+8]; st.global.b32 [%w+136], %s;\n";
+        if function.result == UNFINISHED {
+            for at in 0..WORDS {
+                let _ = writeln!(text, "ld.param.b64 %d, [r+{}]; st.global.b64 [%w+{}], %d;", at * 8, 128 + at * 8);
+            }
         } else {
             text += "ld.param.b32 %s, [r]; st.global.b32 [%w+128], %s;\n";
         }
@@ -205,8 +227,10 @@ impl Side {
             Argument::Value(value) => value,
             Argument::Context => context as u64,
             // SAFETY: the context is leaked, and no thread writes its pointers.
-            Argument::Handle => unsafe { (*context).dev as u64 },
+            Argument::Handle => unsafe { (*context).routes.dev as u64 },
             Argument::Window(at) => self.windows[at],
+            // SAFETY: the context is leaked, and no thread writes its pointers.
+            Argument::Poster(offset) => unsafe { (*context).routes.endpoints as u64 }.wrapping_add(offset),
             Argument::Out => self.out.address(),
             Argument::Request => self.request.address(),
         }
@@ -236,8 +260,17 @@ enum Argument {
     Context,
     Handle,
     Window(usize),
+    /// The address of an endpoint, from that of the first.
+    Poster(u64),
     Out,
     Request,
+}
+
+impl Argument {
+    /// As the last argument of the fast path: several lanes are in the call.
+    fn is_together(&self) -> bool {
+        matches!(self, Argument::Value(how) if how & 1 != 0)
+    }
 }
 
 /// Arguments for the function, most of them valid.
@@ -274,7 +307,7 @@ fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
     };
     let of_counter = rare(random, Value(0), 9);
     let has = u64::from(slot != 0);
-    // A continuation is that of the call before, or one that the function refuses.
+    let how = Value(2 * aggregate | u64::from(random.one_in(4)));
     match name {
         "fgin_open" => vec![rare(random, Handle, 0), Value(random.below(2).into()), Out],
         "fgin_put" => vec![rare(random, Context, 0), peer, one, off1, other, off2, bytes, action, flags],
@@ -297,29 +330,24 @@ fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
         "fgin_read_counter" => vec![Context, of_counter, Out],
         "fgin_wait_counter" => vec![Context, of_counter, Value(random.below(3).into())],
         "fgin_reset_counter" => vec![Context, of_counter],
-        "fgin_fast_put" => vec![Context, peer, one, off1, other, off2, bytes, Value(slot | counter), Value(aggregate)],
-        "fgin_fast_put_value" => {
-            vec![Context, peer, one, off1, value, size, Value(has), Value(signal.into()), Value(aggregate)]
+        "fgin_fast_put" => {
+            let ids = [has, signal.into(), counter >> 16, 0].map(Value);
+            [&[Context, peer, one, off1, other, off2, bytes], &ids[..], &[how]].concat()
         }
-        "fgin_fast_signal" => vec![Context, peer, Value(has), Value(signal.into()), Value(aggregate)],
+        "fgin_fast_put_value" => vec![Context, peer, one, off1, value, size, Value(has), Value(signal.into()), how],
+        "fgin_fast_signal" => vec![Context, peer, Value(has), Value(signal.into()), how],
         other => panic!("{other} has no arguments here"),
     }
 }
 
-/// The continuation's arguments: those of the fast path, the word and the packed operation.
-fn continued(name: &str, fast: &[Argument], [word, kind]: [u64; 2]) -> Vec<Argument> {
-    let number = |at: usize| if let Argument::Value(value) = fast[at] { value } else { 0 };
-    let slot = |has: usize, signal: usize| if number(has) == 0 { 0 } else { number(signal) + 1 };
-    let packed = |ids: u64, aggregate: u64| Argument::Value(number(1) | kind << 24 | aggregate << 31 | ids << 32);
-    let word = Argument::Value(word);
+/// The arguments of the function that does the rest: those of the fast path, and its result, with the endpoint as an offset.
+fn continued(name: &str, fast: &[Argument], [rest, word, poster, remote, local, keys]: [u64; WORDS]) -> Vec<Argument> {
+    use Argument::{Poster, Value};
+    let (poster, word, remote, rest) = (Poster(poster), Value(word), Value(remote), Value(rest));
     match name {
-        "fgin_fast_put" => {
-            vec![fast[0], fast[2], fast[3], fast[4], fast[5], fast[6], word, packed(number(7), number(8))]
-        }
-        "fgin_fast_put_value" => {
-            vec![fast[0], fast[2], fast[3], fast[4], word, packed(slot(6, 7) | number(5) << 16, number(8))]
-        }
-        _ => vec![fast[0], word, packed(slot(2, 3), number(4))],
+        "fgin_fast_put" => vec![poster, word, remote, Value(local), Value(keys), fast[6], rest],
+        "fgin_fast_put_value" => vec![poster, word, remote, fast[4], fast[5], Value(keys & 0xffff_ffff), rest],
+        _ => vec![poster, word, rest],
     }
 }
 
@@ -350,40 +378,50 @@ impl Card {
     }
 }
 
-/// Calls the function on both sides, and compares all that there is to see. The result.
-fn compare(
-    loaded: &Loaded,
+/// Calls the function on the interpreter, or natively without one. The result, with the endpoint as an offset.
+fn call(
+    interpreter: Option<(&Loaded, bool)>,
     function: &Function,
     arguments: &[Argument],
-    sides: &[Side; 2],
+    side: &Side,
     what: &str,
-    weak: bool,
-) -> [u64; 2] {
+) -> [u64; WORDS] {
     let name = function.name;
-    let native: Vec<u64> = arguments.iter().map(|&argument| sides[0].argument(argument)).collect();
+    let values: Vec<u64> = arguments.iter().map(|&argument| side.argument(argument)).collect();
     let card = Card(AtomicBool::new(!arguments.iter().any(|argument| matches!(argument, Argument::Value(HUGE)))));
-    let expected = card.completes(&sides[0], || (function.native)(&native));
-    let words = Arena::new(18);
-    for (at, &argument) in arguments.iter().enumerate() {
-        words.set(at, sides[1].argument(argument));
+    let found = if let Some((loaded, weak)) = interpreter {
+        let words = Arena::new(16 + WORDS);
+        values.iter().enumerate().for_each(|(at, &value)| words.set(at, value));
+        let kernel = loaded.program().kernel(&format!("call_{name}")).expect("the wrapper");
+        let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
+        launch.watchdog = Some(Duration::from_secs(30));
+        launch.weak = weak;
+        // SAFETY: the kernels reach only leaked memory and the test's arena, through pointers and atomics; both live until the test ends.
+        let memory = unsafe { Process::new() };
+        let ended =
+            card.completes(side, || run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new));
+        if let Err(trap) = ended {
+            panic!("{what}: {name} {arguments:x?}: {trap}");
+        }
+        std::array::from_fn(|at| words.get(16 + at))
+    } else {
+        card.completes(side, || (function.native)(&values))
+    };
+    if function.result != UNFINISHED {
+        return found;
     }
-    let kernel = loaded.program().kernel(&format!("call_{name}")).expect("the wrapper");
-    let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
-    launch.watchdog = Some(Duration::from_secs(30));
-    launch.weak = weak;
-    // SAFETY: the kernels reach only leaked memory and the test's arena, through pointers and atomics; both live until the test ends.
-    let memory = unsafe { Process::new() };
-    let ended =
-        card.completes(&sides[1], || run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new));
-    if let Err(trap) = ended {
-        panic!("{what}: {name} {arguments:x?}: {trap}");
+    let set = words_set(name, found[0]);
+    let mut found = std::array::from_fn(|at| if at < set { found[at] } else { 0 });
+    if set > 2 {
+        found[2] = found[2].wrapping_sub(side.argument(Argument::Poster(0)));
     }
-    let mut found = [words.get(16), words.get(17)];
-    if function.result == 128 && !(1..=3).contains(&found[1]) {
-        found[0] = 0;
-    }
-    assert_eq!(found, expected, "{what}: the result of {name} {arguments:x?}");
-    let opened = name == "fgin_open" && expected[0] == 0;
+    found
+}
+
+/// The results, native and interpreted, are equal, and all that there is to see.
+fn same(name: &str, arguments: &[Argument], found: [[u64; WORDS]; 2], sides: &[Side; 2], what: &str) {
+    assert_eq!(found[1], found[0], "{what}: the result of {name} {arguments:x?}");
+    let opened = name == "fgin_open" && found[0][0] == 0;
     let seen = sides.each_ref().map(|side| side.seen(opened));
     for (part, (native, interpreted)) in seen[0].iter().zip(&seen[1]).enumerate() {
         assert_eq!(native, interpreted, "{what}: part {part} after {name} {arguments:x?}");
@@ -391,7 +429,6 @@ fn compare(
     if opened {
         sides.iter().for_each(|side| side.out.set(0, 0));
     }
-    expected
 }
 
 #[test]
@@ -408,24 +445,43 @@ fn each_function_does_on_the_interpreter_what_it_does_natively() {
             let pool = leak([0u64; ENTRIES as usize * ENDPOINTS]) as u64;
             let start = random.of(&[0, 13, 0x7fff_fff0, 0xffff_fff0]);
             let sides = [(); 2].map(|()| Side::new(policy, wide, pool, start));
-            for call in 0..150 {
+            for at in 0..150 {
                 let function = &FUNCTIONS[random.index(FUNCTIONS.len())];
                 if function.name.starts_with("fgin_continue") {
                     continue;
                 }
                 let arguments = arguments(&mut random, function.name);
                 sides.iter().for_each(|side| side.complete(3));
-                let what = format!("policy {policy}, wide {wide}, seed {seed}, call {call}");
-                let result = compare(&loaded, function, &arguments, &sides, &what, seed % 2 == 0);
+                let what = format!("policy {policy}, wide {wide}, seed {seed}, call {at}");
+                let interpreter = Some((&loaded, seed % 2 == 0));
+                // Lanes post together on a GPU only: natively, each posts alone.
+                let mut alone = arguments.clone();
+                let together = function.result == UNFINISHED && arguments.last().is_some_and(Argument::is_together);
+                if let (true, Some(Argument::Value(how))) = (together, alone.last_mut()) {
+                    *how &= !1;
+                }
+                let mut found = [
+                    call(None, function, &alone, &sides[0], &what),
+                    call(interpreter, function, &arguments, &sides[1], &what),
+                ];
+                if !together {
+                    same(function.name, &arguments, found, &sides, &what);
+                }
                 called.insert(function.name);
-                if result[0] == 0 && function.result == 32 {
+                if found[0][0] == 0 && function.result == 32 {
                     good.insert(function.name);
                 }
-                if function.result == 128 && result[1] != 0 {
+                if function.result == UNFINISHED && found[1][0] != 0 {
                     let next = function.name.replace("fast", "continue");
                     let next = FUNCTIONS.iter().find(|function| function.name == next).expect("its continuation");
-                    let arguments = continued(function.name, &arguments, result);
-                    if compare(&loaded, next, &arguments, &sides, &what, false)[0] == 0 {
+                    for (at, side) in sides.iter().enumerate() {
+                        if found[at][0] != 0 {
+                            let rest = continued(function.name, &arguments, found[at]);
+                            found[at] = call([None, interpreter][at], next, &rest, side, &what);
+                        }
+                    }
+                    same(next.name, &arguments, found, &sides, &what);
+                    if found[1][0] == 0 {
                         good.insert(next.name);
                     }
                     called.insert(next.name);

@@ -254,7 +254,7 @@ struct Work {
 fn reset_at(side: &Side) -> u64 {
     let context = side.context.context.as_ptr();
     // SAFETY: the context is leaked, and no thread writes its pointers.
-    let dev = unsafe { (*context).dev };
+    let dev = unsafe { (*context).routes.dev };
     // SAFETY: the device handle is leaked, and no thread writes its pointers.
     let handles = unsafe { (*dev).signal_handles };
     // SAFETY: the list is leaked, and has a handle for each of two signals.
@@ -267,7 +267,7 @@ fn reset_at(side: &Side) -> u64 {
 fn defer(side: &Side, ring: usize, count: u32) {
     let context = side.context.context.as_ptr();
     // SAFETY: the context is leaked, and no thread writes its pointers.
-    let endpoints = unsafe { (*context).endpoints };
+    let endpoints = unsafe { (*context).routes.endpoints };
     // SAFETY: the endpoints are leaked, and the number is that of one of them.
     let queue = unsafe { &raw const (*endpoints.wrapping_add(ring)).queue };
     for field in [offset_of!(WqV0, pc), offset_of!(WqV0, wqes_completed)] {
