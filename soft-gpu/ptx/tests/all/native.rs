@@ -340,15 +340,30 @@ fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
     }
 }
 
-/// The arguments of the function that does the rest: those of the fast path, and its result, with the endpoint as an offset.
-fn continued(name: &str, fast: &[Argument], [rest, word, poster, remote, local, keys]: [u64; WORDS]) -> Vec<Argument> {
-    use Argument::{Poster, Value};
-    let (poster, word, remote, rest) = (Poster(poster), Value(word), Value(remote), Value(rest));
+/// An argument of a function that does the rest: a word of the result of the fast path, or an argument of the fast path.
+#[derive(Clone, Copy)]
+pub enum Source {
+    Result(usize),
+    Argument(usize),
+}
+
+/// The arguments of the function that does what the fast path left undone.
+pub fn sources(name: &str) -> &'static [Source] {
+    use Source::{Argument, Result};
     match name {
-        "fgin_fast_put" => vec![poster, word, remote, Value(local), Value(keys), fast[6], rest],
-        "fgin_fast_put_value" => vec![poster, word, remote, fast[4], fast[5], Value(keys & 0xffff_ffff), rest],
-        _ => vec![poster, word, rest],
+        "fgin_fast_put" => &[Result(2), Result(1), Result(3), Result(4), Result(5), Argument(6), Result(0)],
+        "fgin_fast_put_value" => &[Result(2), Result(1), Result(3), Argument(4), Argument(5), Result(5), Result(0)],
+        _ => &[Result(2), Result(1), Result(0)],
     }
+}
+
+fn continued(name: &str, fast: &[Argument], result: [u64; WORDS]) -> Vec<Argument> {
+    let argument = |&source: &Source| match source {
+        Source::Result(2) => Argument::Poster(result[2]),
+        Source::Result(at) => Argument::Value(result[at]),
+        Source::Argument(at) => fast[at],
+    };
+    sources(name).iter().map(argument).collect()
 }
 
 /// A card that completes requests during a call, unless it is off.

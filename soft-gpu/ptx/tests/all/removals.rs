@@ -5,7 +5,7 @@
 //! `removals.txt` lists all sites with their verdicts, and docs/software-gpu.md the reasons of those that no seed shows.
 
 use crate::arena::Arena;
-use crate::native::{ENDPOINTS, ENTRIES, FUNCTIONS, NRANKS, Side};
+use crate::native::{ENDPOINTS, ENTRIES, FUNCTIONS, NRANKS, Side, Source, UNFINISHED, sources};
 use crate::shipped;
 use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::wqe::words::phase_scale;
@@ -25,8 +25,6 @@ const THREADS: usize = 4;
 const POSTS: usize = 10;
 /// Words of a step: what it does, its arguments, and from word 16 on its result.
 const STEP: usize = 18;
-/// The argument with the packed operation of the functions that continue.
-const PACKED: usize = 10;
 const TIMEOUT: u64 = Status::Timeout as u64;
 const POISONED: u64 = Status::Poisoned as u64;
 const LOAD: u64 = 100;
@@ -101,15 +99,6 @@ fn changed(text: &str, lines: &[usize], change: Change) -> String {
     changed
 }
 
-/// The arguments of a fast function that the function continuing it takes, before the word and the packed operation.
-fn kept(name: &str) -> &'static [usize] {
-    match name {
-        "fgin_fast_put" => &[0, 2, 3, 4, 5, 6],
-        "fgin_fast_put_value" => &[0, 2, 3, 4],
-        _ => &[0],
-    }
-}
-
 fn list(parameters: &[u32], of: impl Fn(usize, u32) -> String) -> String {
     parameters.iter().enumerate().map(|(at, &bits)| of(at, bits)).collect::<Vec<_>>().join(", ")
 }
@@ -127,7 +116,7 @@ fn kernel() -> String {
     };
     for (kind, function) in FUNCTIONS.iter().enumerate() {
         let (name, parameters) = (function.name, function.parameters);
-        let result = if function.result == 128 { ".param .align 8 .b8 r[16]" } else { ".param .b32 r" };
+        let result = if function.result == UNFINISHED { ".param .align 8 .b8 r[48]" } else { ".param .b32 r" };
         let names = list(parameters, |at, _| format!("a{at}"));
         let _ = writeln!(
             text,
@@ -137,25 +126,24 @@ fn kernel() -> String {
         let _ = writeln!(calls, "setp.ne.u64 %p, %k, {kind}; @%p bra $not{kind};\n{{\n{result};");
         parameters.iter().enumerate().for_each(|(at, &bits)| calls += &load(at, bits, at));
         let _ = writeln!(calls, "call (r), {name}, ({names});");
-        if function.result == 128 {
+        if function.result == UNFINISHED {
             // What is left is done by the other function.
-            let _ = writeln!(
-                calls,
-                "ld.param.b64 %a, [r]; ld.param.b32 %s, [r+8]; st.global.b32 [%w+128], %s;\nsetp.eq.u32 %p, %s, 0; @%p bra $next;\n{{\n.param .b32 c;"
-            );
+            calls += "ld.param.b64 %a, [r]; st.global.b64 [%w+128], %a;\nsetp.eq.u64 %p, %a, 0; @%p bra $next;\n{\n.param .b32 c;\n";
             let next = name.replace("fast", "continue");
             let parameters =
                 FUNCTIONS.iter().find(|function| function.name == next).expect("its continuation").parameters;
-            let kept = kept(name);
-            kept.iter().enumerate().for_each(|(at, &from)| calls += &load(at, parameters[at], from));
-            let (word, packed) = (kept.len(), kept.len() + 1);
+            for (at, (&bits, source)) in parameters.iter().zip(sources(name)).enumerate() {
+                let register = if bits == 64 { "%d" } else { "%s" };
+                let from = match source {
+                    Source::Result(word) => format!("ld.param.b{bits} {register}, [r+{}]", word * 8),
+                    Source::Argument(at) => format!("ld.global.b{bits} {register}, [%w+{}]", at * 8 + 8),
+                };
+                let _ = writeln!(calls, ".param .b{bits} a{at}; {from}; st.param.b{bits} [a{at}], {register};");
+            }
             let names = list(parameters, |at, _| format!("a{at}"));
             let _ = writeln!(
                 calls,
-                ".param .b64 a{word}; st.param.b64 [a{word}], %a; .param .b64 a{packed}; ld.global.b64 %d, [%w+{}];\n\
-                 cvt.u64.u32 %a, %s; shl.b64 %a, %a, 24; or.b64 %d, %d, %a; st.param.b64 [a{packed}], %d;\n\
-                 call (c), {next}, ({names}); ld.param.b32 %s, [c]; st.global.b32 [%w+128], %s;\n}}",
-                PACKED * 8 + 8
+                "call (c), {next}, ({names}); ld.param.b32 %s, [c]; cvt.u64.u32 %d, %s; st.global.b64 [%w+128], %d;\n}}"
             );
         } else {
             let _ = writeln!(calls, "ld.param.b32 %s, [r]; st.global.b32 [%w+128], %s;");
@@ -422,29 +410,27 @@ impl Work {
             let offset = Value(number * 8);
             let value = Value(0x1111_0000 + number);
             let fast = mode == 0 && random.one_in(3);
-            let packed = Value(peer | u64::from(aggregates) << 31);
-            let aggregate = Value(aggregates.into());
-            let pad = |mut list: Vec<Word>, packed: Word| {
-                list.resize(PACKED, Value(0));
-                list.push(packed);
-                list
-            };
+            // Bit 0: lanes post together if they get there at the same time.
+            let how = Value(if aggregates { 2 } else { 0 } | u64::from(random.one_in(3)));
+            // All threads of a block post each third time together, as lanes of a warp that make the same call.
+            let at = (number - first) as usize;
+            let by_lanes = at % 3 == 2;
             // The plain post, and the fast functions that post the same.
-            let post = if self.kind == Kind::Crowded { self.crowd } else { random.index(6) };
+            let post = match self.kind {
+                Kind::Crowded => self.crowd,
+                _ if by_lanes => [0, 3, 1][at / 3 % 3],
+                _ => random.index(6),
+            };
             let (post, other) = match post {
                 0 => {
                     steps.push((STORE, vec![Data(number), value], Expect::Any));
                     let list = vec![Context, to, Window, offset, Window, offset, Value(8), Value(0), flags];
-                    let quick = vec![Context, to, Window, offset, Window, offset, Value(8), Value(0), aggregate];
-                    (("fgin_put", list), ("fgin_fast_put", pad(quick, packed)))
+                    let quick = [Context, to, Window, offset, Window, offset, Value(8)];
+                    (("fgin_put", list), ("fgin_fast_put", [&quick[..], &[Value(0); 4], &[how]].concat()))
                 }
                 1 => {
-                    let quick = vec![Context, to, Value(1), Value(0), aggregate];
-                    let packed = Value(peer | u64::from(aggregates) << 31 | 1 << 32);
-                    (
-                        ("fgin_signal", vec![Context, to, Value(1 | 1 << 32), flags]),
-                        ("fgin_fast_signal", pad(quick, packed)),
-                    )
+                    let quick = vec![Context, to, Value(1), Value(0), how];
+                    (("fgin_signal", vec![Context, to, Value(1 | 1 << 32), flags]), ("fgin_fast_signal", quick))
                 }
                 2 => {
                     let list = vec![Context, to, Window, offset, Window, offset, Value(8), flags];
@@ -452,17 +438,22 @@ impl Work {
                 }
                 _ => {
                     let list = vec![Context, to, Window, offset, value, Value(8), Value(0), flags];
-                    let quick = vec![Context, to, Window, offset, value, Value(8), Value(0), Value(0), aggregate];
-                    let packed = Value(peer | u64::from(aggregates) << 31 | 8 << 48);
-                    (("fgin_put_value", list), ("fgin_fast_put_value", pad(quick, packed)))
+                    let quick = vec![Context, to, Window, offset, value, Value(8), Value(0), Value(0), how];
+                    (("fgin_put_value", list), ("fgin_fast_put_value", quick))
                 }
             };
             // The requests of signals are equal: the card cannot tell whose it has completed.
             if post.0 == "fgin_signal" {
                 signals.push(number);
             }
-            let (name, list) = if fast { other } else { (post.0, post.1.clone()) };
-            steps.push((function(name), list, ends));
+            let lanes = Value((1 << self.shape.1) - 1);
+            steps.push(if by_lanes {
+                let list = [&post.1[..1], &[lanes], &post.1[1..]].concat();
+                (function(&post.0.replace("fgin", "fgin_warp")), list, ends)
+            } else {
+                let (name, list) = if fast { other } else { post.clone() };
+                (function(name), list, ends)
+            });
             self.posts.push((function(post.0), post.1));
             let seen = flushed + u64::from(random.below((number + 1 - flushed) as u32));
             let arrived = number + 1 - first;
@@ -514,6 +505,8 @@ impl Work {
                     steps.push((LOAD, vec![ResetAt], Expect::Any));
                     steps.push((LOAD, vec![Arrived(0)], Expect::AtLeastBefore));
                 }
+                6 => steps.push((function("fgin_ring"), vec![Context], ends)),
+                7 => steps.push((function("fgin_ring_waiting"), vec![Context], ends)),
                 _ => {}
             }
         }
@@ -685,7 +678,8 @@ impl Card<'_> {
             self.raise(state);
         }
         state.idle = if address.is_none() && state.open.is_empty() { state.idle + 1 } else { 0 };
-        if state.idle > 60 && self.work.kind != Kind::Stalled {
+        // The last stores of a lane that waits for others leave it after some hundred turns.
+        if state.idle > 900 && self.work.kind != Kind::Stalled {
             let rings: Vec<_> =
                 rings.iter().map(|ring| (ring.cursors(), ring.completed.load(Ordering::SeqCst))).collect();
             return Err(format!(
