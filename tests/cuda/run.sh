@@ -86,13 +86,14 @@ export PATH=$cuda/bin:$PATH
 "$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
 
 # The PTX that the tool prints, and the checked-in file where the two differ. The fast path uses no
-# stack. A function that calls others keeps its return address and a few values, which ptxas counts as spilled.
+# stack. A function that calls others keeps its return address and a few values, which ptxas counts as spilled; the slow path
+# keeps more.
 cd "$out" || exit 1
 assemble() {
     ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
     awk '/Function properties/ { name = $NF; n++ }
          /bytes stack frame/ && name ~ /^fgin_fast_/ { fast++; if ($1 > 0) { print "error: " name ": " $0; bad = 1 } }
-         /bytes stack frame/ && $5 > 24 { print "error: " name ": " $0; bad = 1 }
+         /bytes stack frame/ && $5 > (name ~ /slow_path/ ? 80 : 24) { print "error: " name ": " $0; bad = 1 }
          /error|fatal/ { bad = 1 }
          END { exit bad || n < 12 || fast < 3 }' "$out/assembled.log"
 }
@@ -251,10 +252,10 @@ costs() {
 within_limits() {
     awk -F '\t' '$1 ~ /^gin_(put|signal)/ {
                      posts++
-                     within += $2 <= ($1 ~ /value/ ? 200 : 220) && $3 <= 40 && $4 == 0 && $5 == 0 && $6 <= 2 && $7 == 0
+                     within += $2 <= ($1 ~ /value/ ? 215 : 225) && $3 <= 40 && $4 == 0 && $5 == 0 && $6 <= 2 && $7 == 0
                      within -= $8 !~ /^A W[0-9]+ F A D F A$/
                  }
-                 $1 == "nccl_put_value" { posts++; within += $2 <= 260 && $3 <= 40 && $4 == 0 && $5 == 0 }
+                 $1 == "nccl_put_value" { posts++; within += $2 <= 280 && $3 <= 44 && $4 == 0 && $5 == 0 }
                  END { exit posts != 6 || within != 6 }' sass.txt
 }
 if check "kernels disassembled" costs; then

@@ -51,7 +51,7 @@ const JOIN: u32 = LAST_STEP + 2;
 pub const SLOW_PATH: u32 = LAST_STEP + 3;
 /// Kind: return an error. An argument is out of range, and nothing was posted.
 pub const INVALID: u32 = LAST_STEP + 4;
-const _: () = assert!(INVALID < 1 << (32 - KIND_SHIFT));
+const _: () = assert!(INVALID < 1 << (32 - KIND_SHIFT) && JOIN == WAIT_FOR_ROOM + TOGETHER);
 
 /// `how` of `fgin_fast_*`: the aggregate flag.
 pub const AGGREGATE: u32 = Flags::AGGREGATE.bits();
@@ -151,14 +151,16 @@ fn named(has_signal: u32, signal: u32, has_counter: u32, counter: u32) -> Named 
 #[inline(always)]
 fn post(path: Path<'_, true>, how: u32, request: impl EncodeWqe, remote: Remote, local: Sge) -> Unfinished {
     let endpoint = path.poster.endpoint();
-    if ON_GPU && how & TOGETHER != 0 {
-        return Unfinished::on(endpoint, Rest::word(JOIN, path.target.index, how), 0).with_sides(remote, local);
-    }
-    match try_post::<Gpu, _>(path.poster, how & AGGREGATE != 0, request) {
+    let joins = if ON_GPU { how & TOGETHER } else { 0 };
+    let posted = match joins {
+        0 => try_post::<Gpu, _>(path.poster, how & AGGREGATE != 0, request),
+        _ => Err(NoRoom { reserved: 0 }),
+    };
+    match posted {
         Ok(AfterMark { next: Next::Nothing, .. }) => Unfinished::only(0),
         Ok(AfterMark { next, state }) => Unfinished::on(endpoint, Rest::word(next as u32, 0, 0), state),
         Err(NoRoom { reserved }) => {
-            let rest = Rest::word(WAIT_FOR_ROOM, path.target.index, how);
+            let rest = Rest::word(WAIT_FOR_ROOM + joins, path.target.index, how);
             Unfinished::on(endpoint, rest, reserved).with_sides(remote, local)
         }
     }

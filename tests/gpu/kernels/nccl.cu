@@ -156,6 +156,22 @@ EXPORT gin_put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, ui
   });
 }
 
+// ncclGin has no operations of lanes: these are those of gin.h. Lanes that call ncclGin at the same time post together all the same.
+
+EXPORT gin_warp_put(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                    fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags) {
+  return fgin_warp_put(ctx, lanes, peer, dst, dst_off, src, src_off, bytes, action, flags);
+}
+
+EXPORT gin_warp_put_value(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                          uint64_t value, uint32_t bytes, fgin_action action, uint32_t flags) {
+  return fgin_warp_put_value(ctx, lanes, peer, dst, dst_off, value, bytes, action, flags);
+}
+
+EXPORT gin_warp_signal(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_action action, uint32_t flags) {
+  return fgin_warp_signal(ctx, lanes, peer, action, flags);
+}
+
 EXPORT gin_get(const fgin_context* ctx, uint32_t peer, fgin_window remote, uint64_t remote_off, fgin_window local,
                uint64_t local_off, uint64_t bytes, uint32_t flags, Threads threads) {
   return lead(threads, [&] {
