@@ -10,6 +10,7 @@ use crate::shipped;
 use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::wqe::words::phase_scale;
 use ferrogin_device::Status;
+use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::{Random, repetitions, soak};
 use soft_gpu_ptx::{Launch, Loaded, Memory, Module, Process, Program, Range, run};
@@ -265,6 +266,16 @@ fn defer(side: &Side, ring: usize, count: u32) {
     }
 }
 
+/// NCCL's device code says that doorbells wait for a later request.
+fn wait(side: &Side) {
+    let context = side.context.context.as_ptr();
+    // SAFETY: the context is leaked, and no thread writes its pointers.
+    let dev = unsafe { (*context).routes.dev };
+    let word = dev.wrapping_byte_add(offset_of!(DevHandle, scratch_pad)).cast();
+    // SAFETY: an aligned word of the leaked handle, which is only accessed atomically.
+    unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::SeqCst);
+}
+
 impl Work {
     /// Requests of NCCL's device code on each ring: few, or all but one.
     fn of_nccl(&self) -> u32 {
@@ -279,6 +290,7 @@ impl Work {
     fn before(&self, side: &Side) -> Vec<u32> {
         let rings = &side.context.rings;
         if self.kind == Kind::Deferred {
+            wait(side);
             for name in ["fgin_put", "fgin_put_value", "fgin_signal"] {
                 if let Some((kind, list)) = self.posts.iter().find(|(kind, _)| *kind == function(name)) {
                     let mut list: Vec<u64> = list.iter().map(|&word| self.word(side, word, [0; 5])).collect();
@@ -409,7 +421,7 @@ impl Work {
             let to = Value(peer);
             let offset = Value(number * 8);
             let value = Value(0x1111_0000 + number);
-            let fast = mode == 0 && random.one_in(3);
+            let fast = mode == 0 && random.one_in(2);
             // Bit 0: lanes post together if they get there at the same time.
             let how = Value(if aggregates { 2 } else { 0 } | u64::from(random.one_in(3)));
             // All threads of a block post each third time together, as lanes of a warp that make the same call.
