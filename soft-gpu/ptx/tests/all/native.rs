@@ -307,7 +307,7 @@ fn arguments(random: &mut Random, name: &str) -> Vec<Argument> {
     };
     let of_counter = rare(random, Value(0), 9);
     let has = u64::from(slot != 0);
-    let how = Value(2 * aggregate | u64::from(random.one_in(4)));
+    let how = Value((2 * aggregate) | u64::from(random.one_in(4)));
     match name {
         "fgin_open" => vec![rare(random, Handle, 0), Value(random.below(2).into()), Out],
         "fgin_put" => vec![rare(random, Context, 0), peer, one, off1, other, off2, bytes, action, flags],

@@ -769,7 +769,7 @@ fn wrong(loaded: &Loaded, work: &Work, seed: u64) -> Option<String> {
     let mut launch = Launch::new([blocks, 1, 1], [threads, 1, 1], lists.address().to_le_bytes().to_vec());
     launch.seed = seed;
     launch.weak = true;
-    launch.watchdog = Some(Duration::from_secs(20));
+    launch.watchdog = Some(Duration::from_secs(5));
     let kernel = loaded.program().kernel("work").expect("the kernel");
     let ended = run(loaded, kernel, &launch, &card, &card.stop).map_err(|trap| trap.to_string());
     let (state, _) = card.state.into_inner().expect("no thread panics with the card");
