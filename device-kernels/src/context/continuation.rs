@@ -19,7 +19,7 @@ use ferrogin_ffi::ext::{ContextExt, EndpointExt, MAX_TARGETS};
 /// What the fast path left undone: the arguments of `fgin_continue_*`, each set only where the rest depends on it.
 #[repr(C)]
 pub struct Unfinished {
-    /// A [`Rest`] in the low half, or 0, which needs no call of `fgin_continue_*`.
+    /// What is left, in the low half, or 0, which needs no call of `fgin_continue_*`.
     pub rest: u64,
     /// The word that belongs to the rest.
     pub word: MaybeUninit<u64>,

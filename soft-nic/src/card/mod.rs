@@ -116,7 +116,7 @@ impl Card {
     }
 
     /// Removes a queue pair of a program. The requests that it has rung are given to the wire first, as far as that takes
-    /// no longer than [`CLOSE_LIMIT`]: hardware fetches within a microsecond of the doorbell. With the fault `close_drops` they are
+    /// no longer than 20 ms: hardware fetches within a microsecond of the doorbell. With the fault `close_drops` they are
     /// dropped.
     pub fn close_qp(&self, qpn: u16) {
         let drops = self.lock().config.faults.close_drops;

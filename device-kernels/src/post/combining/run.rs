@@ -11,7 +11,7 @@
 //!
 //! # Short and long parts
 //!
-//! A part of at most [`SHORT`] posts is admitted and marked as as many single posts, with all ready bits and one ringer in one
+//! A part of at most 16 posts, the bits of the bitmap, is admitted and marked as single posts are, with all its ready bits and one ringer in one
 //! add. The bitmap has no room for a longer one. It is admitted when everything before it is rung, and its leader is the active
 //! ringer from then on: it rings for the part without marks. No post behind it is rung meanwhile, because the rung count stands
 //! at the part's first number, whose ready bit is not set.
