@@ -1,0 +1,77 @@
+//! From a completion to one add.
+//!
+//! A completion names one signal, and the card reports each completion once, so one completion is one add: the receiver keeps no state of
+//! a sender. What a signal covers has landed, because the sender posted the signal with it or after its completion.
+
+use crate::immediate::Immediate;
+use crate::message::Message;
+use crate::signal::{Generation, Refusal, Signal, Target};
+
+/// A registered window of this rank, in the addresses that peers use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    /// The address of the first byte.
+    pub start: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Region {
+    /// Whether all 8 bytes at `address` lie in the window.
+    pub const fn has_word(&self, address: u64) -> bool {
+        match address.checked_sub(self.start) {
+            Some(offset) => self.bytes >= 8 && offset <= self.bytes - 8,
+            None => false,
+        }
+    }
+}
+
+/// The constants of one context, at the receiver. The queue pair of the completion names the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receiver {
+    /// The generation of the context.
+    pub generation: Generation,
+    /// The signals of the context.
+    pub n_signals: u32,
+    /// Ranks of the communicator.
+    pub nranks: u32,
+}
+
+impl Receiver {
+    /// The signal of a write with this immediate data.
+    ///
+    /// # Errors
+    /// The signal is for another context, or does not exist. Nothing is to be changed then.
+    pub fn immediate(&self, bits: u32) -> Result<Signal, Refusal> {
+        let word = Immediate::from_bits(bits);
+        if !word.is_of(self.generation) {
+            return Err(Refusal::Stale);
+        }
+        let signal = word.signal();
+        signal.target.check(self.n_signals)?;
+        Ok(signal)
+    }
+
+    /// The signal of a send with these bytes. `window` returns this rank's window with a key.
+    ///
+    /// # Errors
+    /// The bytes are no message, or the message is for another context, or its word does not exist. Nothing is to be changed then.
+    pub fn message(&self, bytes: &[u8], window: impl Fn(u32) -> Option<Region>) -> Result<Signal, Refusal> {
+        let message = Message::from_bytes(bytes)?;
+        if message.generation != self.generation {
+            return Err(Refusal::Stale);
+        }
+        if message.rank >= self.nranks {
+            return Err(Refusal::Rank { rank: message.rank });
+        }
+        let signal = message.signal;
+        signal.target.check(self.n_signals)?;
+        if let Target::Va { rkey, address } = signal.target {
+            let window = window(rkey).ok_or(Refusal::Window { rkey })?;
+            if !window.has_word(address) {
+                return Err(Refusal::Outside { address, window });
+            }
+        }
+        Ok(signal)
+    }
+}

@@ -1,0 +1,54 @@
+//! Which ways to add to a word keep a reset by a plain store of the word's owner: all interleavings.
+
+use std::collections::BTreeSet;
+
+/// A step on the word, by the agent or by the owner.
+#[derive(Clone, Copy)]
+enum Step {
+    /// An atomic add: by a processor of the same coherent memory, or by the GPU for the driver.
+    Add(u64),
+    /// The first half of an add through a mapping: the agent reads the word.
+    Read,
+    /// The second half: the agent writes what it read, plus this.
+    Write(u64),
+    /// The owner stores 0.
+    Reset,
+}
+
+/// The values of the word after all interleavings of two threads; the word begins with 5.
+fn outcomes(agent: &[Step], owner: &[Step]) -> BTreeSet<u64> {
+    fn go(agent: &[Step], owner: &[Step], word: u64, read: u64, all: &mut BTreeSet<u64>) {
+        if agent.is_empty() && owner.is_empty() {
+            all.insert(word);
+        }
+        for (thread, first) in [(agent, true), (owner, false)] {
+            let Some((step, rest)) = thread.split_first() else { continue };
+            let (word, read) = match *step {
+                Step::Add(n) => (word + n, read),
+                Step::Read => (word, word),
+                Step::Write(n) => (read + n, read),
+                Step::Reset => (0, read),
+            };
+            if first { go(rest, owner, word, read, all) } else { go(agent, rest, word, read, all) }
+        }
+    }
+    let mut all = BTreeSet::new();
+    go(agent, owner, 5, 0, &mut all);
+    all
+}
+
+/// The reset comes before, between or after the adds 1 and 2.
+const LEGAL: [u64; 3] = [0, 2, 3];
+
+#[test]
+fn atomic_add_keeps_every_reset() {
+    let seen = outcomes(&[Step::Add(1), Step::Add(2)], &[Step::Reset]);
+    assert_eq!(seen, BTreeSet::from(LEGAL));
+}
+
+#[test]
+fn read_and_write_apart_undo_a_reset() {
+    let seen = outcomes(&[Step::Read, Step::Write(1), Step::Read, Step::Write(2)], &[Step::Reset]);
+    let illegal: Vec<u64> = seen.into_iter().filter(|value| !LEGAL.contains(value)).collect();
+    assert_eq!(illegal, [6 + 2], "the word is never reset when the store falls between the second read and its write");
+}
