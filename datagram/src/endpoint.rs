@@ -62,15 +62,17 @@ impl MessageEndpoint {
     /// cannot be; what the provider answers.
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let open_queue = |domain: &Arc<Domain>, size| CompletionQueue::open(domain, &CqAttr { size });
-        Self::open_on(lib, config, &find(lib, config)?, open_queue)?.start_receiving()
+        let info = find_datagrams(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
+        Self::open_on(lib, config, &info, open_queue)?.start_receiving()
     }
 
-    /// [`MessageEndpoint::open`] with a descriptor to wait for and with long messages, each if the provider has it.
+    /// [`MessageEndpoint::open`] with a descriptor to wait for and with long messages, each if the provider has it. `info` is what
+    /// [`find_datagrams`] found for the configuration.
     ///
     /// # Errors
     /// As [`MessageEndpoint::open`].
-    pub fn open_with_long(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
-        Self::open_without_receives(lib, config)?.start_receiving()
+    pub fn open_with_long(lib: &Arc<Libfabric>, config: &Config, info: Info) -> Result<Self, Error> {
+        Self::open_without_receives(lib, config, info)?.start_receiving()
     }
 
     /// [`MessageEndpoint::open_with_long`] of an endpoint that never posts receives, for which providers allocate megabytes: to try whether
@@ -78,8 +80,7 @@ impl MessageEndpoint {
     ///
     /// # Errors
     /// As [`MessageEndpoint::open`].
-    pub fn open_without_receives(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
-        let info = find(lib, config)?;
+    pub fn open_without_receives(lib: &Arc<Libfabric>, config: &Config, info: Info) -> Result<Self, Error> {
         let tagged = WITH_LONG.contains(&info.provider().as_str()).then(|| {
             let caps = bindings::FI_MSG | bindings::FI_TAGGED;
             find_datagrams(lib, &info.provider(), config.source.as_deref(), caps)
@@ -103,6 +104,12 @@ impl MessageEndpoint {
         info: &Info,
         open_queue: impl Fn(&Arc<Domain>, usize) -> Result<Arc<CompletionQueue>, Error>,
     ) -> Result<Self, Error> {
+        let largest = config.max_payload.saturating_add(config.max_header).saturating_add(128);
+        if info.max_msg_size() < largest {
+            let (provider, max) = (info.provider(), info.max_msg_size());
+            let what = format!("{provider} carries messages up to {max} bytes, not {largest}: lower max_payload");
+            return Err(Error::Argument { what });
+        }
         let fabric = Fabric::open(info)?;
         let domain = Domain::open(&fabric, info)?;
         let av = AddressVector::open(&domain, config.max_peers.min(1024))?;
@@ -124,7 +131,7 @@ impl MessageEndpoint {
             cq,
             recv,
             contexts: (0..count).map(|index| Context::new(Operation::Receive(index))).collect(),
-            buffers: Pool::new(config.rx_depth, size).ok_or_else(out_of_range)?,
+            buffers: Pool::new(config.rx_depth, size)?,
             unposted: Vec::new(),
             polls: 0,
             clock: Instant::now(),
@@ -385,19 +392,4 @@ impl DerefMut for MessageEndpoint {
     fn deref_mut(&mut self) -> &mut Outbox {
         &mut self.outbox
     }
-}
-
-fn find(lib: &Arc<Libfabric>, config: &Config) -> Result<Info, Error> {
-    let info = find_datagrams(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
-    let largest = config.max_payload.saturating_add(config.max_header).saturating_add(128);
-    if info.max_msg_size() < largest {
-        return Err(Error::Argument {
-            what: format!(
-                "{} carries messages up to {} bytes, not {largest}: lower max_payload",
-                info.provider(),
-                info.max_msg_size()
-            ),
-        });
-    }
-    Ok(info)
 }

@@ -93,9 +93,8 @@ impl Outbox {
         let size = message_size(config, name.len())
             .ok_or_else(|| out_of_range("max_header (65535 at most) or max_payload (4 GiB at most) is out of range"))?;
         let count = u32::try_from(config.tx_depth).map_err(|_| out_of_range("tx_depth is out of range"))?;
-        let buffers = Pool::new(config.tx_depth, size).ok_or_else(|| out_of_range("tx_depth is out of range"))?;
-        let control_buffers =
-            Pool::new(usize::from(FLAG_SETS), PREFIX + name.len()).ok_or_else(|| out_of_range("no control buffers"))?;
+        let buffers = Pool::new(config.tx_depth, size)?;
+        let control_buffers = Pool::new(usize::from(FLAG_SETS), PREFIX + name.len())?;
         for flags in 0..FLAG_SETS {
             // SAFETY: no operation was posted yet.
             let buffer = unsafe { control_buffers.bytes_mut(usize::from(flags)) };

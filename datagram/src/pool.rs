@@ -1,17 +1,14 @@
 //! Buffers that the provider reads and writes during operations: raw memory, never borrowed meanwhile.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::ptr::NonNull;
+use std::io;
+use std::ptr::{self, NonNull};
 
-/// Bytes of a page.
-const PAGE: usize = 4096;
+use ferrogin_libfabric::Error;
 
-/// Buffers of one size in one allocation. Unused pages are never touched.
+/// Buffers of one size in one mapping: the kernel gives a page when it is used first, however much memory the process used and freed before.
 pub(super) struct Pool {
-    allocation: NonNull<u8>,
-    layout: Layout,
-    /// The first buffer, at the start of a page.
-    base: *mut u8,
+    base: NonNull<u8>,
+    bytes: usize,
     stride: usize,
     size: usize,
     count: usize,
@@ -21,19 +18,24 @@ pub(super) struct Pool {
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// `count` buffers of `size` bytes, zeroed. None when that overflows or is empty.
-    pub fn new(count: usize, size: usize) -> Option<Self> {
-        let stride = size.checked_next_multiple_of(64)?;
-        let bytes = stride.checked_mul(count).filter(|bytes| *bytes > 0)?;
-        // std zeroes memory of a larger alignment itself, which touches every page.
-        let layout = Layout::from_size_align(bytes.checked_add(PAGE - 1)?, 16).ok()?;
-        // SAFETY: the size is not zero.
-        let allocation = unsafe { alloc_zeroed(layout) };
-        let allocation = NonNull::new(allocation).unwrap_or_else(|| handle_alloc_error(layout));
-        let to_page = allocation.addr().get().wrapping_neg() % PAGE;
-        // SAFETY: inside the allocation, which has PAGE - 1 bytes more than the buffers.
-        let base = unsafe { allocation.as_ptr().add(to_page) };
-        Some(Self { allocation, layout, base, stride, size, count })
+    /// `count` buffers of `size` bytes, zeroed; the first is at the start of a page.
+    ///
+    /// # Errors
+    /// That is nothing, or overflows; the system gives no memory.
+    pub fn new(count: usize, size: usize) -> Result<Self, Error> {
+        let stride = size.checked_next_multiple_of(64).unwrap_or(usize::MAX);
+        let bytes = stride.checked_mul(count).filter(|bytes| *bytes > 0);
+        let bytes = bytes.ok_or_else(|| Error::Argument {
+            what: format!("message endpoint: {count} buffers of {size} bytes are out of range"),
+        })?;
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: the kernel chooses a free address, so the new mapping replaces no memory in use.
+        let base = unsafe { libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0) };
+        let base = NonNull::new(base.cast()).filter(|_| base != libc::MAP_FAILED).ok_or_else(|| {
+            let error = io::Error::last_os_error();
+            Error::Call { call: "mmap", code: error.raw_os_error().unwrap_or(libc::ENOMEM), text: error.to_string() }
+        })?;
+        Ok(Self { base, bytes, stride, size, count })
     }
 
     /// Bytes of one buffer.
@@ -44,8 +46,8 @@ impl Pool {
     /// First byte of a buffer.
     pub fn buffer(&self, index: usize) -> *mut u8 {
         assert!(index < self.count, "buffer {index} of {}", self.count);
-        // SAFETY: inside the allocation, as just checked.
-        unsafe { self.base.add(index * self.stride) }
+        // SAFETY: inside the mapping, as just checked.
+        unsafe { self.base.as_ptr().add(index * self.stride) }
     }
 
     /// The first `len` bytes of a buffer.
@@ -54,7 +56,7 @@ impl Pool {
     /// No operation on this buffer is under way as long as the slice lives, and no other slice of it exists.
     pub unsafe fn bytes(&self, index: usize, len: usize) -> &[u8] {
         let len = len.min(self.size);
-        // SAFETY: the bytes are inside the allocation and initialised; the caller excludes other uses of the buffer.
+        // SAFETY: the bytes are inside the mapping and initialised; the caller excludes other uses of the buffer.
         unsafe { std::slice::from_raw_parts(self.buffer(index), len) }
     }
 
@@ -64,15 +66,15 @@ impl Pool {
     /// As [`Pool::bytes`].
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes_mut(&self, index: usize) -> &mut [u8] {
-        // SAFETY: the bytes are inside the allocation and initialised; the caller excludes other uses of the buffer.
+        // SAFETY: the bytes are inside the mapping and initialised; the caller excludes other uses of the buffer.
         unsafe { std::slice::from_raw_parts_mut(self.buffer(index), self.size) }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
+        // SAFETY: `new` mapped the range, and no operation of the endpoint uses it any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }
 
@@ -106,23 +108,34 @@ mod tests {
             // SAFETY: no operation uses the pool.
             assert!(unsafe { pool.bytes(index, 100) }.iter().all(|&byte| byte == index as u8 + 1));
         }
-        assert!(Pool::new(0, 8).is_none());
-        assert!(Pool::new(usize::MAX, 4096).is_none());
+        assert!(Pool::new(0, 8).is_err());
+        assert!(Pool::new(usize::MAX, 4096).is_err());
     }
 
-    fn resident_pages() -> usize {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        statm.split(' ').nth(1).unwrap().parse().unwrap()
+    /// Pages of the pool that are in memory.
+    fn touched(pool: &Pool) -> usize {
+        let mut pages = vec![0; pool.bytes.div_ceil(4096)];
+        // SAFETY: the range is the pool's mapping, and `pages` has a byte for each of its pages.
+        let code = unsafe { libc::mincore(pool.base.as_ptr().cast(), pool.bytes, pages.as_mut_ptr()) };
+        assert_eq!(code, 0);
+        pages.iter().filter(|page| **page & 1 != 0).count()
     }
 
     #[test]
-    fn pool_starts_at_a_page_and_touches_no_pages() {
-        let before = resident_pages();
-        let pool = Pool::new(4096, 60_000).unwrap();
-        assert_eq!(pool.buffer(0).addr() % PAGE, 0);
-        let touched = resident_pages().saturating_sub(before);
-        assert!(touched < 30_000, "{touched} of 60,000 pages");
-        // SAFETY: no operation is under way on a new pool.
-        assert!(unsafe { pool.bytes(4095, 60_000) }.iter().all(|byte| *byte == 0));
+    fn new_pool_touches_no_pages() {
+        // Of memory that was freed, the allocator gives a later pool what it must zero.
+        for _ in 0..3 {
+            let pool = Pool::new(128, 6_000).unwrap();
+            // Without huge pages, where the kernel has them.
+            // SAFETY: the range is the pool's mapping, and its contents stay.
+            unsafe { libc::madvise(pool.base.as_ptr().cast(), pool.bytes, libc::MADV_NOHUGEPAGE) };
+            assert_eq!(pool.base.addr().get() % 4096, 0);
+            assert_eq!(touched(&pool), 0);
+            // SAFETY: no operation is under way on a new pool.
+            assert!(unsafe { pool.bytes(127, 6_000) }.iter().all(|byte| *byte == 0));
+            // SAFETY: no operation is under way on a new pool.
+            unsafe { pool.bytes_mut(0) }.fill(1);
+            assert!((1..6).contains(&touched(&pool)));
+        }
     }
 }

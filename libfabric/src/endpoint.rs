@@ -81,14 +81,26 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Call`] with the provider's error; the code is `ENOPROTOOPT` for an option that the provider lacks.
     pub fn set_option(&mut self, option: u32, value: bool) -> Result<(), Error> {
+        self.set(option as std::ffi::c_int, value)
+    }
+
+    /// [`set_option`](Self::set_option) with a number.
+    ///
+    /// # Errors
+    /// Those of [`set_option`](Self::set_option).
+    pub fn set_number(&mut self, option: std::ffi::c_int, value: usize) -> Result<(), Error> {
+        self.set(option, value)
+    }
+
+    fn set<T: Copy>(&mut self, option: std::ffi::c_int, value: T) -> Result<(), Error> {
         let lib = self.domain.library();
         // SAFETY: `raw` is open until drop.
         let ops = unsafe { (*self.raw).ops };
         let set = entry!(lib, ops, fi_ops_ep, setopt, "fi_setopt")?;
         let level = bindings::FI_OPT_ENDPOINT as std::ffi::c_int;
         let value = ptr::from_ref(&value);
-        // SAFETY: the endpoint is open; `value` is a C bool, which has the layout of a Rust one, and outlives the call.
-        let code = unsafe { set(self.raw.cast(), level, option as std::ffi::c_int, value.cast(), size_of::<bool>()) };
+        // SAFETY: the endpoint is open; `value` is a C bool or size_t, which have the layouts of Rust's, and outlives the call.
+        let code = unsafe { set(self.raw.cast(), level, option, value.cast(), size_of::<T>()) };
         lib.check("fi_setopt", code)?;
         Ok(())
     }

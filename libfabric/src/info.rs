@@ -177,6 +177,11 @@ impl Info {
         self.raw().mode
     }
 
+    /// Mode bits of receives that the application must support.
+    pub fn rx_mode(&self) -> u64 {
+        read!(self.raw().rx_attr, mode)
+    }
+
     /// Memory registration modes that the application must support.
     pub fn mr_mode(&self) -> i32 {
         read!(self.raw().domain_attr, mr_mode)

@@ -251,8 +251,7 @@ mod tests {
             return round_trip(driver);
         }
         // The software GPU stands in for a driver.
-        let Some(dist) = ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"]) else { return };
-        let path = dist.join("gpu").to_string_lossy().into_owned();
+        let Some(path) = ferrogin_test_support::software_gpu(test) else { return };
         ferrogin_test_support::child::run(test, &[("LD_LIBRARY_PATH", &path)], || round_trip(Driver::get().unwrap()));
     }
 

@@ -7,7 +7,8 @@ use crate::config_error::ConfigError;
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
                     wqe_size, die_after, cntr_budget, qp_caps, device";
-const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops";
+const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops, \
+                     no_rx_cq_data";
 
 /// The faults of one process's cards. The default has none.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +53,8 @@ pub struct Faults {
     pub no_wait_fd: bool,
     /// A closed endpoint drops the requests that the card has not delivered yet, as with libfabric's `efa` provider.
     pub close_drops: bool,
+    /// `FI_RX_CQ_DATA` of hints is ignored: writes with immediate data take no receive.
+    pub no_rx_cq_data: bool,
 }
 
 impl Default for Faults {
@@ -77,6 +80,7 @@ impl Default for Faults {
             ignore_tclass: false,
             no_wait_fd: false,
             close_drops: false,
+            no_rx_cq_data: false,
         }
     }
 }
@@ -123,6 +127,7 @@ impl Faults {
                     "no_hmem" => faults.no_hmem = true,
                     "no_wait_fd" => faults.no_wait_fd = true,
                     "close_drops" => faults.close_drops = true,
+                    "no_rx_cq_data" => faults.no_rx_cq_data = true,
                     "refuse_tclass" => faults.refuse_tclass = true,
                     "ignore_tclass" => faults.ignore_tclass = true,
                     _ => {
@@ -219,7 +224,7 @@ mod tests {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
              max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
-             ignore_tclass,no_wait_fd,close_drops",
+             ignore_tclass,no_wait_fd,close_drops,no_rx_cq_data",
         )
         .unwrap();
         let expected = Faults {
@@ -243,6 +248,7 @@ mod tests {
             ignore_tclass: true,
             no_wait_fd: true,
             close_drops: true,
+            no_rx_cq_data: true,
         };
         assert_eq!(faults, expected);
         assert_eq!(Faults::parse("narrow_only"), Faults::parse("wqe_size=64"));

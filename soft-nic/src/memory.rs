@@ -7,13 +7,16 @@ mod copy;
 
 pub use copy::{copy, copy_away};
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::stat::FileStat;
 
 /// Bytes of a page: 4 KiB on x86-64, up to 64 KiB on aarch64.
 pub fn page_size() -> usize {
@@ -43,18 +46,37 @@ impl Mapping {
 
     /// `len` bytes of `fd` from `offset`, shared with other mappings of the file.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
-        let offset = offset.checked_add(exported_start(fd)).ok_or(io::ErrorKind::InvalidInput)?;
-        let page = page_size();
-        let skip = (offset % page as u64) as usize;
-        let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
-        let start = i64::try_from(offset - skip as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // A mapping beyond the end of a file faults, so a range beyond the end is refused here. The mmap of a device's buffer, which
-        // has no size of its own, checks the range itself.
-        let stat = nix::sys::stat::fstat(fd)?;
-        let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if regular && offset.checked_add(len as u64).is_none_or(|end| end > stat.st_size as u64) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        Self::of_range(fd, range(fd, offset, len)?.0, len)
+    }
+
+    /// The 8 bytes of `fd` at `offset`, and the mapping that keeps them: the words in one page of a file share one.
+    ///
+    /// # Errors
+    /// The range is beyond the end of the file, or not aligned; the system gives no memory.
+    pub fn word(fd: BorrowedFd<'_>, offset: u64) -> io::Result<(Arc<Self>, *mut u64)> {
+        /// By device, number and offset of the file's page. A mapping keeps its file, whose number no other file gets meanwhile.
+        static PAGES: Mutex<BTreeMap<(u64, u64, u64), Weak<Mapping>>> = Mutex::new(BTreeMap::new());
+        const LEN: usize = size_of::<u64>();
+        let (at, stat) = range(fd, offset, LEN)?;
+        if !at.is_multiple_of(LEN as u64) {
+            return Err(io::ErrorKind::InvalidInput.into());
         }
+        let page = at - at % page_size() as u64;
+        let key = (stat.st_dev, stat.st_ino, page);
+        let mut pages = PAGES.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = pages.get(&key).and_then(Weak::upgrade).filter(|_| is_regular(&stat));
+        let map = known.map_or_else(|| Self::of_range(fd, page, page_size()).map(Arc::new), Ok)?;
+        pages.retain(|_, map| map.strong_count() > 0);
+        pages.insert(key, Arc::downgrade(&map));
+        let word = map.as_ptr().wrapping_add((at - page) as usize).cast();
+        Ok((map, word))
+    }
+
+    /// `len` bytes from `at` in the file, which [`range`] has checked.
+    fn of_range(fd: BorrowedFd<'_>, at: u64, len: usize) -> io::Result<Self> {
+        let skip = (at % page_size() as u64) as usize;
+        let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
+        let start = i64::try_from(at - skip as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
         Self::map(total, skip, libc::MAP_SHARED, fd.as_raw_fd(), start)
     }
 
@@ -88,6 +110,21 @@ impl Drop for Mapping {
         // SAFETY: `map` mapped the range, and this value is its owner. Users of a copy of the pointer keep this value alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
+}
+
+/// The place of `len` bytes of `fd` from `offset` in its file, and the file. A mapping beyond the end of a file faults, so a range beyond the end
+/// is refused here. The mmap of a device's buffer, which has no size of its own, checks the range itself.
+fn range(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<(u64, FileStat)> {
+    let at = offset.checked_add(exported_start(fd)).ok_or(io::ErrorKind::InvalidInput)?;
+    let stat = nix::sys::stat::fstat(fd)?;
+    if is_regular(&stat) && at.checked_add(len as u64).is_none_or(|end| end > stat.st_size as u64) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    Ok((at, stat))
+}
+
+fn is_regular(stat: &FileStat) -> bool {
+    stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 /// The offset in the file at which a dma-buf begins. The software GPU exports a part of its memory as a descriptor of a memory file that is at
@@ -296,6 +333,24 @@ mod tests {
         assert!(is_sealed_memfd(fd.as_fd(), 8192));
         assert_eq!(nix::sys::stat::fstat(&fd).unwrap().st_mode & 0o777, 0o600);
         assert!(!is_sealed_memfd(fd.as_fd(), 4096));
+    }
+
+    #[test]
+    fn words_of_one_page_share_one_mapping() {
+        let page = page_size();
+        let (one, other) =
+            (sealed_memfd("softefa test", 2 * page).unwrap(), sealed_memfd("softefa test", page).unwrap());
+        let word = |fd: &OwnedFd, offset: usize| Mapping::word(fd.as_fd(), offset as u64).unwrap();
+        let (first, last) = (word(&one, 0), word(&one, page - 8));
+        assert!(Arc::ptr_eq(&first.0, &last.0) && last.1 as usize == first.1 as usize + page - 8);
+        assert!(!Arc::ptr_eq(&first.0, &word(&one, page).0) && !Arc::ptr_eq(&first.0, &word(&other, 0).0));
+        // SAFETY: the mapping is alive, and the word is aligned.
+        unsafe { store_release(last.1, 7) };
+        drop((first, last));
+        // SAFETY: the temporary mapping lives until the end of the statement, and the word is aligned.
+        assert_eq!(unsafe { load_acquire(word(&one, page - 8).1) }, 7, "a new mapping of the page");
+        assert!(Mapping::word(one.as_fd(), 2 * page as u64).is_err(), "beyond the end");
+        assert!(Mapping::word(one.as_fd(), 4).is_err(), "not aligned");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 
 use soft_nic::card::counter::{Counter, Word};
 use soft_nic::fault::COUNTER_MASK;
-use soft_nic::memory::{self, Mapping};
+use soft_nic::memory;
 
 use crate::bindings as ib;
 use crate::context::{Context, context, give};
@@ -87,7 +87,7 @@ unsafe fn word_at(location: &ib::efadv_memory_location, start: u64) -> Result<Wo
             }
             // SAFETY: the program keeps the descriptor open during the call.
             let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            Ok(Word::mapped(Mapping::shared(fd, offset, LEN)?, start))
+            Ok(Word::mapped(fd, offset, start)?)
         }
         _ => Err(Errno::UNSUPPORTED),
     }
@@ -119,7 +119,7 @@ unsafe fn create(
             // SAFETY: this function's caller keeps the memory mapped until it destroys the counter.
             unsafe { word_at(location, start) }
         } else {
-            Ok(Word::own(start)?)
+            Ok(Word::own(start))
         }
     };
     let start = u64::from(open.card.lock().config.faults.cntr_start);

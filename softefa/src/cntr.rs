@@ -20,7 +20,7 @@ use super::wait::Sleep;
 use soft_nic::card::SetupError;
 use soft_nic::card::counter::{Counter, Word};
 use soft_nic::fault::COUNTER_MASK;
-use soft_nic::memory::{self, Mapping};
+use soft_nic::memory;
 
 #[repr(C)]
 pub(super) struct Cntr {
@@ -165,7 +165,7 @@ pub(super) unsafe extern "C" fn open_ext(
         let start = u64::from(faults.cntr_start);
         // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
         let (completions, errors) = match unsafe { init.as_ref() } {
-            None => (Word::own(start)?, Word::own(0)?),
+            None => (Word::own(start), Word::own(0)),
             Some(init) => {
                 const COMP: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM;
                 const ERR: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
@@ -177,7 +177,7 @@ pub(super) unsafe extern "C" fn open_ext(
                         // SAFETY: the application keeps the memory mapped until it closes the counter.
                         unsafe { word_at(location, start) }
                     } else {
-                        Ok(Word::own(start)?)
+                        Ok(Word::own(start))
                     }
                 };
                 (word(COMP, &init.comp_cntr_ext_mem, start)?, word(ERR, &init.err_cntr_ext_mem, 0)?)
@@ -232,7 +232,7 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
             }
             // SAFETY: the application keeps the descriptor open during the call.
             let fd = unsafe { BorrowedFd::borrow_raw(location.dmabuf.fd) };
-            Ok(Word::mapped(Mapping::shared(fd, location.dmabuf.offset, LEN)?, start))
+            Ok(Word::mapped(fd, location.dmabuf.offset, start)?)
         }
         _ => Err(Code::INVAL),
     }

@@ -178,7 +178,11 @@ impl Direct {
                 bindings.recv.release();
                 self.descs += posted.descs;
                 let failure = (!cqe.status.is_ok()).then(|| Failure::of_status(cqe.status.raw()));
-                let entry = Entry::new(posted.context, fi::FI_RECV | fi::FI_MSG | data_flag);
+                let flags = match cqe.op {
+                    Ok(SendOp::RdmaWrite) => fi::FI_RMA | fi::FI_REMOTE_WRITE,
+                    _ => fi::FI_RECV | fi::FI_MSG,
+                };
+                let entry = Entry::new(posted.context, flags | data_flag);
                 let entry = Entry { len, data, source, failure, buf: posted.buf, ..entry };
                 (posted.wanted || failure.is_some()).then_some(entry)
             }

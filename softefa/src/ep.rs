@@ -45,6 +45,8 @@ pub(super) struct Queue {
 pub(super) struct State {
     /// Least room of a multi-receive buffer.
     pub min_multi_recv: usize,
+    /// Writes with immediate data take receives (`FI_RX_CQ_DATA`).
+    pub writes_take_receives: bool,
     /// Retries of a send whose peer has no receive.
     pub rnr_retry: u8,
     /// Bytes of a work request, entries of the send and of the receive queue.

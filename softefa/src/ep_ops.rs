@@ -120,6 +120,7 @@ pub(super) unsafe extern "C" fn open(
         let unbound = Queue { cq: ptr::null(), selective: false };
         let state = State {
             min_multi_recv: DEFAULT_MIN_MULTI_RECV,
+            writes_take_receives: rx.map_or(0, |rx| rx.mode) & fi::FI_RX_CQ_DATA != 0,
             rnr_retry: RNR_FOR_EVER,
             wqe_size,
             sq,
@@ -288,6 +289,7 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
     };
     let Some(qp) = core.qp(qpn) else { return Err(Code::OTHER) };
     qp.rnr_retry = state.rnr_retry;
+    qp.unsolicited_writes = !state.writes_take_receives;
     let queue_pair = QueuePair::new(qp.sq.clone(), qp.rq.clone(), qp.max_batch, qp.taken);
     let address = Address { qpn, qkey: qp.qkey, gid: core.gid };
     let mut bindings = Bindings {

@@ -20,6 +20,11 @@ pub fn dist(test: &str, files: &[&str]) -> Option<PathBuf> {
     }
 }
 
+/// The directory of the software GPU's libcuda.so.1, for `LD_LIBRARY_PATH`. Without it `test` is skipped.
+pub fn software_gpu(test: &str) -> Option<String> {
+    Some(dist(test, &["gpu/libcuda.so.1"])?.join("gpu").to_string_lossy().into_owned())
+}
+
 /// The environment of a process that finds a software card below verbs, as `ferrogin verbs` sets it. Without the card `test` is skipped.
 pub fn verbs(test: &str) -> Option<[(&'static str, String); 2]> {
     let verbs = dist(test, &["verbs/libibverbs.so.1"])?.join("verbs");

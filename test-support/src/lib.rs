@@ -7,6 +7,7 @@ mod input;
 mod libfabric;
 mod memory;
 pub mod peer;
+mod place;
 pub mod prometheus;
 mod random;
 mod soak;
@@ -14,10 +15,11 @@ pub mod untrusted;
 pub mod vectors;
 
 pub use corpus::replay;
-pub use dist::{dist, verbs, workspace};
+pub use dist::{dist, software_gpu, verbs, workspace};
 pub use input::Input;
 pub use libfabric::{have_libfabric, libfabric_for_gpus};
 pub use memory::{address_space, resident_bytes};
+pub use place::of_process;
 pub use random::Random;
 pub use soak::{repetitions, soak};
 

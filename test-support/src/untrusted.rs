@@ -12,7 +12,9 @@ const TASK: &str = "FERROGIN_TEST_UNTRUSTED";
 /// Descriptors beside the connections, also those that libfabric left open for the process.
 const OTHERS: u64 = 1000;
 /// How often [`is_undisturbed`] tries again: the machine may be busy with other work.
-const TRIES: usize = 4;
+const TRIES: usize = 8;
+/// What [`is_undisturbed`] allows beside a multiple of the usual time: a thread may wait that long for a core.
+const WAIT: Duration = Duration::from_millis(50);
 /// Runs of which the median counts.
 const RUNS: usize = 5;
 
@@ -106,8 +108,8 @@ fn median_time(mut body: impl FnMut()) -> Duration {
     times[RUNS / 2]
 }
 
-/// Runs `body` alone, and beside [`silent`] connections as [`start_silent`] makes them. True if it then takes at most twice the time, in one of a few
-/// tries. Prints the times of `what` to standard error.
+/// Runs `body` alone, and beside [`silent`] connections as [`start_silent`] makes them. True if it then takes at most twice the time and
+/// 0.2 s, in one of a few tries. Prints the times of `what` to standard error.
 pub fn is_undisturbed(
     what: &str,
     name: &str,
@@ -120,6 +122,6 @@ pub fn is_undisturbed(
         let _silent = start_silent(name, addresses, silent(), as_nobody);
         let beside = median_time(&mut body);
         eprintln!("{what}: {usual:.1?}, beside {} silent connections {beside:.1?}", silent());
-        beside <= 2 * usual
+        beside <= 2 * usual + WAIT
     })
 }

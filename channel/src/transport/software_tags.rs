@@ -72,6 +72,7 @@ impl SoftwareTags {
                 ping_after: config.ping_after,
                 lost_after: config.lost_after,
             },
+            info,
         )?;
         let state = State { data_bytes, records, max_inline: MAX_INLINE.min(records - HEADER), ..State::default() };
         let (name, provider) = (endpoint.address().into(), endpoint.provider().to_owned());

@@ -2,6 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use crate::fault::COUNTER_MASK;
 use crate::memory::{self, Mapping};
@@ -11,26 +14,28 @@ use crate::memory::{self, Mapping};
 pub struct Word {
     at: *mut u64,
     shadow: u64,
-    _map: Option<Mapping>,
+    _own: Option<Arc<AtomicU64>>,
+    _map: Option<Arc<Mapping>>,
 }
 
-// SAFETY: `at` is a word of the owned mapping, or memory that the caller of `Word::at` keeps mapped; the card uses it only under its
+// SAFETY: `at` is a word that this value keeps, or memory that the caller of `Word::at` keeps mapped; the card uses it only under its
 // lock.
 unsafe impl Send for Word {}
 
 impl Word {
     /// A word in memory of the card.
-    ///
-    /// # Errors
-    /// The system gives no memory.
-    pub fn own(start: u64) -> io::Result<Self> {
-        Ok(Self::mapped(Mapping::anonymous(size_of::<u64>())?, start))
+    pub fn own(start: u64) -> Self {
+        let own = Arc::new(AtomicU64::default());
+        Self { at: own.as_ptr(), shadow: start, _own: Some(own), _map: None }.stored()
     }
 
-    /// A word in the first 8 bytes of `map`.
-    pub fn mapped(map: Mapping, start: u64) -> Self {
-        let at = map.as_ptr().cast();
-        Self { at, shadow: start, _map: Some(map) }.stored()
+    /// A word at `offset` of a file or a device's buffer.
+    ///
+    /// # Errors
+    /// Those of [`Mapping::word`].
+    pub fn mapped(fd: BorrowedFd<'_>, offset: u64, start: u64) -> io::Result<Self> {
+        let (map, at) = Mapping::word(fd, offset)?;
+        Ok(Self { at, shadow: start, _own: None, _map: Some(map) }.stored())
     }
 
     /// A word in memory of the caller.
@@ -38,7 +43,7 @@ impl Word {
     /// # Safety
     /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
     pub unsafe fn at(at: *mut u64, start: u64) -> Self {
-        Self { at, shadow: start, _map: None }.stored()
+        Self { at, shadow: start, _own: None, _map: None }.stored()
     }
 
     fn stored(mut self) -> Self {
@@ -49,7 +54,7 @@ impl Word {
     /// Sets the value, modulo 2^31.
     pub fn set(&mut self, value: u64) {
         self.shadow = value & COUNTER_MASK;
-        // SAFETY: `at` is a mapped, aligned word: `mapped` keeps its mapping, and the caller of `at` keeps the memory. Release:
+        // SAFETY: `at` is a mapped, aligned word: this value keeps it, or the caller of `Word::at`. Release:
         // a reader of the count sees the payload that was written before it.
         unsafe { memory::store_release(self.at, self.shadow) };
     }
@@ -103,8 +108,8 @@ mod tests {
 
     #[test]
     fn count_wraps_at_31_bits() {
-        let mut word = Word::own(COUNTER_MASK - 1).unwrap();
-        // SAFETY: the word is mapped until the end of this test.
+        let mut word = Word::own(COUNTER_MASK - 1);
+        // SAFETY: `word` keeps its memory until the end of this test.
         let read = |word: &Word| unsafe { memory::load_acquire(word.address()) };
         assert_eq!(read(&word), 0x7fff_fffe);
         word.add(1);

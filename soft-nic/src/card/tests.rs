@@ -79,7 +79,7 @@ impl World {
         let qpn = core.open_qp(PD, 64, 16, 16).unwrap();
         let cq = core.cqs.insert(CompletionRing::new(16).unwrap());
         let counters = [(); 5].map(|()| {
-            let word = || Word::own(0).unwrap();
+            let word = || Word::own(0);
             core.open_counter(Counter { completions: word(), errors: word(), attached: 0 }).unwrap()
         });
         let mut attached: [Vec<u32>; EVENTS] = Default::default();
@@ -707,6 +707,13 @@ fn send_longer_than_a_packet_or_its_receive_is_refused() {
     assert_eq!(receiver.send(8), Some(CompStatus::RemoteBadLength));
     assert_eq!(receiver.completions(), [(40, Status::Known(CompStatus::LocalBadLength))]);
     assert_eq!((*receiver.world.bytes, receiver.world.counts()[4]), ([0; 8], (0, 1)));
+}
+
+#[test]
+fn card_does_not_lose_itself_while_requests_wait_for_receives() {
+    let of_itself = Connection { waiting: 1, ..Connection::loopback(gid(1)) };
+    let of_another = Connection { waiting: 1, ..Connection::connecting(gid(2), 0) };
+    assert!(!of_itself.is_late(u64::MAX) && of_another.is_late(u64::MAX));
 }
 
 #[test]

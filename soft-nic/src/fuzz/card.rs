@@ -98,7 +98,7 @@ impl TestCard {
             let sq = core.config.faults.sq_size;
             let qpn = core.open_qp(PD, if wide { 128 } else { 64 }, sq, 8).expect("a queue pair");
             let cq = core.cqs.insert(CompletionRing::new(16).expect("a ring"));
-            let word = || Word::own(start).expect("a word");
+            let word = || Word::own(start);
             let counter = Counter { completions: word(), errors: word(), attached: 0 };
             let counter = core.open_counter(counter).expect("a counter");
             let mut counters: [Vec<u32>; EVENTS] = Default::default();

@@ -12,12 +12,12 @@ until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; d
 { ip link add va type veth peer name vb netns $peer && ip addr add 192.0.2.1/24 dev va && ip link set va up &&
   ip link set lo up && nsenter -t $peer -n ip addr add 192.0.2.2/24 dev vb &&
   nsenter -t $peer -n ip link set vb up && nsenter -t $peer -n ip link set lo up; } || exit 77
-timeout 50 nsenter -t $peer -n "$@" 2>&1 & server=$!
+timeout 240 nsenter -t $peer -n "$@" 2>&1 & server=$!
 for i in $(seq 2000); do
   nsenter -t $peer -n cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A ' && break
   sleep 0.01
 done
-timeout 50 "$@" 192.0.2.2 2>&1 || exit 1
+timeout 240 "$@" 192.0.2.2 2>&1 || exit 1
 wait $server
 "#;
 

@@ -101,8 +101,8 @@ fn queues_in_a_dma_buf_are_driven_by_the_program() {
 fn memory_of_a_gpu_is_registered_by_its_dma_buf() {
     let test = "memory_of_a_gpu_is_registered_by_its_dma_buf";
     let Some(program) = program(test) else { return };
-    let Some(dist) = ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"]) else { return };
-    let libraries = std::env::join_paths([libraries(), &dist.join("gpu")]).expect("two directories");
+    let Some(gpu) = ferrogin_test_support::software_gpu(test) else { return };
+    let libraries = std::env::join_paths([libraries(), gpu.as_ref()]).expect("two directories");
     let mut command = on_card(program);
     command.arg("gpu").env("SOFTEFA_FAULTS", "seed=2,reorder=8").env("LD_LIBRARY_PATH", libraries);
     let text = run(command);

@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString};
 use ferrogin_libfabric::bindings as fi;
 
 use super::super::call::SEND_FLAGS;
+use super::super::fabric::Kind;
 use super::super::guard::Code;
 use super::super::library::{PROVIDER, version};
 use super::given::Given;
@@ -13,6 +14,7 @@ use super::offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RMA_IOV};
 use soft_nic::address::{ADDRESS_LEN, Address, Gid};
 use soft_nic::card;
 use soft_nic::config::Config;
+use soft_nic::fault::Faults;
 use soft_nic::host;
 
 /// Old names of mode bits of memory registration.
@@ -123,6 +125,7 @@ impl Hints {
             unless(rx.op_flags & !(fi::FI_COMPLETION | fi::FI_MULTI_RECV) != 0)?;
             unless(completion_order(rx.comp_order, api))?;
             (wanted.rx_caps, wanted.rx_iov, wanted.rx_size) = (rx.caps, rx.iov_limit, rx.size);
+            wanted.mode |= rx.mode;
             (wanted.rx_flags, wanted.rx_order) = (Some(rx.op_flags), Some(rx.msg_order));
             wanted.msg_order |= rx.msg_order;
         }
@@ -176,6 +179,11 @@ impl Hints {
         unless(self.max_msg_size > self.max_msg_size_of(offer))?;
         unless(self.msg_order & !offer.msg_order != 0)?;
         unless(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > RMA_IOV)
+    }
+
+    /// The mode of receives that the application chose: with `FI_RX_CQ_DATA`, writes with immediate data take receives.
+    pub(super) fn rx_mode_of(&self, offer: &Offer, faults: &Faults) -> u64 {
+        if offer.kind == Kind::Direct && !faults.no_rx_cq_data { self.mode & fi::FI_RX_CQ_DATA } else { 0 }
     }
 
     /// Bytes of a message at most, for these hints.

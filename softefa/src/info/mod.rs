@@ -184,7 +184,8 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
     // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
     let rx = unsafe { info.rx_attr.as_mut() }.ok_or(Code::OTHER)?;
     let caps = wanted.caps_of(offer);
-    (info.caps, info.mode) = (caps, offer.mode);
+    let rx_mode = offer.mode | wanted.rx_mode_of(offer, &config.faults);
+    (info.caps, info.mode) = (caps, rx_mode);
     info.addr_format = fi::FI_ADDR_EFA;
     info.src_addr = address(card::advertised_gid(config))?;
     info.src_addrlen = ADDRESS_LEN;
@@ -198,7 +199,7 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
     (tx.inject_size, tx.size) = (depths.inject, depths.tx);
     (tx.iov_limit, tx.rma_iov_limit) = (offer.iov_limit, RMA_IOV);
     tx.tclass = known_class(wanted.tclass, &config.faults)?;
-    (rx.caps, rx.mode) = (caps & (offer.rx_caps | HMEM), offer.mode);
+    (rx.caps, rx.mode) = (caps & (offer.rx_caps | HMEM), rx_mode);
     rx.op_flags = wanted.rx_flags.unwrap_or(fi::FI_COMPLETION);
     rx.msg_order = offer.msg_order & wanted.rx_order.unwrap_or(u64::MAX);
     (rx.size, rx.iov_limit) = (depths.rx, offer.iov_limit);

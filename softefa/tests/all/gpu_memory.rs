@@ -114,8 +114,7 @@ fn transfer(rig: &Rig, from: (u64, &Region), to: (u64, &Region)) {
 #[test]
 fn gpu_memory_is_written_by_each_registration() {
     let name = "gpu_memory_is_written_by_each_registration";
-    let Some(dist) = ferrogin_test_support::dist(name, &["gpu/libcuda.so.1"]) else { return };
-    let library = dist.join("gpu").to_string_lossy().into_owned();
+    let Some(library) = ferrogin_test_support::software_gpu(name) else { return };
     // The CPU cannot touch the memory, so that only the driver's copies reach it.
     let errors = run(name, &[("LD_LIBRARY_PATH", &*library), ("SOFTGPU_CPU_ACCESS", "no")], || {
         let driver = Driver::open();

@@ -7,6 +7,7 @@ mod gpu_memory;
 mod loopback;
 mod malformed_peers;
 mod rules;
+mod signals;
 mod strict;
 mod trace;
 mod two_processes;

@@ -178,7 +178,8 @@ impl RawPeer {
             rx_depth: 64,
             ..ferrogin_datagram::Config::default()
         };
-        let mut endpoint = MessageEndpoint::open_with_long(lib, &config).unwrap();
+        let info = find_datagrams(lib, &config.provider, None, bindings::FI_MSG).unwrap();
+        let mut endpoint = MessageEndpoint::open_with_long(lib, &config, info).unwrap();
         let to = endpoint.add_peer(&other.properties.name).unwrap();
         let from = other.insert(endpoint.address()).unwrap();
         (Self { endpoint, to, replies: Vec::new(), ended: Vec::new() }, from)

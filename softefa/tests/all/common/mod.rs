@@ -1,5 +1,5 @@
 //! Drives the provider through its own tables, as libfabric's inline functions do, and its queues as device code does.
-#![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
+#![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -44,6 +44,7 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
 
 macro_rules! call {
     ($table:expr, $op:ident, $($arg:expr),*) => {{
+        // SAFETY: the table belongs to an open object, and the caller passes what its entry takes.
         let rc = unsafe { ((*$table).$op.unwrap())($($arg),*) };
         assert!(rc >= 0, "{}: {}", stringify!($op), rc);
         rc
@@ -52,6 +53,7 @@ macro_rules! call {
 
 pub fn close<F>(fid: *mut F) -> i32 {
     let fid: *mut fi::fid = fid.cast();
+    // SAFETY: the tests close each open object once.
     unsafe { ((*(*fid).ops).close.unwrap())(fid) }
 }
 
@@ -59,7 +61,9 @@ pub fn close<F>(fid: *mut F) -> i32 {
 pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<*mut fi::fi_info, i32> {
     let provider = softefa_fi::fi_prov_ini();
     let (mut tx, mut rx, mut ep) = (fi::fi_tx_attr::default(), fi::fi_rx_attr::default(), fi::fi_ep_attr::default());
-    let mut domain = fi::fi_domain_attr { mr_mode: !3, ..unsafe { std::mem::zeroed() } };
+    // SAFETY: the C struct consists of integers and pointers, for which zero is valid.
+    let none: fi::fi_domain_attr = unsafe { std::mem::zeroed() };
+    let mut domain = fi::fi_domain_attr { mr_mode: !3, ..none };
     let mut fabric = fi::fi_fabric_attr { name: c"efa-direct".as_ptr().cast_mut(), ..Default::default() };
     let mut hints = fi::fi_info {
         tx_attr: &raw mut tx,
@@ -72,6 +76,7 @@ pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<*mut fi::fi_info
     };
     change(&mut hints);
     let mut info = ptr::null_mut();
+    // SAFETY: the provider's table is static; it reads the hints, which live here, and writes one pointer.
     let rc = unsafe {
         ((*provider).getinfo.unwrap())(2 << 16 | 6, ptr::null(), ptr::null(), 0, &raw const hints, &raw mut info)
     };
@@ -92,7 +97,7 @@ impl Rig {
     }
 
     pub fn with_inject(inject: usize) -> Self {
-        let info = getinfo(|hints| unsafe { (*hints.tx_attr).inject_size = inject }).unwrap();
+        let info = getinfo(|hints| unsafe_inject(hints, inject)).unwrap();
         Self::of(info)
     }
 
@@ -100,6 +105,7 @@ impl Rig {
         let provider = softefa_fi::fi_prov_ini();
         let (mut fabric, mut domain) = (ptr::null_mut(), ptr::null_mut());
         call!(provider, fabric, (*info).fabric_attr, &raw mut fabric, ptr::null_mut());
+        // SAFETY: the fabric was opened by the call above, and no other code has it.
         unsafe { (*fabric).api_version = 2 << 16 | 6 };
         call!((*fabric).ops, domain, fabric, info, &raw mut domain, ptr::null_mut());
         let mut ops: *mut c_void = ptr::null_mut();
@@ -111,17 +117,21 @@ impl Rig {
     pub fn progress(&self) -> Progress {
         let (fid, mut ops): (_, *mut c_void) = (self.domain.cast(), ptr::null_mut());
         call!((*self.domain).fid.ops, ops_open, fid, progress::OPS.as_ptr(), 0, &raw mut ops, ptr::null_mut());
+        // SAFETY: `ops_open` succeeded, so this is the table of that name, which lives as long as the domain.
         let function = unsafe { (*ops.cast::<ProgressOps>()).progress }.unwrap();
         Progress { function, arg: self.domain.cast() }
     }
 
     pub fn domain_name(&self) -> &CStr {
+        // SAFETY: the info and its strings are never freed.
         unsafe { CStr::from_ptr((*(*self.info).domain_attr).name) }
     }
 
     pub fn register(&self, addr: *mut u8, len: usize, access: u64) -> Result<Region, i32> {
         let mut mr = ptr::null_mut();
+        // SAFETY: the domain is open.
         let reg = unsafe { (*(*self.domain).mr).reg.unwrap() };
+        // SAFETY: the domain is open; the caller passes memory that outlives the region, or one that the provider refuses.
         let rc = unsafe { reg(self.domain.cast(), addr.cast(), len, access, 0, 0, 0, &raw mut mr, ptr::null_mut()) };
         if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
@@ -137,7 +147,9 @@ impl Rig {
     /// Calls `fi_mr_regattr`.
     pub fn register_with(&self, attr: &fi::fi_mr_attr, flags: u64) -> Result<Region, i32> {
         let mut mr = ptr::null_mut();
+        // SAFETY: the domain is open.
         let reg = unsafe { (*(*self.domain).mr).regattr.unwrap() };
+        // SAFETY: the domain is open; the caller's attribute names memory that outlives the region, or one that the provider refuses.
         let rc = unsafe { reg(self.domain.cast(), attr, flags, &raw mut mr) };
         if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
@@ -165,8 +177,11 @@ pub struct Region {
 
 impl Region {
     pub fn of(mr: *mut fi::fid_mr, rig: &Rig) -> Self {
+        // SAFETY: the region and the domain of the table are open.
         let lkey = unsafe { ((*rig.gda).get_mr_lkey.unwrap())(mr) } as u32;
-        Self { mr, lkey, rkey: unsafe { (*mr).key } as u32 }
+        // SAFETY: the region is open.
+        let rkey = unsafe { (*mr).key } as u32;
+        Self { mr, lkey, rkey }
     }
 }
 
@@ -180,6 +195,7 @@ pub struct Buffer {
 impl Buffer {
     pub fn word(&self, index: usize) -> &AtomicU64 {
         assert!((index + 1) * 8 <= self.len.next_multiple_of(8));
+        // SAFETY: the assertion keeps the word in the buffer, which is never freed; the card and the tests access it atomically.
         unsafe { AtomicU64::from_ptr(self.at.cast::<u64>().add(index)) }
     }
 
@@ -246,6 +262,7 @@ impl End {
         let counts: Box<Counts> = Box::default();
         let (mut ep, mut av, mut cq) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let none: *mut c_void = ptr::null_mut();
+        // SAFETY: the domain is open.
         let ops = unsafe { (*rig.domain).ops };
         call!(ops, endpoint, rig.domain, rig.info, &raw mut ep, none);
         let mut av_attr = fi::fi_av_attr::default();
@@ -307,12 +324,15 @@ impl End {
 
     /// `FI_OPT_EFA_RNR_RETRY`.
     pub fn set_retries(ep: *mut fi::fid_ep, times: usize) -> i32 {
+        // SAFETY: the endpoint is open.
         let set = unsafe { (*(*ep).ops).setopt.unwrap() };
         let (level, name) = (fi::FI_OPT_ENDPOINT as i32, fi::FI_OPT_EFA_RNR_RETRY);
+        // SAFETY: the endpoint is open, and the provider reads a number of that size.
         unsafe { set(ep.cast(), level, name, (&raw const times).cast(), size_of::<usize>()) }
     }
 
     pub fn doorbell(&self) -> &AtomicU32 {
+        // SAFETY: the provider gave the doorbell, which lives as long as the endpoint.
         unsafe { AtomicU32::from_ptr(self.sq.doorbell) }
     }
 
@@ -329,6 +349,7 @@ impl End {
     pub fn place(&mut self, bytes: &[u8]) {
         let slot = (self.pc & (self.sq.num_entries - 1)) as usize * self.sq.entry_size as usize;
         for (i, word) in bytes.chunks_exact(8).enumerate() {
+            // SAFETY: the slot lies in the ring, which lives as long as the endpoint; the card reads it atomically.
             let at = unsafe { AtomicU64::from_ptr(self.sq.buffer.add(slot + 8 * i).cast()) };
             at.store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
         }
@@ -351,6 +372,7 @@ impl End {
         for desc in descs {
             let slot = (self.rq_pc & (self.rq.num_entries - 1)) as usize * size_of::<RxDesc>();
             for (i, word) in desc.to_words().into_iter().enumerate() {
+                // SAFETY: the slot lies in the ring, which lives as long as the endpoint; the card reads it atomically.
                 let at = unsafe { AtomicU64::from_ptr(self.rq.buffer.add(slot + 8 * i).cast()) };
                 at.store(word, Ordering::Relaxed);
             }
@@ -361,6 +383,7 @@ impl End {
 
     pub fn ring_receives(&self, pc: u32) {
         fence(Ordering::Release);
+        // SAFETY: the provider gave the doorbell, which lives as long as the endpoint.
         unsafe { AtomicU32::from_ptr(self.rq.doorbell) }.store(pc, Ordering::Release);
     }
 
@@ -393,6 +416,7 @@ impl End {
         let slot = (self.cq_seen & (memory.num_entries - 1)) as usize * memory.entry_size as usize;
         let mut bytes = [0; 32];
         for (i, eight) in bytes.chunks_exact_mut(8).enumerate() {
+            // SAFETY: the slot lies in the ring, which lives as long as the queue; the card writes it atomically.
             let word = unsafe { AtomicU64::from_ptr(memory.buffer.add(slot + 8 * i).cast()) };
             eight.copy_from_slice(&word.load(Ordering::Acquire).to_ne_bytes());
         }
@@ -441,16 +465,20 @@ pub fn read(remote: RemoteMem, sge: Sge) -> Operation {
 }
 
 pub fn unsafe_inject(hints: &mut fi::fi_info, inject: usize) {
+    // SAFETY: `getinfo` gives hints with attributes that live while `change` runs.
     unsafe { (*hints.tx_attr).inject_size = inject };
 }
 
 pub fn next_info(info: *mut fi::fi_info) -> *mut fi::fi_info {
+    // SAFETY: the list of infos is never freed.
     unsafe { (*info).next }
 }
 
 pub fn open_counter(rig: &Rig) -> Result<*mut fi::fid_cntr, i32> {
     let mut cntr = ptr::null_mut();
+    // SAFETY: the domain is open.
     let open = unsafe { (*(*rig.domain).ops).cntr_open.unwrap() };
+    // SAFETY: the domain is open, and the provider writes one pointer.
     let rc = unsafe { open(rig.domain, ptr::null_mut(), &raw mut cntr, ptr::null_mut()) };
     if rc == 0 { Ok(cntr) } else { Err(rc) }
 }
