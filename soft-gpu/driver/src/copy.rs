@@ -71,46 +71,55 @@ fn still(fault: &Fault, device: usize, address: u64, len: usize, write: bool) ->
     good
 }
 
-/// Rows of one length: the address of the first, and the bytes from each to the next.
+/// Rows of one length: the address of the first, the bytes from each to the next, and from each slice of rows to the next.
 #[derive(Clone, Copy)]
 struct Rows {
     start: u64,
     pitch: u64,
+    slice: u64,
 }
 
-/// The bytes of each row, and the number of rows.
+/// The bytes of each row, the rows of each slice, and the slices.
 #[derive(Clone, Copy)]
 struct Extent {
     width: usize,
     height: usize,
+    depth: usize,
 }
 
 impl Extent {
     const fn line(len: usize) -> Self {
-        Self { width: len, height: 1 }
+        Self { width: len, height: 1, depth: 1 }
     }
 
     fn len(self) -> Outcome<usize> {
-        self.width.checked_mul(self.height).ok_or(Code::INVALID_VALUE)
+        let slice = self.width.checked_mul(self.height);
+        slice.and_then(|slice| slice.checked_mul(self.depth)).ok_or(Code::INVALID_VALUE)
     }
 }
 
 impl Rows {
     const fn line(start: u64) -> Self {
-        Self { start, pitch: 0 }
+        Self { start, pitch: 0, slice: 0 }
     }
 
     /// The addresses of the rows.
     fn all(self, extent: Extent) -> impl Iterator<Item = u64> {
-        (0..extent.height as u64).map(move |row| self.start.wrapping_add(row.wrapping_mul(self.pitch)))
+        let skip = |count: u64, bytes: u64| count.wrapping_mul(bytes);
+        (0..extent.depth as u64).flat_map(move |slice| {
+            let start = self.start.wrapping_add(skip(slice, self.slice));
+            (0..extent.height as u64).map(move |row| start.wrapping_add(skip(row, self.pitch)))
+        })
     }
 
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
     fn check(self, extent: Extent, side: Side, device: usize, write: bool) -> Outcome {
         // No row wraps around the end of the addresses.
-        let end =
-            self.pitch.checked_mul(extent.height as u64 - 1).and_then(|skip| skip.checked_add(extent.width as u64));
+        let skips = [(self.pitch, extent.height), (self.slice, extent.depth)];
+        let end = skips.into_iter().try_fold(extent.width as u64, |end, (bytes, count)| {
+            bytes.checked_mul(count as u64 - 1).and_then(|skip| skip.checked_add(end))
+        });
         let span = end.filter(|span| self.start.checked_add(*span).is_some()).ok_or(Code::INVALID_VALUE)?;
         if !space::touched(self.start, span) {
             // Memory of the program alone, of any number of rows.
@@ -202,7 +211,7 @@ fn set<const N: usize>(
     asynchronous: bool,
 ) -> Outcome {
     let (context, stream) = stream::for_work(handle)?;
-    let extent = Extent { width: count.checked_mul(N).ok_or(Code::INVALID_VALUE)?, height };
+    let extent = Extent { width: count.checked_mul(N).ok_or(Code::INVALID_VALUE)?, height, depth: 1 };
     let len = extent.len()?;
     if len == 0 {
         return Ok(());
@@ -271,6 +280,37 @@ const DEVICE: u32 = 2;
 const ARRAY: u32 = 3;
 const UNIFIED: u32 = 4;
 
+/// `CUDA_MEMCPY3D`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Cuboid {
+    from: CuboidCorner,
+    to: CuboidCorner,
+    width: usize,
+    height: usize,
+    depth: usize,
+}
+
+/// One side of a [`Cuboid`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CuboidCorner {
+    x: usize,
+    y: usize,
+    z: usize,
+    level_of_detail: usize,
+    kind: u32,
+    host: u64,
+    device: u64,
+    array: usize,
+    reserved: usize,
+    pitch: usize,
+    /// Rows from one slice to the next.
+    height: usize,
+}
+
+const _: () = assert!(size_of::<Cuboid>() == 200 && std::mem::offset_of!(CuboidCorner, pitch) == 72);
+
 impl Corner {
     /// The rows, and what their memory must be.
     ///
@@ -292,7 +332,31 @@ impl Corner {
         }
         let skip = self.y.checked_mul(pitch).and_then(|skip| skip.checked_add(self.x)).ok_or(Code::INVALID_VALUE)?;
         let start = base.checked_add(skip as u64).ok_or(Code::INVALID_VALUE)?;
-        Ok((Rows { start, pitch: pitch as u64 }, side))
+        Ok((Rows { start, pitch: pitch as u64, slice: 0 }, side))
+    }
+}
+
+impl CuboidCorner {
+    /// The rows of all slices, and what their memory must be.
+    ///
+    /// # Errors
+    /// As for [`Corner::rows`]; also for a level of detail, and for a reserved field that is not 0.
+    fn rows(&self, cuboid: &Cuboid) -> Outcome<(Rows, Side)> {
+        if self.level_of_detail != 0 || self.reserved != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let Self { x, y, kind, host, device, array, pitch, .. } = *self;
+        let (rows, side) = Corner { x, y, kind, host, device, array, pitch }.rows(cuboid.width)?;
+        let needed = self.y.checked_add(cuboid.height).ok_or(Code::INVALID_VALUE)?;
+        // A height of 0 is not given: the slices lie side by side.
+        let height = if self.height == 0 { needed } else { self.height };
+        if height < needed {
+            return Err(Code::INVALID_VALUE);
+        }
+        let slice = rows.pitch.checked_mul(height as u64).ok_or(Code::INVALID_VALUE)?;
+        let skip = slice.checked_mul(self.z as u64).ok_or(Code::INVALID_VALUE)?;
+        let start = rows.start.checked_add(skip).ok_or(Code::INVALID_VALUE)?;
+        Ok((Rows { start, slice, ..rows }, side))
     }
 }
 
@@ -301,7 +365,16 @@ fn copy_rectangle(rectangle: In<Rectangle>, stream: usize, asynchronous: bool) -
     let rectangle = rectangle.get()?;
     let (from, from_side) = rectangle.from.rows(rectangle.width)?;
     let (to, to_side) = rectangle.to.rows(rectangle.width)?;
-    let extent = Extent { width: rectangle.width, height: rectangle.height };
+    let extent = Extent { width: rectangle.width, height: rectangle.height, depth: 1 };
+    copy(to, from, extent, (to_side, from_side), stream, asynchronous)
+}
+
+fn copy_cuboid(cuboid: In<Cuboid>, stream: usize, asynchronous: bool) -> Outcome {
+    crate::context::current()?;
+    let cuboid = cuboid.get()?;
+    let (from, from_side) = cuboid.from.rows(&cuboid)?;
+    let (to, to_side) = cuboid.to.rows(&cuboid)?;
+    let extent = Extent { width: cuboid.width, height: cuboid.height, depth: cuboid.depth };
     copy(to, from, extent, (to_side, from_side), stream, asynchronous)
 }
 
@@ -337,6 +410,14 @@ api! {
 
     cuMemcpy2DAsync_v2(rectangle: In<Rectangle>, stream: usize) {
         copy_rectangle(rectangle, stream, true)
+    }
+
+    cuMemcpy3D_v2(cuboid: In<Cuboid>) {
+        copy_cuboid(cuboid, 0, false)
+    }
+
+    cuMemcpy3DAsync_v2(cuboid: In<Cuboid>, stream: usize) {
+        copy_cuboid(cuboid, stream, true)
     }
 
     cuMemcpy(to: u64, from: u64, len: usize) {
@@ -432,7 +513,7 @@ api! {
 
 /// The pitch of one row has no meaning.
 fn rows_to_set(start: u64, pitch: usize, height: usize) -> Rows {
-    Rows { start, pitch: if height == 1 { 0 } else { pitch as u64 } }
+    Rows { start, pitch: if height == 1 { 0 } else { pitch as u64 }, slice: 0 }
 }
 
 fn peers(to: usize, from: usize) -> Outcome {

@@ -1,12 +1,13 @@
 //! Devices, and the start of the driver.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::code::{Code, Outcome};
 use crate::context::Primary;
-use crate::guard::{Out, Text, log, write_text};
+use crate::guard::{Out, Text, lock, log, write_text};
 use crate::heap::Heap;
 use crate::memfd;
 use crate::settings::Settings;
@@ -113,8 +114,40 @@ pub(crate) fn blocks_of_processor(threads: u32, shared: u32) -> u32 {
     by_threads.min(by_shared).min(BLOCKS_OF_PROCESSOR)
 }
 
+/// `CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`: the CPU reaches memory of devices at its address.
+const HOST_PAGE_TABLES: c_int = 100;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`, and its bit for calls of the host.
+const FLUSH_OPTIONS: c_int = 117;
+const FLUSH_BY_HOST: c_int = 1;
+/// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`.
+const REDUCTIONS: c_int = 148;
+
+/// Attributes that the program has set.
+static SET: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
+/// Calls of cuFlushGPUDirectRDMAWrites, and reductions of streams since the last one.
+static FLUSHES: AtomicU64 = AtomicU64::new(0);
+static REDUCED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether programs may access memory of devices by the CPU: the driver says so of Grace.
+pub(crate) fn is_coherent() -> bool {
+    lock(&SET).get(&HOST_PAGE_TABLES).is_some_and(|value| *value != 0)
+}
+
+/// Whether streams have reductions.
+pub(crate) fn reduces() -> bool {
+    lock(&SET).get(&REDUCTIONS).is_none_or(|value| *value != 0)
+}
+
+/// Counts a reduction of a stream.
+pub(crate) fn count_reduction() {
+    REDUCED.fetch_add(1, Ordering::SeqCst);
+}
+
 /// The attribute's value; 0 for features that there are not. The reference lists the numbers.
 fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> {
+    if let Some(value) = lock(&SET).get(&number) {
+        return Ok(*value);
+    }
     let value = match number {
         1 => MOST_THREADS as c_int,
         2..=4 => MOST_BLOCK[number as usize - 2] as c_int,
@@ -157,11 +190,12 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         111 => 1024,
         113 | 115..=117 => 1,
         118 => 200,
-        // Dma-bufs.
-        124 => 1,
-        126 => 1,
+        // Dma-bufs, and events of several processes.
+        124..=126 => 1,
         // NUMA nodes that are unknown.
         131 | 134 => -1,
+        // Atomic reductions by streams.
+        148 => 1,
         number if (1..=162).contains(&number) => 0,
         _ => return Err(Code::INVALID_VALUE),
     };
@@ -322,7 +356,28 @@ api! {
     /// Processors of other GPUs and the host see writes at once.
     cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
         crate::context::current()?;
-        if target == 0 && (scope == 100 || scope == 200) { Ok(()) } else { Err(Code::INVALID_VALUE) }
+        if lock(&SET).get(&FLUSH_OPTIONS).is_some_and(|options| options & FLUSH_BY_HOST == 0) {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        if target != 0 || (scope != 100 && scope != 200) {
+            return Err(Code::INVALID_VALUE);
+        }
+        FLUSHES.fetch_add(1, Ordering::SeqCst);
+        REDUCED.store(0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Sets an attribute of all devices in this process, for tests of programs that choose by attributes. NVIDIA's driver has no such function.
+    cuSoftGpuSetAttribute(number: c_int, value: c_int) {
+        started()?;
+        lock(&SET).insert(number, value);
+        Ok(())
+    }
+
+    /// The number of flushes by this process, and of reductions by streams since the last one. NVIDIA's driver has no such function.
+    cuSoftGpuFlushes(flushes: Out<u64>, reduced: Out<u64>) {
+        flushes.set(FLUSHES.load(Ordering::SeqCst))?;
+        reduced.set(REDUCED.load(Ordering::SeqCst))
     }
 }
 

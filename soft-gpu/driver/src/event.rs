@@ -1,4 +1,4 @@
-//! Events: points of streams, with their times.
+//! Events: points of streams, with their times. Events of several processes have no times.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -8,19 +8,29 @@ use crate::context;
 use crate::device;
 use crate::guard::{Out, lock};
 use crate::handle::{Table, fresh};
+use crate::shared::Shared;
 use crate::stream::{self, Point};
 
 pub(crate) static EVENTS: Table<Event> = Table::new();
 
-/// Blocking waits, no timing; events of several processes (4) are not supported.
-const DISABLE_TIMING: u32 = 2;
-const INTERPROCESS: u32 = 4;
+/// `CU_EVENT_DISABLE_TIMING` and `CU_EVENT_INTERPROCESS`; 1 is for waits that block.
+pub(crate) const DISABLE_TIMING: u32 = 2;
+pub(crate) const INTERPROCESS: u32 = 4;
 
 pub(crate) struct Event {
     /// The handle of the context.
     pub(crate) context: usize,
     flags: u32,
     recorded: Mutex<Option<Recorded>>,
+    /// The state of an event of several processes.
+    pub(crate) shared: Option<Arc<Shared>>,
+}
+
+/// A record that is not reached.
+pub(crate) enum Pending {
+    Here(Point),
+    /// A record of an event of several processes, by its number.
+    Shared(Arc<Shared>, u64),
 }
 
 #[derive(Clone)]
@@ -30,9 +40,21 @@ struct Recorded {
 }
 
 impl Event {
-    /// The point of the last record, unless it is reached.
-    pub(crate) fn point(&self) -> Option<Point> {
-        lock(&self.recorded).as_ref().map(|recorded| recorded.point.clone()).filter(|point| !point.reached())
+    /// An event of the current context.
+    pub(crate) fn insert(flags: u32, shared: Option<Shared>) -> Outcome<usize> {
+        let (context, handle) = (context::current()?, fresh());
+        let event = Event { context: context.handle, flags, recorded: Mutex::default(), shared: shared.map(Arc::new) };
+        EVENTS.insert(handle, Arc::new(event));
+        Ok(handle)
+    }
+
+    /// The last record, unless it is reached.
+    pub(crate) fn pending(&self) -> Option<Pending> {
+        if let Some(shared) = &self.shared {
+            return shared.pending().map(|number| Pending::Shared(shared.clone(), number));
+        }
+        let point = lock(&self.recorded).as_ref().map(|recorded| recorded.point.clone());
+        point.filter(|point| !point.reached()).map(Pending::Here)
     }
 
     fn check(&self) -> Outcome {
@@ -55,6 +77,13 @@ fn record(handle: usize, stream: usize, flags: u32) -> Outcome {
     }
     if flags > 1 {
         return Err(Code::INVALID_VALUE);
+    }
+    if let Some(shared) = event.shared.clone() {
+        let number = shared.take();
+        let own = shared.clone();
+        stream.give_always(Vec::new(), move |_| own.end(number));
+        shared.publish(number);
+        return Ok(());
     }
     let time = Arc::new(OnceLock::new());
     let own = time.clone();
@@ -81,17 +110,14 @@ fn elapsed(out: Out<f32>, from: usize, to: usize) -> Outcome {
 
 api! {
     cuEventCreate(out: Out<usize>, flags: u32) {
-        let context = context::current()?;
+        context::current()?;
         out.present()?;
-        if flags & INTERPROCESS != 0 && flags & DISABLE_TIMING != 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        if flags & !3 != 0 {
+        let is_shared = flags & INTERPROCESS != 0;
+        if flags & !7 != 0 || (is_shared && flags & DISABLE_TIMING == 0) {
             return Err(Code::INVALID_VALUE);
         }
-        let handle = fresh();
-        EVENTS.insert(handle, Arc::new(Event { context: context.handle, flags, recorded: Mutex::default() }));
-        out.set(handle)
+        let shared = if is_shared { Some(Shared::new()?) } else { None };
+        out.set(Event::insert(flags, shared)?)
     }
 
     cuEventDestroy_v2(handle: usize) {
@@ -109,13 +135,20 @@ api! {
 
     cuEventQuery(handle: usize) {
         let event = by_handle(handle)?;
-        if event.point().is_some() { Err(Code::NOT_READY) } else { event.check() }
+        match event.pending() {
+            None => return event.check(),
+            Some(Pending::Here(_)) => {}
+            Some(Pending::Shared(shared, number)) => shared.check(number)?,
+        }
+        Err(Code::NOT_READY)
     }
 
     cuEventSynchronize(handle: usize) {
         let event = by_handle(handle)?;
-        if let Some(point) = event.point() {
-            point.wait();
+        match event.pending() {
+            None => {}
+            Some(Pending::Here(point)) => point.wait(),
+            Some(Pending::Shared(shared, number)) => shared.wait(number)?,
         }
         event.check()
     }

@@ -1,7 +1,7 @@
-//! IPC handles: memory of cuMemAlloc that other processes open.
+//! IPC handles: memory of cuMemAlloc, and events, that other processes open.
 //!
-//! A handle names the memory file of the device in the process that made the handle, and a part of the file. The other process opens the
-//! file through `/proc`, so both processes have one user.
+//! A handle names the memory file of the device or of the event in the process that made the handle, and a part of the file. The other
+//! process opens the file through `/proc`, so both processes have one user.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -12,16 +12,18 @@ use std::sync::Mutex;
 use crate::code::{Code, Outcome};
 use crate::context;
 use crate::device;
+use crate::event::{self, Event};
 use crate::guard::{In, Out, lock, log};
 use crate::memfd;
+use crate::shared::{self, Shared};
 use crate::space::{self, Entry, Kind};
 
-/// `CUipcMemHandle`, whose bytes are a [`Name`].
+/// `CUipcMemHandle` and `CUipcEventHandle`, whose bytes are a [`Name`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Handle([u8; 64]);
 
-/// The memory that a handle names.
+/// The memory that a handle names: an allocation, or the page of an event.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
@@ -34,13 +36,14 @@ pub(crate) struct Name {
     file: u64,
     start: u64,
     len: u64,
-    /// A number that no other allocation of that process has.
+    /// A number that no other allocation of that process has; 0 for an event.
     id: u64,
     reserved: u64,
 }
 
 const _: () = assert!(size_of::<Name>() == size_of::<Handle>());
 const MAGIC: [u8; 8] = *b"softgpu1";
+const EVENT_MAGIC: [u8; 8] = *b"softgpuE";
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which the reference asks for.
 const LAZY: u32 = 1;
 
@@ -57,23 +60,23 @@ struct Opened {
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
 impl Name {
-    /// The memory file.
+    /// The memory file, which has that name.
     ///
     /// # Errors
     /// `CUDA_ERROR_MAP_FAILED`.
-    fn open(&self) -> Outcome<OwnedFd> {
+    fn open(&self, name: &str) -> Outcome<OwnedFd> {
         let path = format!("/proc/{}/fd/{}", self.process, self.descriptor);
         let failed = |why: String| {
             log(format_args!(
-                "cuIpcOpenMemHandle: process {} has no such memory ({path}: {why}); it must run, belong to the same user and container, \
-                 and not have freed the memory",
+                "an IPC handle: process {} has no such memory or event ({path}: {why}); it must run, belong to the same user and \
+                 container, and not have freed the memory or the event",
                 self.process
             ));
             Code::MAP_FAILED
         };
         // Only a file of this name is opened: to open some files has effects.
         let link = std::fs::read_link(&path).map_err(|error| failed(error.to_string()))?;
-        if !link.to_string_lossy().starts_with(&format!("/memfd:{}{} ", crate::heap::NAME, self.device)) {
+        if !link.to_string_lossy().starts_with(&format!("/memfd:{name} ")) {
             return Err(failed(format!("it is {}", link.display())));
         }
         let file = File::options().read(true).write(true).open(&path).map_err(|error| failed(error.to_string()))?;
@@ -151,7 +154,7 @@ api! {
             known.count += 1;
             return out.set(known.address);
         }
-        let file = name.open()?;
+        let file = name.open(&format!("{}{ordinal}", crate::heap::NAME))?;
         let page = memfd::page_size();
         let skip = name.start % page;
         let len = usize::try_from(skip + name.len).map_err(|_| Code::MAP_FAILED)?;
@@ -163,6 +166,40 @@ api! {
         space::add(entry);
         opened.push(Opened { context: context.handle, name, address, pages: (pages, len), count: 1 });
         out.set(address)
+    }
+
+    cuIpcGetEventHandle(out: Out<Name>, event: usize) {
+        let event = event::by_handle(event)?;
+        out.present()?;
+        let shared = event.shared.as_ref().ok_or(Code::INVALID_VALUE)?;
+        let about = nix::sys::stat::fstat(&shared.file).map_err(|_| Code::OPERATING_SYSTEM)?;
+        out.set(Name {
+            magic: EVENT_MAGIC,
+            process: std::process::id(),
+            descriptor: shared.file.as_raw_fd(),
+            device: 0,
+            file: about.st_ino,
+            start: 0,
+            len: memfd::page_size(),
+            id: 0,
+            reserved: 0,
+        })
+    }
+
+    /// The event is one of the current context. A handle of this process is refused, as one of memory is.
+    cuIpcOpenEventHandle(out: Out<usize>, handle: Handle) {
+        context::current()?;
+        out.present()?;
+        let name = In::<Name>::at_address(handle.0.as_ptr() as usize).get()?;
+        let known = Name { magic: EVENT_MAGIC, device: 0, start: 0, len: memfd::page_size(), id: 0, reserved: 0, ..name };
+        if name != known {
+            return Err(Code::INVALID_HANDLE);
+        }
+        if name.process == std::process::id() {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        let file = name.open(shared::NAME)?;
+        out.set(Event::insert(event::DISABLE_TIMING | event::INTERPROCESS, Some(Shared::map(file)?))?)
     }
 
     cuIpcCloseMemHandle(address: u64) {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use soft_gpu_ptx::{Kernel, Launch, TrapKind};
+use soft_gpu_ptx::{Kernel, Launch, Time, TrapKind};
 
 use crate::code::{Code, Outcome};
 use crate::device::{self, MOST_BLOCK, MOST_GRID};
@@ -112,6 +112,7 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
         shared: shape.shared,
         parameters: arguments.bytes(&function.kernel)?,
         seed: settings.seed.wrapping_add(number),
+        time: Time::System,
         watchdog: settings.watchdog,
         weak: settings.weak,
     };

@@ -32,6 +32,7 @@ mod module;
 mod pointer;
 mod pool;
 mod settings;
+mod shared;
 mod space;
 mod stream;
 #[allow(non_snake_case)]

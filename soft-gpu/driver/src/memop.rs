@@ -1,10 +1,11 @@
-//! Operations of streams on words of memory: waits for a value, and writes.
+//! Operations of streams on words of memory: waits for a value, writes, and atomic reductions.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::code::{Code, Outcome};
 use crate::context::{CONTEXTS, Fault};
+use crate::device;
 use crate::guard::{In, log};
 use crate::memfd;
 use crate::space::{self, Running};
@@ -33,6 +34,10 @@ const FLUSH: u32 = 3;
 const WAIT_64: u32 = 4;
 const WRITE_64: u32 = 5;
 const BARRIER: u32 = 6;
+const REDUCE: u32 = 8;
+/// `CUstreamAtomicReductionDataType`.
+const UNSIGNED_32: u32 = 14;
+const UNSIGNED_64: u32 = 22;
 /// `CU_STREAM_WAIT_VALUE_FLUSH`: writes of cards are in order with the words here.
 const WAIT_AND_FLUSH: u32 = 1 << 30;
 /// Most operations of a call.
@@ -62,9 +67,18 @@ impl Until {
     }
 }
 
+/// `CUstreamAtomicReductionOpType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reduction {
+    Add,
+    And,
+    Or,
+}
+
 enum Act {
     Wait(Until),
     Write,
+    Reduce(Reduction),
 }
 
 struct Operation {
@@ -80,6 +94,12 @@ impl Operation {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
     fn read(from: &Parameters, device: usize, newest: bool) -> Outcome<Option<Self>> {
+        if from.operation == REDUCE && newest {
+            if !device::reduces() {
+                return Err(Code::NOT_SUPPORTED);
+            }
+            return Self::reduction(from).filter(|one| one.good(device)).map(Some).ok_or(Code::INVALID_VALUE);
+        }
         let wide = [WAIT_64, WRITE_64].contains(&from.operation);
         let act = match (from.operation, from.flags) {
             (FLUSH, _) if from.only_flags == 0 => return Ok(None),
@@ -98,9 +118,26 @@ impl Operation {
         };
         let value = if wide { from.value } else { u64::from(from.value as u32) };
         let operation = Self { act, address: from.address, value, wide };
-        let aligned = from.address.is_multiple_of(operation.size());
-        let good = aligned && operation.allowed(device);
-        if good { Ok(Some(operation)) } else { Err(Code::INVALID_VALUE) }
+        if operation.good(device) { Ok(Some(operation)) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    /// The parameters of a reduction lie elsewhere: operation and type where the others have the address, then address and value.
+    fn reduction(from: &Parameters) -> Option<Self> {
+        let (reduction, kind) = (from.address as u32, (from.address >> 32) as u32);
+        let reduction = match reduction {
+            0 => Reduction::Add,
+            5 => Reduction::And,
+            6 => Reduction::Or,
+            _ => return None,
+        };
+        let value = u64::from(from.flags) | u64::from(from.pad) << 32;
+        let wide = kind == UNSIGNED_64;
+        let good = from.only_flags == 0 && (wide || kind == UNSIGNED_32);
+        good.then_some(Self { act: Act::Reduce(reduction), address: from.value, value, wide })
+    }
+
+    fn good(&self, device: usize) -> bool {
+        self.address.is_multiple_of(self.size()) && self.allowed(device)
     }
 
     fn size(&self) -> u64 {
@@ -108,7 +145,7 @@ impl Operation {
     }
 
     fn allowed(&self, device: usize) -> bool {
-        space::allowed(device, self.address, self.size(), matches!(self.act, Act::Write))
+        space::allowed(device, self.address, self.size(), !matches!(self.act, Act::Wait(_)))
     }
 
     /// Writes, or looks once whether the wait is over.
@@ -129,9 +166,18 @@ impl Operation {
             // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
             unsafe { AtomicU64::from_ptr(memfd::backing(self.address) as *mut u64) }
         });
+        if let Act::Reduce(_) = self.act {
+            device::count_reduction();
+        }
         match (&self.act, wide) {
             (Act::Write, Some(word)) => word.store(self.value, Ordering::SeqCst),
             (Act::Write, None) => narrow.store(self.value as u32, Ordering::SeqCst),
+            (Act::Reduce(Reduction::Add), Some(word)) => drop(word.fetch_add(self.value, Ordering::SeqCst)),
+            (Act::Reduce(Reduction::And), Some(word)) => drop(word.fetch_and(self.value, Ordering::SeqCst)),
+            (Act::Reduce(Reduction::Or), Some(word)) => drop(word.fetch_or(self.value, Ordering::SeqCst)),
+            (Act::Reduce(Reduction::Add), None) => drop(narrow.fetch_add(self.value as u32, Ordering::SeqCst)),
+            (Act::Reduce(Reduction::And), None) => drop(narrow.fetch_and(self.value as u32, Ordering::SeqCst)),
+            (Act::Reduce(Reduction::Or), None) => drop(narrow.fetch_or(self.value as u32, Ordering::SeqCst)),
             (Act::Wait(until), wide) => {
                 let now =
                     wide.map_or_else(|| u64::from(narrow.load(Ordering::SeqCst)), |word| word.load(Ordering::SeqCst));

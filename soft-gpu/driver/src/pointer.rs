@@ -20,7 +20,7 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
         1 => out.cast::<usize>().set(entry.context),
         2 => out.cast::<u32>().set(if on_host { HOST } else { DEVICE }),
         3 => out.cast::<u64>().set(address),
-        4 if on_host => out.cast::<u64>().set(address),
+        4 if on_host || device::is_coherent() => out.cast::<u64>().set(address),
         4 | 5 => Err(Code::INVALID_VALUE),
         6 => out.cast::<u32>().set(0),
         7 | 20 => out.cast::<u64>().set(entry.id),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use crate::code::{Code, Outcome};
 use crate::context::{self, CONTEXTS, Context, Fault};
 use crate::device;
-use crate::event::{self, Event};
+use crate::event::{self, Event, Pending};
 use crate::guard::{Out, lock, log};
 use crate::handle::{Table, fresh};
 
@@ -316,8 +316,12 @@ api! {
         if flags > 1 {
             return Err(Code::INVALID_VALUE);
         }
-        if let Some(point) = event.point() {
-            stream.give_always(vec![point], |_| ());
+        match event.pending() {
+            None => {}
+            Some(Pending::Here(point)) => drop(stream.give_always(vec![point], |_| ())),
+            Some(Pending::Shared(shared, number)) => drop(stream.give_always(Vec::new(), move |fault| {
+                shared.wait(number).unwrap_or_else(|code| fault.set(code));
+            })),
         }
         Ok(())
     }

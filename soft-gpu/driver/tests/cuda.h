@@ -48,7 +48,8 @@ enum {
     CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE = 720,
     CUDA_ERROR_NOT_PERMITTED = 800,
-    CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_UNKNOWN = 999
 };
 
 typedef struct {
@@ -85,6 +86,9 @@ typedef struct {
 typedef struct {
     char reserved[64];
 } CUipcMemHandle;
+typedef struct {
+    char reserved[64];
+} CUipcEventHandle;
 
 typedef struct {
     size_t srcXInBytes, srcY;
@@ -102,6 +106,22 @@ typedef struct {
     size_t WidthInBytes, Height;
 } CUDA_MEMCPY2D;
 
+typedef struct {
+    size_t srcXInBytes, srcY, srcZ, srcLOD;
+    int srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    void *srcArray, *reserved0;
+    size_t srcPitch, srcHeight;
+    size_t dstXInBytes, dstY, dstZ, dstLOD;
+    int dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    void *dstArray, *reserved1;
+    size_t dstPitch, dstHeight;
+    size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+
 typedef union {
     int operation;
     struct {
@@ -115,8 +135,24 @@ typedef union {
         int operation;
         unsigned flags;
     } flushRemoteWrites;
+    struct {
+        int operation;
+        unsigned flags;
+        int reductionOp, dataType;
+        CUdeviceptr address;
+        uint64_t value;
+        CUdeviceptr alias;
+    } atomicReduction;
     uint64_t pad[6];
 } CUstreamBatchMemOpParams;
+
+#define CU_STREAM_MEM_OP_ATOMIC_REDUCTION 8
+#define CU_STREAM_ATOMIC_REDUCTION_OP_ADD 0
+#define CU_STREAM_ATOMIC_REDUCTION_OP_AND 5
+#define CU_STREAM_ATOMIC_REDUCTION_OP_OR 6
+#define CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32 14
+#define CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64 22
+#define CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED 148
 
 #define CU_MEMORYTYPE_HOST 1
 #define CU_MEMORYTYPE_DEVICE 2
@@ -147,6 +183,7 @@ typedef union {
 #define CU_MEMHOSTREGISTER_IOMEMORY 4
 #define CU_STREAM_NON_BLOCKING 1
 #define CU_EVENT_DISABLE_TIMING 2
+#define CU_EVENT_INTERPROCESS 4
 #define CU_JIT_ERROR_LOG_BUFFER 5
 #define CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES 6
 #define CU_JIT_INPUT_CUBIN 0
@@ -174,6 +211,8 @@ typedef union {
 #define cuMemHostRegister cuMemHostRegister_v2
 #define cuMemcpy2D cuMemcpy2D_v2
 #define cuMemcpy2DAsync cuMemcpy2DAsync_v2
+#define cuMemcpy3D cuMemcpy3D_v2
+#define cuMemcpy3DAsync cuMemcpy3DAsync_v2
 #define cuMemcpyDtoD cuMemcpyDtoD_v2
 #define cuMemcpyDtoDAsync cuMemcpyDtoDAsync_v2
 #define cuMemcpyDtoH cuMemcpyDtoH_v2
@@ -232,7 +271,9 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, si
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
 CUresult cuIpcCloseMemHandle(CUdeviceptr address);
+CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event);
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address);
+CUresult cuIpcOpenEventHandle(CUevent *event, CUipcEventHandle handle);
 CUresult cuIpcOpenMemHandle(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags);
 CUresult cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags);
 CUresult cuMemFree(CUdeviceptr address);
@@ -257,6 +298,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpy2D(const CUDA_MEMCPY2D *copy);
 CUresult cuMemcpy2DAsync(const CUDA_MEMCPY2D *copy, CUstream stream);
+CUresult cuMemcpy3D(const CUDA_MEMCPY3D *copy);
+CUresult cuMemcpy3DAsync(const CUDA_MEMCPY3D *copy, CUstream stream);
 CUresult cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes);
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream);
 CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes);

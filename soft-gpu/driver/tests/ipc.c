@@ -1,11 +1,9 @@
 /* Memory of cuMemAlloc in two processes: the first one writes, the second one opens the memory by its handle, reads and writes, and a
    kernel of the second one writes. ipc FILE.ptx */
 #define _GNU_SOURCE
-#include "common.h"
+#include "two_processes.h"
 
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 /* The allocation ends in the middle of a page, and is not the first one. */
 enum { BYTES = 3 * 65536 + 100 };
@@ -14,15 +12,10 @@ static unsigned char pattern(int i, int seed) {
     return (unsigned char)(i * 7 + (i >> 8) + seed);
 }
 
-static void transfer(int fd, void *bytes, size_t count, int write_it) {
-    ssize_t done = write_it ? write(fd, bytes, count) : read(fd, bytes, count);
-    if (done != (ssize_t)count) {
-        printf("FAILED the other process is gone\n");
-        exit(101);
-    }
-}
+/* The file of the kernel. */
+static const char *ptx;
 
-static void other_process(const char *ptx, int from, int to) {
+static void other_process(int from, int to) {
     CUcontext context;
     CUmodule module;
     CUfunction store;
@@ -125,21 +118,8 @@ static void owner(int from, int to) {
 }
 
 int main(int argc, char **argv) {
-    int to_owner[2], to_other[2], status = 0, all = 0;
-    if (argc != 2 || pipe(to_owner) != 0 || pipe(to_other) != 0)
+    if (argc != 2)
         return 2;
-    for (int other = 0; other < 2; other++) {
-        if (fork() == 0) {
-            close(other ? to_owner[0] : to_owner[1]);
-            close(other ? to_other[1] : to_other[0]);
-            if (other)
-                other_process(argv[1], to_other[0], to_owner[1]);
-            owner(to_owner[0], to_other[1]);
-        }
-    }
-    close(to_other[1]);
-    close(to_owner[1]);
-    while (wait(&status) > 0)
-        all += WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-    return all;
+    ptx = argv[1];
+    return in_two_processes(owner, other_process);
 }

@@ -205,6 +205,64 @@ static void streams(void) {
     CALL(cuMemFree(memory));
 }
 
+/* A cuboid of the middle of slices goes to the device and back; the rest stays. */
+static void cuboids(void) {
+    enum { PITCH = 40, ROWS = 12, SLICES = 6, WIDTH = 21, HEIGHT = 7, DEPTH = 3, X = 5, Y = 2, Z = 1 };
+    static unsigned char host[SLICES][ROWS][PITCH], back[SLICES][ROWS][PITCH];
+    for (int z = 0; z < SLICES; z++)
+        for (int y = 0; y < ROWS; y++)
+            for (int x = 0; x < PITCH; x++)
+                host[z][y][x] = (unsigned char)(z * 77 + y * 31 + x);
+    memset(back, 0xee, sizeof back);
+    CUdeviceptr memory;
+    CALL(cuMemAlloc(&memory, 512 * 9 * 4));
+    CUDA_MEMCPY3D copy;
+    memset(&copy, 0, sizeof copy);
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = host;
+    copy.srcPitch = PITCH;
+    copy.srcHeight = ROWS;
+    copy.srcXInBytes = X;
+    copy.srcY = Y;
+    copy.srcZ = Z;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = memory;
+    copy.dstPitch = 512;
+    copy.dstHeight = 9;
+    copy.dstXInBytes = 3;
+    copy.dstY = 2;
+    copy.dstZ = 1;
+    copy.WidthInBytes = WIDTH;
+    copy.Height = HEIGHT;
+    copy.Depth = DEPTH;
+    CALL(cuMemcpy3D(&copy));
+    copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
+    copy.srcDevice = memory;
+    copy.srcPitch = 512;
+    copy.srcHeight = 9;
+    copy.srcXInBytes = 3;
+    copy.srcY = 2;
+    copy.srcZ = 1;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = back;
+    copy.dstPitch = PITCH;
+    copy.dstHeight = ROWS;
+    copy.dstXInBytes = X;
+    copy.dstY = Y;
+    copy.dstZ = Z;
+    CALL(cuMemcpy3DAsync(&copy, NULL));
+    CALL(cuStreamSynchronize(NULL));
+    int right = 0;
+    for (int z = 0; z < SLICES; z++)
+        for (int y = 0; y < ROWS; y++)
+            for (int x = 0; x < PITCH; x++) {
+                int inside = z >= Z && z < Z + DEPTH && y >= Y && y < Y + HEIGHT && x >= X && x < X + WIDTH;
+                right += back[z][y][x] == (inside ? host[z][y][x] : 0xee);
+            }
+    CHECK(right == SLICES * ROWS * PITCH);
+    CALL(cuMemFree(memory));
+}
+
 /* A rectangle of the middle of rows goes to the device, within it and back; the rest stays. */
 static void rectangles(void) {
     enum { PITCH = 96, ROWS = 40, WIDTH = 50, HEIGHT = 30, X = 7, Y = 5 };
@@ -375,6 +433,47 @@ static void words(void) {
     CALL(cuStreamDestroy(other));
 }
 
+static CUstreamBatchMemOpParams reduction(int operation, int type, CUdeviceptr address, uint64_t value) {
+    CUstreamBatchMemOpParams step;
+    memset(&step, 0, sizeof step);
+    step.atomicReduction.operation = CU_STREAM_MEM_OP_ATOMIC_REDUCTION;
+    step.atomicReduction.reductionOp = operation;
+    step.atomicReduction.dataType = type;
+    step.atomicReduction.address = address;
+    step.atomicReduction.value = value;
+    return step;
+}
+
+/* Two streams add to one word at the same time, and a sum of 32 bits stays in its word. */
+static void reductions(void) {
+    enum { ROUNDS = 50, STEPS = 100 };
+    CUstream streams[2];
+    CUdeviceptr memory;
+    CUstreamBatchMemOpParams steps[STEPS];
+    uint64_t values[3] = {1, 0xffffffff00000000, 0xf0f0};
+    int supported = 0;
+    CALL(cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED, 0));
+    CHECK(supported == 1);
+    CALL(cuMemAlloc(&memory, 24));
+    CALL(cuMemcpyHtoD(memory, values, 24));
+    for (int i = 0; i < STEPS; i++)
+        steps[i] = reduction(CU_STREAM_ATOMIC_REDUCTION_OP_ADD, CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, memory, 1ull << 33);
+    for (int i = 0; i < 2; i++) CALL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < 2; i++) CALL(cuStreamBatchMemOp(streams[i], STEPS, steps, 0));
+    steps[0] = reduction(CU_STREAM_ATOMIC_REDUCTION_OP_ADD, CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32, memory + 8, 3);
+    steps[1] = reduction(CU_STREAM_ATOMIC_REDUCTION_OP_ADD, CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32, memory + 12, 2);
+    steps[2] = reduction(CU_STREAM_ATOMIC_REDUCTION_OP_AND, CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, memory + 16, 0xff00);
+    steps[3] = reduction(CU_STREAM_ATOMIC_REDUCTION_OP_OR, CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32, memory + 16, 7);
+    CALL(cuStreamBatchMemOp(streams[0], 4, steps, 0));
+    for (int i = 0; i < 2; i++) CALL(cuStreamSynchronize(streams[i]));
+    CALL(cuMemcpyDtoH(values, memory, 24));
+    CHECK(values[0] == 1 + (2ull * ROUNDS * STEPS << 33));
+    CHECK(values[1] == 0x0000000100000003 && values[2] == 0xf007);
+    CALL(cuMemFree(memory));
+    for (int i = 0; i < 2; i++) CALL(cuStreamDestroy(streams[i]));
+}
+
 static void lookup(void) {
     CUresult (*version)(int *) = NULL;
     void *function = NULL, *same = NULL;
@@ -410,8 +509,10 @@ int main(void) {
     host_memory();
     streams();
     rectangles();
+    cuboids();
     pools();
     words();
+    reductions();
     lookup();
     CALL(cuCtxDestroy(context));
     return failures;

@@ -94,6 +94,57 @@ static void memory(void) {
     EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemAllocManaged(&other, 16, 1));
 }
 
+static void cuboids(void) {
+    CUdeviceptr memory;
+    CUDA_MEMCPY3D copy;
+    char bytes[64];
+    CALL(cuMemAlloc(&memory, 4096));
+    memset(&copy, 0, sizeof copy);
+    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+    copy.srcHost = bytes;
+    copy.srcPitch = 8;
+    copy.srcHeight = 2;
+    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+    copy.dstDevice = memory;
+    copy.dstPitch = 512;
+    copy.dstHeight = 2;
+    copy.WidthInBytes = 8;
+    copy.Height = 2;
+    copy.Depth = 4;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(NULL));
+    EXPECT(CUDA_SUCCESS, cuMemcpy3D(&copy));
+    copy.Depth = 0;
+    EXPECT(CUDA_SUCCESS, cuMemcpy3D(&copy));
+    copy.Depth = 5;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.Depth = (size_t)1 << 60;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DAsync(&copy, NULL));
+    copy.Depth = 4;
+    copy.dstZ = 1;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.dstZ = (size_t)1 << 60;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.dstZ = 0;
+    copy.dstHeight = 1;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.dstHeight = 2;
+    copy.srcY = 1;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.srcY = 0;
+    copy.srcPitch = 7;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.srcPitch = 8;
+    copy.srcLOD = 1;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.srcLOD = 0;
+    copy.reserved1 = bytes;
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
+    copy.reserved1 = NULL;
+    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy3D(&copy));
+    CALL(cuMemFree(memory));
+}
+
 static void rectangles(void) {
     CUdeviceptr memory;
     CUDA_MEMCPY2D copy;
@@ -200,6 +251,21 @@ static void words(void) {
     memset(&step, 0, sizeof step);
     step.operation = 99;
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 1, &step, 0));
+    /* Type, operation, flags, alignment and place of a reduction. */
+    const struct { int type, operation; unsigned flags; CUdeviceptr address; } bad[] = {
+        {15, 0, 0, memory}, {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 1, 0, memory},
+        {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 0, 1, memory}, {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 0, 0, memory + 4},
+        {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 0, 0, memory + 16}, {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32, 0, 0, 0},
+    };
+    for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
+        memset(&step, 0, sizeof step);
+        step.atomicReduction.operation = CU_STREAM_MEM_OP_ATOMIC_REDUCTION;
+        step.atomicReduction.flags = bad[i].flags;
+        step.atomicReduction.reductionOp = bad[i].operation;
+        step.atomicReduction.dataType = bad[i].type;
+        step.atomicReduction.address = bad[i].address;
+        EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 1, &step, 0));
+    }
     CALL(cuMemFree(memory));
 }
 
@@ -319,6 +385,7 @@ static void streams_and_events(CUcontext other) {
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamCreate(&stream, 0x100));
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuStreamSynchronize((CUstream)&time));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuEventCreate(&event, 0x100));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuEventCreate(&event, CU_EVENT_INTERPROCESS));
     CALL(cuEventCreate(&event, 0));
     CALL(cuEventCreate(&timeless, CU_EVENT_DISABLE_TIMING));
     EXPECT(CUDA_SUCCESS, cuEventQuery(event));
@@ -440,6 +507,7 @@ int main(int argc, char **argv) {
     CALL(cuCtxCreate(&context, 0, 0));
     memory();
     rectangles();
+    cuboids();
     pools();
     words();
     libraries(argv[1]);

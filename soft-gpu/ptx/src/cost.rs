@@ -8,6 +8,7 @@ use crate::error::Trap;
 use crate::launch::Launch;
 use crate::memory::Memory;
 use crate::program::{Kernel, Loaded};
+use crate::scheduler::Watch;
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
@@ -49,7 +50,7 @@ pub fn cost(
     stop: &AtomicBool,
     doorbells: &[u64],
 ) -> Result<Vec<Cost>, Trap> {
-    crate::launch::run_with(loaded, kernel, launch, memory, stop, Some(doorbells)).map(|(_, costs)| costs)
+    crate::launch::run_with(loaded, kernel, launch, memory, stop, Watch::Cost(doorbells)).map(|ended| ended.costs)
 }
 
 /// The depths of one thread.

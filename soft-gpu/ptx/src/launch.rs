@@ -1,10 +1,11 @@
 //! One launch of a kernel.
 
-use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::memory::Memory;
 use crate::program::{Kernel, Loaded};
-use crate::scheduler::Scheduler;
+use crate::scheduler::{Ended, Scheduler, Watch};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -12,6 +13,16 @@ use std::time::Duration;
 pub const PROCESSORS: u32 = 132;
 /// Bytes of shared memory of a block.
 const MOST_SHARED: u64 = 227 << 10;
+
+/// What `%globaltimer` and the watchdog count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Time {
+    /// Nanoseconds of the system's clock.
+    #[default]
+    System,
+    /// Instructions of all threads, one a nanosecond: a launch that nothing else changes is the same on every run of its seed.
+    Instructions,
+}
 
 /// What a launch is given.
 #[derive(Clone, Debug)]
@@ -26,6 +37,8 @@ pub struct Launch {
     pub parameters: Vec<u8>,
     /// The seed of the interleaving.
     pub seed: u64,
+    /// What `%globaltimer` and the watchdog count.
+    pub time: Time,
     /// The longest time that the kernel may take.
     pub watchdog: Option<Duration>,
     /// Stores leave a thread in seeded order; only fences, releases and atomics force them.
@@ -35,7 +48,7 @@ pub struct Launch {
 impl Launch {
     /// A launch without dynamic shared memory, with seed 0, no watchdog, and memory in program order.
     pub fn new(grid: [u32; 3], block: [u32; 3], parameters: Vec<u8>) -> Self {
-        Self { grid, block, shared: 0, parameters, seed: 0, watchdog: None, weak: false }
+        Self { grid, block, shared: 0, parameters, seed: 0, time: Time::System, watchdog: None, weak: false }
     }
 }
 
@@ -71,10 +84,32 @@ pub fn run(
     memory: &dyn Memory,
     stop: &AtomicBool,
 ) -> Result<Statistics, Trap> {
-    run_with(loaded, kernel, launch, memory, stop, None).map(|(statistics, _)| statistics)
+    run_with(loaded, kernel, launch, memory, stop, Watch::Nothing).map(|ended| ended.statistics)
 }
 
-/// Runs a kernel, and counts what each thread spends if there are doorbells.
+/// Runs a kernel as [`run`] does, and returns the lines of its modules that threads have executed.
+///
+/// # Errors
+///
+/// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
+pub fn executed(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+) -> Result<BTreeSet<(Arc<str>, u32)>, Trap> {
+    let ended = run_with(loaded, kernel, launch, memory, stop, Watch::Lines)?;
+    let functions = loaded.program().functions.iter().zip(&ended.executed);
+    let lines = functions.flat_map(|(function, executed)| {
+        let lines = function.body.lines.iter().zip(executed).filter(|(_, executed)| **executed);
+        lines.map(|(&line, _)| (function.module.clone(), line))
+    });
+    Ok(lines.collect())
+}
+
+/// Runs a kernel, and notes what the caller asks for.
 #[allow(clippy::result_large_err)]
 pub fn run_with(
     loaded: &Loaded,
@@ -82,8 +117,8 @@ pub fn run_with(
     launch: &Launch,
     memory: &dyn Memory,
     stop: &AtomicBool,
-    doorbells: Option<&[u64]>,
-) -> Result<(Statistics, Vec<Cost>), Trap> {
+    watch: Watch<'_>,
+) -> Result<Ended, Trap> {
     if let Err((kind, cause)) = possible(kernel, launch) {
         return Err(Trap {
             kind,
@@ -96,7 +131,7 @@ pub fn run_with(
             cause,
         });
     }
-    Scheduler::new(loaded, kernel, launch, memory, stop, doorbells).run().map_err(|trap| *trap)
+    Scheduler::new(loaded, kernel, launch, memory, stop, watch).run().map_err(|trap| *trap)
 }
 
 /// Whether a GPU could start the launch.

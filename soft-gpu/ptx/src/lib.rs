@@ -20,7 +20,7 @@ mod weak;
 
 pub use cost::{Cost, cost};
 pub use error::{Error, Kind, Trap, TrapKind};
-pub use launch::{Launch, Statistics, run};
+pub use launch::{Launch, Statistics, Time, executed, run};
 pub use memory::{Memory, Process, Range};
 pub use module::Module;
 pub use program::{Global, Kernel, Loaded, Parameter, Program};

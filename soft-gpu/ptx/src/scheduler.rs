@@ -3,7 +3,7 @@
 use crate::code::{ALWAYS, Op, Scope, Vote};
 use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
-use crate::launch::{Launch, PROCESSORS, Statistics};
+use crate::launch::{Launch, PROCESSORS, Statistics, Time};
 use crate::memory::{Memory, View};
 use crate::program::{Kernel, Loaded};
 use crate::thread::{Core, Event, Fault, Place, State, Thread};
@@ -43,6 +43,24 @@ pub struct Block {
     ready: u32,
 }
 
+/// What a run notes beside its statistics.
+pub enum Watch<'a> {
+    Nothing,
+    /// What each thread spends, with these doorbells.
+    Cost(&'a [u64]),
+    /// The lines that threads execute.
+    Lines,
+}
+
+/// A kernel that has ended.
+pub struct Ended {
+    pub statistics: Statistics,
+    /// What each thread spent, if the run noted it.
+    pub costs: Vec<Cost>,
+    /// The instructions of each function that a thread has executed, if the run noted them.
+    pub executed: Vec<Vec<bool>>,
+}
+
 /// A thread: its block's place in the table, and its index.
 type Id = (u32, u32);
 
@@ -79,16 +97,24 @@ impl<'a> Scheduler<'a> {
         launch: &'a Launch,
         memory: &'a dyn Memory,
         stop: &'a AtomicBool,
-        doorbells: Option<&'a [u64]>,
+        watch: Watch<'a>,
     ) -> Self {
+        let (doorbells, notes) = match watch {
+            Watch::Nothing => (None, false),
+            Watch::Cost(doorbells) => (Some(doorbells), false),
+            Watch::Lines => (None, true),
+        };
+        let functions = &loaded.program().functions;
         let core = Core {
             program: loaded.program(),
             templates: loaded.templates(kernel),
             view: View::new(memory),
             statistics: Statistics::default(),
+            time: launch.time,
             quiet: 0,
             weak: launch.weak.then(|| Weak::new(launch.seed)),
             doorbells,
+            executed: notes.then(|| functions.iter().map(|function| vec![false; function.body.code.len()]).collect()),
         };
         Self {
             core,
@@ -108,14 +134,16 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    pub fn run(mut self) -> Result<(Statistics, Vec<Cost>), Box<Trap>> {
+    pub fn run(mut self) -> Result<Ended, Box<Trap>> {
         let mut turns = 0u32;
         loop {
             self.begin_blocks();
             if self.active.is_empty() && self.spinning.is_empty() {
                 // All threads that wait would have been an error before.
                 self.core.settle_all().map_err(|fault| self.trap(None, fault))?;
-                return Ok((self.core.statistics, self.costs.into_values().collect()));
+                let Core { statistics, executed, .. } = self.core;
+                let costs = self.costs.into_values().collect();
+                return Ok(Ended { statistics, costs, executed: executed.unwrap_or_default() });
             }
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(CHECK) || self.idle > 0 {
@@ -175,7 +203,7 @@ impl<'a> Scheduler<'a> {
         if self.stop.load(Ordering::Relaxed) {
             return Err(self.trap(any, Fault::new(TrapKind::Stopped, "the kernel was stopped")));
         }
-        if let Some(limit) = self.launch.watchdog.filter(|limit| self.begun.elapsed() > *limit) {
+        if let Some(limit) = self.launch.watchdog.filter(|limit| self.elapsed() > *limit) {
             let cause = format!(
                 "the kernel has not ended after {limit:?}, the watchdog's time; this thread is one of {} that run",
                 self.active.len() + self.spinning.len()
@@ -187,6 +215,13 @@ impl<'a> Scheduler<'a> {
             self.core.view.idle();
         }
         Ok(())
+    }
+
+    fn elapsed(&self) -> Duration {
+        match self.launch.time {
+            Time::System => self.begun.elapsed(),
+            Time::Instructions => Duration::from_nanos(self.core.statistics.instructions),
+        }
     }
 
     /// One thread executes until its turn is over or it has to wait.
@@ -271,7 +306,7 @@ impl<'a> Scheduler<'a> {
             return;
         }
         self.core.statistics.idle += 1;
-        if self.idle / threads > 256 {
+        if self.idle / threads > 256 && self.launch.time == Time::System {
             std::thread::sleep(Duration::from_micros(20));
         } else {
             self.core.view.idle();

@@ -11,7 +11,7 @@ use crate::alu::{Values, combined, compares, compute};
 use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
 use crate::cost::Depths;
 use crate::error::TrapKind;
-use crate::launch::Statistics;
+use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
 use crate::program::Program;
 use crate::weak::{Buffer, Weak};
@@ -131,11 +131,14 @@ pub struct Core<'a> {
     pub templates: Vec<Vec<u64>>,
     pub view: View<'a>,
     pub statistics: Statistics,
+    pub time: Time,
     /// Instructions since the last change of memory.
     pub quiet: u64,
     pub weak: Option<Weak>,
     /// The addresses of doorbells, if the launch counts what a call costs.
     pub doorbells: Option<&'a [u64]>,
+    /// The instructions of each function that a thread has executed, if the caller asks for them.
+    pub executed: Option<Vec<Vec<bool>>>,
 }
 
 impl Core<'_> {
@@ -234,16 +237,15 @@ impl Thread {
     ) -> Result<Event, Fault> {
         let mut left = budget;
         self.spin.progress = false;
-        let result = match (core.doorbells, &mut core.weak) {
-            (None, None) => self.steps::<false, false>(core, shared, place, &mut left),
-            (None, Some(weak)) => {
-                // A result that no instruction needs is not late for ever.
-                if !self.late.is_empty() && weak.one_in(LATE) {
-                    self.happen(core, shared, |_| true)?;
-                }
-                self.steps::<false, true>(core, shared, place, &mut left)
-            }
-            (Some(_), _) => self.steps::<true, true>(core, shared, place, &mut left),
+        // A result that no instruction needs is not late for ever.
+        if !self.late.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(LATE)) {
+            self.happen(core, shared, |_| true)?;
+        }
+        let counts = core.doorbells.is_some() || core.executed.is_some();
+        let result = match (counts, core.weak.is_some()) {
+            (false, false) => self.steps::<false, false>(core, shared, place, &mut left),
+            (false, true) => self.steps::<false, true>(core, shared, place, &mut left),
+            (true, _) => self.steps::<true, true>(core, shared, place, &mut left),
         };
         let done = u64::from(budget - left);
         core.statistics.instructions += done;
@@ -272,8 +274,8 @@ impl Thread {
         }
     }
 
-    /// `COST`: the launch counts what a call costs. `WEAK`: memory may be weak.
-    fn steps<const COST: bool, const WEAK: bool>(
+    /// `COUNTS`: the launch counts what a call costs, or notes what is executed. `WEAK`: memory may be weak.
+    fn steps<const COUNTS: bool, const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
         shared: &mut [u8],
@@ -291,8 +293,11 @@ impl Thread {
             let i = &body.code[pc as usize];
             let base = self.at.base as usize;
             let runs = i.guard == ALWAYS || (self.slots[base + usize::from(i.guard)] != 0) != i.negate;
-            if COST && let Some(doorbells) = core.doorbells {
+            if COUNTS && let Some(doorbells) = core.doorbells {
                 self.account(i, runs, doorbells);
+            }
+            if COUNTS && let Some(executed) = &mut core.executed {
+                executed[self.at.function as usize][pc as usize] |= runs;
             }
             if !runs {
                 self.at.pc = pc + 1;
@@ -462,9 +467,11 @@ impl Thread {
     fn special(&self, core: &Core<'_>, special: Special, place: &Place) -> u64 {
         let lane = self.lane();
         let threads: u32 = place.block.iter().product();
-        let timer = || {
-            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            now.as_nanos() as u64
+        let timer = || match core.time {
+            Time::System => {
+                SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+            }
+            Time::Instructions => core.statistics.instructions,
         };
         let small = match special {
             Special::Tid(axis) => self.tid[usize::from(axis)],

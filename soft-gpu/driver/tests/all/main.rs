@@ -12,15 +12,7 @@ fn library() -> &'static Path {
     DIRECTORY.get_or_init(|| {
         let beside = std::env::current_exe().expect("the path of this program");
         let built = beside.parent().expect("a directory").join("libsoft_gpu.so");
-        let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-        let gone = |name: &str| name.strip_prefix("gpu-").is_some_and(|id| !Path::new("/proc").join(id).exists());
-        for old in std::fs::read_dir(&place).into_iter().flatten().flatten() {
-            if old.file_name().to_str().is_some_and(gone) {
-                // Another process of these tests may have removed it.
-                let _ = std::fs::remove_dir_all(old.path());
-            }
-        }
-        let directory = place.join(format!("gpu-{}", std::process::id()));
+        let directory = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), "gpu");
         std::fs::create_dir_all(&directory).expect("a directory");
         std::fs::copy(&built, directory.join("libcuda.so.1"))
             .expect("cargo builds the shared library beside the tests");
@@ -51,10 +43,10 @@ fn compile(test: &str, name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Runs a program on the software GPU, for at most a minute.
+/// Runs a program on the software GPU, for at most five minutes.
 fn run(program: &Path, arguments: &[&Path], settings: &[(&str, &str)]) -> Output {
     let mut command = Command::new("timeout");
-    command.arg("60").arg(program).args(arguments).env("LD_LIBRARY_PATH", library()).envs(settings.iter().copied());
+    command.arg("300").arg(program).args(arguments).env("LD_LIBRARY_PATH", library()).envs(settings.iter().copied());
     command.output().expect("timeout starts")
 }
 

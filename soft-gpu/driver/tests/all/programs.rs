@@ -59,6 +59,12 @@ fn two_processes_share_memory_by_its_handle() {
 }
 
 #[test]
+fn two_processes_share_an_event_by_its_handle() {
+    let Some((checks, text)) = passes("two_processes_share_an_event_by_its_handle", "events", &[]) else { return };
+    assert!(checks > 30 && text.contains("has ended before its stream got to an event"), "{checks} checks:\n{text}");
+}
+
+#[test]
 fn watchdog_ends_endless_kernels_and_names_their_line() {
     let settings = [("SOFTGPU_WATCHDOG", "1")];
     let Some((checks, text)) = passes("watchdog_ends_endless_kernels_and_names_their_line", "endless", &settings)
