@@ -19,13 +19,15 @@ pub const REFRESH: &str = "cargo xtask ptx";
 /// The package of the device code.
 pub const PACKAGE: &str = "ferrogin-device";
 /// What the PTX is made from, relative to the repository: files, and directories with `.rs` files.
-pub const SOURCES: [&str; 7] = [
+pub const SOURCES: [&str; 9] = [
     "device-kernels/src",
     "device-kernels/Cargo.toml",
     "efa-dp-direct/src",
     "efa-dp-direct/Cargo.toml",
     "ffi-headers/src",
     "ffi-headers/Cargo.toml",
+    "signals/src",
+    "signals/Cargo.toml",
     "ptx/compile.rs",
 ];
 
@@ -198,7 +200,7 @@ pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
     let (ptx, bitcode) = (&module.ptx, fnv(FNV_START, module.bitcode.iter().copied()));
     format!(
         "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
-         // Made from device-kernels, efa-dp-direct and ffi-headers by `{REFRESH}`; `source` is a hash of them.\n\
+         // Made from device-kernels, efa-dp-direct, ffi-headers and signals by `{REFRESH}`; `source` is a hash of them.\n\
          {SOURCE_LINE}{source:016x}\n{BITCODE_LINE}{bitcode:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
     )
 }

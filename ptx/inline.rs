@@ -48,8 +48,9 @@ fn inline(name: &str, function: &str) -> Result<String, String> {
             other => Err(format!("a parameter of type {other:?}")),
         })
         .collect::<Result<_, _>>()?;
-    let results = head.split_once("func_retval0[").and_then(|(_, rest)| rest.split(']').next()?.parse::<usize>().ok());
-    let results = results.ok_or("its result is not an array")? / 8;
+    let bytes = head.split_once("func_retval0[").and_then(|(_, rest)| rest.split(']').next()?.parse::<usize>().ok());
+    let word = head.contains(".b64 func_retval0)").then_some(8);
+    let results = bytes.or(word).ok_or("its result is neither an array nor a word")? / 8;
     if let Some(found) = [".local", "call", ".branchtargets"].into_iter().find(|word| body.contains(word)) {
         return Err(format!("it has {found}"));
     }

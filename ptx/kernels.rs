@@ -23,6 +23,8 @@ pub const PROGRAMS: Kernels = Kernels {
         "efa-dp-direct/Cargo.toml",
         "ffi-headers/src",
         "ffi-headers/Cargo.toml",
+        "signals/src",
+        "signals/Cargo.toml",
         "ptx/compile.rs",
     ],
 };

@@ -164,13 +164,13 @@ pub fn end_with_parent(limit: Duration) {
 mod tests {
     use super::*;
 
-    /// Also asserts that the run ended soon after its limit, or after its end.
+    /// Also asserts that the run ended long before what it leaves behind, on any machine.
     fn shell(script: &str, limit_ms: u64) -> Ended {
         let began = Instant::now();
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         let ended = run(command, Duration::from_millis(limit_ms));
-        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
         ended
     }
 
@@ -185,14 +185,14 @@ mod tests {
     /// The child ignores signals, its child holds the output open, and its output has no end.
     #[test]
     fn stubborn_child_ends_at_its_limit() {
-        let ended = shell("trap '' TERM INT; (trap '' TERM; while :; do echo line; done) & sleep 60", 300);
-        assert_eq!(ended.end, End::TimedOut(Duration::from_millis(300)));
+        let ended = shell("trap '' TERM INT; (trap '' TERM; while :; do echo line; done) & sleep 300", 3000);
+        assert_eq!(ended.end, End::TimedOut(Duration::from_millis(3000)));
         assert!(ended.stdout.len() <= KEPT && ended.stdout.ends_with('\n') && ended.stdout.contains("line"));
     }
 
     #[test]
     fn output_held_open_by_survivor_does_not_hold_up_the_end() {
-        let ended = shell("setsid sleep 5 & echo done", 20_000);
+        let ended = shell("setsid sleep 300 & echo done", 20_000);
         assert_eq!((ended.end, &*ended.stdout), (End::Exited(0), "done\n"));
     }
 }

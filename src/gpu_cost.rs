@@ -7,7 +7,7 @@ mod image;
 
 use crate::ptx::PTX;
 use efa_dp_direct::wqe::Destination;
-use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use image::{EndpointSpec, Spec, TestContext, WindowSpec};
 use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
 use std::fmt::Write;
@@ -47,6 +47,14 @@ enum Operation {
     PutValueWarp,
     PutValueSignalWarp,
     SignalWarp,
+    /// As a kernel posts: the fast path, and a call of its continuation where that is left
+    KernelPutSignal,
+    KernelPutValueSignal,
+    KernelSignal,
+    /// The same with an emulated signal
+    KernelPutMemorySignal,
+    KernelPutValueMemorySignal,
+    KernelMemorySignal,
     /// A flush of a context with no post since the last flush
     FlushIdle,
     /// A flush after puts that have completed
@@ -76,6 +84,13 @@ impl Operation {
                 ("fgin_warp_put_value", &[64, 32, 32, 64, 64, 64, 32, 64, 32])
             }
             Self::SignalWarp => ("fgin_warp_signal", &[64, 32, 32, 64, 32]),
+            Self::KernelPutSignal | Self::KernelPutMemorySignal => {
+                ("fgin_fast_put", &[64, 32, 64, 64, 64, 64, 64, 32, 32, 32, 32, 32])
+            }
+            Self::KernelPutValueSignal | Self::KernelPutValueMemorySignal => {
+                ("fgin_fast_put_value", &[64, 32, 64, 64, 64, 32, 32, 32, 32])
+            }
+            Self::KernelSignal | Self::KernelMemorySignal => ("fgin_fast_signal", &[64, 32, 32, 32, 32]),
             Self::FlushIdle | Self::Flush => ("fgin_flush", &[64]),
             Self::WaitSignal => ("fgin_wait_signal", &[64, 32, 64]),
         }
@@ -83,6 +98,7 @@ impl Operation {
 
     fn arguments(self, context: u64, window: u64, threads: u32) -> Vec<u64> {
         let lanes = u64::from(u32::MAX >> (32 - threads.min(32)));
+        let together = u64::from(threads > 1);
         let put = |action, flags| vec![context, 1, window, 0, window, 4096, 4096, action, flags];
         match self {
             Self::Put => put(0, 0),
@@ -96,9 +112,52 @@ impl Operation {
             Self::PutValueWarp => vec![context, lanes, 1, window, 0, 7, 8, 0, 0],
             Self::PutValueSignalWarp => vec![context, lanes, 1, window, 0, 7, 8, SIGNAL, 0],
             Self::SignalWarp => vec![context, lanes, 1, SIGNAL, 0],
+            Self::KernelPutSignal | Self::KernelPutMemorySignal => {
+                vec![context, 1, window, 0, window, 4096, 4096, 1, 0, 0, 0, together]
+            }
+            Self::KernelPutValueSignal | Self::KernelPutValueMemorySignal => {
+                vec![context, 1, window, 0, 7, 8, 1, 0, together]
+            }
+            Self::KernelSignal | Self::KernelMemorySignal => vec![context, 1, 1, 0, together],
             Self::FlushIdle | Self::Flush => vec![context],
             Self::WaitSignal => vec![context, 0, 0],
         }
+    }
+
+    /// The declaration of the continuation, and the code that calls it where the result of the fast path says so.
+    fn continuation(self) -> Option<(String, String)> {
+        // The words of the result by their offsets, and arguments of the fast path by their numbers in `words`.
+        let (name, arguments): (_, &[(u32, &str)]) = match self {
+            Self::KernelPutSignal => (
+                "fgin_continue_put",
+                &[(64, "r+16"), (64, "r+8"), (64, "r+24"), (64, "r+32"), (64, "r+40"), (32, "%w+48"), (32, "r")],
+            ),
+            Self::KernelPutValueSignal => (
+                "fgin_continue_put_value",
+                &[(64, "r+16"), (64, "r+8"), (64, "r+24"), (64, "%w+32"), (32, "%w+40"), (32, "r+40"), (32, "r")],
+            ),
+            Self::KernelSignal => ("fgin_continue_signal", &[(64, "r+16"), (64, "r+8"), (32, "r")]),
+            _ => return None,
+        };
+        let parameters: Vec<_> =
+            arguments.iter().enumerate().map(|(at, (bits, _))| format!(".param .b{bits} c{at}")).collect();
+        let names: Vec<_> = (0..arguments.len()).map(|at| format!("c{at}")).collect();
+        let mut call = String::from("ld.param.b32 %s, [r]; setp.eq.u32 %p, %s, 0; @%p bra DONE;\n{\n.param .b32 e;\n");
+        for (at, (bits, from)) in arguments.iter().enumerate() {
+            let register = if *bits == 64 { "%d" } else { "%s" };
+            let space = if from.starts_with('%') { "global" } else { "param" };
+            let _ = writeln!(
+                call,
+                ".param .b{bits} c{at}; ld.{space}.b{bits} {register}, [{from}]; st.param.b{bits} [c{at}], {register};"
+            );
+        }
+        let _ = write!(call, "call (e), {name}, ({});\nld.param.b32 %s, [e];\n}}\nDONE:\n", names.join(", "));
+        Some((format!(".extern .func (.param .b32 e) {name}({});\n", parameters.join(", ")), call))
+    }
+
+    /// Whether the context's signals are emulated.
+    fn is_emulated(self) -> bool {
+        matches!(self, Self::KernelPutMemorySignal | Self::KernelPutValueMemorySignal | Self::KernelMemorySignal)
     }
 
     /// The call before, which is not counted: it takes what only a first call does.
@@ -118,6 +177,9 @@ fn wrappers() -> String {
         Operation::PutWarp,
         Operation::PutValueWarp,
         Operation::SignalWarp,
+        Operation::KernelPutSignal,
+        Operation::KernelPutValueSignal,
+        Operation::KernelSignal,
         Operation::Flush,
         Operation::WaitSignal,
     ] {
@@ -137,12 +199,17 @@ fn wrappers() -> String {
             );
         }
         let results = ARGUMENTS * 8;
+        let continuation = operation.continuation();
+        let (result, declaration, rest) = match &continuation {
+            None => (".param .b32 r", String::new(), "ld.param.b32 %s, [r];\n".into()),
+            Some((declaration, rest)) => (".param .align 8 .b8 r[48]", declaration.clone(), rest.clone()),
+        };
         let _ = write!(
             text,
-            ".extern .func (.param .b32 r) {name}({parameters});\n\
+            ".extern .func ({result}) {name}({parameters});\n{declaration}\
              .visible .entry call_{name}(.param .u64 words)\n{{\n\
-             .reg .b64 %w, %d, %t; .reg .b32 %s;\nld.param.u64 %w, [words];\n{{\n.param .b32 r;\n{loads}\
-             call (r), {name}, ({names});\nld.param.b32 %s, [r]; cvt.u64.u32 %d, %s;\n\
+             .reg .b64 %w, %d, %t; .reg .b32 %s; .reg .pred %p;\nld.param.u64 %w, [words];\n{{\n{result};\n{loads}\
+             call (r), {name}, ({names});\n{rest}cvt.u64.u32 %d, %s;\n\
              mov.u32 %s, %tid.x; mul.wide.u32 %t, %s, 8; add.u64 %t, %t, %w; st.global.b64 [%t+{results}], %d;\n\
              }}\nret;\n}}\n"
         );
@@ -150,36 +217,40 @@ fn wrappers() -> String {
     text
 }
 
-fn context(policy: u32) -> TestContext {
+fn context(policy: u32, is_emulated: bool) -> TestContext {
     // Data, values in wide requests, and the signal, whose values are in slots.
     let slots = image::leak([0u64; ENTRIES as usize]) as u64;
-    let endpoints = [(false, 0), (true, 0), (false, slots)];
-    let endpoints = endpoints.map(|(wide, value_base)| EndpointSpec {
-        entries: ENTRIES,
-        wide,
-        max_batch: 32,
-        value_base,
-        start: 0,
-    });
+    let n_signals = u32::from(!is_emulated);
+    let endpoints = &[(false, 0), (true, 0), (false, slots)][..2 + n_signals as usize];
+    let endpoint = |&(wide, value_base)| EndpointSpec { entries: ENTRIES, wide, max_batch: 32, value_base, start: 0 };
     let peers = |base: u64| (0..NRANKS).map(|rank| (base + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
-    image::make_context(&Spec {
+    let spec = Spec {
         policy,
         nranks: NRANKS,
         rail: 0,
-        endpoints: endpoints.to_vec(),
+        endpoints: endpoints.iter().map(endpoint).collect(),
         n_counters: 0,
-        n_signals: 1,
-        targets: (0..2 * NRANKS as u16)
+        n_signals,
+        targets: (0..(1 + n_signals as u16) * NRANKS as u16)
             .map(|at| Destination { ah: 10 + at, qpn: 20 + at, qkey: 0x3000_0000 })
             .collect(),
         value_lkey: 0x77,
         scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: peers(0x5000_0000) },
-    })
+    };
+    let emulated = image::leak(EmulatedSignals {
+        words: image::leak(0u64).cast(),
+        peers: image::leak([EmulatedPeer { n_signals: 1, generation: 1 }; NRANKS as usize]).cast_const().cast(),
+        n_signals: 1,
+        rank: 0,
+        reserved: [0; 5],
+    });
+    let emulated = if is_emulated { emulated.cast_const() } else { std::ptr::null() };
+    image::make_with(&spec, &image::Extras { emulated, ..image::NO_EXTRAS })
 }
 
 /// Runs the operation on a context of its own. The cost of each thread.
 fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, seed: u64) -> Result<Vec<Cost>, String> {
-    let context = context(policy);
+    let context = context(policy, operation.is_emulated());
     let peers = (0..NRANKS).map(|rank| (0x2000_0000 + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
     let window = image::window(&WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers }, 0).0 as u64;
     let doorbells: Vec<u64> = context.rings.iter().map(|ring| ring.doorbell.as_ptr() as u64).collect();

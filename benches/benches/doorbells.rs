@@ -79,8 +79,7 @@ impl Endpoint {
             }
         };
         let posted = if by_lock {
-            let words = locked::Words { lock: &self.lock.0, barrier: &self.barrier, used: &self.used };
-            locked::post(self, words, NO_LIMITS, false, false, write)
+            locked::post(self, NO_LIMITS, false, false, write)
         } else {
             combining::post::<Gpu, _>(self, NO_LIMITS, false, write)
         };
@@ -140,13 +139,20 @@ impl locked::LockedQueue for Endpoint {
         self.pending.store(self.pending() + 1, Relaxed);
     }
     fn ring(&self) {
-        let rung = self.next();
-        self.cursor.0.store(u64::from(rung), Relaxed);
-        self.pending.store(0, Relaxed);
+        let rung = self.take_pending();
         Queue::fence(self);
         self.doorbell(rung);
         Queue::fence(self);
         self.publish(rung);
+    }
+    fn take_pending(&self) -> u32 {
+        let next = self.next();
+        self.cursor.0.store(u64::from(next), Relaxed);
+        self.pending.store(0, Relaxed);
+        next
+    }
+    fn lock_words(&self) -> locked::Words<'_> {
+        locked::Words { lock: &self.lock.0, barrier: &self.barrier, used: &self.used }
     }
 }
 

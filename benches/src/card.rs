@@ -6,8 +6,8 @@
 use efa_dp_direct::queue::InitError;
 use ferrogin_device::{Context, Status, Window};
 use ferrogin_ffi::device::{MrHandle, MrPeer};
-use ferrogin_ffi::ext::{Target, window_handle_offset};
-use nccl_gin_ferrogin::block::{BlockSpec, ContextSpec, EndpointSpec, Layout, Plan};
+use ferrogin_ffi::ext::{EmulatedPeer, Target, window_handle_offset};
+use nccl_gin_ferrogin::block::{BlockSpec, ContextSpec, EmulatedSpec, EndpointSpec, Layout, Plan};
 use std::ffi::c_void;
 
 /// Ranks of the context.
@@ -126,6 +126,7 @@ fn context_spec(values: Values, signals: usize, place: &mut impl FnMut(Part, usi
         scratch_peers: vec![(0x5000_0000, 0x99); RANKS],
         value_lkey: 0x77,
         max_rdma_size: 1 << 30,
+        emulated: None,
         progress: None,
     }
 }
@@ -143,11 +144,23 @@ impl Card {
         Self::with_signals(policy, values, SIGNALS)
     }
 
+    /// A context with [`SIGNALS`] emulated signals.
+    ///
+    /// # Errors
+    /// A layout that the plugin's code refuses.
+    pub fn emulated(policy: u32, values: Values) -> Result<Card, InitError> {
+        Self::make(policy, values, 0, true)
+    }
+
     /// A context with that number of signals.
     ///
     /// # Errors
     /// A layout that the plugin's code refuses.
     pub fn with_signals(policy: u32, values: Values, signals: usize) -> Result<Card, InitError> {
+        Self::make(policy, values, signals, false)
+    }
+
+    fn make(policy: u32, values: Values, signals: usize, emulated: bool) -> Result<Card, InitError> {
         let mut rest = Vec::new();
         let mut place = |bytes: usize| {
             let mut lines = memory(bytes);
@@ -155,10 +168,17 @@ impl Card {
             rest.push(lines);
             at
         };
-        let spec = block_spec(policy, values, (1, signals), |part, bytes| match part {
+        let mut spec = block_spec(policy, values, (1, signals), |part, bytes| match part {
             Part::Doorbell(counter) => counter,
             _ => place(bytes),
         });
+        if emulated {
+            let (words, n_signals) = (place(SIGNALS * 8), SIGNALS as u32);
+            let peers = vec![EmulatedPeer { n_signals, generation: 1 }; RANKS];
+            spec.contexts.iter_mut().for_each(|context| {
+                context.emulated = Some(EmulatedSpec { words, n_signals, peers: peers.clone() });
+            });
+        }
         let window = place(WINDOW_BYTES);
         for (word, value) in window_at(window).into_iter().enumerate() {
             // SAFETY: fresh memory of WINDOW_BYTES, aligned to a line.

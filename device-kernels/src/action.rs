@@ -49,6 +49,12 @@ impl Action {
         Action((self.0 & !0xffff_0000) | ((id.saturating_add(1) as u64) << 16))
     }
 
+    /// The counter of this action, if there is one.
+    #[inline(always)]
+    pub(crate) const fn without_signal(self) -> Action {
+        Action(self.0 & 0xffff_0000)
+    }
+
     /// Returns whether there is neither signal nor counter.
     #[inline(always)]
     pub const fn is_none(self) -> bool {
@@ -67,13 +73,23 @@ impl Action {
         self.0 as u16 as u32
     }
 
+    /// The named signal, even if it is raised by 0. The largest slot stands for every larger id; no context has the one that is returned.
+    #[inline(always)]
+    pub(crate) const fn named_signal(self) -> Option<u32> {
+        match self.signal_slot() {
+            0 => None,
+            0xffff => Some(u32::MAX),
+            slot => Some(slot - 1),
+        }
+    }
+
     /// Returns whether there is no counter and a signal that is raised by one.
     #[inline(always)]
     pub(crate) const fn is_one_signal(self) -> bool {
         self.0 >> 16 == 1 << 16
     }
 
-    /// The action of which [`Action::is_one_signal`] is true, from a word with its lowest 16 bits.
+    /// The action of which [`Action::is_one_signal`] is true, from its word.
     #[inline(always)]
     pub(crate) const fn one_signal(bits: u64) -> Action {
         Action(1 << 32 | bits as u16 as u64)
@@ -97,10 +113,16 @@ impl Flags {
     /// Leave the doorbell to the next operation without this flag, or to a flush.
     pub const AGGREGATE: Flags = Flags(2);
 
+    /// The signal of a put, a value or a signal comes after all earlier operations of the context to that peer have arrived, those of
+    /// other threads included. It has no meaning without a signal. Only emulated signals can be strong.
+    pub const STRONG: Flags = Flags(0x400);
+
     const SHARING: u32 = 0x300;
+    /// The bits with which an operation is not a plain one of GPU mode.
+    pub(crate) const SPECIAL: u32 = Flags::SHARING | Flags::STRONG.0;
     /// All bits that mean something.
-    pub(crate) const ALL: u32 = Flags::AGGREGATE.0 | Flags::SHARING;
-    const CTA: u32 = 0x100;
+    pub(crate) const ALL: u32 = Flags::AGGREGATE.0 | Flags::SHARING | Flags::STRONG.0;
+    pub(crate) const CTA: u32 = 0x100;
     const THREAD: u32 = 0x200;
 
     /// The flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
@@ -113,12 +135,6 @@ impl Flags {
     #[inline(always)]
     pub const fn bits(self) -> u32 {
         self.0
-    }
-
-    /// Unchecked bits, for callers that have checked the mode.
-    #[inline(always)]
-    pub(crate) const fn raw(bits: u32) -> Flags {
-        Flags(bits)
     }
 
     /// No flag, in that mode.
@@ -150,10 +166,33 @@ impl Flags {
         }
     }
 
-    /// Returns whether the mode may be another than the widest.
+    /// The sharing mode, or `None` with [`Flags::STRONG`].
     #[inline(always)]
-    pub(crate) const fn has_sharing_mode(self) -> bool {
-        self.0 & Flags::SHARING != 0
+    pub(crate) const fn weak_mode(self) -> Option<Sharing> {
+        match self.0 & (Flags::SHARING | Flags::STRONG.0) {
+            Flags::CTA => Some(Sharing::Cta),
+            Flags::THREAD => Some(Sharing::Thread),
+            bits if bits & Flags::STRONG.0 == 0 => Some(Sharing::Gpu),
+            _ => None,
+        }
+    }
+
+    /// Returns whether [`Flags::STRONG`] is set.
+    #[inline(always)]
+    pub const fn is_strong(self) -> bool {
+        self.0 & Flags::STRONG.0 != 0
+    }
+
+    /// These flags without [`Flags::STRONG`].
+    #[inline(always)]
+    pub(crate) const fn weak(self) -> Flags {
+        Flags(self.0 & !Flags::STRONG.0)
+    }
+
+    /// These flags with [`Flags::AGGREGATE`].
+    #[inline(always)]
+    pub(crate) const fn aggregated(self) -> Flags {
+        Flags(self.0 | Flags::AGGREGATE.0)
     }
 
     /// Returns whether the doorbell is left to a later operation.

@@ -7,10 +7,13 @@
 //!
 //! An operation of one work request by the `combining` policy takes the fast path (`fast_path`), which is inlined. Every
 //! other operation is a call (`slow_path`).
+//!
+//! Where signals are emulated, they are words of memory and have no endpoints (`emulated`).
 
 mod completion;
 #[cfg(any(feature = "host", feature = "ptx"))]
 pub mod continuation;
+mod emulated;
 mod fast_path;
 mod slow_path;
 mod tables;
@@ -20,19 +23,17 @@ pub(crate) mod warp;
 pub use completion::FlushRequest;
 
 use crate::action::{Action, Flags};
-use crate::endpoint::Endpoint;
-use crate::post::combining::{self, AfterMark};
-use crate::post::{Cta, Gpu, Share, Sharing, Thread};
-use crate::status::Status;
+use crate::platform::in_register;
+use crate::post::{Cta, Gpu, Sharing, Thread};
+use crate::status::{Code, Status};
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
-use efa_dp_direct::wqe::words::ValueSize;
-pub(crate) use fast_path::Rest;
-use fast_path::{Get, InlineValue, Path, PooledValue, Put, Value};
-use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, VALUE_NONE, VALUE_POOL};
+use efa_dp_direct::wqe::words::{ValueSize, remote_words};
+use fast_path::{FastPathRequest, Get, Path, Put, Sides, Value, post_and_finish};
+use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, VALUE_NONE};
 use tables::{Named, ON_GPU, Tables, Target};
 
 const DATA: u32 = 0;
@@ -83,17 +84,6 @@ pub struct Context<'a> {
 unsafe impl Send for Context<'_> {}
 // SAFETY: everything behind the context is constant, or all threads access it atomically.
 unsafe impl Sync for Context<'_> {}
-
-/// A call in the sharing mode of its flags. With constant flags the compiler keeps one of the three.
-macro_rules! in_mode {
-    ($flags:ident, $context:ident.$method:ident($($arg:expr),*)) => {
-        match $flags.mode() {
-            Sharing::Gpu => $context.$method::<Gpu>($($arg),*),
-            Sharing::Cta => $context.$method::<Cta>($($arg),*),
-            Sharing::Thread => $context.$method::<Thread>($($arg),*),
-        }
-    };
-}
 
 impl<'a> Context<'a> {
     /// The context `id` of the array that `createContext` returned in `ncclNetDeviceHandle->handle`.
@@ -153,12 +143,15 @@ impl<'a> Context<'a> {
         unsafe { (*self.ext.routes.dev).rank as u32 }
     }
 
+    /// Whether this context's signals are emulated, so that they may be strong or in a window's memory.
+    pub fn emulates_signals(&self) -> bool {
+        !self.ext.emulated.is_null()
+    }
+
     /// Sets the time after which a wait of this context fails with [`Status::Timeout`], in nanoseconds; 0 is no limit. It
     /// applies to later calls of all threads.
     pub fn set_timeout_ns(&self, ns: u64) {
-        if let Some(word) = self.limits().timeout_word() {
-            word.store(ns, Ordering::Relaxed);
-        }
+        self.limits().timeout_word().store(ns, Ordering::Relaxed);
     }
 
     /// Waits a moment, in a loop in which the caller polls for something that this context's card writes. `round` counts the
@@ -180,63 +173,24 @@ impl<'a> Context<'a> {
     /// Otherwise what ended a wait for room.
     #[inline(always)]
     pub fn put(&self, peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Result<(), Status> {
-        in_mode!(flags, self.put_as(peer, dst, src, bytes, action, flags))
-    }
-
-    #[inline(always)]
-    pub(crate) fn put_as<S: Share>(
-        self,
-        peer: u32,
-        dst: Span,
-        src: Span,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        match self.post_put::<S, false>(peer, dst, src, bytes, action, flags) {
-            Rest::Done => Ok(()),
-            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
-            Rest::Wait(reserved) => self.put_waiting::<S, false>(peer, dst, src, bytes, action, flags, reserved),
-            Rest::Slow => self.put_slow(peer, dst, src, bytes, action, flags),
+        match self.put_fast(peer, dst, src, bytes, action, flags) {
+            Some(code) => code.into(),
+            None => self.put_slow(peer, dst, src, bytes, action, flags),
         }
     }
 
-    /// Posts a put or a get, up to the rare cases.
+    /// The same, if it takes the fast path.
     #[inline(always)]
-    pub(crate) fn post_put<S: Share, const GET: bool>(
-        self,
+    pub(crate) fn put_fast(
+        &self,
         peer: u32,
         dst: Span,
         src: Span,
         bytes: u64,
         action: Action,
         flags: Flags,
-    ) -> Rest<'a> {
-        match self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes) {
-            Ok(put) if GET => fast_path::post::<S>(Get(put), flags.is_aggregate()),
-            Ok(put) => fast_path::post::<S>(put, flags.is_aggregate()),
-            Err(_) => Rest::Slow,
-        }
-    }
-
-    /// A put or a get that found no room at once.
-    #[cold]
-    #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn put_waiting<S: Share, const GET: bool>(
-        self,
-        peer: u32,
-        dst: Span,
-        src: Span,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-        reserved: u64,
-    ) -> Result<(), Status> {
-        let put = self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes);
-        let Put { path, remote, local, bytes } = put.map_err(|_| Status::InvalidArgument)?;
-        let (endpoints, local) = ((path.poster.endpoint(), path.target.index), local.sge(bytes));
-        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, GET, flags.is_aggregate(), Some(reserved))
+    ) -> Option<Code> {
+        post(self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes), flags)
     }
 
     /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` on `peer`.
@@ -255,67 +209,24 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        in_mode!(flags, self.put_value_as(peer, dst, (value, bytes), action, flags))
+        match self.put_value_fast(peer, dst, value, bytes, action, flags) {
+            Some(code) => code.into(),
+            None => self.put_value_slow(peer, dst, value, bytes, action, flags),
+        }
     }
 
+    /// The same, if it takes the fast path.
     #[inline(always)]
-    pub(crate) fn put_value_as<S: Share>(
-        self,
-        peer: u32,
-        dst: Span,
-        (value, bytes): (u64, u32),
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        match self.post_value::<S>(None, peer, dst, (value, bytes), action, flags) {
-            Rest::Done => Ok(()),
-            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
-            Rest::Wait(reserved) => self.put_value_waiting::<S>(peer, dst, value, bytes, action, flags, reserved),
-            Rest::Slow => self.put_value_slow(peer, dst, value, bytes, action, flags),
-        }
-    }
-
-    /// As [`Context::post_put`]. `value_path` is the endpoint's [`VALUE_POOL`] or [`VALUE_INLINE`], where the caller knows it.
-    #[inline(always)]
-    pub(crate) fn post_value<S: Share>(
-        self,
-        value_path: Option<u32>,
-        peer: u32,
-        dst: Span,
-        (value, bytes): (u64, u32),
-        action: Action,
-        flags: Flags,
-    ) -> Rest<'a> {
-        let Ok(request) = self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes) else {
-            return Rest::Slow;
-        };
-        if cfg!(target_arch = "nvptx64") {
-            return fast_path::post::<S>(request, flags.is_aggregate());
-        }
-        match value_path.unwrap_or(request.config.path) {
-            VALUE_POOL => fast_path::post::<S>(PooledValue(request), flags.is_aggregate()),
-            _ => fast_path::post::<S>(InlineValue(request), flags.is_aggregate()),
-        }
-    }
-
-    /// A value that found no room at once.
-    #[cold]
-    #[inline(never)]
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn put_value_waiting<S: Share>(
-        self,
+    pub(crate) fn put_value_fast(
+        &self,
         peer: u32,
         dst: Span,
         value: u64,
         bytes: u32,
         action: Action,
         flags: Flags,
-        reserved: u64,
-    ) -> Result<(), Status> {
-        let request = self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes);
-        let Value { path, remote, .. } = request.map_err(|_| Status::InvalidArgument)?;
-        let endpoints = (path.poster.endpoint(), path.target.index);
-        fast_path::value_waiting::<S>(endpoints, remote.memory(), (value, bytes), flags.is_aggregate(), Some(reserved))
+    ) -> Option<Code> {
+        post(self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes), flags)
     }
 
     /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived after the next [`Context::flush`].
@@ -325,25 +236,17 @@ impl<'a> Context<'a> {
     /// As for [`Context::put`].
     #[inline(always)]
     pub fn get(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
-        in_mode!(flags, self.get_as(peer, remote, local, bytes, flags))
+        match self.get_fast(peer, remote, local, bytes, flags) {
+            Some(code) => code.into(),
+            None => self.get_slow(peer, remote, local, bytes, flags),
+        }
     }
 
+    /// The same, if it takes the fast path.
     #[inline(always)]
-    pub(crate) fn get_as<S: Share>(
-        self,
-        peer: u32,
-        remote: Span,
-        local: Span,
-        bytes: u64,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        let action = Action::NONE;
-        match self.post_put::<S, true>(peer, remote, local, bytes, action, flags) {
-            Rest::Done => Ok(()),
-            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
-            Rest::Wait(reserved) => self.put_waiting::<S, true>(peer, remote, local, bytes, action, flags, reserved),
-            Rest::Slow => self.get_slow(peer, remote, local, bytes, flags),
-        }
+    pub(crate) fn get_fast(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Option<Code> {
+        let checked = self.tables::<ON_GPU>().put(peer, Action::NONE.into(), remote, local, bytes);
+        post(checked.map(|checked| checked.map(Get)), flags)
     }
 
     /// Carries out `action` on `peer`, without bytes. An empty action still rings what was aggregated on the data endpoint.
@@ -353,42 +256,16 @@ impl<'a> Context<'a> {
     /// As for [`Context::put`].
     #[inline(always)]
     pub fn signal(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        in_mode!(flags, self.signal_as(peer, action, flags))
-    }
-
-    #[inline(always)]
-    pub(crate) fn signal_as<S: Share>(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        match self.post_signal::<S>(peer, action, flags) {
-            Rest::Done => Ok(()),
-            Rest::Finish(endpoint, after) => finish::<S>(endpoint, after),
-            Rest::Wait(reserved) => self.signal_waiting::<S>(peer, action, flags, reserved),
-            Rest::Slow => self.signal_slow(peer, action, flags),
+        match self.signal_fast(peer, action, flags) {
+            Some(code) => code.into(),
+            None => self.signal_slow(peer, action, flags),
         }
     }
 
-    /// As [`Context::post_put`].
+    /// The same, if it takes the fast path.
     #[inline(always)]
-    pub(crate) fn post_signal<S: Share>(self, peer: u32, action: Action, flags: Flags) -> Rest<'a> {
-        match self.tables::<ON_GPU>().signal(peer, action.into()) {
-            Ok(put) => fast_path::post::<S>(put, flags.is_aggregate()),
-            Err(_) => Rest::Slow,
-        }
-    }
-
-    /// A signal that found no room at once.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn signal_waiting<S: Share>(
-        self,
-        peer: u32,
-        action: Action,
-        flags: Flags,
-        reserved: u64,
-    ) -> Result<(), Status> {
-        let put = self.tables::<ON_GPU>().signal(peer, action.into());
-        let Put { path, remote, local, bytes } = put.map_err(|_| Status::InvalidArgument)?;
-        let (endpoints, local) = ((path.poster.endpoint(), path.target.index), local.sge(bytes));
-        fast_path::put_waiting::<S>(endpoints, remote.memory(), local, false, flags.is_aggregate(), Some(reserved))
+    pub(crate) fn signal_fast(&self, peer: u32, action: Action, flags: Flags) -> Option<Code> {
+        post(self.tables::<ON_GPU>().signal(peer, action.into()), flags)
     }
 
     #[inline(always)]
@@ -397,97 +274,114 @@ impl<'a> Context<'a> {
     }
 }
 
-/// Does what is left after the mark.
+/// Posts a request in the sharing mode of the flags, if it takes the fast path. With constant flags the compiler keeps one mode. A strong
+/// signal does not take it.
 #[inline(always)]
-fn finish<S: Share>(endpoint: Endpoint<'_>, after: AfterMark) -> Result<(), Status> {
-    combining::finish::<S, _>(endpoint, after);
-    Ok(())
+fn post<'a, R: FastPathRequest<'a>>(checked: Option<Checked<R>>, flags: Flags) -> Option<Code> {
+    let Some(Checked { request, takes_fast_path: true, .. }) = checked else {
+        return None;
+    };
+    let aggregate = flags.is_aggregate();
+    Some(match flags.weak_mode()? {
+        Sharing::Thread => post_and_finish::<Thread>(request, aggregate),
+        // A CPU has no narrower scope.
+        Sharing::Cta if ON_GPU => post_and_finish::<Cta>(request, aggregate),
+        _ => post_and_finish::<Gpu>(request, aggregate),
+    })
 }
 
-/// A request that does not take the fast path.
-struct Refused<R> {
-    /// An argument is out of range. Otherwise the slow path carries the operation out.
+/// A request, and whether it takes the fast path.
+struct Checked<R> {
+    request: R,
+    takes_fast_path: bool,
+    /// Peer, counter or a window is out of range. Otherwise the slow path carries out what does not take the fast path.
     is_invalid: bool,
-    /// The request, where it is loaded first.
-    request: Option<R>,
 }
 
-type Checked<R> = Result<R, Refused<R>>;
+impl<R> Checked<R> {
+    #[inline(always)]
+    fn map<T>(self, request: impl FnOnce(R) -> T) -> Checked<T> {
+        let Checked { request: of, takes_fast_path, is_invalid } = self;
+        Checked { request: request(of), takes_fast_path, is_invalid }
+    }
+}
 
 /// Returns early where nothing is loaded yet.
-macro_rules! check_first {
-    ($is_refused:expr, $is_invalid:expr) => {
-        if !LOAD_FIRST && $is_refused {
-            return Err(Refused { is_invalid: $is_invalid, request: None });
+macro_rules! require_first {
+    ($is_accepted:expr) => {
+        if !LOAD_FIRST && !$is_accepted {
+            return None;
         }
     };
 }
 
-/// The requests of the fast path. A request of the slow path, or with an argument out of range, is refused.
+/// The requests of the fast path. None: what was checked first refuses the request, and nothing was loaded.
 impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
-    /// The request, unless it is refused or its target does not exist.
     #[inline(always)]
-    fn checked<R>(request: R, target: Target<'_, LOAD_FIRST>, is_refused: bool, is_invalid: bool) -> Checked<R> {
-        let exists = target.exists();
-        if (LOAD_FIRST && is_refused) | !exists {
-            let request = if LOAD_FIRST { Some(request) } else { None };
-            return Err(Refused { is_invalid: is_invalid | !exists, request });
-        }
-        Ok(request)
+    fn checked<R>(request: R, target: Target<'_>, is_fast: bool, is_invalid: bool) -> Option<Checked<R>> {
+        let is_refused = LOAD_FIRST && !is_fast | is_invalid;
+        Some(Checked { request, takes_fast_path: target.exists() & !is_refused, is_invalid })
     }
 
     /// A put, or a get.
     #[inline(always)]
-    #[allow(clippy::result_large_err)]
-    fn put(self, peer: u32, named: Named, dst: Span, src: Span, bytes: u64) -> Checked<Put<'a, LOAD_FIRST>> {
-        let (route, known) = self.try_route(peer, named, DATA);
-        let known_windows = known & !dst.is_null() & !src.is_null();
-        let is_invalid = !known | (!known_windows & (bytes != 0));
+    fn put(self, peer: u32, named: Named, dst: Span, src: Span, bytes: u64) -> Option<Checked<Put<'a>>> {
+        let (poster, route, known) = self.fast_route(peer, named, DATA);
+        require_first!(known);
+        let known_windows = route.has_place & !dst.is_null() & !src.is_null();
+        let is_invalid = !route.has_place | (!known_windows & (bytes != 0));
         // No bytes, too many, or a policy without a fast path.
-        let is_slow = (bytes.wrapping_sub(1) >= self.0.fast_put_limit) | (route.raised_by > 1);
-        check_first!(!known_windows | is_slow, is_invalid);
+        let is_fast = (bytes.wrapping_sub(1) < self.0.fast_put_limit) & (route.raised_by <= 1);
+        require_first!(known_windows & is_fast);
         if !LOAD_FIRST {
             // SAFETY: the number was found not to be above the limit, which has 32 bits.
             unsafe { core::hint::assert_unchecked(bytes >> 32 == 0) };
         }
-        let path = Path { poster: self.poster(route), target: self.target(route) };
-        let (remote, local) = (self.remote_span(dst, peer, known_windows), self.local_span(src, known_windows));
-        Self::checked(
-            Put { path, remote, local, bytes: bytes as u32 },
-            path.target,
-            !known_windows | is_slow,
-            is_invalid,
-        )
+        let path = Path { poster: poster.poster(), target: self.target(route) };
+        require_first!(path.target.exists());
+        let (remote, local) = (self.remote(dst, peer, known_windows), self.local(src, known_windows, bytes as u32));
+        let put = Put { path, sides: Sides::new(remote, local), imm: () };
+        Self::checked(put, path.target, known & known_windows & is_fast, is_invalid)
     }
 
     /// A value.
     #[inline(always)]
-    fn value(self, peer: u32, named: Named, dst: Span, value: u64, bytes: u32) -> Checked<Value<'a, LOAD_FIRST>> {
-        let (route, known) = self.try_route(peer, named, VALUE);
-        let known_window = known & !dst.is_null();
-        let size = ValueSize::new(bytes);
-        let is_invalid = !known_window | size.is_none() | (named.counter != 0);
-        let is_slow = route.raised_by > 1;
-        check_first!(is_invalid | is_slow, is_invalid);
-        let path = Path { poster: self.poster(route), target: self.target(route) };
-        let (remote, config) = (self.remote_span(dst, peer, known_window), path.poster.value_config());
-        let size = size.unwrap_or_default();
-        let is_slow = is_slow | (config.path == VALUE_NONE);
-        check_first!(is_slow, false);
-        Self::checked(Value { path, remote, value, size, config }, path.target, is_slow | is_invalid, is_invalid)
+    fn value(self, peer: u32, named: Named, dst: Span, value: u64, bytes: u32) -> Option<Checked<Value<'a>>> {
+        let (poster, route, known) = self.fast_route(peer, named, VALUE);
+        require_first!(known);
+        let known_window = route.has_place & !dst.is_null();
+        let is_size = ValueSize::new(bytes).is_some();
+        let is_invalid = !known_window | !is_size | (LOAD_FIRST & named.counter.exists);
+        let is_fast = known & (route.raised_by <= 1);
+        require_first!(known_window & is_size & is_fast);
+        let path = Path { poster: poster.poster(), target: self.target(route) };
+        require_first!(path.target.exists());
+        let (remote, config) = (self.remote(dst, peer, known_window), path.poster.value_config());
+        let takes_values = config.path as i32 > VALUE_NONE as i32;
+        require_first!(takes_values);
+        let remote = remote_words(remote, bytes).map(in_register);
+        let value = Value { path, imm: (), remote, value, config };
+        Self::checked(value, path.target, is_fast & takes_values, is_invalid)
     }
 
     /// A write without bytes.
     #[inline(always)]
-    #[allow(clippy::result_large_err)]
-    fn signal(self, peer: u32, named: Named) -> Checked<Put<'a, LOAD_FIRST>> {
-        let (route, known) = self.try_route(peer, named, DATA);
-        let is_slow = (self.0.fast_put_limit == 0) | (route.raised_by > 1);
-        check_first!(!known | is_slow, !known);
-        let path = Path { poster: self.poster(route), target: self.target(route) };
+    fn signal(self, peer: u32, named: Named) -> Option<Checked<Put<'a>>> {
+        let (poster, route, known) = self.fast_route(peer, named, DATA);
+        require_first!(known);
+        let is_fast = (self.0.fast_put_limit != 0) & (route.raised_by <= 1);
+        require_first!(is_fast);
+        let path = Path { poster: poster.poster(), target: self.target(route) };
+        require_first!(path.target.exists());
+        let put = Put { path, sides: self.no_bytes(peer, known), imm: () };
+        Self::checked(put, path.target, known & is_fast, !route.has_place)
+    }
+
+    /// The sides of a write without bytes.
+    #[inline(always)]
+    fn no_bytes(self, peer: u32, known: bool) -> Sides {
         let scratch = self.scratch();
-        let (remote, local) = (self.remote_span(scratch, peer, known), self.local_span(scratch, true));
-        Self::checked(Put { path, remote, local, bytes: 0 }, path.target, is_slow | !known, !known)
+        Sides::new(self.remote(scratch, peer, known), self.local(scratch, true, 0))
     }
 }
 
@@ -496,28 +390,23 @@ impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
 struct ExtLimits<'a>(&'a ContextExt);
 
 impl<'a> ExtLimits<'a> {
-    fn timeout_word(self) -> Option<&'a AtomicU64> {
-        if self.0.timeout_ns.is_null() {
-            return None;
-        }
+    #[inline(always)]
+    fn timeout_word(self) -> &'a AtomicU64 {
         // SAFETY: an aligned word of the context, which lives for 'a; host and kernels access it atomically.
-        Some(unsafe { AtomicU64::from_ptr(self.0.timeout_ns) })
+        unsafe { AtomicU64::from_ptr(self.0.timeout_ns) }
     }
 }
 
 impl Limit for ExtLimits<'_> {
-    #[inline]
+    #[inline(always)]
     fn aborted(&self) -> bool {
-        if self.0.abort_flag.is_null() {
-            return false;
-        }
         // SAFETY: an aligned word of the context, which outlives this; host and kernels access it atomically.
         unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load_external(Ordering::Relaxed) != 0
     }
 
-    #[inline]
+    #[inline(always)]
     fn timeout_ns(&self) -> u64 {
-        self.timeout_word().map_or(0, |word| word.load_external(Ordering::Relaxed))
+        self.timeout_word().load_external(Ordering::Relaxed)
     }
 
     #[cfg(not(target_arch = "nvptx64"))]

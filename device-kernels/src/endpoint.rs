@@ -5,11 +5,13 @@
 
 use crate::constant::{self, Constant};
 use crate::platform::in_one_register;
+use crate::post::flush::{self, Flush, Outcome};
+use crate::post::locked::{self, LockedQueue};
 use crate::post::used::UsedSet;
-use crate::post::{Begun, COUNT_MASK, Gpu, Queue, combining, locked, pause};
+use crate::post::{COUNT_MASK, Gpu, Queue, combining};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
-use crate::wait::{Limit, Spin};
+use crate::wait::Limit;
 use core::mem::offset_of;
 use core::ops::Deref;
 use core::slice;
@@ -123,45 +125,21 @@ impl<'a> Endpoint<'a> {
         };
         if policy == POLICY_LOCKED {
             let place = |idx| self.place_in_batch(numbered(idx));
-            locked::post(&self, self.locked_words(), limits, exclusive, aggregate, place)
+            locked::post(&self, limits, exclusive, aggregate, place)
         } else {
             combining::post::<Gpu, _>(self, limits, aggregate, |idx| self.place(numbered(idx), idx))
         }
     }
 
-    /// Rings every earlier post on this endpoint and begins a flush of it. Returns the number to give to [`Self::is_flushed`],
-    /// if not every earlier post has completed.
-    pub fn begin_flush(&self, policy: u32, limits: impl Limit) -> Result<Begun, Status> {
-        if self.failed() {
-            return Err(Status::CardError);
-        }
-        if policy == POLICY_LOCKED {
-            locked::begin_flush(self, self.locked_words(), limits)
-        } else {
-            let begun = combining::begin_flush::<Gpu, _>(*self);
-            if matches!(begun, Begun::Below(_)) {
-                combining::ring_ready::<Gpu, _>(*self)?;
-            }
-            Ok(begun)
-        }
+    /// One round of a flush of this endpoint.
+    pub fn flush_round(&self, policy: u32, flush: &mut Flush) -> Outcome {
+        flush.round::<Gpu, _>(*self, policy == POLICY_LOCKED)
     }
 
-    /// Returns whether every post below `at` has completed.
-    pub fn is_flushed(&self, policy: u32, at: u32) -> Result<bool, Status> {
-        if policy == POLICY_LOCKED {
-            Ok(locked::is_flushed(self, at))
-        } else {
-            combining::is_flushed::<Gpu, _>(*self, at)
-        }
-    }
-
-    /// Waits until every post below `at` has completed.
-    pub fn wait_flushed(&self, policy: u32, limits: impl Limit, at: u32) -> Result<(), Status> {
-        let mut spin = Spin::new(limits);
-        while !self.is_flushed(policy, at)? {
-            pause(self, &mut spin)?;
-        }
-        if self.failed() { Err(Status::CardError) } else { Ok(()) }
+    /// Waits until the flush of this endpoint has ended.
+    #[inline(always)]
+    pub fn wait_flushed(&self, policy: u32, limits: impl Limit, flush: Flush) -> Outcome {
+        flush::wait::<Gpu, _>(*self, policy == POLICY_LOCKED, flush, limits)
     }
 
     /// Rings deferred posts on this endpoint, for a wait that depends on them. Fails if they can no longer complete.
@@ -169,22 +147,7 @@ impl<'a> Endpoint<'a> {
         if self.failed() {
             return Err(Status::CardError);
         }
-        if policy == POLICY_LOCKED {
-            locked::ring_ready(self, self.locked_words(), limits)
-        } else {
-            combining::ring_ready::<Gpu, _>(*self)
-        }
-    }
-
-    #[inline(always)]
-    fn locked_words(&self) -> locked::Words<'a> {
-        let lock = self.ext.config.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
-        let posting = &self.ext.posting;
-        locked::Words {
-            lock: self.atomic_u32(lock),
-            barrier: self.atomic_u32(posting.barrier.as_ptr()),
-            used: self.atomic_u32(posting.used.as_ptr()),
-        }
+        if policy == POLICY_LOCKED { locked::ring_ready(self, limits) } else { combining::ring_ready::<Gpu, _>(*self) }
     }
 
     /// Puts the value in the slot of request `idx`, and returns the slot.
@@ -207,7 +170,7 @@ impl<'a> Endpoint<'a> {
     /// Writes a request into the last slot of the batch, in which `start` made room.
     #[inline(always)]
     fn place_in_batch(&self, request: Request) {
-        let (wq, last) = (self.wq(), locked::LockedQueue::pending(self).wrapping_sub(1));
+        let (wq, last) = (self.wq(), LockedQueue::pending(self).wrapping_sub(1));
         if self.is_wide() {
             let mut wide = [0; WIDE];
             wide[..NARROW].copy_from_slice(&request);
@@ -303,10 +266,10 @@ impl Slot {
     /// Writes zeros into the second half of a request of 128 bytes.
     #[inline(always)]
     pub fn pad(self) {
-        const { assert!(WIDE - NARROW == 8) };
+        const { assert!(NARROW == 8 && WIDE == 16) };
         // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; callers have slots of 128
         // bytes; the policy admitted the request's number, so no other poster writes the slot and the card has fetched it.
-        unsafe { arch::mmio_zero_64(self.0.wrapping_add(NARROW)) };
+        unsafe { arch::mmio_zero_second_half(self.0) };
     }
 }
 
@@ -318,9 +281,9 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
 
     #[inline(always)]
     fn failed(&self) -> bool {
-        !self.ext.config.errors.is_null()
-            && self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Relaxed)
-                != self.ext.config.errors_base
+        let errors = self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Relaxed);
+        // Modulo 2^32: on a GPU a comparison of 64 bits is two.
+        errors as u32 != self.ext.config.errors_base as u32
     }
 
     #[inline(always)]
@@ -382,7 +345,8 @@ pub(crate) fn used_set(context: &ContextExt) -> UsedSet<'_> {
     let (summaries, leaves) = used_words(context.n_endpoints);
     // SAFETY: the plugin made that many words for the context's life, 8-aligned; only this crate accesses them, atomically.
     let words = unsafe { slice::from_raw_parts(context.used.cast::<AtomicU64>(), summaries + leaves) };
-    UsedSet::new(words, context.n_endpoints)
+    // SAFETY: they are the words of that many endpoints, and a context has endpoints.
+    unsafe { UsedSet::new(words, context.n_endpoints) }
 }
 
 impl<R: Ring> combining::CombiningQueue for Endpoint<'_, R> {
@@ -399,7 +363,7 @@ impl<R: Ring> combining::CombiningQueue for Endpoint<'_, R> {
     }
 }
 
-impl locked::LockedQueue for Endpoint<'_> {
+impl LockedQueue for Endpoint<'_> {
     #[inline(always)]
     fn next(&self) -> u32 {
         self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed).wrapping_add(self.pending())
@@ -412,23 +376,23 @@ impl locked::LockedQueue for Endpoint<'_> {
 
     #[inline(always)]
     fn start(&self) {
-        let pending = self.pending();
-        if pending >= self.ext.config.max_batch {
-            // `start_batch` would ring too, but would not update NCCL's cursors.
+        // NCCL's device code may have left requests unrung, too.
+        if LockedQueue::next(self).wrapping_sub(self.published()) >= self.ext.config.max_batch {
             self.ring();
-        } else if pending == 0 {
+        }
+        let pending = self.pending();
+        if pending == 0 {
             // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
             let phase = u32::from(pc & self.ext.config.ring.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);
         }
-        // SAFETY: a live queue; only the thread that has the lock starts and flushes.
-        unsafe { sq::start_batch(self.wq(), 1) };
+        self.wq_field(offset_of!(WqV0, wqes_pending)).store(pending + 1, Ordering::Relaxed);
     }
 
     #[inline(always)]
     fn ring(&self) {
-        let next = locked::LockedQueue::next(self);
+        let next = LockedQueue::next(self);
         if self.published() == next {
             return;
         }
@@ -440,5 +404,25 @@ impl locked::LockedQueue for Endpoint<'_> {
             unsafe { sq::ring(self.ext.config.ring.sq_db, next) };
         }
         self.publish(next);
+    }
+
+    #[inline(always)]
+    fn take_pending(&self) -> u32 {
+        let next = LockedQueue::next(self);
+        // `start` computes the phase again for the first request of a batch.
+        self.wq_field(offset_of!(WqV0, pc)).store(next, Ordering::Relaxed);
+        self.wq_field(offset_of!(WqV0, wqes_pending)).store(0, Ordering::Relaxed);
+        next
+    }
+
+    #[inline(always)]
+    fn lock_words(&self) -> locked::Words<'_> {
+        let lock = self.ext.config.handle.wrapping_byte_add(offset_of!(EndpointHandle, sq_lock)).cast();
+        let posting = &self.ext.posting;
+        locked::Words {
+            lock: self.atomic_u32(lock),
+            barrier: self.atomic_u32(posting.barrier.as_ptr()),
+            used: self.atomic_u32(posting.used.as_ptr()),
+        }
     }
 }

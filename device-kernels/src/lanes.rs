@@ -21,9 +21,6 @@ unsafe extern "C" {
 }
 
 impl Lanes {
-    /// All lanes of a warp.
-    pub const WARP: Lanes = Lanes(u32::MAX);
-
     /// The lanes that make this call at the same time.
     #[inline(always)]
     pub fn active() -> Lanes {

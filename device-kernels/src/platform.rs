@@ -1,7 +1,7 @@
 //! What depends on the processor: a clock, a pause of a wait, and the atomics of a CTA.
 
 #[cfg(target_arch = "nvptx64")]
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Rounds of a wait in which a CPU keeps the processor.
 #[cfg(all(feature = "host", not(loom)))]
@@ -28,6 +28,21 @@ pub fn clock_ns() -> u64 {
     let now: u64;
     // SAFETY: reads a special register and touches no memory.
     unsafe { core::arch::asm!("mov.u64 {0}, %globaltimer;", out(reg64) now, options(nomem, nostack)) };
+    now
+}
+
+/// Cycles of the clock that NCCL's device API counts time by; nanoseconds on a CPU.
+#[cfg(feature = "host")]
+pub fn clock_cycles() -> u64 {
+    clock_ns()
+}
+
+/// Cycles of the clock that NCCL's device API counts time by.
+#[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
+pub fn clock_cycles() -> u64 {
+    let now: u64;
+    // SAFETY: reads a special register and touches no memory.
+    unsafe { core::arch::asm!("mov.u64 {0}, %clock64;", out(reg64) now, options(nomem, nostack)) };
     now
 }
 
@@ -69,14 +84,12 @@ fn pause(round: u32, progress: impl FnOnce() -> bool) -> Pause {
     }
 }
 
-/// Waits a moment; `round` counts the calls of one wait. A GPU has no software card to drive.
+/// Waits a moment. A GPU has no software card to drive.
 #[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
-#[inline]
-pub fn relax(round: u32, _progress: impl FnOnce() -> bool) {
-    if round > 8 {
-        // SAFETY: suspends this thread for about 100 ns and touches no memory.
-        unsafe { core::arch::asm!("nanosleep.u32 100;", options(nomem, nostack)) };
-    }
+#[inline(always)]
+pub fn relax() {
+    // SAFETY: suspends this thread for up to 64 ns and touches no memory.
+    unsafe { core::arch::asm!("nanosleep.u32 32;", options(nomem, nostack)) };
 }
 
 /// Lets another thread of the model go on.
@@ -85,7 +98,39 @@ pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     loom::thread::yield_now();
 }
 
-/// An address that a CPU's compiler keeps in one register, rather than in two that it adds at each use. No instruction.
+/// The word, which a GPU's compiler then keeps in a register and does not compute again.
+#[inline(always)]
+pub fn kept(word: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    let word = {
+        let kept: u32;
+        // SAFETY: copies a register.
+        unsafe { core::arch::asm!("mov.b32 {0}, {1};", out(reg32) kept, in(reg32) word, options(nomem, nostack)) };
+        kept
+    };
+    word
+}
+
+/// A condition for code that a GPU's compiler would otherwise copy, for each way in which the condition comes about.
+#[inline(always)]
+pub fn in_one_place(condition: bool) -> bool {
+    kept(condition.into()) != 0
+}
+
+/// A word that a CPU's compiler keeps in one register, and does not compute again from others. No instruction.
+#[inline(always)]
+pub fn in_register(word: u64) -> u64 {
+    #[cfg(all(target_pointer_width = "64", not(any(target_arch = "nvptx64", miri))))]
+    let word = {
+        let mut word = word;
+        // SAFETY: the block has no instruction.
+        unsafe { core::arch::asm!("/* {0} */", inout(reg) word, options(pure, readonly, nostack, preserves_flags)) };
+        word
+    };
+    word
+}
+
+/// The same for an address.
 #[inline(always)]
 pub fn in_one_register<T>(address: *mut T) -> *mut T {
     #[cfg(not(any(target_arch = "nvptx64", miri)))]
@@ -98,56 +143,61 @@ pub fn in_one_register<T>(address: *mut T) -> *mut T {
     address
 }
 
-/// The number 1, in a form that the assembler takes for a number of each thread's own.
+/// The number, in a form that the assembler takes for a number of each thread's own.
 ///
 /// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes and distributes the result.
-/// That takes 17 instructions and two shuffles behind the atomic, which a post by one thread has no use for.
-#[cfg(target_arch = "nvptx64")]
+/// That takes 17 instructions and two shuffles behind the atomic, which a post by one thread has no use for. What follows from
+/// the arguments of a kernel alone, ptxas computes in the registers of the warp, and moves it to those of the thread for
+/// each load: 40 instructions a post.
 #[inline(always)]
-pub fn one() -> u64 {
-    let lane: u32;
-    // SAFETY: reads a special register and touches no memory.
-    unsafe { core::arch::asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(pure, nomem, nostack)) };
-    // A warp has 32 lanes.
-    u64::from((lane >> 5) + 1)
+pub fn number_of_thread(number: u32) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    let number = {
+        let lanes_before: u32;
+        // SAFETY: reads a special register and touches no memory.
+        unsafe {
+            core::arch::asm!("mov.u32 {0}, %lanemask_lt;", out(reg32) lanes_before, options(pure, nomem, nostack))
+        };
+        // No lane is behind lane 31.
+        number + (lanes_before >> 31)
+    };
+    number
 }
 
-/// One.
-#[cfg(not(target_arch = "nvptx64"))]
-#[inline(always)]
-pub fn one() -> u64 {
-    1
+/// An operation on a word that the threads of one CTA share: relaxed, acquire, or acquire and release for every other ordering.
+#[cfg(target_arch = "nvptx64")]
+macro_rules! of_cta {
+    ($order:expr, $rest:literal, $($operands:tt)*) => {
+        match $order {
+            // SAFETY: the address of a live atomic, whose type keeps it aligned and in global memory.
+            Ordering::Relaxed => unsafe { core::arch::asm!(concat!("atom.relaxed.cta.", $rest), $($operands)*) },
+            // SAFETY: as above.
+            Ordering::Acquire => unsafe { core::arch::asm!(concat!("atom.acquire.cta.", $rest), $($operands)*) },
+            // SAFETY: as above.
+            _ => unsafe { core::arch::asm!(concat!("atom.acq_rel.cta.", $rest), $($operands)*) },
+        }
+    };
 }
 
-/// Adds to a word that the threads of one CTA share, and returns the old value: an acquire.
+/// Adds to a word that the threads of one CTA share, and returns the old value.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
-pub fn cta_add(word: &AtomicU64, value: u64) -> u64 {
+pub fn cta_add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
     let at = word.as_ptr();
     let old: u64;
-    // SAFETY: the address of a live atomic, whose type keeps it aligned and in global memory.
-    unsafe {
-        core::arch::asm!(
-            "atom.acquire.cta.add.u64 {old}, [{at}], {value};",
-            old = out(reg64) old, at = in(reg64) at, value = in(reg64) value, options(nostack)
-        )
-    };
+    of_cta!(order, "add.u64 {old}, [{at}], {value};",
+        old = out(reg64) old, at = in(reg64) at, value = in(reg64) value, options(nostack));
     old
 }
 
-/// Replaces a word that the threads of one CTA share if it is `from`, and returns the old value: acquire and release.
+/// Replaces a word that the threads of one CTA share if it is `from`, and returns the old value.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
-pub fn cta_replace(word: &AtomicU64, from: u64, to: u64) -> u64 {
+pub fn cta_replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> u64 {
     let at = word.as_ptr();
     let old: u64;
-    // SAFETY: the address of a live atomic, whose type keeps it aligned and in global memory.
-    unsafe {
-        core::arch::asm!(
-            "atom.acq_rel.cta.cas.b64 {old}, [{at}], {from}, {to};",
-            old = out(reg64) old, at = in(reg64) at, from = in(reg64) from, to = in(reg64) to, options(nostack)
-        )
-    };
+    of_cta!(order, "cas.b64 {old}, [{at}], {from}, {to};",
+        old = out(reg64) old, at = in(reg64) at, from = in(reg64) from, to = in(reg64) to, options(nostack));
     old
 }
 

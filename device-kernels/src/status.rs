@@ -1,12 +1,15 @@
 //! What an operation of the device API ends with.
 
+use core::ffi::c_int;
+
 /// Why an operation did not do what was asked. The numbers are those of `fgin_status` in `ferrogin/gin.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Status {
     /// An argument is out of range: peer, signal, counter, value size, window.
     InvalidArgument = 1,
-    /// The handle or the card cannot do this: a VA signal, a value on an endpoint without slots, another version.
+    /// The handle or the card cannot do this: a strong or VA signal where the card counts signals, a value on an endpoint without
+    /// slots, another version.
     Unsupported = 2,
     /// The host raised the abort flag.
     Aborted = 3,
@@ -19,6 +22,19 @@ pub enum Status {
 }
 
 impl Status {
+    /// The status of that number; none for 0 and for numbers that have no status.
+    pub const fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Status::InvalidArgument,
+            2 => Status::Unsupported,
+            3 => Status::Aborted,
+            4 => Status::Timeout,
+            5 => Status::CardError,
+            6 => Status::Poisoned,
+            _ => return None,
+        })
+    }
+
     /// One line for people.
     pub const fn text(self) -> &'static str {
         match self {
@@ -28,6 +44,45 @@ impl Status {
             Status::Timeout => "the deadline passed",
             Status::CardError => "the card completed a work request in error",
             Status::Poisoned => "the endpoint was given up by an earlier operation",
+        }
+    }
+}
+
+/// What an operation ends with, as a C function returns it: 0, or a [`Status`] as a number. A rare call returns it in tail position,
+/// where a [`Result`] would be compared first.
+#[repr(transparent)]
+pub(crate) struct Code(pub(crate) c_int);
+
+#[cfg(not(loom))]
+impl Code {
+    pub(crate) const OK: Code = Code(0);
+}
+
+/// The number of a result, as a C function returns it.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn code(result: Result<(), Status>) -> c_int {
+    Code::from(result).0
+}
+
+impl From<Result<(), Status>> for Code {
+    #[inline(always)]
+    fn from(result: Result<(), Status>) -> Self {
+        Code(result.map_or_else(|status| status as c_int, |()| 0))
+    }
+}
+
+impl From<Code> for Result<(), Status> {
+    #[inline(always)]
+    fn from(Code(code): Code) -> Self {
+        match code {
+            0 => Ok(()),
+            2 => Err(Status::Unsupported),
+            3 => Err(Status::Aborted),
+            4 => Err(Status::Timeout),
+            5 => Err(Status::CardError),
+            6 => Err(Status::Poisoned),
+            _ => Err(Status::InvalidArgument),
         }
     }
 }

@@ -1,23 +1,26 @@
 //! The only shim of atomics: the processor's atomics, the GPU's, or loom's in a model.
 
 #[cfg(not(any(loom, target_arch = "nvptx64")))]
-pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(target_arch = "nvptx64")]
 #[allow(unsafe_code)]
 mod nvptx64;
 #[cfg(target_arch = "nvptx64")]
-pub use nvptx64::{AtomicU32, AtomicU64, Ordering};
+pub use nvptx64::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A word that the card or the host writes, and threads only read.
+/// A word that the card or the host accesses too.
 pub trait LoadExternal {
     /// Its integer.
     type Value;
 
     /// Loads the word from memory, past the GPU's caches.
     fn load_external(&self, order: Ordering) -> Self::Value;
+
+    /// Stores into the word in memory, for the card and the host too.
+    fn store_external(&self, value: Self::Value, order: Ordering);
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -28,6 +31,11 @@ impl LoadExternal for AtomicU32 {
     fn load_external(&self, order: Ordering) -> u32 {
         self.load(order)
     }
+
+    #[inline(always)]
+    fn store_external(&self, value: u32, order: Ordering) {
+        self.store(value, order);
+    }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -37,5 +45,10 @@ impl LoadExternal for AtomicU64 {
     #[inline(always)]
     fn load_external(&self, order: Ordering) -> u64 {
         self.load(order)
+    }
+
+    #[inline(always)]
+    fn store_external(&self, value: u64, order: Ordering) {
+        self.store(value, order);
     }
 }

@@ -14,5 +14,5 @@ mod target;
 mod target;
 
 pub use target::{
-    fence_acquire, fence_system, load_u32, load_u64, mmio_store_u32, mmio_store_u64, mmio_zero_64, spin_hint, store_u32,
+    fence_acquire, fence_system, load_u32, load_u64, mmio_store_u32, mmio_store_u64, mmio_zero_second_half, store_u32,
 };

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 5;
+pub const HEADER_VERSION: u32 = 6;
 
 /// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
 /// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
@@ -123,13 +123,42 @@ pub struct ContextExt {
     pub progress_arg: *mut c_void,
     /// The set of endpoints that a flush looks at: the summary words of [`used_words`], then the leaf words. Zero at first.
     pub used: *mut u64,
-    /// Zero.
-    pub reserved2: u64,
+    /// Null where the card counts signals.
+    pub emulated: *const EmulatedSignals,
 }
 assert_layout!(ContextExt, size 128, align 128, {
     routes @ 0, policy @ 64, n_endpoints @ 68, max_rdma_size @ 72, reserved @ 76, abort_flag @ 80, timeout_ns @ 88,
-    progress @ 96, progress_arg @ 104, used @ 112, reserved2 @ 120,
+    progress @ 96, progress_arg @ 104, used @ 112, emulated @ 120,
 });
+
+/// The signals of a context that are words of memory, to which the agent of the receiver adds. Such a context has no signal endpoints:
+/// [`Routes::n_signals`] and [`Routes::last_slot`] are 0, and all requests go to the peer's inbox, a queue pair that only receives.
+#[repr(C, align(64))]
+#[derive(Debug, Clone, Copy)]
+pub struct EmulatedSignals {
+    /// `[n_signals]` of this rank. The agent adds to them; the owner stores to them to reset.
+    pub words: *mut u64,
+    /// `[nranks]`.
+    pub peers: *const EmulatedPeer,
+    /// Indexed signals of this rank's context.
+    pub n_signals: u32,
+    /// This rank.
+    pub rank: u32,
+    /// Zero.
+    pub reserved: [u64; 5],
+}
+assert_layout!(EmulatedSignals, size 64, align 64, { words @ 0, peers @ 8, n_signals @ 16, rank @ 20, reserved @ 24 });
+
+/// What a sender of emulated signals knows of a peer.
+#[repr(C, align(8))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EmulatedPeer {
+    /// Indexed signals of the peer's context; an id that is not below it is invalid.
+    pub n_signals: u32,
+    /// The number of the peer's context, modulo 2^16.
+    pub generation: u32,
+}
+assert_layout!(EmulatedPeer, size 8, align 8, { n_signals @ 0, generation @ 4 });
 
 /// Bits of one word of [`ContextExt::used`]: its low half. The high half counts insertions.
 pub const USED_BITS: u32 = 32;
@@ -255,7 +284,7 @@ pub struct EndpointConfig {
     pub max_batch: u32,
     /// The card's completion counter, wraps at 2^31. The cursors begin at its first value.
     pub completed: *const u64,
-    /// The card's error counter, or null.
+    /// The card's error counter.
     pub errors: *const u64,
     /// The error counter's value before the first post.
     pub errors_base: u64,

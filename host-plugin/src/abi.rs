@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::comm::{CollComm, ListenComm};
+use crate::config::Signals;
 use crate::context::{Context, Shape};
 use crate::error::Error;
 use crate::plugin::{NAME, Plugin};
@@ -45,7 +46,8 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     finalize: Some(finalize),
 };
 
-/// The symbol that NCCL loads before v14. NCCL assumes that v13 plugins have strong and VA signals, which EFA lacks.
+/// The symbol that NCCL loads before v14. NCCL assumes that v13 plugins have strong and VA signals, which hold with
+/// FERROGIN_SIGNALS=emulated only.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclGinPlugin_v13: GinV13 = GinV13 {
@@ -157,7 +159,9 @@ unsafe extern "C" fn devices(count: *mut c_int) -> nccl::Result {
 unsafe extern "C" fn get_gin_properties(properties: *mut GinPropertiesV14) -> nccl::Result {
     guard("getGinProperties", || {
         let properties = Out::new(properties, "props")?;
-        properties.set(GinPropertiesV14 { supports_strong_signals: 0, supports_va_signals: 0 });
+        // Cards have neither; the emulation has both.
+        let has = u8::from(Plugin::latest()?.config.signals == Signals::Emulated);
+        properties.set(GinPropertiesV14 { supports_strong_signals: has, supports_va_signals: has });
         Ok(())
     })
 }

@@ -13,9 +13,9 @@ use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    PostingState, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
-    VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
+    ContextExt, EmulatedPeer, EmulatedSignals, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader,
+    POLICY_COMBINING, PostingState, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE,
+    VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
 use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
@@ -116,8 +116,21 @@ pub struct ContextSpec {
     pub value_lkey: u32,
     /// Largest transfer of one request, bytes.
     pub max_rdma_size: u32,
+    /// The emulated signals, if the card does not count them.
+    pub emulated: Option<EmulatedSpec>,
     /// The function by which waiting CPU threads make the card progress; none for kernels on a GPU.
     pub progress: Option<Progress>,
+}
+
+/// The emulated signals of one context.
+#[derive(Debug, Clone, Default)]
+pub struct EmulatedSpec {
+    /// Address of the words of this rank.
+    pub words: u64,
+    /// Signals of this rank.
+    pub n_signals: u32,
+    /// What senders know of each rank's context.
+    pub peers: Vec<EmulatedPeer>,
 }
 
 /// All contexts of one `createContext`.
@@ -186,6 +199,8 @@ struct ContextPlaces {
     scratch_peers: Place<MrPeer>,
     timeout: Place<u64>,
     used: Place<u64>,
+    emulated: Place<EmulatedSignals>,
+    emulated_peers: Place<EmulatedPeer>,
 }
 
 #[derive(Debug)]
@@ -235,6 +250,8 @@ impl Plan {
                 scratch_peers: cursor.place(context.nranks, 16),
                 timeout: cursor.place(1, LINE),
                 used: cursor.place(words_of_used_set(context.endpoints.len()), LINE),
+                emulated: cursor.place(usize::from(context.emulated.is_some()), LINE),
+                emulated_peers: cursor.place(context.emulated.as_ref().map_or(0, |signals| signals.peers.len()), 8),
                 queues: (0..context.endpoints.len())
                     .map(|e| QueuePlaces {
                         qp: endpoints.part(e, offset_of!(EndpointExt, queue)),
@@ -351,6 +368,18 @@ fn fill_context(
     let peers = context.scratch_peers.iter().map(|&(remote_addr, rkey)| MrPeer { remote_addr, rkey, pad: 0 });
     image.put_all(places.scratch_peers, peers);
 
+    if let Some(signals) = &context.emulated {
+        let emulated = EmulatedSignals {
+            words: signals.words as *mut u64,
+            peers: image.at(places.emulated_peers, 0),
+            n_signals: signals.n_signals,
+            rank: context.rank as u32,
+            reserved: [0; 5],
+        };
+        image.put(places.emulated, 0, emulated);
+        image.put_all(places.emulated_peers, signals.peers.iter().copied());
+    }
+
     let mut handles = Vec::with_capacity(context.endpoints.len());
     for (e, (endpoint, queue)) in context.endpoints.iter().zip(&places.queues).enumerate() {
         match spec.layout {
@@ -359,7 +388,8 @@ fn fill_context(
         }
         image.put(queue.cq, 0, cq(endpoint)?);
         let handle = EndpointHandle {
-            qp: image.at(queue.qp, 0).cast(),
+            // NCCL's own device code would post to peers that count no signal for it: it finds no queue.
+            qp: if context.emulated.is_some() { null_mut() } else { image.at(queue.qp, 0).cast() },
             cq: image.at(queue.cq, 0).cast(),
             target_address_handles: image.at(places.ahs, 0),
             target_remote_qpns: image.at(places.qpns, 0),
@@ -393,6 +423,11 @@ fn fill_context(
         handles.push(handle);
     }
 
+    // The place of the addresses holds that of emulated signals, which `ferrogin_signals_of_context` of nccl_gin_backend.cuh reads.
+    let scratch_remote_addrs = match &context.emulated {
+        Some(signals) => signals.words as *mut u64,
+        None => image.at(places.scratch_addrs, 0),
+    };
     image.put(
         devs,
         index,
@@ -409,7 +444,7 @@ fn fill_context(
             scratch_lkey: context.scratch.0,
             scratch_pad: 0,
             scratch_local_addr: context.scratch.1,
-            scratch_remote_addrs: image.at(places.scratch_addrs, 0),
+            scratch_remote_addrs,
             scratch_remote_rkeys: image.at(places.scratch_rkeys, 0),
             putvalue_lkey: context.value_lkey,
             putvalue_slot_size: VALUE_STRIDE,
@@ -443,7 +478,7 @@ fn fill_context(
             progress: context.progress.map(|progress| progress.function),
             progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
             used: image.at(places.used, 0),
-            reserved2: 0,
+            emulated: image.at(places.emulated, 0),
         },
     );
     Ok(())

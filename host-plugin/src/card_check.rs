@@ -1,6 +1,8 @@
 //! The check of a card in `init`.
 
 use crate::cards::CardQuery;
+use crate::config::Signals;
+use crate::context::emulated::inbox_info;
 use crate::device::{self, Device};
 use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role};
 use crate::error::Error;
@@ -19,9 +21,18 @@ const DEPTH: usize = 16;
 /// # Errors
 /// The first step that fails, with its cause where the cause is known.
 #[allow(unsafe_code)]
-pub fn check(query: &CardQuery, device: &dyn Device, card: &Info) -> Result<(), Error> {
+pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &Info) -> Result<(), Error> {
     let rail = Rail::open(0, card, 1)?;
-    let options = QueueOptions { depth: DEPTH, wide: false, tclass: 0 };
+    if signals == Signals::Emulated {
+        inbox_info(query, &rail)?;
+        if let Some(reason) = device.cannot_flush_writes() {
+            return Err(Error::Usage(format!(
+                "FERROGIN_SIGNALS=emulated: {reason}, and a signal must not come before its bytes: update the driver, or set \
+                 FERROGIN_SIGNALS=card"
+            )));
+        }
+    }
+    let options = QueueOptions { depth: DEPTH, wide: false, tclass: 0, receives: 0 };
     let info = rail
         .endpoint_info(query, options)
         .map_err(Error::fabric(format!("asking card {} for queue pairs", rail.name())))?;
@@ -34,7 +45,8 @@ pub fn check(query: &CardQuery, device: &dyn Device, card: &Info) -> Result<(), 
         let queue = (role, &info, DEPTH);
         // SAFETY: `memory` outlives the endpoint, which ends in this round of the loop. Only this endpoint uses `offsets`
         // meanwhile.
-        let opened = unsafe { Endpoint::open(&rail, device, query.provider, queue, memory.counters(), offsets) };
+        let opened =
+            unsafe { Endpoint::open(&rail, device, (query.provider, signals), queue, memory.counters(), offsets) };
         opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;
     }
     Ok(())

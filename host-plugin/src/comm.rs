@@ -1,5 +1,7 @@
 //! Communicators: the listen communicator, which serves one `connect`, and the collective communicator, which owns the rails.
 
+use crate::agent::windows::Windows;
+use crate::config::Signals;
 use crate::control::{Listener, Ring, Step};
 use crate::device::{self, Device};
 use crate::error::Error;
@@ -46,6 +48,8 @@ pub struct CollComm {
     pub windows: Handles,
     /// Contexts that are not destroyed yet.
     pub contexts: Handles,
+    /// The windows that emulated signals may name.
+    pub signal_windows: Arc<Windows>,
     /// One for each card of the device.
     pub rails: Vec<Arc<Rail>>,
     /// The device that kernels run on.
@@ -65,12 +69,14 @@ pub struct CollComm {
 struct Greeting {
     version: U16,
     rails: U16,
+    /// 1 with emulated signals.
+    emulated: U16,
 }
 
-ferrogin_ffi::assert_layout!(Greeting, size 4, align 1, { version @ 0, rails @ 2 });
+ferrogin_ffi::assert_layout!(Greeting, size 6, align 1, { version @ 0, rails @ 2, emulated @ 4 });
 
 /// Version of the blocks that ranks exchange.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 impl CollComm {
     /// Opens the rails and joins the other ranks.
@@ -97,7 +103,9 @@ impl CollComm {
         }
         let (device, rails) = opened?;
         let mut ring = Ring::connect(&listen.listener, handles, rank, plugin.config.timeout)?;
-        let greeting = Greeting { version: VERSION.into(), rails: (rails.len() as u16).into() };
+        let emulated = u16::from(plugin.config.signals == Signals::Emulated);
+        let greeting =
+            Greeting { version: VERSION.into(), rails: (rails.len() as u16).into(), emulated: emulated.into() };
         let greetings = match ring.allgather(Step::Connect, Some(greeting.as_bytes())) {
             Ok(greetings) => greetings,
             Err(error) => {
@@ -107,8 +115,8 @@ impl CollComm {
         };
         if let Some(other) = greetings.iter().position(|other| *other != greeting.as_bytes()) {
             return Err(Error::Usage(format!(
-                "rank {other} has another version of ferrogin than rank {rank}, or not {} rail(s) for its device as rank \
-                 {rank} has; run the same ferrogin on the same kind of machine on all ranks",
+                "rank {other} has another version of ferrogin than rank {rank}, another FERROGIN_SIGNALS, or not {} rail(s) for its device \
+                 as rank {rank} has; run the same ferrogin with the same settings on the same kind of machine on all ranks",
                 rails.len()
             )));
         }
@@ -118,9 +126,10 @@ impl CollComm {
             rails.iter().map(|rail| rail.name()).collect::<Vec<_>>().join("+"),
             device.kind().name(),
         );
-        let (windows, contexts) = (Handles::default(), Handles::default());
+        let (windows, contexts, signal_windows) = (Handles::default(), Handles::default(), Arc::default());
         let metrics = plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, &rails));
-        Ok(Arc::new(Self { metrics, windows, contexts, rails, device, rank, nranks, plugin, ring: Mutex::new(ring) }))
+        let ring = Mutex::new(ring);
+        Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
     }
 
     /// Exchanges the parts of all ranks in `step`, by rank. A rank that failed passes its error as `part`; then the call fails on

@@ -54,6 +54,15 @@ impl Policy {
     }
 }
 
+/// FERROGIN_SIGNALS: the kind of signals of all contexts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signals {
+    /// Counters of the card.
+    Card,
+    /// Words of memory, to which the [`agent`](crate::agent) adds.
+    Emulated,
+}
+
 /// All settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -63,6 +72,8 @@ pub struct Config {
     pub device: DeviceChoice,
     /// FERROGIN_POST.
     pub policy: Policy,
+    /// FERROGIN_SIGNALS.
+    pub signals: Signals,
     /// FERROGIN_CONTROL: a libfabric provider for the control plane; the default is in [`Config::control`].
     pub control: Option<String>,
     /// FERROGIN_TIMEOUT: the limit of each wait for a peer during set-up.
@@ -121,6 +132,7 @@ impl Config {
         let provider = choice(get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
+        let signals = choice(get, "FERROGIN_SIGNALS", "card or emulated", &SIGNALS)?;
         let timeout = seconds(get, "FERROGIN_TIMEOUT", TIMEOUT_MAX, ("whole seconds from 1 to 86400", 60, "60"))?;
         let interval = ("whole seconds from 1 to 60", 5, "5");
         let interval = seconds(get, "FERROGIN_METRICS_INTERVAL", METRICS_INTERVAL_MAX, interval)?;
@@ -132,6 +144,7 @@ impl Config {
             provider,
             device,
             policy,
+            signals,
             control: text("FERROGIN_CONTROL", ("a libfabric provider", "of the card"))?,
             timeout,
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
@@ -147,6 +160,7 @@ const PROVIDERS: [(&str, Provider); 2] = [("efa", Provider::Efa), ("softefa", Pr
 const DEVICES: [(&str, DeviceChoice); 3] =
     [("auto", DeviceChoice::Auto), ("cuda", DeviceChoice::Cuda), ("cpu", DeviceChoice::Cpu)];
 const POLICIES: [(&str, Policy); 2] = [("combining", Policy::Combining), ("locked", Policy::Locked)];
+const SIGNALS: [(&str, Signals); 2] = [("card", Signals::Card), ("emulated", Signals::Emulated)];
 
 fn choice<T: Copy>(
     get: impl Fn(&str) -> Option<OsString>,
@@ -189,6 +203,7 @@ mod tests {
         assert_eq!(config.provider, Provider::Efa);
         assert_eq!(config.device, DeviceChoice::Auto);
         assert_eq!(config.policy, Policy::Combining);
+        assert_eq!(config.signals, Signals::Card);
         assert_eq!(config.timeout, Duration::from_secs(60));
         assert_eq!((config.trace, config.metrics), (None, None));
         assert_eq!(config.metrics_interval, Duration::from_secs(5));
@@ -201,6 +216,7 @@ mod tests {
             ("FERROGIN_PROVIDER", "softefa"),
             ("FERROGIN_DEVICE", "cpu"),
             ("FERROGIN_POST", "locked"),
+            ("FERROGIN_SIGNALS", "emulated"),
             ("FERROGIN_TIMEOUT", "3"),
             ("FERROGIN_TRACE", "trace.json"),
             ("FERROGIN_METRICS", "/run/{rank}.prom"),
@@ -210,6 +226,7 @@ mod tests {
         assert_eq!(config.provider, Provider::SoftEfa);
         assert_eq!(config.device, DeviceChoice::Cpu);
         assert_eq!(config.policy, Policy::Locked);
+        assert_eq!(config.signals, Signals::Emulated);
         assert_eq!(config.timeout, Duration::from_secs(3));
         assert_eq!(config.trace, Some(PathBuf::from("trace.json")));
         assert_eq!(config.metrics.as_deref(), Some("/run/{rank}.prom"));
@@ -223,6 +240,7 @@ mod tests {
             ("FERROGIN_PROVIDER", "EFA", "softefa"),
             ("FERROGIN_DEVICE", "gpu", "cuda"),
             ("FERROGIN_POST", "lock", "locked"),
+            ("FERROGIN_SIGNALS", "strong", "card or emulated"),
             ("FERROGIN_TIMEOUT", "0", "seconds"),
             ("FERROGIN_TIMEOUT", "-1", "seconds"),
             ("FERROGIN_TIMEOUT", "1e3", "seconds"),

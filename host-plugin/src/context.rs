@@ -1,8 +1,10 @@
 //! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes both to kernels.
 
-use crate::block::{BlockSpec, ContextSpec, Layout, Plan};
+use crate::agent::Pulse;
+use crate::agent::inbox::{Counts, Inbox};
+use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, Layout, Plan};
 use crate::comm::CollComm;
-use crate::config::Policy;
+use crate::config::{Policy, Signals};
 use crate::control::Step;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
 use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, Start, floor_power_of_two};
@@ -13,8 +15,9 @@ use crate::metrics;
 use crate::rail::{CounterBudget, Peers, QueueOptions, Rail};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
+use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{MAX_TARGETS, POLICY_COMBINING, POLICY_LOCKED, Target};
+use ferrogin_ffi::ext::{EmulatedPeer, MAX_TARGETS, POLICY_COMBINING, POLICY_LOCKED, Target};
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_libfabric::{Info, bindings};
@@ -22,6 +25,7 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+pub mod emulated;
 mod peers;
 mod wire;
 
@@ -29,14 +33,18 @@ mod wire;
 const DEPTH_DEFAULT: usize = 1024;
 /// The limit of each number of signals, counters and contexts. No card has so many queue pairs.
 const COUNT_MAX: i32 = 1 << 16;
+/// The limit of the number of emulated signals.
+const SIGNALS_MAX: i32 = 1 << 20;
 /// Largest transfer of one request on EFA, even if the card reports more.
 const RDMA_MAX: usize = 1 << 30;
 
 /// The checked configuration of a `createContext`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Signals of each context.
+    /// Signals of each context that the card counts.
     pub n_signals: usize,
+    /// Emulated signals of each context, in place of those.
+    pub n_words: Option<usize>,
     /// Counters of each context.
     pub n_counters: usize,
     /// Contexts, at least one.
@@ -53,18 +61,19 @@ pub struct Shape {
     pub rank_stride: usize,
 }
 
+/// A count of NCCL's configuration.
+fn count_up_to(name: &str, value: i32, most: i32) -> Result<usize, Error> {
+    let valid = (0..=most).contains(&value);
+    valid.then_some(value as usize).ok_or_else(|| Error::Argument(format!("{name} = {value} is not in 0..={most}")))
+}
+
 impl Shape {
     /// Checks NCCL's configuration.
     ///
     /// # Errors
     /// A count is negative or above any card's limit; this plugin does not know the backend version.
     pub fn new(config: &GinConfigV14) -> Result<Self, Error> {
-        let count = |name: &str, value: i32| {
-            let valid = (0..=COUNT_MAX).contains(&value);
-            valid
-                .then_some(value as usize)
-                .ok_or_else(|| Error::Argument(format!("{name} = {value} is not in 0..={COUNT_MAX}")))
-        };
+        let count = |name: &str, value: i32| count_up_to(name, value, COUNT_MAX);
         let layout = Layout::of(config.backend_version).ok_or_else(|| {
             Error::Usage(format!(
                 "backendVersion {} is not known: this ferrogin supports 0 to 2 (kernels built with NCCL 2.31 and 2.32); \
@@ -82,7 +91,8 @@ impl Shape {
         };
         let rank_stride = count("rankStride", config.rank_stride)?.max(1);
         Ok(Self {
-            n_signals: count("nSignals", config.n_signals)?,
+            n_signals: count_up_to("nSignals", config.n_signals, SIGNALS_MAX)?,
+            n_words: None,
             n_counters: count("nCounters", config.n_counters)?,
             n_contexts: count("nContexts", config.n_contexts)?.max(1),
             depth: config.queue_depth as usize,
@@ -118,6 +128,11 @@ pub struct Context {
     /// Of [`Plan::cursors`].
     cursors: Vec<Vec<[usize; 2]>>,
     contexts: Vec<OneContext>,
+    /// Dropped before the memory of their words.
+    inboxes: Option<Inboxes>,
+    signal_memory: Option<SignalMemory>,
+    /// By context, with emulated signals.
+    signal_counts: Vec<Arc<Counts>>,
     /// One for each rail in use. Removed after the endpoints that post to them are closed.
     peers: Vec<Peers>,
     registered: Vec<RegisteredMemory>,
@@ -167,8 +182,9 @@ impl RailInfo {
         let failed = |what: &str| Error::fabric(format!("asking card {} for {what}", rail.name()));
         let wanted = if shape.depth == 0 { DEPTH_DEFAULT } else { shape.depth.next_power_of_two() };
         let query = &coll.plugin.query;
-        let find =
-            |wide: bool, depth: usize, tclass: u32| rail.endpoint_info(query, QueueOptions { depth, wide, tclass });
+        let find = |wide: bool, depth: usize, tclass: u32| {
+            rail.endpoint_info(query, QueueOptions { depth, wide, tclass, receives: 0 })
+        };
         let limit = |info: &Info| floor_power_of_two(info.tx_size().clamp(1, 1 << 30) as u32) as usize;
         let depth = wanted.min(limit(&rail.info));
         if shape.depth != 0 && depth != shape.depth {
@@ -247,7 +263,7 @@ const NARROW: &str = "no wide requests";
 const SHORT_IDS: &str = "no 64-bit request ids";
 
 /// True at the first call with this message and card in the process. A message about no card has the card "".
-fn first_time(message: &'static str, card: &str) -> bool {
+pub fn first_time(message: &'static str, card: &str) -> bool {
     static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
     REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
 }
@@ -267,7 +283,13 @@ impl Context {
                 "rankStride {given} does not divide the {nranks} ranks: the plugin ignores it and reaches all ranks"
             );
         }
-        let shape = &Shape { rank_stride: stride, ..*shape };
+        let shape = &match coll.plugin.config.signals {
+            Signals::Card => {
+                count_up_to("nSignals", shape.n_signals as i32, COUNT_MAX)?;
+                Shape { rank_stride: stride, ..*shape }
+            }
+            Signals::Emulated => Shape { rank_stride: stride, n_signals: 0, n_words: Some(shape.n_signals), ..*shape },
+        };
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
         let ready = Self::finish(coll, shape, &mut context.0, &all);
         let (ready, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
@@ -281,13 +303,14 @@ impl Context {
         span.note("endpoints", (shape.n_contexts * shape.endpoints()) as u64);
         span.note("addresses", addresses as u64);
         crate::info!(
-            "rank {} of {}: {} context(s) of {} signal(s) and {} counter(s): kernels on {}, provider {}, {} rail(s) on \
+            "rank {} of {}: {} context(s) of {} {} and {} counter(s): kernels on {}, provider {}, {} rail(s) on \
              card(s) {}, backendVersion {}, {} requests in flight, requests of {} bytes and for values of {}, completion \
              counters used {}, {addresses} peer addresses",
             coll.rank,
             coll.nranks,
             shape.n_contexts,
-            shape.n_signals,
+            shape.n_words.unwrap_or(shape.n_signals),
+            if shape.n_words.is_some() { "emulated signal(s)" } else { "signal(s)" },
             shape.n_counters,
             coll.device.kind().name(),
             coll.plugin.config.provider.name(),
@@ -330,7 +353,10 @@ impl Context {
         let registered = used.iter().map(|rail| RegisteredMemory::register(rail, &memory, layout));
         let registered = registered.collect::<Result<Vec<_>, _>>()?;
 
-        let (mut contexts, mut parts) = (Vec::new(), Vec::new());
+        let signal_memory =
+            shape.n_words.map(|words| SignalMemory::allocate(coll, &used, (shape.n_contexts, words))).transpose()?;
+
+        let (mut contexts, mut parts, mut inboxes) = (Vec::new(), Vec::new(), Vec::new());
         let (mut completed, mut errors) = (layout.completed(), COUNTER_STRIDE);
         for id in 0..shape.n_contexts {
             let at = id % rails.len();
@@ -341,11 +367,11 @@ impl Context {
                 let offsets = CounterOffsets { completed, errors };
                 completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
                 errors += COUNTER_STRIDE;
-                let provider = coll.plugin.config.provider;
+                let kind = (coll.plugin.config.provider, coll.plugin.config.signals);
                 // SAFETY: `Context` drops its endpoints before its memory (field order). `completed` and `errors` advance
                 // with each endpoint, so no two counters share memory.
                 let endpoint = unsafe {
-                    Endpoint::open(rail, &*coll.device, provider, (role, info, *depth), memory.counters(), offsets)
+                    Endpoint::open(rail, &*coll.device, kind, (role, info, *depth), memory.counters(), offsets)
                 };
                 let endpoint = endpoint?;
                 if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
@@ -358,14 +384,23 @@ impl Context {
                 endpoints.push(endpoint);
             }
             let targets = endpoints.iter().filter(|e| matches!(e.role, Role::Data | Role::Signal(_)));
-            let addresses = targets.map(Endpoint::address).collect::<Result<Vec<_>, _>>()?;
+            let mut addresses = targets.map(Endpoint::address).collect::<Result<Vec<_>, _>>()?;
+            let mut signals = EmulatedPeer::default();
+            if let (Some(memory), Some(words)) = (&signal_memory, shape.n_words) {
+                let inbox = memory.open(coll, at, id)?;
+                addresses = vec![inbox.address()?];
+                signals = EmulatedPeer { n_signals: words as u32, generation: inbox.generation().bits().into() };
+                inboxes.push(inbox);
+            }
             let scratch = (memory.card.device_address(), registered[at].scratch_keys.1);
-            let part = wire::PeerContext::new(scratch, &addresses).ok_or_else(|| {
+            let part = wire::PeerContext::new(scratch, signals, &addresses).ok_or_else(|| {
                 Error::Usage(format!("card {} gave endpoints of one card several GIDs: please report it", rail.name()))
             })?;
             parts.push(part);
             contexts.push(OneContext { endpoints, targets: Arc::default() });
         }
+        let signal_counts = inboxes.iter().map(Inbox::counts).collect();
+        let inboxes = shape.n_words.map(|_| Inboxes::serve(inboxes)).transpose()?;
         let handle = NetDeviceHandleV11 {
             net_device_type: NET_DEVICE_GIN_EFA_GDA,
             net_device_version: shape.backend_version,
@@ -380,6 +415,9 @@ impl Context {
             block: None,
             cursors: Vec::new(),
             contexts,
+            inboxes,
+            signal_memory,
+            signal_counts,
             peers: Vec::new(),
             registered,
             memory,
@@ -409,7 +447,8 @@ impl Context {
                 endpoints.push(unsafe { metrics::source::Endpoint::new(endpoint.role.into(), words) });
             }
             let rail = &coll.rails[id % coll.rails.len()];
-            sources.push((rail.index, rail.name(), endpoints));
+            let emulated = self.signal_counts.get(id).cloned();
+            sources.push((rail.index, rail.name(), endpoints, emulated));
         }
         // SAFETY: `self` drops the guard before the block and the memory: it is the first field, and `close` drops it earlier.
         let guard = unsafe { of_comm.contexts(sources) };
@@ -472,6 +511,11 @@ impl Context {
                 scratch_peers: parts.iter().map(|part| part.contexts[id].scratch).collect(),
                 value_lkey: registered.values_lkey,
                 max_rdma_size: rail.info.max_msg_size().clamp(1, RDMA_MAX) as u32,
+                emulated: context.signal_memory.as_ref().map(|memory| EmulatedSpec {
+                    words: memory.words(id),
+                    n_signals: parts[coll.rank].contexts[id].signals.n_signals,
+                    peers: parts.iter().map(|part| part.contexts[id].signals).collect(),
+                }),
                 progress: progress_for(coll.device.kind(), || rail.domain.progress()),
             });
         }
@@ -566,6 +610,7 @@ impl Context {
             targets: self.contexts.iter().map(|one| one.targets.clone()).collect(),
             abort: abort.cast(),
             report: Report::Clean,
+            agent: self.inboxes.as_ref().map(|inboxes| (Pulse::default(), inboxes.served())),
         };
         let guard =
             watcher::watch(watch).map_err(|source| Error::System { call: "starting the watcher's thread", source })?;

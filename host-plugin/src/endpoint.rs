@@ -3,7 +3,8 @@
 
 use crate::address::EndpointAddress;
 use crate::block::EndpointSpec;
-use crate::config::Provider;
+use crate::config::{Provider, Signals};
+use crate::context::first_time;
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
 use crate::metrics::source::{Queue, Words};
@@ -35,10 +36,12 @@ impl Role {
     }
 
     /// The operations whose completions the endpoint's counter counts.
-    fn counted_operations(self) -> u64 {
-        match self {
-            // Kernels post gets on the data endpoint.
-            Self::Data => bindings::FI_WRITE | bindings::FI_READ,
+    fn counted_operations(self, signals: Signals) -> u64 {
+        match (self, signals) {
+            // Kernels post gets on the data endpoint, and emulated signals as sends: those of a counter without a put on its endpoint.
+            (Self::Data, Signals::Card) => bindings::FI_WRITE | bindings::FI_READ,
+            (Self::Data, Signals::Emulated) => bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND,
+            (Self::Counter(_), Signals::Emulated) => bindings::FI_WRITE | bindings::FI_SEND,
             _ => bindings::FI_WRITE,
         }
     }
@@ -68,6 +71,11 @@ impl fmt::Display for Role {
 
 /// Bytes between two counters: a cache line, because the card writes one counter while kernels read another.
 pub const COUNTER_STRIDE: usize = 64;
+
+/// The value of FI_OPT_EFA_RNR_RETRY for retries without a limit: the receives of a peer may run out.
+const RETRY_FOR_EVER: usize = 7;
+/// Where a libfabric does not take it: a line for each card.
+const FEW_RETRIES: &str = "few retries";
 
 /// Offsets of an endpoint's counters in [`CounterMemory`].
 #[derive(Debug, Clone, Copy)]
@@ -143,7 +151,7 @@ impl Endpoint {
     pub unsafe fn open(
         rail: &Rail,
         device: &dyn Device,
-        provider: Provider,
+        (provider, signals): (Provider, Signals),
         (role, info, depth): (Role, &Info, usize),
         memory: CounterMemory<'_>,
         offsets: CounterOffsets,
@@ -170,9 +178,18 @@ impl Endpoint {
         qp.bind_av(&rail.av).map_err(failed("binding the address vector"))?;
         let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
         qp.bind_cq(&cq, both).map_err(failed("binding the completion queue"))?;
-        qp.bind_counter(&local, role.counted_operations()).map_err(failed("binding the completion counter"))?;
+        qp.bind_counter(&local, role.counted_operations(signals)).map_err(failed("binding the completion counter"))?;
         if let Some(signal) = &signal {
             qp.bind_counter(signal, bindings::FI_REMOTE_WRITE).map_err(failed("binding the signal counter"))?;
+        }
+        if signals == Signals::Emulated
+            && let Err(error) = qp.set_number(bindings::FI_OPT_EFA_RNR_RETRY, RETRY_FOR_EVER)
+            && first_time(FEW_RETRIES, &rail.name())
+        {
+            crate::info!(
+                "card {} does not retry without a limit where a peer has no receive ({error}): many signals at once may fail",
+                rail.name()
+            );
         }
         qp.enable().map_err(failed("enabling the queue pair"))?;
         let (sq, rq) = rail.gda.query_qp(&qp).map_err(failed("querying the queues"))?;
@@ -208,15 +225,7 @@ impl Endpoint {
     /// # Errors
     /// The libfabric call fails, or the address is not one of EFA.
     pub fn address(&self) -> Result<EndpointAddress, Error> {
-        let name = self.qp.name().map_err(Error::fabric(format!("querying the address of endpoint {}", self.role)))?;
-        EndpointAddress::parse(&name).ok_or_else(|| {
-            Error::Usage(format!(
-                "endpoint {} has an address of {} bytes, but those of EFA have {}: check that libfabric provider is efa or softefa",
-                self.role,
-                name.len(),
-                EndpointAddress::LEN
-            ))
-        })
+        address_of(&self.qp, &self.role)
     }
 
     /// Requests in flight: a power of two, at most the ring's slots.
@@ -298,6 +307,21 @@ impl Endpoint {
     }
 }
 
+/// The address that peers insert into their address vectors.
+///
+/// # Errors
+/// The libfabric call fails, or the address is not one of EFA.
+pub fn address_of(qp: &QueuePair, endpoint: &dyn fmt::Display) -> Result<EndpointAddress, Error> {
+    let name = qp.name().map_err(Error::fabric(format!("querying the address of endpoint {endpoint}")))?;
+    EndpointAddress::parse(&name).ok_or_else(|| {
+        Error::Usage(format!(
+            "endpoint {endpoint} has an address of {} bytes, but those of EFA have {}: check that libfabric provider is efa or softefa",
+            name.len(),
+            EndpointAddress::LEN
+        ))
+    })
+}
+
 /// The largest power of two that is at most `n`; 1 for 0.
 pub fn floor_power_of_two(n: u32) -> u32 {
     1 << n.max(1).ilog2()
@@ -311,8 +335,8 @@ mod tests {
     fn endpoint_order_matches_kernel_indices() {
         let names: Vec<_> = Role::all(2, 1).map(|role| role.to_string()).collect();
         assert_eq!(names, ["data", "value", "counter 0", "counter 1", "signal 0"]);
-        assert_eq!(Role::Data.counted_operations(), bindings::FI_WRITE | bindings::FI_READ);
-        assert_eq!(Role::Signal(3).counted_operations(), bindings::FI_WRITE);
+        assert_eq!(Role::Data.counted_operations(Signals::Card), bindings::FI_WRITE | bindings::FI_READ);
+        assert_eq!(Role::Signal(3).counted_operations(Signals::Card), bindings::FI_WRITE);
     }
 
     #[test]

@@ -9,6 +9,8 @@
 //! | `regMrSym` | a [`window`] | regions of all rails |
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
+//! With FERROGIN_SIGNALS=emulated, the [`agent`] adds the signals of peers to words of memory.
+//!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
 //! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure. [`mod@trace`] writes
 //! the steps of set-up to a file, and [`metrics`] what runs.
@@ -16,6 +18,7 @@
 //! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.
 pub mod abi;
 pub mod address;
+pub mod agent;
 pub mod block;
 pub mod card_check;
 pub mod cards;

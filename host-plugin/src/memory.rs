@@ -95,15 +95,7 @@ impl RegisteredMemory {
     #[allow(unsafe_code)]
     pub fn register(rail: &Rail, memory: &ContextMemory, layout: MemoryLayout) -> Result<Self, Error> {
         let register = |offset: usize, len: usize, access: u64| {
-            let base = memory.card.device_address() as *mut u8;
-            let region = match memory.card.dma_buf() {
-                Some(dma_buf) => {
-                    // The card counts addresses from the first byte of the dma-buf.
-                    let base = base.wrapping_sub(dma_buf.offset as usize);
-                    Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base }
-                }
-                None => Region::Va { addr: base.wrapping_add(offset), len },
-            };
+            let region = region_of(&*memory.card, offset, len);
             let what = format!("registering {len} bytes of context memory with card {}", rail.name());
             // SAFETY: the owner of `memory` drops the regions before the memory (the field order of `Context`, the order of
             // locals in `card_check`), and no Rust reference covers the memory.
@@ -114,6 +106,19 @@ impl RegisteredMemory {
         let values = register(layout.values(), layout.values_len(), local)?;
         let (values_lkey, _) = rail.keys(&values)?;
         Ok(Self { scratch_keys: rail.keys(&scratch)?, values_lkey, _scratch: scratch, _values: values })
+    }
+}
+
+/// A part of the buffer, as a card registers it.
+pub fn region_of(buffer: &dyn DeviceBuffer, offset: usize, len: usize) -> Region<'_> {
+    let base = buffer.device_address() as *mut u8;
+    match buffer.dma_buf() {
+        Some(dma_buf) => {
+            // The card counts addresses from the first byte of the dma-buf.
+            let base = base.wrapping_sub(dma_buf.offset as usize);
+            Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base }
+        }
+        None => Region::Va { addr: base.wrapping_add(offset), len },
     }
 }
 

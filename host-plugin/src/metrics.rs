@@ -10,6 +10,7 @@ pub mod card;
 pub mod source;
 mod text;
 
+use crate::agent::inbox::Counts;
 use crate::config::Config;
 use crate::error::Error;
 use crate::rail::Rail;
@@ -196,6 +197,9 @@ impl fmt::Debug for Metrics {
     }
 }
 
+/// Rail, name of the card, endpoints, and what the agent counts of a context.
+type NewContext = (u32, String, Vec<source::Endpoint>, Option<Arc<Counts>>);
+
 /// A communicator in the file, until it is dropped.
 pub struct Communicator {
     shared: Arc<Shared>,
@@ -205,20 +209,20 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Adds the contexts of a `createContext`: for each its rail, its card's name, and where its endpoints count.
+    /// Adds the contexts of a `createContext`: for each its rail, its card's name, where its endpoints count, and what the agent counts.
     ///
     /// # Safety
     /// The memory of all endpoints stays mapped until the result is dropped.
     #[allow(unsafe_code)]
-    pub unsafe fn contexts(&self, contexts: Vec<(u32, String, Vec<source::Endpoint>)>) -> Guard {
+    pub unsafe fn contexts(&self, contexts: Vec<NewContext>) -> Guard {
         let mut state = self.shared.lock();
         let mut ids = Vec::with_capacity(contexts.len());
-        for (rail, card, endpoints) in contexts {
+        for (rail, card, endpoints, emulated) in contexts {
             let context = self.contexts.fetch_add(1, Ordering::Relaxed);
             let id = state.next;
             state.next += 1;
             let (rank, comm) = (self.rank, self.number);
-            state.contexts.insert(id, Source { rank, comm, context, rail, card, endpoints });
+            state.contexts.insert(id, Source { rank, comm, context, rail, card, endpoints, emulated });
             ids.push(id);
         }
         drop(state);

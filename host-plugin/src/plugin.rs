@@ -1,7 +1,7 @@
 //! The result of `init`: settings, libfabric, and the cards in groups, which are NCCL's devices.
 
 use crate::cards::CardQuery;
-use crate::config::Config;
+use crate::config::{Config, Signals};
 use crate::control::Listener;
 use crate::device::{self, Device, DeviceKind};
 use crate::error::Error;
@@ -111,13 +111,13 @@ impl Plugin {
 
     /// Checks, once for each card of the process, that endpoints and counters open on the card as `createContext` opens them.
     fn check_cards(&self, device: &dyn Device) -> Result<(), Error> {
-        static CHECKED: Mutex<BTreeSet<(&'static str, DeviceKind, String)>> = Mutex::new(BTreeSet::new());
+        static CHECKED: Mutex<BTreeSet<(&'static str, DeviceKind, Signals, String)>> = Mutex::new(BTreeSet::new());
         let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
         for card in self.devices.iter().flat_map(|device| &device.cards) {
-            let key = (self.config.provider.name(), self.query.kind, card.domain_name());
+            let key = (self.config.provider.name(), self.query.kind, self.config.signals, card.domain_name());
             if !checked.contains(&key) {
                 let _span = trace::span("init: card", 0);
-                card_check::check(&self.query, device, card)?;
+                card_check::check(&self.query, self.config.signals, device, card)?;
                 checked.insert(key);
             }
         }

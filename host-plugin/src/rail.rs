@@ -168,6 +168,8 @@ pub struct QueueOptions {
     pub wide: bool,
     /// libfabric's traffic class, or 0.
     pub tclass: u32,
+    /// Receives of an endpoint for emulated signals, of which writes with immediate data take one each; 0 for endpoints of kernels.
+    pub receives: usize,
 }
 
 /// Entries of a receive queue, which nothing is posted on.
@@ -184,7 +186,12 @@ impl Rail {
         let name = self.name();
         let hints = query.hints(Some(&name)).tx_size(options.depth).tclass(options.tclass);
         // Kernels post no receives, and a provider without this hint makes room for thousands.
-        let mut hints = hints.rx_size(RECEIVES);
+        let mut hints = hints.rx_size(if options.receives == 0 { RECEIVES } else { options.receives });
+        if options.receives != 0 {
+            let mode = bindings::FI_CONTEXT | bindings::FI_CONTEXT2 | bindings::FI_RX_CQ_DATA;
+            let caps = self.info.caps() & bindings::FI_HMEM | bindings::FI_RMA | bindings::FI_MSG;
+            hints = hints.mode(mode).caps(caps);
+        }
         if options.wide {
             hints = hints.inject_size(WIDE_INLINE);
         }

@@ -6,6 +6,7 @@
 //! has a context.
 #![allow(unsafe_code)]
 
+use crate::agent::{Pulse, Served};
 use crate::endpoint::Role;
 use crate::fault::ErrorCounter;
 use crate::{registry, shortage};
@@ -149,7 +150,6 @@ pub struct WatchedEndpoint {
 }
 
 /// The watched endpoints of a `createContext`.
-#[derive(Debug)]
 pub struct Watch {
     /// The GIN context's handle.
     pub handle: usize,
@@ -165,6 +165,8 @@ pub struct Watch {
     pub abort: *mut u32,
     /// The state of the report.
     pub report: Report,
+    /// The agent's progress and the inboxes, with emulated signals.
+    pub agent: Option<(Pulse, Vec<Arc<Served>>)>,
 }
 
 /// The state of the report of a context's first failure.
@@ -208,6 +210,19 @@ impl Watch {
                 self.report = Report::Done;
                 let text = self.describe(i, entry);
                 crate::warn!("{text}");
+            }
+        }
+        if let Some(problem) = self.agent.as_mut().and_then(|(pulse, _)| pulse.problem()) {
+            self.agent.take().into_iter().flat_map(|(_, inboxes)| inboxes).for_each(|inbox| inbox.close());
+            self.fail();
+            if self.report != Report::Done {
+                self.report = Report::Done;
+                crate::warn!(
+                    "rank {}: the agent, the thread that adds the emulated signals of peers, {problem}. Signals are lost, and requests \
+                     of peers to this rank fail. Check the load of the CPUs and the lines above, and close the communicator, which is \
+                     unusable now",
+                    self.rank
+                );
             }
         }
         match self.report {

@@ -1,9 +1,12 @@
 //! Windows: memory that peers may access, registered on every rail, and the tables that kernels address it by.
 #![allow(unsafe_code)]
 
+use crate::agent::windows::{Window as SignalWindow, Windows};
 use crate::comm::CollComm;
+use crate::config::Signals;
+use crate::context::first_time;
 use crate::control::Step;
-use crate::device::{DeviceBuffer, Use, WindowMemory, bytes_of};
+use crate::device::{Adds, DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
 use crate::trace;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
@@ -12,6 +15,7 @@ use ferrogin_ffi::nccl;
 use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -26,14 +30,45 @@ pub struct Source {
     pub dma_buf: Option<(c_int, u64)>,
 }
 
+/// A window that is checked and not registered yet.
+#[derive(Debug)]
+pub struct Prepared {
+    memory: WindowMemory,
+    /// How the agent adds to its words, with emulated signals.
+    adds: Option<Adds>,
+}
+
+/// A window in the list of those that emulated signals may name, until dropped.
+struct Listed {
+    windows: Arc<Windows>,
+    /// Rail and remote key.
+    keys: Vec<(u32, u32)>,
+}
+
+impl Listed {
+    fn add(windows: &Arc<Windows>, keys: Vec<(u32, u32)>, window: SignalWindow) -> Self {
+        keys.iter().for_each(|(rail, rkey)| windows.add(*rail, *rkey, window));
+        Self { windows: windows.clone(), keys }
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.windows.remove(&self.keys);
+    }
+}
+
 /// A registered window.
 pub struct Window {
     /// The tables for kernels. The first field, so that they end before the regions that they name.
     table: Box<dyn DeviceBuffer>,
+    /// The window in the agent's list, which ends before the regions.
+    _listed: Option<Listed>,
     /// By rail.
     _regions: Vec<MemoryRegion>,
 }
 
+const COPIES: &str = "VA signals by copies";
 /// Access to windows: local source and target, remote source and target.
 const ACCESS: u64 = bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
 
@@ -64,24 +99,35 @@ impl Window {
     ///
     /// # Errors
     /// The arguments are invalid; the memory is not mapped.
-    pub fn prepare(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<WindowMemory, Error> {
+    pub fn prepare(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<Prepared, Error> {
         check(data, size, source)?;
-        memory(coll, data, size, source)
+        let memory = memory(coll, data, size, source)?;
+        let emulated = coll.plugin.config.signals == Signals::Emulated;
+        Ok(Prepared { memory, adds: emulated.then(|| coll.device.adds(data, size, source.ptr_type)) })
     }
 
-    /// The second, collective half of [`register`](Self::register). With an error as `memory` the call fails on all ranks.
+    /// The second, collective half of [`register`](Self::register). With an error as `prepared` the call fails on all ranks.
     ///
     /// # Errors
-    /// The error in `memory`; a card refuses the memory; another rank failed.
+    /// The error in `prepared`; a card refuses the memory; another rank failed.
     pub fn exchange(
         coll: &CollComm,
         data: *mut c_void,
         size: usize,
-        memory: Result<WindowMemory, Error>,
+        prepared: Result<Prepared, Error>,
     ) -> Result<Self, Error> {
         let _span = trace::span("regMrSym", coll.rank);
-        let registered = memory.and_then(|memory| register_rails(coll, data, size, &memory));
-        let (regions, parts) = coll.agree(Step::RegisterWindow, registered, |regions| {
+        let adds = prepared.as_ref().ok().and_then(|prepared| prepared.adds);
+        let registered = prepared.and_then(|Prepared { memory, adds }| {
+            let regions = register_rails(coll, data, size, &memory)?;
+            // A peer that has the keys may name them before this rank returns.
+            let region = ferrogin_signals::Region { start: data as u64, bytes: size as u64 };
+            let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey)).collect();
+            let listed = adds.map(|adds| Listed::add(&coll.signal_windows, keys, SignalWindow { region, adds }));
+            // In this order an error removes the keys before a card may give them to another region.
+            Ok((listed, regions))
+        });
+        let ((listed, regions), parts) = coll.agree(Step::RegisterWindow, registered, |(_, regions)| {
             let (addr, size) = (U64::new(data as u64), U64::new(size as u64));
             let windows = regions.iter().map(|(_, _, rkey)| RailWindow { addr, rkey: U32::new(*rkey), size });
             windows.collect::<Vec<_>>().as_bytes().to_vec()
@@ -89,8 +135,18 @@ impl Window {
         let lkeys: Vec<u32> = regions.iter().map(|(_, lkey, _)| *lkey).collect();
         let peers = (0..lkeys.len()).map(|rail| peers(&parts, rail)).collect::<Result<Vec<_>, _>>()?;
         let table = table(coll, data as u64, &lkeys, &peers)?;
+        if adds == Some(Adds::Copy) && first_time(COPIES, "") {
+            crate::warn!(
+                "VA signals in GPU memory are added by copies, because the driver has no atomic reductions of streams (CUDA 13.1): a \
+                 kernel's reset that meets an add is undone. Reset words only while no signal is under way, or use words in host memory, \
+                 or update the driver"
+            );
+        }
+        if let Some(adds) = listed.as_ref().and(adds) {
+            crate::info!("window of {size} bytes at {data:p}: the agent adds emulated signals by {}", adds.name());
+        }
         crate::trace!("registered a window of {size} bytes at {data:p} on {} rail(s)", lkeys.len());
-        Ok(Self { table, _regions: regions.into_iter().map(|(region, _, _)| region).collect() })
+        Ok(Self { table, _listed: listed, _regions: regions.into_iter().map(|(region, _, _)| region).collect() })
     }
 
     /// The `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.

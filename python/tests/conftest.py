@@ -27,7 +27,7 @@ def run() -> Iterator[Run]:
     """Runs a program, or the text of one, as two ranks. It returns when all have ended, and kills them after `seconds`."""
     processes: list[subprocess.Popen[str]] = []
 
-    def ranks(program: Path | str, ranks: int = 2, seconds: float = 60, check: bool = True, **settings: str):
+    def ranks(program: Path | str, ranks: int = 2, seconds: float = 300, check: bool = True, **settings: str):
         command = [sys.executable, "-X", "faulthandler", *([str(program)] if isinstance(program, Path) else ["-c", program])]
         meeting = {"FERROGIN_NRANKS": str(ranks), "FERROGIN_BOOTSTRAP": f"ferrogin-python-{uuid.uuid4()}", "FERROGIN_TIMEOUT": "20"}
         for rank in range(ranks):

@@ -32,6 +32,8 @@ with ferrogin.Comm.open_env() as comm:
     with comm.allocate(4096) as window, comm.context(signals=2, counters=1) as context:
         gin, array = context.gin(), window.numpy("float32")
         assert not array.any()
+        # No rank puts before both have looked.
+        comm.barrier()
         array[:8] = comm.rank + 1
         # Each rank writes its first 8 elements behind those of the peer.
         gin.put(peer, window, window, 32, dst_offset=32, signal=0, add=7, counter=0)
@@ -69,6 +71,73 @@ print("done")
 def test_every_operation_between_two_processes(run: Run) -> None:
     assert [result.stdout for result in run(OPERATIONS)] == ["done\n"] * 2
 
+
+EMULATED = """
+import ferrogin, numpy, time
+with ferrogin.Comm.open_env() as comm:
+    peer = 1 - comm.rank
+    with comm.allocate(4096) as window, comm.allocate(64) as words, comm.context(signals=2, counters=1) as context:
+        gin, array, word = context.gin(), window.numpy("uint64"), words.numpy("uint64")
+
+        def wait(i, least):
+            began = time.monotonic()
+            while word[i] < least:
+                assert time.monotonic() < began + 30, f"word {i} is {word[i]}, and {least} is awaited"
+                time.sleep(0.001)
+
+        assert not array.any() and not word.any()
+        # No rank puts before both have looked.
+        comm.barrier()
+        for i in range(128):
+            gin.put_value(peer, window, 8 * i, 1000 + i)
+        # More than a signal of the card adds in one step, and after all values.
+        gin.signal(peer, 1, 5000, strong=True)
+        gin.wait_signal(1, 5000)
+        assert (array[:128] == 1000 + numpy.arange(128)).all(), array[:128]
+        gin.put(peer, window, window, 64, dst_offset=2048, at=(words, 8), add=1 << 40, counter=0)
+        wait(1, 1 << 40)
+        assert (array[256:264] == array[:8]).all()
+        gin.wait_counter(0)
+        gin.put_value(peer, window, 3072, 7, at=(words, 16), strong=True)
+        wait(2, 1)
+        assert array[384] == 7
+        gin.signal(peer, at=(words, 24), add=3)
+        gin.put(peer, window, window, 8, dst_offset=3080, signal=0, strong=True)
+        wait(3, 3)
+        gin.wait_signal(0)
+        assert array[385] == 1000
+        for call, error in [
+            (lambda: gin.signal(peer, at=(words, 4)), ValueError),
+            (lambda: gin.signal(peer, 0, at=(words, 8)), ValueError),
+            (lambda: gin.signal(peer, at=words), TypeError),
+            (lambda: gin.signal(peer), TypeError),
+            (lambda: gin.put(peer, window, window, 8, strong=True), ValueError),
+        ]:
+            try:
+                call()
+            except error:
+                pass
+            else:
+                raise AssertionError(error)
+        assert word.tolist() == [0, 1 << 40, 1, 3, 0, 0, 0, 0]
+        comm.barrier()
+        del array, word
+print("done")
+"""
+
+
+def test_emulated_signals_are_strong_or_in_windows(run: Run) -> None:
+    settings = {"FERROGIN_SIGNALS": "emulated", "SOFTEFA_FAULTS": "seed=3,reorder=64,delay_us=0..50"}
+    assert [result.stdout for result in run(EMULATED, **settings)] == ["done\n"] * 2
+
+
+def test_signals_of_the_card_are_neither_strong_nor_in_windows(comm: ferrogin.Comm) -> None:
+    with comm.register(bytearray(64)) as window, comm.context(signals=1) as context:
+        gin = context.gin()
+        for call in (lambda: gin.signal(0, 0, strong=True), lambda: gin.signal(0, at=(window, 8))):
+            with pytest.raises(ferrogin.GinError, match="FERROGIN_SIGNALS=emulated") as caught:
+                call()
+            assert caught.value.status == 2
 
 EXPORTS = """
 import ferrogin, numpy
@@ -133,7 +202,7 @@ def test_ranks_meet_by_mpi4py() -> None:
         pytest.skip("there is no mpirun")
     command = ["mpirun", "--oversubscribe", "-np", "2", sys.executable, str(EXAMPLES / "mpi.py")]
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     # mpirun may put the line end of one rank behind the text of another.
     assert sorted(re.findall(r"rank . of 2 received \d\.\d", result.stdout)) == ["rank 0 of 2 received 1.5", "rank 1 of 2 received 0.5"]

@@ -55,6 +55,9 @@ def every_function(context, peer, window, statuses):  # type: ignore[no-untyped-
     statuses[15] = gin.warp_put_value(context, lanes, peer, window, 0, 5, 8, numba_kernel.ACTION, gin.AGGREGATE)
     statuses[16] = gin.warp_signal(context, lanes, peer, numba_kernel.ACTION, gin.DEFAULT)
     statuses[17] = gin.ring(context)
+    statuses[18] = gin.put_signal_at(context, peer, window, 0, window, 8, 8, window, 16, 5, 0, gin.STRONG)
+    statuses[19] = gin.put_value_signal_at(context, peer, window, 0, 5, 8, window, 16, 5, gin.DEFAULT)
+    statuses[20] = gin.signal_at(context, peer, window, 16, 5, gin.DEFAULT)
 
 
 def test_every_function_compiles_and_links() -> None:
@@ -69,6 +72,10 @@ def test_declarations_are_those_of_the_header() -> None:
     found = {symbol: arguments.count(", ") + 1 for symbol, arguments in re.findall(r'_function\("(\w+)", (.*)\)\n', source)}
     assert found == declarations("gin.h")
     assert (gin.signal_add(3, 7), gin.signal_inc(0), gin.counter_inc(2)) == (7 << 32 | 4, 1 << 32 | 1, 3 << 16)
+    assert gin.signal_inc(65533) == 1 << 32 | 65534
+    for wrong in (lambda: gin.signal_inc(65534), lambda: gin.signal_add(0, 1 << 32), lambda: gin.counter_inc(1 << 16)):
+        with pytest.raises(ValueError, match="pass"):
+            wrong()
 
 
 def test_kernel_without_the_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ SOURCE = EXAMPLES.parent / "src" / "ferrogin"
 def output(*command: str) -> str:
     # FERROGIN_DIST would name the libraries of the build.
     env = {name: value for name, value in os.environ.items() if name != "FERROGIN_DIST"}
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60, env=env).stdout
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=env).stdout
 
 
 def test_version_is_that_of_the_library_and_of_cargo() -> None:

@@ -64,6 +64,9 @@ def every_function(handle, scratch, peer, window, out, statuses):
     status |= gin.put_value(context, peer, window, 8, 5, 4, gin.signal_inc(1))
     status |= gin.get(context, peer, window, 0, window, 128, 64)
     status |= gin.signal(context, peer, gin.signal_inc(1))
+    status |= gin.put_signal_at(context, peer, window, 0, window, 64, 64, window, 16, 5, 0, gin.STRONG)
+    status |= gin.put_value_signal_at(context, peer, window, 8, 5, 4, window, 16, 5)
+    status |= gin.signal_at(context, peer, window, 16, 5)
     status |= gin.wait_signal(context, 3, 7)
     status |= gin.wait_counter(context, 2, 1)
     status |= gin.read_signal(context, 3, out)
@@ -76,8 +79,8 @@ def every_function(handle, scratch, peer, window, out, statuses):
 def test_every_function_compiles() -> None:
     types = {"handle": "i64", "scratch": "*i64", "peer": "i32", "window": "i64", "out": "*i64", "statuses": "*i32"}
     kernel = check(triton_kernel.compile_for(every_function, types, 90), "sm_90")
-    # The calls of 13 functions pass their status on, in three bits each. A call of another type than its function would end the kernel.
-    assert kernel.count("barrier.red.or.pred") == 3 * 13
+    # The calls of 16 functions pass their status on, in three bits each. A call of another type than its function would end the kernel.
+    assert kernel.count("barrier.red.or.pred") == 3 * 16
 
 
 @triton.jit

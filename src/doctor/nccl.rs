@@ -82,7 +82,11 @@ fn variables() -> Vec<Finding> {
         findings.push(Finding::warning(
             AREA,
             format!("NCCL_SYM_GIN_KERNELS_ENABLE={value}"),
-            "NCCL's own symmetric kernels need strong signals, which EFA lacks: ncclCommWindowRegister fails across hosts",
+            if emulated() {
+                "NCCL's own symmetric kernels cannot post with FERROGIN_SIGNALS=emulated: they fault across hosts"
+            } else {
+                "NCCL's own symmetric kernels need strong signals, which EFA lacks: ncclCommWindowRegister fails across hosts"
+            },
             "set NCCL_SYM_GIN_KERNELS_ENABLE=0",
         ));
     }
@@ -140,7 +144,7 @@ fn library(machine: &Machine) -> Vec<Finding> {
                 findings.push(Finding::warning(
                     AREA,
                     format!("NCCL {version} knows only {first}"),
-                    "a v13 plugin cannot tell NCCL that EFA has no strong signals and no VA signals",
+                    "a v13 plugin cannot tell NCCL that EFA has no strong signals and no VA signals; FERROGIN_SIGNALS=emulated has both",
                     "install NCCL 2.30.7 to 2.32.3",
                 ));
             }
@@ -160,14 +164,27 @@ fn library(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
+/// True with FERROGIN_SIGNALS=emulated.
+fn emulated() -> bool {
+    variable("FERROGIN_SIGNALS").is_some_and(|value| value == "emulated")
+}
+
 /// The requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted lines are from NCCL 2.32.
 fn programs() -> [Finding; 2] {
     const AREA: &str = "programs";
+    let environment = "set in the environment, for windows across hosts: NCCL_SYM_GIN_KERNELS_ENABLE=0";
+    if emulated() {
+        return [
+            Finding::ok(AREA, "FERROGIN_SIGNALS=emulated: kernels are built with ferrogin's headers")
+                .why("the plugin then has strong and VA signals, and NCCL's own device code finds no queue and faults"),
+            Finding::ok(AREA, environment),
+        ];
+    }
     [
         Finding::ok(AREA, "set in ncclDevCommRequirements: ginStrongSignalsRequired = false, ginVaSignalsRequired = false").why(
             "EFA has neither, but NCCL's defaults require both and NCCL reports: \"GIN strong signals are required, but the GIN \
              plugin does not support them.\" or \"GIN VA signals are required, but the GIN plugin does not support them.\"",
         ),
-        Finding::ok(AREA, "set in the environment, for windows across hosts: NCCL_SYM_GIN_KERNELS_ENABLE=0"),
+        Finding::ok(AREA, environment),
     ]
 }

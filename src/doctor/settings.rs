@@ -9,7 +9,7 @@ use ferrogin_ffi::settings;
 const AREA: &str = "setting";
 
 /// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
-pub const VARIABLES: [&str; 53] = [
+pub const VARIABLES: [&str; 54] = [
     "FERROGIN_CONTROL",
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
@@ -18,6 +18,7 @@ pub const VARIABLES: [&str; 53] = [
     "FERROGIN_POST",
     "FERROGIN_PROVIDER",
     "FERROGIN_RANK",
+    "FERROGIN_SIGNALS",
     "FERROGIN_TIMEOUT",
     "FERROGIN_TRACE",
     "FI_EFA_ENABLE_SHM_TRANSFER",

@@ -112,7 +112,7 @@ impl Row {
 impl Report {
     /// A report without rows.
     pub fn new(about: About, settings: &Settings) -> Self {
-        let matters = ["FERROGIN_POST", "FERROGIN_LIBFABRIC", "SOFTEFA_", "SOFTGPU_", "FI_EFA_"];
+        let matters = ["FERROGIN_POST", "FERROGIN_SIGNALS", "FERROGIN_LIBFABRIC", "SOFTEFA_", "SOFTGPU_", "FI_EFA_"];
         let names = VARIABLES.iter().filter(|name| matters.iter().any(|prefix| name.starts_with(prefix)));
         let variables = names.filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         Self {

@@ -9,7 +9,7 @@ use super::units::bytes_text;
 use ferrogin::{Comm, Context, ContextOptions, Memory, Options, Window};
 use ferrogin_libfabric::Libfabric;
 use gpu_scenarios::gpu::Launch;
-use gpu_scenarios::plan::{Api, Measured, Pattern, Plan, Program, Report, Threads, Turn};
+use gpu_scenarios::plan::{Api, Measured, Pattern, Plan, Program, Report, Spoil, Threads, Turn};
 use gpu_scenarios::runner::{self, Runner};
 use gpu_scenarios::timed::{self, VALUE_SLOTS};
 use mini_nccl::Bootstrap;
@@ -255,6 +255,7 @@ impl Session {
                 inbox: self.inbox(0),
                 ..Measured::default()
             },
+            spoil: Spoil::default(),
         }
     }
 

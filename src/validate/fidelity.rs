@@ -14,7 +14,7 @@ use ferrogin_libfabric::{Libfabric, MemoryKind, MemoryRegion, Region, bindings};
 use mini_nccl::Bootstrap;
 use nccl_gin_ferrogin::address::EndpointAddress;
 use nccl_gin_ferrogin::cards::CardQuery;
-use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::config::{Config, Signals};
 use nccl_gin_ferrogin::device::{self, DeviceBuffer, DeviceKind, Use};
 use nccl_gin_ferrogin::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role};
 use nccl_gin_ferrogin::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
@@ -104,7 +104,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     );
 
     let rail = Rail::open(0, card, bootstrap.nranks()).map_err(text)?;
-    let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0 };
+    let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0, receives: 0 };
     let narrow = rail.endpoint_info(&query, options(false)).map_err(text)?;
     let wide = rail.endpoint_info(&query, options(true));
     let layout = MemoryLayout { page: device::page_size(), endpoints: 3, counters: 4, slots: REQUESTS };
@@ -117,8 +117,17 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
         let offsets =
             CounterOffsets { completed: base + place * COUNTER_STRIDE, errors: (1 + number) * COUNTER_STRIDE };
         // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them have the same offsets.
-        unsafe { Endpoint::open(&rail, &*device, config.provider, (role, info, REQUESTS), memory.counters(), offsets) }
-            .map_err(|error| format!("endpoint {role}: {error}"))
+        unsafe {
+            Endpoint::open(
+                &rail,
+                &*device,
+                (config.provider, Signals::Card),
+                (role, info, REQUESTS),
+                memory.counters(),
+                offsets,
+            )
+        }
+        .map_err(|error| format!("endpoint {role}: {error}"))
     };
     let data = open(Role::Data, &narrow, 0, 0)?;
     let signal = open(Role::Signal(0), &narrow, 1, 1)?;

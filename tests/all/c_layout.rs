@@ -5,7 +5,7 @@
 
 use efa_dp_direct::queue::{QpV0, QpV1, RqV0, SqV0, SqV1, WqV0, WrCtxV0};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
-use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader};
+use ferrogin_ffi::ext::{ContextExt, EmulatedSignals, HEADER_MAGIC, HEADER_VERSION, HandleHeader};
 use std::fmt::Write;
 use std::mem::offset_of;
 use std::path::Path;
@@ -106,6 +106,9 @@ fn header() -> String {
         ("FGIN_HEADER_N_CONTEXTS_OFFSET", offset_of!(HandleHeader, n_contexts).to_string()),
         ("FGIN_HEADER_CONTEXTS_OFFSET", offset_of!(HandleHeader, contexts).to_string()),
         ("FGIN_CONTEXT_SIZE", size_of::<ContextExt>().to_string()),
+        ("FGIN_CONTEXT_EMULATED_OFFSET", offset_of!(ContextExt, emulated).to_string()),
+        ("FGIN_EMULATED_WORDS_OFFSET", offset_of!(EmulatedSignals, words).to_string()),
+        ("FGIN_EMULATED_N_SIGNALS_OFFSET", offset_of!(EmulatedSignals, n_signals).to_string()),
     ];
     for (name, value) in constants {
         writeln!(text, "#define {name} {value}").unwrap();

@@ -388,12 +388,12 @@ fn failed_run_reports_the_cause_and_leaves_no_file() {
     let Some(plugin) = dist("failed_run_reports_the_cause_and_leaves_no_file") else { return };
     let files = Directory::new("perf-failed");
     let json = files.file("run.json");
-    let settings = [SOFTWARE_CARD, ("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "5")];
+    let settings = [SOFTWARE_CARD, ("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "20")];
     let (output, text) = ferrogin(&plugin, &["perf", "put", "-e", "8", "--json", &json], &settings);
     assert!(output.status.code() == Some(1) && text.contains("put of 8 bytes failed"), "{text}");
     assert!(!Path::new(&json).exists());
     // Without a card.
-    let (output, text) = ferrogin(&plugin, &["perf", "put", "-e", "8"], &[("FERROGIN_TIMEOUT", "5")]);
+    let (output, text) = ferrogin(&plugin, &["perf", "put", "-e", "8"], &[("FERROGIN_TIMEOUT", "20")]);
     assert!(output.status.code() == Some(1) && text.contains("FERROGIN_PROVIDER=softefa"), "{text}");
 }
 

@@ -97,7 +97,7 @@ fn demo_failure_is_reported() {
     let (output, text) = ferrogin(
         &plugin,
         &["demo", "--launcher", "builtin"],
-        &[("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "5")],
+        &[("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "10")],
     );
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("FAIL") && text.contains("NCCL WARN") && !text.contains("PASS (b)"), "{text}");

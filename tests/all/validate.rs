@@ -3,7 +3,7 @@
 use flate2::read::GzDecoder;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -142,11 +142,11 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
 fn failing_steps_are_reported_and_stop_no_other() {
     let Some(dist) = dist("failing_steps_are_reported_and_stop_no_other") else { return };
     let directory = Directory::new();
-    let mut command = validate(&dist, &directory.report(), &["--quick", "--limit", "30"]);
+    let mut command = validate(&dist, &directory.report(), &["--quick", "--limit", "120"]);
     // Wide requests are the last that fidelity tries, and a card may lack them.
     let output = command
         .env("SOFTEFA_FAULTS", "error_every=20,wqe_size=64")
-        .env("FERROGIN_TIMEOUT", "2")
+        .env("FERROGIN_TIMEOUT", "8")
         .output()
         .expect("the tool");
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
@@ -189,7 +189,7 @@ fn unwritable_report_ends_all_ranks_at_once() {
         assert!(error.contains("/nonexistent/report.tar.gz"), "{error}");
         assert!(number == 0 || error.contains("rank 0 failed"), "{error}");
     }
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(120), "{:?}", began.elapsed());
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn missing_host_is_named_with_its_cure() {
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output);
     assert!(error.contains("rank 1") && error.contains("start `ferrogin validate` on all hosts"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(120), "{:?}", began.elapsed());
     assert_eq!(std::fs::read_dir(&directory.0).expect("a directory").count(), 0, "no half report is left");
 }
 
@@ -233,14 +233,22 @@ fn rank_that_ends_early_leaves_a_report_of_the_others() {
     let Some(dist) = dist("rank_that_ends_early_leaves_a_report_of_the_others") else { return };
     let directory = Directory::new();
     let address = address("ends");
-    let first = rank(&mut validate(&dist, &directory.report(), &["--quick"]), 0, &address);
+    let mut first = rank(&mut validate(&dist, &directory.report(), &["--quick"]), 0, &address);
     let mut second = rank(&mut validate(&dist, &directory.report(), &["--quick"]), 1, &address);
-    // Longer than the ranks need to meet, and shorter than the doctor.
-    std::thread::sleep(Duration::from_millis(600));
+    // The ranks have met, and the steps begin.
+    let (mut reader, mut screen) = (BufReader::new(first.stdout.take().expect("a pipe")), String::new());
+    while !screen.lines().last().is_some_and(|line| line.starts_with("Kernels run on")) {
+        assert!(
+            reader.read_line(&mut screen).expect("text") > 0,
+            "{screen}{}",
+            text(&first.wait_with_output().unwrap())
+        );
+    }
     second.kill().expect("the rank ends");
     second.wait().expect("its end");
+    reader.read_to_string(&mut screen).expect("text");
     let output = first.wait_with_output().expect("its end");
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert_eq!(output.status.code(), Some(1), "{screen}{}", text(&output));
     let files = read(&directory.report());
     let summary: Value = serde_json::from_str(&files["summary.json"]).expect("JSON");
     assert!(summary["interrupted"].as_str().is_some_and(|reason| reason.contains("rank 1 ended")), "{summary:#}");
@@ -251,12 +259,10 @@ fn rank_that_ends_early_leaves_a_report_of_the_others() {
 fn validation_on_a_software_gpu_runs_kernels_as_ptx() {
     let test = "validation_on_a_software_gpu_runs_kernels_as_ptx";
     let Some(dist) = dist(test) else { return };
-    if ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"]).is_none() {
-        return;
-    }
+    let Some(gpu) = ferrogin_test_support::software_gpu(test) else { return };
     let directory = Directory::new();
     let mut command = validate(&dist, &directory.report(), &["--quick"]);
-    let output = command.env("LD_LIBRARY_PATH", dist.join("gpu")).env("FERROGIN_DEVICE", "auto").output();
+    let output = command.env("LD_LIBRARY_PATH", gpu).env("FERROGIN_DEVICE", "auto").output();
     let screen = text(&output.expect("the tool starts"));
     assert!(screen.contains("and again as PTX on ferrogin software GPU"), "{screen}");
     let files = read(&directory.report());

@@ -84,6 +84,12 @@ KERNEL void gin_all(void* handle, uint32_t peer, fgin_window dst, fgin_window sr
   all |= gin.putValue(peer, dst, 24, 6, SignalInc{0}, Lanes{});
   all |= gin.put(peer, dst, 0, src, 0, bytes, None{}, CounterInc{0}, Lanes{1}, FGIN_AGGREGATE);
   all |= block_gin.signal(peer, SignalAdd{1, 2}, Lanes{});
+  all |= gin.put(peer, dst, 0, src, 0, bytes, StrongSignalInc{0}, CounterInc{0});
+  all |= gin.putValue(peer, dst, 0, uint8_t(1), StrongSignalAdd{0, 5}, Warp{});
+  all |= gin.put(peer, dst, 0, src, 0, bytes, VASignalInc{dst, 8}, CounterInc{1}, Block{}, FGIN_AGGREGATE);
+  all |= gin.put(peer, dst, 0, src, 0, bytes, StrongVASignalAdd{dst, 8, 1ull << 40});
+  all |= gin.putValue(peer, dst, 24, 6, VASignalAdd{dst, 8, 3}, Lanes{});
+  all |= gin.signal(peer, StrongVASignalInc{dst, 8});
   all |= gin.ring(Warp{});
   bool done = false;
   all |= gin.setTimeout(1000000000);

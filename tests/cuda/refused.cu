@@ -20,7 +20,7 @@ __global__ void refused([[maybe_unused]] void* handle, [[maybe_unused]] void* wi
 #if REFUSED == 1
   ferrogin::Gin<>(handle, 0).putValue(1, win, 0, Sixteen{});
 #elif REFUSED == 2
-  ferrogin::Gin<>(handle, 0).putValue(1, win, 0, 1, ferrogin::VASignalInc{win, 0});
+  ferrogin::Gin<>(handle, 0).putValue(1, win, 0, 1, ferrogin::CounterInc{0});
 #elif REFUSED == 3
   ferrogin::Gin<>(handle, 0).put(1, win, 0, win, 0, 8, ferrogin::None{}, ferrogin::SignalInc{0});
 #elif REFUSED == 4

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Counts what kernels cost: sass.py NVDISASM CUBIN LOG KERNEL...
+"""Counts what kernels cost: sass.py NVDISASM CUBIN LOG LINKED KERNEL...
 
-LOG is what `ptxas -v` said when it made CUBIN. One line for each KERNEL of CUBIN, tab-separated:
+LOG is what `ptxas -v` said when it made CUBIN, and LINKED is CUBIN linked with what it calls. One line for each KERNEL of CUBIN,
+tab-separated:
 
-    kernel  instructions  registers  stack  spilled  before  after  shape
+    kernel  instructions  registers  stack  spilled  before  after  shape  with callees  their stack
 
 Instructions are the kernel's own, whatever is inlined included and whatever it calls not; NOPs, which only pad, are left
-out. Stack and spilled are in bytes. `before` is the longest chain of loads from global memory that the first atomic operation, the
+out. "With callees" has the instructions of every function that a call can reach too, each once, and then the bytes of the deepest stack, which
+each function takes from R1. Stack and spilled are in bytes. `before` is the longest chain of loads from global memory that the first atomic operation, the
 reservation, depends on, by its operands or by a branch; `after` is the number of loads behind the second one, the mark. The
 shape has, in the order of the code, what costs most: A for an atomic operation,
 Wn for n stores of 8 bytes to the card's queue, F for a system-scope fence, D for a doorbell.
@@ -40,6 +42,35 @@ def instructions(nvdisasm, cubin):
         if instruction and instruction[2] != "NOP":
             found[name].append((instruction[2], instruction[1], instruction[3]))
     return found
+
+
+def reachable(code, kernel):
+    """The instructions of a kernel of a linked image and of all functions that it can reach, and the deepest stack in bytes."""
+    callees, frames = {}, {}
+    for name, instructions in code.items():
+        calls = [operands for opcode, _, operands in instructions if opcode.startswith("CALL")]
+        callees[name] = {target[1] for target in (re.search(r"`\(([^)]+)\)", call) for call in calls) if target}
+        if len(calls) != sum("`(" in call for call in calls):
+            sys.exit(f"{name} has a call whose target is not known")
+        steps = [re.match(r"\s*R1,(?: PT, PT,)? R1, -0x([0-9a-f]+)", operands) for _, _, operands in instructions]
+        frames[name] = sum(int(step[1], 16) for step in steps if step)
+    # CUDA's own, which the driver has and which ends the kernel.
+    code, callees["__assertfail"], frames["__assertfail"] = code | {"__assertfail": []}, set(), 0
+    found, waiting = set(), [kernel]
+    while waiting:
+        name = waiting.pop()
+        if name not in code:
+            sys.exit(f"{kernel} calls {name}, which the linked image lacks")
+        if name not in found:
+            found.add(name)
+            waiting += callees[name]
+
+    def deepest(name, callers):
+        if name in callers:
+            sys.exit(f"{name} calls itself, so that {kernel} has no deepest stack")
+        return frames[name] + max([deepest(callee, callers + [name]) for callee in callees[name]], default=0)
+
+    return sum(len(code[name]) for name in found), deepest(kernel, [])
 
 
 def resources(log):
@@ -104,12 +135,13 @@ def shape(code):
 
 
 def main():
-    if len(sys.argv) < 5:
+    if len(sys.argv) < 6:
         sys.exit(__doc__)
-    nvdisasm, cubin, log, *kernels = sys.argv[1:]
-    code, usage = instructions(nvdisasm, cubin), resources(log)
+    nvdisasm, cubin, log, linked, *kernels = sys.argv[1:]
+    code, usage, image = instructions(nvdisasm, cubin), resources(log), instructions(nvdisasm, linked)
     for kernel in kernels:
-        print(kernel, len(code[kernel]), *usage[kernel], *chains(code[kernel]), shape(code[kernel]), sep="\t")
+        own = code[kernel]
+        print(kernel, len(own), *usage[kernel], *chains(own), shape(own), *reachable(image, kernel), sep="\t")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 soak=${FERROGIN_SOAK:-0}
 runs=${MPI_RUNS:-$([ "$soak" = 1 ] && echo 50 || echo 1)}
 faults=seed=3,reorder=32,reread=0.2
-limit=60 # seconds of a run; one takes less than one on an idle machine
+limit=300 # seconds of a run; one takes less than one on an idle machine
 passed=0 failed=0 skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -53,7 +53,7 @@ impl Stage {
     /// A command that counts as one test.
     pub fn new<A: Into<OsString>>(name: &'static str, command: impl IntoIterator<Item = A>) -> Stage {
         let command = command.into_iter().map(Into::into).collect();
-        Stage { name, after: None, command, envs: Vec::new(), has_tests: false, limit: Duration::from_secs(1200) }
+        Stage { name, after: None, command, envs: Vec::new(), has_tests: false, limit: Duration::from_secs(3600) }
     }
 
     /// Counts the tests in the command's output.

@@ -1,14 +1,17 @@
 //! Completion: flushes, signals and counters.
 
-use super::{Context, FIRST_COUNTER};
+use super::{Context, ExtLimits, FIRST_COUNTER};
 use crate::endpoint::{Endpoint, used_set};
-use crate::post::{Begun, COUNT_MASK};
+use crate::platform;
+use crate::post::COUNT_MASK;
+use crate::post::flush::{Flush, Outcome};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
-use crate::wait::Spin;
+use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
 use ferrogin_ffi::assert_layout;
 use ferrogin_ffi::device::{CounterHandle, DevHandle};
+use ferrogin_ffi::ext::ContextExt;
 
 /// Endpoints that a [`FlushRequest`] has entries for.
 const ENTRIES: usize = 15;
@@ -62,20 +65,28 @@ impl<'a> Context<'a> {
     #[cold]
     #[inline(never)]
     fn flush_used(&self, rank: u32, size: u32) -> Result<(), Status> {
-        self.visit_used(|i, endpoint| {
-            if size != 1 && i % size != rank {
-                return Ok(false);
+        Result::from(self.flush_within(rank, size, self.limits())).map(|_| ())
+    }
+
+    /// [`Context::flush_part`], inline and within other limits. `rank` is below `size`.
+    #[inline(always)]
+    fn flush_within(&self, rank: u32, size: u32, limits: impl Limit) -> Outcome {
+        used_set(self.ext).visit(|i| {
+            if size > 1 && i % size != rank {
+                return Outcome::COMPLETED;
             }
-            let begun = endpoint.begin_flush(self.ext.policy, self.limits())?;
-            self.end_flush(endpoint, begun)?;
-            Ok(begun == Begun::Unused)
+            self.endpoint(i).wait_flushed(self.ext.policy, limits, Flush::default())
         })
     }
 
-    /// Calls `look` for each used endpoint; see [`UsedSet::visit`](crate::post::used::UsedSet::visit).
+    /// Calls `look` for each used endpoint, and returns its first error, which ends the visit.
     #[inline(always)]
-    fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<bool, Status>) -> Result<(), Status> {
-        used_set(self.ext).visit(|i| look(i, self.endpoint(i)))
+    fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<(), Status>) -> Result<(), Status> {
+        let failed = used_set(self.ext).visit(|i| match look(i, self.endpoint(i)) {
+            Ok(()) => Outcome::COMPLETED,
+            Err(status) => Outcome::failed(status),
+        });
+        Result::from(failed).map(|_| ())
     }
 
     /// Rings what was aggregated, on all endpoints, and waits for nothing.
@@ -84,7 +95,7 @@ impl<'a> Context<'a> {
     ///
     /// What would end a flush at once.
     pub fn ring(&self) -> Result<(), Status> {
-        self.visit_used(|_, endpoint| endpoint.ring_deferred(self.ext.policy, self.limits()).map(|()| false))
+        self.visit_used(|_, endpoint| endpoint.ring_deferred(self.ext.policy, self.limits()))
     }
 
     /// Returns whether NCCL's device API has left doorbells to a later request, and forgets it.
@@ -98,17 +109,13 @@ impl<'a> Context<'a> {
         word.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Waits for the posts that a flush of `endpoint` covers.
-    fn end_flush(&self, endpoint: Endpoint<'_>, begun: Begun) -> Result<(), Status> {
-        match begun {
-            Begun::Below(at) => endpoint.wait_flushed(self.ext.policy, self.limits(), at),
-            Begun::Unused | Begun::Completed => Ok(()),
-        }
+    pub(super) fn flush_endpoint(self, i: u32) -> Result<(), Status> {
+        self.wait_endpoint(i, Flush::default())
     }
 
-    pub(super) fn flush_endpoint(self, i: u32) -> Result<(), Status> {
-        let endpoint = self.endpoint(i);
-        self.end_flush(endpoint, endpoint.begin_flush(self.ext.policy, self.limits())?)
+    #[inline(never)]
+    fn wait_endpoint(self, i: u32, flush: Flush) -> Result<(), Status> {
+        Result::from(self.endpoint(i).wait_flushed(self.ext.policy, self.limits(), flush)).map(|_| ())
     }
 
     /// Begins a flush of every earlier post on this context, and rings what was aggregated. The flush has ended when
@@ -120,18 +127,24 @@ impl<'a> Context<'a> {
     pub fn flush_async(&self) -> Result<FlushRequest, Status> {
         let mut request = FlushRequest::default();
         self.visit_used(|i, endpoint| {
-            let begun = endpoint.begin_flush(self.ext.policy, self.limits())?;
-            if let Begun::Below(at) = begun {
-                match request.entries.get_mut(request.n_entries as usize) {
-                    Some(entry) => {
-                        *entry = Entry { endpoint: i, at };
-                        request.n_entries += 1;
-                    }
-                    None if request.first_without == 0 => request.first_without = i,
-                    None => {}
+            let (policy, mut flush, mut spin) = (self.ext.policy, Flush::default(), Spin::new(self.limits()));
+            let at = loop {
+                match (endpoint.flush_round(policy, &mut flush), flush.number()) {
+                    (Outcome::WAITS, Some(at)) => break at,
+                    (Outcome::WAITS, None) => spin.pause()?,
+                    (ended, _) => return Result::from(ended).map(|_| ()),
                 }
+            };
+            endpoint.ring_deferred(policy, self.limits())?;
+            match request.entries.get_mut(request.n_entries as usize) {
+                Some(entry) => {
+                    *entry = Entry { endpoint: i, at };
+                    request.n_entries += 1;
+                }
+                None if request.first_without == 0 => request.first_without = i,
+                None => {}
             }
-            Ok(begun == Begun::Unused)
+            Ok(())
         })?;
         Ok(request)
     }
@@ -144,11 +157,11 @@ impl<'a> Context<'a> {
     /// [`Status::InvalidArgument`]: `request` is no request of this context. Otherwise as for [`Context::flush`].
     pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
         for entry in self.entries(request)? {
-            self.endpoint(entry.endpoint).wait_flushed(self.ext.policy, self.limits(), entry.at)?;
+            self.wait_endpoint(entry.endpoint, Flush::from_number(entry.at))?;
         }
         match request.first_without {
             0 => Ok(()),
-            first => self.visit_used(|i, _| if i < first { Ok(false) } else { self.flush_endpoint(i).map(|()| false) }),
+            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.flush_endpoint(i) }),
         }
     }
 
@@ -158,11 +171,13 @@ impl<'a> Context<'a> {
     ///
     /// As for [`Context::wait_flush`].
     pub fn test_flush(&self, request: &FlushRequest) -> Result<bool, Status> {
-        let policy = self.ext.policy;
+        let has_ended =
+            |endpoint: Endpoint<'_>, mut flush: Flush| match endpoint.flush_round(self.ext.policy, &mut flush) {
+                Outcome::WAITS => endpoint.ring_deferred(self.ext.policy, self.limits()).map(|()| false),
+                ended => Result::from(ended).map(|_| true),
+            };
         for entry in self.entries(request)? {
-            let endpoint = self.endpoint(entry.endpoint);
-            if !endpoint.is_flushed(policy, entry.at)? {
-                endpoint.ring_deferred(policy, self.limits())?;
+            if !has_ended(self.endpoint(entry.endpoint), Flush::from_number(entry.at))? {
                 return Ok(false);
             }
         }
@@ -170,9 +185,9 @@ impl<'a> Context<'a> {
         if request.first_without != 0 {
             self.visit_used(|i, endpoint| {
                 if i >= request.first_without && is_done {
-                    is_done = !matches!(endpoint.begin_flush(policy, self.limits())?, Begun::Below(_));
+                    is_done = has_ended(endpoint, Flush::default())?;
                 }
-                Ok(false)
+                Ok(())
             })?;
         }
         Ok(is_done)
@@ -187,32 +202,44 @@ impl<'a> Context<'a> {
             .ok_or(Status::InvalidArgument)
     }
 
-    /// The number of times that signal `id` was raised since its last reset, modulo 2^31.
+    /// The number of times that signal `id` was raised since its last reset, modulo 2^31; or the sum of the amounts, modulo 2^64,
+    /// where signals are emulated.
     ///
     /// # Errors
     ///
     /// [`Status::InvalidArgument`]: this rank has no such signal.
     pub fn read_signal(&self, id: u32) -> Result<u64, Status> {
-        Ok(self.signal_count(id)?.read())
+        match self.signal_count(id) {
+            Ok(count) => Ok(count.read()),
+            Err(_) => Ok(self.signal_word(id)?.load_external(Ordering::Acquire)),
+        }
     }
 
     /// Waits until signal `id` has been raised at least `least` times since its last reset. Compares modulo 2^31, so
-    /// `least` may go on counting past a wrap.
+    /// `least` may go on counting past a wrap. Emulated signals are compared as numbers of 64 bits.
     ///
     /// # Errors
     ///
     /// As for [`Context::read_signal`]; otherwise what ended the wait.
     pub fn wait_signal(&self, id: u32, least: u64) -> Result<(), Status> {
-        self.wait_count(self.signal_count(id)?, least)
+        match self.signal_count(id) {
+            Ok(count) => self.wait_count(count, least),
+            Err(_) => self.wait_signal_word(id, least),
+        }
     }
 
-    /// Resets signal `id` to 0. The caller makes sure that no signal is under way.
+    /// Resets signal `id` to 0. The caller makes sure that no signal is under way: one that arrives meanwhile comes before the reset,
+    /// and is lost, or after it.
     ///
     /// # Errors
     ///
     /// As for [`Context::read_signal`].
     pub fn reset_signal(&self, id: u32) -> Result<(), Status> {
-        self.signal_count(id)?.reset();
+        match self.signal_count(id) {
+            Ok(count) => count.reset(),
+            // Whole and in one store, so that an add comes before it or after it.
+            Err(_) => self.signal_word(id)?.store_external(0, Ordering::Relaxed),
+        }
         Ok(())
     }
 
@@ -286,6 +313,78 @@ impl<'a> Context<'a> {
         // SAFETY: the plugin keeps the handles of a context as long as the context.
         Ok(unsafe { EventCount::new(handle, FIRST_COUNTER + id) })
     }
+}
+
+/// The limits of a flush that a kernel has inline.
+#[cfg(any(feature = "host", feature = "ptx"))]
+#[derive(Clone, Copy)]
+struct FlushLimits<'a> {
+    context: ExtLimits<'a>,
+    abort: *mut u32,
+    /// The time at which the flush began.
+    began: u64,
+    clock: u32,
+    limit: u64,
+}
+
+/// `clock` of [`fgin_fast_flush`]: no time limit.
+#[cfg(any(feature = "host", feature = "ptx"))]
+const NO_CLOCK: u32 = 0;
+/// `clock` of [`fgin_fast_flush`]: the time limit of the context.
+#[cfg(any(feature = "host", feature = "ptx"))]
+const NANOSECONDS: u32 = 1;
+
+#[cfg(any(feature = "host", feature = "ptx"))]
+impl Limit for FlushLimits<'_> {
+    #[inline(always)]
+    fn aborted(&self) -> bool {
+        // SAFETY: the context's word, or one for which the caller of `fgin_fast_flush` vouches; host and kernels access it atomically.
+        unsafe { AtomicU32::from_ptr(self.abort) }.load_external(Ordering::Relaxed) != 0
+    }
+
+    #[inline(always)]
+    fn has_passed(&self, began_ns: &mut u64) -> bool {
+        match self.clock {
+            NO_CLOCK => false,
+            NANOSECONDS => self.context.has_passed(began_ns),
+            _ => platform::clock_cycles().wrapping_sub(self.began) >= self.limit,
+        }
+    }
+
+    #[inline(always)]
+    fn timeout_ns(&self) -> u64 {
+        self.context.timeout_ns()
+    }
+
+    #[inline(always)]
+    fn progress(&self) -> bool {
+        self.context.progress()
+    }
+}
+
+/// A flush that kernels have inline (`ferrogin/fast_path.cuh`): the part of thread `rank` of `size`. A word of `abort` ends it, which takes
+/// the place of the context's abort flag if it is not null. So does time: with `clock` 0 none, with 1 the context's time limit, and with 2
+/// `limit` cycles of the processor's clock. Returns a [`Status`] as a number.
+///
+/// # Safety
+///
+/// `ctx` came from `fgin_open` and lives. `abort` is null, or 4-aligned and lives.
+#[cfg(any(feature = "host", feature = "ptx"))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_fast_flush(
+    ctx: *const ContextExt,
+    rank: u32,
+    size: u32,
+    abort: *mut u32,
+    clock: u32,
+    limit: u64,
+) -> u64 {
+    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let began = if clock > NANOSECONDS { platform::clock_cycles() } else { 0 };
+    let abort = if abort.is_null() { context.ext.abort_flag } else { abort };
+    let limits = FlushLimits { context: context.limits(), abort, began, clock, limit };
+    context.flush_within(rank, size, limits).failure().into()
 }
 
 /// A signal or counter: the card's count, and the count at its last reset.

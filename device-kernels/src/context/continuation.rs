@@ -3,172 +3,138 @@
 //! assembly (`ferrogin/fast_path.cuh`), and call `fgin_continue_*` only where something is left to do. Their arguments fit in the
 //! registers of a call, so that a kernel needs no stack for them.
 
-use super::fast_path::{self, Path, Put, Value};
+use super::emulated::Payload;
+use super::fast_path::{
+    self, FastPathRequest, POST, Path, Put, Rest, SLOW_PATH, Sides, Value, finish_put, finish_value, post_and_finish,
+};
+pub use super::fast_path::{AGGREGATE, INVALID, KIND_SHIFT, TOGETHER};
 use super::slow_path::Operation;
-use super::tables::{Named, ON_GPU, context_of};
-use super::{Context, FIRST_COUNTER, Refused, Window};
+use super::tables::{Name, Named, ON_GPU, Tables, context_of};
+use super::{Checked, Context, FIRST_COUNTER, Window};
 use crate::action::{Action, Flags};
 use crate::endpoint::{Endpoint, Remote, Sge};
-use crate::post::combining::{AfterMark, Next, NoRoom, finish, try_post};
-use crate::post::{EncodeWqe, Gpu};
-use crate::status::Status;
+use crate::platform::number_of_thread;
+use crate::post::Gpu;
+use crate::status::{Code, Status, code};
 use core::ffi::{c_int, c_void};
-use core::mem::MaybeUninit;
-use ferrogin_ffi::ext::{ContextExt, EndpointExt, MAX_TARGETS};
+use core::ptr;
+use efa_dp_direct::wqe::words::{ValueSize, remote_words};
+use ferrogin_ffi::ext::{ContextExt, EndpointExt, VALUE_NONE};
 
-/// What the fast path left undone: the arguments of `fgin_continue_*`, each set only where the rest depends on it.
+/// What the fast path left undone: the arguments of `fgin_continue_*`.
 #[repr(C)]
 pub struct Unfinished {
-    /// What is left, in the low half, or 0, which needs no call of `fgin_continue_*`.
+    /// The remaining step, in the low half, or 0, which needs no call of `fgin_continue_*`.
     pub rest: u64,
-    /// The word that belongs to the rest.
-    pub word: MaybeUninit<u64>,
+    /// The word that belongs to the rest. Where nothing was posted: the high half of a put's bytes, and below it the signal, or all ones
+    /// without a signal.
+    pub word: u64,
     /// The local endpoint.
-    pub poster: MaybeUninit<*const EndpointExt>,
+    pub poster: *const EndpointExt,
     /// Address on the peer.
-    pub remote: MaybeUninit<u64>,
+    pub remote: u64,
     /// Address on this rank.
-    pub local: MaybeUninit<u64>,
+    pub local: u64,
     /// The remote key, and above it the local key.
-    pub keys: MaybeUninit<u64>,
+    pub keys: u64,
 }
 
-/// What is left to do, in one word: the index of the target (28 bits), the aggregate flag, and the kind.
-#[derive(Clone, Copy)]
-struct Rest(u32);
+/// The low half of [`Unfinished::word`] without a signal.
+const NO_SIGNAL: u32 = u32::MAX;
 
-const _: () = assert!(MAX_TARGETS == 1 << AGGREGATE_SHIFT);
-const AGGREGATE_SHIFT: u32 = 28;
-const KIND_SHIFT: u32 = 29;
-
-/// Kinds up to this one are those of [`Next`]: the step after the mark, with its state as `word`.
-const LAST_STEP: u32 = Next::EndTurn as u32;
-/// Kind: wait for room for the reservation `word`, then post.
-const WAIT_FOR_ROOM: u32 = LAST_STEP + 1;
-/// Kind: post together with the other lanes that are here at the same time. Nothing is reserved.
-const JOIN: u32 = LAST_STEP + 2;
-/// Kind: the whole operation, by the slow path. Nothing was posted. For a put, `word` is the number of bytes.
-pub const SLOW_PATH: u32 = LAST_STEP + 3;
-/// Kind: return an error. An argument is out of range, and nothing was posted.
-pub const INVALID: u32 = LAST_STEP + 4;
-const _: () = assert!(INVALID < 1 << (32 - KIND_SHIFT) && JOIN == WAIT_FOR_ROOM + TOGETHER);
-
-/// `how` of `fgin_fast_*`: the aggregate flag.
-pub const AGGREGATE: u32 = Flags::AGGREGATE.bits();
-/// `how` of `fgin_fast_*`: several lanes of a warp are in the call, and post together. On a CPU it has no meaning.
-pub const TOGETHER: u32 = 1;
-
-impl Rest {
-    #[inline(always)]
-    fn word(kind: u32, target: u32, how: u32) -> u64 {
-        u64::from(target | u32::from(how & AGGREGATE != 0) << AGGREGATE_SHIFT | kind << KIND_SHIFT)
-    }
-
-    fn kind(self) -> u32 {
-        self.0 >> KIND_SHIFT
-    }
-
-    fn target(self) -> u32 {
-        self.0 & (MAX_TARGETS as u32 - 1)
-    }
-
-    fn is_aggregate(self) -> bool {
-        self.0 >> AGGREGATE_SHIFT & 1 != 0
-    }
-
-    /// The operation of the target and the endpoint, which were checked.
-    fn operation(self, endpoint: Endpoint<'_>) -> Operation {
-        let routes = context_of(endpoint).tables::<ON_GPU>().0;
-        let nranks = routes.nranks.max(1);
-        let (slot, peer) = (self.target() / nranks, self.target() % nranks);
-        let counter = endpoint.index().wrapping_sub(FIRST_COUNTER);
-        let action = if slot == 0 { Action::NONE } else { Action::signal_inc(slot as u16 - 1) };
-        let action = if counter < routes.n_counters { action.with_counter(counter as u16) } else { action };
-        Operation { peer, action, flags: if self.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE } }
-    }
-
-    /// The reservation under which the request is posted; none where lanes post together.
-    fn reserved(self, word: u64) -> Option<u64> {
-        (self.kind() == WAIT_FOR_ROOM).then_some(word)
-    }
-
-    /// Takes the step after the mark that is left.
-    fn finish(self, endpoint: Endpoint<'_>, word: u64) -> Result<(), Status> {
-        finish::<Gpu, _>(endpoint, AfterMark { next: Next::from_number(self.kind()), state: word });
-        Ok(())
-    }
-}
-
-impl Unfinished {
-    const INVALID: Self = Self::only((INVALID << KIND_SHIFT) as u64);
-
-    #[inline(always)]
-    const fn only(rest: u64) -> Self {
-        Unfinished {
-            rest,
-            word: MaybeUninit::uninit(),
-            poster: MaybeUninit::uninit(),
-            remote: MaybeUninit::uninit(),
-            local: MaybeUninit::uninit(),
-            keys: MaybeUninit::uninit(),
-        }
-    }
-
-    #[inline(always)]
-    fn on(endpoint: Endpoint<'_>, rest: u64, word: u64) -> Self {
-        let poster = MaybeUninit::new(endpoint.as_ptr());
-        Unfinished { word: MaybeUninit::new(word), poster, ..Self::only(rest) }
-    }
-
-    /// The whole operation.
-    #[inline(always)]
-    fn slow(path: Path<'_, true>, how: u32, word: u64) -> Self {
-        Self::on(path.poster.endpoint(), Rest::word(SLOW_PATH, path.target.index, how), word)
-    }
-
-    #[inline(always)]
-    fn with_sides(self, remote: Remote, local: Sge) -> Self {
-        Unfinished {
-            remote: MaybeUninit::new(remote.addr),
-            local: MaybeUninit::new(local.addr),
-            keys: MaybeUninit::new(u64::from(remote.rkey) | u64::from(local.lkey) << 32),
-            ..self
-        }
-    }
-}
-
-/// The id + 1 of a signal or counter, or 0 without one; the largest number stands for ids that no context has.
+/// Carries out an operation of which nothing was posted: an error where it is invalid. One with an emulated signal is posted as `request`,
+/// if that exists.
 #[inline(always)]
-fn slot(exists: u32, id: u32) -> u32 {
-    if exists != 0 { id.saturating_add(1) } else { 0 }
+fn carry_out<'a, R: FastPathRequest<'a>>(
+    poster: *const EndpointExt,
+    word: u64,
+    rest: Rest,
+    payload: Payload,
+    request: impl FnOnce(Tables<'a>, Path<'a>, u32) -> Option<R>,
+) -> c_int {
+    if rest.kind() == INVALID {
+        return Status::InvalidArgument as c_int;
+    }
+    // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
+    let endpoint = unsafe { Endpoint::from_ptr(poster) };
+    let (context, peer) = (context_of(endpoint), rest.target());
+    let tables = context.tables::<ON_GPU>();
+    let signal = (word as u32 != NO_SIGNAL).then_some(word as u32);
+    let imm = signal.and_then(|id| context.immediate(peer, id, 1));
+    let path = Path { poster: endpoint.poster(), target: tables.target_at(peer) };
+    let request = imm.filter(|_| path.target.exists()).and_then(|imm| request(tables, path, imm));
+    match request {
+        Some(request) => post_again(request, rest).0,
+        None => code(carry_out_slowly(context, endpoint, signal, rest, payload)),
+    }
 }
 
+/// Posts a request that the fast path did not know.
 #[inline(always)]
-fn named(has_signal: u32, signal: u32, has_counter: u32, counter: u32) -> Named {
-    Named { signal: slot(has_signal, signal), counter: slot(has_counter, counter), amount: 1 }
+fn post_again<'a>(request: impl FastPathRequest<'a>, rest: Rest) -> Code {
+    #[cfg(target_arch = "nvptx64")]
+    if rest.is_together() {
+        return super::warp::join(request.path().poster.endpoint(), rest.is_aggregate(), request).into();
+    }
+    post_and_finish::<Gpu>(request, rest.is_aggregate())
 }
 
+#[inline(never)]
+fn carry_out_slowly(
+    context: Context<'_>,
+    endpoint: Endpoint<'_>,
+    signal: Option<u32>,
+    rest: Rest,
+    payload: Payload,
+) -> Result<(), Status> {
+    let counter = endpoint.index().wrapping_sub(FIRST_COUNTER);
+    let has_counter = counter < context.tables::<ON_GPU>().0.n_counters;
+    let action = if has_counter { Action::counter(counter as u16) } else { Action::NONE };
+    // No context of the card has the largest slot, which stands for every larger id.
+    let action = signal.map_or(action, |id| action.with_signal(id.min(u16::MAX.into()) as u16, 1));
+    let flags = if rest.is_aggregate() { Flags::AGGREGATE } else { Flags::NONE };
+    context.carry_out(Operation { peer: rest.target(), action, flags }, signal, payload)
+}
+
+/// The id of a signal or counter, and whether there is one.
 #[inline(always)]
-fn post(path: Path<'_, true>, how: u32, request: impl EncodeWqe, remote: Remote, local: Sge) -> Unfinished {
-    let endpoint = path.poster.endpoint();
-    let joins = if ON_GPU { how & TOGETHER } else { 0 };
-    let posted = match joins {
-        0 => try_post::<Gpu, _>(path.poster, how & AGGREGATE != 0, request),
-        _ => Err(NoRoom { reserved: 0 }),
+fn name(exists: u32, id: u32) -> Name {
+    Name { exists: exists != 0, id }
+}
+
+/// Posts a request. `high` is the upper half of a put's bytes. The continuation gets the addresses and keys.
+#[inline(always)]
+fn post<'a, R: FastPathRequest<'a>>(
+    checked: &Checked<R>,
+    peer: u32,
+    (high, signal): (u32, Name),
+    how: u32,
+    [remote, local, keys]: [u64; 3],
+) -> Unfinished {
+    let Checked { request, takes_fast_path, is_invalid } = *checked;
+    let Path { poster, target } = request.path();
+    let (Rest(rest), word) = if !takes_fast_path {
+        let kind = if is_invalid { INVALID } else { SLOW_PATH };
+        // No context has the largest ids.
+        let signal = if signal.exists { signal.id.min(NO_SIGNAL - 1) } else { NO_SIGNAL };
+        (Rest::new(kind, peer, how), u64::from(high) << 32 | u64::from(signal))
+    } else if ON_GPU && how & TOGETHER != 0 {
+        (Rest::new(POST, target.index(poster.endpoint()), how), 0)
+    } else {
+        fast_path::post::<Gpu>(request, how & AGGREGATE != 0)
     };
-    match posted {
-        Ok(AfterMark { next: Next::Nothing, .. }) => Unfinished::only(0),
-        Ok(AfterMark { next, state }) => Unfinished::on(endpoint, Rest::word(next as u32, 0, 0), state),
-        Err(NoRoom { reserved }) => {
-            let rest = Rest::word(WAIT_FOR_ROOM + joins, path.target.index, how);
-            Unfinished::on(endpoint, rest, reserved).with_sides(remote, local)
-        }
-    }
+    Unfinished { rest: rest.into(), word, poster: poster.endpoint().as_ptr(), remote, local, keys }
 }
 
-/// The sides of a request whose continuation does not need them.
-const NO_PLACE: Remote = Remote { addr: 0, rkey: 0 };
-const NO_BUFFER: Sge = Sge { addr: 0, lkey: 0, length: 0 };
+/// The fast path loads all that it needs before it checks anything, so this does not occur.
+const NOT_LOADED: Unfinished = Unfinished {
+    rest: (INVALID << KIND_SHIFT) as u64,
+    word: NO_SIGNAL as u64,
+    poster: ptr::null(),
+    remote: 0,
+    local: 0,
+    keys: 0,
+};
 
 /// Posts a value; `has_signal` is 1 to raise `signal` by one, and 0 for no signal.
 ///
@@ -189,13 +155,14 @@ pub unsafe extern "C" fn fgin_fast_put_value(
 ) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let named = named(has_signal, signal, 0, 0);
+    let named = Named { signal: name(has_signal, signal), counter: Name::NONE, amount: 1, is_plain: false };
+    let peer = number_of_thread(peer);
     match context.tables::<true>().value(peer, named, Window(dst).at(dst_off), value, bytes) {
-        Ok(request) => post(request.path, how, request, request.remote.memory(), NO_BUFFER),
-        Err(Refused { request: Some(Value { path, remote, .. }), is_invalid: false }) => {
-            Unfinished::slow(path, how, 0).with_sides(remote.memory(), NO_BUFFER)
+        Some(checked) => {
+            let [key, addr] = checked.request.remote;
+            post(&checked, peer, (0, named.signal), how, [addr, 0, key >> 32])
         }
-        Err(_) => Unfinished::INVALID,
+        None => NOT_LOADED,
     }
 }
 
@@ -215,23 +182,15 @@ pub unsafe extern "C" fn fgin_continue_put_value(
     rest: u32,
 ) -> c_int {
     let rest = Rest(rest);
-    if rest.kind() >= INVALID {
-        return Status::InvalidArgument as c_int;
+    if rest.is_undone() {
+        let remote = Remote { addr: remote, rkey };
+        return carry_out(poster, word, rest, Payload::Value { remote, value, bytes }, |_, path, imm| {
+            let (bytes, config) = (ValueSize::new(bytes)?.bytes(), path.poster.value_config());
+            let request = Value { path, imm, remote: remote_words(remote, bytes), value, config };
+            (config.path != VALUE_NONE).then_some(request)
+        });
     }
-    // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
-    let endpoint = unsafe { Endpoint::from_ptr(poster) };
-    let remote = Remote { addr: remote, rkey };
-    code(match rest.kind() {
-        SLOW_PATH => context_of(endpoint).put_value_at(rest.operation(endpoint), remote, value, bytes),
-        WAIT_FOR_ROOM | JOIN => fast_path::value_waiting::<Gpu>(
-            (endpoint, rest.target()),
-            remote,
-            (value, bytes),
-            rest.is_aggregate(),
-            rest.reserved(word),
-        ),
-        _ => rest.finish(endpoint, word),
-    })
+    finish_value::<Gpu, ()>(poster, word, remote, value, rkey, rest.with_length(bytes), ()).0
 }
 
 /// Posts a put that raises `signal` by one and ticks `counter`, each if `has_*` is 1.
@@ -256,13 +215,21 @@ pub unsafe extern "C" fn fgin_fast_put(
 ) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let named = named(has_signal, signal, has_counter, counter);
+    let named =
+        Named { signal: name(has_signal, signal), counter: name(has_counter, counter), amount: 1, is_plain: false };
+    let peer = number_of_thread(peer);
     match context.tables::<true>().put(peer, named, Window(dst).at(dst_off), Window(src).at(src_off), bytes) {
-        Ok(put) => post(put.path, how, put, put.remote.memory(), put.local.sge(0)),
-        Err(Refused { request: Some(Put { path, remote, local, .. }), is_invalid: false }) => {
-            Unfinished::slow(path, how, bytes).with_sides(remote.memory(), local.sge(0))
+        Some(checked) => {
+            let sides = checked.request.sides;
+            post(
+                &checked,
+                peer,
+                ((bytes >> 32) as u32, named.signal),
+                how,
+                [sides.remote_addr(), sides.local_addr(), sides.keys()],
+            )
         }
-        Err(_) => Unfinished::INVALID,
+        None => NOT_LOADED,
     }
 }
 
@@ -282,33 +249,16 @@ pub unsafe extern "C" fn fgin_continue_put(
     rest: u32,
 ) -> c_int {
     let rest = Rest(rest);
-    if rest.kind() >= INVALID {
-        return Status::InvalidArgument as c_int;
+    if rest.is_undone() {
+        let (remote, local) =
+            (Remote { addr: remote, rkey: keys as u32 }, Sge { addr: local, lkey: (keys >> 32) as u32, length: 0 });
+        let bytes = word >> 32 << 32 | u64::from(bytes);
+        return carry_out(poster, word, rest, Payload::put_at(remote, local, bytes), |tables, path, imm| {
+            let sides = Sides::new(remote, Sge { length: bytes as u32, ..local });
+            (bytes.wrapping_sub(1) < tables.0.fast_put_limit).then_some(Put { path, imm, sides })
+        });
     }
-    // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
-    let endpoint = unsafe { Endpoint::from_ptr(poster) };
-    let (remote, lkey) = (Remote { addr: remote, rkey: keys as u32 }, (keys >> 32) as u32);
-    code(match rest.kind() {
-        SLOW_PATH => {
-            let (context, Operation { peer, action, flags }) = (context_of(endpoint), rest.operation(endpoint));
-            match word {
-                0 => context.signal_slow(peer, action, flags),
-                bytes => {
-                    let local = Sge { addr: local, lkey, length: 0 };
-                    context.put_long(Operation { peer, action, flags }, remote, local, bytes)
-                }
-            }
-        }
-        WAIT_FOR_ROOM | JOIN => fast_path::put_waiting::<Gpu>(
-            (endpoint, rest.target()),
-            remote,
-            Sge { addr: local, lkey, length: bytes },
-            false,
-            rest.is_aggregate(),
-            rest.reserved(word),
-        ),
-        _ => rest.finish(endpoint, word),
-    })
+    finish_put::<Gpu, (), false>(poster, word, remote, local, keys, rest.with_length(bytes), ()).0
 }
 
 /// Raises a signal; arguments as for [`fgin_fast_put_value`], without bytes.
@@ -326,10 +276,11 @@ pub unsafe extern "C" fn fgin_fast_signal(
 ) -> Unfinished {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    match context.tables::<true>().signal(peer, named(has_signal, signal, 0, 0)) {
-        Ok(put) => post(put.path, how, put, NO_PLACE, NO_BUFFER),
-        Err(Refused { request: Some(Put { path, .. }), is_invalid: false }) => Unfinished::slow(path, how, 0),
-        Err(_) => Unfinished::INVALID,
+    let named = Named { signal: name(has_signal, signal), counter: Name::NONE, amount: 1, is_plain: false };
+    let peer = number_of_thread(peer);
+    match context.tables::<true>().signal(peer, named) {
+        Some(checked) => post(&checked, peer, (0, named.signal), how, [0; 3]),
+        None => NOT_LOADED,
     }
 }
 
@@ -341,30 +292,14 @@ pub unsafe extern "C" fn fgin_fast_signal(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_continue_signal(poster: *const EndpointExt, word: u64, rest: u32) -> c_int {
     let rest = Rest(rest);
-    if rest.kind() >= INVALID {
-        return Status::InvalidArgument as c_int;
+    if rest.is_undone() {
+        return carry_out(poster, word, rest, Payload::None, |tables, path, imm| {
+            (tables.0.fast_put_limit != 0).then(|| Put { path, imm, sides: tables.no_bytes(rest.target(), true) })
+        });
     }
     // SAFETY: the caller vouches that the fast path gave the endpoint, and that the context lives.
-    let endpoint = unsafe { Endpoint::from_ptr(poster) };
-    let Operation { peer, action, flags } = rest.operation(endpoint);
-    code(match rest.kind() {
-        SLOW_PATH => context_of(endpoint).signal_slow(peer, action, flags),
-        WAIT_FOR_ROOM | JOIN => {
-            let tables = context_of(endpoint).tables::<ON_GPU>();
-            let scratch = tables.scratch();
-            fast_path::put_waiting::<Gpu>(
-                (endpoint, rest.target()),
-                tables.remote_span(scratch, peer, true).memory(),
-                tables.local_span(scratch, true).sge(0),
-                false,
-                rest.is_aggregate(),
-                rest.reserved(word),
-            )
-        }
-        _ => rest.finish(endpoint, word),
-    })
-}
-
-fn code(result: Result<(), Status>) -> c_int {
-    result.map_or_else(|status| status as c_int, |()| 0)
+    let tables = context_of(unsafe { Endpoint::from_ptr(poster) }).tables::<ON_GPU>();
+    let sides = tables.no_bytes(rest.target() % tables.0.nranks.max(1), true);
+    let rest = rest.with_length(0);
+    finish_put::<Gpu, (), false>(poster, word, sides.remote_addr(), sides.local_addr(), sides.keys(), rest, ()).0
 }

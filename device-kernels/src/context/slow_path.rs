@@ -1,7 +1,8 @@
-//! The slow path: the `locked` policy, transfers without bytes or of more than one work request, and signals that are raised
-//! by more than one.
+//! The slow path: the `locked` policy, transfers without bytes or of more than one work request, signals that are raised by more
+//! than one, and emulated signals.
 
-use super::tables::{Named, ON_GPU, Route, Tables};
+use super::emulated::Payload;
+use super::tables::{Name, Named, ON_GPU, Route, Tables};
 use super::{Context, DATA, Span, VALUE};
 use crate::action::{Action, Flags};
 use crate::endpoint::{Endpoint, Remote, Request, Sge};
@@ -21,7 +22,7 @@ pub(super) struct Operation {
 impl Context<'_> {
     #[cold]
     #[inline(never)]
-    pub(super) fn put_slow(
+    pub(crate) fn put_slow(
         self,
         peer: u32,
         dst: Span,
@@ -30,16 +31,39 @@ impl Context<'_> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        if bytes == 0 {
-            return self.signal_slow(peer, action, flags);
+        match self.put_with_imm(peer, dst, src, bytes, action, flags) {
+            Some(code) => code.into(),
+            None => self.put_slower(peer, dst, src, bytes, action, flags),
         }
-        let tables = self.tables::<ON_GPU>();
-        tables.route(peer, action.into(), DATA)?;
-        if dst.is_null() || src.is_null() {
-            return Err(Status::InvalidArgument);
+    }
+
+    /// A put that [`Context::put_with_imm`] does not post.
+    pub(crate) fn put_slower(
+        self,
+        peer: u32,
+        dst: Span,
+        src: Span,
+        bytes: u64,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        let operation = Operation { peer, action, flags };
+        let payload = Payload::put(self.known(operation)?, peer, dst, src, bytes)?;
+        self.carry_out(operation, action.named_signal(), payload)
+    }
+
+    /// An operation, with that signal if there is one. Peer and counter exist.
+    #[inline(never)]
+    pub(super) fn carry_out(self, operation: Operation, signal: Option<u32>, payload: Payload) -> Result<(), Status> {
+        match (signal, self.emulated()) {
+            (Some(id), Ok(emulated)) => self.raise_indexed(emulated, operation, payload, id),
+            (Some(_), Err(unsupported)) if operation.flags.is_strong() => Err(unsupported),
+            _ => match payload {
+                Payload::None => self.signal_counted(operation),
+                Payload::Put { remote, local, bytes } => self.put_long(operation, remote, local, bytes),
+                Payload::Value { remote, value, bytes } => self.put_value_at(operation, remote, value, bytes),
+            },
         }
-        let (remote, local) = (tables.remote_span(dst, peer, true).memory(), tables.local_span(src, true).sge(0));
-        self.put_long(Operation { peer, action, flags }, remote, local, bytes)
     }
 
     /// A put of at least one byte.
@@ -72,7 +96,7 @@ impl Context<'_> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn put_value_slow(
+    pub(crate) fn put_value_slow(
         self,
         peer: u32,
         dst: Span,
@@ -81,49 +105,47 @@ impl Context<'_> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        let tables = self.tables::<ON_GPU>();
-        tables.route(peer, action.into(), VALUE)?;
-        if dst.is_null() {
-            return Err(Status::InvalidArgument);
+        match self.put_value_with_imm(peer, dst, value, bytes, action, flags) {
+            Some(code) => code.into(),
+            None => self.put_value_slower(peer, dst, value, bytes, action, flags),
         }
-        let remote = tables.remote_span(dst, peer, true).memory();
-        self.put_value_at(Operation { peer, action, flags }, remote, value, bytes)
+    }
+
+    /// A value that [`Context::put_value_with_imm`] does not post.
+    pub(crate) fn put_value_slower(
+        self,
+        peer: u32,
+        dst: Span,
+        value: u64,
+        bytes: u32,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        let operation = Operation { peer, action, flags };
+        let payload = Payload::value(self.known(operation)?, peer, dst, value, bytes)?;
+        self.carry_out(operation, action.named_signal(), payload)
     }
 
     /// A value to that place.
-    pub(super) fn put_value_at(
-        self,
-        operation: Operation,
-        remote: Remote,
-        value: u64,
-        bytes: u32,
-    ) -> Result<(), Status> {
+    fn put_value_at(self, operation: Operation, remote: Remote, value: u64, bytes: u32) -> Result<(), Status> {
         let tables = self.tables::<ON_GPU>();
         let route = tables.route(operation.peer, operation.action.into(), VALUE)?;
-        let template = tables.target(route).existing()?;
-        let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
         if operation.action.counter_slot() != 0 {
             return Err(Status::InvalidArgument);
         }
-        let request = match tables.endpoint(route).takes_values() {
-            VALUE_NONE => return Err(Status::Unsupported),
-            VALUE_INLINE => (template.write_value(remote, value, size), None),
-            // The policy chooses the number, and with it the slot.
-            _ => (template.write(remote, Sge { addr: 0, length: bytes, lkey: 0 }), Some((value, bytes))),
-        };
-        self.write(tables, route, operation, request)
+        self.write(tables, route, operation, value_request(tables, route, remote, value, bytes)?)
     }
 
     #[cold]
     #[inline(never)]
-    pub(super) fn get_slow(self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
+    pub(crate) fn get_slow(self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
         let tables = self.tables::<ON_GPU>();
         let route = tables.route(peer, Action::NONE.into(), DATA)?;
         if remote.is_null() || local.is_null() {
             return Err(Status::InvalidArgument);
         }
         let template = tables.target(route).existing()?;
-        let (from, into) = (tables.remote_span(remote, peer, true).memory(), tables.local_span(local, true).sge(0));
+        let (from, into) = (tables.remote(remote, peer, true), tables.local(local, true, 0));
         let largest = u64::from(self.ext.max_rdma_size);
         let mut done = 0;
         loop {
@@ -141,11 +163,22 @@ impl Context<'_> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn signal_slow(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+    pub(crate) fn signal_slow(self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+        if let Some(code) = self.signal_with_imm(peer, action, flags) {
+            return code.into();
+        }
+        let operation = Operation { peer, action, flags };
+        self.known(operation)?;
+        self.carry_out(operation, action.named_signal(), Payload::None)
+    }
+
+    /// A signal that the peer's card counts, or none.
+    fn signal_counted(self, operation: Operation) -> Result<(), Status> {
+        let Operation { peer, action, .. } = operation;
         let tables = self.tables::<ON_GPU>();
         let route = tables.route(peer, action.into(), DATA)?;
         let request = empty(tables, route, peer)?;
-        self.write(tables, route, Operation { peer, action, flags }, (request, None))
+        self.write(tables, route, operation, (request, None))
     }
 
     /// Posts a write, with the value for a slot of the pool if there is one, and raises the signal.
@@ -163,7 +196,7 @@ impl Context<'_> {
         let mut left = route.raised_by.saturating_sub(1);
         let extra = match action.counter_slot() {
             0 => route.poster,
-            _ => tables.route(peer, Named { counter: 0, ..action.into() }, DATA)?.poster,
+            _ => tables.route(peer, Named { counter: Name::NONE, ..action.into() }, DATA)?.poster,
         };
         let more = left != 0 && extra == route.poster;
         self.post(tables.endpoint(route), flags, flags.is_aggregate() || more, request, pooled)?;
@@ -175,7 +208,7 @@ impl Context<'_> {
         Ok(())
     }
 
-    fn post(
+    pub(super) fn post(
         self,
         poster: Endpoint<'_>,
         flags: Flags,
@@ -194,9 +227,27 @@ fn part_of(remote: Remote, local: Sge, done: u64, length: u32) -> (Remote, Sge) 
     (remote, Sge { addr: local.addr.wrapping_add(done), length, ..local })
 }
 
+/// A write of a value, and the value where it travels through a slot of the pool.
+pub(super) fn value_request(
+    tables: Tables<'_>,
+    route: Route,
+    remote: Remote,
+    value: u64,
+    bytes: u32,
+) -> Result<(Request, Option<(u64, u32)>), Status> {
+    let template = tables.target(route).existing()?;
+    let size = ValueSize::new(bytes).ok_or(Status::InvalidArgument)?;
+    match tables.endpoint(route).takes_values() {
+        VALUE_NONE => Err(Status::Unsupported),
+        VALUE_INLINE => Ok((template.write_value(remote, value, size), None)),
+        // The policy chooses the number, and with it the slot.
+        _ => Ok((template.write(remote, Sge { addr: 0, length: bytes, lkey: 0 }), Some((value, bytes)))),
+    }
+}
+
 /// A write without bytes.
-fn empty(tables: Tables<'_>, route: Route, peer: u32) -> Result<Request, Status> {
+pub(super) fn empty(tables: Tables<'_>, route: Route, peer: u32) -> Result<Request, Status> {
     let template = tables.target(route).existing()?;
     let scratch = tables.scratch();
-    Ok(template.write(tables.remote_span(scratch, peer, true).memory(), tables.local_span(scratch, true).sge(0)))
+    Ok(template.write(tables.remote(scratch, peer, true), tables.local(scratch, true, 0)))
 }

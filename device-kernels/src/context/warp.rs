@@ -6,7 +6,7 @@
 
 use super::fast_path::FastPathRequest;
 use super::tables::{ON_GPU, limits_of};
-use super::{Context, Span};
+use super::{Checked, Context, Span};
 use crate::action::{Action, Flags};
 use crate::endpoint::Endpoint;
 use crate::lanes::Lanes;
@@ -77,7 +77,7 @@ pub(crate) fn put<'a>(
     action: Action,
     flags: Flags,
 ) -> Result<(), Status> {
-    let request = |context: Context<'a>| context.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes).ok();
+    let request = |context: Context<'a>| context.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes);
     let alone = |context: Context<'a>, flags| context.put_slow(peer, dst, src, bytes, action, flags);
     post_in_groups(context, lanes, flags, request, alone)
 }
@@ -94,7 +94,7 @@ pub(crate) fn put_value<'a>(
     action: Action,
     flags: Flags,
 ) -> Result<(), Status> {
-    let request = |context: Context<'a>| context.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes).ok();
+    let request = |context: Context<'a>| context.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes);
     let alone = |context: Context<'a>, flags| context.put_value_slow(peer, dst, value, bytes, action, flags);
     post_in_groups(context, lanes, flags, request, alone)
 }
@@ -108,7 +108,7 @@ pub(crate) fn signal<'a>(
     action: Action,
     flags: Flags,
 ) -> Result<(), Status> {
-    let request = |context: Context<'a>| context.tables::<ON_GPU>().signal(peer, action.into()).ok();
+    let request = |context: Context<'a>| context.tables::<ON_GPU>().signal(peer, action.into());
     let alone = |context: Context<'a>, flags| context.signal_slow(peer, action, flags);
     post_in_groups(context, lanes, flags, request, alone)
 }
@@ -120,13 +120,18 @@ fn post_in_groups<'a, R: FastPathRequest<'a>>(
     context: Option<Context<'a>>,
     lanes: Lanes,
     flags: Flags,
-    request: impl FnOnce(Context<'a>) -> Option<R>,
+    request: impl FnOnce(Context<'a>) -> Option<Checked<R>>,
     alone: impl FnOnce(Context<'a>, Flags) -> Result<(), Status>,
 ) -> Result<(), Status> {
     // The widest mode: several lanes may post at the same time on one endpoint.
     let flags = flags.shared(Sharing::Gpu);
-    let request = context.and_then(request);
-    let poster = request.map(|request| request.poster().endpoint());
+    // A strong signal is its lane's alone.
+    let request = context
+        .filter(|_| !flags.is_strong())
+        .and_then(request)
+        .filter(|checked| checked.takes_fast_path)
+        .map(|checked| checked.request);
+    let poster = request.map(|request| request.path().poster.endpoint());
     // Every lane gets here, whatever its arguments are.
     let group = lanes.with_key(poster.map_or(0, |poster| key_of(poster, flags.is_aggregate())));
     match (request.zip(poster), context) {

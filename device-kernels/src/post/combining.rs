@@ -32,14 +32,15 @@
 //! and everything that its poster had seen, before the mark, for the card, the host and every thread. The fence is the
 //! release of the mark, at the widest scope, so it covers any narrower release that a caller asks for. The mark is an
 //! acquire: a turn's doorbell comes after the fences of all work requests that it covers. The fence after the doorbell
-//! orders the doorbell before later work requests of other threads, and is the release of the add that ends the turn. The
-//! completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
+//! orders the doorbell before later work requests, as the card's limit of a batch demands in every mode, and before the doorbell
+//! of the next turn, and is the release of the add that ends the turn. The completion count is read with acquire, and so is
+//! `bound`, which passes the count on: a write into a reclaimed slot
 //! comes after the card's last read of it.
 
 pub mod run;
 
-use super::{Begun, EncodeWqe, MAX_BATCH, Queue, Share, Thread, max_outstanding, outstanding, pause, reached};
-use crate::platform::one;
+use super::{EncodeWqe, MAX_BATCH, Queue, Share, Thread, max_outstanding, outstanding, pause};
+use crate::platform::{in_register, number_of_thread};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wait::{Limit, Spin};
@@ -103,32 +104,16 @@ fn all_rung(idx: u32) -> u64 {
     u64::from(idx) << RUNG_SHIFT
 }
 
-/// The mark of a plain post. On a CPU a table takes fewer instructions than the shift.
-#[inline(always)]
-fn ready_and_ringer(idx: u32) -> u64 {
-    if cfg!(target_arch = "nvptx64") { ready_bit(idx) + RINGER } else { MARKS[(idx % MAX_BATCH) as usize] }
-}
-
-const MARKS: [u64; MAX_BATCH as usize] = {
-    let mut marks = [0; MAX_BATCH as usize];
-    let mut slot = 0;
-    while slot < marks.len() {
-        marks[slot] = (1 << slot) + RINGER;
-        slot += 1;
-    }
-    marks
-};
-
 /// The reservation cursor and the flush barrier of a cursor word.
 #[inline(always)]
-fn halves(cursor: u64) -> (u32, u32) {
+pub(super) fn halves(cursor: u64) -> (u32, u32) {
     (cursor as u32, (cursor >> 32) as u32)
 }
 
 /// Reserves the next number, and returns the cursor word from before.
 #[inline(always)]
 fn reserve<S: Share>(words: Words<'_>) -> u64 {
-    S::add(words.cursor, one(), Ordering::Relaxed)
+    S::add(words.cursor, number_of_thread(1).into(), Ordering::Relaxed)
 }
 
 /// Posts one work request, which `wqe` encodes into its slot.
@@ -176,7 +161,7 @@ pub struct AfterMark {
 }
 
 /// See [`AfterMark`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(u32)]
 pub enum Next {
     /// Nothing: the request is rung, or another poster rings it.
@@ -185,16 +170,18 @@ pub enum Next {
     TakeTurn,
     /// The poster is the active ringer, or was it and left a request to ring.
     ContinueTurn,
-    /// The poster is the active ringer and has rung for its own post, whose number is the state, alone.
+    /// The poster is the active ringer, and has rung for its own post alone, which it has not marked. On a CPU only.
     EndTurn,
+    /// The request is written and not yet marked; the state has its number as the rung count. On a CPU only.
+    Mark,
 }
 
 impl Next {
-    /// The step of that number; [`Next::Nothing`] for an unknown one.
+    /// The step of that number; [`Next::Nothing`] for an unknown one, and for [`Next::EndTurn`] on a GPU, which has no such step.
     pub fn from_number(number: u32) -> Next {
-        [Next::TakeTurn, Next::ContinueTurn, Next::EndTurn]
+        [Next::TakeTurn, Next::ContinueTurn, Next::EndTurn, Next::Mark]
             .into_iter()
-            .find(|next| *next as u32 == number)
+            .find(|next| *next as u32 == number && !(cfg!(target_arch = "nvptx64") && *next == Next::EndTurn))
             .unwrap_or(Next::Nothing)
     }
 }
@@ -221,12 +208,15 @@ pub fn try_post<S: Share, Q: CombiningQueue + Copy>(
 
 /// Carries out the step that follows a mark.
 #[inline(always)]
-pub fn finish<S: Share, Q: CombiningQueue + Copy>(queue: Q, after: AfterMark) {
+pub fn finish<S: Share, Q: CombiningQueue + Copy>(queue: Q, mut after: AfterMark) {
+    if matches!(after.next, Next::Mark) {
+        after = mark::<S, Q>(queue, rung(after.state));
+    }
     match after.next {
-        Next::Nothing => {}
+        Next::Nothing | Next::Mark => {}
         Next::TakeTurn => take_turns::<S, Q>(queue),
         Next::ContinueTurn => continue_turn::<S, Q>(queue, after.state),
-        Next::EndTurn => continue_turn::<S, Q>(queue, end_turn::<S, Q>(queue, after.state as u32)),
+        Next::EndTurn => continue_turn::<S, Q>(queue, end_turn::<S, Q>(queue, RINGER)),
     }
 }
 
@@ -246,32 +236,41 @@ fn encode_and_mark<S: Share, Q: CombiningQueue + Copy>(
         let next = if old & ready_bit(idx.wrapping_add(1)) != 0 { Next::TakeTurn } else { Next::Nothing };
         return AfterMark { next, state: old };
     }
-    let mark = ready_and_ringer(idx);
+    // A CPU tries the shortest way first, in which no other poster comes until the turn ends: it takes the turn without a ready bit.
+    if !cfg!(target_arch = "nvptx64") {
+        // Computed again from the reservation, so that the encoding has a register more.
+        let (idx, _) = halves(in_register(reserved));
+        let (idle, rung) = (all_rung(idx), all_rung(idx.wrapping_add(1)));
+        if !S::replace(queue.words().state, idle, idle + RINGER, Ordering::Acquire) {
+            return AfterMark { next: Next::Mark, state: idle };
+        }
+        ring(queue, idx.wrapping_add(1));
+        let alone = S::replace(queue.words().state, idle + RINGER, rung, Ordering::Acquire);
+        return AfterMark { next: if alone { Next::Nothing } else { Next::EndTurn }, state: idle + RINGER };
+    }
+    mark::<S, Q>(queue, idx)
+}
+
+/// Marks request `idx`, and rings it if no other poster is active.
+#[inline(always)]
+fn mark<S: Share, Q: CombiningQueue + Copy>(queue: Q, idx: u32) -> AfterMark {
+    let mark = ready_bit(idx) + RINGER;
     let old = S::add(queue.words().state, mark, Ordering::Acquire);
     if old != all_rung(idx) {
         let next = if old & RINGERS != 0 { Next::Nothing } else { Next::ContinueTurn };
         return AfterMark { next, state: old + mark };
     }
     // No other poster is active: the turn rings this post alone.
-    let target = idx.wrapping_add(1);
-    ring(queue, target);
-    // A CPU tries the shortest way first, in which no poster has come meanwhile.
-    let short = !cfg!(target_arch = "nvptx64");
-    if short && S::replace(queue.words().state, old + mark, all_rung(target), Ordering::Acquire) {
-        return AfterMark { next: Next::Nothing, state: all_rung(target) };
-    }
-    if short {
-        return AfterMark { next: Next::EndTurn, state: idx.into() };
-    }
-    let state = end_turn::<S, Q>(queue, idx);
+    ring(queue, idx.wrapping_add(1));
+    let state = end_turn::<S, Q>(queue, mark);
     AfterMark { next: if is_idle(state) { Next::Nothing } else { Next::ContinueTurn }, state }
 }
 
-/// Ends the turn that rang for `idx` alone.
+/// Ends the turn that rang for one post alone, whose mark is part of the state: the ringer, and its ready bit if it has set it.
 #[inline(always)]
-fn end_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, idx: u32) -> u64 {
-    let change = all_rung(1) - ready_bit(idx) - RINGER;
-    S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
+fn end_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, mark: u64) -> u64 {
+    // One more is rung, less the mark: the difference has no upper half.
+    end_turn_by::<S, Q>(queue, u64::from((mark as u32).wrapping_neg()))
 }
 
 /// Posts under the reservation `reserved`, and waits for room first.
@@ -423,7 +422,7 @@ fn check_room_for<S: Share, Q: CombiningQueue + Copy>(queue: Q, reserved: u64, p
 
 /// Raises the barrier to the cursor, unless the word has changed since it was `seen`.
 #[inline(always)]
-fn raise_barrier<S: Share>(words: Words<'_>, seen: u64) -> bool {
+pub(super) fn raise_barrier<S: Share>(words: Words<'_>, seen: u64) -> bool {
     let (cursor, _) = halves(seen);
     S::replace(words.cursor, seen, u64::from(cursor) << 32 | u64::from(cursor), Ordering::Relaxed)
 }
@@ -483,11 +482,12 @@ fn continue_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, mut state: u64) {
 fn take_turns<S: Share, Q: CombiningQueue + Copy>(queue: Q) {
     loop {
         let state = queue.words().state;
-        let mut seen = state.load(Ordering::Acquire);
+        // A hint: the replacement is the acquire.
+        let mut seen = state.load(Ordering::Relaxed);
         if !needs_turn(queue, seen) {
             return;
         }
-        if S::replace(state, seen, seen + RINGER, Ordering::Acquire) {
+        if begin_turn::<S>(queue, seen, Ordering::Acquire) {
             seen += RINGER;
             while seen & RINGERS != 0 {
                 seen = turn::<S, Q>(queue, seen);
@@ -508,83 +508,77 @@ fn ring<Q: Queue>(queue: Q, target: u32) {
 /// turn leaves it: while that shows a ringer, the caller is still the active one.
 #[inline(always)]
 fn turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, state: u64) -> u64 {
+    let turn = next_turn(state, |is_ready| if is_ready { rung(state) } else { queue.released() });
+    // Requests of ours are not rung. Those that the turn takes over from NCCL's device code may be.
+    if turn.cleared != 0 || queue.published() != turn.target() {
+        ring(queue, turn.target());
+    }
+    end_turn_by::<S, Q>(queue, turn.change())
+}
+
+/// Becomes the active ringer, unless the state has changed since it was `seen`.
+#[inline(always)]
+pub(super) fn begin_turn<S: Share>(queue: impl CombiningQueue, seen: u64, order: Ordering) -> bool {
+    S::replace(queue.words().state, seen, seen + RINGER, order)
+}
+
+/// A turn of the active ringer.
+pub(super) struct Turn {
+    state: u64,
+    /// Ready bits that it clears.
+    cleared: u32,
+    /// Requests that it takes over as rung.
+    moved: u32,
+}
+
+impl Turn {
+    /// Returns whether the turn changes nothing.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.moved == 0
+    }
+
+    /// The doorbell's count. Everything below it is rung already where it is NCCL's cursor of rung requests.
+    #[inline(always)]
+    pub fn target(&self) -> u32 {
+        rung(self.state).wrapping_add(self.moved)
+    }
+
+    /// What the end of the turn adds to the state, in which there is a ringer.
+    #[inline(always)]
+    pub fn change(&self) -> u64 {
+        // The ringers are not 0, so the lower half borrows from the upper.
+        let low = (self.state & RINGERS) as u32 | self.cleared;
+        all_rung(self.moved.wrapping_sub(1)) | u64::from(low.wrapping_neg())
+    }
+}
+
+/// The turn that follows `state`. `released` returns NCCL's cursor of written requests. It stands at the rung count where a request of
+/// ours is ready there, which is the argument.
+#[inline(always)]
+pub(super) fn next_turn(state: u64, released: impl FnOnce(bool) -> u32) -> Turn {
     let from = rung(state);
     // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
     let ready = state as u32 & READY;
-    let run = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
-    let (moved, cleared, target, unrung) = if run != 0 {
-        (run, ready_bits(from, run), from.wrapping_add(run), true)
-    } else {
-        // NCCL's device code posted on this endpoint meanwhile: take over its cursor, and ring what it has deferred. Only
-        // the active ringer changes the cursors.
-        let released = queue.released();
-        (released.wrapping_sub(from), 0, released, queue.published() != released)
-    };
-    if unrung {
-        ring(queue, target);
-    }
-    let change = all_rung(moved).wrapping_sub(cleared.into()).wrapping_sub(state & RINGERS);
+    let rotated = (ready | ready << MAX_BATCH) >> (from % MAX_BATCH);
+    let run = rotated & !rotated.wrapping_add(1) & READY;
+    let cleared = run << (from % MAX_BATCH);
+    // Where NCCL's device code posted on this endpoint meanwhile, the turn takes over its cursor, and rings what it has deferred.
+    // Only the active ringer changes the cursors.
+    let moved = run.count_ones().wrapping_add(released(run != 0).wrapping_sub(from));
+    Turn { state, cleared: (cleared | cleared >> MAX_BATCH) & READY, moved }
+}
+
+/// Ends a turn, and returns the state as the turn leaves it.
+#[inline(always)]
+pub(super) fn end_turn_by<S: Share, Q: CombiningQueue>(queue: Q, change: u64) -> u64 {
     S::add(queue.words().state, change, Ordering::Acquire).wrapping_add(change)
 }
 
-/// Waits until every post made before this call has completed. The wait ends while other threads go on posting.
-///
-/// # Errors
-/// What ended the wait.
-pub fn flush<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit) -> Result<(), Status> {
-    let Begun::Below(at) = begin_flush::<S, Q>(queue) else {
-        return Ok(());
-    };
-    let mut spin = Spin::new(limits);
-    while !is_flushed::<S, Q>(queue, at)? {
-        pause(queue, &mut spin)?;
-    }
-    Ok(())
-}
-
-/// Raises the flush barrier. Returns the number to wait for with [`is_flushed`], if not every earlier post has completed.
-///
-/// Snapshot and barrier are one compare-and-swap, because a post in between would be counted in place of an earlier one.
-pub fn begin_flush<S: Share, Q: CombiningQueue + Copy>(queue: Q) -> Begun {
-    let words = queue.words();
-    let (target, _) = halves(words.cursor.load(Ordering::Relaxed));
-    loop {
-        // The count is read before the cursor. In the other order, completions of later posts would count as earlier ones.
-        let completed = queue.completed();
-        let now = words.cursor.load(Ordering::Acquire);
-        let (cursor, barrier) = halves(now);
-        if outstanding(cursor, completed) == 0 {
-            if barrier == cursor {
-                return Begun::Unused;
-            }
-            // From here on the next post inserts the endpoint, so the next flush may remove it.
-            raise_barrier::<S>(words, now);
-            return Begun::Completed;
-        }
-        // Another flush has raised the barrier since, or it stands where this flush would raise it. A barrier at the target
-        // itself does not count: the cursor's wrap may have carried it there from below.
-        let raised = barrier.wrapping_sub(target).wrapping_sub(1) < cursor.wrapping_sub(target);
-        if raised || barrier == cursor {
-            return Begun::Below(barrier);
-        }
-        if raise_barrier::<S>(words, now) {
-            return Begun::Below(cursor);
-        }
-    }
-}
-
-/// Returns whether every post below `at`, which [`begin_flush`] gave, has completed. If not, rings what is ready.
-///
-/// # Errors
-/// [`Status::Poisoned`]: a post below `at` can never complete.
-pub fn is_flushed<S: Share, Q: CombiningQueue + Copy>(queue: Q, at: u32) -> Result<bool, Status> {
-    let completed = queue.completed();
-    let (cursor, _) = halves(queue.words().cursor.load(Ordering::Acquire));
-    if reached(cursor, completed, at) {
-        return Ok(true);
-    }
-    ring_ready::<S, Q>(queue)?;
-    Ok(false)
+/// Returns whether there is an active ringer.
+#[inline(always)]
+pub(super) fn has_ringer(state: u64) -> bool {
+    state & RINGERS != 0
 }
 
 /// Rings what is ready, for a wait that depends on it.

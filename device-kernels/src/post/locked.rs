@@ -4,7 +4,7 @@
 //! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
 //! have rung them.
 
-use super::{Begun, EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause, reached};
+use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
@@ -20,6 +20,37 @@ pub trait LockedQueue: Queue {
     fn start(&self);
     /// Rings pending requests, or those that NCCL's device code has deferred, and updates NCCL's cursors.
     fn ring(&self);
+    /// Counts pending requests as posted, without a doorbell. Returns the number that the next post gets.
+    fn take_pending(&self) -> u32;
+    /// The words that posters share.
+    fn lock_words(&self) -> Words<'_>;
+}
+
+impl<Q: LockedQueue> LockedQueue for &Q {
+    #[inline(always)]
+    fn next(&self) -> u32 {
+        (**self).next()
+    }
+    #[inline(always)]
+    fn pending(&self) -> u32 {
+        (**self).pending()
+    }
+    #[inline(always)]
+    fn start(&self) {
+        (**self).start();
+    }
+    #[inline(always)]
+    fn ring(&self) {
+        (**self).ring();
+    }
+    #[inline(always)]
+    fn take_pending(&self) -> u32 {
+        (**self).take_pending()
+    }
+    #[inline(always)]
+    fn lock_words(&self) -> Words<'_> {
+        (**self).lock_words()
+    }
 }
 
 /// The words that posters of one endpoint share.
@@ -33,14 +64,27 @@ pub struct Words<'a> {
     pub used: &'a AtomicU32,
 }
 
+impl Words<'_> {
+    /// Takes the lock, if no other thread has it.
+    #[inline(always)]
+    pub(super) fn try_lock(self) -> bool {
+        self.lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline(always)]
+    pub(super) fn unlock(self) {
+        self.lock.store(0, Ordering::Release);
+    }
+}
+
 /// Releases the lock on drop; `None` in the exclusive mode, which takes no lock.
-struct LockGuard<'a>(Option<&'a AtomicU32>);
+struct LockGuard<'a>(Option<Words<'a>>);
 
 impl Drop for LockGuard<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(lock) = self.0 {
-            lock.store(0, Ordering::Release);
+        if let Some(words) = self.0 {
+            words.unlock();
         }
     }
 }
@@ -57,10 +101,10 @@ fn lock<'a, Q: Queue>(
         return Ok(LockGuard(None));
     }
     let mut spin = Spin::new(limits);
-    while words.lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+    while !words.try_lock() {
         pause(queue, &mut spin)?;
     }
-    Ok(LockGuard(Some(words.lock)))
+    Ok(LockGuard(Some(words)))
 }
 
 /// Posts one work request, which `wqe` encodes into its slot. Nothing is reserved before the request is admitted, so an error
@@ -71,12 +115,12 @@ fn lock<'a, Q: Queue>(
 #[inline(always)]
 pub fn post<Q: LockedQueue>(
     queue: &Q,
-    words: Words<'_>,
     limits: impl Limit,
     exclusive: bool,
     aggregate: bool,
     wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
+    let words = queue.lock_words();
     let _lock = lock(queue, words, limits, exclusive)?;
     let idx = queue.next();
     // Without this check a ring that never fills would take posts for ever after an error.
@@ -107,52 +151,13 @@ pub fn post<Q: LockedQueue>(
     Ok(())
 }
 
-/// Waits until every post made before this call has completed. The wait ends while other threads go on posting.
-///
-/// # Errors
-/// What ended the wait.
-pub fn flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
-    let Begun::Below(at) = begin_flush(queue, words, limits)? else {
-        return Ok(());
-    };
-    let mut spin = Spin::new(limits);
-    while !is_flushed(queue, at) {
-        pause(queue, &mut spin)?;
-    }
-    Ok(())
-}
-
-/// Rings every earlier post and raises the flush barrier. Returns the number to wait for with [`is_flushed`], if not every
-/// earlier post has completed.
-///
-/// # Errors
-/// What ended a wait for the lock.
-pub fn begin_flush<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<Begun, Status> {
-    let _lock = lock(queue, words, limits, false)?;
-    queue.ring();
-    let target = queue.next();
-    if outstanding(target, queue.completed()) == 0 {
-        words.used.store(0, Ordering::Relaxed);
-        return Ok(Begun::Unused);
-    }
-    words.barrier.store(target, Ordering::Relaxed);
-    Ok(Begun::Below(target))
-}
-
-/// Returns whether every post below `at`, which [`begin_flush`] gave, has completed.
-pub fn is_flushed<Q: LockedQueue>(queue: &Q, at: u32) -> bool {
-    // The count is read before the cursor; and `pc`, which is never behind the count, before the pending requests.
-    let completed = queue.completed();
-    reached(queue.next(), completed, at)
-}
-
 /// Rings pending requests, for a wait that depends on them.
 ///
 /// # Errors
 /// What ended a wait for the lock.
-pub fn ring_ready<Q: LockedQueue>(queue: &Q, words: Words<'_>, limits: impl Limit) -> Result<(), Status> {
+pub fn ring_ready<Q: LockedQueue>(queue: &Q, limits: impl Limit) -> Result<(), Status> {
     if queue.pending() != 0 {
-        let _lock = lock(queue, words, limits, false)?;
+        let _lock = lock(queue, queue.lock_words(), limits, false)?;
         queue.ring();
     }
     Ok(())

@@ -15,12 +15,14 @@
 //!   below `B` has completed, and the flush can trust the count.
 
 pub mod combining;
+pub mod flush;
 pub mod locked;
 #[cfg(all(test, loom))]
 mod model;
 pub mod sharing;
 #[cfg(all(test, not(loom)))]
 mod tests;
+#[allow(unsafe_code)]
 pub mod used;
 
 use crate::status::Status;
@@ -59,17 +61,6 @@ pub trait Queue {
     }
     /// Inserts the endpoint into its context's set of used endpoints, if it has one: see [`used`].
     fn insert_used(&self) {}
-}
-
-/// The posts that a flush has to wait for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begun {
-    /// None, and there was no post since the last flush: the endpoint can leave the set of used endpoints.
-    Unused,
-    /// None: every earlier post has completed.
-    Completed,
-    /// Those below this number.
-    Below(u32),
 }
 
 /// Encodes a work request whose number the policy chooses. A closure is one; the fast path uses structs instead, because only
@@ -148,15 +139,6 @@ fn max_outstanding<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
 #[inline(always)]
 fn outstanding(idx: u32, completed: u32) -> u32 {
     idx.wrapping_sub(completed) & COUNT_MASK
-}
-
-/// Returns whether the count has reached `at`, at which a barrier stands or stood. `cursor` was read after `completed`.
-///
-/// No post from the barrier on is admitted before the count has reached the barrier, so the count proves that every earlier
-/// post has completed.
-#[inline(always)]
-fn reached(cursor: u32, completed: u32, at: u32) -> bool {
-    outstanding(cursor, completed) <= cursor.wrapping_sub(at)
 }
 
 /// One more round of a wait on `queue`.

@@ -10,10 +10,11 @@
 
 mod checks;
 
+use super::flush::{Outcome, flush};
 use super::used::UsedSet;
-use super::{Begun, COUNT_MASK, Gpu, Queue, combining, locked};
+use super::{COUNT_MASK, Gpu, Queue, combining, locked};
 use crate::status::Status;
-use crate::wait::{Limit, Spin};
+use crate::wait::Limit;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, fence};
 use loom::thread;
@@ -184,6 +185,12 @@ impl Card {
         }
     }
 
+    #[allow(unsafe_code)]
+    fn used_set(&self) -> UsedSet<'_> {
+        // SAFETY: the words of one endpoint.
+        unsafe { UsedSet::new(&self.used, 1) }
+    }
+
     fn slot(&self, idx: u32) -> &AtomicU32 {
         &self.ring[(idx & (self.config.sq_size - 1)) as usize]
     }
@@ -295,10 +302,6 @@ impl<'a> PosterView<'a> {
         assert!(step >= 1 && step <= most, "the doorbell went from {old} to {count}, at most {most} may be unrung");
     }
 
-    fn locked(&self) -> locked::Words<'a> {
-        locked::Words { lock: &self.card.lock, barrier: &self.card.barrier, used: &self.card.in_set }
-    }
-
     fn post(&self, aggregate: bool, token: u32) -> Result<(), Status> {
         if self.mutated(Mutation::NoBarrier) {
             self.card.cursor.fetch_and(0xffff_ffff, Relaxed);
@@ -310,7 +313,7 @@ impl<'a> PosterView<'a> {
             self.write(idx, token);
         };
         if self.card.config.by_lock {
-            locked::post(self, self.locked(), self, false, aggregate, write)
+            locked::post(self, self, false, aggregate, write)
         } else {
             combining::post::<Gpu, _>(self, self, aggregate, write)
         }
@@ -340,27 +343,13 @@ impl<'a> PosterView<'a> {
         self.rounds.set(0);
         let by_lock = self.card.config.by_lock;
         if !self.card.config.in_context {
-            return if by_lock {
-                locked::flush(self, self.locked(), self)
-            } else {
-                combining::flush::<Gpu, _>(self, self)
-            };
+            return Result::from(flush::<Gpu, _>(self, by_lock, self)).map(|_| ());
         }
-        UsedSet::new(&self.card.used, 1).visit(|_| {
-            let begun = if by_lock {
-                locked::begin_flush(self, self.locked(), self)?
-            } else {
-                combining::begin_flush::<Gpu, _>(self)
-            };
-            if let Begun::Below(at) = begun {
-                let mut spin = Spin::new(self);
-                while !if by_lock { locked::is_flushed(self, at) } else { combining::is_flushed::<Gpu, _>(self, at)? } {
-                    spin.pause()?;
-                }
-            }
-            let early = self.mutated(Mutation::EarlyRemoval) && begun == Begun::Completed;
-            Ok(early || begun == Begun::Unused)
-        })
+        let visited = self.card.used_set().visit(|_| match flush::<Gpu, _>(self, by_lock, self) {
+            Outcome::COMPLETED if self.mutated(Mutation::EarlyRemoval) => Outcome::UNUSED,
+            outcome => outcome,
+        });
+        Result::from(visited).map(|_| ())
     }
 
     /// Runs all steps of a thread, whose first token is `first`.
@@ -455,7 +444,7 @@ impl Queue for PosterView<'_> {
         let words = &self.card.used;
         let uncounted = [Mutation::UncountedSummary, Mutation::UncountedLeaf].map(|mutation| self.mutated(mutation));
         if uncounted == [false; 2] {
-            return UsedSet::new(words, 1).insert(0);
+            return self.card.used_set().insert(0);
         }
         for (word, uncounted) in words.iter().zip(uncounted).rev() {
             if uncounted || word.fetch_add(1 << 32, AcqRel) & 1 == 0 {
@@ -489,13 +478,20 @@ impl locked::LockedQueue for PosterView<'_> {
         if self.pending() == 0 {
             return;
         }
-        let rung = self.next();
-        self.card.cursor.store(u64::from(rung), Relaxed);
-        self.card.pending.store(0, Relaxed);
+        let rung = self.take_pending();
         Queue::fence(self);
         self.doorbell(rung);
         Queue::fence(self);
         self.publish(rung);
+    }
+    fn take_pending(&self) -> u32 {
+        let next = self.next();
+        self.card.cursor.store(u64::from(next), Relaxed);
+        self.card.pending.store(0, Relaxed);
+        next
+    }
+    fn lock_words(&self) -> locked::Words<'_> {
+        locked::Words { lock: &self.card.lock, barrier: &self.card.barrier, used: &self.card.in_set }
     }
 }
 

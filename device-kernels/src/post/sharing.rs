@@ -67,19 +67,19 @@ impl Share for Cta {
     }
 }
 
-/// The scope is that of the CTA. Every add is an acquire: that costs nothing to speak of in this scope.
+/// The scope is that of the CTA.
 #[cfg(target_arch = "nvptx64")]
 impl Share for Cta {
     const EXCLUSIVE: bool = false;
 
     #[inline(always)]
-    fn add(word: &AtomicU64, value: u64, _: Ordering) -> u64 {
-        crate::platform::cta_add(word, value)
+    fn add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
+        crate::platform::cta_add(word, value, order)
     }
 
     #[inline(always)]
-    fn replace(word: &AtomicU64, from: u64, to: u64, _: Ordering) -> bool {
-        crate::platform::cta_replace(word, from, to) == from
+    fn replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> bool {
+        crate::platform::cta_replace(word, from, to, order) == from
     }
 }
 

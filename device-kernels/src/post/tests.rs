@@ -1,6 +1,7 @@
 //! Both policies, in each form and mode, against a small card that completes in any order: no request is lost, rung early or
 //! overwritten, and no flush returns early.
 
+use super::flush::flush;
 use super::*;
 use crate::wait::Limits;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
@@ -73,10 +74,6 @@ impl Shared {
         }
     }
 
-    fn locked(&self) -> locked::Words<'_> {
-        locked::Words { lock: &self.lock, barrier: &self.barrier, used: &self.used }
-    }
-
     /// Writes a post's token into its value slot and its ring slot.
     fn write(&self, idx: u32, token: u64) {
         if self.slots != 0 {
@@ -90,17 +87,18 @@ impl Shared {
         match variant {
             Combining => combining::post::<Gpu, _>(self, NO_LIMITS, aggregate, write),
             Exclusive => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
-            Locked => locked::post(self, self.locked(), NO_LIMITS, false, aggregate, write),
-            LockedExclusive => locked::post(self, self.locked(), NO_LIMITS, true, aggregate, write),
+            Locked => locked::post(self, NO_LIMITS, false, aggregate, write),
+            LockedExclusive => locked::post(self, NO_LIMITS, true, aggregate, write),
         }
     }
 
     fn flush(&self, variant: Variant) -> Result<(), Status> {
-        match variant {
-            Combining => combining::flush::<Gpu, _>(self, NO_LIMITS),
-            Exclusive => combining::flush::<Thread, _>(self, NO_LIMITS),
-            Locked | LockedExclusive => locked::flush(self, self.locked(), NO_LIMITS),
-        }
+        let outcome = match variant {
+            Combining => flush::<Gpu, _>(self, false, NO_LIMITS),
+            Exclusive => flush::<Thread, _>(self, false, NO_LIMITS),
+            Locked | LockedExclusive => flush::<Gpu, _>(self, true, NO_LIMITS),
+        };
+        Result::from(outcome).map(|_| ())
     }
 }
 
@@ -162,14 +160,21 @@ impl locked::LockedQueue for Shared {
         self.pending.fetch_add(1, Relaxed);
     }
     fn ring(&self) {
-        let pc = locked::LockedQueue::next(self);
-        if pc != self.published() {
-            self.cursor.store(u64::from(pc), Relaxed);
-            self.pending.store(0, Relaxed);
+        if locked::LockedQueue::next(self) != self.published() {
+            let pc = self.take_pending();
             Queue::fence(self);
             self.doorbell(pc);
             self.publish(pc);
         }
+    }
+    fn take_pending(&self) -> u32 {
+        let next = self.next();
+        self.cursor.store(u64::from(next), Relaxed);
+        self.pending.store(0, Relaxed);
+        next
+    }
+    fn lock_words(&self) -> locked::Words<'_> {
+        locked::Words { lock: &self.lock, barrier: &self.barrier, used: &self.used }
     }
 }
 
@@ -317,12 +322,12 @@ fn card_error_ends_every_wait() {
         }
         shared.failed.store(true, Relaxed);
         assert_eq!(shared.post(variant, false, 4), Err(Status::CardError), "{variant:?}");
+        assert_eq!(shared.flush(variant), Err(Status::CardError), "{variant:?}");
         // A reservation that was given up leaves a hole, over which no mode may post.
-        let hole = variant == Combining;
-        assert_eq!(shared.flush(variant), Err(if hole { Status::Poisoned } else { Status::CardError }), "{variant:?}");
-        if hole {
+        if variant == Combining {
             shared.failed.store(false, Relaxed);
             shared.completed.store(4, Relaxed);
+            assert_eq!(shared.flush(variant), Err(Status::Poisoned));
             for variant in [Combining, Exclusive] {
                 assert_eq!(shared.post(variant, false, 5), Err(Status::Poisoned), "{variant:?}");
             }

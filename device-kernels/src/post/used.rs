@@ -17,9 +17,10 @@
 //! word under the lock. A flush removes an endpoint only when every post has completed and the barrier stands at the cursor
 //! (`locked`: under the lock), so later posts have a later barrier, and insert the endpoint again.
 
-use crate::status::Status;
-use crate::sync::{AtomicU64, Ordering};
-use ferrogin_ffi::ext::{USED_BITS, used_words};
+use super::flush::Outcome;
+use crate::platform::kept;
+use crate::sync::{AtomicU64, Ordering, fence};
+use ferrogin_ffi::ext::USED_BITS;
 
 /// One insertion, in the count of a word.
 const INSERTED: u64 = 1 << USED_BITS;
@@ -27,8 +28,9 @@ const INSERTED: u64 = 1 << USED_BITS;
 /// The words of one context.
 #[derive(Clone, Copy)]
 pub struct UsedSet<'a> {
-    summaries: &'a [AtomicU64],
-    leaves: &'a [AtomicU64],
+    /// The summary words, then the leaf words.
+    words: &'a [AtomicU64],
+    n_summaries: u32,
 }
 
 fn bit(i: u32) -> u64 {
@@ -39,79 +41,108 @@ fn bit(i: u32) -> u64 {
 #[inline(always)]
 fn insert(words: &[AtomicU64], i: u32) {
     if let Some(word) = words.get((i / USED_BITS) as usize)
-        && word.fetch_add(INSERTED, Ordering::AcqRel) & bit(i) == 0
+        && word.fetch_add(INSERTED, Ordering::Release) & bit(i) == 0
     {
-        word.fetch_or(bit(i), Ordering::Release);
+        word.fetch_or(bit(i), Ordering::Relaxed);
     }
-}
-
-/// Clears bit `i` of the word, unless there was an insertion since the word was `seen`. Success changes `seen` to the word
-/// as this call leaves it.
-fn remove(word: &AtomicU64, seen: &mut u64, i: u32) {
-    let mut now = *seen;
-    while now >> USED_BITS == *seen >> USED_BITS {
-        match word.compare_exchange(now, now & !bit(i), Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => {
-                *seen = now & !bit(i);
-                return;
-            }
-            Err(other) => now = other,
-        }
-    }
-}
-
-/// The bits of a word that are set, as numbers from `first` on.
-fn numbers(first: usize, word: u64) -> impl Iterator<Item = u32> {
-    let mut rest = word as u32;
-    core::iter::from_fn(move || {
-        let next = (rest != 0).then(|| first as u32 + rest.trailing_zeros());
-        rest &= rest.wrapping_sub(1);
-        next
-    })
 }
 
 impl<'a> UsedSet<'a> {
-    /// The set in `words`, which has the summary words of `n_endpoints` and then their leaf words.
+    /// The set in `words`, which has the summary words of `n_endpoints`, at least one, and then their leaf words.
+    ///
+    /// # Safety
+    ///
+    /// There are so many words.
     #[inline(always)]
-    pub fn new(words: &'a [AtomicU64], n_endpoints: u32) -> Self {
-        let (summaries, leaves) = words.split_at_checked(used_words(n_endpoints).0).unwrap_or((&[], words));
-        UsedSet { summaries, leaves }
+    #[allow(clippy::manual_div_ceil)]
+    pub unsafe fn new(words: &'a [AtomicU64], n_endpoints: u32) -> Self {
+        // The summary words of `used_words`, in fewer instructions: the sum does not overflow, as there are fewer endpoints than targets.
+        UsedSet { words, n_summaries: (n_endpoints + (USED_BITS * USED_BITS - 1)) / (USED_BITS * USED_BITS) }
+    }
+
+    /// The summary words and the leaf words.
+    #[inline(always)]
+    fn split(self) -> (&'a [AtomicU64], &'a [AtomicU64]) {
+        self.words.split_at_checked(self.n_summaries as usize).unwrap_or_default()
     }
 
     /// Returns whether no endpoint was used, or every one was removed.
     #[inline(always)]
     pub fn is_empty(self) -> bool {
-        self.summaries.iter().all(|word| word.load(Ordering::Acquire) as u32 == 0)
+        let (summaries, _) = self.split();
+        summaries.iter().all(|word| word.load(Ordering::Acquire) as u32 == 0)
     }
 
     /// Adds an endpoint.
     #[inline(always)]
     pub fn insert(self, endpoint: u32) {
-        insert(self.leaves, endpoint);
-        insert(self.summaries, endpoint / USED_BITS);
+        let (summaries, leaves) = self.split();
+        insert(leaves, endpoint);
+        insert(summaries, endpoint / USED_BITS);
     }
 
-    /// Calls `look` for each endpoint in the set, in order, and removes those for which it returns true: every post has
-    /// completed, and the next post inserts the endpoint.
-    ///
-    /// # Errors
-    /// The first error of `look`, which ends the visit.
-    pub fn visit(self, mut look: impl FnMut(u32) -> Result<bool, Status>) -> Result<(), Status> {
-        for (i, summary) in self.summaries.iter().enumerate() {
-            let mut seen_summary = summary.load(Ordering::Acquire);
-            for leaf in numbers(i * USED_BITS as usize, seen_summary) {
-                let Some(word) = self.leaves.get(leaf as usize) else { break };
-                let mut seen = word.load(Ordering::Acquire);
-                for endpoint in numbers((leaf * USED_BITS) as usize, seen) {
-                    if look(endpoint)? {
-                        remove(word, &mut seen, endpoint);
+    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). Returns the first
+    /// outcome of a look that has failed, which ends the visit.
+    #[inline(always)]
+    pub fn visit(self, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
+        // SAFETY: the word exists, because only `insert` sets bits, and of a summary word only for a leaf word that exists.
+        let word = |i: u32| unsafe { self.words.get_unchecked(i as usize) };
+        let mut i = 0;
+        loop {
+            let summary = word(i);
+            let seen_summary = summary.load(Ordering::Acquire);
+            let mut leaves = seen_summary as u32;
+            while leaves != 0 {
+                let (number, leaf_bit) = take_lowest(&mut leaves);
+                let leaf = kept(i * USED_BITS + number);
+                let leaf_word = word(self.n_summaries + leaf);
+                let seen = leaf_word.load(Ordering::Acquire);
+                let (mut rest, mut unused) = (seen as u32, 0);
+                while rest != 0 {
+                    let (number, bit) = take_lowest(&mut rest);
+                    let outcome = look(leaf * USED_BITS + number);
+                    if outcome.has_failed() {
+                        return outcome;
                     }
+                    unused |= outcome.if_unused(bit);
                 }
-                if seen as u32 == 0 {
-                    remove(summary, &mut seen_summary, leaf);
-                }
+                // An empty leaf word leaves the summary word.
+                let (word, seen, bits) =
+                    if seen as u32 == 0 { (summary, seen_summary, leaf_bit) } else { (leaf_word, seen, unused) };
+                remove(word, seen, bits);
+            }
+            i += 1;
+            if i == self.n_summaries {
+                return Outcome::COMPLETED;
             }
         }
-        Ok(())
     }
+}
+
+/// Takes the lowest bit out of a word that is not 0. Returns its number, and the bit.
+#[inline(always)]
+fn take_lowest(word: &mut u32) -> (u32, u32) {
+    let (all, below) = (*word, kept(*word - 1));
+    *word = kept(all & below);
+    ((below & !all).count_ones(), all & !below)
+}
+
+/// Clears bits of a word, unless there was an insertion since the word was `seen`.
+#[inline(always)]
+fn remove(word: &AtomicU64, seen: u64, bits: u32) {
+    if bits == 0 {
+        return;
+    }
+    // The release of what this thread has seen of completions, for a flush that finds the bits clear.
+    fence(Ordering::Release);
+    let mut now = seen;
+    while let Err(other) = word.compare_exchange(now, now & !u64::from(bits), Ordering::Relaxed, Ordering::Relaxed)
+        && insertions(other) == insertions(seen)
+    {
+        now = other;
+    }
+}
+
+fn insertions(word: u64) -> u32 {
+    kept((word >> USED_BITS) as u32)
 }

@@ -1,11 +1,18 @@
-//! The GPU's atomics: words in global memory that threads of one GPU share, at GPU scope; and loads, at system scope, of words
-//! that the card and the host write.
+//! The GPU's atomics: words in global memory that threads of one GPU share, at GPU scope; and loads and stores, at system scope, of
+//! words that the card and the host access too.
 //!
 //! Rust's own atomics have system scope and take generic addresses, whose memory the GPU has to find out at each access.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
 pub use core::sync::atomic::Ordering;
+
+/// A fence of this GPU: acquire and release, whatever the order.
+#[inline(always)]
+pub fn fence(_order: Ordering) {
+    // SAFETY: the instruction touches no memory.
+    unsafe { asm!("fence.acq_rel.gpu;", options(nostack)) };
+}
 
 /// `$op.ORDER$rest`: relaxed for `Ordering::Relaxed`, `$strong` for every other ordering.
 macro_rules! ordered {
@@ -20,12 +27,15 @@ macro_rules! ordered {
     };
 }
 
-/// A read-modify-write: acquire, relaxed, or acquire and release for every other ordering.
+/// A read-modify-write: acquire, release, relaxed, or acquire and release for every other ordering.
 macro_rules! operation {
     ($given:expr, $rest:expr, $($operands:tt)*) => {
         if matches!($given, Ordering::Acquire) {
             // SAFETY: one access to an aligned word in global memory, for which the caller of `from_ptr` vouches.
             unsafe { asm!(concat!("atom.acquire", $rest), $($operands)*, options(nostack)) }
+        } else if matches!($given, Ordering::Release) {
+            // SAFETY: one access to an aligned word in global memory, for which the caller of `from_ptr` vouches.
+            unsafe { asm!(concat!("atom.release", $rest), $($operands)*, options(nostack)) }
         } else {
             ordered!($given, "atom", "acq_rel", $rest, $($operands)*)
         }
@@ -137,6 +147,13 @@ macro_rules! atomic {
                     concat!(".sys.global.b", $bits, " {v}, [{p}];"),
                     p = in(reg64) self.0.get(), v = out($reg) value);
                 value
+            }
+
+            #[inline(always)]
+            fn store_external(&self, value: $int, order: Ordering) {
+                ordered!(order, "st", "release",
+                    concat!(".sys.global.b", $bits, " [{p}], {v};"),
+                    p = in(reg64) self.0.get(), v = in($reg) value);
             }
         }
     };

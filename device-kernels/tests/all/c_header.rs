@@ -21,7 +21,7 @@ int main(void) {
     printf("%llu\n", (unsigned long long)FGIN_COUNTER(-1));
     printf("%u\n%u\n", FGIN_DEFAULT, FGIN_AGGREGATE);
     printf("%u\n%u\n%u\n", FGIN_SHARING_GPU, FGIN_SHARING_CTA, FGIN_SHARING_THREAD);
-    printf("%u\n", (unsigned)sizeof(fgin_request));
+    printf("%u\n%u\n", FGIN_STRONG, (unsigned)sizeof(fgin_request));
     return 0;
 }
 "#;
@@ -80,7 +80,7 @@ fn c_header_agrees_with_crate() {
         .chain(
             modes.map(|mode| (0..0x400).find(|&bits| Flags::from_bits(bits) == Flags::sharing(mode)).unwrap().into()),
         )
-        .chain([size_of::<FlushRequest>() as u64])
+        .chain([Flags::STRONG.bits().into(), size_of::<FlushRequest>() as u64])
         .collect();
     assert_eq!((Flags::NONE, Flags::AGGREGATE), (Flags::from_bits(0), Flags::from_bits(2)));
     for (compiler, language) in [("cc", "c"), ("c++", "cpp")] {

@@ -6,20 +6,20 @@
 use crate::common::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::context::continuation::{
-    AGGREGATE, INVALID, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
-    fgin_fast_put_value, fgin_fast_signal,
+    AGGREGATE, INVALID, KIND_SHIFT, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal,
+    fgin_fast_put, fgin_fast_put_value, fgin_fast_signal,
 };
 use ferrogin_device::{Action, Context, Flags, Status, Window};
-use ferrogin_ffi::ext::{EndpointExt, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
 const RANKS: u32 = 3;
 const SIGNALS: u32 = 2;
 
-/// The kind of what the fast path left; 0 for nothing.
+/// The kind of what the fast path left; 0 for a step after the mark, and for nothing.
 fn left_kind(left: &Unfinished) -> u32 {
-    left.rest as u32 >> 29
+    left.rest as u32 >> KIND_SHIFT
 }
 
 /// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
@@ -89,11 +89,8 @@ impl Op {
         if left.rest == 0 {
             return 0;
         }
-        // A kernel passes registers that nothing set, too; the black box stands for its call.
-        // SAFETY: a struct of words, of which `fgin_continue_*` use those that the fast path set.
-        let [rest, word, poster, remote, local, keys] =
-            unsafe { std::mem::transmute::<Unfinished, [u64; 6]>(std::hint::black_box(left)) };
-        let (poster, rest) = (poster as *const EndpointExt, rest as u32);
+        let Unfinished { rest, word, poster, remote, local, keys } = left;
+        let rest = rest as u32;
         match self.kind {
             // SAFETY: the arguments of the fast path, with its result.
             Kind::Value { bytes } => unsafe {
@@ -152,7 +149,26 @@ fn post_with_room_needs_no_continuation() {
     let ([test, _], window) = twin_contexts(POLICY_COMBINING, true);
     let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
     assert_eq!(op.call(test.context), 0);
-    assert_eq!(left_kind(&op.call_fast(test.context)), 0, "the first post checked the room");
+    assert_eq!(op.call_fast(test.context).rest, 0, "the first post checked the room");
+}
+
+/// What `nccl_gin.cuh` makes of NCCL's flag AggregateRequests.
+#[test]
+fn burst_of_eight_aggregated_posts_rings_once() {
+    for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
+        let ([test, _], window) = twin_contexts(POLICY_COMBINING, true);
+        let op = |aggregate| Op { kind, peer: 0, signal: Some(0), window, aggregate };
+        let rung = || test.rings.iter().map(|ring| ring.doorbell.load(Ordering::Relaxed)).sum::<u32>();
+        for _ in 0..7 {
+            assert_eq!((op(true).call(test.context), rung()), (0, 0), "{kind:?} leaves the doorbell");
+        }
+        assert_eq!((op(false).call(test.context), rung()), (0, 8), "{kind:?}: one doorbell for all");
+        for _ in 0..8 {
+            assert_eq!((op(true).call(test.context), rung()), (0, 8), "{kind:?} leaves the doorbell");
+        }
+        test.context.ring().expect("a doorbell");
+        assert_eq!(rung(), 16, "{kind:?}: the rest");
+    }
 }
 
 #[test]
@@ -165,7 +181,8 @@ fn arguments_out_of_range_are_refused_without_post() {
             let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
             let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
             for op in peers.into_iter().chain(signals) {
-                assert_eq!(left_kind(&op.call_fast(test.context)), INVALID, "{op:?}");
+                let left = left_kind(&op.call_fast(test.context));
+                assert!(left == INVALID || op.peer < RANKS && left != 0, "{op:?}");
                 assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
             }
             if kind != Kind::Signal {

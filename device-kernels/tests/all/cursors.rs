@@ -4,7 +4,7 @@
 //! knows by number which requests are complete; the posting code only has counts.
 #![cfg(not(loom))]
 
-use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, locked};
+use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, flush, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::Random;
@@ -117,7 +117,7 @@ impl Card {
     fn post<S: Share>(&self, aggregate: bool) {
         let write = |idx| self.write(idx);
         let posted = if self.by_lock {
-            locked::post(self, self.locked(), LIMITS, S::EXCLUSIVE, aggregate, write)
+            locked::post(self, LIMITS, S::EXCLUSIVE, aggregate, write)
         } else {
             combining::post::<S, _>(self, LIMITS, aggregate, write)
         };
@@ -127,18 +127,9 @@ impl Card {
     }
 
     fn flush<S: Share>(&self) {
-        let flushed = if self.by_lock {
-            locked::flush(self, self.locked(), LIMITS)
-        } else {
-            combining::flush::<S, _>(self, LIMITS)
-        };
-        assert_eq!(flushed, Ok(()));
+        assert_eq!(flush::flush::<S, _>(self, self.by_lock, LIMITS).failure(), 0);
         let oracle = self.oracle.borrow();
         assert!(oracle.open.is_empty() && oracle.rung == oracle.next, "the flush returned early");
-    }
-
-    fn locked(&self) -> locked::Words<'_> {
-        locked::Words { lock: &self.lock, barrier: &self.barrier, used: &self.used }
     }
 
     fn step<S: Share>(&self, step: Step) {
@@ -213,11 +204,18 @@ impl locked::LockedQueue for Card {
         if self.pending() == 0 {
             return;
         }
-        let rung = self.next();
-        self.cursor.store(u64::from(rung), Relaxed);
-        self.pending.store(0, Relaxed);
+        let rung = self.take_pending();
         self.doorbell(rung);
         self.publish(rung);
+    }
+    fn take_pending(&self) -> u32 {
+        let next = self.next();
+        self.cursor.store(u64::from(next), Relaxed);
+        self.pending.store(0, Relaxed);
+        next
+    }
+    fn lock_words(&self) -> locked::Words<'_> {
+        locked::Words { lock: &self.lock, barrier: &self.barrier, used: &self.used }
     }
 }
 

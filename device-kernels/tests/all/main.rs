@@ -4,6 +4,7 @@ mod c_header;
 mod common;
 mod continuation;
 mod cursors;
+mod emulated;
 mod flush;
 mod gin_post;
 mod routing;

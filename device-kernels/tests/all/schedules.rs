@@ -9,9 +9,10 @@
 
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
+use ferrogin_device::post::flush::flush;
 use ferrogin_device::post::used::UsedSet;
-use ferrogin_device::post::{Begun, COUNT_MASK, Gpu, Queue, combining, locked};
-use ferrogin_device::wait::{Limit, Spin};
+use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
+use ferrogin_device::wait::Limit;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::{Random, child, repetitions};
 use std::cell::{Cell, RefCell};
@@ -113,6 +114,12 @@ struct Simulation {
 }
 
 impl Simulation {
+    #[allow(unsafe_code)]
+    fn used_set(&self) -> UsedSet<'_> {
+        // SAFETY: the words of one endpoint.
+        unsafe { UsedSet::new(&self.used, 1) }
+    }
+
     fn new(config: Config, seed: u64) -> Self {
         let Config { start, sq_size, slots, posters, .. } = config;
         let tokens = posters.iter().flat_map(|ops| ops.iter()).map(|op| op.posts()).sum::<u32>() as usize + 1;
@@ -250,7 +257,7 @@ impl PosterView<'_> {
         }
         let write = |idx| self.write(idx, token);
         let posted = if self.sim.config.by_lock {
-            locked::post(self, self.locked(), self, false, aggregate, write)
+            locked::post(self, self, false, aggregate, write)
         } else {
             combining::post::<Gpu, _>(self, self, aggregate, write)
         };
@@ -270,31 +277,15 @@ impl PosterView<'_> {
         let known: Vec<usize> =
             self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
         self.stop();
-        let flushed = UsedSet::new(&self.sim.used, 1).visit(|_| {
-            let by_lock = self.sim.config.by_lock;
-            let begun = if by_lock {
-                locked::begin_flush(self, self.locked(), self)?
-            } else {
-                combining::begin_flush::<Gpu, _>(self)
-            };
-            if let Begun::Below(at) = begun {
-                let mut spin = Spin::new(self);
-                while !if by_lock { locked::is_flushed(self, at) } else { combining::is_flushed::<Gpu, _>(self, at)? } {
-                    spin.pause()?;
-                }
-            }
+        let flushed = self.sim.used_set().visit(|_| {
+            let ended = flush::<Gpu, _>(self, self.sim.config.by_lock, self);
             self.stop();
-            Ok(begun == Begun::Unused)
+            ended
         });
-        assert_eq!(flushed, Ok(()));
+        assert_eq!(flushed.failure(), 0);
         for token in known {
             assert!(self.sim.done.borrow()[token], "a flush returned before post {token} had completed");
         }
-    }
-
-    fn locked(&self) -> locked::Words<'_> {
-        self.stop();
-        locked::Words { lock: &self.sim.lock, barrier: &self.sim.barrier, used: &self.sim.in_set }
     }
 
     /// Returns whether the next doorbell does not reach the card.
@@ -366,7 +357,7 @@ impl Queue for PosterView<'_> {
             Some(Mutation::UncountedInsertion) => self.sim.used.iter().for_each(|word| {
                 word.fetch_or(1, Relaxed);
             }),
-            _ => UsedSet::new(&self.sim.used, 1).insert(0),
+            _ => self.sim.used_set().insert(0),
         }
         self.stop();
     }
@@ -397,6 +388,17 @@ impl locked::LockedQueue for PosterView<'_> {
         }
         self.stop();
         self.sim.pending.fetch_add(1, Relaxed);
+    }
+    fn take_pending(&self) -> u32 {
+        let next = locked::LockedQueue::next(self);
+        self.stop();
+        self.sim.cursor.store(u64::from(next), Relaxed);
+        self.sim.pending.store(0, Relaxed);
+        next
+    }
+    fn lock_words(&self) -> locked::Words<'_> {
+        self.stop();
+        locked::Words { lock: &self.sim.lock, barrier: &self.sim.barrier, used: &self.sim.in_set }
     }
     fn ring(&self) {
         if locked::LockedQueue::pending(self) == 0 {

@@ -24,12 +24,12 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
     cell.store(value, Ordering::Relaxed);
 }
 
-/// Stores zeros in the 64 bytes from `ptr` on, in accesses of at least 8 bytes.
+/// Stores zeros in the second half of the 128 bytes from `ptr` on, in accesses of at least 8 bytes.
 ///
 /// # Safety
-/// `ptr` is valid for writes of 64 bytes, 8-byte aligned, and only accessed atomically or by a device meanwhile.
+/// `ptr` is valid for writes of 128 bytes, 8-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
-pub unsafe fn mmio_zero_64(ptr: *mut u64) {
+pub unsafe fn mmio_zero_second_half(ptr: *mut u64) {
     // Half the stores of 8 bytes each. In assembly, since no atomic type has 16 bytes.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the caller vouches that the 64 bytes are valid for writes and that other threads access them only atomically; SSE
@@ -37,10 +37,10 @@ pub unsafe fn mmio_zero_64(ptr: *mut u64) {
     unsafe {
         core::arch::asm!(
             "xorps {z}, {z}",
-            "movups [{p}], {z}",
-            "movups [{p} + 16], {z}",
-            "movups [{p} + 32], {z}",
-            "movups [{p} + 48], {z}",
+            "movups [{p} + 64], {z}",
+            "movups [{p} + 80], {z}",
+            "movups [{p} + 96], {z}",
+            "movups [{p} + 112], {z}",
             p = in(reg) ptr, z = out(xmm_reg) _, options(nostack, preserves_flags)
         );
     };
@@ -48,15 +48,15 @@ pub unsafe fn mmio_zero_64(ptr: *mut u64) {
     // SAFETY: validity and the absence of plain accesses are the caller's; 8-byte alignment is enough for a pair of words.
     unsafe {
         core::arch::asm!(
-            "stp xzr, xzr, [{p}]",
-            "stp xzr, xzr, [{p}, 16]",
-            "stp xzr, xzr, [{p}, 32]",
-            "stp xzr, xzr, [{p}, 48]",
+            "stp xzr, xzr, [{p}, 64]",
+            "stp xzr, xzr, [{p}, 80]",
+            "stp xzr, xzr, [{p}, 96]",
+            "stp xzr, xzr, [{p}, 112]",
             p = in(reg) ptr, options(nostack, preserves_flags)
         );
     };
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-    for i in 0..8 {
+    for i in 8..16 {
         // SAFETY: the caller vouches that the eight words are valid for writes and aligned, and that other threads access them
         // only atomically.
         unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
@@ -125,10 +125,4 @@ pub fn fence_acquire() {
     unsafe {
         core::arch::asm!("dmb oshld", options(nostack, preserves_flags))
     };
-}
-
-/// Tells the core that it is in a spin loop.
-#[inline(always)]
-pub fn spin_hint() {
-    core::hint::spin_loop();
 }

@@ -26,14 +26,14 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
     };
 }
 
-/// Stores zeros in the 64 bytes from `ptr` on, in accesses of 8 bytes that are neither split nor merged.
+/// Stores zeros in the second half of the 128 bytes from `ptr` on, in accesses of 8 bytes that are neither split nor merged.
 ///
 /// # Safety
-/// `ptr` is an 8-byte aligned global address that is valid for writes of 64 bytes.
+/// `ptr` is an 8-byte aligned global address that is valid for writes of 128 bytes.
 #[inline(always)]
-pub unsafe fn mmio_zero_64(ptr: *mut u64) {
-    for i in 0..8 {
-        // SAFETY: the caller vouches that the eight words are valid for writes and aligned.
+pub unsafe fn mmio_zero_second_half(ptr: *mut u64) {
+    for i in 8..16 {
+        // SAFETY: the caller vouches that the words are valid for writes and aligned.
         unsafe { mmio_store_u64(ptr.wrapping_add(i), 0) };
     }
 }
@@ -84,7 +84,3 @@ pub fn fence_system() {
 pub fn fence_acquire() {
     fence_system();
 }
-
-/// A GPU has no spin hint.
-#[inline(always)]
-pub fn spin_hint() {}

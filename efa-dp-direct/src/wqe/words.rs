@@ -11,8 +11,17 @@ pub const NARROW: usize = 8;
 /// Words of a 128-byte request.
 pub const WIDE: usize = 16;
 
+/// Bytes of [`WqeTemplate::send_inline`]: what a 64-byte request has room for.
+pub const SEND_BYTES: usize = 32;
+
 /// The phase bit in a request's first word.
 const PHASE: u64 = (Ctrl2::PHASE as u64) << 24;
+/// The bit of inline data in a request's first word.
+const INLINE: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaWrite, true, 0);
+/// The length of one in a request's first word: one buffer, or one byte of inline data.
+const LENGTH: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaWrite, false, 1);
+/// The bit of immediate data in a request's first word.
+const HAS_IMM: u64 = (Ctrl1::HAS_IMM as u64) << 16;
 
 /// The parts that every request begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +122,7 @@ pub const fn send<const N: usize>(head: Head, from: Sge) -> [u64; N] {
 }
 
 /// What all requests of one poster to one peer have in common, made once so that a post only copies it: the request id
-/// (16 bits), the address and the hints. Requests made from it carry no immediate data. Their local keys must have 24 bits,
+/// (16 bits), the address and the hints. Requests made from it carry no immediate data, unless [`with_imm`] adds it. Their local keys must have 24 bits,
 /// as the card's keys have, because they are not masked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WqeTemplate {
@@ -126,6 +135,8 @@ pub struct WqeTemplate {
 }
 
 impl WqeTemplate {
+    /// The difference (XOR) between the first word of a write and that of an inline send of [`SEND_BYTES`].
+    const SEND: u64 = first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::Send, true, SEND_BYTES as u16);
     /// The difference (XOR) between the first word of a write and that of a read.
     const READ: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaRead, false, 0);
 
@@ -151,7 +162,7 @@ impl WqeTemplate {
     /// The first half of a write of an inline value.
     #[inline(always)]
     pub const fn value_meta(self, size: ValueSize) -> [u64; 4] {
-        self.meta(self.head ^ size.change)
+        self.meta((self.head & !LENGTH | (size.bytes as u64) << LENGTH.trailing_zeros()) + INLINE)
     }
 
     #[inline(always)]
@@ -171,6 +182,13 @@ impl WqeTemplate {
         rdma(self.read_meta(), remote_words(remote, into.length), local_words(into))
     }
 
+    /// An inline send of [`SEND_BYTES`].
+    #[inline(always)]
+    pub const fn send_inline(self, data: [u64; SEND_BYTES / 8]) -> [u64; NARROW] {
+        let [first, second, third, fourth] = data;
+        rdma(self.meta(self.head ^ Self::SEND), [first, second], [third, fourth])
+    }
+
     /// The first half of a 128-byte write of the low bytes of `value`; the other half is zeros. The higher bytes of `value` lie
     /// in the request, and the card does not send them.
     #[inline(always)]
@@ -183,44 +201,20 @@ impl WqeTemplate {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ValueSize {
     bytes: u32,
-    /// The difference (XOR) between the first word of a write of one buffer and that of an inline write of this size; never 0.
-    change: u64,
 }
 
 impl ValueSize {
-    /// The difference for each number of bytes; 0 for sizes that values cannot have. On a CPU a table takes fewer instructions
-    /// than the checks.
-    const CHANGES: [u64; 9] = {
-        let mut changes = [0; 9];
-        let mut bytes = 1;
-        while bytes <= 8 {
-            changes[bytes] =
-                first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::RdmaWrite, true, bytes as u16);
-            bytes *= 2;
-        }
-        changes
-    };
-
     /// The size of that many bytes; `None` if values cannot have it.
     #[inline(always)]
     pub const fn new(bytes: u32) -> Option<Self> {
-        if bytes > 8 {
-            return None;
-        }
-        let change = if cfg!(target_arch = "nvptx64") {
-            if bytes & bytes.wrapping_sub(1) == 0 && bytes != 0 { Self::change(bytes) } else { 0 }
-        } else {
-            Self::CHANGES[bytes as usize]
-        };
-        if change == 0 { None } else { Some(Self { bytes, change }) }
+        let others = bytes.wrapping_sub(1);
+        if others < 8 && bytes & others == 0 { Some(Self { bytes }) } else { None }
     }
 
+    /// The size that the [`remote_words`] of a value have.
     #[inline(always)]
-    const fn change(bytes: u32) -> u64 {
-        const INLINE: u64 = first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::RdmaWrite, true, 0);
-        const LENGTH_SHIFT: u32 =
-            (first_word(SendOp::RdmaWrite, true, 0) ^ first_word(SendOp::RdmaWrite, true, 1)).trailing_zeros();
-        INLINE ^ (bytes as u64) << LENGTH_SHIFT
+    pub const fn of(remote: [u64; 2]) -> Self {
+        Self { bytes: remote[0] as u32 }
     }
 
     /// The number of bytes.
@@ -229,14 +223,6 @@ impl ValueSize {
         self.bytes
     }
 }
-
-const _: () = {
-    let mut bytes = 1;
-    while bytes <= 8 {
-        assert!(ValueSize::CHANGES[bytes] == ValueSize::change(bytes as u32));
-        bytes *= 2;
-    }
-};
 
 /// The remote side of a request made from a [`WqeTemplate`].
 #[inline(always)]
@@ -248,6 +234,14 @@ pub const fn remote_words(remote: RemoteMem, length: u32) -> [u64; 2] {
 #[inline(always)]
 pub const fn local_words(sge: Sge) -> [u64; 2] {
     [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr]
+}
+
+/// A request made from a [`WqeTemplate`], or its first half, with immediate data.
+#[inline(always)]
+pub const fn with_imm<const N: usize>(mut request: [u64; N], imm: u32) -> [u64; N] {
+    request[0] |= HAS_IMM;
+    request[1] |= imm as u64;
+    request
 }
 
 /// A request of one buffer, with its buffer replaced by `sge`.

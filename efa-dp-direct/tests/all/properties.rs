@@ -105,6 +105,33 @@ fn in_words(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
     Some(words)
 }
 
+/// The request made from a template, where there is such a request.
+fn from_template(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
+    let template = words::WqeTemplate::new(wqe.wr_id as u16, wqe.dest, wqe.hints);
+    let request = match wqe.op {
+        Operation::Write { remote, data: WriteData::One(from), .. } => template.write(remote, from),
+        Operation::Write { remote, data: WriteData::Inline(data), .. } => {
+            let size = words::ValueSize::new(data.data().len() as u32)?;
+            let mut value = [0; 8];
+            value[..data.data().len()].copy_from_slice(data.data());
+            template.write_value(remote, u64::from_le_bytes(value), size)
+        }
+        Operation::Read { remote, into: Some(into) } => template.read(remote, into),
+        Operation::Send { data: SendData::Inline(data), .. } => {
+            let data: &[u8; words::SEND_BYTES] = data.data().try_into().ok()?;
+            template.send_inline(std::array::from_fn(|i| u64::from_le_bytes(data.as_chunks().0[i])))
+        }
+        _ => return None,
+    };
+    if let (Operation::Write { data: WriteData::One(_), .. }, Some(imm)) = (wqe.op, wqe.op.imm()) {
+        assert_eq!(words::with_imm(template.write_meta(), imm)[..], words::with_imm(request, imm)[..4]);
+    }
+    let mut request = wqe.op.imm().map_or(request, |imm| words::with_imm(request, imm)).to_vec();
+    request[0] = words::with_phase(request[0], wqe.phase);
+    request.resize(size.bytes() / 8, 0);
+    Some(request)
+}
+
 /// Bytes of the inline data, if there is any.
 fn inline_length(op: &Operation) -> Option<usize> {
     match op {
@@ -138,6 +165,29 @@ proptest! {
                 prop_assert_eq!(out, bytes, "words");
                 prop_assert_eq!(words::phase_of(words[0]), wqe.phase);
             }
+        }
+    }
+
+    /// A post copies the template of its peer; the bytes are those of the meaning.
+    #[test]
+    fn requests_from_templates_have_same_bytes(
+        wqe in any_wqe(),
+        data in prop_oneof![vec(any::<u8>(), words::SEND_BYTES), vec(any::<u8>(), 8), vec(any::<u8>(), 1)],
+        wide: bool,
+    ) {
+        let geometry = if wide { Geometry::WIDE } else { Geometry::NARROW };
+        let mut wqe = SendWqe { wr_id: wqe.wr_id & 0xffff, completion: true, ..wqe };
+        match &mut wqe.op {
+            Operation::Send { data: SendData::Inline(inline), .. } | Operation::Write { data: WriteData::Inline(inline), .. } => {
+                *inline = Inline::new(&data).expect("80 bytes at most");
+            }
+            Operation::Write { data: WriteData::One(sge), .. } | Operation::Read { into: Some(sge), .. } => sge.lkey &= 0xff_ffff,
+            _ => {}
+        }
+        let mut out = vec![0xa5; geometry.wqe_size.bytes()];
+        if wqe.emit(&geometry, &mut out).is_ok() && let Some(words) = from_template(&wqe, geometry.wqe_size) {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            prop_assert_eq!(out, bytes);
         }
     }
 

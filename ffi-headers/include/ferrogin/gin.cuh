@@ -80,8 +80,10 @@ struct Lanes {
   uint32_t mask = 0xffffffffu;
 };
 
-// Actions of an operation: on the peer (None, SignalInc, SignalAdd), and on this rank when the source may be reused (None,
-// CounterInc). With an id out of range the operation does nothing and returns FGIN_INVALID_ARGUMENT.
+// Actions of an operation: on the peer (None, or a signal), and on this rank when the source may be reused (None, CounterInc).
+// With an id out of range the operation does nothing and returns FGIN_INVALID_ARGUMENT. A signal covers its own operation, a
+// strong one also all earlier operations of the context to that peer. Strong and VA signals need a context with emulated
+// signals; elsewhere the operation returns FGIN_UNSUPPORTED.
 
 struct None {};
 
@@ -99,13 +101,33 @@ struct CounterInc {
   uint32_t counter;
 };
 
-// Signals in a window's memory, which do not compile.
+struct StrongSignalInc {
+  uint32_t signal;
+};
+
+struct StrongSignalAdd {
+  uint32_t signal;
+  uint32_t value;
+};
+
+// Signals in a window's memory: the 8 bytes at `offset` on the peer, a multiple of 8.
 struct VASignalInc {
   fgin_window window;
   uint64_t offset;
 };
 
 struct VASignalAdd {
+  fgin_window window;
+  uint64_t offset;
+  uint64_t value;
+};
+
+struct StrongVASignalInc {
+  fgin_window window;
+  uint64_t offset;
+};
+
+struct StrongVASignalAdd {
   fgin_window window;
   uint64_t offset;
   uint64_t value;
@@ -119,21 +141,13 @@ enum class Scope : uint32_t { System, Device, Block, Thread };
 
 namespace detail {
 
-template <typename>
-constexpr bool is_va = false;
-template <>
-constexpr bool is_va<VASignalInc> = true;
-template <>
-constexpr bool is_va<VASignalAdd> = true;
-
 // Depends on its parameter, so that it fails only where a program uses it.
 template <typename>
 constexpr bool always_false = false;
 
 template <typename Action>
 FGIN_DEVICE ActionIds remote(Action) {
-  static_assert(!is_va<Action>, "VA signals need remote atomics, which EFA lacks: use SignalInc or SignalAdd");
-  static_assert(is_va<Action> || always_false<Action>, "the remote action must be None, SignalInc or SignalAdd");
+  static_assert(always_false<Action>, "the remote action must be None or a signal");
   return {};
 }
 
@@ -153,16 +167,53 @@ FGIN_DEVICE ActionIds remote(SignalAdd add) {
   return {true, false, add.signal, add.value, 0};
 }
 
-template <typename Action>
-FGIN_DEVICE void local(ActionIds&, Action) {
+FGIN_DEVICE ActionIds remote(StrongSignalInc inc) {
+  return {true, false, inc.signal, 1, 0};
+}
+
+FGIN_DEVICE ActionIds remote(StrongSignalAdd add) {
+  return {true, false, add.signal, add.value, 0};
+}
+
+FGIN_DEVICE WordSignal remote(VASignalInc inc) {
+  return {inc.window, inc.offset, 1, false, 0};
+}
+
+FGIN_DEVICE WordSignal remote(VASignalAdd add) {
+  return {add.window, add.offset, add.value, false, 0};
+}
+
+FGIN_DEVICE WordSignal remote(StrongVASignalInc inc) {
+  return {inc.window, inc.offset, 1, false, 0};
+}
+
+FGIN_DEVICE WordSignal remote(StrongVASignalAdd add) {
+  return {add.window, add.offset, add.value, false, 0};
+}
+
+template <typename>
+constexpr uint32_t strength = 0;
+template <>
+constexpr uint32_t strength<StrongSignalInc> = FGIN_STRONG;
+template <>
+constexpr uint32_t strength<StrongSignalAdd> = FGIN_STRONG;
+template <>
+constexpr uint32_t strength<StrongVASignalInc> = FGIN_STRONG;
+template <>
+constexpr uint32_t strength<StrongVASignalAdd> = FGIN_STRONG;
+
+template <typename Signal, typename Action>
+FGIN_DEVICE void local(Signal&, Action) {
   static_assert(always_false<Action>, "the local action must be None or CounterInc");
 }
 
-FGIN_DEVICE void local(ActionIds&, None) {}
+template <typename Signal>
+FGIN_DEVICE void local(Signal&, None) {}
 
-FGIN_DEVICE void local(ActionIds& ids, CounterInc inc) {
-  ids.has_counter = true;
-  ids.counter = inc.counter;
+template <typename Signal>
+FGIN_DEVICE void local(Signal& signal, CounterInc inc) {
+  signal.has_counter = true;
+  signal.counter = inc.counter;
 }
 
 }  // namespace detail
@@ -197,9 +248,9 @@ class Gin {
                       Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
     return lead(coop, [&](uint32_t lanes) {
       if (!ctx_ && !lanes) return int(FGIN_INVALID_ARGUMENT);
-      detail::ActionIds ids = detail::remote(remote);
-      detail::local(ids, local);
-      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, ids, with_sharing(flags), lanes);
+      auto action = detail::remote(remote);
+      detail::local(action, local);
+      return detail::put(ctx_, peer, dst, dstOff, src, srcOff, bytes, action, with_sharing<Remote>(flags), lanes);
     });
   }
 
@@ -215,8 +266,8 @@ class Gin {
       if (!ctx_ && !lanes) return int(FGIN_INVALID_ARGUMENT);
       uint64_t word = 0;
       __builtin_memcpy(&word, &value, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote), with_sharing(flags),
-                               lanes);
+      return detail::put_value(ctx_, peer, dst, dstOff, word, sizeof(T), detail::remote(remote),
+                               with_sharing<Remote>(flags), lanes);
     });
   }
 
@@ -224,7 +275,7 @@ class Gin {
   template <typename Coop = Thread>
   FGIN_DEVICE int get(uint32_t peer, fgin_window remote, uint64_t remoteOff, fgin_window local, uint64_t localOff,
                       uint64_t bytes, Coop coop = {}, uint32_t flags = FGIN_DEFAULT) const {
-    return lead(coop, [&](uint32_t) { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with_sharing(flags)); });
+    return lead(coop, [&](uint32_t) { return fgin_get(ctx_, peer, remote, remoteOff, local, localOff, bytes, with_sharing<None>(flags)); });
   }
 
   // Raises a signal of `peer`, without bytes.
@@ -233,7 +284,7 @@ class Gin {
                          Scope /*given*/ = Scope::Thread, Scope /*required*/ = Scope::Device) const {
     return lead(coop, [&](uint32_t lanes) {
       if (!ctx_ && !lanes) return int(FGIN_INVALID_ARGUMENT);
-      return detail::signal(ctx_, peer, detail::remote(remote), with_sharing(flags), lanes);
+      return detail::signal(ctx_, peer, detail::remote(remote), with_sharing<Remote>(flags), lanes);
     });
   }
 
@@ -248,7 +299,7 @@ class Gin {
   template <typename Coop = Thread>
   FGIN_DEVICE int flush(Coop coop = {}) const {
     coop.sync();
-    int status = fgin_flush_part(ctx_, coop.thread_rank(), coop.size());
+    int status = ctx_ ? detail::flush(ctx_, coop.thread_rank(), coop.size()) : int(FGIN_INVALID_ARGUMENT);
     coop.sync();
     return status;
   }
@@ -277,7 +328,7 @@ class Gin {
     return fgin_set_timeout(ctx_, ns);
   }
 
-  // Signals and counters: the count since the last reset, modulo 2^31; waits compare modulo 2^31.
+  // Signals and counters: the count since the last reset, modulo 2^31; waits compare modulo 2^31. Emulated signals have 64 bits.
 
   FGIN_DEVICE int readSignal(uint32_t signal, uint64_t& out) const {
     return fgin_read_signal(ctx_, signal, &out);
@@ -301,8 +352,9 @@ class Gin {
   }
 
  private:
+  template <typename Remote>
   FGIN_DEVICE static uint32_t with_sharing(uint32_t flags) {
-    return flags | uint32_t(sharing);
+    return flags | uint32_t(sharing) | detail::strength<Remote>;
   }
 
   template <typename Coop, typename Op>

@@ -37,7 +37,8 @@ typedef struct fgin_context fgin_context;
 typedef void *fgin_window;
 
 /* The signal and the counter of an operation, combined with |, or FGIN_NONE. Ids are at most 65533; an operation refuses ids
- * that are out of range. */
+ * that are out of range. n is below 2^32; the signal of 0 is none. Where signals are emulated (FERROGIN_SIGNALS=emulated), the call waits
+ * for its own bytes if n is above 4096. */
 typedef uint64_t fgin_action;
 #define FGIN_NONE ((fgin_action)0)
 #define FGIN_ID_(id) ((uint64_t)(id) < 65534u ? (fgin_action)(id) + 1 : (fgin_action)65535)
@@ -48,12 +49,17 @@ typedef uint64_t fgin_action;
 /* Flags: FGIN_AGGREGATE or not, and the threads that may use the same context while the call lasts: all threads (GPU), those
  * of one CTA, or no other thread (THREAD). A narrower mode is cheaper. Calls in different modes may follow one another.
  * FGIN_AGGREGATE leaves the doorbell to the next operation without it on the same queue, or to a flush. Every counter has a
- * queue, every signal has one for operations without a counter, values have one, and other operations have one. */
+ * queue, every signal that the card counts has one for operations without a counter, values have one, and other operations have one. */
 #define FGIN_DEFAULT 0u
 #define FGIN_AGGREGATE 2u
 #define FGIN_SHARING_GPU 0u
 #define FGIN_SHARING_CTA 0x100u
 #define FGIN_SHARING_THREAD 0x200u
+
+/* The signal shows after all earlier operations of this context to that peer have arrived, those of other threads included: of all lanes
+ * of a warp after __syncwarp. Without it the signal shows after its own bytes. FGIN_UNSUPPORTED where the card counts signals
+ * (FERROGIN_SIGNALS=card). Without a signal, and for fgin_get, it has no meaning. */
+#define FGIN_STRONG 0x400u
 
 /* The context context_id of the array that createContext returned in ncclNetDeviceHandle->handle. */
 FGIN_API int fgin_open(void *handle, uint32_t context_id, const fgin_context **out);
@@ -73,10 +79,23 @@ FGIN_API int fgin_get(const fgin_context *ctx, uint32_t peer, fgin_window remote
 /* Carries out action on peer, without bytes. */
 FGIN_API int fgin_signal(const fgin_context *ctx, uint32_t peer, fgin_action action, uint32_t flags);
 
-/* The same by several lanes of a warp, each with its own arguments and its own result. All lanes of the mask lanes make the call
+/* Signals in memory of a window, where signals are emulated (FERROGIN_SIGNALS=emulated); otherwise FGIN_UNSUPPORTED. They add amount,
+ * modulo 2^64 and in one step, to the 8 bytes of word at word_off on peer, a multiple of 8. An amount of 0 is no signal. The owner reads
+ * them by acquire loads and resets them by stores. counter is FGIN_COUNTER(id) or FGIN_NONE. A call whose signal has to wait for
+ * earlier operations, as one with FGIN_STRONG or with bytes, returns after their completion. */
+FGIN_API int fgin_put_signal_at(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                                fgin_window src, uint64_t src_off, uint64_t bytes, fgin_window word, uint64_t word_off,
+                                uint64_t amount, fgin_action counter, uint32_t flags);
+FGIN_API int fgin_put_value_signal_at(const fgin_context *ctx, uint32_t peer, fgin_window dst, uint64_t dst_off,
+                                      uint64_t value, uint32_t bytes, fgin_window word, uint64_t word_off,
+                                      uint64_t amount, uint32_t flags);
+FGIN_API int fgin_signal_at(const fgin_context *ctx, uint32_t peer, fgin_window word, uint64_t word_off,
+                            uint64_t amount, uint32_t flags);
+
+/* fgin_put, fgin_put_value and fgin_signal by several lanes of a warp, each with its own arguments and its own result. All lanes of the mask lanes make the call
  * together. The operations that go to one queue share a reservation, a fence and a doorbell, or a few where the card's batch is
- * shorter. Invalid arguments fail their lane alone. In the mode THREAD, no thread but these lanes uses the context. On the CPU a warp
- * has one thread, and the mask is ignored. */
+ * shorter; one with an emulated signal is posted alone. Invalid arguments fail their lane alone. In the mode THREAD, no thread but
+ * these lanes uses the context. On the CPU a warp has one thread, and the mask is ignored. */
 FGIN_API int fgin_warp_put(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
                            fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags);
 FGIN_API int fgin_warp_put_value(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_window dst,
@@ -105,7 +124,8 @@ FGIN_API int fgin_test_request(const fgin_context *ctx, const fgin_request *requ
 /* Later waits of this context fail after ns nanoseconds with FGIN_TIMEOUT; 0 is no limit. */
 FGIN_API int fgin_set_timeout(const fgin_context *ctx, uint64_t ns);
 
-/* Signals: the count since the last reset, modulo 2^31; least is compared modulo 2^31. */
+/* Signals: the count since the last reset, modulo 2^31; least is compared modulo 2^31. Emulated signals are the sum of the amounts, in
+ * 64 bits. A reset is one store of 0. */
 FGIN_API int fgin_read_signal(const fgin_context *ctx, uint32_t id, uint64_t *out);
 FGIN_API int fgin_wait_signal(const fgin_context *ctx, uint32_t id, uint64_t least);
 FGIN_API int fgin_reset_signal(const fgin_context *ctx, uint32_t id);

@@ -10,4 +10,8 @@
 
 #include <nccl_device.h>
 
+#ifdef __CUDACC__
+#define ncclGinGdakiGPUContext ferrogin_signals_of_context
+#endif
+
 #endif  // FERROGIN_NCCL_GIN_CUH

@@ -4,9 +4,9 @@
 // backend: it defines every ncclGinApi_* of EFA_GDA, and the include guard of NCCL's file.
 //
 // The operations are those of ferrogin/gin.h, on the handles that the ferrogin plugin returned. NCCL's functions return
-// nothing, so a misuse (a peer, signal or counter out of range, a VA signal, a handle of another plugin) ends the kernel by
-// FGIN_ON_MISUSE(status). After a card error, an abort or a deadline the operation returns, and queryLastError reports it to
-// the host.
+// nothing, so a misuse (a peer, signal or counter out of range, a VA signal where the card counts signals, a handle of another
+// plugin) ends the kernel by FGIN_ON_MISUSE(status). After a card error, an abort or a deadline the operation returns, and
+// queryLastError reports it to the host.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_NCCL_GIN_BACKEND_CUH
@@ -89,6 +89,17 @@ NCCL_DEVICE_INLINE nccl_ofi_gin_gdaki_dev_handle& handle(const ncclGinCtx& ctx) 
   return static_cast<nccl_ofi_gin_gdaki_dev_handle*>(ctx.handle)[ctx.contextId];
 }
 
+// The word of an indexed signal of this rank, in a context whose signals are words of memory.
+NCCL_DEVICE_INLINE uint64_t* word_of(const ncclGinCtx& ctx, ncclGinSignal_t signal) {
+  auto* fgin = reinterpret_cast<const char*>(context(ctx));
+  auto* emulated = reinterpret_cast<const char*>(constant<unsigned long long>(fgin + FGIN_CONTEXT_EMULATED_OFFSET));
+  if (!emulated || signal >= constant<unsigned>(emulated + FGIN_EMULATED_N_SIGNALS_OFFSET)) {
+    FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
+    return nullptr;
+  }
+  return reinterpret_cast<uint64_t*>(constant<unsigned long long>(emulated + FGIN_EMULATED_WORDS_OFFSET)) + signal;
+}
+
 // NCCL's flag to aggregate requests is FGIN_AGGREGATE.
 static_assert(FGIN_AGGREGATE == ncclGinOptFlagsAggregateRequests, "the flag has NCCL's number");
 
@@ -127,77 +138,52 @@ struct Waiting {
   }
 };
 
-NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
-                                       bool hasCounter = false, ncclGinCounter_t counter = 0) {
+NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& signal, uint64_t amount, bool hasCounter,
+                                                ncclGinCounter_t counter) {
   detail::ActionIds ids;
   ids.has_signal = false;
   ids.signal = ids.amount = 0;
   ids.has_counter = hasCounter;
   ids.counter = counter;
-  if (signal.type == NCCL_GIN_SIGNAL_TYPE_NONE) return ids;
-  if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
-  uint64_t amount = op == ncclGinSignalInc ? 1 : arg;
-  if (amount > UINT32_MAX) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
+  if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) return ids;
   ids.has_signal = true;
   ids.signal = signal.indexedSignal.signalId;
   ids.amount = uint32_t(amount);
   return ids;
 }
 
-// Calls `post`. A strong signal means that everything before it has settled. EFA keeps no order, so this function flushes before a
-// strong signal. If the flush fails, it raises no signal.
-template <typename Post>
-NCCL_DEVICE_INLINE void post_in_order(const ncclGinCtx& ctx, const fgin_context* fgin,
-                                      const ncclGinSignalDescriptor& signal, uint32_t optFlags, Post post) {
-  if (signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong && fgin_flush(fgin) != FGIN_OK) return;
+// Posts an operation with its signal and its counter: by `here`, or by `at` where the signal is a VA signal, which a context has only
+// if its signals are words of memory. A strong signal means that everything before it has settled. EFA keeps no order, so this function
+// flushes before a strong indexed signal; if the flush fails, it posts nothing. The call for a VA signal waits by itself.
+template <typename Here, typename At>
+NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
+                             bool hasCounter, ncclGinCounter_t counter, uint32_t optFlags, Here here, At at) {
+  const fgin_context* fgin = context(ctx);
+  uint64_t amount = op == ncclGinSignalInc ? 1 : arg;
+  if (signal.type == NCCL_GIN_SIGNAL_TYPE_INDEXED && amount > UINT32_MAX) {
+    FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
+    return;
+  }
+  auto ids = action_ids(signal, amount, hasCounter, counter);
+  uint32_t all = flags(ctx, optFlags);
+  bool is_va = signal.type == NCCL_GIN_SIGNAL_TYPE_VA;
+  bool is_strong = signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong;
+  if (is_strong && !is_va && fgin_flush(fgin) != FGIN_OK) return;
   Waiting waiting(ctx, optFlags);
-  check(post());
+  check(is_va ? at(fgin, amount, ids.action(), is_strong ? all | FGIN_STRONG : all) : here(fgin, ids, all));
   waiting.posted(fgin, optFlags);
 }
 
-// A request has 128 bytes. Functions with a request are not inlined, so that the kernel needs no stack for it.
-#ifdef __CUDA_ARCH__
-#define FGIN_NOINLINE __device__ __noinline__
-#else
-#define FGIN_NOINLINE NCCL_DEVICE_INLINE
-#endif
-
-// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error and the
-// plugin's own abort flag end it too.
-template <bool HasTimeout>
-FGIN_NOINLINE ncclResult_t flush(const fgin_context* ctx, uint32_t* abortFlag, uint64_t timeoutCycles) {
-  fgin_request request;
-  int status = fgin_flush_async(ctx, &request);
-  uint32_t steps = 0;
-  long long start = 0;
-  if NCCL_IF_CONSTEXPR (HasTimeout) start = clock64();
-  int done = 0;
-  while (status == FGIN_OK && (status = fgin_test_request(ctx, &request, &done)) == FGIN_OK && !done) {
-    if NCCL_IF_CONSTEXPR (HasTimeout) {
-      if (uint64_t(clock64() - start) >= timeoutCycles) return ncclTimeout;
-    }
-    if (::nccl::utility::testAbort(abortFlag, steps)) return ncclSuccess;
-  }
-  check(status);
-  return ncclSuccess;
-}
-
+// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error ends it too.
+// Without an abort flag of NCCL's, the plugin's own ends it. The threads of the group divide the flush.
 template <bool HasTimeout, typename Coop>
 NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_t* abortFlag, uint64_t timeoutCycles) {
-  ncclResult_t result = ncclSuccess;
   coop.sync();
-  if (coop.thread_rank() == 0) result = flush<HasTimeout>(context(ctx), abortFlag, timeoutCycles);
+  int status = detail::flush(context(ctx), coop.thread_rank(), coop.size(), abortFlag,
+                             HasTimeout ? detail::Clock::Cycles : detail::Clock::None, timeoutCycles);
   coop.sync();
-  return result;
+  return HasTimeout && status == FGIN_TIMEOUT ? ncclTimeout : ncclSuccess;
 }
-
-// The first step of a flush: rings deferred requests and raises the barriers.
-struct Flush {
-  FGIN_NOINLINE static void begin(const fgin_context* ctx) {
-    fgin_request request;
-    check(fgin_flush_async(ctx, &request));
-  }
-};
 
 }  // namespace nccl
 }  // namespace ferrogin
@@ -210,16 +196,21 @@ struct ncclGinApi_Put<NCCL_NET_DEVICE_GIN_EFA_GDA> {
                                       ncclGinSignalDescriptor signal, ncclGinSignalOp_t signalOp, uint64_t signalOpArg,
                                       bool hasCounter, ncclGinCounter_t counterId, bool, ncclGinDescriptorSmem*,
                                       cuda::thread_scope, cuda::thread_scope, uint32_t optFlags = ncclGinOptFlagsDefault) {
-    using namespace ferrogin::nccl;
     coop.sync();
     if (coop.thread_rank() == 0) {
-      const fgin_context* fgin = context(ctx);
-      auto ids = action_ids(signal, signalOp, signalOpArg, hasCounter, counterId);
-      uint32_t all = flags(ctx, optFlags);
-      post_in_order(ctx, fgin, signal, optFlags, [&] {
-        return hasWins ? ferrogin::detail::put(fgin, uint32_t(peer), dstWin, dstOff, srcWin, srcOff, bytes, ids, all) :
-                         ferrogin::detail::signal(fgin, uint32_t(peer), ids, all);
-      });
+      auto rank = uint32_t(peer);
+      auto word = signal.vaSignal;
+      ferrogin::nccl::post(
+        ctx, signal, signalOp, signalOpArg, hasCounter, counterId, optFlags,
+        [&](const fgin_context* fgin, const ferrogin::detail::ActionIds& ids, uint32_t all) {
+          return hasWins ? ferrogin::detail::put(fgin, rank, dstWin, dstOff, srcWin, srcOff, bytes, ids, all) :
+                           ferrogin::detail::signal(fgin, rank, ids, all);
+        },
+        [&](const fgin_context* fgin, uint64_t amount, fgin_action counter, uint32_t all) {
+          return hasWins ? fgin_put_signal_at(fgin, rank, dstWin, dstOff, srcWin, srcOff, bytes, word.signalWindow,
+                                              word.signalOffset, amount, counter, all) :
+                           fgin_signal_at(fgin, rank, word.signalWindow, word.signalOffset, amount, all);
+        });
     }
     coop.sync();
   }
@@ -232,19 +223,23 @@ struct ncclGinApi_PutValue<NCCL_NET_DEVICE_GIN_EFA_GDA> {
                                       T srcData, ncclGinSignalDescriptor signal, ncclGinSignalOp_t signalOp,
                                       uint64_t signalOpArg, bool, ncclGinDescriptorSmem*, cuda::thread_scope,
                                       cuda::thread_scope, uint32_t optFlags = ncclGinOptFlagsDefault) {
-    using namespace ferrogin::nccl;
     static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8,
                   "putValue writes 1, 2, 4 or 8 bytes: use put for other sizes");
     coop.sync();
     if (coop.thread_rank() == 0) {
-      const fgin_context* fgin = context(ctx);
-      auto ids = action_ids(signal, signalOp, signalOpArg);
-      uint64_t word = 0;
-      memcpy(&word, &srcData, sizeof(T) <= sizeof(word) ? sizeof(T) : sizeof(word));
-      post_in_order(ctx, fgin, signal, optFlags, [&] {
-        return ferrogin::detail::put_value(fgin, uint32_t(peer), dstWin, dstOff, word, sizeof(T), ids,
-                                           flags(ctx, optFlags));
-      });
+      auto rank = uint32_t(peer);
+      auto word = signal.vaSignal;
+      uint64_t value = 0;
+      memcpy(&value, &srcData, sizeof(T) <= sizeof(value) ? sizeof(T) : sizeof(value));
+      ferrogin::nccl::post(
+        ctx, signal, signalOp, signalOpArg, false, 0, optFlags,
+        [&](const fgin_context* fgin, const ferrogin::detail::ActionIds& ids, uint32_t all) {
+          return ferrogin::detail::put_value(fgin, rank, dstWin, dstOff, value, sizeof(T), ids, all);
+        },
+        [&](const fgin_context* fgin, uint64_t amount, fgin_action, uint32_t all) {
+          return fgin_put_value_signal_at(fgin, rank, dstWin, dstOff, value, sizeof(T), word.signalWindow,
+                                          word.signalOffset, amount, all);
+        });
     }
     coop.sync();
   }
@@ -269,14 +264,13 @@ struct ncclGinApi_Get<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// NCCL's request has room for two words, and a flush has a number for each endpoint. So flushAsync rings deferred requests and
-// raises the flush's barriers, and wait() waits for every post before the wait. That is no less than NCCL asks for, and the
-// wait ends unless the card stops.
+// NCCL's request has room for two words, and a flush has a number for each endpoint. So flushAsync rings deferred requests, and wait()
+// waits for every post before the wait. That is no less than NCCL asks for.
 template <>
 struct ncclGinApi_FlushAsync<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, uint32_t, ncclGinRequest_t* outRequest, bool,
                                       ncclGinDescriptorSmem*, uint32_t) {
-    ferrogin::nccl::Flush::begin(ferrogin::nccl::context(ctx));
+    ferrogin::nccl::check(fgin_ring(ferrogin::nccl::context(ctx)));
     *outRequest = {};
   }
 };
@@ -285,11 +279,13 @@ template <>
 struct ncclGinApi_Wait<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, ncclGinRequest_t&, bool, ncclGinDescriptorSmem*,
                                       cuda::memory_order, uint32_t* abortFlag) {
-    (void)ferrogin::nccl::flush<false>(ferrogin::nccl::context(ctx), abortFlag, 0);
+    ncclCoopThread thread;
+    (void)ferrogin::nccl::flush<false>(ctx, thread, abortFlag, 0);
   }
   NCCL_DEVICE_INLINE static ncclResult_t call(ncclGinCtx ctx, ncclGinRequest_t&, bool, ncclGinDescriptorSmem*,
                                               cuda::memory_order, uint32_t* abortFlag, uint64_t timeoutCycles) {
-    return ferrogin::nccl::flush<true>(ferrogin::nccl::context(ctx), abortFlag, timeoutCycles);
+    ncclCoopThread thread;
+    return ferrogin::nccl::flush<true>(ctx, thread, abortFlag, timeoutCycles);
   }
 };
 
@@ -307,6 +303,7 @@ struct ncclGinApi_Flush<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
+// NCCL's barriers would leave their flush out, also where their signals are weak by the requirements of the communicator.
 template <>
 struct ncclGinApi_SupportsStrongSignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static bool call(ncclGinCtx) {
@@ -327,6 +324,7 @@ template <>
 struct ncclGinApi_GetSignalPtr<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static ncclGinOffsetPtr call(ncclGinCtx ctx, ncclGinSignal_t signalId) {
     nccl_ofi_gin_gdaki_dev_handle& dev = ferrogin::nccl::handle(ctx);
+    if (!dev.signal_handles) return {ferrogin::nccl::word_of(ctx, signalId), 0};
     if (signalId >= uint32_t(dev.nSignals)) FGIN_ON_MISUSE(FGIN_INVALID_ARGUMENT);
     nccl_ofi_gin_gdaki_dev_counter_handle* signal = dev.signal_handles[signalId];
     return {signal->cntr_value, signal->cntr_offset};
@@ -346,7 +344,12 @@ struct ncclGinApi_GetCounterPtr<NCCL_NET_DEVICE_GIN_EFA_GDA> {
 template <>
 struct ncclGinApi_ResetSignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, ncclGinSignalDescriptor signal) {
-    if (signal.type != NCCL_GIN_SIGNAL_TYPE_INDEXED) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+    if (signal.type == NCCL_GIN_SIGNAL_TYPE_VA) {
+      auto* rails = static_cast<nccl_ofi_gin_gdaki_mr_handle**>(signal.vaSignal.signalWindow);
+      auto address = rails[ferrogin::nccl::handle(ctx).rail_id]->local_addr + signal.vaSignal.signalOffset;
+      *reinterpret_cast<volatile uint64_t*>(address) = 0;
+      return;
+    }
     ferrogin::nccl::check(fgin_reset_signal(ferrogin::nccl::context(ctx), signal.indexedSignal.signalId));
   }
 };
@@ -357,6 +360,28 @@ struct ncclGinApi_ResetCounter<NCCL_NET_DEVICE_GIN_EFA_GDA> {
     ferrogin::nccl::check(fgin_reset_counter(ferrogin::nccl::context(ctx), counterId));
   }
 };
+
+// Takes the place of the struct of NCCL's backend GDAKI: DeepEP casts a context's handle to it, and loads the address of the words of
+// signals from `signals_table.buffer`. Such words exist where signals are emulated. Elsewhere the cast is a misuse.
+struct ferrogin_signals_of_context {
+  struct Words {
+    uint64_t* at;
+
+    NCCL_DEVICE_INLINE uint64_t** operator&() {
+      auto* first = reinterpret_cast<char*>(this) - offsetof(nccl_ofi_gin_gdaki_dev_handle, scratch_remote_addrs);
+      // A context whose signals are emulated has no queue for NCCL.
+      if (reinterpret_cast<nccl_ofi_gin_gdaki_dev_handle*>(first)->data.qp) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+      return &at;
+    }
+  };
+
+  char before[offsetof(nccl_ofi_gin_gdaki_dev_handle, scratch_remote_addrs)];
+  struct {
+    Words buffer;
+  } signals_table;
+  char after[sizeof(nccl_ofi_gin_gdaki_dev_handle) - offsetof(nccl_ofi_gin_gdaki_dev_handle, scratch_remote_addrs) - sizeof(Words)];
+};
+static_assert(sizeof(ferrogin_signals_of_context) == sizeof(nccl_ofi_gin_gdaki_dev_handle), "an array of handles");
 
 #endif  // __CUDACC__
 

@@ -45,6 +45,7 @@ fgin_unfinished fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_
 fgin_unfinished fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
                                     uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t how);
 fgin_unfinished fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t how);
+uint64_t fgin_fast_flush(uint64_t ctx, uint32_t rank, uint32_t size, uint64_t abort, uint32_t clock, uint64_t limit);
 }
 
 #define FGIN_FAST_PATH_CALL(name)                                                                                           \
@@ -59,6 +60,10 @@ namespace detail {
 FGIN_FAST_PATH_CALL(fgin_fast_put)
 FGIN_FAST_PATH_CALL(fgin_fast_put_value)
 FGIN_FAST_PATH_CALL(fgin_fast_signal)
+inline void fgin_fast_flush(uint64_t& status, uint64_t ctx, uint32_t rank, uint32_t size, uint64_t abort, uint32_t clock,
+                            uint64_t limit) {
+  status = ::fgin_fast_flush(ctx, rank, size, abort, clock, limit);
+}
 }  // namespace detail
 }  // namespace ferrogin
 
@@ -86,6 +91,18 @@ struct ActionIds {
   }
 };
 
+// A signal in a window's memory, and the counter of its operation, if there is one.
+struct WordSignal {
+  fgin_window window;
+  uint64_t offset, amount;
+  bool has_counter;
+  uint32_t counter;
+
+  FGIN_DEVICE fgin_action counter_action() const {
+    return fgin_action(ActionIds::slot_of(has_counter, counter)) << 16;
+  }
+};
+
 // The lanes of this warp that are here at the same time and may share a queue, or 0 where this lane is alone.
 FGIN_DEVICE uint32_t together(uint32_t flags) {
 #ifdef __CUDA_ARCH__
@@ -101,9 +118,9 @@ FGIN_DEVICE uint32_t together(uint32_t flags) {
 
 #ifdef FGIN_HAS_FAST_PATH
 
-// The fast path takes operations in GPU mode that raise a signal by at most one. Nothing is left to do when `rest` is 0.
+// The fast path takes operations in GPU mode that raise a weak signal by at most one. Nothing is left to do when `rest` is 0.
 FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
-  return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD)) && (ids.amount == 1 || !ids.has_signal);
+  return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD | FGIN_STRONG)) && (ids.amount == 1 || !ids.has_signal);
 }
 
 // `how` of fgin_fast_*: the aggregate flag, and 1 where lanes post together.
@@ -162,6 +179,39 @@ FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, ui
 #endif
   if (uint32_t here = together(flags)) return fgin_warp_signal(ctx, here, peer, ids.action(), flags);
   return fgin_signal(ctx, peer, ids.action(), flags);
+}
+
+// What ends a flush besides a card error: the context's time limit, nothing, or cycles of clock64().
+enum class Clock : uint32_t { None = 0, Context = 1, Cycles = 2 };
+
+// The part of a flush that thread `rank` of `size` does. In a kernel, `abort` takes the place of the context's abort flag where it is not
+// null.
+FGIN_DEVICE int flush(const fgin_context* ctx, uint32_t rank, uint32_t size, const uint32_t* abort = nullptr,
+                      Clock clock = Clock::Context, uint64_t limit = 0) {
+#ifdef FGIN_HAS_FAST_PATH
+  uint64_t status;
+  fgin_fast_flush(status, address(ctx), rank, size, address(abort), uint32_t(clock), limit);
+  return int(status);
+#else
+  (void)abort, (void)clock, (void)limit;
+  return fgin_flush_part(ctx, rank, size);
+#endif
+}
+
+// Every lane raises its own signal.
+
+FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+                    uint64_t src_off, uint64_t bytes, WordSignal to, uint32_t flags, uint32_t = 0) {
+  return fgin_put_signal_at(ctx, peer, dst, dst_off, src, src_off, bytes, to.window, to.offset, to.amount, to.counter_action(), flags);
+}
+
+FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
+                          uint32_t bytes, WordSignal to, uint32_t flags, uint32_t = 0) {
+  return fgin_put_value_signal_at(ctx, peer, dst, dst_off, value, bytes, to.window, to.offset, to.amount, flags);
+}
+
+FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, WordSignal to, uint32_t flags, uint32_t = 0) {
+  return fgin_signal_at(ctx, peer, to.window, to.offset, to.amount, flags);
 }
 
 }  // namespace detail

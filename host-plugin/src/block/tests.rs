@@ -82,6 +82,7 @@ fn spec(layout: Layout) -> BlockSpec {
             scratch_peers: vec![(1, 2), (3, 4), (5, 6)],
             value_lkey: 88,
             max_rdma_size: 1 << 30,
+            emulated: None,
             progress: (rail == 1).then_some(Progress { function: no_progress, arg: 0x9000_0000 as *mut _ }),
         }
     };
@@ -289,6 +290,27 @@ fn context_without_counters_and_signals_has_null_lists() {
     let device = Device::of(&plan.fill(&spec, BASE).unwrap());
     let dev = device.get((BASE + plan.handles_offset() as u64) as *const DevHandle);
     assert!(dev.counter_handles.is_null() && dev.signal_handles.is_null());
+}
+
+#[test]
+fn context_with_emulated_signals_names_them_and_gives_nccl_no_queue() {
+    let mut spec = spec(Layout::V1);
+    let peers: Vec<_> = (0..3).map(|n| EmulatedPeer { n_signals: 10 + n, generation: 20 + n }).collect();
+    spec.contexts[1].emulated = Some(EmulatedSpec { words: 0xa000_0000, n_signals: 11, peers: peers.clone() });
+    let plan = Plan::new(&spec);
+    let device = Device::of(&plan.fill(&spec, BASE).unwrap());
+    let devs = (BASE + plan.handles_offset() as u64) as *const DevHandle;
+    let header = device.get(devs.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>());
+    assert!(device.get(header.contexts).emulated.is_null());
+    let emulated = device.get(device.get(header.contexts.wrapping_add(1)).emulated);
+    assert_eq!((emulated.words as u64, emulated.n_signals, emulated.rank), (0xa000_0000, 11, 1));
+    for (i, peer) in peers.iter().enumerate() {
+        assert_eq!(device.list(emulated.peers, i), *peer);
+    }
+    let dev = |i| device.get(devs.wrapping_add(i));
+    assert!(!dev(0).data.qp.is_null() && dev(1).data.qp.is_null() && dev(1).pvdata.qp.is_null());
+    assert_eq!(dev(1).scratch_remote_addrs as u64, 0xa000_0000);
+    assert!(device.get(device.list(dev(1).counter_handles.cast::<*const CounterHandle>(), 2)).base.qp.is_null());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! A [`RawCount`] of contexts, then for each context a [`RawContext`], and for each of its endpoints a [`RawEndpoint`].
 
 use crate::address::EndpointAddress;
+use ferrogin_ffi::ext::EmulatedPeer;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -23,10 +24,12 @@ struct RawContext {
     scratch_rkey: U32,
     endpoints: U32,
     gid: [u8; 16],
+    n_signals: U32,
+    generation: U32,
 }
 
-ferrogin_ffi::assert_layout!(RawContext, size 32, align 1, {
-    scratch_addr @ 0, scratch_rkey @ 8, endpoints @ 12, gid @ 16,
+ferrogin_ffi::assert_layout!(RawContext, size 40, align 1, {
+    scratch_addr @ 0, scratch_rkey @ 8, endpoints @ 12, gid @ 16, n_signals @ 32, generation @ 36,
 });
 
 /// An endpoint that peers write to.
@@ -53,16 +56,18 @@ pub struct PeerContext {
     pub scratch: (u64, u32),
     /// The card of all its endpoints.
     pub gid: [u8; 16],
-    /// Queue pair and QKey of the data endpoint, then of the signal endpoints.
+    /// The emulated signals; zero with card signals.
+    pub signals: EmulatedPeer,
+    /// Queue pair and QKey of the data endpoint, then of the signal endpoints; those of the inbox alone with emulated signals.
     pub endpoints: Vec<(u16, u32)>,
 }
 
 impl PeerContext {
     /// A context whose endpoints have these addresses; `None` if they are on several cards.
-    pub fn new(scratch: (u64, u32), addresses: &[EndpointAddress]) -> Option<Self> {
+    pub fn new(scratch: (u64, u32), signals: EmulatedPeer, addresses: &[EndpointAddress]) -> Option<Self> {
         let gid = addresses.first()?.gid;
         let endpoints = addresses.iter().map(|address| (address.qpn, address.qkey)).collect();
-        addresses.iter().all(|address| address.gid == gid).then_some(Self { scratch, gid, endpoints })
+        addresses.iter().all(|address| address.gid == gid).then_some(Self { scratch, gid, signals, endpoints })
     }
 
     /// The addresses of the endpoints.
@@ -82,7 +87,9 @@ impl RankContexts {
             let (addr, rkey) = context.scratch;
             let endpoints = U32::new(context.endpoints.len() as u32);
             let (scratch_addr, scratch_rkey) = (addr.into(), rkey.into());
-            put(RawContext { scratch_addr, scratch_rkey, endpoints, gid: context.gid }.as_bytes());
+            let (n_signals, generation) = (context.signals.n_signals.into(), context.signals.generation.into());
+            let gid = context.gid;
+            put(RawContext { scratch_addr, scratch_rkey, endpoints, gid, n_signals, generation }.as_bytes());
             for (qpn, qkey) in &context.endpoints {
                 put(RawEndpoint { qkey: U32::new(*qkey), qpn: U16::new(*qpn) }.as_bytes());
             }
@@ -100,7 +107,9 @@ impl RankContexts {
                 let endpoint = take::<RawEndpoint>(bytes)?;
                 Some((endpoint.qpn.get(), endpoint.qkey.get()))
             })?;
-            Some(PeerContext { scratch: (head.scratch_addr.get(), head.scratch_rkey.get()), gid: head.gid, endpoints })
+            let signals = EmulatedPeer { n_signals: head.n_signals.get(), generation: head.generation.get() };
+            let scratch = (head.scratch_addr.get(), head.scratch_rkey.get());
+            Some(PeerContext { scratch, gid: head.gid, signals, endpoints })
         })?;
         bytes.is_empty().then_some(Self { contexts })
     }
@@ -128,9 +137,14 @@ mod tests {
     #[test]
     fn bytes_are_as_documented() {
         let scratch = (0x0807_0605_0403_0201, 0x0d0c_0b0a);
-        let context = PeerContext { scratch, gid: *b"0123456789abcdef", endpoints: vec![(0x0f0e, 0x1413_1211)] };
+        let context = PeerContext {
+            scratch,
+            gid: *b"0123456789abcdef",
+            signals: EmulatedPeer { n_signals: 0x2423_2221, generation: 0x2827_2625 },
+            endpoints: vec![(0x0f0e, 0x1413_1211)],
+        };
         let expected = b"\x01\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08\x0a\x0b\x0c\x0d\x01\0\0\x000123456789abcdef\
-            \x11\x12\x13\x14\x0e\x0f";
+            \x21\x22\x23\x24\x25\x26\x27\x28\x11\x12\x13\x14\x0e\x0f";
         assert_eq!(RankContexts { contexts: vec![context] }.emit(), expected);
     }
 
@@ -139,6 +153,7 @@ mod tests {
         let context = |i: u8| PeerContext {
             scratch: (u64::from(i) << 40, u32::from(i)),
             gid: [i; 16],
+            signals: EmulatedPeer { n_signals: i.into(), generation: 7 },
             endpoints: (0..u16::from(i) * 2).map(|n| (n, u32::from(n) << 16)).collect(),
         };
         let contexts = RankContexts { contexts: vec![context(1), context(2)] };
@@ -154,9 +169,10 @@ mod tests {
     #[test]
     fn context_is_on_one_card() {
         let address = |gid: u8, qpn| EndpointAddress { gid: [gid; 16], qpn, qkey: 7 };
-        let context = PeerContext::new((1, 2), &[address(1, 3), address(1, 4)]).unwrap();
+        let none = EmulatedPeer::default();
+        let context = PeerContext::new((1, 2), none, &[address(1, 3), address(1, 4)]).unwrap();
         assert_eq!(context.addresses().collect::<Vec<_>>(), [address(1, 3), address(1, 4)]);
-        assert_eq!(PeerContext::new((1, 2), &[address(1, 3), address(2, 4)]), None);
-        assert_eq!(PeerContext::new((1, 2), &[]), None);
+        assert_eq!(PeerContext::new((1, 2), none, &[address(1, 3), address(2, 4)]), None);
+        assert_eq!(PeerContext::new((1, 2), none, &[]), None);
     }
 }

@@ -324,16 +324,17 @@ fn silent_connections_do_not_delay_set_up() {
     let test = "silent_connections_do_not_delay_set_up";
     let as_nobody = untrusted::have_second_user(test);
     let report = child::run(test, &[], || {
-        assert!(untrusted::limit_descriptors(512));
-        let undisturbed = (0..4).any(|_| {
+        // Above all silent connections together: on a busy machine the search for the oldest is late.
+        assert!(untrusted::limit_descriptors(1200));
+        let undisturbed = (0..8).any(|_| {
             let usual = usual_set_up(|_| ());
             let silent = |addresses: &[SocketAddr]| {
                 untrusted::start_silent("control::tests::untrusted_process", addresses, untrusted::silent(), as_nobody)
             };
             let beside = usual_set_up(silent);
             eprintln!("three ranks: {usual:.1?}, beside {} silent connections {beside:.1?}", untrusted::silent());
-            // A set-up takes a few milliseconds, of which a thread that waits for a core may take several.
-            beside <= 2 * usual + Duration::from_millis(10)
+            // A set-up takes a few milliseconds, and a thread of a busy machine may wait much longer for a core.
+            beside <= 2 * usual + Duration::from_millis(50)
         });
         assert!(undisturbed, "silent connections slow down the set-up");
     });

@@ -6,8 +6,10 @@
 #![allow(unsafe_code)]
 
 use super::{
-    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds, page_size,
+    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds,
+    page_size,
 };
+use crate::agent::turn::Round;
 use cudarc::driver::sys as cu;
 use ferrogin_ffi::nccl;
 use std::collections::HashMap;
@@ -47,14 +49,19 @@ unsafe impl Send for Core {}
 // SAFETY: the driver's calls on a context and a stream are thread-safe, and no field changes after `open`.
 unsafe impl Sync for Core {}
 
-/// Keeps a context current on this thread until dropped, which restores the previous context.
-struct Current;
+/// Keeps a context current on this thread until dropped, which restores the previous context. Until then the calls of this thread do not
+/// fail, and do not spoil the capture, while the program captures a CUDA graph: `CU_STREAM_CAPTURE_MODE_RELAXED`.
+struct Current {
+    capture_mode: cu::CUstreamCaptureMode,
+}
 
 impl Core {
     fn enter(&self) -> Result<Current, DeviceError> {
         // SAFETY: the context is valid: `open` retained it, or it was current in `open` and the program keeps it.
         check("cuCtxPushCurrent", unsafe { cu::cuCtxPushCurrent_v2(self.context) })?;
-        Ok(Current)
+        let mut current = Current { capture_mode: cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED };
+        current.exchange_capture_mode();
+        Ok(current)
     }
 
     /// Waits for the copies on the stream.
@@ -64,8 +71,17 @@ impl Core {
     }
 }
 
+impl Current {
+    /// An error leaves this thread's mode, which matters during a capture only.
+    fn exchange_capture_mode(&mut self) {
+        // SAFETY: the driver reads a mode from a local variable and writes another one to it.
+        let _ = unsafe { cu::cuThreadExchangeStreamCaptureMode(&mut self.capture_mode) };
+    }
+}
+
 impl Drop for Current {
     fn drop(&mut self) {
+        self.exchange_capture_mode();
         let mut context = std::ptr::null_mut();
         // SAFETY: `enter` pushed a context on this thread; the driver writes its address into a local variable.
         let _ = unsafe { cu::cuCtxPopCurrent_v2(&mut context) };
@@ -145,11 +161,67 @@ fn versions(device: cu::CUdevice) -> String {
     format!("{name}, compute capability {major}.{minor}, driver of CUDA {}.{}", driver / 1000, driver % 1000 / 10)
 }
 
+/// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`, of CUDA 13.1.
+const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
+/// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, of CUDA 13.1.
+const ATOMIC_REDUCTION: u32 = 8;
+const REDUCTION_ADD: u32 = 0;
+const REDUCTION_U64: u32 = 22;
+/// Operations of one `cuStreamBatchMemOp`.
+const MEM_OPS: usize = 128;
+
+/// A device attribute, also one that this release of the driver's bindings has no name for; 0 if the driver does not know it.
+fn attribute(number: i32, device: cu::CUdevice) -> i32 {
+    type Get = unsafe extern "C" fn(*mut i32, i32, cu::CUdevice) -> i32;
+    // SAFETY: the driver is loaded already, so no initialiser runs.
+    let Ok(driver) = (unsafe { libloading::Library::new("libcuda.so.1") }) else { return 0 };
+    // SAFETY: cuda.h declares the function with this type.
+    let Ok(get) = (unsafe { driver.get::<Get>(b"cuDeviceGetAttribute\0") }) else { return 0 };
+    let mut value = 0;
+    // SAFETY: the device exists. The driver writes one int into a local variable.
+    let code = unsafe { get(&mut value, number, device) };
+    if code == 0 { value } else { 0 }
+}
+
+/// How a host thread makes kernels see the bytes that a card wrote to GPU memory before a completion in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flush {
+    /// Kernels see them: the driver says so, or it has no way and the software card wrote them through the driver or in host memory.
+    NotNeeded,
+    /// `cuFlushGPUDirectRDMAWrites`.
+    Driver,
+    /// The driver has no way.
+    Missing,
+}
+
+impl Flush {
+    fn of(device: cu::CUdevice, software: bool) -> Self {
+        use cu::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as OPTIONS,
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING as ORDERING,
+        };
+        let [options, ordering] = [OPTIONS, ORDERING].map(|number| attribute(number as i32, device));
+        let owner = cu::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32;
+        let by_host = cu::CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32;
+        match (ordering >= owner, options & by_host != 0) {
+            (true, _) => Self::NotNeeded,
+            (false, true) => Self::Driver,
+            (false, false) if software => Self::NotNeeded,
+            (false, false) => Self::Missing,
+        }
+    }
+}
+
 /// A GPU.
 pub struct CudaDevice {
     core: Arc<Core>,
     /// True for the software card.
     software: bool,
+    flush: Flush,
+    /// A stream has atomic reductions.
+    reduces: bool,
+    /// Atomic operations of the CPU on GPU memory are atomic for the GPU too.
+    native_atomics: bool,
 }
 
 impl CudaDevice {
@@ -207,7 +279,10 @@ impl CudaDevice {
         check("cuStreamCreate", unsafe { cu::cuStreamCreate(&mut stream, flags) })?;
         core.stream = stream;
         drop(current);
-        Ok(Self { core: Arc::new(core), software })
+        let native = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED as i32;
+        let [reduces, native_atomics] =
+            [ATOMIC_REDUCTION_SUPPORTED, native].map(|number| attribute(number, device) == 1);
+        Ok(Self { core: Arc::new(core), software, flush: Flush::of(device, software), reduces, native_atomics })
     }
 
     /// Host memory, pinned and mapped into the GPU.
@@ -266,6 +341,56 @@ impl CudaDevice {
             buffer.fd = Some(self.export(base, size)?);
         }
         Ok(Box::new(buffer))
+    }
+
+    /// The starts of the parts of `len` bytes at `address` that lie in one allocation each. Several adjacent allocations may make up a
+    /// window. `None` if a byte is in no allocation of the driver.
+    fn parts(_: &Current, address: u64, len: usize) -> Option<Vec<u64>> {
+        let (mut at, end) = (address, address.checked_add(len as u64)?);
+        let mut parts = Vec::new();
+        while at < end {
+            let (mut base, mut size) = (0, 0);
+            // SAFETY: the driver looks `at` up without access to it, and writes an address and a size into local variables.
+            let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, at) };
+            let next = base.saturating_add(size as u64);
+            if result != cu::CUresult::CUDA_SUCCESS || !(base..next).contains(&at) {
+                return None;
+            }
+            parts.push(at);
+            at = next;
+        }
+        Some(parts)
+    }
+
+    /// True if an atomic operation of the CPU on a word at `address` is atomic for the GPU: the word is in host memory, or the CPU reaches
+    /// it at the same address in GPU memory that is coherent with it, as on Grace.
+    fn is_coherent(&self, _: &Current, address: u64) -> bool {
+        use cu::CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_HOST_POINTER as HOST_POINTER, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+        };
+        let (mut host, mut kind) = (0u64, 0u32);
+        // SAFETY: the driver looks the address up without access to it, and writes one pointer into a local variable.
+        let found = unsafe { cu::cuPointerGetAttribute((&raw mut host).cast(), HOST_POINTER, address) };
+        // SAFETY: as above, with one 32-bit number.
+        let typed = unsafe { cu::cuPointerGetAttribute((&raw mut kind).cast(), MEMORY_TYPE, address) };
+        let success = cu::CUresult::CUDA_SUCCESS;
+        let on_host = typed == success && kind == cu::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+        found == success && host == address && (on_host || self.native_atomics)
+    }
+
+    /// A call of the driver in a round of the agent, and the end of what it puts on the stream. False if the agent was abandoned meanwhile.
+    fn on_stream(
+        &self,
+        round: &Round<'_>,
+        name: &'static str,
+        call: impl FnOnce(cu::CUstream) -> cu::CUresult,
+    ) -> Result<bool, DeviceError> {
+        let done = round.call(|| {
+            let _current = self.core.enter()?;
+            check(name, call(self.core.stream))?;
+            self.core.synchronize()
+        });
+        done.transpose().map(|done| done.is_some())
     }
 
     /// Exports GPU memory as a dma-buf. `base` and `size` are multiples of the host's page size.
@@ -347,24 +472,12 @@ impl Device for CudaDevice {
             super::cpu::check_mapped(address as usize, len)?;
             return Ok(WindowMemory::Address);
         }
-        let _current = self.core.enter()?;
-        let wrong = || DeviceError::WrongMemory {
+        let current = self.core.enter()?;
+        Self::parts(&current, address as u64, len).ok_or(DeviceError::WrongMemory {
             address: address as usize,
             problem: "not GPU memory of the given size",
             cure: "register memory of ncclMemAlloc or cuMemCreate, or pass NCCL_PTR_HOST for host memory",
-        };
-        // Several adjacent allocations may make up a window.
-        let (mut at, end) = (address as u64, (address as u64).checked_add(len as u64).ok_or_else(wrong)?);
-        while at < end {
-            let (mut base, mut size) = (0, 0);
-            // SAFETY: the driver looks `at` up without access to it, and writes an address and a size into local variables.
-            let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, at) };
-            let next = base.saturating_add(size as u64);
-            if result != cu::CUresult::CUDA_SUCCESS || !(base..next).contains(&at) {
-                return Err(wrong());
-            }
-            at = next;
-        }
+        })?;
         if self.software {
             return Ok(WindowMemory::CudaAddress(self.core.device));
         }
@@ -376,6 +489,83 @@ impl Device for CudaDevice {
 
     fn ptr_support(&self) -> i32 {
         nccl::PTR_HOST | nccl::PTR_CUDA | nccl::PTR_DMABUF
+    }
+
+    fn adds(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Adds {
+        let coherent = || {
+            self.core.enter().is_ok_and(|current| {
+                let parts = Self::parts(&current, address as u64, len);
+                parts.is_some_and(|all| all.into_iter().all(|at| self.is_coherent(&current, at)))
+            })
+        };
+        match self.reduces {
+            _ if ptr_type == nccl::PTR_HOST || coherent() => Adds::Cpu,
+            true => Adds::Stream,
+            false => Adds::Copy,
+        }
+    }
+
+    unsafe fn add(&self, round: &Round<'_>, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+        if adds == Adds::Stream {
+            for words in words.chunks(MEM_OPS) {
+                // The form of CUDA 13.1: operation and flags, kind and type, address, value.
+                let head = [u64::from(ATOMIC_REDUCTION), u64::from(REDUCTION_ADD) | u64::from(REDUCTION_U64) << 32];
+                let operation = |(address, amount): &(u64, u64)| cu::CUstreamBatchMemOpParams {
+                    pad: [head[0], head[1], *address, *amount, 0, 0],
+                };
+                let mut operations: Vec<_> = words.iter().map(operation).collect();
+                let (count, list) = (operations.len() as u32, operations.as_mut_ptr());
+                let added = self.on_stream(round, "cuStreamBatchMemOp", |stream| {
+                    // SAFETY: the driver reads as many operations as stated. This function's caller keeps the words mapped until the
+                    // stream has executed them.
+                    unsafe { cu::cuStreamBatchMemOp_v2(stream, count, list, 0) }
+                })?;
+                if !added {
+                    break;
+                }
+            }
+            return Ok(());
+        }
+        for (address, amount) in words {
+            let mut word = 0u64;
+            let read = self.on_stream(round, "cuMemcpyDtoHAsync", |stream| {
+                // SAFETY: this function's caller keeps the word mapped; the driver writes a local variable before `on_stream` returns.
+                unsafe { cu::cuMemcpyDtoHAsync_v2((&raw mut word).cast(), *address, 8, stream) }
+            })?;
+            if !read {
+                break;
+            }
+            let sum = word.wrapping_add(*amount);
+            let written = self.on_stream(round, "cuMemcpyHtoDAsync", |stream| {
+                // SAFETY: this function's caller keeps the word mapped; the driver reads a local variable before `on_stream` returns.
+                unsafe { cu::cuMemcpyHtoDAsync_v2(*address, (&raw const sum).cast(), 8, stream) }
+            })?;
+            if !written {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn cannot_flush_writes(&self) -> Option<String> {
+        let missing = self.flush == Flush::Missing;
+        missing.then(|| {
+            format!(
+                "the driver cannot order a card's writes to GPU memory for the CPU ({})",
+                versions(self.core.device)
+            )
+        })
+    }
+
+    fn flush_writes(&self) -> Result<(), DeviceError> {
+        if self.flush == Flush::NotNeeded {
+            return Ok(());
+        }
+        let _current = self.core.enter()?;
+        let context = cu::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        let scope = cu::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+        // SAFETY: the call takes no pointers, and the context is current.
+        check("cuFlushGPUDirectRDMAWrites", unsafe { cu::cuFlushGPUDirectRDMAWrites(context, scope) })
     }
 
     fn gpu(&self) -> Option<(usize, String)> {
@@ -556,14 +746,14 @@ impl DeviceMapping for Mapped {
 mod tests {
     use super::super::bytes_of;
     use super::*;
+    use crate::agent::turn::Turn;
 
     /// Runs `body` with the driver of this machine, or else in a child process on the software GPU.
     fn on_gpu(test: &str, body: impl FnOnce()) {
         if CudaDevice::open(true).is_ok() {
             return body();
         }
-        let Some(dist) = ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"]) else { return };
-        let path = dist.join("gpu").to_string_lossy().into_owned();
+        let Some(path) = ferrogin_test_support::software_gpu(test) else { return };
         ferrogin_test_support::child::run(test, &[("LD_LIBRARY_PATH", &path)], body);
     }
 
@@ -603,6 +793,108 @@ mod tests {
         assert_eq!((driver(0), tried.borrow().clone()), (Ok(0), vec![1, 0]), "an older driver");
         let none = export_for_pcie_or_plain(|flags| Err::<(), _>(refused(flags))).unwrap_err().to_string();
         assert!(none.contains("flags 0"), "the message has the plain export's error: {none}");
+    }
+
+    #[test]
+    fn adds_reach_words_of_gpu_memory_in_each_way() {
+        on_gpu("adds_reach_words_of_gpu_memory_in_each_way", || {
+            let device = CudaDevice::open(true).expect("a GPU");
+            let buffer = device.allocate(4096, Use::Window).unwrap();
+            let address = buffer.device_address();
+            let mut ways = vec![Adds::Copy];
+            match device.adds(address as *mut c_void, 4096, nccl::PTR_CUDA) {
+                Adds::Stream => ways.push(Adds::Stream),
+                _ => ferrogin_test_support::skip("adds by a stream", "this driver has no atomic reductions"),
+            }
+            let turn = Turn::default();
+            let round = turn.begin().expect("a round");
+            for (at, adds) in ways.into_iter().enumerate() {
+                let at = address + 512 * at as u64;
+                let words: Vec<_> = (0..300).map(|n| (at + n % 3 * 8, (1 << 40) + n)).collect();
+                // SAFETY: the words lie in `buffer`.
+                unsafe { device.add(&round, adds, &words) }.unwrap();
+                for word in 0..4 {
+                    let mut bytes = [0; 8];
+                    buffer.read((at - address) as usize + 8 * word, &mut bytes).unwrap();
+                    let mine = words.iter().filter(|(place, _)| *place == at + 8 * word as u64);
+                    assert_eq!(
+                        u64::from_le_bytes(bytes),
+                        mine.map(|(_, amount)| amount).sum::<u64>(),
+                        "{adds:?}, word {word}"
+                    );
+                }
+            }
+            // SAFETY: the words lie in `buffer`; the driver refuses the last one.
+            let refused = unsafe { device.add(&round, Adds::Stream, &[(address, 1), (address + 4, 1)]) };
+            assert!(refused.is_err());
+        });
+    }
+
+    /// Sets an attribute of the software GPU; false if another driver answers.
+    fn set_attribute(number: i32, value: i32) -> bool {
+        type Set = unsafe extern "C" fn(i32, i32) -> i32;
+        // SAFETY: the driver is loaded already, so no initialiser runs.
+        let driver = unsafe { libloading::Library::new("libcuda.so.1") }.expect("the driver");
+        // SAFETY: the software GPU defines the function with this type, and no other driver has it.
+        let Ok(set) = (unsafe { driver.get::<Set>(b"cuSoftGpuSetAttribute\0") }) else { return false };
+        // SAFETY: the function takes two numbers.
+        unsafe { set(number, value) == 0 }
+    }
+
+    #[test]
+    fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
+        let test = "ways_of_adding_and_flushing_follow_the_attributes_of_the_driver";
+        on_gpu(test, || {
+            let first = CudaDevice::open(true).expect("a GPU");
+            // Native atomics, host page tables, atomic reductions; how the agent adds to GPU memory.
+            let adds = [
+                ([0, 0, 0], Adds::Copy),
+                ([0, 0, 1], Adds::Stream),
+                ([1, 0, 0], Adds::Copy),
+                ([1, 0, 1], Adds::Stream),
+                ([0, 1, 0], Adds::Copy),
+                ([0, 1, 1], Adds::Stream),
+                ([1, 1, 0], Adds::Cpu),
+                ([1, 1, 1], Adds::Cpu),
+            ];
+            let buffer = first.allocate(1 << 22, Use::Window).expect("memory of the GPU");
+            let host = first.allocate(4096, Use::Shared).expect("memory of the host");
+            for (values, expected) in adds {
+                for (number, value) in [86, 100, ATOMIC_REDUCTION_SUPPORTED].into_iter().zip(values) {
+                    if !set_attribute(number, value) {
+                        return ferrogin_test_support::skip(test, "the driver is not the software GPU");
+                    }
+                }
+                let device = CudaDevice::open(true).expect("a GPU");
+                let at = buffer.device_address() as *mut c_void;
+                let ways = [4096, 1 << 22].map(|len| device.adds(at, len, nccl::PTR_CUDA));
+                assert_eq!(ways, [expected; 2], "atomics, page tables, reductions: {values:?}");
+                let past_the_end = device.adds(at, 1 << 40, nccl::PTR_CUDA);
+                assert_ne!(past_the_end, Adds::Cpu, "bytes that the driver does not know: {values:?}");
+                let on_host = host.host_address().expect("an address").cast();
+                assert_eq!(device.adds(on_host, 4096, nccl::PTR_HOST), Adds::Cpu);
+            }
+            // Order of writes (0 none, 100 for the owner, 200 for all), ways to flush (1 by the host, 2 by a stream); with a hardware card, with
+            // the software card.
+            let flushes = [
+                ([0, 0], Flush::Missing, Flush::NotNeeded),
+                ([0, 2], Flush::Missing, Flush::NotNeeded),
+                ([0, 1], Flush::Driver, Flush::Driver),
+                ([0, 3], Flush::Driver, Flush::Driver),
+                ([100, 0], Flush::NotNeeded, Flush::NotNeeded),
+                ([100, 1], Flush::NotNeeded, Flush::NotNeeded),
+                ([200, 3], Flush::NotNeeded, Flush::NotNeeded),
+            ];
+            for (values, hardware, software) in flushes {
+                assert!(set_attribute(118, values[0]) && set_attribute(117, values[1]));
+                for (is_software, expected) in [(false, hardware), (true, software)] {
+                    let device = CudaDevice::open(is_software).expect("a GPU");
+                    assert_eq!(device.flush, expected, "order, ways: {values:?}, software card: {is_software}");
+                    assert_eq!(device.cannot_flush_writes().is_some(), expected == Flush::Missing);
+                    assert_eq!(device.flush_writes().is_err(), expected == Flush::Missing);
+                }
+            }
+        });
     }
 
     #[test]

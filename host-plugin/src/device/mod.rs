@@ -3,6 +3,7 @@
 pub mod cpu;
 pub mod cuda;
 
+use crate::agent::turn::Round;
 use crate::config::{DeviceChoice, Provider};
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -47,6 +48,28 @@ pub enum Mapping {
     Mmio,
     /// Host memory, which the software card uses as its own.
     Host,
+}
+
+/// How the agent adds to a 64-bit word of a window. The owner resets a word by a plain store at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Adds {
+    /// An atomic operation of the CPU, on memory that the CPU and the device access coherently.
+    Cpu,
+    /// An atomic reduction of a stream.
+    Stream,
+    /// A copy from the device, and one back: a reset between the two is undone.
+    Copy,
+}
+
+impl Adds {
+    /// The name for messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "atomic operations of the CPU",
+            Self::Stream => "atomic reductions of a stream",
+            Self::Copy => "copies, which undo a reset that comes between reading and writing",
+        }
+    }
 }
 
 /// A device memory call failed.
@@ -206,6 +229,38 @@ pub trait Device: Send + Sync {
 
     /// The memory types that NCCL may register: a sum of `PTR_*`.
     fn ptr_support(&self) -> i32;
+
+    /// How the agent adds to words of a window of `len` bytes at `address`, of NCCL's memory type `ptr_type`.
+    fn adds(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Adds {
+        let _ = (address, len, ptr_type);
+        Adds::Cpu
+    }
+
+    /// Adds to words of the device's memory in order, by another way than [`Adds::Cpu`]. Each call of the driver is one of `round`.
+    ///
+    /// # Safety
+    /// Each address is 8-byte aligned and mapped on the device until the end of the round.
+    ///
+    /// # Errors
+    /// The driver fails.
+    #[allow(unsafe_code)]
+    unsafe fn add(&self, round: &Round<'_>, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+        let _ = (round, adds, words);
+        Ok(())
+    }
+
+    /// The reason why the host cannot make kernels see the bytes that a card wrote, if it cannot.
+    fn cannot_flush_writes(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns when kernels see the bytes that cards wrote to the device's memory before their completions, which the host has read.
+    ///
+    /// # Errors
+    /// The driver fails.
+    fn flush_writes(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// The GPU's number and PCI address; `None` for the CPU.
     fn gpu(&self) -> Option<(usize, String)> {

@@ -4,6 +4,8 @@
 //! so a total is at most as old as its load and never wrong.
 #![allow(unsafe_code)]
 
+use crate::agent::inbox::Counts;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// The card's counters wrap at 2^31.
@@ -43,8 +45,12 @@ pub struct Numbers {
     pub completions: Option<u64>,
     /// Requests that completed in error.
     pub errors: u64,
-    /// Writes of peers that raised a signal.
+    /// Writes of peers that raised a signal, or emulated signals that the agent added.
     pub signals: Option<u64>,
+    /// Emulated signals that the agent refused.
+    pub refused: Option<u64>,
+    /// Rounds of the agent that found all receives taken.
+    pub exhausted: Option<u64>,
 }
 
 impl Numbers {
@@ -58,6 +64,8 @@ impl Numbers {
         sum(&mut self.posts, other.posts);
         sum(&mut self.completions, other.completions);
         sum(&mut self.signals, other.signals);
+        sum(&mut self.refused, other.refused);
+        sum(&mut self.exhausted, other.exhausted);
         self.errors += other.errors;
     }
 
@@ -168,6 +176,8 @@ impl Endpoint {
             completions: self.completions.as_ref().map(|all| all.total),
             errors: self.errors.total,
             signals: self.signals.as_ref().map(|all| all.total),
+            refused: None,
+            exhausted: None,
         }
     }
 }
@@ -187,6 +197,8 @@ pub struct Source {
     pub card: String,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
+    /// What the agent counts of its emulated signals.
+    pub emulated: Option<Arc<Counts>>,
 }
 
 impl Source {
@@ -203,6 +215,11 @@ impl Source {
                 Some((_, numbers)) => numbers.add(&endpoint.numbers()),
                 None => all.push((endpoint.queue, endpoint.numbers())),
             }
+        }
+        if let Some(counts) = &self.emulated {
+            let counts = [&counts.added, &counts.refused, &counts.exhausted];
+            let [signals, refused, exhausted] = counts.map(|count| Some(count.load(Ordering::Relaxed)));
+            all.push((Queue::Signal, Numbers { signals, refused, exhausted, ..Numbers::default() }));
         }
         all
     }
@@ -225,9 +242,10 @@ mod tests {
         };
         // SAFETY: the words live until the end of this test.
         let endpoints = vec![unsafe { Endpoint::new(Queue::Signal, given) }];
-        let mut source = Source { rank: 0, comm: 0, context: 0, rail: 0, card: String::new(), endpoints };
+        let mut source =
+            Source { rank: 0, comm: 0, context: 0, rail: 0, card: String::new(), endpoints, emulated: None };
         source.sample();
-        let zero = Numbers { posts: Some(0), completions: Some(0), errors: 0, signals: Some(0) };
+        let zero = Numbers { posts: Some(0), completions: Some(0), signals: Some(0), ..Numbers::default() };
         assert_eq!(source.numbers(), [(Queue::Signal, zero)]);
         next.store(7, Ordering::Relaxed);
         words[0].store(3, Ordering::Relaxed);
@@ -235,7 +253,10 @@ mod tests {
         words[2].store(9, Ordering::Relaxed);
         source.sample();
         let numbers = source.numbers()[0].1;
-        assert_eq!(numbers, Numbers { posts: Some(9), completions: Some(5), errors: 2, signals: Some(4) });
+        assert_eq!(
+            numbers,
+            Numbers { posts: Some(9), completions: Some(5), errors: 2, signals: Some(4), ..Numbers::default() }
+        );
         assert_eq!(numbers.outstanding(), Some(2));
     }
 

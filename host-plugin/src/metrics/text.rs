@@ -22,6 +22,16 @@ const SIGNALS: Metric = (
     "counter",
     "Writes of peers that raised a signal of this context; a kernel's reset of a signal does not change it.",
 );
+const REFUSED: Metric = (
+    "ferrogin_signals_refused_total",
+    "counter",
+    "Emulated signals of peers that named no signal or no word of a window; they changed no memory.",
+);
+const EXHAUSTED: Metric = (
+    "ferrogin_signals_exhausted_total",
+    "counter",
+    "Rounds of the agent that found all receives of the context taken, so that cards of peers retried.",
+);
 const REQUESTS: Metric = (
     "ferrogin_card_requests_total",
     "counter",
@@ -80,6 +90,7 @@ pub(super) fn render(about: &str, state: &State) -> String {
 
     // A row for each queue of each context, and one for the contexts of each rail that are closed.
     let (mut open, mut all, mut signals) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut refused, mut exhausted) = (Vec::new(), Vec::new());
     let place = |rank: usize, comm: &str, context: &str, rail: u32, card: &str| {
         let (rank, rail) = (rank.to_string(), rail.to_string());
         of_process(&labels(&[("rank", &rank), ("comm", comm), ("context", context), ("rail", &rail), ("card", card)]))
@@ -88,6 +99,8 @@ pub(super) fn render(about: &str, state: &State) -> String {
         let (comm, context) = (source.comm.to_string(), source.context.to_string());
         let labels = place(source.rank, &comm, &context, source.rail, &source.card);
         let numbers = source.numbers();
+        refused.extend(numbers.iter().filter_map(|(_, numbers)| Some((labels.clone(), numbers.refused?))));
+        exhausted.extend(numbers.iter().filter_map(|(_, numbers)| Some((labels.clone(), numbers.exhausted?))));
         signals.extend(numbers.iter().filter_map(|(_, numbers)| Some((labels.clone(), numbers.signals?))));
         open.extend(
             numbers.into_iter().map(|(queue, numbers)| (format!("{labels},queue=\"{}\"", queue.name()), numbers)),
@@ -96,6 +109,8 @@ pub(super) fn render(about: &str, state: &State) -> String {
     all.extend(open.iter().cloned());
     for (key, numbers) in &state.closed {
         let labels = place(key.rank, "closed", "closed", key.rail, &key.card);
+        refused.extend(numbers.refused.map(|number| (labels.clone(), number)));
+        exhausted.extend(numbers.exhausted.map(|number| (labels.clone(), number)));
         signals.extend(numbers.signals.map(|number| (labels.clone(), number)));
         all.push((format!("{labels},queue=\"{}\"", key.queue.name()), *numbers));
     }
@@ -104,6 +119,8 @@ pub(super) fn render(about: &str, state: &State) -> String {
     put(&mut text, ERRORS, &of_queues(&all, |numbers| Some(numbers.errors)));
     put(&mut text, OUTSTANDING, &of_queues(&open, Numbers::outstanding));
     put(&mut text, SIGNALS, &signals);
+    put(&mut text, REFUSED, &refused);
+    put(&mut text, EXHAUSTED, &exhausted);
 
     let cards: Vec<(&String, Counters)> = state.cards.iter().map(|(card, totals)| (card, totals.get())).collect();
     let of_cards = |first: usize, count: usize| {

@@ -112,6 +112,7 @@ fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -
         targets: vec![(0..6).map(|i| Target { ah: i, qpn: 10 + i, qkey: 1 }).collect()],
         abort,
         report: Report::Clean,
+        agent: None,
     }
 }
 

@@ -219,6 +219,34 @@ fn card_of_peers_is_inserted_once() {
 }
 
 #[test]
+fn messages_of_each_exchange_are_in_the_trace() {
+    let trace = TraceFile::new("messages");
+    alone("messages_of_each_exchange_are_in_the_trace", &[trace.setting()], |plugin| {
+        const RANKS: usize = 3;
+        ranks(&plugin, RANKS, |_, comm| {
+            let (_memory, _window) = window(&comm, 4096);
+            comm.create_context(&config(1, 0)).expect("a context").destroy().expect("destroyed");
+        });
+        let steps = TraceFile::steps();
+        // A frame's head, and the block of one rank: a greeting, a window of one rail, a context of two targets, nothing.
+        let steps_of = |name: &str| steps.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+        for (name, block) in [
+            ("connect: exchange", 6),
+            ("regMrSym: exchange", 20),
+            ("createContext: exchange", 4 + 40 + 2 * 6),
+            ("createContext: ready", 0),
+        ] {
+            let each = steps_of(name);
+            assert_eq!(each.len(), RANKS, "{name}");
+            let (messages, bytes) = (RANKS - 1, (RANKS - 1) * (20 + block));
+            for (key, expected) in [("messages", messages), ("bytes_sent", bytes), ("bytes_received", bytes)] {
+                assert!(each.iter().all(|event| event["args"][key] == expected), "{name}, {key} {expected}: {each:?}");
+            }
+        }
+    });
+}
+
+#[test]
 fn one_line_describes_each_context() {
     alone(
         "one_line_describes_each_context",

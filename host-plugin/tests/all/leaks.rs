@@ -76,6 +76,8 @@ fn check_bytes(cycles: usize, before: usize, after: usize) {
     assert!(left < (LEFT * cycles) as isize, "{left} bytes more after {cycles} cycles");
 }
 
+const EMULATED: (&str, &str) = ("FERROGIN_SIGNALS", "emulated");
+
 /// Whole communicators of two ranks, one after the other.
 fn communicators(plugin: &Arc<Plugin>, times: usize) {
     for i in 0..times {
@@ -97,8 +99,11 @@ fn communicators(plugin: &Arc<Plugin>, times: usize) {
 #[test]
 fn communicators_leak_no_resources() {
     let metrics = MetricsFile::new("leaks");
-    let settings =
-        [vec![], vec![metrics.setting(), ("FERROGIN_METRICS_INTERVAL", "1"), ("FERROGIN_TEST_CYCLES", "20")]];
+    let settings = [
+        vec![],
+        vec![metrics.setting(), ("FERROGIN_METRICS_INTERVAL", "1"), ("FERROGIN_TEST_CYCLES", "20")],
+        vec![EMULATED, ("FERROGIN_TEST_CYCLES", "20")],
+    ];
     alone_each("communicators_leak_no_resources", &settings, |plugin| {
         let n = repetitions("FERROGIN_TEST_CYCLES", 60, 200) as usize;
         communicators(&plugin, 10);
@@ -138,7 +143,11 @@ fn contexts_of_one_communicator_leak_nothing() {
     let metrics = MetricsFile::new("leaks-of-contexts");
     // A write of the file holds its text for a moment, so the interval is longer than the test.
     let rare = ("FERROGIN_METRICS_INTERVAL", "60");
-    let settings = [vec![EXACT], vec![EXACT, metrics.setting(), rare, ("FERROGIN_TEST_CYCLES", "100")]];
+    let settings = [
+        vec![EXACT],
+        vec![EXACT, metrics.setting(), rare, ("FERROGIN_TEST_CYCLES", "100")],
+        vec![EXACT, EMULATED, ("FERROGIN_TEST_CYCLES", "100")],
+    ];
     alone_each("contexts_of_one_communicator_leak_nothing", &settings, |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let cycle = |times: usize| {
@@ -159,7 +168,8 @@ fn contexts_of_one_communicator_leak_nothing() {
             let least = |one: (Resources, usize), other: (Resources, usize)| (one.0.min(other.0), one.1.min(other.1));
             let settled = || (0..8).filter_map(|_| cycle(5)).reduce(least);
             let n = repetitions("FERROGIN_TEST_CYCLES", 300, 1000) as usize;
-            cycle(n);
+            // The tables of the driver and of the card have their final size after fewer than this many cycles.
+            cycle(n.max(200));
             let before = settled();
             cycle(n);
             if let (Some((held, before)), Some((still_held, after))) = (before, settled()) {

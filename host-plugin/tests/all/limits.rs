@@ -116,7 +116,7 @@ impl Limit {
 
 /// Settings of a child process for each limit.
 fn settings() -> Vec<Vec<(&'static str, &'static str)>> {
-    LIMITS.iter().map(|limit| vec![("LIMIT", limit.name), ("FERROGIN_TIMEOUT", "4")]).collect()
+    LIMITS.iter().map(|limit| vec![("LIMIT", limit.name), ("FERROGIN_TIMEOUT", "20")]).collect()
 }
 
 #[test]

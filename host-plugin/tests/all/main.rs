@@ -12,3 +12,4 @@ mod limits;
 mod machines;
 mod metrics;
 mod scale;
+mod signals;

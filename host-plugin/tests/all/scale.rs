@@ -1,12 +1,14 @@
 //! Growth of set-up with the number of ranks: address insertions, messages, time, memory and descriptors of `createContext`.
 //!
-//! FERROGIN_SCALE_RANKS (a comma list) chooses the numbers of ranks, which are threads of one process here.
+//! FERROGIN_SCALE_RANKS (a comma list) chooses the numbers of ranks, which are threads of one process here. FERROGIN_SCALE_RUNS=N measures
+//! each unit cost N times; reports have the medians.
 #![allow(unsafe_code)]
 
 mod plan;
 
 use crate::harness::{REPORT, TraceFile, alone, alone_each, config, ranks};
 use ferrogin_ffi::nccl::GinConfigV14;
+use ferrogin_test_support::repetitions;
 use mini_nccl::{Comm, Plugin};
 use plan::{Setup, allgather};
 use std::sync::Arc;
@@ -31,6 +33,17 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
+/// Measurements of each unit cost.
+fn runs(usual: u64) -> usize {
+    repetitions("FERROGIN_SCALE_RUNS", usual, 21) as usize
+}
+
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
 /// Processor time of this process in milliseconds, and the pages that it touched for the first time.
 fn used() -> (f64, i64) {
     // SAFETY: all fields are integers, for which zero is valid.
@@ -46,14 +59,20 @@ fn used() -> (f64, i64) {
 fn init_needs_no_memory_for_messages() {
     let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").ok();
     let settings = [Some(vec![]), newer.as_deref().map(|path| vec![("FERROGIN_LIBFABRIC", path)])];
-    let settings: Vec<_> = settings.into_iter().flatten().collect();
-    alone_each("init_needs_no_memory_for_messages", &settings, |plugin| {
-        let (ms, faults) = used();
-        Comm::probe(&plugin).expect("an init");
-        let (ms, faults) = (used().0 - ms, used().1 - faults);
-        println!("{REPORT}init: {ms:.1} ms of processor time, {faults} pages");
-        assert!(faults < (24 << 20) / 4096, "{faults} pages");
-    });
+    for settings in settings.into_iter().flatten() {
+        // A process pays for the first `init` only.
+        let reports = alone_each("init_needs_no_memory_for_messages", &vec![settings.clone(); runs(1)], |plugin| {
+            let (ms, faults) = used();
+            Comm::probe(&plugin).expect("an init");
+            let (ms, faults) = (used().0 - ms, used().1 - faults);
+            println!("{REPORT}init: {ms:.1} ms of processor time, {faults} pages");
+            assert!(faults < (24 << 20) / 4096, "{faults} pages");
+        });
+        let times = reports.iter().filter_map(|line| line.split(' ').nth(1)?.parse().ok()).collect::<Vec<f64>>();
+        if times.len() > 1 {
+            println!("init, median of {}: {:.1} ms of processor time, {settings:?}", times.len(), median(times));
+        }
+    }
 }
 
 #[test]
@@ -92,7 +111,14 @@ fn set_up_grows_with_ranks_only() {
             let inserted = noted(&peers, "av_insertions");
             assert_eq!(inserted, vec![1; n], "one insertion for each card, on each rank");
             let exchange = newest("createContext: exchange");
-            let setup = Setup { ranks: n, signals: SIGNALS as usize, contexts: 1, stride: 1, ranks_per_card: n };
+            let setup = Setup {
+                ranks: n,
+                signals: SIGNALS as usize,
+                contexts: 1,
+                stride: 1,
+                ranks_per_card: n,
+                emulated: false,
+            };
             for (key, expected) in [
                 ("messages", setup.messages()),
                 ("bytes_sent", setup.messages() * setup.block()),
@@ -127,19 +153,21 @@ struct Measured {
     tables: f64,
     /// Microseconds of the exchange, of the rank that waited least.
     exchange: f64,
+    /// KiB in memory for the contexts of all ranks.
     resident: f64,
 }
 
 fn measure(plugin: &Arc<Plugin>, n: usize) -> Measured {
-    let before = resident_kib();
     let held = ranks(plugin, n, |_, comm| {
+        comm.barrier().expect("all ranks");
+        let connected = resident_kib();
         comm.barrier().expect("all ranks");
         let context = comm.create_context(&GinConfigV14 { queue_depth: 0, ..config(SIGNALS, 0) }).expect("a context");
         comm.barrier().expect("all ranks");
         let resident = resident_kib();
         comm.barrier().expect("all ranks");
         context.destroy().expect("destroyed");
-        resident
+        resident as f64 - connected as f64
     });
     let steps = TraceFile::steps();
     let newest = |name: &str, key: &str| {
@@ -152,8 +180,56 @@ fn measure(plugin: &Arc<Plugin>, n: usize) -> Measured {
         endpoints: mean(newest("createContext: endpoints", "cpu_us")),
         tables: mean(newest("createContext: peers", "cpu_us")),
         exchange: newest("createContext: exchange", "dur").into_iter().min().unwrap_or(0) as f64,
-        resident: held.into_iter().max().unwrap_or(0) as f64 - before as f64,
+        resident: held.into_iter().fold(0.0, f64::max),
     }
+}
+
+/// NCCL's barrier of all ranks takes a signal for each rank, of each block that has a barrier of its own. Counts are exact, times come from
+/// unit costs of this run.
+#[test]
+fn set_up_with_barriers_of_many_ranks_is_tabulated() {
+    let all = ["card", "emulated"].map(|signals| (TraceFile::new(&format!("barriers-{signals}")), signals));
+    let settings: Vec<_> = all
+        .iter()
+        .map(|(trace, signals)| {
+            vec![trace.setting(), ("FERROGIN_SIGNALS", *signals), ("SOFTEFA_FAULTS", "cntr_budget=65536")]
+        })
+        .collect();
+    alone_each("set_up_with_barriers_of_many_ranks_is_tabulated", &settings, |plugin| {
+        let emulated = std::env::var("FERROGIN_SIGNALS").is_ok_and(|signals| signals == "emulated");
+        // A context with emulated signals has a row for each rank only.
+        let many_ranks = if emulated { 32 } else { 8 };
+        let of = |ranks, signals| Setup { ranks, signals, contexts: 1, stride: 1, ranks_per_card: 1, emulated };
+        measure(&plugin, 2);
+        let several = |ranks| (0..runs(5)).map(|_| measure(&plugin, ranks)).collect::<Vec<_>>();
+        let (few, many) = (several(2), several(many_ranks));
+        let middle = |of: &[Measured], value: fn(&Measured) -> f64| median(of.iter().map(value));
+        let (two, all) = (of(2, SIGNALS as usize), of(many_ranks, SIGNALS as usize));
+        let endpoint = middle(&few, |one| one.endpoints) / two.endpoints() as f64;
+        let tables = |of: &[Measured]| middle(of, |one| one.tables);
+        let row = (tables(&many) - tables(&few)).max(0.0) / (all.rows() - two.rows()) as f64;
+        println!(
+            "{REPORT}emulated {emulated}, medians of {}: endpoint {endpoint:.0} us, target {row:.3} us",
+            few.len()
+        );
+        println!(
+            "{REPORT}| ranks | barriers | queue pairs | counters | MiB received | MiB of tables | MiB of words and receives \
+             | ms for endpoints and tables |"
+        );
+        for (ranks, barriers) in [(1024, 1), (1024, 16), (4096, 1), (4096, 16), (16384, 1), (16384, 16)] {
+            let setup = of(ranks, ranks * barriers);
+            let mib = |bytes: f64| bytes / f64::from(1 << 20);
+            println!(
+                "{REPORT}| {ranks} | {barriers} | {} | {} | {:.2} | {:.2} | {:.2} | {:.1} |",
+                setup.endpoints(),
+                setup.counters(),
+                mib((setup.messages() * setup.block()) as f64),
+                mib(setup.device_bytes() as f64),
+                mib(setup.host_bytes() as f64),
+                (setup.endpoints() as f64 * endpoint + setup.rows() as f64 * row) / 1e3,
+            );
+        }
+    });
 }
 
 /// Counts are exact, times come from unit costs of this run: the software card on this machine.
@@ -162,18 +238,28 @@ fn set_up_of_many_ranks_is_tabulated() {
     let trace = TraceFile::new("scale-of-many");
     let settings = [trace.setting(), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
     alone("set_up_of_many_ranks_is_tabulated", &settings, |plugin| {
-        const MANY: usize = 8;
-        let of = |ranks, signals, contexts| Setup { ranks, signals, contexts, stride: 1, ranks_per_card: 1 };
+        const MANY: usize = 32;
+        let of = |ranks, signals, contexts| Setup {
+            ranks,
+            signals,
+            contexts,
+            stride: 1,
+            ranks_per_card: 1,
+            emulated: false,
+        };
         measure(&plugin, 2);
-        let (few, many) = ((0..5).map(|_| measure(&plugin, 2)).collect::<Vec<_>>(), measure(&plugin, MANY));
-        let least = |value: fn(&Measured) -> f64| few.iter().map(value).fold(f64::MAX, f64::min);
+        let several = |times, ranks| (0..times).map(|_| measure(&plugin, ranks)).collect::<Vec<_>>();
+        let (few, many) = (several(runs(5), 2), several(runs(3), MANY));
+        let middle = |of: &[Measured], value: fn(&Measured) -> f64| median(of.iter().map(value));
         let (two, all) = (of(2, SIGNALS as usize, 1), of(MANY, SIGNALS as usize, 1));
-        let endpoint = least(|one| one.endpoints) / two.endpoints() as f64;
-        let row = (many.tables - least(|one| one.tables)).max(0.0) / (all.rows() - two.rows()) as f64;
-        let hop = least(|one| one.exchange);
-        let kib = many.resident / (MANY * all.endpoints()) as f64;
+        let endpoint = middle(&few, |one| one.endpoints) / two.endpoints() as f64;
+        let tables = |of: &[Measured]| middle(of, |one| one.tables);
+        let row = (tables(&many) - tables(&few)).max(0.0) / (all.rows() - two.rows()) as f64;
+        let hop = middle(&few, |one| one.exchange);
+        let kib = many.iter().map(|one| one.resident).fold(0.0, f64::max) / (MANY * all.endpoints()) as f64;
         println!(
-            "{REPORT}unit costs: endpoint {endpoint:.0} us, target {row:.3} us, hop {hop:.0} us, {kib:.0} KiB an endpoint"
+            "{REPORT}unit costs, medians of {}: endpoint {endpoint:.0} us, target {row:.3} us, hop {hop:.0} us, {kib:.0} KiB an endpoint",
+            few.len()
         );
         println!(
             "{REPORT}| ranks | signals | contexts | queue pairs | counters | insertions | MiB received | tables, MiB | ms: endpoints \

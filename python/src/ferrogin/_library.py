@@ -68,6 +68,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "fgin_put_value": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32, c_uint64, c_uint32]),
     "fgin_get": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_uint32]),
     "fgin_signal": (c_int, [c_void_p, c_uint32, c_uint64, c_uint32]),
+    "fgin_put_signal_at": (
+        c_int,
+        [
+            c_void_p, c_uint32, c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_void_p, c_uint64, c_uint64, c_uint64, c_uint32,
+        ],
+    ),
+    "fgin_put_value_signal_at": (
+        c_int,
+        [c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32],
+    ),
+    "fgin_signal_at": (c_int, [c_void_p, c_uint32, c_void_p, c_uint64, c_uint64, c_uint32]),
     "fgin_ring": (c_int, [c_void_p]),
     "fgin_flush": (c_int, [c_void_p]),
     "fgin_flush_async": (c_int, [c_void_p, POINTER(RequestWords)]),
@@ -118,6 +129,10 @@ def pointer(name: str, handle: int) -> int:
     if address is None:
         raise errors.of_status(name, errors.Status.INVALID_USAGE, last_error())
     return int(address)
+
+
+LAST_ID = 65533
+"""The largest signal or counter that an action can name."""
 
 
 def unsigned(name: str, value: SupportsIndex, bits: int) -> int:

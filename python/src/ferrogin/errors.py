@@ -85,7 +85,8 @@ _NEW_CONTEXT = "destroy the context on all ranks and create it again"
 _GIN_TEXTS = {
     GinStatus.INVALID_ARGUMENT: "an argument is out of range: compare the peer, the offsets, the size and the numbers of signals and "
     "counters with the sizes of the windows on both ranks and with the options of the context",
-    GinStatus.UNSUPPORTED: "the card cannot do the operation, or the handle is of another release: install the same release everywhere",
+    GinStatus.UNSUPPORTED: "the card cannot do the operation (strong signals and signals in a window need FERROGIN_SIGNALS=emulated), or the "
+    "handle is of another release: install the same release everywhere",
     GinStatus.ABORTED: f"the context is aborted, and standard error names the cause: {_NEW_CONTEXT}",
     GinStatus.CARD_ERROR: "a request of the context completed in error, which standard error names (such as bytes outside the peer's window): "
     f"{_NEW_CONTEXT}",

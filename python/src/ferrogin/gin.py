@@ -10,13 +10,14 @@ from ctypes import byref, c_int, c_uint64
 from typing import TYPE_CHECKING, Any, Optional, SupportsIndex, Union
 
 from ferrogin import _library, errors
-from ferrogin._library import unsigned
+from ferrogin._library import LAST_ID, unsigned
 from ferrogin.comm import using
 
 if TYPE_CHECKING:
     from ferrogin.comm import Context, Window
 
 _AGGREGATE = 2
+_STRONG = 0x400
 
 
 class Gin:
@@ -64,6 +65,8 @@ class Gin:
             raise ValueError(
                 f"{kind} {number} does not exist, as the context has {number_of} {kind}s: pass {kind}s=... to Comm.context"
             )
+        if number > LAST_ID:
+            raise ValueError(f"{kind} is {number}: pass at most {LAST_ID}, or a word of a window as at=(window, offset)")
         return number
 
     def _action(self, signal: Optional[int], add: int, counter: Optional[int] = None) -> int:
@@ -73,6 +76,22 @@ class Gin:
         if counter is not None:
             action |= (self._id("counter", counter, self._context.counters) + 1) << 16
         return action
+
+    def _flags(self, aggregate: bool, strong: bool, has_signal: bool) -> int:
+        if strong and not has_signal:
+            raise ValueError("strong is True without a signal: pass signal=... or at=(window, offset)")
+        return (_AGGREGATE if aggregate else 0) | (_STRONG if strong else 0)
+
+    def _word(self, at: tuple[Window, SupportsIndex], signal: Optional[int]) -> tuple[Window, int]:
+        """The window and the offset of a signal in the memory of a window."""
+        if signal is not None:
+            raise ValueError(f"signal is {signal}, and at names a word of a window: pass one of both")
+        if not isinstance(at, tuple) or len(at) != 2:
+            raise TypeError(f"at is a {type(at).__name__}: pass a tuple of a ferrogin.Window and an offset")
+        window, offset = self._window("at", at[0]), unsigned("the offset of at", at[1], 64)
+        if offset % 8:
+            raise ValueError(f"the offset of at is {offset}: pass a multiple of 8, the bytes of a signal")
+        return window, offset
 
     def _part(self, name: str, window: Window, offset: SupportsIndex, nbytes: Optional[SupportsIndex]) -> tuple[int, int]:
         """The offset and size of a part of a window of this rank."""
@@ -95,28 +114,29 @@ class Gin:
         src_offset: int = 0,
         signal: Optional[int] = None,
         add: int = 1,
+        at: Optional[tuple[Window, int]] = None,
+        strong: bool = False,
         counter: Optional[int] = None,
         aggregate: bool = False,
     ) -> None:
         """Writes `nbytes` bytes (by default the rest of `src`) of this rank's window `src` to the window `dst` of `peer`.
 
         `signal` of the peer is raised by `add` when the bytes have arrived; `counter` of this rank when the operation is complete.
+
+        With emulated signals (FERROGIN_SIGNALS=emulated) `at`, a window and an offset in it, takes the place of `signal`: `add` is added to the
+        8 bytes there. A `strong` signal comes after all earlier operations of this context to `peer` have arrived, and this call waits for them.
         """
         target, source = self._window("dst", dst), self._window("src", src)
         start, size = self._part("src", source, src_offset, nbytes)
         place = unsigned("dst_offset", dst_offset, 64)
-        self._call(
-            "fgin_put",
-            self._peer(peer),
-            target.handle,
-            place,
-            source.handle,
-            start,
-            size,
-            self._action(signal, add, counter),
-            _AGGREGATE if aggregate else 0,
-            windows=(target, source),
-        )
+        flags = self._flags(aggregate, strong, signal is not None or at is not None)
+        put = (self._peer(peer), target.handle, place, source.handle, start, size)
+        if at is None:
+            self._call("fgin_put", *put, self._action(signal, add, counter), flags, windows=(target, source))
+        else:
+            window, offset = self._word(at, signal)
+            word = (window.handle, offset, unsigned("add", add, 64), self._action(None, 0, counter))
+            self._call("fgin_put_signal_at", *put, *word, flags, windows=(target, source, window))
 
     def put_value(
         self,
@@ -128,9 +148,14 @@ class Gin:
         *,
         signal: Optional[int] = None,
         add: int = 1,
+        at: Optional[tuple[Window, int]] = None,
+        strong: bool = False,
         aggregate: bool = False,
     ) -> None:
-        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to the window `dst` of `peer`."""
+        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to the window `dst` of `peer`.
+
+        The signal is that of `put`.
+        """
         window = self._window("dst", dst)
         if isinstance(value, int):
             if nbytes not in (1, 2, 4, 8):
@@ -147,9 +172,14 @@ class Gin:
             if size not in (1, 2, 4, 8):
                 raise ValueError(f"the value has {size} bytes: pass one of 1, 2, 4 or 8 bytes, or put an array")
         place = unsigned("offset", offset, 64)
-        flags = _AGGREGATE if aggregate else 0
-        arguments = (self._peer(peer), window.handle, place, bits, size, self._action(signal, add), flags)
-        self._call("fgin_put_value", *arguments, windows=(window,))
+        flags = self._flags(aggregate, strong, signal is not None or at is not None)
+        put = (self._peer(peer), window.handle, place, bits, size)
+        if at is None:
+            self._call("fgin_put_value", *put, self._action(signal, add), flags, windows=(window,))
+        else:
+            other, place = self._word(at, signal)
+            word = (other.handle, place, unsigned("add", add, 64))
+            self._call("fgin_put_value_signal_at", *put, *word, flags, windows=(window, other))
 
     def get(
         self,
@@ -170,9 +200,25 @@ class Gin:
         arguments = (self._peer(peer), source.handle, place, target.handle, start, size, flags)
         self._call("fgin_get", *arguments, windows=(source, target))
 
-    def signal(self, peer: int, signal: int, add: int = 1, *, aggregate: bool = False) -> None:
-        """Raises a signal of `peer`, without bytes."""
-        self._call("fgin_signal", self._peer(peer), self._action(signal, add), _AGGREGATE if aggregate else 0)
+    def signal(
+        self,
+        peer: int,
+        signal: Optional[int] = None,
+        add: int = 1,
+        *,
+        at: Optional[tuple[Window, int]] = None,
+        strong: bool = False,
+        aggregate: bool = False,
+    ) -> None:
+        """Raises a signal of `peer`, without bytes: `signal`, or the one `at` a window and an offset, as `put` does."""
+        flags = self._flags(aggregate, strong, True)
+        if at is not None:
+            window, offset = self._word(at, signal)
+            self._call("fgin_signal_at", self._peer(peer), window.handle, offset, unsigned("add", add, 64), flags, windows=(window,))
+        elif signal is None:
+            raise TypeError("the signal is missing: pass signal, or at=(window, offset)")
+        else:
+            self._call("fgin_signal", self._peer(peer), self._action(signal, add), flags)
 
     def ring(self) -> None:
         """Rings the doorbells that aggregated operations left, and waits for nothing."""
@@ -189,11 +235,11 @@ class Gin:
         return Request(self, words)
 
     def read_signal(self, signal: int) -> int:
-        """The count of a signal since its last reset, modulo 2^31."""
+        """The count of a signal since its last reset, modulo 2^31; of an emulated one modulo 2^64."""
         return self._read("fgin_read_signal", self._id("signal", signal, self._context.signals))
 
     def wait_signal(self, signal: int, least: int = 1) -> None:
-        """Waits until the count of a signal is at least `least`, modulo 2^31."""
+        """Waits until the count of a signal is at least `least`, modulo 2^31; of an emulated one modulo 2^64."""
         self._call("fgin_wait_signal", self._id("signal", signal, self._context.signals), unsigned("least", least, 64))
 
     def reset_signal(self, signal: int) -> None:

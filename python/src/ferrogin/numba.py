@@ -12,6 +12,7 @@ from typing import Any
 from numba import cuda, types
 
 from ferrogin import paths
+from ferrogin._library import LAST_ID, unsigned
 
 if "abi" not in inspect.signature(cuda.declare_device).parameters:
     raise ImportError("ferrogin.numba needs numba-cuda 0.28 or newer, which declares functions of the C ABI: pip install numba-cuda")
@@ -19,6 +20,8 @@ if "abi" not in inspect.signature(cuda.declare_device).parameters:
 DEFAULT = 0
 AGGREGATE = 2
 """The flag that leaves the doorbell to a later operation."""
+STRONG = 0x400
+"""The flag of an emulated signal that comes after all earlier operations of the context to that peer."""
 
 _u32, _u64 = types.uint32, types.uint64
 _out = types.CPointer(types.uint64)
@@ -34,6 +37,9 @@ put = _function("fgin_put", _u64, _u32, _u64, _u64, _u64, _u64, _u64, _u64, _u32
 put_value = _function("fgin_put_value", _u64, _u32, _u64, _u64, _u64, _u32, _u64, _u32)
 get = _function("fgin_get", _u64, _u32, _u64, _u64, _u64, _u64, _u64, _u32)
 signal = _function("fgin_signal", _u64, _u32, _u64, _u32)
+put_signal_at = _function("fgin_put_signal_at", _u64, _u32, _u64, _u64, _u64, _u64, _u64, _u64, _u64, _u64, _u64, _u32)
+put_value_signal_at = _function("fgin_put_value_signal_at", _u64, _u32, _u64, _u64, _u64, _u32, _u64, _u64, _u64, _u32)
+signal_at = _function("fgin_signal_at", _u64, _u32, _u64, _u64, _u64, _u32)
 warp_put = _function("fgin_warp_put", _u64, _u32, _u32, _u64, _u64, _u64, _u64, _u64, _u64, _u32)
 warp_put_value = _function("fgin_warp_put_value", _u64, _u32, _u32, _u64, _u64, _u64, _u32, _u64, _u32)
 warp_signal = _function("fgin_warp_signal", _u64, _u32, _u32, _u64, _u32)
@@ -53,8 +59,10 @@ reset_counter = _function("fgin_reset_counter", _u64, _u32)
 
 
 def signal_add(signal: int, add: int) -> int:
-    """The action that raises a signal of the peer by `add`. Actions are combined with |. Kernels get the number as an argument."""
-    return add << 32 | signal + 1
+    """The action that raises a signal of the peer by `add`. Actions are combined with |. Kernels get the number as an argument.
+
+    Raises `ValueError` for an id above 65533 or an `add` of more than 32 bits."""
+    return unsigned("add", add, 32) << 32 | _slot("signal", signal)
 
 
 def signal_inc(signal: int) -> int:
@@ -63,5 +71,12 @@ def signal_inc(signal: int) -> int:
 
 
 def counter_inc(counter: int) -> int:
-    """The action that raises a counter of this rank by one."""
-    return (counter + 1) << 16
+    """The action that raises a counter of this rank by one. Raises `ValueError` for an id above 65533."""
+    return _slot("counter", counter) << 16
+
+
+def _slot(kind: str, value: int) -> int:
+    number = unsigned(kind, value, 16)
+    if number > LAST_ID:
+        raise ValueError(f"{kind} is {number}: pass at most {LAST_ID}")
+    return number + 1

@@ -22,6 +22,8 @@ if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
 
 AGGREGATE = tl.constexpr(2)
 """The flag that leaves the doorbell to a later operation."""
+STRONG = tl.constexpr(0x400)
+"""The flag of an emulated signal that comes after all earlier operations of the context to that peer."""
 
 
 def extern_libs() -> dict[str, str]:
@@ -45,6 +47,9 @@ _put = _function("fgin_put", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i64, _i3
 _put_value = _function("fgin_put_value", _i64, _i32, _i64, _i64, _i64, _i32, _i64, _i32)
 _get = _function("fgin_get", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i32)
 _signal = _function("fgin_signal", _i64, _i32, _i64, _i32)
+_put_signal_at = _function("fgin_put_signal_at", _i64, _i32, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i64, _i32)
+_put_value_signal_at = _function("fgin_put_value_signal_at", _i64, _i32, _i64, _i64, _i64, _i32, _i64, _i64, _i64, _i32)
+_signal_at = _function("fgin_signal_at", _i64, _i32, _i64, _i64, _i64, _i32)
 _ring = _function("fgin_ring", _i64)
 _flush = _function("fgin_flush", _i64)
 _set_timeout = _function("fgin_set_timeout", _i64, _i64)
@@ -98,8 +103,8 @@ def _to_all(status):
 
 @triton.jit
 def signal_add(signal, add):
-    """The action that raises a signal of the peer by `add`. Actions are combined with |."""
-    return (tl.cast(add, tl.int64) << 32) | (tl.cast(signal, tl.int64) + 1)
+    """The action that raises a signal of the peer by `add`, below 2^32. Actions are combined with |. An operation refuses ids above 65533."""
+    return (tl.cast(add, tl.int64) << 32) | tl.minimum(tl.cast(signal, tl.int64) + 1, 65535)
 
 
 @triton.jit
@@ -111,7 +116,7 @@ def signal_inc(signal):
 @triton.jit
 def counter_inc(counter):
     """The action that raises a counter of this rank by one."""
-    return (tl.cast(counter, tl.int64) + 1) << 16
+    return tl.minimum(tl.cast(counter, tl.int64) + 1, 65535) << 16
 
 
 @triton.jit
@@ -164,6 +169,33 @@ def signal(context, peer, action, flags=0):
 
 
 @triton.jit
+def put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter=0, flags=0):
+    """`put`, and `add` is added to the 8 bytes at `word_offset` of the window `word` of `peer`; `counter` is an action or 0."""
+    status = 0
+    if _is_first():
+        status = _put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter, flags)
+    return _to_all(status)
+
+
+@triton.jit
+def put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags=0):
+    """`put_value`, and `add` is added to the 8 bytes at `word_offset` of the window `word` of `peer`."""
+    status = 0
+    if _is_first():
+        status = _put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags)
+    return _to_all(status)
+
+
+@triton.jit
+def signal_at(context, peer, word, word_offset, add, flags=0):
+    """Adds `add` to the 8 bytes at `word_offset` of the window `word` of `peer`."""
+    status = 0
+    if _is_first():
+        status = _signal_at(context, peer, word, word_offset, add, flags)
+    return _to_all(status)
+
+
+@triton.jit
 def ring(context):
     """Rings the doorbells that operations with the aggregate flag left, on all queues, and waits for nothing."""
     status = 0
@@ -201,7 +233,7 @@ def read_signal(context, number, out):
 
 @triton.jit
 def wait_signal(context, number, least):
-    """Waits until the count of a signal is at least `least`, modulo 2^31."""
+    """Waits until the count of a signal is at least `least`, modulo 2^31; of an emulated one modulo 2^64."""
     status = 0
     if _is_first():
         status = _wait_signal(context, number, least)

@@ -35,6 +35,8 @@ fn run_blocks(test: &str, page: &Page) -> usize {
     let wanted = ["ferrogin", "libferrogin.so", "libsoftefa-fi.so", "libnccl-gin-ferrogin.so"];
     let Some(dist) = (if marked == 0 { None } else { dist(test, &wanted) }) else { return marked };
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+    // An earlier process of this number may have left it.
+    let _ = std::fs::remove_dir_all(&place);
     std::fs::create_dir(&place).expect("a directory");
     for entry in std::fs::read_dir(workspace()).expect("a directory").map(|entry| entry.expect("an entry")) {
         if entry.file_name() != "dist" && entry.file_name() != "target" {

@@ -45,11 +45,12 @@ __device__ int in_mode(const fgin_context* ctx, uint32_t flags, Operation operat
   return operation(Gin<>(ctx));
 }
 
-// Calls `operation` with the signal of a packed action.
+// Calls `operation` with the signal of a packed action, which the flags may make strong.
 template <typename Operation>
-__device__ int with_signal(fgin_action action, Operation operation) {
+__device__ int with_signal(fgin_action action, uint32_t flags, Operation operation) {
   uint32_t slot = action & 0xffff, amount = action >> 32;
   if (slot == 0) return operation(None{});
+  if (flags & FGIN_STRONG) return amount == 1 ? operation(StrongSignalInc{slot - 1}) : operation(StrongSignalAdd{slot - 1, amount});
   if (amount == 1) return operation(SignalInc{slot - 1});
   return operation(SignalAdd{slot - 1, amount});
 }
@@ -67,7 +68,7 @@ EXPORT gin_open(void* handle, uint32_t id, const fgin_context** out) {
 EXPORT gin_put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
                uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags, Threads threads) {
   return in_mode(ctx, flags, [&](auto gin) {
-    return with_signal(action, [&](auto signal) {
+    return with_signal(action, flags, [&](auto signal) {
       uint32_t plain = flags & FGIN_AGGREGATE, counter = counter_slot(action);
       Group group{threads};
       return counter ? gin.put(peer, dst, dst_off, src, src_off, bytes, signal, CounterInc{counter - 1}, group, plain)
@@ -88,7 +89,7 @@ EXPORT gin_put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, ui
     return status;
   }
   return in_mode(ctx, flags, [&](auto gin) {
-    return with_signal(action, [&](auto signal) {
+    return with_signal(action, flags, [&](auto signal) {
       uint32_t plain = flags & FGIN_AGGREGATE;
       switch (bytes) {
         case 1: return gin.putValue(peer, dst, dst_off, uint8_t(value), signal, group, plain);
@@ -116,7 +117,45 @@ EXPORT gin_signal(const fgin_context* ctx, uint32_t peer, fgin_action action, ui
     return status;
   }
   return in_mode(ctx, flags, [&](auto gin) {
-    return with_signal(action, [&](auto signal) { return gin.signal(peer, signal, group, flags & FGIN_AGGREGATE); });
+    return with_signal(action, flags, [&](auto signal) { return gin.signal(peer, signal, group, flags & FGIN_AGGREGATE); });
+  });
+}
+
+// Calls `operation` with a signal in memory, which the flags may make strong.
+template <typename Operation>
+__device__ int with_word(fgin_window window, uint64_t offset, uint64_t amount, uint32_t flags, Operation operation) {
+  VASignalAdd add{window, offset, amount};
+  if (flags & FGIN_STRONG) return amount == 1 ? operation(StrongVASignalInc{window, offset}) : operation(StrongVASignalAdd{window, offset, amount});
+  return amount == 1 ? operation(VASignalInc{window, offset}) : operation(add);
+}
+
+EXPORT gin_put_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+                         uint64_t src_off, uint64_t bytes, fgin_window word, uint64_t word_off, uint64_t amount,
+                         fgin_action action, uint32_t flags, Threads threads) {
+  return in_mode(ctx, flags, [&](auto gin) {
+    return with_word(word, word_off, amount, flags, [&](auto signal) {
+      uint32_t plain = flags & FGIN_AGGREGATE, counter = counter_slot(action);
+      Group group{threads};
+      return counter ? gin.put(peer, dst, dst_off, src, src_off, bytes, signal, CounterInc{counter - 1}, group, plain)
+                     : gin.put(peer, dst, dst_off, src, src_off, bytes, signal, None{}, group, plain);
+    });
+  });
+}
+
+EXPORT gin_put_value_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
+                               fgin_window word, uint64_t word_off, uint64_t amount, uint32_t flags, Threads threads) {
+  return in_mode(ctx, flags, [&](auto gin) {
+    return with_word(word, word_off, amount, flags, [&](auto signal) {
+      return gin.putValue(peer, dst, dst_off, value, signal, Group{threads}, flags & FGIN_AGGREGATE);
+    });
+  });
+}
+
+EXPORT gin_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window word, uint64_t word_off, uint64_t amount,
+                     uint32_t flags, Threads threads) {
+  return in_mode(ctx, flags, [&](auto gin) {
+    return with_word(word, word_off, amount, flags,
+                     [&](auto signal) { return gin.signal(peer, signal, Group{threads}, flags & FGIN_AGGREGATE); });
   });
 }
 
@@ -140,7 +179,7 @@ EXPORT gin_warp_put_value(const fgin_context* ctx, uint32_t lanes, uint32_t peer
     if (counter_slot(action) || bytes != 8) {
       return fgin_warp_put_value(ctx, lanes, peer, dst, dst_off, value, bytes, action, flags);
     }
-    return with_signal(action, [&](auto signal) {
+    return with_signal(action, flags, [&](auto signal) {
       return gin.putValue(peer, dst, dst_off, value, signal, Lanes{lanes}, plain);
     });
   });
@@ -149,7 +188,7 @@ EXPORT gin_warp_put_value(const fgin_context* ctx, uint32_t lanes, uint32_t peer
 EXPORT gin_warp_signal(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_action action, uint32_t flags) {
   return in_mode(ctx, flags, [&](auto gin) {
     if (counter_slot(action)) return fgin_warp_signal(ctx, lanes, peer, action, flags);
-    return with_signal(action, [&](auto signal) {
+    return with_signal(action, flags, [&](auto signal) {
       return gin.signal(peer, signal, Lanes{lanes}, flags & FGIN_AGGREGATE);
     });
   });

@@ -25,6 +25,17 @@ static constexpr uint64_t limit = 20ull * 1000 * 1000 * 1000;
 // `Threads` of plan.rs.
 enum Threads : uint32_t { One, Tile, Warps, Blocks };
 
+// Emulated signals of the first context, or null.
+static __device__ const char* emulated_of(const char* handle) {
+  auto first = *reinterpret_cast<const uint64_t*>(handle - FGIN_HEADER_SIZE + FGIN_HEADER_CONTEXTS_OFFSET);
+  return reinterpret_cast<const char*>(*reinterpret_cast<const uint64_t*>(first + FGIN_CONTEXT_EMULATED_OFFSET));
+}
+
+static __device__ uint32_t signals_of(const char* handle, const nccl_ofi_gin_gdaki_dev_handle& context) {
+  auto* emulated = emulated_of(handle);
+  return emulated ? *reinterpret_cast<const uint32_t*>(emulated + FGIN_EMULATED_N_SIGNALS_OFFSET) : context.nSignals;
+}
+
 // Fills in the communicator, before the kernel of the scenario runs.
 extern "C" __global__ void gin_setup(void* handle, void* window, int rank, int nranks) {
   auto* context = static_cast<nccl_ofi_gin_gdaki_dev_handle*>(handle);
@@ -34,7 +45,7 @@ extern "C" __global__ void gin_setup(void* handle, void* window, int rank, int n
   comm.ginContextCount = 1;
   comm.ginConnectionStride = 1;
   comm.ginContextStride = 1;
-  comm.ginSignalCount = context->nSignals;
+  comm.ginSignalCount = signals_of(static_cast<const char*>(handle), *context);
   comm.ginCounterCount = context->nCounters;
   comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_EFA_GDA;
   comm.ginHandles[0] = handle;
@@ -97,11 +108,18 @@ static __device__ uint32_t counter_slot(fgin_action action) {
   return action >> 16 & 0xffff;
 }
 
-// Calls `operation` with the signal of a packed action.
+// ncclGin makes signals of the card strong by a flush, and ferrogin's own functions refuse them.
+static __device__ bool must_refuse(uint32_t flags) {
+  return flags & FGIN_STRONG && !emulated_of(static_cast<const char*>(comm.ginHandles[0]));
+}
+
+// Calls `operation` with the signal of a packed action, which the flags may make strong.
 template <typename Operation>
-static __device__ int with_signal(fgin_action action, Operation operation) {
+static __device__ int with_signal(fgin_action action, uint32_t flags, Operation operation) {
   uint32_t slot = action & 0xffff, amount = action >> 32;
   if (slot == 0) operation(ncclGin_None{});
+  else if (flags & FGIN_STRONG && amount == 1) operation(ncclGin_StrongSignalInc{slot - 1});
+  else if (flags & FGIN_STRONG) operation(ncclGin_StrongSignalAdd{slot - 1, amount});
   else if (amount == 1) operation(ncclGin_WeakSignalInc{slot - 1});
   else operation(ncclGin_WeakSignalAdd{slot - 1, amount});
   return FGIN_OK;
@@ -114,6 +132,22 @@ static __device__ uint32_t options(uint32_t flags) {
 #define EXPORT extern "C" __device__ int
 static constexpr auto given = cuda::thread_scope_thread, required = cuda::thread_scope_device;
 
+// A put that raises the action's counter, if it names one.
+template <typename Signal>
+static __device__ void put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+                           uint64_t src_off, uint64_t bytes, Signal signal, fgin_action action, uint32_t flags) {
+  ncclGin gin = gin_of(ctx, flags);
+  ncclTeam world = ncclTeamWorld(comm);
+  uint32_t counter = counter_slot(action);
+  if (counter) {
+    gin.put(world, int(peer), view_of(dst), dst_off, view_of(src), src_off, bytes, signal,
+            ncclGin_WeakCounterInc{counter - 1}, ncclCoopThread(), ncclGin_None{}, given, required, options(flags));
+  } else {
+    gin.put(world, int(peer), view_of(dst), dst_off, view_of(src), src_off, bytes, signal, ncclGin_None{},
+            ncclCoopThread(), ncclGin_None{}, given, required, options(flags));
+  }
+}
+
 EXPORT gin_open(void* handle, uint32_t id, const fgin_context** out) {
   return fgin_open(handle, id, out);
 }
@@ -121,17 +155,9 @@ EXPORT gin_open(void* handle, uint32_t id, const fgin_context** out) {
 EXPORT gin_put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
                uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags, Threads threads) {
   return lead(threads, [&] {
-    return with_signal(action, [&](auto signal) {
-      ncclGin gin = gin_of(ctx, flags);
-      ncclTeam world = ncclTeamWorld(comm);
-      uint32_t counter = counter_slot(action);
-      if (counter) {
-        gin.put(world, int(peer), view_of(dst), dst_off, view_of(src), src_off, bytes, signal,
-                ncclGin_WeakCounterInc{counter - 1}, ncclCoopThread(), ncclGin_None{}, given, required, options(flags));
-      } else {
-        gin.put(world, int(peer), view_of(dst), dst_off, view_of(src), src_off, bytes, signal, ncclGin_None{},
-                ncclCoopThread(), ncclGin_None{}, given, required, options(flags));
-      }
+    if (must_refuse(flags)) return fgin_put(ctx, peer, dst, dst_off, src, src_off, bytes, action, flags);
+    return with_signal(action, flags, [&](auto signal) {
+      put(ctx, peer, dst, dst_off, src, src_off, bytes, signal, action, flags);
     });
   });
 }
@@ -148,7 +174,8 @@ EXPORT gin_put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, ui
     bool is_plain = (action & 0xffff) == 0;
     // ncclGin's putValue has neither other sizes nor counters.
     if (counter_slot(action)) bytes = 0;
-    if (bytes == 8) return with_signal(action, [&](auto signal) { send(value, signal); });
+    if (must_refuse(flags)) return fgin_put_value(ctx, peer, dst, dst_off, value, bytes, action, flags);
+    if (bytes == 8) return with_signal(action, flags, [&](auto signal) { send(value, signal); });
     if (bytes == 4 && is_plain) return send(uint32_t(value), ncclGin_None{});
     if (bytes == 2 && is_plain) return send(uint16_t(value), ncclGin_None{});
     if (bytes == 1 && is_plain) return send(uint8_t(value), ncclGin_None{});
@@ -181,16 +208,18 @@ EXPORT gin_get(const fgin_context* ctx, uint32_t peer, fgin_window remote, uint6
   });
 }
 
+template <typename Signal>
+static __device__ void raise(const fgin_context* ctx, uint32_t peer, Signal signal, uint32_t flags) {
+  gin_of(ctx, flags).signal(ncclTeamWorld(comm), int(peer), signal);
+}
+static __device__ void raise(const fgin_context*, uint32_t, ncclGin_None, uint32_t) {}
+
 EXPORT gin_signal(const fgin_context* ctx, uint32_t peer, fgin_action action, uint32_t flags, Threads threads) {
   return lead(threads, [&] {
-    uint32_t slot = action & 0xffff, amount = action >> 32;
+    uint32_t slot = action & 0xffff;
     // ncclGin's signal has neither counters nor none.
-    if (counter_slot(action) || slot == 0) return fgin_signal(ctx, peer, action, flags);
-    ncclGin gin = gin_of(ctx, flags);
-    ncclTeam world = ncclTeamWorld(comm);
-    if (amount == 1) gin.signal(world, int(peer), ncclGin_WeakSignalInc{slot - 1});
-    else gin.signal(world, int(peer), ncclGin_WeakSignalAdd{slot - 1, amount});
-    return int(FGIN_OK);
+    if (counter_slot(action) || slot == 0 || must_refuse(flags)) return fgin_signal(ctx, peer, action, flags);
+    return with_signal(action, flags, [&](auto signal) { raise(ctx, peer, signal, flags); });
   });
 }
 
@@ -226,11 +255,26 @@ static __device__ int status_of(ncclResult_t result) {
   return result == ncclTimeout ? FGIN_TIMEOUT : FGIN_OK;
 }
 
+#ifndef NCCL_OWN_BACKEND
+// True if an emulated signal has its value where DeepEP reads it: through NCCL's struct of another backend.
+static __device__ bool is_found_by_cast(const ncclGin& gin, uint32_t id) {
+  auto* context = static_cast<struct ncclGinGdakiGPUContext*>(gin._ginHandle) + gin.contextId;
+  auto* words = reinterpret_cast<uint64_t*>(__ldg(reinterpret_cast<uint64_t*>(&context->signals_table.buffer)));
+  uint64_t before = gin.readSignal(id), found = *static_cast<volatile uint64_t*>(words + id);
+  return before <= found && found <= gin.readSignal(id);
+}
+#endif
+
 EXPORT gin_wait_signal(const fgin_context* ctx, uint32_t id, uint64_t least, Threads threads) {
   return lead(threads, [&] {
     // NCCL does not check the number.
     if (id >= uint32_t(comm.ginSignalCount)) return int(FGIN_INVALID_ARGUMENT);
-    return status_of(gin_of(ctx).waitSignal(ncclCoopThread(), id, least, 64, cuda::memory_order_acquire, limit));
+    ncclGin gin = gin_of(ctx);
+    int status = status_of(gin.waitSignal(ncclCoopThread(), id, least, 64, cuda::memory_order_acquire, limit));
+#ifndef NCCL_OWN_BACKEND
+    if (emulated_of(static_cast<const char*>(comm.ginHandles[0])) && !is_found_by_cast(gin, id)) return int(FGIN_POISONED);
+#endif
+    return status;
   });
 }
 
@@ -240,3 +284,60 @@ EXPORT gin_wait_counter(const fgin_context* ctx, uint32_t id, uint64_t least, Th
     return status_of(gin_of(ctx).waitCounter(ncclCoopThread(), id, least, 56, cuda::memory_order_acquire, limit));
   });
 }
+
+#ifdef NCCL_OWN_BACKEND
+
+// NCCL's own backend has no signals in memory.
+EXPORT gin_put_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, fgin_window, uint64_t, uint64_t, fgin_window, uint64_t,
+                         uint64_t, fgin_action, uint32_t, Threads) {
+  return FGIN_UNSUPPORTED;
+}
+EXPORT gin_put_value_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, uint64_t, fgin_window, uint64_t, uint64_t,
+                               uint32_t, Threads) {
+  return FGIN_UNSUPPORTED;
+}
+EXPORT gin_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, uint64_t, uint32_t, Threads) {
+  return FGIN_UNSUPPORTED;
+}
+
+#else
+
+// Calls `operation` with a signal in memory, which the flags may make strong.
+template <typename Operation>
+static __device__ int with_word(fgin_window window, uint64_t offset, uint64_t amount, uint32_t flags, Operation operation) {
+  ncclWindow_t view = view_of(window);
+  if (amount == 1 && flags & FGIN_STRONG) operation(ncclGin_StrongVASignalInc{view, offset});
+  else if (amount == 1) operation(ncclGin_WeakVASignalInc{view, offset});
+  else if (flags & FGIN_STRONG) operation(ncclGin_StrongVASignalAdd{view, offset, amount});
+  else operation(ncclGin_WeakVASignalAdd{view, offset, amount});
+  return FGIN_OK;
+}
+
+EXPORT gin_put_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
+                         uint64_t src_off, uint64_t bytes, fgin_window word, uint64_t word_off, uint64_t amount,
+                         fgin_action action, uint32_t flags, Threads threads) {
+  return lead(threads, [&] {
+    return with_word(word, word_off, amount, flags, [&](auto signal) {
+      put(ctx, peer, dst, dst_off, src, src_off, bytes, signal, action, flags);
+    });
+  });
+}
+
+EXPORT gin_put_value_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
+                               fgin_window word, uint64_t word_off, uint64_t amount, uint32_t flags, Threads threads) {
+  return lead(threads, [&] {
+    return with_word(word, word_off, amount, flags, [&](auto signal) {
+      gin_of(ctx, flags).putValue(ncclTeamWorld(comm), int(peer), view_of(dst), dst_off, value, signal, ncclCoopThread(),
+                                  ncclGin_None{}, given, required, options(flags));
+    });
+  });
+}
+
+EXPORT gin_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window word, uint64_t word_off, uint64_t amount,
+                     uint32_t flags, Threads threads) {
+  return lead(threads, [&] {
+    return with_word(word, word_off, amount, flags, [&](auto signal) { raise(ctx, peer, signal, flags); });
+  });
+}
+
+#endif

@@ -4,9 +4,9 @@ use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use gpu_scenarios::gpu::Launch;
 use gpu_scenarios::machine::Machine;
-use gpu_scenarios::plan::{Api, Threads};
+use gpu_scenarios::plan::{Api, Spoil, Threads};
 use gpu_scenarios::runner;
-use gpu_scenarios::scenario::{self, SCENARIOS, Scenario};
+use gpu_scenarios::scenario::{self, SCENARIOS, Scenario, WORKLOADS};
 use gpu_scenarios::world::{Config, MOST_LANES, World};
 use gpu_scenarios::{RunError, measure};
 use mini_nccl::bootstrap::Identity;
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Print the scenarios and exit.
+    /// Print the scenarios and the workloads and exit.
     #[arg(long)]
     list: bool,
-    /// Run only this scenario; may be given several times.
+    /// Run only this scenario or workload; may be given several times. Workloads need FERROGIN_SIGNALS=emulated, and run only by name.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Repetitions of each step.
@@ -51,6 +51,9 @@ struct Args {
     /// Threads or groups of each rank in the steps that have several on a context.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_LANES.into()))]
     lanes: Option<u32>,
+    /// A deliberate fault of the workloads, which has to make them fail.
+    #[arg(long, default_value = "nothing", value_parser = one_of(&SPOILS))]
+    spoil: Spoil,
     /// On a GPU: the threads that run a program together; a tile has 8.
     #[arg(long, default_value = "one", value_parser = one_of(&THREADS))]
     threads: Threads,
@@ -75,6 +78,14 @@ struct Args {
 const THREADS: [(&str, Threads); 4] =
     [("one", Threads::One), ("tile", Threads::Tile), ("warp", Threads::Warp), ("block", Threads::Block)];
 const APIS: [(&str, Api); 3] = [("rust", Api::Rust), ("c", Api::C), ("cuda", Api::Cuda)];
+const SPOILS: [(&str, Spoil); 6] = [
+    ("nothing", Spoil::Nothing),
+    ("weak", Spoil::Weak),
+    ("lost", Spoil::Lost),
+    ("doubled", Spoil::Doubled),
+    ("reset", Spoil::Reset),
+    ("flush", Spoil::Flush),
+];
 
 fn one_of<T: Copy + Send + Sync>(values: &'static [(&str, T)]) -> impl TypedValueParser<Value = T> {
     let parser = PossibleValuesParser::new(values.iter().map(|(name, _)| *name));
@@ -84,7 +95,7 @@ fn one_of<T: Copy + Send + Sync>(values: &'static [(&str, T)]) -> impl TypedValu
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.list {
-        for Scenario { name, description, .. } in SCENARIOS {
+        for Scenario { name, description, .. } in SCENARIOS.iter().chain(WORKLOADS) {
             println!("{name:<14} {description}");
         }
         return ExitCode::SUCCESS;
@@ -154,6 +165,8 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
         backend_version: args.backend_version,
         queue_depth: args.queue_depth,
         lanes: args.lanes,
+        workloads: scenarios.iter().any(|scenario| scenario.is_workload()),
+        spoil: args.spoil,
         deadline: args.deadline.map_or(defaults.deadline, Duration::from_secs),
         ..defaults
     };

@@ -99,6 +99,13 @@ impl Step {
     }
 }
 
+impl Scenario {
+    /// True if it is one of [`WORKLOADS`].
+    pub fn is_workload(&self) -> bool {
+        self.steps.iter().any(|step| step.program.is_workload())
+    }
+}
+
 /// A row of the list.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
@@ -229,6 +236,15 @@ pub const SCENARIOS: &[Scenario] = &[
         ],
     },
     Scenario {
+        name: "strong-signal",
+        description: "strong signals and signals in memory; all earlier puts and values are there, and each add appears in one step",
+        phase: None,
+        steps: &[
+            Step::new(Program::Strong).burst(8).divided(4),
+            Step::new(Program::Strong).burst(3).all_pairs().divided(4),
+        ],
+    },
+    Scenario {
         name: "flush-async",
         description: "the source changes after the wait for an asynchronous flush, with more posts meanwhile",
         phase: None,
@@ -251,9 +267,37 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The scenario with this name.
+/// The patterns of programs that need emulated signals (FERROGIN_SIGNALS=emulated), and more contexts than scenarios have.
+pub const WORKLOADS: &[Scenario] = &[
+    Scenario {
+        name: "barriers",
+        description: "all-to-all and barriers by NCCL's default requirements: strong signals, flushes and weak ones, signals of puts",
+        phase: None,
+        steps: &[Step::new(Program::Barriers).lanes(2, true)],
+    },
+    Scenario {
+        name: "deepep",
+        description: "DeepEP's dispatch and combine: 17 contexts, words of two fields, flushes by another thread, resets by stores",
+        phase: None,
+        steps: &[Step::new(Program::DeepEp).lanes(4, false).divided(2)],
+    },
+    Scenario {
+        name: "deepep-indexed",
+        description: "Amazon's variant of DeepEP's dispatch: 11 contexts of 21 signals, each put raises one",
+        phase: None,
+        steps: &[Step::new(Program::DeepEpIndexed).lanes(2, false).divided(2)],
+    },
+    Scenario {
+        name: "nccl-ep",
+        description: "nccl_ep's dispatch: the amount of one signal is the number of tokens and one more",
+        phase: None,
+        steps: &[Step::new(Program::NcclEp).lanes(2, true)],
+    },
+];
+
+/// The scenario or workload with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
-    SCENARIOS.iter().find(|scenario| scenario.name == name)
+    SCENARIOS.iter().chain(WORKLOADS).find(|scenario| scenario.name == name)
 }
 
 /// Collective: runs one scenario with `reps` repetitions of each step.
@@ -282,6 +326,8 @@ mod tests {
         let phases: String = SCENARIOS.iter().filter_map(|scenario| scenario.phase).collect();
         assert_eq!(phases, "abc");
         assert!(find("flood").is_some() && find("nothing").is_none());
+        assert!(WORKLOADS.iter().all(Scenario::is_workload) && !SCENARIOS.iter().any(Scenario::is_workload));
+        assert!(WORKLOADS.iter().all(|workload| find(workload.name).is_some_and(Scenario::is_workload)));
     }
 
     #[test]

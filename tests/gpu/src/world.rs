@@ -1,8 +1,10 @@
 //! A rank: its communicator, window and contexts, and the run of a step on all ranks at once.
 
 use crate::RunError;
-use crate::plan::{Api, GUARD, GUARD_BYTE, INBOX, LANE, Measured, OUTBOX, Plan, Program, Report, Threads, Verdict};
-use crate::program;
+use crate::plan::{
+    Api, GUARD, GUARD_BYTE, INBOX, LANE, Measured, OUTBOX, Plan, Program, Report, Spoil, Threads, Verdict,
+};
+use crate::program::{self, workloads};
 use crate::runner::Runner;
 use crate::scenario::Step;
 use ferrogin_device::Window as DeviceWindow;
@@ -26,13 +28,19 @@ pub struct Config {
     /// Threads of each rank, at most [`MOST_LANES`], in steps that have several threads on a context; by default the step's own
     /// number. All threads together send as many values as those of the step.
     pub lanes: Option<u32>,
+    /// Contexts and signals for workloads too.
+    pub workloads: bool,
+    /// A deliberate fault of workloads.
+    pub spoil: Spoil,
 }
 
 impl Config {
-    /// The plugin of [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less.
+    /// The plugin of [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less. No workloads.
     pub fn from_env() -> Config {
         let deadline = mini_nccl::timeout_from_env().min(Duration::from_secs(30));
-        Config { plugin: plugin_from_env(), backend_version: 2, queue_depth: 64, deadline, lanes: None }
+        let plugin = plugin_from_env();
+        let (lanes, workloads, spoil) = (None, false, Spoil::Nothing);
+        Config { plugin, backend_version: 2, queue_depth: 64, deadline, lanes, workloads, spoil }
     }
 }
 
@@ -57,7 +65,7 @@ pub fn plugin_from_env() -> String {
 /// Threads of a rank that have room in an inbox.
 pub const MOST_LANES: u32 = ((INBOX - GUARD) / LANE) as u32;
 
-/// Number of contexts.
+/// Contexts of scenarios.
 const CONTEXTS: u32 = 2;
 
 /// One rank of a job. Fields are dropped in the order of NCCL's teardown.
@@ -69,11 +77,14 @@ pub struct World {
     runner: Box<dyn Runner>,
     deadline: Duration,
     lanes: Option<u32>,
+    contexts: u32,
+    signals: u32,
+    spoil: Spoil,
     ring_slots: u32,
 }
 
 impl World {
-    /// Collective: loads the plugin, connects, registers a window and creates `CONTEXTS` contexts.
+    /// Collective: loads the plugin, connects, registers a window and creates contexts.
     ///
     /// # Errors
     /// A call of the plugin fails, or a rank is missing.
@@ -82,6 +93,15 @@ impl World {
         if !(2..=64).contains(&nranks) {
             return Err(RunError::Usage(format!("scenarios need 2 to 64 ranks, but this job has {nranks}")));
         }
+        let (contexts, signals) = if config.workloads {
+            (workloads::CONTEXTS, workloads::signals(nranks as u32))
+        } else {
+            (CONTEXTS, program::signals(nranks as u32))
+        };
+        if config.workloads && nranks > workloads::MOST_RANKS as usize {
+            let most = workloads::MOST_RANKS;
+            return Err(RunError::Usage(format!("workloads take at most {most} ranks, but this job has {nranks}")));
+        }
         let plugin = Plugin::find(&config.plugin)?;
         // A step takes as long as its slowest rank. The bootstrap notices a rank that dies at once.
         let bootstrap = bootstrap.with_timeout(config.deadline * 4 + Duration::from_secs(300));
@@ -89,9 +109,9 @@ impl World {
         let memory = Arc::new(runner.allocate(nranks * INBOX as usize + OUTBOX as usize)?);
         let window = comm.register(&memory, 0)?;
         let context = comm.create_context(&GinConfigV14 {
-            n_signals: program::signals(nranks as u32) as i32,
+            n_signals: signals as i32,
             n_counters: program::COUNTERS as i32,
-            n_contexts: CONTEXTS as i32,
+            n_contexts: contexts as i32,
             queue_depth: config.queue_depth,
             traffic_class: -1,
             backend_version: config.backend_version,
@@ -106,6 +126,9 @@ impl World {
             runner,
             deadline: config.deadline,
             lanes: config.lanes,
+            contexts,
+            signals,
+            spoil: config.spoil,
             ring_slots: 0,
         };
         world.ring_slots = world.reset()?;
@@ -151,7 +174,7 @@ impl World {
     /// Resets signals and counters. Returns the slots of the value endpoint.
     fn reset(&self) -> Result<u32, RunError> {
         let step = Step { spread: true, ..Step::new(Program::Reset) };
-        let plans: Vec<_> = (0..CONTEXTS).map(|id| self.plan(&step, 1, id)).collect();
+        let plans: Vec<_> = (0..self.contexts).map(|id| self.plan(&step, 1, id)).collect();
         let failed = |why| RunError::Failed { name: "the reset of signals".into(), failures: vec![why] };
         let reports = self.runner.run(&plans).map_err(failed)?;
         match reports.iter().find(|report| !report.passed()) {
@@ -175,7 +198,7 @@ impl World {
             program: step.program,
             turn: step.order.turn(self.rank(), self.nranks()),
             pattern: step.pattern,
-            context_id: if step.spread { lane % CONTEXTS } else { 0 },
+            context_id: if step.spread { lane % self.contexts } else { 0 },
             handle: self.context.handle(),
             window: DeviceWindow(self.window.gin_handle()),
             memory: self.memory.as_ptr().cast(),
@@ -193,7 +216,8 @@ impl World {
             api: Api::default(),
             deadline_ns: u64::try_from(self.deadline.as_nanos()).unwrap_or(u64::MAX),
             samples: std::ptr::null_mut(),
-            measured: Measured::default(),
+            measured: Measured { signals: self.signals, ..Measured::default() },
+            spoil: self.spoil,
         }
     }
 

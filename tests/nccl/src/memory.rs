@@ -162,6 +162,11 @@ impl DeviceMemory {
         self.word(offset).store(value, Ordering::Release);
     }
 
+    /// Replaces the 8-byte word at `offset` in one step, and returns its former value. Panics out of bounds.
+    pub fn swap(&self, offset: usize, value: u64) -> u64 {
+        self.word(offset).swap(value, Ordering::AcqRel)
+    }
+
     /// Copies `bytes` to `offset`. Panics out of bounds, or if the GPU's driver fails.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());

@@ -98,9 +98,8 @@ fn first_part<Q: CombiningQueue>(queue: Q, run: Run) -> u32 {
 
 /// Makes the caller the active ringer, if everything below `first` is rung and no ringer is active.
 fn begin_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, first: u32) -> bool {
-    let state = queue.words().state;
-    let seen = state.load(Ordering::Acquire);
-    rung(seen) == first && seen & RINGERS == 0 && S::replace(state, seen, seen + RINGER, Ordering::Acquire)
+    let seen = queue.words().state.load(Ordering::Relaxed);
+    rung(seen) == first && seen & RINGERS == 0 && super::begin_turn::<S>(queue, seen, Ordering::Acquire)
 }
 
 /// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post.

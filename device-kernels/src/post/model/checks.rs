@@ -44,6 +44,11 @@ fn must_fail(config: Config, why: &str) {
     assert!(text.contains(why), "{:?} was found by another rule: {text}", config.mutation);
 }
 
+/// A flush raises the barrier, the second one empties the leaf word, and the third one, of the other thread, empties the summary word.
+const SUMMARY: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush], &[Flush]];
+/// The third flush empties the leaf word.
+const LEAF: &[&[Op]] = &[&[Put, Flush, Put, Flush], &[Flush]];
+
 #[test]
 fn plain_posts_of_two_threads_are_delivered_once() {
     check(&ALL_ORDERS, Config { threads: &[&[Put], &[Put]], ..BASE });
@@ -62,8 +67,9 @@ fn plain_and_aggregated_posts_are_delivered_once() {
 /// The second flush of an idle endpoint removes it from the set of used endpoints.
 #[test]
 fn posts_are_flushed_beside_removals() {
-    let threads: &[&[Op]] = &[&[Put, Flush, Put, Flush], &[Flush]];
-    check(&ONE_ORDER, Config { in_context: true, preemptions: 1, threads, ..BASE });
+    for threads in [LEAF, SUMMARY] {
+        check(&ONE_ORDER, Config { in_context: true, preemptions: 1, threads, ..BASE });
+    }
 }
 
 #[test]
@@ -193,10 +199,10 @@ fn model_finds_lost_doorbell() {
 
 #[test]
 fn model_finds_lost_insertion() {
-    let config = Config { in_context: true, threads: &[&[Put, Flush, Put, Flush], &[Flush]], ..BASE };
+    let config = Config { in_context: true, ..BASE };
     for by_lock in [false, true] {
-        for mutation in [Mutation::UncountedLeaf, Mutation::UncountedSummary] {
-            must_fail(Config { by_lock, mutation: Some(mutation), ..config }, "a flush returned before");
+        for (mutation, threads) in [(Mutation::UncountedLeaf, LEAF), (Mutation::UncountedSummary, SUMMARY)] {
+            must_fail(Config { by_lock, mutation: Some(mutation), threads, ..config }, "a flush returned before");
         }
     }
     let threads: &[&[Op]] = &[&[Put, Put, Flush], &[Flush]];

@@ -7,9 +7,9 @@ use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_device::{Context, Window};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, POLICY_COMBINING,
-    PostingState, QueueMemory, RingConfig, Routes, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL,
-    VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
+    ContextExt, EmulatedSignals, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader,
+    POLICY_COMBINING, PostingState, QueueMemory, RingConfig, Routes, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE,
+    VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
 use std::ffi::c_void;
 use std::mem::{offset_of, zeroed};
@@ -67,6 +67,11 @@ pub struct Ring {
     pub completed: &'static AtomicU64,
     queue: *const WqV0,
 }
+
+// SAFETY: the memory is leaked, and no thread writes a slot while a test reads it.
+unsafe impl Send for Ring {}
+// SAFETY: the memory is leaked, and no thread writes a slot while a test reads it.
+unsafe impl Sync for Ring {}
 
 impl Ring {
     fn bytes(&self) -> usize {
@@ -225,7 +230,7 @@ fn endpoint(
         sq_size: of.entries,
         max_batch: of.max_batch,
         completed: completed.cast(),
-        errors: ptr::null(),
+        errors: leak(0u64).cast_const(),
         errors_base: 0,
         write_inline: if of.wide { 80 } else { 0 },
         index,
@@ -255,14 +260,31 @@ fn endpoint(
     (ext, ring, handle)
 }
 
+/// What a context has besides; null where it has none, or a word of zeros.
+pub struct Extras {
+    pub emulated: *const EmulatedSignals,
+    pub abort: *mut u32,
+    /// The error counter of all endpoints.
+    pub errors: *const u64,
+}
+
+pub const NO_EXTRAS: Extras = Extras { emulated: ptr::null(), abort: ptr::null_mut(), errors: ptr::null() };
+
 pub fn make_context(spec: &Spec) -> TestContext {
+    make_with(spec, &NO_EXTRAS)
+}
+
+pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
     // SAFETY: both structs have numbers and pointers, for which zero is a value.
     let block = leak(Block { header: unsafe { zeroed() }, dev: unsafe { zeroed() } });
     // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let context: *mut ContextExt = leak(unsafe { zeroed() });
     let (mut exts, mut rings, mut handles) = (Vec::new(), Vec::new(), Vec::new());
     for (of, index) in spec.endpoints.iter().zip(0..) {
-        let (ext, ring, handle) = endpoint(spec, (of, index), context);
+        let (mut ext, ring, handle) = endpoint(spec, (of, index), context);
+        if !extras.errors.is_null() {
+            ext.config.errors = extras.errors;
+        }
         exts.push(ext);
         rings.push(ring);
         handles.push(handle);
@@ -329,13 +351,13 @@ pub fn make_context(spec: &Spec) -> TestContext {
             n_endpoints: spec.endpoints.len() as u32,
             max_rdma_size: MAX_RDMA,
             reserved: 0,
-            abort_flag: ptr::null_mut(),
+            abort_flag: if extras.abort.is_null() { leak(0) } else { extras.abort },
             // 120 s, long enough for a busy machine.
             timeout_ns: leak(120_000_000_000),
             progress: Some(count_call),
             progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
             used: leak_all(0, summaries + leaves),
-            reserved2: 0,
+            emulated: extras.emulated,
         })
     };
     // SAFETY: the block is leaked, and no other thread has it yet.

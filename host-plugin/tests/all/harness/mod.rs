@@ -20,6 +20,8 @@ pub const PATIENCE: Duration = Duration::from_secs(240);
 const CHILD: &str = "FERROGIN_TEST_CHILD";
 /// Names the device of the tests in child processes, `cpu` unless it is set.
 pub const DEVICE: &str = "FERROGIN_TEST_DEVICE";
+/// Names the provider of the tests in child processes, `softefa` unless it is set.
+const PROVIDER: &str = "FERROGIN_TEST_PROVIDER";
 
 /// The built plugin. Without it and the software card `test` is skipped.
 pub fn plugin_path(test: &str) -> Option<PathBuf> {
@@ -27,12 +29,10 @@ pub fn plugin_path(test: &str) -> Option<PathBuf> {
     Some(ferrogin_test_support::dist(test, &[plugin, "libsoftefa-fi.so"])?.join(plugin))
 }
 
-/// The directory of the software GPU's libcuda.so.1. Without it `test` is skipped.
+/// The directory of the software GPU's libcuda.so.1. Without it or the plugin `test` is skipped.
 pub fn software_gpu(test: &str) -> Option<String> {
-    let library = "gpu/libcuda.so.1";
-    let path =
-        ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "libsoftefa-fi.so", library])?.join(library);
-    Some(path.parent()?.to_string_lossy().into_owned())
+    plugin_path(test)?;
+    ferrogin_test_support::software_gpu(test)
 }
 
 /// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults once, and
@@ -41,17 +41,19 @@ pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin
     alone_each(test, &[settings.to_vec()], body);
 }
 
-/// [`alone`], once for each of several settings.
-pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) {
-    let Some(path) = plugin_path(test) else { return };
+/// [`alone`], once for each of several settings. In the parent process, returns the lines that the child processes reported.
+pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) -> Vec<String> {
+    let mut reports = Vec::new();
+    let Some(path) = plugin_path(test) else { return reports };
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
         body(Plugin::load(path).expect("the built plugin loads"));
-        return;
+        return reports;
     }
     for settings in all {
         let mut command = child::command(test);
-        command.env(CHILD, test).env("FERROGIN_PROVIDER", "softefa");
-        command.env("FERROGIN_DEVICE", std::env::var_os(DEVICE).unwrap_or_else(|| "cpu".into()));
+        let or = |name, usual: &str| std::env::var_os(name).unwrap_or_else(|| usual.into());
+        command.env(CHILD, test).env("FERROGIN_PROVIDER", or(PROVIDER, "softefa"));
+        command.env("FERROGIN_DEVICE", or(DEVICE, "cpu"));
         command.env("FERROGIN_TIMEOUT", "120").envs(settings.iter().copied());
         let output = command.output().expect("a process for the test");
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
@@ -60,8 +62,10 @@ pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<P
         // The child's reports go past the test runner's capture.
         for (_, line) in text.lines().filter_map(|line| line.split_once(REPORT)) {
             let _ = writeln!(std::io::stdout(), "{test}: {line}");
+            reports.push(line.to_owned());
         }
     }
+    reports
 }
 
 /// A set-up trace for a test in a child process. The parent names the file and removes it.

@@ -1,13 +1,15 @@
 //! What set-up costs with any number of ranks: counts by the rules of the plugin, and times from unit costs that were measured.
 
-use ferrogin_ffi::ext::{EndpointExt, TargetWords};
+use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, EndpointExt, TargetWords};
 use ferrogin_test_support::Random;
 
 /// Bytes of a frame's head, of the number of contexts, of a context and of an endpoint in a rank's block.
 const FRAME: u64 = 20;
 const COUNT: u64 = 4;
-const CONTEXT: u64 = 32;
+const CONTEXT: u64 = 40;
 const ENDPOINT: u64 = 6;
+/// Bytes of the receives of a context with emulated signals.
+const RECEIVES: usize = nccl_gin_ferrogin::agent::inbox::DEPTH * ferrogin_signals::message::BYTES;
 
 /// A `createContext` of all ranks, without counters, on one card for each rank.
 #[derive(Debug, Clone, Copy)]
@@ -19,17 +21,24 @@ pub struct Setup {
     pub stride: usize,
     /// Ranks that share a card.
     pub ranks_per_card: usize,
+    /// Signals are words of memory. All signals of a context arrive at one endpoint, and take no counters.
+    pub emulated: bool,
 }
 
 impl Setup {
     /// Endpoints of a rank: queue pairs of its card.
     pub fn endpoints(&self) -> usize {
-        self.contexts * (2 + self.signals)
+        self.contexts * (2 + if self.emulated { 1 } else { self.signals })
+    }
+
+    /// Targets of a rank's context, for each rank.
+    fn targets(&self) -> usize {
+        1 + if self.emulated { 0 } else { self.signals }
     }
 
     /// Completion counters of a rank.
     pub fn counters(&self) -> usize {
-        self.contexts * (2 + 2 * self.signals)
+        self.contexts * (2 + if self.emulated { 0 } else { 2 * self.signals })
     }
 
     /// Addresses that a rank inserts: one of each card that it reaches.
@@ -44,12 +53,12 @@ impl Setup {
 
     /// Bytes of the message with the contexts of one rank.
     pub fn block(&self) -> u64 {
-        FRAME + COUNT + self.contexts as u64 * (CONTEXT + ENDPOINT * (1 + self.signals as u64))
+        FRAME + COUNT + self.contexts as u64 * (CONTEXT + ENDPOINT * self.targets() as u64)
     }
 
     /// Rows of a rank's target tables, which have a row for each rank and target, reached or not.
     pub fn rows(&self) -> usize {
-        self.contexts * (1 + self.signals) * self.ranks
+        self.contexts * self.targets() * self.ranks
     }
 
     /// Bytes of device memory for a rank's tables and endpoints. A target has a row in NCCL's tables (handle, queue pair and key)
@@ -57,7 +66,16 @@ impl Setup {
     pub fn device_bytes(&self) -> usize {
         let row = size_of::<TargetWords>() + size_of::<(u16, u16, u32)>();
         let scratch = size_of::<u64>() + size_of::<u32>();
-        self.rows() * row + self.contexts * self.ranks * scratch + self.endpoints() * size_of::<EndpointExt>()
+        let peers = self.ranks * size_of::<EmulatedPeer>() + size_of::<EmulatedSignals>();
+        // Kernels post on all endpoints but those at which emulated signals arrive.
+        let (posting, peers) = if self.emulated { (2, peers) } else { (2 + self.signals, 0) };
+        let context = self.ranks * scratch + posting * size_of::<EndpointExt>() + peers;
+        self.rows() * row + self.contexts * context
+    }
+
+    /// Bytes of host memory for the words of emulated signals and for receives.
+    pub fn host_bytes(&self) -> usize {
+        if self.emulated { self.contexts * (8 * self.signals + RECEIVES) } else { 0 }
     }
 }
 
@@ -101,7 +119,10 @@ fn simulated_ring_takes_one_hop_a_round_and_waits_for_the_latest() {
 
 #[test]
 fn counts_follow_the_rules() {
-    let setup = Setup { ranks: 16, signals: 64, contexts: 2, stride: 4, ranks_per_card: 1 };
+    let setup = Setup { ranks: 16, signals: 64, contexts: 2, stride: 4, ranks_per_card: 1, emulated: false };
     assert_eq!((setup.endpoints(), setup.counters(), setup.insertions(), setup.messages()), (132, 260, 4, 15));
-    assert_eq!((setup.block(), setup.rows()), (20 + 4 + 2 * (32 + 6 * 65), 2 * 65 * 16));
+    assert_eq!((setup.block(), setup.rows()), (20 + 4 + 2 * (40 + 6 * 65), 2 * 65 * 16));
+    let setup = Setup { emulated: true, ..setup };
+    assert_eq!((setup.endpoints(), setup.counters(), setup.block(), setup.rows()), (6, 4, 20 + 4 + 2 * 46, 2 * 16));
+    assert_eq!(setup.host_bytes(), 2 * (64 * 8 + 4096 * 32));
 }

@@ -1,15 +1,25 @@
 //! The device API that the programs call.
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use cpu::{Context, OfOneLane};
+pub use cpu::{Context, OfOneLane, sibling};
 #[cfg(target_arch = "nvptx64")]
-pub use gpu::{Context, Group, Order};
+pub use gpu::{Context, Group, Order, sibling};
 
 /// The operations of a CPU thread's context.
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
+    use crate::plan::Plan;
     pub use ferrogin_device::Context;
     use ferrogin_device::{Action, Flags, Span, Status};
+
+    /// Another context of the handle.
+    ///
+    /// # Safety
+    /// As for [`Context::from_handle`].
+    pub unsafe fn sibling<'a>(_context: &Context<'a>, plan: &Plan, id: u32) -> Result<Context<'a>, Status> {
+        // SAFETY: the caller vouches for the handle.
+        unsafe { Context::from_handle(plan.handle, id) }
+    }
 
     /// The operations of lanes of a warp, which has one thread here.
     #[allow(clippy::missing_errors_doc)]
@@ -90,6 +100,9 @@ mod gpu {
         fn fgin_put_value(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
         fn fgin_get(ctx: Ctx, peer: u32, remote: Ptr, remote_off: u64, local: Ptr, local_off: u64, bytes: u64, flags: u32) -> c_int;
         fn fgin_signal(ctx: Ctx, peer: u32, action: u64, flags: u32) -> c_int;
+        fn fgin_put_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, word: Ptr, word_off: u64, amount: u64, counter: u64, flags: u32) -> c_int;
+        fn fgin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, word: Ptr, word_off: u64, amount: u64, flags: u32) -> c_int;
+        fn fgin_signal_at(ctx: Ctx, peer: u32, word: Ptr, word_off: u64, amount: u64, flags: u32) -> c_int;
         fn fgin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
         fn fgin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
         fn fgin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: u64, flags: u32) -> c_int;
@@ -114,6 +127,9 @@ mod gpu {
         fn gin_put_value(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32, by: Threads) -> c_int;
         fn gin_get(ctx: Ctx, peer: u32, remote: Ptr, remote_off: u64, local: Ptr, local_off: u64, bytes: u64, flags: u32, by: Threads) -> c_int;
         fn gin_signal(ctx: Ctx, peer: u32, action: u64, flags: u32, by: Threads) -> c_int;
+        fn gin_put_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, word: Ptr, word_off: u64, amount: u64, counter: u64, flags: u32, by: Threads) -> c_int;
+        fn gin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, word: Ptr, word_off: u64, amount: u64, flags: u32, by: Threads) -> c_int;
+        fn gin_signal_at(ctx: Ctx, peer: u32, word: Ptr, word_off: u64, amount: u64, flags: u32, by: Threads) -> c_int;
         fn gin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
         fn gin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
         fn gin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: u64, flags: u32) -> c_int;
@@ -149,6 +165,8 @@ mod gpu {
     const LEAD: u32 = 1;
     /// A flush, of which each thread does a part.
     const FLUSH: u32 = 2;
+    /// Bits of a call in an order. The context's id is above them.
+    const CALL_BITS: u32 = 8;
 
     /// A group of threads.
     #[derive(Clone, Copy)]
@@ -198,19 +216,30 @@ mod gpu {
     #[derive(Clone, Copy)]
     pub struct Context<'a> {
         api: Api,
+        handle: Ptr,
+        id: u32,
         group: Group<'a>,
         raw: ferrogin_device::Context<'a>,
     }
 
+    /// Another context of the handle, for the same group.
+    ///
+    /// # Safety
+    /// As for [`ferrogin_device::Context::from_handle`].
+    pub unsafe fn sibling<'a>(context: &Context<'a>, _plan: &Plan, id: u32) -> Result<Context<'a>, Status> {
+        // SAFETY: the caller vouches for the handle.
+        unsafe { Context::open(context.api, context.handle, id, context.group) }
+    }
+
     impl<'a> Context<'a> {
-        /// The context of a plan.
+        /// Context `id` of a handle.
         ///
         /// # Safety
         /// As for [`ferrogin_device::Context::from_handle`].
-        pub unsafe fn open(plan: &Plan, group: Group<'a>) -> Result<Self, Status> {
+        #[inline(never)]
+        pub unsafe fn open(api: Api, handle: Ptr, id: u32, group: Group<'a>) -> Result<Self, Status> {
             let (mut at, out) = (core::ptr::null(), &mut core::ptr::null());
-            let (handle, id) = (plan.handle, plan.context_id);
-            match plan.api {
+            match api {
                 // SAFETY: the caller vouches for the handle.
                 Api::Rust => at = unsafe { ferrogin_device::Context::from_handle(handle, id) }?.as_ptr(),
                 // SAFETY: the caller vouches for the handle; the result is a local variable.
@@ -223,22 +252,30 @@ mod gpu {
             }
             // SAFETY: one of the calls above opened the context.
             let raw = unsafe { ferrogin_device::Context::from_ptr(at) };
-            Ok(Context { api: plan.api, group, raw })
+            Ok(Context { api, handle, id, group, raw })
         }
 
         /// Orders of the thread of rank 0, in the other threads, until the end.
         pub fn obey(&self) {
-            let (group, at, mut words) = (&self.group, self.raw.as_ptr(), FlushRequest::default());
+            let (group, mut words) = (&self.group, FlushRequest::default());
             loop {
                 group.sync();
-                let call = group.order.call.load(Ordering::Relaxed);
-                let result = match (call, self.api) {
-                    (END, _) => return,
+                let order = group.order.call.load(Ordering::Relaxed);
+                let (call, id) = (order & ((1 << CALL_BITS) - 1), order >> CALL_BITS);
+                if call == END {
+                    return;
+                }
+                // SAFETY: the thread of rank 0 has opened the context.
+                let ordered =
+                    if id == self.id { Ok(*self) } else { unsafe { Context::open(self.api, self.handle, id, *group) } };
+                let result = ordered.and_then(|context| match (call, self.api) {
                     // SAFETY: threads of another rank than 0 only synchronise.
-                    (LEAD, Api::Cuda) => checked(unsafe { gin_flush_async(at, &mut words, group.threads) }),
-                    (LEAD, _) => self.raw.lead(group, |_| Ok(())),
-                    _ => self.flush_part(),
-                };
+                    (LEAD, Api::Cuda) => {
+                        checked(unsafe { gin_flush_async(context.raw.as_ptr(), &mut words, group.threads) })
+                    }
+                    (LEAD, _) => context.raw.lead(group, |_| Ok(())),
+                    _ => context.flush_part(),
+                });
                 if let Err(status) = result {
                     group.order.failed.store(status as u32, Ordering::Relaxed);
                 }
@@ -253,7 +290,7 @@ mod gpu {
         }
 
         fn order<T>(&self, call: u32, operation: impl FnOnce() -> T) -> T {
-            self.group.order.call.store(call, Ordering::Relaxed);
+            self.group.order.call.store(self.id << CALL_BITS | call, Ordering::Relaxed);
             self.group.sync();
             let result = operation();
             self.group.sync();
@@ -358,6 +395,84 @@ mod gpu {
                 // SAFETY: the context is open.
                 |at, threads| unsafe { gin_signal(at, peer, bits, flag_bits, threads) },
             )
+        }
+
+        /// As [`ferrogin_device::Context::put_signal_at`].
+        #[inline(never)]
+        #[allow(clippy::too_many_arguments)]
+        pub fn put_signal_at(
+            &self,
+            peer: u32,
+            dst: Span,
+            src: Span,
+            bytes: u64,
+            word: Span,
+            amount: u64,
+            counter: Action,
+            flags: Flags,
+        ) -> Result<(), Status> {
+            let [to, from, at] = [dst, src, word].map(|span| (span.window.0, span.offset));
+            let (bits, flag_bits) = (counter.bits(), flags.bits());
+            self.lead(
+                |context| context.put_signal_at(peer, dst, src, bytes, word, amount, counter, flags),
+                // SAFETY: the context is open, and the windows are registered.
+                |ctx| unsafe {
+                    fgin_put_signal_at(
+                        ctx, peer, to.0, to.1, from.0, from.1, bytes, at.0, at.1, amount, bits, flag_bits,
+                    )
+                },
+                // SAFETY: the context is open, and the windows are registered.
+                |ctx, by| unsafe {
+                    gin_put_signal_at(
+                        ctx, peer, to.0, to.1, from.0, from.1, bytes, at.0, at.1, amount, bits, flag_bits, by,
+                    )
+                },
+            )
+        }
+
+        /// As [`ferrogin_device::Context::put_value_signal_at`], with 8 bytes.
+        #[inline(never)]
+        #[allow(clippy::too_many_arguments)]
+        pub fn put_value_signal_at(
+            &self,
+            peer: u32,
+            dst: Span,
+            value: u64,
+            bytes: u32,
+            word: Span,
+            amount: u64,
+            flags: Flags,
+        ) -> Result<(), Status> {
+            let ([to, at], bits) = ([dst, word].map(|span| (span.window.0, span.offset)), flags.bits());
+            self.lead(
+                |context| context.put_value_signal_at(peer, dst, value, bytes, word, amount, flags),
+                // SAFETY: the context is open, and the windows are registered.
+                |ctx| unsafe {
+                    fgin_put_value_signal_at(ctx, peer, to.0, to.1, value, bytes, at.0, at.1, amount, bits)
+                },
+                // SAFETY: the context is open, and the windows are registered.
+                |ctx, by| unsafe {
+                    gin_put_value_signal_at(ctx, peer, to.0, to.1, value, at.0, at.1, amount, bits, by)
+                },
+            )
+        }
+
+        /// As [`ferrogin_device::Context::signal_at`].
+        #[inline(never)]
+        pub fn signal_at(&self, peer: u32, word: Span, amount: u64, flags: Flags) -> Result<(), Status> {
+            let (at, bits) = ((word.window.0, word.offset), flags.bits());
+            self.lead(
+                |context| context.signal_at(peer, word, amount, flags),
+                // SAFETY: the context is open, and the window is registered.
+                |ctx| unsafe { fgin_signal_at(ctx, peer, at.0, at.1, amount, bits) },
+                // SAFETY: the context is open, and the window is registered.
+                |ctx, by| unsafe { gin_signal_at(ctx, peer, at.0, at.1, amount, bits, by) },
+            )
+        }
+
+        /// As [`ferrogin_device::Context::emulates_signals`].
+        pub fn emulates_signals(&self) -> bool {
+            self.raw.emulates_signals()
         }
 
         /// The lanes of this warp that run programs, which call the `*_by_lanes` together; this lane alone if its program is a group's.
@@ -553,9 +668,9 @@ mod gpu {
             }
         }
 
-        /// Waits a moment, in a loop that polls; `round` counts from 0.
-        pub fn relax(&self, round: u32) {
-            platform::relax(round, || false);
+        /// Waits a moment, in a loop that polls.
+        pub fn relax(&self, _round: u32) {
+            platform::relax();
         }
     }
 }

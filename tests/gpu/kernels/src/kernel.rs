@@ -35,7 +35,7 @@ pub unsafe extern "ptx-kernel" fn scenario(plans: *const Plan, reports: *mut Rep
     // SAFETY: `lane` is below `lanes`, and an order consists of atomics.
     let group = Group { threads, order: unsafe { &*orders.add(lane) } };
     // SAFETY: the `World` that made the plan keeps the context open until the run ends.
-    let context = unsafe { Context::open(plan, group) };
+    let context = unsafe { Context::open(plan.api, plan.handle, plan.context_id, group) };
     if group.rank() == 0 {
         let report = program::run(plan, context);
         // SAFETY: `lane` is below `lanes`, and no other group has this element.

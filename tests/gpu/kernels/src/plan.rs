@@ -64,8 +64,44 @@ pub enum Program {
     BadInput,
     /// Threads of a rank post together, as lanes of a warp on a GPU: values, puts and signals to different peers and queues.
     Lanes,
+    /// Puts and values, then a signal that covers all of them: a strong one where signals are emulated, otherwise one after a flush.
+    Strong,
     /// Resets signals and counters, and finds the slots of the endpoint of values.
     Reset,
+    /// Barriers and all-to-all, as NCCL's device code and examples have them.
+    Barriers,
+    /// Dispatch and combine of tokens in DeepEP's pattern.
+    DeepEp,
+    /// Dispatch of tokens in the pattern of Amazon's variant of DeepEP, without signals in memory.
+    DeepEpIndexed,
+    /// Dispatch of tokens in nccl_ep's pattern, in which the amount of one signal is a number of tokens.
+    NcclEp,
+}
+
+impl Program {
+    /// True of the patterns of other projects' programs, which need emulated signals.
+    pub fn is_workload(self) -> bool {
+        matches!(self, Program::Barriers | Program::DeepEp | Program::DeepEpIndexed | Program::NcclEp)
+    }
+}
+
+/// A deliberate fault of a workload, which its checks have to find.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Spoil {
+    /// None.
+    #[default]
+    Nothing = 0,
+    /// All strong signals are weak.
+    Weak,
+    /// One signal is not raised.
+    Lost,
+    /// One signal is raised twice.
+    Doubled,
+    /// One reset of a signal has no effect.
+    Reset,
+    /// A flush covers the requests of its own thread only.
+    Flush,
 }
 
 /// The threads that run a program together on a GPU: the first one runs it, and all call its operations. On a CPU it is one thread.
@@ -186,6 +222,8 @@ pub struct Plan {
     pub samples: *mut u64,
     /// What a measuring program measures.
     pub measured: Measured,
+    /// A deliberate fault.
+    pub spoil: Spoil,
 }
 
 // SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program's accesses are
@@ -202,6 +240,11 @@ impl Plan {
     /// Offset, in every window, of the outbox, which its owner sends from.
     pub fn outbox(&self) -> u64 {
         u64::from(self.nranks) * INBOX
+    }
+
+    /// Offset of a word, behind all that programs use, which is not 0 when a thread or a rank of a workload has failed.
+    pub fn stop(&self) -> u64 {
+        self.outbox() + OUTBOX - 8
     }
 
     /// Peers that this rank sends to, in order.
@@ -240,6 +283,8 @@ pub enum Verdict {
     CountLate,
     /// A signal or counter is beyond its value.
     CountWrong,
+    /// Another thread or rank failed before.
+    Stopped,
 }
 
 /// A program's result.
@@ -314,6 +359,7 @@ impl Report {
             Verdict::Late => format!("{place}: window offset {at}: waited for {expected:#018x}, still has {got:#018x}"),
             Verdict::Wrong => format!("{place}: window offset {at}: expected {expected:#018x}, got {got:#018x}"),
             Verdict::CountLate => format!("{place}: signal or counter {at}: waited for {expected}, still at {got}"),
+            Verdict::Stopped => format!("{place}: stopped, because another thread or rank failed"),
             Verdict::CountWrong => format!("{place}: signal or counter {at}: expected exactly {expected}, got {got}"),
         }
     }
@@ -361,6 +407,7 @@ mod tests {
             deadline_ns: 1,
             samples: std::ptr::null_mut(),
             measured: Measured::default(),
+            spoil: Spoil::Nothing,
         }
     }
 

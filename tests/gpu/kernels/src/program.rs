@@ -17,6 +17,8 @@ mod lanes;
 mod measured;
 mod refusals;
 mod storm;
+mod strong;
+pub mod workloads;
 
 /// Signals that the programs need of each context.
 pub const fn signals(nranks: u32) -> u32 {
@@ -77,6 +79,7 @@ impl Failure {
 
 type Step = Result<(), Failure>;
 
+#[derive(Clone, Copy)]
 struct Run<'a> {
     plan: &'a Plan,
     context: Context<'a>,
@@ -98,6 +101,7 @@ impl Run<'_> {
             Program::FlushAsync => self.rounds(rep, Run::send_async, Run::take_async, Run::await_acks)?,
             Program::BadInput => self.rounds(rep, Run::send_refused, Run::take_nothing, Run::await_acks)?,
             Program::Lanes => self.together(rep)?,
+            Program::Strong => self.rounds(rep, Run::send_strong, Run::take_strong, Run::await_acks_and_flush)?,
             Program::ValueStorm => self.storm(rep, false)?,
             Program::ValueStormSignal => self.storm(rep, true)?,
             Program::Latency => self.latencies()?,
@@ -108,6 +112,10 @@ impl Run<'_> {
             Program::ResetSignals => self.reset_signals(self.plan.measured.signals)?,
             Program::ReadSignal => return self.read_signal(),
             Program::Reset => return self.reset(),
+            Program::Barriers => self.workload(rep, Run::exchange)?,
+            Program::DeepEp => self.workload(rep, Run::deep_ep)?,
+            Program::DeepEpIndexed => self.workload(rep, Run::deep_ep_indexed)?,
+            Program::NcclEp => self.workload(rep, Run::nccl_ep)?,
         }
         self.flush()?;
         Ok((0, 0))
@@ -231,12 +239,17 @@ impl Run<'_> {
     fn late(&self, round: &mut u32, began: &mut u64) -> bool {
         match *round {
             0 => *began = clock_ns(),
-            r if r % 64 == 0 && clock_ns().wrapping_sub(*began) > self.plan.deadline_ns => return true,
+            r if r % 64 == 0 && self.must_stop(*began) => return true,
             _ => {}
         }
         self.context.relax(*round);
         *round = round.saturating_add(1);
         false
+    }
+
+    fn must_stop(&self, began: u64) -> bool {
+        let has_failed = || self.plan.program.is_workload() && self.load(self.plan.stop()) != 0;
+        clock_ns().wrapping_sub(began) > self.plan.deadline_ns || has_failed()
     }
 
     /// Waits for a signal with this program's deadline, so that its number can be reported, then as kernels do. The deadline begins
@@ -562,7 +575,7 @@ impl Run<'_> {
 
     fn reset(&self) -> Result<(u64, u64), Failure> {
         let failed = |status| Failure::of(status, self.plan.rank);
-        self.reset_signals(signals(self.plan.nranks))?;
+        self.reset_signals(self.plan.measured.signals)?;
         for counter in 0..COUNTERS {
             self.context.reset_counter(counter).map_err(failed)?;
         }

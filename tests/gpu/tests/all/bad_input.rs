@@ -36,6 +36,7 @@ fn invalid_settings_are_refused() {
         ("FERROGIN_PROVIDER", "efb", "softefa"),
         ("FERROGIN_DEVICE", "gpu", "cuda"),
         ("FERROGIN_POST", "now", "combining"),
+        ("FERROGIN_SIGNALS", "strong", "emulated"),
         ("FERROGIN_TIMEOUT", "soon", "seconds"),
         ("FERROGIN_METRICS", "/nonexistent/{pid}.prom", "cannot be written"),
         ("FERROGIN_METRICS_INTERVAL", "0", "from 1 to 60"),

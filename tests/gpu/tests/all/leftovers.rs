@@ -75,7 +75,7 @@ fn scenarios(reps: &str) -> Job {
 
 /// As [`scenarios`], with short waits, because the test kills one rank.
 fn to_be_killed(wire: &str) -> Job {
-    scenarios("20000").args(["--deadline", "2"]).env("FERROGIN_TIMEOUT", "5").env("SOFTEFA_WIRE", wire)
+    scenarios("20000").args(["--deadline", "2"]).env("FERROGIN_TIMEOUT", "20").env("SOFTEFA_WIRE", wire)
 }
 
 fn assert_no_files(after: &str) {

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod common;
+mod emulated;
 mod failures;
 mod faults;
 mod killed;
@@ -13,3 +14,4 @@ mod one_process;
 mod scenarios;
 mod two_hosts;
 mod values;
+mod workloads;

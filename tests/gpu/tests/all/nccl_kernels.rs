@@ -4,6 +4,7 @@
 use crate::common::must_pass;
 use crate::on_gpu::{all_pass, gpu, kernels};
 use ferrogin_test_support::{skip, workspace};
+use gpu_scenarios::scenario::WORKLOADS;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -34,6 +35,14 @@ fn nccl_kernels_pass_with_ferrogin_backend() {
         let options = ["--api", "cuda", "--gin", &module, "--threads", threads, "--backend-version", layout];
         all_pass(kernels(&dist, 2, &options).env("FERROGIN_POST", policy).env("SOFTEFA_FAULTS", faults));
     }
+    let faults = "seed=7,reorder=512,reread=0.5,delay_us=0..50";
+    let emulated = |options: &[&str]| {
+        let job = kernels(&dist, 2, &["--api", "cuda", "--gin", &module]).args(options.iter().copied());
+        job.env("FERROGIN_SIGNALS", "emulated").env("SOFTEFA_FAULTS", faults)
+    };
+    all_pass(emulated(&[]));
+    let workloads: Vec<&str> = WORKLOADS.iter().flat_map(|workload| ["--only", workload.name]).collect();
+    must_pass(&emulated(&workloads).run().expect("the job starts"));
     let storm = ["--api", "cuda", "--gin", &module, "--lanes", "48", "--only", "value-storm"];
     must_pass(&kernels(&dist, 2, &storm).run().expect("the job starts"));
 }

@@ -66,11 +66,11 @@ fn early_slot_reuse_is_detected() {
     let job = |role| with_hard_faults(child(&dist, name, role, 2), 1 << 20);
     must_pass(&job("guarded").run().expect("the job starts"));
     // On a loaded machine the card may be ahead of the posts for a whole run.
-    let found = (0..4).any(|_| {
+    let found = (0..20).any(|_| {
         let outcome = job("unguarded").run().expect("the job starts");
         !outcome.success() && outcome.text().contains("expected 0x")
     });
-    assert!(found, "four runs without the guard had every value right");
+    assert!(found, "twenty runs without the guard had every value right");
 }
 
 /// Like operations over 1 GiB, with less memory: one request carries at most 1000 bytes.

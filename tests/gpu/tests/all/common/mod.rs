@@ -101,6 +101,17 @@ pub fn must_pass(outcome: &Outcome) {
     assert!(outcome.success(), "{}\n{}", outcome.failure.as_deref().unwrap_or_default(), report(outcome));
 }
 
+/// Asserts that the job passed with that many `PASS` lines.
+pub fn must_pass_all(outcome: &Outcome, count: usize) {
+    must_pass(outcome);
+    assert_eq!(passes(outcome), count, "{}", report(outcome));
+}
+
+/// The number of `PASS` lines.
+pub fn passes(outcome: &Outcome) -> usize {
+    outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count()
+}
+
 /// The ranks' output.
 pub fn report(outcome: &Outcome) -> String {
     let line =

@@ -1,0 +1,355 @@
+//! The agent: a thread of the host that adds the emulated signals of peers to words of memory.
+//!
+//! EFA has no atomic operations. A signal arrives as a completion in the [`inbox`] of its context, with all bytes that it covers, and the
+//! agent adds it to its word in one step. docs/signals.md has the protocol.
+//!
+//! The thread runs while the process has an inbox. In each round it serves all inboxes. When no completion comes it sleeps until an event of
+//! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of an agent that ended or lags, so that
+//! requests of peers fail in place of being retried for ever. A [`turn`] says whether the agent is in memory that another thread wants to
+//! free, and bounds the wait for an agent that a driver does not give back.
+#![allow(unsafe_code)]
+
+pub mod inbox;
+pub mod turn;
+pub mod windows;
+
+use inbox::Inbox;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use turn::{Out, Turn};
+
+/// Longest sleep. An event of a card ends it.
+const SLEEP: Duration = Duration::from_millis(100);
+/// Sleep between polls where a provider has no events: from the first to the second, doubled each time.
+const POLL: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
+/// Rounds without a completion before a sleep.
+const IDLE_ROUNDS: u32 = 64;
+/// Time without a round or call of a driver after which the agent counts as lagging, which is as long as a card may be silent.
+const LAG: Duration = Duration::from_secs(5);
+/// What the time between two looks counts for at most: in a longer one, as in a process that was stopped, the watcher did not run either.
+const LONGEST_STEP: Duration = Duration::from_millis(50);
+
+/// An inbox that the agent serves.
+pub struct Served {
+    /// `None` while the agent is in it, and once it is closed.
+    inbox: Mutex<Option<Inbox>>,
+    /// The agent leaves the inbox alone, or closes it if it is in it.
+    closing: AtomicBool,
+}
+
+impl Served {
+    fn lock(&self) -> MutexGuard<'_, Option<Inbox>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the inbox. If the agent is in it, the agent does so when it comes out. Requests of peers for it fail then.
+    pub fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        let inbox = self.lock().take();
+        drop(inbox);
+    }
+
+    /// Serves the inbox once. Returns the number of completions, or `None` if the agent has to end.
+    fn round(&self, turn: &Turn) -> Option<usize> {
+        let round = turn.begin()?;
+        // A thread that closes the inbox says so before it waits for the round.
+        if self.closing.load(Ordering::Acquire) {
+            return Some(0);
+        }
+        let Some(mut inbox) = self.lock().take() else { return Some(0) };
+        let result = inbox.round(&round);
+        if round.is_abandoned() {
+            return None;
+        }
+        // Closing an inbox is a call of a driver, too.
+        let close = |inbox| round.call(|| drop::<Inbox>(inbox));
+        let completions = match result {
+            Ok(completions) => completions,
+            Err(error) => {
+                crate::warn!("the agent of emulated signals ends: {error}; check the card, the GPU and their drivers");
+                close(inbox);
+                return None;
+            }
+        };
+        let mut place = self.lock();
+        if !self.closing.load(Ordering::Acquire) {
+            *place = Some(inbox);
+            return Some(completions);
+        }
+        drop(place);
+        close(inbox).map(|()| completions)
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    served: Vec<Arc<Served>>,
+    thread: Option<Thread>,
+}
+
+struct Thread {
+    handle: JoinHandle<()>,
+    shared: Arc<Shared>,
+}
+
+/// What the agent's thread shares with others.
+struct Shared {
+    stop: AtomicBool,
+    wake: EventFd,
+    turn: Turn,
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table { served: Vec::new(), thread: None });
+
+fn table() -> MutexGuard<'static, Table> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns when the agent is in no round that began before. An agent that a call of a driver does not give back is abandoned: its thread,
+/// its inbox and the inbox's memory stay until the call returns, and the agent then touches no other memory.
+pub fn wait_out() {
+    let Some(shared) = table().thread.as_ref().map(|thread| thread.shared.clone()) else { return };
+    let Out::Abandoned { after } = shared.turn.wait() else { return };
+    // Without its entry the thread is detached, and the next `serve` starts another one.
+    table().thread.take_if(|thread| Arc::ptr_eq(&thread.shared, &shared));
+    stay_loaded();
+    crate::warn!(
+        "the agent, the thread that adds the emulated signals of peers, has waited {} s for a call of a driver, and is given up. Its thread \
+         and the receives of one context stay allocated until the call returns, which may still add to words of windows. Check the GPU, \
+         the card and their drivers (dmesg, nvidia-smi), and end this process",
+        after.as_secs()
+    );
+}
+
+/// Keeps this library in memory when NCCL unloads it, for a thread that is still in it.
+fn stay_loaded() {
+    let mut info = libc::Dl_info {
+        dli_fname: std::ptr::null(),
+        dli_fbase: std::ptr::null_mut(),
+        dli_sname: std::ptr::null(),
+        dli_saddr: std::ptr::null_mut(),
+    };
+    // SAFETY: dladdr looks the address of this function up, and writes a local variable.
+    let found = unsafe { libc::dladdr(stay_loaded as *const libc::c_void, &mut info) };
+    if found != 0 {
+        // SAFETY: dladdr succeeded, so the name is a NUL-terminated string of the loader. The flags load nothing: the library is in memory.
+        unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
+    }
+}
+
+/// Ends the service of an inbox when dropped. Afterwards the agent accesses none of its memory, except for an agent that [`wait_out`]
+/// abandons in this inbox, which keeps it.
+pub struct Guard(Arc<Served>);
+
+/// Serves an inbox.
+///
+/// # Errors
+/// The thread does not start, or it ended while it served other inboxes, which are still open.
+pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
+    let served = Arc::new(Served { inbox: Mutex::new(Some(inbox)), closing: AtomicBool::new(false) });
+    let mut table = table();
+    table.thread.take_if(|thread| thread.shared.turn.is_abandoned());
+    if table.thread.as_ref().is_some_and(|thread| thread.handle.is_finished()) {
+        return Err(std::io::Error::other(
+            "it ended before: close the communicators of this process that have emulated signals, and see the WARN lines above",
+        ));
+    }
+    if table.thread.is_none() {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let shared = Arc::new(Shared { stop: false.into(), wake, turn: Turn::default() });
+        let of_thread = shared.clone();
+        let thread = std::thread::Builder::new().name("ferrogin-agent".to_owned());
+        let handle = thread.spawn(move || run(&of_thread))?;
+        table.thread = Some(Thread { handle, shared });
+    }
+    table.served.push(served.clone());
+    if let Some(thread) = &table.thread {
+        // The agent sleeps on the descriptors of the inboxes that it knows.
+        let _ = thread.shared.wake.write(1);
+    }
+    Ok(Guard(served))
+}
+
+impl Guard {
+    /// The inbox, for the watcher.
+    pub fn served(&self) -> Arc<Served> {
+        self.0.clone()
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.closing.store(true, Ordering::Release);
+        wait_out();
+        self.0.close();
+        let mut table = table();
+        table.served.retain(|served| !Arc::ptr_eq(served, &self.0));
+        if !table.served.is_empty() {
+            return;
+        }
+        let Some(thread) = table.thread.take() else { return };
+        drop(table);
+        thread.shared.stop.store(true, Ordering::Release);
+        let _ = thread.shared.wake.write(1);
+        // NCCL may unload this library next, so the thread must have ended. It has no inbox, so no call of a driver keeps it.
+        let _ = thread.handle.join();
+    }
+}
+
+fn run(shared: &Shared) {
+    let Shared { stop, wake, turn } = shared;
+    let (mut idle, mut pause) = (0, POLL[0]);
+    let (fault, mut completions) = (Fault::from_env(), 0);
+    while !stop.load(Ordering::Acquire) {
+        let served = table().served.clone();
+        let serve = || served.iter().map(|served| served.round(turn)).sum::<Option<usize>>();
+        let Some(taken) = serve() else { return };
+        completions += taken;
+        match fault {
+            Some(Fault::End(after)) if completions >= after => return,
+            Some(Fault::Stall(after)) if completions >= after => {
+                while !stop.load(Ordering::Acquire) {
+                    std::thread::sleep(SLEEP);
+                }
+            }
+            Some(Fault::Hang(after)) if completions >= after => turn.hang_in_calls(),
+            _ => {}
+        }
+        if taken > 0 {
+            (idle, pause) = (0, POLL[0]);
+            continue;
+        }
+        idle += 1;
+        if idle < IDLE_ROUNDS {
+            std::thread::yield_now();
+            continue;
+        }
+        // Completions between the last round and the arming would raise no event.
+        served.iter().for_each(|served| {
+            if let Some(inbox) = &*served.lock() {
+                inbox.arm();
+            }
+        });
+        let Some(late) = serve() else { return };
+        completions += late;
+        if late > 0 {
+            idle = 0;
+            continue;
+        }
+        sleep(&served, wake, &mut pause);
+    }
+}
+
+/// Sleeps until an event of an inbox, a call of [`serve`] or the end. `pause` is the sleep where an inbox has no events.
+fn sleep(served: &[Arc<Served>], wake: &EventFd, pause: &mut Duration) {
+    let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = vec![entry(wake.as_fd().as_raw_fd())];
+    let mut limit = SLEEP;
+    for served in served {
+        match served.lock().as_ref().map(Inbox::wait_fd) {
+            Some(Some(fd)) => fds.push(entry(fd)),
+            Some(None) => limit = *pause,
+            None => {}
+        }
+    }
+    let limit_ns = libc::timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+    // SAFETY: the array has as many entries as stated, and a descriptor that was closed meanwhile only ends the sleep early.
+    unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &limit_ns, std::ptr::null()) };
+    *pause = (*pause * 2).min(POLL[1]);
+    let _ = wake.read();
+}
+
+/// The watcher's view of the agent's progress.
+#[derive(Debug)]
+pub struct Pulse {
+    progress: u64,
+    looked: Instant,
+    /// Time without progress.
+    idle: Duration,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self { progress: 0, looked: Instant::now(), idle: Duration::ZERO }
+    }
+}
+
+impl Pulse {
+    /// What is wrong with the agent, if anything. The caller asks several times in 100 ms.
+    pub fn problem(&mut self) -> Option<&'static str> {
+        let table = table();
+        let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else {
+            return Some("has ended");
+        };
+        self.look(thread.shared.turn.progress(), Instant::now()).then_some("made no progress for 5 s")
+    }
+
+    /// Returns whether the agent lags.
+    fn look(&mut self, progress: u64, now: Instant) -> bool {
+        let step = now.duration_since(self.looked).min(LONGEST_STEP);
+        let idle = if progress == self.progress { self.idle + step } else { Duration::ZERO };
+        *self = Self { progress, looked: now, idle };
+        idle > LAG
+    }
+}
+
+/// A fault that tests order by FERROGIN_AGENT_FAULT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    /// `end=N`: the thread ends after N completions.
+    End(usize),
+    /// `stall=N`: it does nothing more after N completions.
+    Stall(usize),
+    /// `hang=N`: no call of a driver returns after N completions.
+    Hang(usize),
+    /// `receives=N`: an inbox has N receives.
+    Receives(usize),
+}
+
+impl Fault {
+    fn from_env() -> Option<Self> {
+        let text = std::env::var("FERROGIN_AGENT_FAULT").ok()?;
+        let (kind, number) = text.split_once('=')?;
+        let number = number.parse().ok()?;
+        match kind {
+            "end" => Some(Self::End(number)),
+            "stall" => Some(Self::Stall(number)),
+            "hang" => Some(Self::Hang(number)),
+            "receives" => Some(Self::Receives(number)),
+            _ => None,
+        }
+    }
+
+    /// Receives of an inbox, if the fault is about them.
+    fn receives() -> Option<usize> {
+        match Self::from_env()? {
+            Self::Receives(number) => Some(number.max(1)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pause_of_the_whole_process_is_no_lag() {
+        let mut pulse = Pulse::default();
+        let mut now = pulse.looked;
+        let mut look = |step, progress| {
+            now += step;
+            pulse.look(progress, now)
+        };
+        assert!(!look(Duration::from_millis(1), 1));
+        assert!((0..50).all(|_| !look(Duration::from_millis(1), 1)), "the agent sleeps");
+        assert!(!look(Duration::from_secs(3600), 1), "the process was stopped");
+        assert!((0..98).all(|_| !look(Duration::from_secs(1), 1)), "no longer than 5 s, by steps of 50 ms");
+        assert!(look(Duration::from_secs(1), 1));
+        assert!(!look(Duration::from_secs(1), 2), "progress");
+    }
+}

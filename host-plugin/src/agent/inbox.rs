@@ -1,0 +1,357 @@
+//! The inbox of one context: a queue pair that only receives, to which all requests of peers go that carry a signal.
+//!
+//! Each signal takes one posted receive and makes one completion. The agent reads the entries of the completion queue itself, because
+//! some releases of libfabric return 16 of the 32 bits of immediate data.
+#![allow(unsafe_code)]
+
+use super::Fault;
+use super::turn::Round;
+use super::windows::{Windows, Word, add_all};
+use crate::address::EndpointAddress;
+use crate::device::{Adds, Device, DeviceBuffer};
+use crate::endpoint::address_of;
+use crate::error::Error;
+use crate::rail::Rail;
+use efa_dp_direct::cq::{self, Cqe, RecvCqe, Status};
+use efa_dp_direct::queue::{CqAttrs, CqV0, WqV0};
+use efa_dp_direct::rq;
+use efa_dp_direct::wire::{CompStatus, RxDesc};
+use efa_dp_direct::wqe::RequestIds;
+use ferrogin_libfabric::bindings::fi_cq_format;
+use ferrogin_libfabric::{CompletionQueue, Endpoint as QueuePair, Info, MemoryRegion, WqMemory, bindings};
+use ferrogin_signals::{Generation, Receiver, Receives, Refusal, Region, Signal, Target, message};
+use std::cell::Cell;
+use std::fmt;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Receives of an inbox: the signals that all peers together may have under way without a retry.
+pub const DEPTH: usize = 4096;
+/// Receives that are posted at a time while signals come.
+const REFILL: u32 = 64;
+/// Signals of one round: the time until another context has its turn.
+const BATCH: usize = 512;
+/// Shortest time between two WARN lines of an inbox.
+const WARN_PAUSE: Duration = Duration::from_secs(10);
+
+/// The signals of an inbox, for metrics.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Signals that were added.
+    pub added: AtomicU64,
+    /// Signals that were refused.
+    pub refused: AtomicU64,
+    /// Rounds that found all receives taken.
+    pub exhausted: AtomicU64,
+}
+
+/// The memory of an inbox.
+pub struct InboxMemory {
+    /// The registration of the buffers of receives with the card, and its key. It ends before the allocation.
+    pub region: (Arc<MemoryRegion>, u32),
+    /// The allocation, with the words and the buffers of receives of several inboxes.
+    pub buffer: Arc<dyn DeviceBuffer>,
+    /// Offset of the buffers of receives in it.
+    pub receives: usize,
+    /// Offset of the indexed words.
+    pub words: usize,
+}
+
+/// An open inbox.
+pub struct Inbox {
+    /// Rank and context, for messages.
+    name: (usize, usize),
+    receiver: Receiver,
+    rail: u32,
+    windows: Arc<Windows>,
+    device: Arc<dyn Device>,
+    /// The receive ring, in the terms of the device code.
+    rq: WqV0,
+    /// The completion ring, likewise.
+    ring: CqV0,
+    receives: Receives,
+    /// Numbers of the receives that are not posted.
+    free: Vec<u16>,
+    posted: Vec<bool>,
+    adds: Vec<(Word, u64)>,
+    counts: Arc<Counts>,
+    /// Refusals since the last WARN line, and its time.
+    unreported: (u64, Option<Instant>),
+    // The queue pair ends before its completion queue, and both before the memory of receives.
+    qp: QueuePair,
+    cq: Arc<CompletionQueue>,
+    memory: InboxMemory,
+}
+
+// SAFETY: the raw pointers are those of the rings, which the queue pair and the completion queue keep mapped, and no other object has
+// them.
+unsafe impl Send for Inbox {}
+
+/// The status of a receive that was too short for the message of a peer.
+const TOO_LONG: Status = Status::Known(CompStatus::LocalBadLength);
+
+/// Why an entry adds nothing.
+enum Reason {
+    Refusal(Refusal),
+    Status(Status),
+    Entry,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refusal(refusal) => refusal.fmt(f),
+            Self::Status(TOO_LONG) => write!(f, "a message of more than {} bytes", message::BYTES),
+            Self::Status(Status::Known(status)) => write!(f, "a receive that failed: {}", status.text()),
+            Self::Status(Status::Unknown(status)) => write!(f, "a receive that failed with status {status}"),
+            Self::Entry => f.write_str("a completion of a receive that was not posted"),
+        }
+    }
+}
+
+impl Inbox {
+    /// Opens the queue pair with `info`, which lets writes with immediate data take receives, and posts all receives.
+    ///
+    /// # Errors
+    /// A libfabric call fails, or the card's rings are of no valid size.
+    pub fn open(
+        (rail, provider, info): (&Rail, &str, &Info),
+        device: &Arc<dyn Device>,
+        windows: &Arc<Windows>,
+        (rank, context, receiver): (usize, usize, Receiver),
+        memory: InboxMemory,
+    ) -> Result<Self, Error> {
+        let failed = |what: &str| Error::fabric(format!("{what} of signals on card {}", rail.name()));
+        let wanted = Fault::receives().unwrap_or(DEPTH).min(DEPTH);
+        let size = DEPTH.max(info.tx_size());
+        let cq = CompletionQueue::open_to_wait(&rail.domain, provider, size, fi_cq_format::FI_CQ_FORMAT_DATA);
+        let cq = cq.map_err(failed("opening the completion queue"))?;
+        let mut qp = QueuePair::open(&rail.domain, info).map_err(failed("opening the queue pair"))?;
+        qp.bind_av(&rail.av).map_err(failed("binding the address vector"))?;
+        let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
+        qp.bind_cq(&cq, both).map_err(failed("binding the completion queue"))?;
+        qp.enable().map_err(failed("enabling the queue pair"))?;
+        let (_, rq) = rail.gda.query_qp(&qp).map_err(failed("querying the queue pair"))?;
+        let entries = rail.gda.query_cq(&cq).map_err(failed("querying the completion queue"))?;
+        let ring = CqV0::new(&CqAttrs {
+            comp_mask: 0,
+            flags: 0,
+            buffer: entries.buffer,
+            num_entries: entries.num_entries,
+            entry_size: entries.entry_size,
+        });
+        let depth = wanted.min(rq.num_entries as usize).min(entries.num_entries as usize);
+        let ring = ring.ok().filter(|_| rq.num_entries.is_power_of_two()).ok_or_else(|| {
+            Error::Usage(format!("card {} has rings whose sizes are no powers of two: please report it", rail.name()))
+        })?;
+        let mut inbox = Self {
+            name: (rank, context),
+            receiver,
+            rail: rail.index,
+            windows: windows.clone(),
+            device: device.clone(),
+            rq: work_queue(&rq),
+            ring,
+            receives: Receives::new(depth as u32, REFILL),
+            free: (0..depth as u16).rev().collect(),
+            posted: vec![false; depth],
+            adds: Vec::with_capacity(BATCH),
+            counts: Arc::default(),
+            unreported: (0, None),
+            memory,
+            qp,
+            cq,
+        };
+        inbox.refill(true);
+        Ok(inbox)
+    }
+
+    /// The address for the peers' requests.
+    ///
+    /// # Errors
+    /// The libfabric call fails, or the address is not one of EFA.
+    pub fn address(&self) -> Result<EndpointAddress, Error> {
+        address_of(&self.qp, &"of signals")
+    }
+
+    /// The number of this context, for the peers.
+    pub fn generation(&self) -> Generation {
+        self.receiver.generation
+    }
+
+    /// What the inbox has counted so far.
+    pub fn counts(&self) -> Arc<Counts> {
+        self.counts.clone()
+    }
+
+    /// The descriptor that becomes readable at the next completion after [`arm`](Self::arm), if the card's provider has one.
+    pub fn wait_fd(&self) -> Option<RawFd> {
+        self.cq.wait_fd()
+    }
+
+    /// Asks for an event at the next completion. The caller makes a round before it sleeps.
+    pub fn arm(&self) {
+        if self.cq.wait_fd().is_some() {
+            // libfabric's own view of the queue does not matter, as it reads no entry for this library.
+            let _ = self.cq.may_wait();
+        }
+    }
+
+    /// Reads the completions, adds their signals, and posts receives again. Returns the number of completions.
+    ///
+    /// # Errors
+    /// The driver of the GPU or the queue pair fails; signals are lost.
+    pub fn round(&mut self, round: &Round<'_>) -> Result<usize, Error> {
+        // SAFETY: the completion queue keeps the ring mapped, and this object alone reads it.
+        if unsafe { cq::poll(&self.ring, self.receives.posted().saturating_sub(1)) }.is_some() {
+            self.counts.exhausted.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut taken = 0;
+        while taken < BATCH
+            && let Some(entry) = self.next()
+        {
+            taken += 1;
+            // The window may be removed meanwhile, so one look has to do. Its memory stays until the end of the round.
+            let adds = Cell::new(Adds::Cpu);
+            let region = |rkey| {
+                let window = self.windows.find(self.rail, rkey)?;
+                adds.set(window.adds);
+                Some(window.region)
+            };
+            match entry.and_then(|entry| self.signal(&entry, region)) {
+                Ok(Signal { target, add }) => {
+                    let word = match target {
+                        Target::Indexed(at) => {
+                            let at = self.host(self.memory.words + 8 * at as usize);
+                            Word { address: at as u64, adds: Adds::Cpu }
+                        }
+                        Target::Va { address, .. } => Word { address, adds: adds.get() },
+                    };
+                    self.adds.push((word, add));
+                }
+                Err(Reason::Status(status)) if status != TOO_LONG => {
+                    let (rank, context) = self.name;
+                    return Err(Error::Usage(format!(
+                        "the queue pair for signals of context {context} of rank {rank} failed: {}",
+                        Reason::Status(status)
+                    )));
+                }
+                Err(reason) => self.refuse(&reason),
+            }
+            self.refill(false);
+        }
+        self.refill(taken < BATCH);
+        if !self.adds.is_empty() {
+            // SAFETY: the receiver checked alignment and bounds of each word. The context keeps the indexed words, and the windows
+            // keep the others until the end of the round.
+            unsafe { add_all(round, &*self.device, &self.adds) }?;
+            if !round.is_abandoned() {
+                self.counts.added.fetch_add(self.adds.len() as u64, Ordering::Relaxed);
+            }
+            self.adds.clear();
+        }
+        Ok(taken)
+    }
+
+    /// The next completion, if there is one.
+    fn next(&mut self) -> Option<Result<RecvCqe, Reason>> {
+        // SAFETY: the completion queue keeps the ring mapped, and this object alone reads it.
+        let slot = unsafe { cq::poll(&self.ring, 0) }?;
+        // SAFETY: the completion queue keeps the ring mapped, and `poll` gave the slot.
+        let entry = unsafe { cq::read(&self.ring, slot) };
+        // SAFETY: this object alone reads the ring, and the entry of `poll` is there.
+        unsafe { cq::pop(&mut self.ring, 1) };
+        let Ok(Cqe::Recv(entry)) = Cqe::parse(&entry, RequestIds::Bits16) else { return Some(Err(Reason::Entry)) };
+        match self.posted.get_mut(usize::from(entry.req_id)) {
+            Some(posted) if *posted && !entry.unsolicited && self.receives.take() => *posted = false,
+            _ => return Some(Err(Reason::Entry)),
+        }
+        self.free.push(entry.req_id);
+        Some(if entry.status.is_ok() { Ok(entry) } else { Err(Reason::Status(entry.status)) })
+    }
+    /// The signal of a completion.
+    fn signal(&self, entry: &RecvCqe, window: impl Fn(u32) -> Option<Region>) -> Result<Signal, Reason> {
+        let signal = match entry.imm {
+            Some(bits) => self.receiver.immediate(bits),
+            None => {
+                let mut bytes = [0; message::BYTES];
+                let len = (entry.length as usize).min(bytes.len());
+                let at = self.host(self.offset(entry.req_id));
+                for (i, byte) in bytes[..len].iter_mut().enumerate() {
+                    let at = at.wrapping_add(i);
+                    // SAFETY: the buffer of receive `req_id` lies in `self.memory`, which this object keeps. A card that breaks the
+                    // rules may write it now, and the access is atomic.
+                    *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
+                }
+                self.receiver.message(&bytes[..len], window)
+            }
+        };
+        signal.map_err(Reason::Refusal)
+    }
+
+    /// Offset of the buffer of a receive.
+    fn offset(&self, receive: u16) -> usize {
+        self.memory.receives + usize::from(receive) * message::BYTES
+    }
+
+    /// The host's address of an offset in the memory.
+    fn host(&self, offset: usize) -> *mut u8 {
+        self.memory.buffer.host_address().map_or(std::ptr::null_mut(), |base| base.wrapping_add(offset))
+    }
+
+    /// Counts a refused signal. A WARN line names the first one, and at most one in ten seconds after.
+    fn refuse(&mut self, reason: &Reason) {
+        self.counts.refused.fetch_add(1, Ordering::Relaxed);
+        let (more, last) = self.unreported;
+        if last.is_some_and(|last| last.elapsed() < WARN_PAUSE) {
+            self.unreported.0 += 1;
+            return;
+        }
+        self.unreported = (0, Some(Instant::now()));
+        let (rank, context) = self.name;
+        crate::warn!(
+            "rank {rank}: context {context} refused {reason}, and {more} more since the last such line; no memory was changed. Check \
+             ids, offsets and windows of the kernels' signals, and that the window is still registered here"
+        );
+    }
+
+    /// Posts the receives that are due.
+    fn refill(&mut self, idle: bool) {
+        let due = self.receives.refill(idle);
+        for _ in 0..due {
+            let Some(number) = self.free.pop() else { break };
+            self.posted[usize::from(number)] = true;
+            let at = self.memory.buffer.device_address() + self.offset(number) as u64;
+            let desc = RxDesc::single(number, at, message::BYTES as u16, self.memory.region.1);
+            // SAFETY: the queue pair keeps the ring mapped, and this object alone posts on it. At most as many receives as the ring has
+            // slots are posted.
+            unsafe { rq::post(&mut self.rq, &desc) };
+        }
+        if due > 0 {
+            // SAFETY: the queue pair keeps the doorbell mapped, and this object alone rings it.
+            unsafe { rq::flush(&mut self.rq) };
+        }
+    }
+}
+
+/// A receive queue in the form that the device code posts on.
+fn work_queue(rq: &WqMemory) -> WqV0 {
+    let entries = rq.num_entries;
+    WqV0 {
+        max_sge: 1,
+        max_wqes: entries,
+        queue_mask: entries - 1,
+        queue_size_shift: entries.trailing_zeros(),
+        // 0 means that the card has no bound.
+        max_batch: if rq.max_batch == 0 { entries } else { rq.max_batch.min(entries) },
+        wqes_pending: 0,
+        wqes_posted: 0,
+        wqes_completed: 0,
+        pc: 0,
+        phase: 0,
+        buf: rq.buffer,
+        db: rq.doorbell,
+    }
+}

@@ -1,0 +1,223 @@
+//! Whether the agent is in a round, so that other threads can free memory that a round uses.
+//!
+//! A round ends soon, except in a call of a driver. A thread that waits for the end of a round gives an agent up that is in one call for too
+//! long. The agent learns this when the call returns, and accesses no memory from then on.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Looks at one call of a driver after which it hangs: two seconds in which this thread ran, too.
+const HANG: u32 = 200;
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Now {
+    Between,
+    Round,
+    /// In a call of a driver since then.
+    Call(Instant),
+    Abandoned,
+}
+
+#[derive(Debug)]
+struct State {
+    now: Now,
+    /// Rounds that began.
+    rounds: u64,
+    /// Calls that returned.
+    calls: u64,
+    /// A fault for tests: no call returns.
+    hangs: bool,
+}
+
+/// What the agent does now.
+#[derive(Debug)]
+pub struct Turn {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The result of [`Turn::wait`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Out {
+    /// The agent is in no round that began before, or another thread has abandoned it.
+    Now,
+    /// This call abandoned the agent.
+    Abandoned {
+        /// The time of the agent's call of a driver.
+        after: Duration,
+    },
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0, hangs: false }),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl Turn {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a round; `None` if the agent is abandoned.
+    pub fn begin(&self) -> Option<Round<'_>> {
+        let mut state = self.lock();
+        if state.now == Now::Abandoned {
+            return None;
+        }
+        state.now = Now::Round;
+        state.rounds += 1;
+        Some(Round(self))
+    }
+
+    /// A number that changes while the agent makes progress.
+    pub fn progress(&self) -> u64 {
+        let state = self.lock();
+        state.rounds.wrapping_add(state.calls)
+    }
+
+    /// True if a thread has given the agent up.
+    pub fn is_abandoned(&self) -> bool {
+        self.lock().now == Now::Abandoned
+    }
+
+    /// Orders the fault that no call of a driver returns.
+    pub fn hang_in_calls(&self) {
+        self.lock().hangs = true;
+    }
+
+    /// Returns when the round has ended that is under way, or abandons an agent that is in one call of a driver for two seconds.
+    pub fn wait(&self) -> Out {
+        let mut state = self.lock();
+        let (round, mut call, mut looks) = (state.rounds, state.calls, 0);
+        while state.rounds == round {
+            if call != state.calls {
+                (call, looks) = (state.calls, 0);
+            }
+            match state.now {
+                Now::Between | Now::Abandoned => break,
+                Now::Call(since) if looks >= HANG => {
+                    state.now = Now::Abandoned;
+                    return Out::Abandoned { after: since.elapsed() };
+                }
+                Now::Call(_) | Now::Round => {}
+            }
+            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            looks += 1;
+        }
+        Out::Now
+    }
+}
+
+/// A round of the agent, until dropped.
+#[derive(Debug)]
+pub struct Round<'a>(&'a Turn);
+
+impl Round<'_> {
+    /// Makes a call of a driver, which may take any time. `None` if the agent was abandoned meanwhile: memory that it knows may be gone.
+    pub fn call<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
+        let mut state = self.0.lock();
+        if state.now == Now::Abandoned {
+            return None;
+        }
+        state.now = Now::Call(Instant::now());
+        let hangs = state.hangs;
+        drop(state);
+        if hangs {
+            loop {
+                std::thread::sleep(HANG * LOOK);
+            }
+        }
+        let result = call();
+        let mut state = self.0.lock();
+        if state.now == Now::Abandoned {
+            return None;
+        }
+        state.now = Now::Round;
+        state.calls += 1;
+        Some(result)
+    }
+
+    /// True if a thread has given the agent up.
+    pub fn is_abandoned(&self) -> bool {
+        self.0.is_abandoned()
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if state.now != Now::Abandoned {
+            state.now = Now::Between;
+        }
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, mpsc};
+
+    #[test]
+    fn wait_ends_after_the_round_that_may_use_the_memory() {
+        let turn = Turn::default();
+        assert_eq!(turn.wait(), Out::Now, "no round");
+        let [known, freed, stop] = [const { AtomicBool::new(false) }; 3];
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Acquire) {
+                    let round = turn.begin().expect("a round");
+                    if known.load(Ordering::SeqCst) {
+                        assert_eq!(round.call(std::thread::yield_now), Some(()));
+                        assert!(!freed.load(Ordering::SeqCst), "used after the wait");
+                    }
+                }
+            });
+            for _ in 0..2000 {
+                freed.store(false, Ordering::SeqCst);
+                known.store(true, Ordering::SeqCst);
+                std::thread::yield_now();
+                known.store(false, Ordering::SeqCst);
+                assert_eq!(turn.wait(), Out::Now);
+                freed.store(true, Ordering::SeqCst);
+            }
+            stop.store(true, Ordering::Release);
+        });
+    }
+
+    #[test]
+    fn call_that_does_not_return_abandons_the_agent_once() {
+        let turn = Arc::new(Turn::default());
+        let (finish, finished) = mpsc::channel::<()>();
+        let (began, begin) = mpsc::channel();
+        let agent = {
+            let turn = turn.clone();
+            std::thread::spawn(move || {
+                let round = turn.begin().expect("a round");
+                let result = round.call(|| {
+                    began.send(()).expect("a test");
+                    finished.recv().expect("a test");
+                });
+                (result, round.is_abandoned(), round.call(|| ()))
+            })
+        };
+        begin.recv().expect("an agent");
+        let started = Instant::now();
+        assert!(matches!(turn.wait(), Out::Abandoned { after } if after >= HANG * LOOK));
+        assert!(started.elapsed() >= LOOK);
+        // Later waits do not wait again.
+        assert_eq!(turn.wait(), Out::Now);
+        assert!(turn.begin().is_none());
+        finish.send(()).expect("an agent");
+        assert_eq!(agent.join().expect("the agent"), (None, true, None));
+        assert!(turn.begin().is_none(), "abandoned for ever");
+    }
+}

@@ -1,0 +1,88 @@
+//! The windows of a communicator, by the keys that signals of peers name them by, and how the agent adds to their words.
+#![allow(unsafe_code)]
+
+use super::turn::Round;
+use crate::device::{Adds, Device, DeviceError};
+use ferrogin_signals::receiver::Region;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+/// A window of this rank on one rail.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// In the addresses that peers use, which are those of this process.
+    pub region: Region,
+    /// How the agent adds to its words.
+    pub adds: Adds,
+}
+
+type ByKey = HashMap<(u32, u32), Window>;
+
+/// The windows that are registered now, by rail and remote key.
+#[derive(Debug, Default)]
+pub struct Windows(RwLock<ByKey>);
+
+impl Windows {
+    /// Adds a window.
+    pub fn add(&self, rail: u32, rkey: u32, window: Window) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert((rail, rkey), window);
+    }
+
+    /// Removes windows. Afterwards the agent accesses their memory no more, except by a call of a driver that does not return
+    /// ([`wait_out`](super::wait_out)).
+    pub fn remove(&self, keys: &[(u32, u32)]) {
+        let mut windows = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for key in keys {
+            windows.remove(key);
+        }
+        drop(windows);
+        super::wait_out();
+    }
+
+    /// A window that is registered now. Its memory stays until the end of the agent's round.
+    pub fn find(&self, rail: u32, rkey: u32) -> Option<Window> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(rail, rkey)).copied()
+    }
+}
+
+/// A word that the agent adds to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Word {
+    /// Its address: of this process with [`Adds::Cpu`], else of the GPU.
+    pub address: u64,
+    /// How to add to it.
+    pub adds: Adds,
+}
+
+/// Makes the bytes visible that the card wrote before the completions of the round, and adds in order, each in one step. Ends early if the
+/// agent is abandoned.
+///
+/// # Safety
+/// Each word is 8-byte aligned, and its memory stays mapped until the end of the round.
+///
+/// # Errors
+/// The driver of the GPU fails. Words before the failing one may have been added to.
+pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), DeviceError> {
+    let Some(flushed) = round.call(|| device.flush_writes()) else { return Ok(()) };
+    flushed?;
+    // One call of the driver for neighbours that it adds to.
+    for run in adds.chunk_by(|(a, _), (b, _)| a.adds == b.adds) {
+        if run[0].0.adds != Adds::Cpu {
+            let words: Vec<_> = run.iter().map(|(word, amount)| (word.address, *amount)).collect();
+            // SAFETY: this function's caller keeps the words mapped.
+            unsafe { device.add(round, run[0].0.adds, &words) }?;
+            continue;
+        }
+        if round.is_abandoned() {
+            return Ok(());
+        }
+        for (word, amount) in run {
+            // SAFETY: this function's caller keeps the word mapped, and it is aligned. Kernels access it atomically too.
+            let word = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
+            // Release: a waiter that acquires the new value sees what the completions before it covered.
+            word.fetch_add(*amount, Ordering::Release);
+        }
+    }
+    Ok(())
+}

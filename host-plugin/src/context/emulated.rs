@@ -1,0 +1,159 @@
+//! The emulated signals of a `createContext`: indexed words and receives in memory of the host, and an inbox for each context.
+
+use crate::agent::inbox::{DEPTH, Inbox, InboxMemory};
+use crate::agent::{self, Served};
+use crate::cards::CardQuery;
+use crate::comm::CollComm;
+use crate::device::{self, DeviceBuffer, Use};
+use crate::error::Error;
+use crate::memory::region_of;
+use crate::rail::{QueueOptions, Rail};
+use ferrogin_libfabric::{Info, MemoryRegion, bindings};
+use ferrogin_signals::{Generation, Receiver, message};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Entries of the send queue of an inbox, which nothing is posted on.
+const SENDS: usize = 16;
+/// The number of the next context of this process.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// The memory of all inboxes: the buffers of receives by context, then the words by context.
+pub struct SignalMemory {
+    /// By rail in use: the registration of the buffers, and its key. It ends before the allocation.
+    regions: Vec<(Arc<MemoryRegion>, u32)>,
+    buffer: Arc<dyn DeviceBuffer>,
+    /// By rail in use: what opens an inbox.
+    infos: Vec<Info>,
+    words: usize,
+    n_signals: usize,
+}
+
+impl SignalMemory {
+    /// Allocates the memory of `n_contexts` with `n_signals` each, and registers it with the cards of `rails`.
+    ///
+    /// # Errors
+    /// A card lacks what emulated signals need, or refuses the memory; the device is out of memory.
+    #[allow(unsafe_code)]
+    pub fn allocate(
+        coll: &CollComm,
+        rails: &[&Arc<Rail>],
+        (n_contexts, n_signals): (usize, usize),
+    ) -> Result<Self, Error> {
+        let infos = rails.iter().map(|rail| inbox_info(&coll.plugin.query, rail)).collect::<Result<_, _>>()?;
+        let words = (n_contexts * DEPTH * message::BYTES).next_multiple_of(device::page_size());
+        let len = words + n_contexts * stride(n_signals);
+        let buffer: Arc<dyn DeviceBuffer> = coll.device.allocate(len, Use::Shared)?.into();
+        let register = |rail: &&Arc<Rail>| {
+            let region = region_of(&*buffer, 0, words);
+            let what = format!("registering {words} bytes for receives of signals with card {}", rail.name());
+            // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair before. No Rust reference covers the memory.
+            let region = unsafe { MemoryRegion::register(&rail.domain, region, bindings::FI_RECV, 0) };
+            let region = Arc::new(region.map_err(Error::fabric(what))?);
+            let (lkey, _) = rail.keys(&region)?;
+            Ok::<_, Error>((region, lkey))
+        };
+        let regions = rails.iter().map(register).collect::<Result<_, _>>()?;
+        Ok(Self { buffer, regions, infos, words, n_signals })
+    }
+
+    /// Offset of the words of context `id`.
+    fn words_of(&self, id: usize) -> usize {
+        self.words + id * stride(self.n_signals)
+    }
+
+    /// The device's address of the words of context `id`.
+    pub fn words(&self, id: usize) -> u64 {
+        self.buffer.device_address() + self.words_of(id) as u64
+    }
+
+    /// Opens the inbox of context `id` on the rail of number `at`.
+    ///
+    /// # Errors
+    /// Those of [`Inbox::open`].
+    pub fn open(&self, coll: &CollComm, at: usize, id: usize) -> Result<Inbox, Error> {
+        let receiver = Receiver {
+            generation: Generation::new(GENERATION.fetch_add(1, Ordering::Relaxed)),
+            n_signals: self.n_signals as u32,
+            nranks: coll.nranks as u32,
+        };
+        let memory = InboxMemory {
+            buffer: self.buffer.clone(),
+            receives: id * DEPTH * message::BYTES,
+            region: self.regions[at].clone(),
+            words: self.words_of(id),
+        };
+        let card = (&*coll.rails[at], coll.plugin.config.provider.name(), &self.infos[at]);
+        Inbox::open(card, &coll.device, &coll.signal_windows, (coll.rank, id, receiver), memory)
+    }
+}
+
+/// Bytes of the words of a context. Contexts share no cache line.
+fn stride(n_signals: usize) -> usize {
+    (n_signals.max(1) * 8).next_multiple_of(128)
+}
+
+/// Checks that a send of the card can carry a signal of 32 bytes.
+fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
+    if inline >= message::BYTES {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "FERROGIN_SIGNALS=emulated: card {card} sends {inline} bytes inline, and signals need {}: set FERROGIN_SIGNALS=card",
+        message::BYTES
+    )))
+}
+
+/// What opens an inbox on a rail.
+///
+/// # Errors
+/// The card or libfabric lacks what emulated signals need.
+pub fn inbox_info(query: &CardQuery, rail: &Rail) -> Result<Info, Error> {
+    let card = rail.name();
+    check_inline(&card, rail.info.inject_size())?;
+    let receives = DEPTH.min(rail.info.rx_size().max(1));
+    let options = QueueOptions { depth: SENDS, wide: false, tclass: 0, receives };
+    let info = rail.endpoint_info(query, options);
+    let info = info.map_err(Error::fabric(format!("asking card {card} for a queue pair of signals")))?;
+    if (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA == 0 {
+        return Err(Error::Usage(format!(
+            "FERROGIN_SIGNALS=emulated: libfabric {} does not let writes with immediate data take receives on card {card} \
+             (FI_RX_CQ_DATA): name a newer libfabric in FERROGIN_LIBFABRIC, or set FERROGIN_SIGNALS=card",
+            query.lib.version()
+        )));
+    }
+    Ok(info)
+}
+
+/// The inboxes of a `createContext`, which the agent serves until this is dropped.
+pub struct Inboxes(Vec<agent::Guard>);
+
+impl Inboxes {
+    /// Hands inboxes to the agent.
+    ///
+    /// # Errors
+    /// The agent's thread does not start.
+    pub fn serve(inboxes: Vec<Inbox>) -> Result<Self, Error> {
+        let served = inboxes.into_iter().map(agent::serve).collect::<Result<_, _>>();
+        served.map(Self).map_err(|source| Error::System { call: "starting the agent's thread", source })
+    }
+
+    /// The inboxes, for the watcher.
+    pub fn served(&self) -> Vec<Arc<Served>> {
+        self.0.iter().map(agent::Guard::served).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn card_with_less_inline_than_a_signal_is_refused() {
+        assert!(check_inline("efa0", message::BYTES).is_ok());
+        let error = check_inline("efa0", message::BYTES - 1).unwrap_err().to_string();
+        for part in ["card efa0 sends 31 bytes inline", "need 32", "set FERROGIN_SIGNALS=card"] {
+            assert!(error.contains(part), "{part:?} in {error}");
+        }
+    }
+}
