@@ -13,4 +13,5 @@ mod random;
 mod removals;
 mod scheduling;
 mod shipped;
+mod strong;
 mod weak;

@@ -1,7 +1,9 @@
 //! Warps, barriers, divergence, and the order of threads.
 
 use crate::arena::{Arena, kernel, launch, linked, run_text, start};
+use soft_gpu_ptx::Time;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Runs `body` by one block, with `%r1` the thread and `%d1` the address of its word; the words of the threads.
 fn threads(count: u32, body: &str) -> Vec<u64> {
@@ -178,7 +180,7 @@ fn a_kernel_that_waits_for_the_host_leaves_it_the_processor() {
     let statistics = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(20));
                 arena.set(0, 3);
             }
         });
@@ -188,6 +190,28 @@ fn a_kernel_that_waits_for_the_host_leaves_it_the_processor() {
     });
     assert_eq!(arena.get(1), 3 * 256);
     assert!(statistics.idle > 0);
+}
+
+#[test]
+fn time_that_counts_instructions_is_the_same_on_every_run_of_a_seed() {
+    let of_threads = "mov.u32 %r1, %tid.x; mad.wide.u32 %d1, %r1, 8, %out;\n";
+    let waits = of_threads.to_string()
+        + "mov.u64 %d2, %globaltimer; $L: atom.global.add.u64 %d3, [%d1], 1; mov.u64 %d4, %globaltimer;\n\
+           sub.u64 %d4, %d4, %d2; setp.lt.u64 %p1, %d4, 20000; @%p1 bra $L;";
+    let endless = of_threads.to_string() + "$L: atom.global.add.u64 %d3, [%d1], 1; bra $L;";
+    let run = |body: &str, seed: u64| {
+        let arena = Arena::new(4);
+        let mut launch = launch(&arena, 1, 4, seed);
+        launch.time = Time::Instructions;
+        launch.watchdog = Some(Duration::from_micros(100));
+        let ended = start(&linked(&kernel("", body)), &launch, &arena).map_err(|trap| trap.to_string());
+        (ended, arena.all())
+    };
+    assert_eq!(run(&waits, 1), run(&waits, 1));
+    assert_ne!(run(&waits, 1).1, run(&waits, 2).1);
+    assert!(run(&waits, 1).0.is_ok());
+    assert_eq!(run(&endless, 1), run(&endless, 1));
+    assert!(run(&endless, 1).0.is_err_and(|trap| trap.contains("watchdog")));
 }
 
 #[test]
