@@ -1,6 +1,6 @@
 //! One command of a test run. Its output goes to a file and is counted.
 
-use crate::tally::{Counts, Tally, closing_line, ignored, libtest_result, skip_reason};
+use crate::tally::{Counts, Tally, closing_line, ignored, libtest_result, program_of_cargo, skip_reason};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -188,18 +188,6 @@ impl Output {
         tally.skips.extend(self.skips.into_iter().chain(self.ignored));
         tally.tests.extend(self.tests.into_iter().map(|name| format!("{}: {}", stage.name, name.trim())));
     }
-}
-
-/// `softefa tests/all` of cargo's line `     Running tests/all/main.rs (target/release/deps/all-0123)`: the program's name without its hash.
-fn program_of_cargo(line: &str) -> Option<String> {
-    let line = line.trim_start();
-    if let Some(name) = line.strip_prefix("Doc-tests ") {
-        return Some(format!("doc {name}"));
-    }
-    let (source, program) = line.strip_prefix("Running ")?.split_once(" (")?;
-    let program = Path::new(program.strip_suffix(')')?).file_name()?.to_str()?;
-    let (name, _hash) = program.rsplit_once('-')?;
-    Some(format!("{name} {}", source.trim_start_matches("unittests ")))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::ops::AddAssign;
+use std::path::Path;
 
 /// Tests by result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -119,6 +120,50 @@ pub fn skip_reason(line: &str) -> Option<String> {
     reason.contains(':').then(|| reason.to_string())
 }
 
+/// `softefa tests/all` of cargo's line `     Running tests/all/main.rs (target/release/deps/all-0123)`: the program's name without its hash.
+pub fn program_of_cargo(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    if let Some(name) = line.strip_prefix("Doc-tests ") {
+        return Some(format!("doc {name}"));
+    }
+    let (source, program) = line.strip_prefix("Running ")?.split_once(" (")?;
+    let program = Path::new(program.strip_suffix(')')?).file_name()?.to_str()?;
+    let (name, _hash) = program.rsplit_once('-')?;
+    Some(format!("{name} {}", source.trim_start_matches("unittests ")))
+}
+
+/// The lines of an output of tests that tell of failures, indented: without the tests that passed, and without what libtest's tests print
+/// before it sums up.
+pub fn without_passed_tests(output: &str) -> String {
+    let mut kept = String::new();
+    let mut program = None;
+    let mut runs = false;
+    for line in output.lines() {
+        if program_of_cargo(line).is_some() {
+            (program, runs) = (Some(line), false);
+            continue;
+        }
+        let failed = line.starts_with("test ") && line.ends_with(" ... FAILED");
+        // libtest prints what passed before what failed.
+        runs = match line {
+            "failures:" => false,
+            // The second is cargo's word of a program that crashed.
+            _ if line.starts_with("test result: ") || line.starts_with("error: ") => false,
+            _ => runs || (line.starts_with("running ") && program.is_some()),
+        };
+        let dull = ["PASS ", "SKIP ", "test result: ok. "].iter().any(|word| line.starts_with(word));
+        if failed || !(runs || dull || line.is_empty()) {
+            for line in program.take().into_iter().chain([line]) {
+                // No runner of tests takes it for a result of its own.
+                kept.push_str("    ");
+                kept.push_str(line);
+                kept.push('\n');
+            }
+        }
+    }
+    kept
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -140,5 +185,31 @@ mod tests {
         assert_eq!(skip_reason("SKIPPED x"), None);
         assert_eq!(ignored("test a::b ... ignored, takes an hour").as_deref(), Some("a::b: takes an hour"));
         assert_eq!(ignored("test a::b ... ok"), None);
+    }
+
+    #[test]
+    fn only_failures_are_kept() {
+        let crashed = "     Running tests/all/main.rs (target/b-0f)\nrunning 2 tests\nprinted\nerror: test failed\n";
+        assert_eq!(without_passed_tests(crashed).lines().last(), Some("    error: test failed"));
+        let output = "   Compiling x\n     Running unittests src/lib.rs (target/a-0f)\n\nrunning 1 test\ntest a ... ok\n\nsuccesses:\n\n\
+            ---- a stdout ----\nthread a panicked\n\ntest result: ok. 1 passed; 0 failed; 0 ignored\n\n     Running tests/all/main.rs (target/b-0f)\n\n\
+            running 2 tests\ntest b ... ok\ntest c ... FAILED\n\nsuccesses:\n\n---- b stdout ----\nprinted by b\n\nsuccesses:\n    b\n\nfailures:\n\n\
+            ---- c stdout ----\nprinted by c\n\nfailures:\n    c\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\nerror: 1 target failed\n";
+        let kept = [
+            "       Compiling x",
+            "         Running tests/all/main.rs (target/b-0f)",
+            "    test c ... FAILED",
+            "    failures:",
+            "    ---- c stdout ----",
+            "    printed by c",
+            "    failures:",
+            "        c",
+            "    test result: FAILED. 1 passed; 1 failed; 0 ignored",
+            "    error: 1 target failed",
+        ];
+        let kept: String = kept.iter().flat_map(|line| [line, "\n"]).collect();
+        assert_eq!(without_passed_tests(output), kept);
+        let of_script = without_passed_tests("PASS a (0.1 s)\nFAIL b\nerror[E0425]: no x\n");
+        assert_eq!(of_script, "    FAIL b\n    error[E0425]: no x\n");
     }
 }

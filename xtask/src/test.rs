@@ -3,7 +3,7 @@
 //! A stage that waits for timers leaves its core to a stage that builds. Each stage writes its output to `target/test-logs/`.
 
 use crate::stage::{Outcome, Stage};
-use crate::tally::Tally;
+use crate::tally::{Tally, without_passed_tests};
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -256,11 +256,14 @@ fn run_stages(stages: Vec<Stage>, root: &Path, logs: &Path) -> Tally {
     schedule.into_inner().unwrap_or_else(PoisonError::into_inner).tally
 }
 
-/// Prints the result of a stage, and the output of one that failed.
+/// Prints the result of a stage, and what failed in it.
 fn report(stage: &Stage, outcome: &Outcome) {
     let Outcome { tally, success, log, time } = outcome;
     if !success {
-        print!("{}", std::fs::read_to_string(log).unwrap_or_else(|error| format!("{}: {error}\n", log.display())));
+        match std::fs::read(log) {
+            Ok(output) => print!("{}", without_passed_tests(&String::from_utf8_lossy(&output))),
+            Err(error) => println!("{}: {error}", log.display()),
+        }
     }
     let crate::tally::Counts { passed, failed, skipped } = tally.counts;
     let result = if *success { "passed" } else { "FAILED" };
