@@ -21,6 +21,9 @@ static MAY_MOUNT: LazyLock<bool> = LazyLock::new(|| {
     command.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 });
 
+/// At most so many tests of a stage are tried again.
+const SECOND_TRIES: usize = 3;
+
 /// A command of a test run.
 pub struct Stage {
     /// Its name, unique in a run.
@@ -100,6 +103,24 @@ impl Stage {
         Outcome { success: success && tally.counts.failed == 0, tally, log, time: began.elapsed() }
     }
 
+    /// A second try of the tests that failed, if these are few and known by name: a test that other tests starved passes alone.
+    pub fn second_try(&self, tally: &Tally) -> Option<Stage> {
+        let name = |failure: &String| Some(OsString::from(failure.strip_prefix(self.name)?.strip_prefix(": ")?));
+        let names = tally.failures.iter().map(name).collect::<Option<Vec<OsString>>>()?;
+        if !self.has_tests || names.is_empty() || names.len() > SECOND_TRIES {
+            return None;
+        }
+        let mut command = self.command.clone();
+        // A script has no such choice.
+        if command.iter().any(|argument| argument == "--") {
+            command.push("--exact".into());
+            command.extend(names);
+        }
+        let name = format!("{}, second try", self.name).leak();
+        let stage = Stage { name, after: None, command, envs: self.envs.clone(), ..*self };
+        Some(stage.env("RUST_TEST_THREADS", "1"))
+    }
+
     fn execute(&self, root: &Path, log: &Path, output: &mut Output) -> std::io::Result<bool> {
         let mut file = File::create(log)?;
         let (from, to) = std::io::pipe()?;
@@ -132,6 +153,8 @@ struct Output {
     skips: Vec<String>,
     ignored: Vec<String>,
     failures: Vec<String>,
+    /// What cargo says of test programs that a signal ended.
+    crashes: Vec<String>,
     /// The test program of the present lines of cargo.
     program: String,
     tests: Vec<String>,
@@ -147,7 +170,12 @@ impl Output {
             self.tests.push(reason.clone());
             self.skips.push(reason);
         } else if let Some(name) = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED")) {
-            self.failures.push(name.to_string());
+            // A test that runs again in a child process may print the child's line.
+            if !self.failures.iter().any(|known| known == name) {
+                self.failures.push(name.to_string());
+            }
+        } else if line.starts_with("  process didn't exit successfully: ") {
+            self.crashes.push(line.trim().to_string());
         } else if let Some(reason) = ignored(line) {
             self.ignored.push(reason);
         } else if let Some(name) = line.strip_prefix("FAIL ") {
@@ -185,6 +213,9 @@ impl Output {
             tally.fail(format!("{}: the command failed, but no test did", stage.name));
         }
         tally.failures.extend(self.failures.into_iter().map(|name| format!("{}: {name}", stage.name)));
+        if !success {
+            tally.failures.extend(self.crashes.into_iter().map(|crash| format!("{} crashed: {crash}", stage.name)));
+        }
         tally.skips.extend(self.skips.into_iter().chain(self.ignored));
         tally.tests.extend(self.tests.into_iter().map(|name| format!("{}: {}", stage.name, name.trim())));
     }
@@ -224,6 +255,16 @@ mod tests {
     }
 
     #[test]
+    fn failed_tests_are_named_once_and_crashes_are_failures() {
+        let script = "echo 'test a ... FAILED'; echo 'test a ... FAILED'; \
+            echo 'test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.0s'; \
+            echo \"  process didn't exit successfully: x (signal: 6, SIGABRT: process abort signal)\"; exit 1";
+        let tally = run(script, true);
+        assert_eq!(tally.failures.len(), 2, "{:?}", tally.failures);
+        assert!(tally.failures[1].contains(" crashed: process didn't"), "{:?}", tally.failures);
+    }
+
+    #[test]
     fn last_line_replaces_other_counts() {
         let tally = run("echo 'SKIP c: no card'; echo 'foreign: 7 passed, 0 failed, 1 skipped'", true);
         assert_eq!(tally.counts, Counts { passed: 7, failed: 0, skipped: 1 });
@@ -238,6 +279,26 @@ mod tests {
         assert_eq!(run(script, true).counts, Counts { passed: 2, failed: 1, skipped: 0 });
         let missing = Stage::new("xtask-missing", ["/nonexistent/x"]).run(&std::env::temp_dir(), &std::env::temp_dir());
         assert!(!missing.success && !missing.tally.success());
+    }
+
+    #[test]
+    fn second_try_has_only_the_tests_that_failed() {
+        let stage = Stage::new("s", ["cargo", "test", "--", "--show-output"]).of_tests();
+        let failed = |names: &[&str]| {
+            let mut tally = Tally::default();
+            names.iter().for_each(|name| tally.fail(name.to_string()));
+            tally
+        };
+        let second = stage.second_try(&failed(&["s: a::b", "s: c"])).unwrap();
+        assert_eq!(second.command, ["cargo", "test", "--", "--show-output", "--exact", "a::b", "c"]);
+        let script = Stage::new("s", ["script", "dist"]).of_tests();
+        assert_eq!(script.second_try(&failed(&["s: a"])).unwrap().command, ["script", "dist"]);
+        // Too many, none, one without a name, a crash, and a command that is no runner of tests.
+        assert!(stage.second_try(&failed(&["s: a", "s crashed: x"])).is_none());
+        assert!(stage.second_try(&failed(&["s: a"; SECOND_TRIES + 1])).is_none());
+        assert!(stage.second_try(&failed(&[])).is_none());
+        assert!(stage.second_try(&failed(&["s: a", "s"])).is_none());
+        assert!(Stage::new("s", ["cargo"]).second_try(&failed(&["s: a"])).is_none());
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct Tally {
     pub skips: Vec<String>,
     /// The names of failed tests.
     pub failures: Vec<String>,
+    /// The names of tests that failed beside others and passed alone.
+    pub passed_alone: Vec<String>,
     /// `stage: name` of each test that passed or was skipped.
     pub tests: Vec<String>,
 }
@@ -48,6 +50,7 @@ impl AddAssign for Tally {
         self.counts += other.counts;
         self.skips.extend(other.skips);
         self.failures.extend(other.failures);
+        self.passed_alone.extend(other.passed_alone);
         self.tests.extend(other.tests);
     }
 }
@@ -65,6 +68,13 @@ impl Tally {
         self.skips.push(reason);
     }
 
+    /// Counts the failed tests as passed.
+    pub fn pass_alone(&mut self) {
+        self.counts.failed = 0;
+        self.counts.passed += self.failures.len() as u64;
+        self.passed_alone.append(&mut self.failures);
+    }
+
     /// True if a test passed and no test failed.
     pub fn success(&self) -> bool {
         self.counts.failed == 0 && self.counts.passed > 0
@@ -76,6 +86,9 @@ impl Tally {
         // Writing to a string cannot fail.
         for skip in &self.skips {
             let _ = writeln!(text, "skipped: {skip}");
+        }
+        for name in &self.passed_alone {
+            let _ = writeln!(text, "failed beside other tests, passed alone: {name}");
         }
         for failure in &self.failures {
             let _ = writeln!(text, "failed: {failure}");

@@ -215,6 +215,7 @@ struct Schedule {
     waiting: Vec<Stage>,
     ended: HashSet<&'static str>,
     tally: Tally,
+    failed: Vec<(Stage, Tally)>,
 }
 
 impl Schedule {
@@ -226,9 +227,10 @@ impl Schedule {
     }
 }
 
-/// Runs all stages, `WORKERS` at a time, each after the one that it waits for.
+/// Runs all stages, `WORKERS` at a time, each after the one that it waits for. Then the tests that failed run once more, alone.
 fn run_stages(stages: Vec<Stage>, root: &Path, logs: &Path) -> Tally {
-    let schedule = Mutex::new(Schedule { waiting: stages, ended: HashSet::new(), tally: Tally::default() });
+    let (ended, tally, failed) = Default::default();
+    let schedule = Mutex::new(Schedule { waiting: stages, ended, tally, failed });
     let lock = || schedule.lock().unwrap_or_else(PoisonError::into_inner);
     let changed = Condvar::new();
     std::thread::scope(|scope| {
@@ -246,14 +248,29 @@ fn run_stages(stages: Vec<Stage>, root: &Path, logs: &Path) -> Tally {
                     // The lock keeps the lines of one stage together.
                     now = lock();
                     report(&stage, &outcome);
-                    now.tally += outcome.tally;
                     now.ended.insert(stage.name);
+                    match outcome.success {
+                        true => now.tally += outcome.tally,
+                        false => now.failed.push((stage, outcome.tally)),
+                    }
                     changed.notify_all();
                 }
             });
         }
     });
-    schedule.into_inner().unwrap_or_else(PoisonError::into_inner).tally
+    let Schedule { mut tally, failed, .. } = schedule.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for (stage, mut failed) in failed {
+        if let Some(second) = stage.second_try(&failed) {
+            println!("==> {}: starts", second.name);
+            let outcome = second.run(root, logs);
+            report(&second, &outcome);
+            if outcome.success {
+                failed.pass_alone();
+            }
+        }
+        tally += failed;
+    }
+    tally
 }
 
 /// Prints the result of a stage, and what failed in it.
@@ -287,6 +304,7 @@ pub fn second_libfabric(root: &Path) -> Result<PathBuf, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tally::Counts;
 
     #[test]
     fn each_stage_waits_for_an_earlier_one_of_the_list() {
@@ -319,5 +337,26 @@ mod tests {
         let tally = run_stages(stages, &place, &place);
         std::fs::remove_dir_all(&place).unwrap();
         assert_eq!((tally.counts.passed, tally.counts.failed), (3, 0), "{:?}", tally.failures);
+    }
+
+    #[test]
+    fn test_that_fails_is_tried_once_more() {
+        let place = std::env::temp_dir().join(format!("xtask-again-{}", std::process::id()));
+        std::fs::create_dir_all(&place).unwrap();
+        let script = "test -e $0 || { touch $0; echo 'FAIL a'; echo '0 passed, 1 failed, 0 skipped'; exit 1; }; \
+            echo 'PASS a'; echo '1 passed, 0 failed, 0 skipped'";
+        let stages = vec![
+            Stage::new("starved", ["sh", "-c", script, "second"]).of_tests(),
+            Stage::new("broken", ["sh", "-c", "echo 'FAIL b'; echo '0 passed, 1 failed, 0 skipped'; exit 1"])
+                .of_tests(),
+        ];
+        let tally = run_stages(stages, &place, &place);
+        std::fs::remove_dir_all(&place).unwrap();
+        assert_eq!(tally.counts, Counts { passed: 1, failed: 1, skipped: 0 });
+        let summary = tally.summary();
+        assert!(
+            summary.contains("failed beside other tests, passed alone: starved: a\nfailed: broken: b\n"),
+            "{summary}"
+        );
     }
 }
