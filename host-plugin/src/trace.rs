@@ -163,46 +163,50 @@ impl Drop for Span {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ferrogin_test_support::child;
 
     #[test]
     fn each_step_is_written_when_it_ends() {
-        let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
-        // A killed process with the same id may have left a file.
-        let _ = std::fs::remove_file(&path);
-        start(Some(&path));
-        drop(span("outer", 3));
-        start(None);
-        drop(span("unseen", 3));
-        // Like another process, or a later run.
-        start(Some(&path));
-        let mut second = span("second", 4);
-        second.note("addresses", 12);
-        second.note("endpoints", 3);
-        drop(second);
-        start(None);
-        let text = std::fs::read_to_string(&path).unwrap();
-        let lines: Vec<_> = text.lines().collect();
-        assert_eq!((lines[0], lines.len(), lines[3]), ("[", 4, "]"), "{text}");
-        assert!(
-            lines[1].starts_with("{\"name\":\"outer\"") && lines[1].contains("\"tid\":3,\"args\":{\"cpu_us\":"),
-            "{text}"
-        );
-        assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
-        assert!(lines[2].contains("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3,\"cpu_us\":"), "{text}");
-        // Like a process that is stopped while it has the lock.
-        start(Some(&path));
-        let other = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
-        let began = Instant::now();
-        (0..100).for_each(|_| drop(span("unseen", 5)));
-        assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
-        drop(other);
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
-        start(None);
-        std::fs::write(&path, "something else").unwrap();
-        start(Some(&path));
-        drop(span("unseen", 3));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");
-        std::fs::remove_file(&path).unwrap();
+        // Other tests of this process have steps too.
+        child::run("each_step_is_written_when_it_ends", &[], || {
+            let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
+            // A killed process with the same id may have left a file.
+            let _ = std::fs::remove_file(&path);
+            start(Some(&path));
+            drop(span("outer", 3));
+            start(None);
+            drop(span("unseen", 3));
+            // Like another process, or a later run.
+            start(Some(&path));
+            let mut second = span("second", 4);
+            second.note("addresses", 12);
+            second.note("endpoints", 3);
+            drop(second);
+            start(None);
+            let text = std::fs::read_to_string(&path).unwrap();
+            let lines: Vec<_> = text.lines().collect();
+            assert_eq!((lines[0], lines.len(), lines[3]), ("[", 4, "]"), "{text}");
+            assert!(
+                lines[1].starts_with("{\"name\":\"outer\"") && lines[1].contains("\"tid\":3,\"args\":{\"cpu_us\":"),
+                "{text}"
+            );
+            assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
+            assert!(lines[2].contains("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3,\"cpu_us\":"), "{text}");
+            // Like a process that is stopped while it has the lock.
+            start(Some(&path));
+            let other = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
+            let began = Instant::now();
+            (0..100).for_each(|_| drop(span("unseen", 5)));
+            assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
+            drop(other);
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+            start(None);
+            std::fs::write(&path, "something else").unwrap();
+            start(Some(&path));
+            drop(span("unseen", 3));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");
+            std::fs::remove_file(&path).unwrap();
+        });
         start(Some(Path::new("/nonexistent/trace.json")));
         start(None);
     }

@@ -70,9 +70,23 @@ pub fn start_silent(name: &str, addresses: &[SocketAddr], count: usize, as_nobod
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     let mut process = start(name, &format!("hold {count} {}", addresses.join(" ")), as_nobody);
     assert_eq!(process.wait_for("untrusted process holds"), count.to_string());
-    // The kernel has accepted the last ones; the program under test does so in this time.
-    std::thread::sleep(Duration::from_millis(100));
+    wait_for_accepts();
     process
+}
+
+/// The kernel has accepted the connections. Waits until this program has accepted them too, or closed them: until the number of its
+/// descriptors stays the same.
+fn wait_for_accepts() {
+    let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    let mut before = descriptors();
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = descriptors();
+        if now == before {
+            return;
+        }
+        before = now;
+    }
 }
 
 /// Silent connections in a test.

@@ -334,7 +334,7 @@ fn silent_connections_do_not_delay_set_up() {
             let beside = usual_set_up(silent);
             eprintln!("three ranks: {usual:.1?}, beside {} silent connections {beside:.1?}", untrusted::silent());
             // A set-up takes a few milliseconds, and a thread of a busy machine may wait much longer for a core.
-            beside <= 2 * usual + Duration::from_millis(50)
+            beside <= 2 * usual + Duration::from_millis(200)
         });
         assert!(undisturbed, "silent connections slow down the set-up");
     });

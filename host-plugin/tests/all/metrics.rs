@@ -28,9 +28,14 @@ impl MetricsFile {
 
 impl Drop for MetricsFile {
     fn drop(&mut self) {
-        let mine = format!("-of-{}.prom", std::process::id());
+        let name = self.0.file_name().expect("a name").to_string_lossy();
+        let (before, after) = name.split_once("{pid}").expect("the place of the child's id");
         for entry in std::fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().ends_with(&mine) {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            // Other tests of this process have files too.
+            let child = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            if child.is_some_and(|id| id.bytes().all(|byte| byte.is_ascii_digit())) {
                 let _ = std::fs::remove_file(entry.path());
             }
         }

@@ -114,7 +114,7 @@ fn card_that_dies_in_set_up_fails_it() {
     let name = "card_that_dies_in_set_up_fails_it";
     let Some(dist) = dist(name) else { return };
     let job = scenarios(&dist, 2).env("FERROGIN_CONTROL", if over_efa() { "efa" } else { "softefa" });
-    let job = job.env("SOFTEFA_FAULTS", "die_after=1").env("FERROGIN_TIMEOUT", "20").grace(PATIENCE);
+    let job = job.env("SOFTEFA_FAULTS", "die_after=1").env("FERROGIN_TIMEOUT", "20").grace(4 * PATIENCE);
     let outcome = job.run().expect("the job starts");
     for status in &outcome.statuses {
         assert_eq!(status.and_then(|status| status.code()), Some(1), "{}", report(&outcome));
@@ -150,6 +150,8 @@ fn rank(failure: &Failure) {
         if let Some((resource, value)) = failure.limit.filter(|_| me == 0) {
             set_limit(resource, value());
         }
+        // The other rank's first post makes a connection, which is to meet the limit.
+        comm.barrier().expect("all ranks");
         // SAFETY: `createContext` returned the handle, and the context is open.
         let kernel = unsafe { Context::from_handle(context.handle(), 0) }.expect("a handle");
         kernel.set_timeout_ns(PATIENCE.as_nanos() as u64);

@@ -12,7 +12,7 @@ const SCRIPT: &str = r#"
 hosts=$1 each=$2; shift 2
 trap 'kill ${pids[@]} 2>/dev/null' EXIT
 for host in $(seq $hosts); do
-  unshare --net sleep 300 & pids+=($!)
+  unshare --net sleep 3600 & pids+=($!)
   until [ "$(readlink /proc/$!/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
 done
 # Two hosts have a wire, more have a switch.
@@ -30,7 +30,7 @@ for host in $(seq $hosts); do
     nsenter -t $pid -n ip link set lo up; } || exit 77
 done
 for rank in $(seq 0 $((hosts * each - 1))); do
-  FERROGIN_RANK=$rank timeout 200 nsenter -t ${pids[rank / each]} -n "$@" 2>&1 & ranks+=($!)
+  FERROGIN_RANK=$rank timeout 1200 nsenter -t ${pids[rank / each]} -n "$@" 2>&1 & ranks+=($!)
 done
 for rank in ${ranks[@]}; do wait $rank || failed=1; done
 exit ${failed:-0}
