@@ -119,13 +119,19 @@ impl Card {
     /// no longer than 20 ms: hardware fetches within a microsecond of the doorbell. With the fault `close_drops` they are
     /// dropped.
     pub fn close_qp(&self, qpn: u16) {
-        let drops = self.lock().config.faults.close_drops;
         let deadline = Instant::now() + CLOSE_LIMIT;
-        while !drops && self.lock().has_unsent(qpn) && Instant::now() < deadline {
-            self.poll();
+        let mut core = self.lock();
+        while !core.config.faults.close_drops && core.has_unsent(qpn) {
+            // At least once, also where another thread kept the lock until the deadline.
+            core.poll(Instant::now(), false);
+            if Instant::now() >= deadline {
+                break;
+            }
+            drop(core);
             std::thread::yield_now();
+            core = self.lock();
         }
-        self.lock().close_qp(qpn);
+        core.close_qp(qpn);
     }
 
     /// The same as [`Card::poll`] for threads that wait for memory which the card writes, and call nothing of libfabric. Returns false and does nothing
