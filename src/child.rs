@@ -176,17 +176,17 @@ mod tests {
 
     #[test]
     fn ends_of_children_are_told_apart() {
-        let ended = shell("echo out; echo err >&2; exit 3", 5000);
+        let ended = shell("echo out; echo err >&2; exit 3", 60_000);
         assert_eq!((ended.end, &*ended.stdout, &*ended.stderr), (End::Exited(3), "out\n", "err\n"));
-        assert_eq!(shell("kill -BUS $$", 5000).end, End::Crashed("SIGBUS".into()));
+        assert_eq!(shell("kill -BUS $$", 60_000).end, End::Crashed("SIGBUS".into()));
         assert!(matches!(run(Command::new("/nonexistent/x"), POLL).end, End::Unknown(_)));
     }
 
     /// The child ignores signals, its child holds the output open, and its output has no end.
     #[test]
     fn stubborn_child_ends_at_its_limit() {
-        let ended = shell("trap '' TERM INT; (trap '' TERM; while :; do echo line; done) & sleep 300", 3000);
-        assert_eq!(ended.end, End::TimedOut(Duration::from_millis(3000)));
+        let ended = shell("trap '' TERM INT; (trap '' TERM; while :; do echo line; done) & sleep 300", 10_000);
+        assert_eq!(ended.end, End::TimedOut(Duration::from_millis(10_000)));
         assert!(ended.stdout.len() <= KEPT && ended.stdout.ends_with('\n') && ended.stdout.contains("line"));
     }
 

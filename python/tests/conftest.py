@@ -29,7 +29,7 @@ def run() -> Iterator[Run]:
 
     def ranks(program: Path | str, ranks: int = 2, seconds: float = 300, check: bool = True, **settings: str):
         command = [sys.executable, "-X", "faulthandler", *([str(program)] if isinstance(program, Path) else ["-c", program])]
-        meeting = {"FERROGIN_NRANKS": str(ranks), "FERROGIN_BOOTSTRAP": f"ferrogin-python-{uuid.uuid4()}", "FERROGIN_TIMEOUT": "20"}
+        meeting = {"FERROGIN_NRANKS": str(ranks), "FERROGIN_BOOTSTRAP": f"ferrogin-python-{uuid.uuid4()}", "FERROGIN_TIMEOUT": "120"}
         for rank in range(ranks):
             environment = {**os.environ, **meeting, "FERROGIN_RANK": str(rank), **settings}
             processes.append(

@@ -144,7 +144,7 @@ def test_bytes_outside_the_window_of_a_peer_fail_the_context(comm: ferrogin.Comm
         with pytest.raises(ferrogin.GinError, match="destroy the context on all ranks and create it again") as error:
             function(window, gin)
             gin.flush()
-        assert error.value.status in (ferrogin.GinStatus.CARD_ERROR, ferrogin.GinStatus.POISONED)
+        assert error.value.status in (ferrogin.GinStatus.CARD_ERROR, ferrogin.GinStatus.POISONED, ferrogin.GinStatus.ABORTED)
         with pytest.raises(ferrogin.UsageError, match="a request of this context failed"):
             context.check()
 
@@ -207,7 +207,7 @@ with ferrogin.Comm.open_env() as comm:
         try:
             (wrong if comm.rank == 0 else right)()
         except (TypeError, ValueError, ferrogin.Error) as error:
-            assert time.monotonic() - began < 10, "the other rank waited"
+            assert time.monotonic() - began < 60, "the other rank waited"
             print(type(error).__name__)
         else:
             raise AssertionError("no error")

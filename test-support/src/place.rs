@@ -1,6 +1,7 @@
-//! Directories of test programs that use them until they end.
+//! Directories and ports of test programs that use them until they end.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The directory of this process with the name `prefix` in `place`, which need not exist yet. Those of test programs that have ended are removed.
 pub fn of_process(place: impl AsRef<Path>, prefix: &str) -> PathBuf {
@@ -16,6 +17,13 @@ pub fn of_process(place: impl AsRef<Path>, prefix: &str) -> PathBuf {
         }
     }
     place.join(format!("{prefix}-{}", std::process::id()))
+}
+
+/// A port of this machine, another one at each call: below those that Linux gives out, so that no other process takes it.
+pub fn own_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let next = NEXT.fetch_add(1, Ordering::Relaxed);
+    (20_000 + (std::process::id() * 16 + next % 16) % 10_000) as u16
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl Drop for Directory {
 
 fn perf(plugin: &Path, args: &[&str]) -> (Output, String) {
     let line: Vec<&str> = args.iter().flat_map(|part| part.split(' ')).collect();
-    ferrogin(plugin, &[&["perf"][..], &line].concat(), &[SOFTWARE_CARD, ("FERROGIN_TIMEOUT", "20")])
+    ferrogin(plugin, &[&["perf"][..], &line].concat(), &[SOFTWARE_CARD, ("FERROGIN_TIMEOUT", "120")])
 }
 
 fn read_json(path: &str) -> Value {
@@ -346,7 +346,7 @@ fn by_hand(plugin: &Path, job: &str, ranks: &[(&str, &str, &str)]) -> Vec<(Optio
             .env("NCCL_GIN_PLUGIN", plugin)
             .env(SOFTWARE_CARD.0, SOFTWARE_CARD.1);
         command.env("FERROGIN_RANK", rank).env("FERROGIN_NRANKS", nranks).env("FERROGIN_BOOTSTRAP", &address);
-        command.env("FERROGIN_TIMEOUT", if ranks.len() == 1 { "1" } else { "20" });
+        command.env("FERROGIN_TIMEOUT", if ranks.len() == 1 { "1" } else { "120" });
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool starts")
     };
     let started: Vec<_> = ranks.iter().map(start).collect();

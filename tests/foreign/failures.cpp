@@ -67,7 +67,7 @@ static void failure(Rank& rank) {
     if (!strcmp(one.name, rank.scenario)) found = &one;
   }
   CHECK(rank, found, "no such failure");
-  setenv("FERROGIN_TIMEOUT", "20", 1);
+  setenv("FERROGIN_TIMEOUT", "120", 1);
   setenv("SOFTEFA_WIRE", "shm", 1);
   // With the control plane on the cards, those are connected, and have handled requests, before the traffic.
   setenv("FERROGIN_CONTROL", "tcp", 1);

@@ -93,7 +93,7 @@ static void versions(Rank& rank) {
 
 // Wrong arguments make an error and a log line, and the plugin still works.
 static void bad_arguments(Rank& rank) {
-  setenv("FERROGIN_TIMEOUT", "5", 1);
+  setenv("FERROGIN_TIMEOUT", "40", 1);
   expect_warnings = true;
   Session s(rank, Needs());
   const ncclGin_v14_t* p = s.plugin;

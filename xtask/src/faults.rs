@@ -142,7 +142,7 @@ impl Run {
         command.args(["--reps", &options.reps.unwrap_or(self.reps).to_string()]);
         command.args(["--backend-version", self.layout, "--queue-depth", &self.depth.to_string()]);
         if self.kind != Kind::Exact {
-            command.args(["--deadline", "3"]);
+            command.args(["--deadline", "10"]);
         }
         for name in &options.scenarios {
             command.args(["--only", name]);

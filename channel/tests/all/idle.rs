@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::{LIMIT, exchange, libraries, pair};
 use ferrogin_channel::{Config, Reactor};
@@ -39,11 +39,11 @@ fn idle_usage<T>(lib: &Arc<Libfabric>, provider: &str, disturb: impl FnOnce(&str
     exchange(&a, &b, 5);
     exchange(&b, &a, 5);
     let disturbance = disturb(&listener.address().endpoint());
-    let before = usage();
+    let (since, before) = (Instant::now(), usage());
     std::thread::sleep(IDLE);
-    let after = usage();
-    let share = (after.0 - before.0).as_secs_f64() / IDLE.as_secs_f64();
-    let waits = (after.1 - before.1) as f64 / IDLE.as_secs_f64();
+    let (after, seconds) = (usage(), since.elapsed().as_secs_f64());
+    let share = (after.0 - before.0).as_secs_f64() / seconds;
+    let waits = (after.1 - before.1) as f64 / seconds;
     drop(disturbance);
     exchange(&a, &b, 5);
     let third = Reactor::open(lib, &config).unwrap();

@@ -318,7 +318,7 @@ fn limits_are_enforced() {
         assert_ne!(a.add_peer(b.address()).unwrap(), peer);
         assert!(a.add_peer(&[1, 2, 3]).is_err());
 
-        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let port = ferrogin_test_support::own_port();
         let wanted = Config { source: Some(format!("127.0.0.1:{port}")), ..config() };
         assert_eq!(MessageEndpoint::open(&lib, &wanted).unwrap().address()[2..4], port.to_be_bytes());
 

@@ -265,7 +265,12 @@ fn failed_context_is_reported_and_keeps_no_window() {
         assert_eq!(ferrogin_context_check(context), 0);
         let memory = ferrogin::device::Window(ferrogin_window_handle(window));
         gin.put_value(0, memory.at(0), 5, 8, Action::NONE, Flags::NONE).unwrap();
-        assert_eq!(gin.flush(), Err(ferrogin::device::Status::CardError));
+        // The watcher may raise the abort flag before the flush reads the card's error.
+        let flushed = gin.flush().unwrap_err();
+        assert!(
+            matches!(flushed, ferrogin::device::Status::CardError | ferrogin::device::Status::Aborted),
+            "{flushed}"
+        );
         let began = Instant::now();
         while ferrogin_context_check(context) == 0 {
             assert!(began.elapsed() < PATIENCE, "the failure is reported");
@@ -347,7 +352,7 @@ fn failure_of_one_rank_fails_the_call_on_all_ranks_and_keeps_the_communicator() 
 
 #[test]
 fn missing_rank_ends_the_barrier() {
-    const SECONDS: u64 = 6;
+    const SECONDS: u64 = 12;
     alone("missing_rank_ends_the_barrier", &[("FERROGIN_TIMEOUT", &SECONDS.to_string())], || {
         // Rank 1 makes another call.
         ranks(2, |comm| {

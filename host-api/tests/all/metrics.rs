@@ -215,6 +215,9 @@ fn unusable_metrics_file_is_an_error_of_open() {
     }
 }
 
+/// What the plugin says of a file in a directory that is missing.
+const UNWRITABLE: &str = "cannot be written: No such file or directory";
+
 #[test]
 fn job_outlives_the_metrics_directory() {
     let test = "job_outlives_the_metrics_directory";
@@ -223,25 +226,34 @@ fn job_outlives_the_metrics_directory() {
         let directory = directory(test);
         let mut command = this_test(test, &dist);
         command.env("FERROGIN_METRICS", directory.join("{pid}.prom")).env("FERROGIN_METRICS_INTERVAL", "1");
-        let output = command.output().expect("a process");
+        let errors = directory.with_extension("stderr");
+        let file = std::fs::File::create(&errors).expect("a file");
+        let output = command.env("ERRORS", &errors).stderr(file).output().expect("a process");
         std::fs::remove_dir_all(directory).unwrap();
-        let text = text(&output);
+        let text = text(&output) + &std::fs::read_to_string(&errors).expect("the errors");
+        std::fs::remove_file(errors).expect("removed");
         assert!(output.status.success() && text.contains("1 passed"), "{text}");
-        assert_eq!(text.matches("cannot be written: No such file or directory").count(), 1, "{text}");
+        assert_eq!(text.matches(UNWRITABLE).count(), 1, "{text}");
         return;
     }
     let setting = std::env::var("FERROGIN_METRICS").expect("the parent sets it");
     let file = PathBuf::from(setting.replace("{pid}", &std::process::id().to_string()));
     let directory = file.parent().expect("a directory");
     let comm = Comm::open(0, 1, &Options::default(), |block| Ok(vec![block.to_vec()])).expect("a communicator");
-    std::fs::remove_dir_all(directory).expect("removed");
-    std::thread::sleep(Duration::from_millis(2500));
+    let started = Instant::now();
+    let wait_for = |what: &str, is_there: &dyn Fn() -> bool| {
+        while !is_there() {
+            assert!(started.elapsed() < PATIENCE, "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    // The plugin may write a file meanwhile.
+    wait_for("the directory is not removed", &|| std::fs::remove_dir_all(directory).is_ok());
+    let errors = std::env::var_os("ERRORS").expect("the parent sets it");
+    let has_line = || std::fs::read_to_string(&errors).is_ok_and(|text| text.contains(UNWRITABLE));
+    wait_for("no line tells of the missing directory", &has_line);
     comm.barrier().expect("a communicator without a file");
     std::fs::create_dir_all(directory).expect("a directory");
-    let started = Instant::now();
-    while !file.exists() {
-        assert!(started.elapsed() < PATIENCE, "the file is not written again");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("the file is not written again", &|| file.exists());
     read(&file);
 }

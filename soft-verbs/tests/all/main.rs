@@ -108,8 +108,7 @@ fn run(command: Command) -> String {
 
 /// Runs a server and, when it listens, a client, each with the port that both use. Returns what they print.
 fn server_and_client(server: impl Fn(&str) -> Command, client: impl Fn(&str) -> Command) -> (String, String) {
-    // A free port, which the server binds right after.
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = ferrogin_test_support::own_port();
     let server = Running::start(server(&port.to_string()));
     // The client does not wait for a server that does not listen yet.
     let listens = || {

@@ -9,6 +9,7 @@ use std::time::Duration;
 pub struct Arena {
     words: Vec<AtomicU64>,
     generation: AtomicU64,
+    idle: AtomicU64,
 }
 
 // SAFETY: the words live as long as the arena, and are atomics, to which references may exist.
@@ -21,11 +22,20 @@ unsafe impl Memory for Arena {
         let range = Range { start: self.address(), end: self.address() + 8 * self.words.len() as u64, writable: true };
         (range.start..range.end).contains(&address).then_some(range)
     }
+
+    fn idle(&self) {
+        self.idle.fetch_add(1, Ordering::SeqCst);
+        std::thread::yield_now();
+    }
 }
 
 impl Arena {
     pub fn new(words: usize) -> Self {
-        Self { words: (0..words).map(|_| AtomicU64::new(0)).collect(), generation: AtomicU64::new(0) }
+        Self {
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            generation: AtomicU64::new(0),
+            idle: AtomicU64::new(0),
+        }
     }
 
     pub fn address(&self) -> u64 {
@@ -38,6 +48,11 @@ impl Arena {
 
     pub fn set(&self, word: usize, value: u64) {
         self.words[word].store(value, Ordering::SeqCst);
+    }
+
+    /// How often all threads of a kernel have waited for memory to change.
+    pub fn idle_rounds(&self) -> u64 {
+        self.idle.load(Ordering::SeqCst)
     }
 
     pub fn all(&self) -> Vec<u64> {

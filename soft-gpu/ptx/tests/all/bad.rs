@@ -261,7 +261,7 @@ fn a_kernel_without_end_stops_at_the_watchdog_or_the_callers_stop() {
         let begun = Instant::now();
         let trap = start(&program, &launch, &arena).expect_err("no end");
         assert_eq!((trap.kind, trap.line), (TrapKind::Watchdog, 9), "{trap}");
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(120));
 
         launch.watchdog = None;
         let stop = AtomicBool::new(false);

@@ -179,10 +179,10 @@ fn a_kernel_that_waits_for_the_host_leaves_it_the_processor() {
     let done = AtomicBool::new(false);
     let statistics = std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(20));
-                arena.set(0, 3);
+            while arena.idle_rounds() == 0 && !done.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
             }
+            arena.set(0, 3);
         });
         let statistics = start(&program, &launch(&arena, 4, 64, 1), &arena).unwrap_or_else(|trap| panic!("{trap}"));
         done.store(true, Ordering::Relaxed);
