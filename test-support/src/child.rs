@@ -34,7 +34,8 @@ pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Opt
 /// As [`full_name`].
 pub fn command(name: &str) -> Command {
     let mut command = Command::new(program());
-    command.args(["--exact", &full_name(name), "--nocapture", "--test-threads=1"]);
+    // A test of `make check` is ignored unless the run asks for it.
+    command.args(["--exact", &full_name(name), "--include-ignored", "--nocapture", "--test-threads=1"]);
     command
 }
 

@@ -13,6 +13,7 @@ mod random;
 mod soak;
 pub mod untrusted;
 pub mod vectors;
+pub mod wait;
 
 pub use corpus::replay;
 pub use dist::{dist, software_gpu, verbs, workspace};

@@ -5,13 +5,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::child;
+use super::{child, wait::HANG_LIMIT};
 
 const LIBRARY: &str = "FERROGIN_TEST_LIBRARY";
-/// The limit of a wait for a line of output: longer than any delay of a busy machine.
-const LIMIT: Duration = Duration::from_secs(240);
 
 /// The library that [`Peer::start_on`] gave this process.
 pub fn library() -> Option<PathBuf> {
@@ -59,11 +57,11 @@ impl Peer {
     /// Waits for a line of output with `word`, and returns the rest of the line.
     ///
     /// # Panics
-    /// The process ended before, or four minutes are over.
+    /// The process ended before, or [`HANG_LIMIT`] is over.
     pub fn wait_for(&mut self, word: &str) -> String {
         let began = Instant::now();
         loop {
-            let left = LIMIT.saturating_sub(began.elapsed());
+            let left = HANG_LIMIT.saturating_sub(began.elapsed());
             let line = self.lines.recv_timeout(left).unwrap_or_else(|error| panic!("no line with {word:?}: {error}"));
             if let Some((_, rest)) = line.split_once(word) {
                 return rest.trim().to_owned();

@@ -1,0 +1,45 @@
+//! Waiting for events.
+
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+/// How long a test waits for an event before it takes the program to be hung. No test passes or fails because of how fast a machine is: this
+/// limit only ends a run that would otherwise never end, so it is far beyond any delay of a busy machine.
+pub const HANG_LIMIT: Duration = Duration::from_secs(240);
+
+/// Between two looks at a condition that cannot be waited for.
+const INTERVAL: Duration = Duration::from_millis(1);
+
+/// Calls `poll` until it returns a value.
+///
+/// # Panics
+/// After [`HANG_LIMIT`]; the message names `what`.
+#[track_caller]
+pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(value) = poll() {
+            return value;
+        }
+        assert!(began.elapsed() < HANG_LIMIT, "no {what} within {HANG_LIMIT:?}");
+        std::thread::sleep(INTERVAL);
+    }
+}
+
+/// Calls `ready` until it returns true.
+///
+/// # Panics
+/// As [`wait_for`].
+#[track_caller]
+pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
+    wait_for(what, || ready().then_some(()));
+}
+
+/// The next value that another thread sends.
+///
+/// # Panics
+/// After [`HANG_LIMIT`], or if the thread ended; the message names `what`.
+#[track_caller]
+pub fn receive<T>(what: &str, values: &Receiver<T>) -> T {
+    values.recv_timeout(HANG_LIMIT).unwrap_or_else(|error| panic!("no {what}: {error}"))
+}
