@@ -1,7 +1,7 @@
 //! A file of Markdown: its headings, links and blocks of code.
 
 use super::workspace;
-use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
+use markdown::{ParseOptions, mdast::Node};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub struct Page {
 pub struct Block {
     /// The page and the line, for messages.
     pub place: String,
-    /// The word behind the fence; "indented" without a fence.
+    /// The word behind the fence; empty without one.
     pub language: String,
     pub text: String,
     /// The comment right before the block.
@@ -36,37 +36,32 @@ impl Page {
     }
 
     fn parse(&mut self, text: &str) {
-        let (mut heading, mut block, mut comment) = (None::<String>, None::<Block>, None::<String>);
-        for (event, range) in Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter() {
-            match event {
-                Event::Html(html) => {
-                    comment = comment_of(&html);
-                    continue;
-                }
-                Event::Start(Tag::HtmlBlock) | Event::End(TagEnd::HtmlBlock) => continue,
-                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
-                    self.links.push(dest_url.into_string());
-                }
-                Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
-                Event::End(TagEnd::Heading(_)) => self.anchors.extend(heading.take().map(|text| anchor(&text))),
-                Event::Start(Tag::CodeBlock(kind)) => {
-                    let language = match kind {
-                        CodeBlockKind::Fenced(language) => language.into_string(),
-                        CodeBlockKind::Indented => "indented".into(),
-                    };
-                    let place = format!("{}:{}", self.name, text[..range.start].matches('\n').count() + 1);
-                    block = Some(Block { place, language, text: String::new(), comment: comment.take() });
-                }
-                Event::End(TagEnd::CodeBlock) => self.blocks.extend(block.take()),
-                Event::Text(text) | Event::Code(text) => {
-                    for target in [heading.as_mut(), block.as_mut().map(|block| &mut block.text)].into_iter().flatten()
-                    {
-                        target.push_str(&text);
-                    }
-                }
-                _ => {}
+        // Only MDX has syntax errors.
+        let tree = markdown::to_mdast(text, &ParseOptions::gfm()).expect("Markdown");
+        self.visit(&tree, &mut None);
+    }
+
+    /// Takes what the node and those below it have; `comment` is that right before the node.
+    fn visit(&mut self, node: &Node, comment: &mut Option<String>) {
+        match node {
+            Node::Html(html) => {
+                *comment = comment_of(&html.value);
+                return;
             }
-            comment = None;
+            Node::Link(link) => self.links.push(link.url.clone()),
+            Node::Image(image) => self.links.push(image.url.clone()),
+            Node::Heading(_) => drop(self.anchors.insert(anchor(&node.to_string()))),
+            Node::Code(code) => self.blocks.push(Block {
+                place: format!("{}:{}", self.name, code.position.as_ref().map_or(0, |position| position.start.line)),
+                language: code.lang.clone().unwrap_or_default(),
+                text: code.value.clone() + "\n",
+                comment: comment.take(),
+            }),
+            _ => {}
+        }
+        *comment = None;
+        for child in node.children().into_iter().flatten() {
+            self.visit(child, comment);
         }
     }
 }
@@ -93,7 +88,7 @@ fn comment_belongs_to_the_block_right_behind_it() {
     page.parse("# A *b*: `c`\n\n<!-- run -->\n```sh\none\n```\n\n<!-- x -->\ntext\n```c\ntwo\n```\n\n    three\n");
     let blocks: Vec<_> =
         page.blocks.iter().map(|block| (&*block.language, &*block.text, block.comment.as_deref())).collect();
-    assert_eq!(blocks, [("sh", "one\n", Some("run")), ("c", "two\n", None), ("indented", "three\n", None)]);
+    assert_eq!(blocks, [("sh", "one\n", Some("run")), ("c", "two\n", None), ("", "three\n", None)]);
     assert_eq!(page.blocks[1].place, "page:10");
     assert!(page.anchors.contains("a-b-c"));
 }
