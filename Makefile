@@ -3,7 +3,7 @@
 CARGO ?= cargo
 DIST ?= dist
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Another target has flags and a directory of its own: cargo xtask release builds for aarch64.
+# Another target has flags and a directory of its own: scripts/release.sh builds for aarch64.
 BUILD_FLAGS ?=
 RELEASE ?= $(TARGET)/release
 PREFIX ?= /usr/local
@@ -21,7 +21,7 @@ LINKED := libferrogin.so libferrogin_device.so
 # NCCL and libfabric find these by the names of their files.
 LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
 
-.PHONY: help build install uninstall ptx wheel book release demo test test-gpu clean
+.PHONY: help build install uninstall ptx wheel book release demo test check test-gpu clean
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
@@ -31,10 +31,11 @@ help:
 	@echo 'make book    target/book/index.html: the documentation as a book (installs mdBook into .cache/)'
 	@echo 'make release target/release-tarballs/: a tarball for x86-64 and one for aarch64, after checks (SNAPSHOT=1: of any tree)'
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card: by CPU threads, then as PTX'
-	@echo 'make test    build, then all tests; ends with how many passed, failed and were skipped'
+	@echo 'make test    build, then the tests of every part; ends with how many passed, failed and were skipped'
+	@echo 'make check   build, then everything else that a change must pass: lints, models, nvcc, more configurations, other projects'
 	@echo 'make test-gpu build, then the tests that need a GPU (fetches nvcc, NCCL and compute-sanitizer from PyPI)'
 	@echo 'make clean   remove what was built and fetched'
-	@echo 'demo and test first install what is missing with apt-get: scripts/install-deps.sh says what.'
+	@echo 'demo, test and check first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
 build:
 	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p soft-verbs -p soft-gpu -p ferrogin-device -p ferrogin-host -p ferrogin
@@ -95,7 +96,7 @@ book:
 
 # SNAPSHOT=1 makes tarballs of a tree that is no release.
 release:
-	$(CARGO) xtask release $(if $(SNAPSHOT),--snapshot)
+	@scripts/release.sh $(if $(SNAPSHOT),--snapshot)
 
 demo:
 	@scripts/install-deps.sh demo
@@ -108,6 +109,11 @@ test:
 	@scripts/install-deps.sh test
 	@$(MAKE) --no-print-directory build
 	FERROGIN_DIST=$(abspath $(DIST)) $(CARGO) xtask test
+
+check:
+	@scripts/install-deps.sh check
+	@$(MAKE) --no-print-directory build
+	FERROGIN_DIST=$(abspath $(DIST)) $(CARGO) xtask check
 
 # On a machine without cargo: tests/gpu/run.sh with what was built elsewhere.
 test-gpu: build

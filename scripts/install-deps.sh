@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs missing packages for the demo or the tests with apt-get, and prints its commands. Usage: install-deps.sh demo|test
+# Installs missing packages with apt-get, and prints its commands. Usage: install-deps.sh demo|test|check
 set -euo pipefail
 
-purpose=${1:?usage: install-deps.sh demo|test}
+purpose=${1:?usage: install-deps.sh demo|test|check}
 required=()
 wanted=()
 # What only the check for aarch64 needs, and not every system has under these names.
@@ -20,24 +20,27 @@ if [ -z "${FERROGIN_LIBFABRIC:-}" ]; then
   has_library libfabric.so.1 || required+=(libfabric1)
 fi
 
-if [ "$purpose" = test ]; then
+if [ "$purpose" != demo ]; then
   command -v c++ >/dev/null || required+=(g++)
   command -v python3 >/dev/null || wanted+=(python3)
   python3 -m pip --version >/dev/null 2>&1 || wanted+=(python3-pip)
   python3 -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
   command -v readelf >/dev/null || wanted+=(binutils)
   command -v mpirun >/dev/null || wanted+=(openmpi-bin)
-  # mpicc comes with openmpi-bin, without the headers.
-  [ -f "$(mpicc --showme:incdirs 2>/dev/null | cut -d ' ' -f 1)/mpi.h" ] || wanted+=(libopenmpi-dev)
   command -v ip >/dev/null || wanted+=(iproute2)
   command -v fi_info >/dev/null || wanted+=(libfabric-bin)
   command -v ibv_devinfo >/dev/null || wanted+=(ibverbs-utils)
-  command -v ib_send_lat >/dev/null || wanted+=(perftest)
-  /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || wanted+=(python3-pyverbs)
   [ -f /usr/include/infiniband/efadv.h ] || wanted+=(libibverbs-dev)
   [ -f /usr/include/rdma/fabric.h ] || wanted+=(libfabric-dev)
   command -v pkg-config >/dev/null || wanted+=(pkg-config)
   command -v cmake >/dev/null || wanted+=(cmake)
+fi
+
+if [ "$purpose" = check ]; then
+  # mpicc comes with openmpi-bin, without the headers.
+  [ -f "$(mpicc --showme:incdirs 2>/dev/null | cut -d ' ' -f 1)/mpi.h" ] || wanted+=(libopenmpi-dev)
+  command -v ib_send_lat >/dev/null || wanted+=(perftest)
+  /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || wanted+=(python3-pyverbs)
   command -v valgrind >/dev/null || wanted+=(valgrind)
   # Any of the three compiles the header; clang-22 makes the bytes of the checked-in kernels.
   command -v clang-22 >/dev/null || command -v clang-19 >/dev/null || command -v clang >/dev/null || clang=(clang-22)

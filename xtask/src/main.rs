@@ -1,16 +1,14 @@
-//! Tasks of the ferrogin repository: `cargo xtask test`, `soak`, `faults`, `ptx` and `release`.
+//! Tasks of the ferrogin repository: `cargo xtask test`, `check`, `soak` and `ptx`.
 
-mod faults;
+mod count;
 mod ptx;
-mod release;
-mod soak;
-mod stage;
-mod tally;
-mod test;
+mod runner;
+mod stages;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, builder::PossibleValuesParser};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// Chores of the ferrogin repository.
 #[derive(Parser)]
@@ -25,23 +23,34 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything that CI runs; the last line has the numbers of passed, failed and skipped tests.
+    /// What `make test` runs.
     Test {
-        /// Only what a developer runs after every edit: format, lints, and the tests of the workspace without the slow ones.
-        #[arg(long)]
-        quick: bool,
+        /// Run the tests of each program in an order that this seed determines.
+        #[arg(long, value_name = "SEED")]
+        shuffle: Option<u64>,
         /// Only these stages, by a part of their names.
         stages: Vec<String>,
     },
-    /// Long runs, stage by stage, that continue where the last soak ended.
-    Soak(soak::Options),
-    /// The scenarios on cards with faults, one run for each seed.
-    Faults(faults::Options),
-    /// Makes ptx/ferrogin_device.ptx and ferrogin/fast_path.cuh from the sources again. Debian's rustc-web, cargo-web and rust-web-src
-    /// make the same bytes everywhere.
+    /// What `make check` runs: everything else that a change must pass.
+    Check {
+        /// Only these stages, by a part of their names.
+        stages: Vec<String>,
+    },
+    /// Long runs: more seeds, full repetitions, live fuzzing, sanitizers.
+    Soak {
+        /// Start rounds for this many minutes; otherwise run one.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        minutes: u64,
+        /// The number of the first round, which determines its seeds.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        round: u64,
+        /// Only these stages [default: all].
+        #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(stages::SOAK.iter().map(|stage| stage.0)))]
+        stages: Vec<String>,
+    },
+    /// Makes the checked-in PTX, bitcode and headers from the sources again. Debian's rustc-web, cargo-web and rust-web-src make the same bytes
+    /// everywhere.
     Ptx,
-    /// Tarballs for x86-64 and aarch64 in target/release-tarballs/, after checks of the tree and of the tarballs.
-    Release(release::Options),
 }
 
 fn main() -> ExitCode {
@@ -50,12 +59,34 @@ fn main() -> ExitCode {
     let from_environment = || std::env::var_os("FERROGIN_DIST").map(PathBuf::from);
     let dist = options.dist.or_else(from_environment).unwrap_or_else(|| root.join("dist"));
     match options.task {
-        Task::Test { quick, stages } => test::run(&root, &dist, quick, &stages),
-        Task::Soak(options) => soak::run(&root, &dist, &options),
-        Task::Faults(options) => faults::run(&root, &dist, &options),
+        Task::Test { shuffle, stages } => runner::run(&root, stages::test(&root, &dist, shuffle), &stages, Vec::new()),
+        Task::Check { stages } => {
+            let (all, skips) = stages::check(&root, &dist);
+            runner::run(&root, all, &stages, skips)
+        }
+        Task::Soak { minutes, round, stages } => soak(&root, &dist, minutes, round, &stages),
         Task::Ptx => ptx::refresh(&root),
-        Task::Release(options) => release::run(&root, &options),
     }
+}
+
+/// Runs the stages in rounds, until one fails or the time is over.
+fn soak(root: &Path, dist: &Path, minutes: u64, first: u64, only: &[String]) -> ExitCode {
+    let began = Instant::now();
+    let is_wanted = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);
+    for round in first.. {
+        for &(name, what) in stages::SOAK.iter().filter(|stage| is_wanted(stage.0)) {
+            println!("round {round}, {name}: {what}");
+            if runner::run(root, vec![stages::soak(name, round, root, dist)], &[], Vec::new()) != ExitCode::SUCCESS {
+                println!("repeat it with: cargo xtask soak --round {round} {name}");
+                return ExitCode::FAILURE;
+            }
+        }
+        if began.elapsed() >= Duration::from_secs(minutes * 60) {
+            println!("the next round is --round {}", round + 1);
+            break;
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 /// The repository that this program was built from.

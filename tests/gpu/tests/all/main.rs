@@ -12,6 +12,7 @@ mod nccl_kernels;
 mod on_gpu;
 mod one_process;
 mod scenarios;
+mod seeds;
 mod two_hosts;
 mod values;
 mod workloads;

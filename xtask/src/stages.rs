@@ -1,0 +1,173 @@
+//! What runs in `make test`, in `make check` and in a soak.
+//!
+//! A test of the workspace declares `#[ignore = "make check"]` if it runs in `make check` only.
+
+use crate::runner::Stage;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// `make test`: the tests of every crate, and of the clients in other languages with one configuration each.
+pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
+    let script = |name, path: &str| Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()]);
+    let build = cargo(&["test", "--release", "--workspace", "--locked", "--lib", "--bins", "--tests", "--no-run"]);
+    let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &[]);
+    if let Some(seed) = shuffle {
+        let seed = format!("--shuffle-seed={seed}");
+        tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["-Zunstable-options", &seed]);
+        // libtest shuffles only where unstable options are allowed; cargo and rustc don't see the variable.
+        let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
+        tests = tests.env(runner.leak(), "env RUSTC_BOOTSTRAP=1");
+    }
+    vec![
+        Stage::test("build of the tests", build),
+        script("python", "python/test.sh"),
+        script("NCCL's device code", "tests/foreign/run.sh")
+            .env("FOREIGN_RELEASES", "2.32.3")
+            .env("FOREIGN_RANKS", "2")
+            .env("SOFTEFA_FAULTS", "seed=7,reorder=64,qp_caps=0"),
+        tests.after("build of the tests"),
+    ]
+}
+
+/// `make check`: everything else that a change must pass; and what is skipped, `name: why`.
+pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
+    let script = |name, path: &str| Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()]);
+    let format = cargo(&["fmt", "--all", "--check"]);
+    let lint = cargo(&["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
+    let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
+    let mut skips = Vec::new();
+    let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["--ignored"]);
+    match second_libfabric(root) {
+        Ok(path) => tests = tests.env("FERROGIN_LIBFABRIC_ALT", path),
+        Err(why) => skips.push(format!("tests on a second libfabric: {why}")),
+    }
+    let mut stages = vec![
+        Stage::test("format", format),
+        script("CUDA kernels", "tests/cuda/run.sh"),
+        // Stages whose processes poll come after each other, beside stages that build.
+        tests,
+        Stage::test("lint", lint),
+        script("models", "device-kernels/tests/models.sh"),
+        script("NCCL's device code", "tests/foreign/run.sh").after("cargo test"),
+        script("aarch64", "scripts/check-aarch64.sh"),
+        Stage::test("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
+        workspace_tests("examples in the documentation", dist, &["--doc"], &[]).after("documentation"),
+        script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
+        script("instructions of a post", "benches/check.sh").after("lint"),
+        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
+        script("book", "tests/book/run.sh").after("lint"),
+        script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
+        script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
+    ];
+    // Over libfabric's own provider `efa`, with the software card below verbs.
+    let scenarios = cargo(&["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all"]);
+    let over_efa = [
+        script("NCCL's device code over efa", "tests/foreign/run.sh").after("NCCL's device code"),
+        Stage::of_tests("scenarios over efa", scenarios)
+            .env("FERROGIN_DIST", dist)
+            .after("NCCL's device code over efa"),
+    ];
+    for stage in over_efa {
+        if std::env::var_os("FERROGIN_LIBFABRIC").is_some() {
+            stages.push(stage.env("FERROGIN_PROVIDER", "efa"));
+        } else {
+            let why = "FERROGIN_LIBFABRIC names no libfabric with the GDA operations (2.6 or newer)";
+            skips.push(format!("{}: {why}", stage.name));
+        }
+    }
+    (stages, skips)
+}
+
+/// The stages of a soak, and what a round of each does.
+pub const SOAK: &[(&str, &str)] = &[
+    ("seeds", "the scenarios on cards with faults, 100 seeds"),
+    ("sizes", "the tests of the workspace with all repetitions and sizes"),
+    ("kills", "500 ranks killed or stopped at seeded moments, half of them on a loaded machine"),
+    ("foreign", "NCCL's device code: every scenario with every number of ranks and every fault"),
+    ("fuzz", "live fuzzing, half a minute a target"),
+    ("address", "the plugin's tests with the address sanitizer"),
+    ("thread", "the plugin's tests with the thread sanitizer"),
+    ("aarch64", "all tests that need nothing but a processor, in an emulator of aarch64"),
+    ("release", "tarballs of the tree for x86-64 and aarch64, unpacked and run"),
+    ("mpi", "two ranks under each MPI that the system or PyPI has"),
+    ("mpi-card", "a program that checks its data, 50 times under each MPI on the card, without and with faults"),
+    ("mutants", "the tests on 100 mutants of the code; a mutant that no test fails on is a failure"),
+];
+
+/// Round `round` of a stage of a soak. The seeds of a round depend on its number.
+pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
+    let script = |path: &str, more: &str| {
+        let words = more.split_whitespace().map(OsString::from);
+        Stage::of_tests(name, [root.join(path).into_os_string(), dist.into()].into_iter().chain(words))
+    };
+    let campaign = |test: &str| {
+        let arguments = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", test];
+        Stage::of_tests(name, cargo(&[&arguments[..], &["--", "--include-ignored"]].concat()))
+            .env("FERROGIN_DIST", dist)
+    };
+    let stage = match name {
+        "seeds" => campaign("seeds::").env("FERROGIN_SEEDS_FIRST", (round * 100).to_string()),
+        // The stage `kills` has the full number of kills.
+        "sizes" => workspace_tests(name, dist, &[], &["--include-ignored"]).env("FERROGIN_KILLS", "50"),
+        "kills" => {
+            campaign("faults::").env("FERROGIN_KILLS", "500").env("FERROGIN_KILLS_FIRST", (round * 500).to_string())
+        }
+        "foreign" => script("tests/foreign/run.sh", ""),
+        "fuzz" => script("fuzz/run.sh", "").env("FUZZ_SECONDS", "30"),
+        "address" | "thread" => script("tests/nccl/sanitize.sh", name),
+        "aarch64" => script("scripts/check-aarch64.sh", "").env("FERROGIN_AARCH64_TESTS", "1"),
+        "release" => Stage::test(name, ["make", "release", "SNAPSHOT=1"]),
+        "mpi" => script("tests/gpu/mpi.sh", ""),
+        "mpi-card" => script("tests/mpi/run.sh", ""),
+        _ => script("tests/mutants/run.py", &round.to_string()),
+    };
+    stage.env("FERROGIN_SOAK", "1")
+}
+
+/// The command of cargo with `arguments`.
+fn cargo(arguments: &[&str]) -> Vec<OsString> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
+}
+
+/// The tests of the workspace, with more arguments for cargo and for the test programs.
+fn workspace_tests(name: &'static str, dist: &Path, for_cargo: &[&str], for_tests: &[&str]) -> Stage {
+    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
+    let command = cargo(&[&arguments, for_cargo, &["--"], for_tests].concat());
+    // Tests of several processes wait for each other.
+    let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).max(4);
+    Stage::of_tests(name, command).env("FERROGIN_DIST", dist).env("RUST_TEST_THREADS", threads.to_string())
+}
+
+/// A newer libfabric than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
+fn second_libfabric(root: &Path) -> Result<OsString, String> {
+    if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
+        return Ok(path);
+    }
+    let script = root.join("scripts/fetch-libfabric-alt.sh");
+    let output = Command::new(&script).stdin(Stdio::null()).output().map_err(|error| format!("{script:?}: {error}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    match output.status.success() {
+        true => Ok(text(&output.stdout).into()),
+        false => Err(text(&output.stderr).lines().last().unwrap_or("the script failed").to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_stage_waits_for_an_earlier_one_of_its_run() {
+        let (root, dist) = (Path::new("/"), Path::new("/dist"));
+        for stages in [test(root, dist, Some(1)), check(root, dist).0] {
+            let mut names = HashSet::new();
+            for stage in stages {
+                assert!(stage.after.is_none_or(|name| names.contains(name)), "{}", stage.name);
+                assert!(names.insert(stage.name), "{} is there twice", stage.name);
+            }
+        }
+    }
+}
