@@ -12,6 +12,7 @@ use crate::bindings as ib;
 use crate::context::context;
 use crate::cq::Cq;
 use crate::guard::{Errno, object, status};
+use crate::objects::{self, Object};
 use crate::uses::Uses;
 
 /// A pipe, into which the card writes the address of a completion queue for each event, as the kernel does: libfabric reads it itself.
@@ -22,6 +23,11 @@ pub(crate) struct Channel {
     /// The open completion queues of the channel, by address as a number.
     queues: Mutex<HashMap<u64, *mut Cq>>,
     uses: Uses,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for Channel {
+    const KIND: &'static str = "completion channel";
 }
 
 /// The channel behind a pointer of the program.
@@ -66,22 +72,18 @@ unsafe extern "C" fn ibv_create_comp_channel(raw: *mut ib::ibv_context) -> *mut 
             queues: Mutex::default(),
             uses: Uses::default(),
         };
-        Ok(Box::into_raw(Box::new(channel)).cast())
+        Ok(objects::give(Box::new(channel)))
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_channel(raw: *mut ib::ibv_comp_channel) -> c_int {
-    status("ibv_destroy_comp_channel", || {
-        // SAFETY: the program passes an open channel.
-        let channel = unsafe { channel_at(raw) }?;
+    objects::destroy("ibv_destroy_comp_channel", raw, |channel: &Channel| {
         channel.uses.none()?;
         // SAFETY: the context of a channel is open.
         unsafe { context(channel.raw.context) }?.uses.end();
         // SAFETY: the call has no precondition, and the descriptor belongs to this channel alone.
         unsafe { libc::close(channel.raw.fd) };
-        // SAFETY: `ibv_create_comp_channel` made the channel from a box, no queue uses it, and the program does not use it any more.
-        drop(unsafe { Box::from_raw(raw.cast::<Channel>()) });
         Ok(())
     })
 }

@@ -14,6 +14,7 @@ use soft_nic::fault::MAX_SQ_SIZE;
 use crate::bindings as ib;
 use crate::device::{self, Device};
 use crate::guard::{Errno, entry, status};
+use crate::objects;
 use crate::queues::Queues;
 use crate::uses::Uses;
 use crate::{cq, parent, post, qp};
@@ -46,6 +47,7 @@ pub(crate) struct Context {
     pub(crate) uses: Uses,
 }
 
+const KIND: &str = "device";
 const CONTEXT_AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
 
 /// The context behind a pointer of the program.
@@ -100,7 +102,9 @@ impl Context {
             events: Some(events),
             uses: Uses::default(),
         }));
-        Ok(context.wrapping_byte_add(CONTEXT_AT).cast())
+        let context = context.wrapping_byte_add(CONTEXT_AT).cast();
+        objects::add(KIND, context);
+        Ok(context)
     }
 
     /// The work queues of an open queue pair.
@@ -112,7 +116,8 @@ impl Context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
     status("ibv_close_device", || {
-        // SAFETY: the program passes an open context.
+        objects::take("ibv_close_device", KIND, raw)?;
+        // SAFETY: the context was among the open ones.
         let open = unsafe { context(raw) }?;
         if open.uses.none().is_err() {
             // The kernel removes what is open, and the program may still call the destructors: the memory stays.

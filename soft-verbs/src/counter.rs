@@ -12,6 +12,7 @@ use crate::bindings as ib;
 use crate::context::{Context, context, give};
 use crate::dv;
 use crate::guard::{Errno, object, refuse, status};
+use crate::objects::{self, Object};
 use crate::qp::ALL_EVENTS;
 use crate::uses::Uses;
 
@@ -24,6 +25,11 @@ pub(crate) struct CompCntr {
     errors: *const u64,
     /// Queue pairs that it counts for.
     pub(crate) uses: Uses,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for CompCntr {
+    const KIND: &'static str = "completion counter";
 }
 
 impl CompCntr {
@@ -134,7 +140,7 @@ unsafe fn create(
     open.uses.begin();
     let raw = ib::ibv_comp_cntr { context: raw, handle: number };
     let cntr = CompCntr { raw, number, completions: at, errors: errors_at, uses: Uses::default() };
-    Ok(Box::into_raw(Box::new(cntr)).cast())
+    Ok(objects::give(Box::new(cntr)))
 }
 
 #[unsafe(no_mangle)]
@@ -173,15 +179,11 @@ unsafe fn counter_at<'a>(raw: *const ib::ibv_comp_cntr) -> Result<&'a CompCntr, 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int {
-    status("ibv_destroy_comp_cntr", || {
-        // SAFETY: the program passes an open counter.
-        let cntr = unsafe { counter_at(raw) }?;
+    objects::destroy("ibv_destroy_comp_cntr", raw, |cntr: &CompCntr| {
         cntr.uses.none()?;
         let open = cntr.open()?;
         drop(open.card.lock().close_counter(cntr.number)?);
         open.uses.end();
-        // SAFETY: `create` made the counter from a box, no queue pair uses it, and the program does not use it after this call.
-        drop(unsafe { Box::from_raw(raw.cast::<CompCntr>()) });
         Ok(())
     })
 }

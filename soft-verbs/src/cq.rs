@@ -21,6 +21,7 @@ use crate::bindings as ib;
 use crate::channel::channel_at;
 use crate::context::{Context, MAX_CQE, VECTORS, context};
 use crate::guard::{Errno, entry, object, refuse, status};
+use crate::objects::{self, Object};
 use crate::pd::pd_at;
 use crate::uses::{Turn, Uses};
 
@@ -46,6 +47,11 @@ pub(crate) struct Cq {
     pub(crate) uses: Uses,
     /// Events given to the program, less those that it acknowledged.
     unacknowledged: AtomicU32,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for Cq {
+    const KIND: &'static str = "completion queue";
 }
 
 /// The queue behind a pointer of the program.
@@ -291,7 +297,7 @@ unsafe fn create(
         uses: Uses::default(),
         unacknowledged: AtomicU32::new(0),
     };
-    let cq = Box::into_raw(Box::write(place, cq));
+    let cq: *mut Cq = objects::give(Box::write(place, cq));
     open.uses.begin();
     if let Some(parent) = parent {
         parent.uses.begin();
@@ -391,9 +397,7 @@ unsafe extern "C" fn efadv_create_cq(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
-    status("ibv_destroy_cq", || {
-        // SAFETY: the program passes an open queue.
-        let cq = unsafe { cq_at(raw) }?;
+    objects::destroy("ibv_destroy_cq", raw, |cq: &Cq| {
         cq.uses.none()?;
         let since = Instant::now();
         while cq.unacknowledged.load(Ordering::Acquire) as i32 > 0 {
@@ -416,8 +420,6 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
         }
         open.uses.end();
         drop(ring);
-        // SAFETY: `create` made the queue from a box, no queue pair uses it, and the program does not use it after this call.
-        drop(unsafe { Box::from_raw(raw.cast::<Cq>()) });
         Ok(())
     })
 }

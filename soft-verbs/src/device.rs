@@ -9,7 +9,8 @@ use soft_nic::host;
 
 use crate::bindings as ib;
 use crate::context::Context;
-use crate::guard::{Errno, entry, object, refuse};
+use crate::guard::{Errno, entry, object, refuse, status};
+use crate::objects;
 
 /// A device, which lives as long as the process: programs keep pointers to it.
 #[repr(C)]
@@ -72,6 +73,8 @@ fn devices() -> Result<&'static [Device], Errno> {
     made.as_ref().map(|devices| devices.0.as_slice()).map_err(|errno| *errno)
 }
 
+const LIST: &str = "device list";
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ib::ibv_device {
     object("ibv_get_device_list", || {
@@ -90,14 +93,22 @@ unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ib::ibv
         if let Some(count) = unsafe { count.as_mut() } {
             *count = devices.len() as c_int;
         }
+        objects::add(LIST, list);
         Ok(list)
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ib::ibv_device) {
-    // SAFETY: null, or a list of `ibv_get_device_list`, which the program frees once.
-    unsafe { libc::free(list.cast()) };
+    if list.is_null() {
+        return;
+    }
+    status("ibv_free_device_list", || {
+        objects::take("ibv_free_device_list", LIST, list)?;
+        // SAFETY: the list was among the open ones, so `ibv_get_device_list` allocated it and nobody has freed it.
+        unsafe { libc::free(list.cast()) };
+        Ok(())
+    });
 }
 
 /// The device behind a pointer of the program.

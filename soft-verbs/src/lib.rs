@@ -20,6 +20,7 @@ mod dv;
 #[doc(hidden)]
 pub mod fuzz;
 mod guard;
+mod objects;
 mod parent;
 mod pd;
 mod post;

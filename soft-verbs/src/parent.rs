@@ -4,7 +4,8 @@ use std::ffi::c_int;
 
 use crate::bindings as ib;
 use crate::context::context;
-use crate::guard::{Errno, object, status};
+use crate::guard::{Errno, object};
+use crate::objects::{self, Object};
 use crate::pd::{Pd, pd_at};
 use crate::uses::Uses;
 
@@ -14,6 +15,11 @@ pub(crate) struct Td {
     raw: ib::ibv_td,
     /// Parent domains of it.
     uses: Uses,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for Td {
+    const KIND: &'static str = "thread domain";
 }
 
 /// What a parent domain holds.
@@ -41,19 +47,15 @@ pub(crate) unsafe extern "C" fn alloc_td(
         // SAFETY: the program passes an open context.
         unsafe { context(raw) }?.uses.begin();
         let td = Td { raw: ib::ibv_td { context: raw }, uses: Uses::default() };
-        Ok(Box::into_raw(Box::new(td)).cast())
+        Ok(objects::give(Box::new(td)))
     })
 }
 
 pub(crate) unsafe extern "C" fn dealloc_td(raw: *mut ib::ibv_td) -> c_int {
-    status("ibv_dealloc_td", || {
-        // SAFETY: the program passes null or an open domain, which is the first field of a `Td`.
-        let td = unsafe { td_at(raw.cast()) }.ok_or(Errno::INVAL)?;
+    objects::destroy("ibv_dealloc_td", raw, |td: &Td| {
         td.uses.none()?;
         // SAFETY: the context of a domain is open.
         unsafe { context(td.raw.context) }?.uses.end();
-        // SAFETY: `alloc_td` made the domain from a box, no parent domain uses it, and the program does not use it after this call.
-        drop(unsafe { Box::from_raw(raw.cast::<Td>()) });
         Ok(())
     })
 }
@@ -81,7 +83,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             thread.uses.begin();
         }
         pd.uses.begin();
-        Ok(Box::into_raw(Box::new(Pd::over(pd, Parent { of: attr.pd, td }))).cast())
+        Ok(objects::give(Box::new(Pd::over(pd, Parent { of: attr.pd, td }))))
     })
 }
 

@@ -13,6 +13,7 @@ use soft_nic::memory::{self, Mapping};
 use crate::bindings as ib;
 use crate::context::{PORT, context};
 use crate::guard::{Errno, object, refuse, status};
+use crate::objects::{self, Object};
 use crate::parent::Parent;
 use crate::uses::Uses;
 
@@ -25,6 +26,11 @@ pub(crate) struct Pd {
     /// A parent domain is the domain that it holds under another pointer.
     pub(crate) parent: Option<Parent>,
     pub(crate) uses: Uses,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for Pd {
+    const KIND: &'static str = "protection domain";
 }
 
 /// The domain behind a pointer of the program.
@@ -67,23 +73,19 @@ unsafe extern "C" fn ibv_alloc_pd(raw: *mut ib::ibv_context) -> *mut ib::ibv_pd 
             parent: None,
             uses: Uses::default(),
         };
-        Ok(Box::into_raw(Box::new(pd)).cast())
+        Ok(objects::give(Box::new(pd)))
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dealloc_pd(raw: *mut ib::ibv_pd) -> c_int {
-    status("ibv_dealloc_pd", || {
-        // SAFETY: the program passes an open domain.
-        let pd = unsafe { pd_at(raw) }?;
+    objects::destroy("ibv_dealloc_pd", raw, |pd: &Pd| {
         pd.uses.none()?;
         match &pd.parent {
             Some(parent) => parent.end()?,
             // SAFETY: the context of a domain is open.
             None => unsafe { context(pd.raw.context) }?.uses.end(),
         }
-        // SAFETY: `ibv_alloc_pd` or `alloc_parent_domain` made the domain from a box, no object uses it, and the program does not use it after this call.
-        drop(unsafe { Box::from_raw(raw.cast::<Pd>()) });
         Ok(())
     })
 }
@@ -92,6 +94,11 @@ unsafe extern "C" fn ibv_dealloc_pd(raw: *mut ib::ibv_pd) -> c_int {
 struct Mr {
     raw: ib::ibv_mr,
     keys: Keys,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for Mr {
+    const KIND: &'static str = "memory region";
 }
 
 const LOCAL_WRITE: c_uint = ib::IBV_ACCESS_LOCAL_WRITE;
@@ -139,7 +146,7 @@ unsafe fn register(
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    Ok(Box::into_raw(Box::new(Mr { raw: mr, keys })).cast())
+    Ok(objects::give(Box::new(Mr { raw: mr, keys })))
 }
 
 /// # Safety
@@ -224,12 +231,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(raw: *mut ib::ibv_mr) -> c_int {
-    status("ibv_dereg_mr", || {
-        if raw.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: `register` made the region from a box, and the program does not use it after this call.
-        let mr = unsafe { Box::from_raw(raw.cast::<Mr>()) };
+    objects::destroy("ibv_dereg_mr", raw, |mr: &Mr| {
         // SAFETY: a domain counts its regions and is open.
         let pd = unsafe { pd_at(mr.raw.pd) }?;
         // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
@@ -245,6 +247,11 @@ unsafe extern "C" fn ibv_dereg_mr(raw: *mut ib::ibv_mr) -> c_int {
 pub(crate) struct Ah {
     raw: ib::ibv_ah,
     pub(crate) number: u16,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for Ah {
+    const KIND: &'static str = "address handle";
 }
 
 /// The address handle behind a pointer of the program.
@@ -272,18 +279,13 @@ unsafe extern "C" fn ibv_create_ah(raw: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_a
         let number = pd.card.lock().open_handle(pd.number, gid)?;
         pd.uses.begin();
         let ah = ib::ibv_ah { context: pd.raw.context, pd: raw, handle: number.into() };
-        Ok(Box::into_raw(Box::new(Ah { raw: ah, number })).cast())
+        Ok(objects::give(Box::new(Ah { raw: ah, number })))
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_ah(raw: *mut ib::ibv_ah) -> c_int {
-    status("ibv_destroy_ah", || {
-        if raw.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: `ibv_create_ah` made the handle from a box, and the program does not use it after this call.
-        let ah = unsafe { Box::from_raw(raw.cast::<Ah>()) };
+    objects::destroy("ibv_destroy_ah", raw, |ah: &Ah| {
         // SAFETY: a domain counts its handles and is open.
         let pd = unsafe { pd_at(ah.raw.pd) }?;
         pd.card.lock().close_handle(ah.number);

@@ -15,6 +15,7 @@ use crate::counter::CompCntr;
 use crate::cq::{Cq, cq_at};
 use crate::dv;
 use crate::guard::{Errno, object, refuse, status};
+use crate::objects::{self, Object};
 use crate::pd::{Pd, pd_at};
 use crate::post::{self, Session};
 use crate::queues::{Queues, Sizes};
@@ -36,6 +37,11 @@ pub(crate) struct QueuePair {
     extended: bool,
     cap: ib::ibv_qp_cap,
     settings: Mutex<Settings>,
+}
+
+// SAFETY: no other type has this kind.
+unsafe impl Object for QueuePair {
+    const KIND: &'static str = "queue pair";
 }
 
 /// The state and what `ibv_modify_qp` sets.
@@ -190,7 +196,7 @@ unsafe fn create(
     send_cq.uses.begin();
     recv_cq.uses.begin();
     open.uses.begin();
-    Ok(Box::into_raw(qp).cast())
+    Ok(objects::give(qp))
 }
 
 /// The part that both forms of the attributes begin with.
@@ -476,9 +482,7 @@ unsafe extern "C" fn ibv_query_qp(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
-    status("ibv_destroy_qp", || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+    objects::destroy("ibv_destroy_qp", raw, |qp: &QueuePair| {
         let open = qp.open()?;
         open.card.close_qp(qp.number);
         open.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.number);
@@ -494,8 +498,6 @@ unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
         // SAFETY: a queue pair keeps its domain open.
         unsafe { pd_at(base.pd) }?.end_use();
         open.uses.end();
-        // SAFETY: `create` made the queue pair from a box, and the program does not use it after this call.
-        drop(unsafe { Box::from_raw(raw.cast::<QueuePair>()) });
         Ok(())
     })
 }

@@ -1,4 +1,4 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table. It ends with "PART: good". */
+/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed. It ends with "PART: good". */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -1190,12 +1190,63 @@ static void part_table(void)
 	CHECK(!ibv_close_device(other));
 }
 
+/* A destructor that is called again refuses, and destroys nothing else. */
+#define TWICE(call)                                                                                                               \
+	do {                                                                                                                      \
+		CHECK((call) == 0);                                                                                               \
+		errno = 0;                                                                                                        \
+		CHECK((call) == EINVAL && errno == EINVAL);                                                                       \
+	} while (0)
+
+static void part_destroyed(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	CHECK(list);
+	struct ibv_context *other = ibv_open_device(list[0]), *left = ibv_open_device(list[0]);
+	CHECK(other && left && ibv_alloc_pd(left));
+	ibv_free_device_list(list);
+	ibv_free_device_list(list);
+	struct ibv_pd *domain = ibv_alloc_pd(context);
+	struct ibv_td_init_attr init = { .comp_mask = 0 };
+	struct ibv_td *td = ibv_alloc_td(context, &init);
+	struct ibv_parent_domain_init_attr of_parent = { .pd = domain, .td = td };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &of_parent);
+	struct ibv_mr *region = ibv_reg_mr(domain, memory, SIZE, ALL);
+	struct ibv_ah_attr at = { .port_num = 1, .is_global = 1 };
+	CHECK(!ibv_query_gid(context, 1, 0, &at.grh.dgid));
+	struct ibv_ah *handle = ibv_create_ah(domain, &at);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, channel, 0);
+	struct comp_cntr_init_attr plain = { 0 };
+	struct dv_comp_cntr_init_attr place = { 0 };
+	struct ibv_comp_cntr *cntr = efadv_create_comp_cntr(context, &plain, &place, sizeof(place));
+	CHECK(domain && td && parent && region && handle && channel && cq && cntr);
+	struct ibv_qp *qp = srd(cq);
+	/* An object of another kind, and one that is in use: it stays open. */
+	CHECK(ibv_dereg_mr((struct ibv_mr *)handle) == EINVAL && ibv_destroy_qp((struct ibv_qp *)memory) == EINVAL);
+	CHECK(ibv_destroy_cq(cq) == EBUSY && ibv_dealloc_pd(domain) == EBUSY);
+	TWICE(ibv_destroy_qp(qp));
+	TWICE(ibv_destroy_cq(cq));
+	TWICE(ibv_destroy_comp_channel(channel));
+	TWICE(ibv_destroy_comp_cntr(cntr));
+	TWICE(ibv_dereg_mr(region));
+	TWICE(ibv_destroy_ah(handle));
+	TWICE(ibv_dealloc_pd(parent));
+	/* The header's inline function reads the domain itself. */
+	int (*dealloc_td)(struct ibv_td *) = verbs_get_ctx(context)->dealloc_td;
+	TWICE(dealloc_td(td));
+	TWICE(ibv_dealloc_pd(domain));
+	TWICE(ibv_close_device(other));
+	/* With a domain that is open. */
+	TWICE(ibv_close_device(left));
+}
+
 int main(int argc, char **argv)
 {
 	const struct { const char *name; void (*run)(void); } parts[] = {
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
 		{ "gda", part_gda }, { "gpu", part_gpu }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
-		{ "port", part_port }, { "table", part_table },
+		{ "port", part_port }, { "table", part_table }, { "destroyed", part_destroyed },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -1206,6 +1257,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed\n");
 	return 2;
 }

@@ -87,6 +87,32 @@ fn bad_input_is_refused_as_on_hardware() {
 }
 
 #[test]
+fn object_destroyed_twice_is_named_and_refused() {
+    let Some(program) = program("object_destroyed_twice_is_named_and_refused") else { return };
+    let mut command = on_card(program);
+    command.arg("destroyed");
+    let text = run(command);
+    assert!(text.contains("destroyed: good"), "{text}");
+    let named = |call: &str, kind: &str| {
+        text.lines().any(|line| line.contains(&format!("{call}: ")) && line.contains(&format!("not an open {kind}")))
+    };
+    for (call, kind) in [
+        ("ibv_destroy_qp", "queue pair"),
+        ("ibv_destroy_cq", "completion queue"),
+        ("ibv_destroy_comp_channel", "completion channel"),
+        ("ibv_destroy_comp_cntr", "completion counter"),
+        ("ibv_dereg_mr", "memory region"),
+        ("ibv_destroy_ah", "address handle"),
+        ("ibv_dealloc_pd", "protection domain"),
+        ("ibv_dealloc_td", "thread domain"),
+        ("ibv_close_device", "device"),
+        ("ibv_free_device_list", "device list"),
+    ] {
+        assert!(named(call, kind), "{call}, {kind}: {text}");
+    }
+}
+
+#[test]
 fn counters_count_in_memory_of_the_program() {
     part("counters_count_in_memory_of_the_program", "counters", "seed=2");
 }
