@@ -6,6 +6,7 @@ use super::report::{Report, Row};
 use super::units::bytes_text;
 use plotters::coord::Shift;
 use plotters::prelude::*;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -35,6 +36,8 @@ const PANEL: u32 = 460;
 const LINE: u32 = 22;
 const COLUMN: u32 = 290;
 const FONT: &str = "sans-serif";
+/// The figures that an axis shows, in µs or GB/s. Near the limits of f64 plotters never finishes an axis, and no measurement comes close to these.
+const AXIS: RangeInclusive<f64> = 1e-15..=1e15;
 /// Colours that also differ for a reader without sight of red and green (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
@@ -61,9 +64,10 @@ struct Series {
 /// Draws named reports.
 ///
 /// # Errors
-/// No report has an operation with sizes.
+/// No report has an operation with sizes, or a figure fits on no axis.
 pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
     let series = series(reports);
+    series.iter().try_for_each(check)?;
     let columns = (WIDTH / COLUMN) as usize;
     let height = TITLE + PANEL + 28 + LINE * series.len().div_ceil(columns) as u32;
     let failed = |error: &dyn std::fmt::Display| Error::Usage(format!("the picture cannot be drawn: {error}"));
@@ -122,6 +126,22 @@ fn series(reports: &[(String, Report)]) -> Vec<Series> {
         series.colour = COLOURS[number % COLOURS.len()];
     }
     all
+}
+
+/// Refuses figures beyond [`AXIS`]. An operation that was too fast for the clock has the latency 0.
+fn check(series: &Series) -> Result<(), Error> {
+    for row in &series.rows {
+        let figures = [("latency", "µs", Some(row.latency_us.median)), ("bandwidth", "GB/s", row.bandwidth_gbs)];
+        for (name, unit, figure) in figures {
+            if let Some(figure) = figure.filter(|figure| *figure != 0.0 && !AXIS.contains(figure)) {
+                let (label, size, (least, most)) = (&series.label, row.bytes, AXIS.into_inner());
+                return Err(Error::Usage(format!(
+                    "{label}, {size} bytes: a {name} of {figure:e} {unit} cannot be drawn (only {least:e} to {most:e}): the report is damaged; measure again"
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;

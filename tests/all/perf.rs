@@ -299,6 +299,36 @@ fn plot_lays_runs_over_each_other() {
 }
 
 #[test]
+fn plot_refuses_figures_that_fit_on_no_axis() {
+    let files = Directory::new("perf-axis");
+    let picture = files.file("axis.svg");
+    for (pointer, figure, reason) in [
+        // Without the check this one is drawn; plotters never finishes the others.
+        ("/rows/1/bandwidth_gbs", -1.0, "bandwidth of -1"),
+        ("/rows/0/latency_us/median", 1e-308, "latency of 1e-308"),
+        ("/rows/0/latency_us/median", 1e-320, "latency of 1e-320"),
+        ("/rows/1/latency_us/median", 1.7e308, "latency of 1.7e308"),
+        ("/rows/2/latency_us/median", 1e-308, "barrier"),
+        ("/rows/1/bandwidth_gbs", 1.7e308, "bandwidth of 1.7e308"),
+    ] {
+        let mut report = sample();
+        *report.pointer_mut(pointer).unwrap() = json!(figure);
+        let report = files.write("odd.json", &report.to_string());
+        let (output, text) = ferrogin(Path::new(""), &["plot", &report, "-o", &picture], &[]);
+        assert!(output.status.code() == Some(1) && text.contains(reason), "{text}");
+        assert!(text.contains("odd") && !Path::new(&picture).exists(), "{text}");
+    }
+    // The ends of the axis, and an operation that was too fast for the clock.
+    for figure in [1e-15, 1e15, 0.0] {
+        let mut report = sample();
+        report["rows"][0]["latency_us"]["median"] = json!(figure);
+        let report = files.write("odd.json", &report.to_string());
+        let (output, text) = ferrogin(Path::new(""), &["plot", &report, "-o", &picture], &[]);
+        assert!(output.status.success(), "{text}");
+    }
+}
+
+#[test]
 fn invalid_arguments_are_refused_before_ranks_start() {
     for (args, reason) in [
         ("put -b 64 -e 8", "-b 64 is above -e 8"),
