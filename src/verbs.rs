@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,16 @@ pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     let found = found.ok_or_else(|| {
         format!("no {part}/{library} in FERROGIN_DIST, beside this program or in its installation: `make build` puts it into dist/{part}")
     })?;
-    found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))
+    let directory = found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))?;
+    // The loader ends an entry of LD_LIBRARY_PATH at both, has no escape for them, and takes what follows for a relative directory.
+    if let Some(separator) = directory.as_os_str().as_bytes().iter().find(|byte| b":;".contains(byte)) {
+        return Err(format!(
+            "{} cannot be an entry of LD_LIBRARY_PATH, because its name contains `{}`: install ferrogin in a directory without it",
+            directory.display(),
+            char::from(*separator)
+        ));
+    }
+    Ok(directory)
 }
 
 /// `directory` before the libraries' directories that the environment names.

@@ -44,6 +44,24 @@ fn verbs_without_its_libraries_or_program_says_so() {
 }
 
 #[test]
+fn directory_that_cannot_be_in_ld_library_path_is_named() {
+    let place = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), "library-path");
+    for (part, library) in [("verbs", "libibverbs.so.1"), ("gpu", "libcuda.so.1")] {
+        for separator in [':', ';'] {
+            let dist = place.join(format!("a{separator}b"));
+            std::fs::create_dir_all(dist.join(part)).expect("a directory");
+            std::fs::write(dist.join(part).join(library), "").expect("a file");
+            let output = command().args([part, "--", "true"]).env("FERROGIN_DIST", &dist).output().expect("the tool");
+            let text = String::from_utf8_lossy(&output.stderr);
+            let name = dist.join(part).canonicalize().expect("a directory");
+            assert!(!output.status.success() && text.contains(&*name.to_string_lossy()), "{text}");
+            assert!(text.contains("LD_LIBRARY_PATH") && text.contains(&format!("`{separator}`")), "{text}");
+        }
+    }
+    std::fs::remove_dir_all(place).expect("the directory of this test");
+}
+
+#[test]
 fn plugin_runs_over_libfabrics_own_efa_provider() {
     let test = "plugin_runs_over_libfabrics_own_efa_provider";
     let Some(dist) = dist(test) else { return };
