@@ -53,7 +53,7 @@ build:
 	install -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
 
-# It builds nothing, so that root runs no compiler.
+# It builds nothing, so that root runs no compiler. Every user can read what it installs, whatever the umask is here and was in the build.
 install:
 	@test -f $(DIST)/libferrogin.so || { echo '$(DIST)/libferrogin.so is missing: run make build first' >&2; exit 1; }
 	@case '$(LIB)' in /*) echo 'LIBDIR=$(LIBDIR) is not below PREFIX=$(PREFIX): choose a directory in it' >&2; exit 1;; esac
@@ -72,6 +72,7 @@ install:
 	set -e; install -d $(ROOT)/$(LIB)/ferrogin; for part in verbs gpu; do \
 	  rm -rf $(ROOT)/$(LIB)/ferrogin/$$part; \
 	  cp -RP $(DIST)/$$part $(ROOT)/$(LIB)/ferrogin/$$part; \
+	  chmod -R u=rwX,go=rX $(ROOT)/$(LIB)/ferrogin/$$part; \
 	done
 	$(FILL_IN) scripts/install/ferrogin.pc.in | install -m 644 /dev/stdin $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake

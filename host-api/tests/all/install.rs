@@ -98,6 +98,28 @@ fn installed_libraries_have_their_sonames() {
 }
 
 #[test]
+fn every_user_can_read_the_installation_whatever_the_umask() {
+    let test = "every_user_can_read_the_installation_whatever_the_umask";
+    let Some(dist) = dist(test) else { return };
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+    let installed = Installed { dist, root, lib: MULTIARCH.to_owned() };
+    let make = installed.make("install");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"umask 077; "$@""#, "sh"]).arg(make.get_program()).args(make.get_args());
+    shell.env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    if succeeds(test, &mut shell).is_none() {
+        return;
+    }
+    // What others cannot read, or only the owner can execute or enter.
+    let mut find = Command::new("find");
+    find.arg(&installed.root).args(["!", "-type", "l", "(", "!", "-perm", "-044", "-o"]);
+    find.args(["-perm", "-100", "!", "-perm", "-011", ")"]);
+    if let Some(output) = succeeds(test, &mut find) {
+        assert_eq!(text(&output), "", "what others cannot use");
+    }
+}
+
+#[test]
 fn libraries_are_below_the_prefix() {
     let test = "libraries_are_below_the_prefix";
     let Some(dist) = dist(test) else { return };
