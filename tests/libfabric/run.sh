@@ -65,16 +65,12 @@ next_port=$((15000 + $$ % 15000))
 
 # two NAME SERVER-OPTION CLIENT-OPTION PROGRAM ARGS...: a server and a client; the options get the port appended.
 two() {
-    local name=$1 server_option=$2 client_option=$3 server tries status
+    local name=$1 server_option=$2 client_option=$3 server status
     shift 3
     while listens "$next_port"; do next_port=$((next_port + 1)); done
     timeout 300 "$@" "$server_option$next_port" >"$work/server" 2>&1 &
     server=$!
-    for tries in $(seq 2400); do
-        listens "$next_port" && break
-        kill -0 "$server" 2>/dev/null || break
-        sleep 0.05
-    done
+    until listens "$next_port" || ! kill -0 "$server" 2>/dev/null; do sleep 0.05; done
     timeout 300 "$@" "$client_option$next_port" 127.0.0.1 >"$work/client" 2>&1
     status=$?
     wait "$server" || status=$?

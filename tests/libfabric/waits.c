@@ -14,6 +14,7 @@ static struct fid_mr *open_registered(struct pair *pair, const char *fabric, enu
   return pair_register(pair, buffer, sizeof buffer, FI_SEND | FI_RECV);
 }
 
+// Makes it likely that the other side waits already. Either way the test passes.
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); }
 
 static void *interrupt(void *cq) {
@@ -29,7 +30,7 @@ void test_sread(void) {
   CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 20) == -FI_EAGAIN, "nothing comes");
   pthread_t thread;
   CHECK(!pthread_create(&thread, NULL, interrupt, pair.rx), "no thread");
-  CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 20000) == -FI_EAGAIN, "somebody called");
+  CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, -1) == -FI_EAGAIN, "somebody called");
   pthread_join(thread, NULL);
   int fd;
   CHECK(fi_control(&pair.rx->fid, FI_GETWAIT, &fd) < 0, "there is no descriptor to give");
@@ -41,7 +42,7 @@ void test_sread(void) {
       CHECK(fi_cq_sread(pair.tx, &entry, 1, NULL, -1) == 1, "the send");
     } else {
       POST(&pair, fi_recv(pair.ep, buffer, sizeof buffer, NULL, FI_ADDR_UNSPEC, NULL));
-      CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 30000) == 1 && entry.len == len, "message %d", i);
+      CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, -1) == 1 && entry.len == len, "message %d", i);
     }
   }
   OK(fi_close(&mr->fid));
@@ -62,7 +63,7 @@ static struct fi_cq_msg_entry wait_on(struct pair *pair, struct fid_cq *cq) {
     CHECK(may == 0 || may == -FI_EAGAIN, "fi_trywait gave %d", may);
     if (may) continue;
     struct pollfd polled = {fd, POLLIN, 0};
-    CHECK(poll(&polled, 1, 30000) == 1, "nothing rang for half a minute");
+    CHECK(poll(&polled, 1, -1) == 1, "poll");
   }
 }
 

@@ -6,9 +6,10 @@ use std::sync::atomic::Ordering;
 use efa_dp_direct::cq::{Cqe, RawCqe};
 use efa_dp_direct::wire::{CompStatus, RxDesc};
 use efa_dp_direct::wqe::{Operation, RequestIds, SendData, Sge};
+use ferrogin_test_support::wait::wait_for;
 
 use crate::common::peer::{PEER_BUFFER, Peer};
-use crate::common::{End, Rig, have_libfabric, read, wait_for, write};
+use crate::common::{End, Rig, have_libfabric, read, write};
 use crate::verbs_program::compiled;
 use crate::{LIBRARIES, libraries, on_card};
 
@@ -69,14 +70,8 @@ fn exchange(test: &str, settings: &[(&str, &str)]) {
         buffer.fill(0);
         a.post_receives(&[RxDesc::single(33, buffer.at as u64, 8192, buffer.region.lkey)]);
         assert_eq!(peer.ask("send 4000 10 77"), "0");
-        let mut entry = None;
-        wait_for("the message", || {
-            entry = a.poll_entry();
-            entry.is_some()
-        });
-        let Ok(Cqe::Recv(cqe)) = Cqe::parse(&RawCqe(entry.unwrap()), RequestIds::Bits64) else {
-            panic!("{entry:02x?}")
-        };
+        let entry = wait_for("message", || a.poll_entry());
+        let Ok(Cqe::Recv(cqe)) = Cqe::parse(&RawCqe(entry), RequestIds::Bits64) else { panic!("{entry:02x?}") };
         assert_eq!((cqe.req_id, cqe.length, cqe.imm, cqe.src_qp_num), (33, 4000, Some(77), to.qpn));
         assert_eq!(buffer.word(499).load(Ordering::Relaxed), 10 * 0x9e37_79b9 + 499);
 

@@ -16,7 +16,8 @@ mod verbs_program;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+
+use ferrogin_test_support::wait::{wait_for, wait_until};
 
 /// The directory of [`libraries`], for a process that a test starts.
 const LIBRARIES: &str = "FERROGIN_TEST_VERBS";
@@ -77,13 +78,13 @@ impl Running {
         Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a child process"))
     }
 
-    /// Waits for the end of the process, with a time limit.
+    fn has_ended(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
+    /// Waits for the end of the process.
     fn output(mut self) -> Output {
-        let since = Instant::now();
-        while self.0.try_wait().unwrap().is_none() {
-            assert!(since.elapsed() < Duration::from_secs(300), "the program does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let status = wait_for("end of the program", || self.0.try_wait().unwrap());
         let read = |from: &mut dyn std::io::Read| {
             let mut bytes = Vec::new();
             from.read_to_end(&mut bytes).unwrap();
@@ -91,7 +92,7 @@ impl Running {
         };
         let stdout = read(self.0.stdout.as_mut().unwrap());
         let stderr = read(self.0.stderr.as_mut().unwrap());
-        Output { status: self.0.wait().unwrap(), stdout, stderr }
+        Output { status, stdout, stderr }
     }
 }
 
@@ -109,16 +110,16 @@ fn run(command: Command) -> String {
 /// Runs a server and, when it listens, a client, each with the port that both use. Returns what they print.
 fn server_and_client(server: impl Fn(&str) -> Command, client: impl Fn(&str) -> Command) -> (String, String) {
     let port = ferrogin_test_support::own_port();
-    let server = Running::start(server(&port.to_string()));
+    let mut server = Running::start(server(&port.to_string()));
     // The client does not wait for a server that does not listen yet.
     let listens = || {
         let wanted = format!(":{port:04X} ");
         let lines = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
         lines.iter().flat_map(|text| text.lines()).any(|line| line.contains(&wanted) && line.contains(" 0A "))
     };
-    let since = Instant::now();
-    while !listens() && since.elapsed() < Duration::from_secs(30) {
-        std::thread::sleep(Duration::from_millis(10));
+    wait_until("server that listens", || listens() || server.has_ended());
+    if server.has_ended() {
+        panic!("the server ended before its client came: {}", text(&server.output()));
     }
     let client = run(client(&port.to_string()));
     (text(&server.output()), client)

@@ -6,18 +6,18 @@ use crate::{Running, have, on_card};
 
 /// The script of a new user and network namespace, which ends with the script. Its arguments are the server; the client gets its address behind them.
 const SCRIPT: &str = r#"
-unshare --net sleep 300 & peer=$!
+unshare --net sleep infinity & peer=$!
 trap 'kill $peer' EXIT
 until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
 { ip link add va type veth peer name vb netns $peer && ip addr add 192.0.2.1/24 dev va && ip link set va up &&
   ip link set lo up && nsenter -t $peer -n ip addr add 192.0.2.2/24 dev vb &&
   nsenter -t $peer -n ip link set vb up && nsenter -t $peer -n ip link set lo up; } || exit 77
-timeout 240 nsenter -t $peer -n "$@" 2>&1 & server=$!
-for i in $(seq 2000); do
-  nsenter -t $peer -n cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A ' && break
+nsenter -t $peer -n "$@" 2>&1 & server=$!
+until nsenter -t $peer -n cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A '; do
+  kill -0 $server || exit 1
   sleep 0.01
 done
-timeout 240 "$@" 192.0.2.2 2>&1 || exit 1
+"$@" 192.0.2.2 2>&1 || exit 1
 wait $server
 "#;
 
