@@ -3,7 +3,9 @@
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -50,7 +52,8 @@ impl Output {
             return Err(failed(io::Error::from(io::ErrorKind::IsADirectory)));
         }
         let mut part = path.as_os_str().to_owned();
-        part.push(format!(".{}.part", std::process::id()));
+        // A name that no other user can take in advance.
+        part.push(format!(".{:016x}.part", RandomState::new().build_hasher().finish()));
         let part = PathBuf::from(part);
         let file = File::create_new(&part).map_err(failed)?;
         Ok(Output { path: path.to_owned(), part, file })
@@ -189,6 +192,16 @@ mod tests {
             redaction.apply(text),
             "<home>/x on <host>: <address>:4567, <address>. <address> [<address>]:9; 127.0.0.1 ok; libfabric 1.20.0, 550.54.14; std::fmt::abc"
         );
+    }
+
+    #[test]
+    fn taken_name_is_no_obstacle_to_a_report() {
+        let report = std::env::temp_dir().join(format!("ferrogin-report-{}.tar.gz", std::process::id()));
+        let taken = format!("{}.{}.part", report.display(), std::process::id());
+        std::fs::write(&taken, "of another user").unwrap();
+        let output = Output::create(&report);
+        std::fs::remove_file(taken).unwrap();
+        drop(output.unwrap());
     }
 
     #[test]

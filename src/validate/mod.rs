@@ -28,6 +28,7 @@ use mini_nccl::Bootstrap;
 use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Job, Output as JobOutput};
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::mkdtemp;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -125,16 +126,16 @@ fn launch(args: &ValidateArgs) -> Result<bool, String> {
     Ok(outcome.success())
 }
 
-/// A directory of this rank, removed on drop.
+/// A new directory of this rank that no other user can enter, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(rank: usize) -> Result<Scratch, String> {
-        let path = std::env::temp_dir().join(format!("ferrogin-validate-{}-{rank}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(|error| {
-            format!("{} cannot be made: {error}: set TMPDIR to a writable directory", path.display())
+    fn new() -> Result<Scratch, String> {
+        let template = std::env::temp_dir().join("ferrogin-validate-XXXXXX");
+        let made = mkdtemp(&template).map_err(|error| {
+            format!("{} cannot be created: {error}: set TMPDIR to a writable directory", template.display())
         })?;
-        Ok(Scratch(path))
+        Ok(Scratch(made))
     }
 }
 
@@ -190,7 +191,7 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(|error| {
         format!("{error}; start `ferrogin validate` on all hosts with the same FERROGIN_BOOTSTRAP=host:port of rank 0, which a firewall must let through")
     })?;
-    let scratch = Scratch::new(identity.rank);
+    let scratch = Scratch::new();
     let error = output.as_ref().and_then(|output| output.as_ref().err()).or(scratch.as_ref().err());
     agree(&bootstrap, args, error)?;
     let (output, scratch) = (output.transpose()?, scratch?);
@@ -463,4 +464,28 @@ fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>)
         count("FAILS")
     );
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn directory_is_new_and_private() {
+        // What another user would create in advance, who knows the number of the process and the rank.
+        let guessed = std::env::temp_dir().join(format!("ferrogin-validate-{}-0", std::process::id()));
+        std::fs::create_dir(&guessed).unwrap();
+        std::fs::write(guessed.join("perf.json"), "a file of another user's choice").unwrap();
+        let (one, two) = (Scratch::new().unwrap(), Scratch::new().unwrap());
+        for place in [&one.0, &two.0] {
+            assert_eq!(std::fs::read_dir(place).unwrap().count(), 0, "{}", place.display());
+            assert_eq!(std::fs::metadata(place).unwrap().permissions().mode() & 0o777, 0o700);
+        }
+        assert_ne!(one.0, two.0);
+        let path = one.0.clone();
+        drop(one);
+        assert!(!path.exists());
+        std::fs::remove_dir_all(guessed).unwrap();
+    }
 }
