@@ -3,6 +3,7 @@
 //! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under
 //! a file lock, also to the steps of an earlier run.
 
+use ferrogin_libfabric::open_own_file;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::time::{ClockId, clock_gettime};
@@ -24,7 +25,7 @@ struct Sink {
 impl Sink {
     /// Opens or creates the file.
     fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file = open_own_file(path, OpenOptions::new().read(true).write(true))?;
         let mut sink = Self { file };
         let guard = sink.lock()?;
         sink.append_position()?;
@@ -164,6 +165,21 @@ impl Drop for Span {
 mod tests {
     use super::*;
     use ferrogin_test_support::child;
+
+    #[test]
+    fn link_is_refused_and_its_target_stays() {
+        child::run("link_is_refused_and_its_target_stays", &[], || {
+            let place = std::env::temp_dir().join(format!("ferrogin-trace-link-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&place);
+            std::fs::create_dir(&place).unwrap();
+            let (link, target) = (place.join("trace.json"), place.join("target"));
+            std::os::unix::fs::symlink(&target, &link).unwrap();
+            start(Some(&link));
+            drop(span("unseen", 1));
+            assert!(!target.exists(), "nothing was created through the link");
+            std::fs::remove_dir_all(place).unwrap();
+        });
+    }
 
     #[test]
     fn each_step_is_written_when_it_ends() {

@@ -5,10 +5,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use ferrogin_libfabric::open_own_file;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -180,17 +180,11 @@ impl Writer {
     /// keys of queue pairs and of memory.
     ///
     /// # Errors
-    /// The file cannot be written, is no regular file, or has other contents than a trace.
+    /// The file cannot be written, is a link or no regular file, belongs to another user, or has other contents than a trace.
     pub(crate) fn open(path: &Path, card: u32, gid: &Gid) -> io::Result<Self> {
         let process = std::process::id();
         let path = PathBuf::from(path.to_string_lossy().replace("%p", &process.to_string()));
-        let mut options = OpenOptions::new();
-        // The open of a FIFO without a reader would wait for one.
-        options.read(true).append(true).create(true).mode(0o600).custom_flags(libc::O_NONBLOCK);
-        let mut file = options.open(&path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "is no regular file"));
-        }
+        let mut file = open_own_file(&path, OpenOptions::new().read(true).append(true))?;
         let mut first = Vec::new();
         (&mut file).take(MAGIC.len() as u64).read_to_end(&mut first)?;
         if let Some(why) = refuse(&first) {
@@ -328,6 +322,23 @@ mod tests {
         let fifo = Place::new("fifo");
         nix::unistd::mkfifo(&fifo.0, nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(refused(&fifo.0).contains("is no regular file"), "the open of a FIFO does not wait");
+        let link = Place::new("link");
+        std::os::unix::fs::symlink(&place.0, &link.0).unwrap();
+        assert!(refused(&link.0).contains("is a symbolic link"));
+    }
+
+    #[test]
+    fn keys_reach_no_file_of_another_user() {
+        if !ferrogin_test_support::untrusted::have_second_user("keys_reach_no_file_of_another_user") {
+            return;
+        }
+        let place = Place::new("nobody");
+        std::fs::write(&place.0, "").unwrap();
+        std::fs::set_permissions(&place.0, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+        std::os::unix::fs::chown(&place.0, Some(65534), None).unwrap();
+        let error = Writer::open(&place.0, 0, &GID).unwrap_err().to_string();
+        assert!(error.contains("belongs to user 65534"), "{error}");
+        assert_eq!(std::fs::read(&place.0).unwrap(), b"");
     }
 
     #[test]
