@@ -9,6 +9,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::time::{ClockId, clock_gettime};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -71,7 +72,17 @@ impl Sink {
         let _guard = self.lock()?;
         let (at, before) = self.append_position()?;
         self.file.seek(SeekFrom::Start(at))?;
-        self.file.write_all(&[before.as_bytes(), event.as_bytes(), END].concat())
+        let written = self.file.write_all(&[before.as_bytes(), event.as_bytes(), END].concat());
+        written.inspect_err(|_| drop(self.remove_part(at)))
+    }
+
+    /// Restores the end at `at`, after a write of a step that failed. On a full disk that needs no room: the end lies where it was.
+    fn remove_part(&self, at: u64) -> io::Result<()> {
+        if at == 0 {
+            return self.file.set_len(0);
+        }
+        self.file.write_all_at(END, at)?;
+        self.file.set_len(at + END.len() as u64)
     }
 }
 
@@ -165,6 +176,45 @@ impl Drop for Span {
 mod tests {
     use super::*;
     use ferrogin_test_support::child;
+    use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+    use nix::sys::signal::{SigSet, Signal};
+
+    /// What a step may write in a file of this process; beyond, a write fails like one on a full disk.
+    fn limit_files(len: u64) {
+        // The kernel sends this signal too, which would end the process.
+        SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
+        setrlimit(Resource::RLIMIT_FSIZE, len, RLIM_INFINITY).unwrap();
+    }
+
+    #[test]
+    fn full_disk_leaves_the_steps_before_it() {
+        child::run("full_disk_leaves_the_steps_before_it", &[], || {
+            let path = std::env::temp_dir().join(format!("ferrogin-trace-full-{}.json", std::process::id()));
+            let _ = std::fs::remove_file(&path);
+            start(Some(&path));
+            limit_files(20);
+            drop(span("unseen", 1));
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "", "no part of the first step");
+            limit_files(RLIM_INFINITY);
+            start(None);
+            start(Some(&path));
+            drop(span("first", 1));
+            let whole = std::fs::read_to_string(&path).unwrap();
+            // Room for a part of the next step, and for less than the end of the file.
+            for more in [60, 2] {
+                limit_files(whole.len() as u64 + more);
+                drop(span("unseen", 1));
+                assert_eq!(std::fs::read_to_string(&path).unwrap(), whole, "{more} bytes of room");
+                start(None);
+                start(Some(&path));
+            }
+            limit_files(RLIM_INFINITY);
+            drop(span("second", 1));
+            let text = std::fs::read_to_string(&path).unwrap();
+            assert_eq!(serde_json::from_str::<Vec<serde_json::Value>>(&text).unwrap().len(), 2, "{text}");
+            std::fs::remove_file(&path).unwrap();
+        });
+    }
 
     #[test]
     fn link_is_refused_and_its_target_stays() {
