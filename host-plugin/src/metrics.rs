@@ -18,8 +18,10 @@ use card::CardTotals;
 use ferrogin_bootstrap::Identity;
 use source::{Numbers, Queue, Source};
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::fs::OpenOptions;
+use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -282,9 +284,8 @@ fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
 /// Replaces the file at once. The new file has a hidden name until then, which node_exporter does not read.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let new = path.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    // A killed process with the same id may have left a file. A new file is never one that a link of another user names.
-    let _ = std::fs::remove_file(&new);
+    // A name that no other user can take in advance. A new file is never one that a link of another user names.
+    let new = path.with_file_name(format!(".{name}.{:016x}.tmp", RandomState::new().build_hasher().finish()));
     let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&new, path));
     written.inspect_err(|_| drop(std::fs::remove_file(&new)))
@@ -311,12 +312,16 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("ferrogin-replace-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a.prom");
+        // The name of the process's number is taken, by what this process cannot remove.
+        let taken = directory.join(format!(".a.prom.{}.tmp", std::process::id()));
+        std::fs::create_dir(&taken).unwrap();
         for text in ["first\n", "second\n"] {
             replace(&path, text).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
         // The name is that of a directory with a file in it.
         assert!(replace(&directory, "third\n").is_err());
+        std::fs::remove_dir(taken).unwrap();
         let names: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["a.prom"]);
         assert!(replace(Path::new("/nonexistent/a.prom"), "").is_err());
