@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a file in the archive: its end is kept.
 pub const FILE_MAX: usize = 256 << 10;
+/// Names of up to so many letters are parts of other words: only whole words are replaced.
+const SHORT: usize = 3;
 /// The directory in the archive.
 const TOP: &str = "ferrogin-report";
 
@@ -122,11 +124,15 @@ impl Redaction {
     pub fn new(hosts: impl IntoIterator<Item = String>) -> Redaction {
         let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let short = own.split('.').next().unwrap_or_default().to_owned();
-        let mut words: Vec<(String, &'static str)> =
-            hosts.into_iter().chain([own, short]).map(|host| (host, "<host>")).collect();
-        words.extend(std::env::var("HOME").map(|home| (home, "<home>")));
-        // Short words are parts of others.
-        words.retain(|(word, _)| word.len() > 3 && word != "localhost");
+        Redaction::of(hosts.into_iter().chain([own, short]), std::env::var("HOME").unwrap_or_default())
+    }
+
+    fn of(hosts: impl IntoIterator<Item = String>, home: String) -> Redaction {
+        let hosts = hosts.into_iter().map(|host| (host, "<host>"));
+        let mut words: Vec<(String, &'static str)> = hosts.chain([(home, "<home>")]).collect();
+        // A host whose name is a number cannot be told from any other number of a report, and `/` is part of every path.
+        let is_short_number = |word: &str| word.len() <= SHORT && word.bytes().all(|byte| byte.is_ascii_digit());
+        words.retain(|(word, _)| !is_short_number(word) && word != "/" && word != "localhost");
         words.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
         Redaction(words)
     }
@@ -135,12 +141,29 @@ impl Redaction {
     pub fn apply(&self, text: &str) -> String {
         let start = text.len().saturating_sub(FILE_MAX);
         let start = (start..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
-        let mut text = text[start..].to_owned();
+        // First the addresses: a short name can be part of one.
+        let mut text = without_addresses(&text[start..]);
         for (word, by) in &self.0 {
-            text = text.replace(word.as_str(), by);
+            text = if word.len() > SHORT { text.replace(word.as_str(), by) } else { replace_whole(&text, word, by) };
         }
-        without_addresses(&text)
+        text
     }
+}
+
+/// Replaces `word` where neither a letter nor a digit is next to it. In JSON, the letter of a line end or tab is no such letter.
+fn replace_whole(text: &str, word: &str, by: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut copied = 0;
+    for (at, _) in text.match_indices(word) {
+        let (before, after) = (&text[..at], &text[at + word.len()..]);
+        let begins = !before.ends_with(char::is_alphanumeric) || before.ends_with("\\n") || before.ends_with("\\t");
+        if begins && !after.starts_with(char::is_alphanumeric) {
+            result += &text[copied..at];
+            result += by;
+            copied = at + word.len();
+        }
+    }
+    result + &text[copied..]
 }
 
 /// Replaces IP addresses other than the loopback and unspecified ones.
@@ -186,12 +209,28 @@ mod tests {
 
     #[test]
     fn names_and_addresses_are_replaced_and_versions_stay() {
-        let redaction = Redaction(vec![("/home/alice".into(), "<home>"), ("node17".into(), "<host>")]);
+        let redaction = Redaction::of(["node17".into()], "/home/alice".into());
         let text = "/home/alice/x on node17: 10.1.2.3:4567, 192.0.2.7. fe80::1 [2001:db8::2]:9; 127.0.0.1 ok; libfabric 1.20.0, 550.54.14; std::fmt::abc";
         assert_eq!(
             redaction.apply(text),
             "<home>/x on <host>: <address>:4567, <address>. <address> [<address>]:9; 127.0.0.1 ok; libfabric 1.20.0, 550.54.14; std::fmt::abc"
         );
+    }
+
+    #[test]
+    fn short_host_name_is_replaced_where_it_is_a_word() {
+        let redaction = |host: &str| Redaction::of([host.to_owned()], "/".to_owned());
+        assert_eq!(
+            redaction("n1").apply("n1: on1 n12 n1.corp \"n1\" n1-eth0 ferrogin_n1 /n1/ n1"),
+            "<host>: on1 n12 <host>.corp \"<host>\" <host>-eth0 ferrogin_<host> /<host>/ <host>"
+        );
+        assert_eq!(redaction("db1").apply("db1 on db10"), "<host> on db10");
+        assert_eq!(redaction("n1").apply("\"on:\\nn1\\tn1\""), "\"on:\\n<host>\\t<host>\"");
+        assert_eq!(redaction("c").apply("c, cc, fe80::c"), "<host>, cc, <address>");
+        assert_eq!(redaction("n1.eu").apply("n1.eu and n1"), "<host> and n1", "Redaction::new adds the short name");
+        // Neither numbers nor paths are host names.
+        assert_eq!(redaction("1").apply("{\"ranks\": 1} /proc/self"), "{\"ranks\": 1} /proc/self");
+        assert_eq!(redaction("").apply("as it was"), "as it was");
     }
 
     #[test]
