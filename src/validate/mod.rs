@@ -475,6 +475,7 @@ mod tests {
     fn directory_is_new_and_private() {
         // What another user would create in advance, who knows the number of the process and the rank.
         let guessed = std::env::temp_dir().join(format!("ferrogin-validate-{}-0", std::process::id()));
+        let _ = std::fs::remove_dir_all(&guessed);
         std::fs::create_dir(&guessed).unwrap();
         std::fs::write(guessed.join("perf.json"), "a file of another user's choice").unwrap();
         let (one, two) = (Scratch::new().unwrap(), Scratch::new().unwrap());
