@@ -86,6 +86,8 @@ const RTLD_NODELETE: c_int = libc::RTLD_NODELETE;
 impl Libfabric {
     /// Loads `path`, or the library named by `FERROGIN_LIBFABRIC`, or `libfabric.so.1` from the dynamic linker's path.
     ///
+    /// The process keeps its signal dispositions, here and in the first fi_getinfo, which loads providers.
+    ///
     /// # Errors
     /// [`Error::LibraryMissing`], [`Error::LibraryRefused`] or [`Error::SymbolMissing`].
     pub fn load(path: Option<&Path>) -> Result<Arc<Self>, Error> {
@@ -93,7 +95,7 @@ impl Libfabric {
             Some(path) => path.to_owned(),
             None => default_path(),
         };
-        Self::open(path, 0)
+        keep_signal_dispositions(|| Self::open(path, 0))
     }
 
     /// The libfabric that is in this process already. A provider must use the core that loaded it.
@@ -228,13 +230,16 @@ impl Libfabric {
         flags: u64,
         hints: Option<&Info>,
     ) -> Result<Vec<Info>, Error> {
-        self.initialised.store(true, Ordering::Relaxed);
         let mut list: *mut fi_info = ptr::null_mut();
         let node = node.map_or(ptr::null(), CStr::as_ptr);
         let service = service.map_or(ptr::null(), CStr::as_ptr);
         let hints = hints.map_or(ptr::null_mut(), Info::as_ptr);
         // SAFETY: strings and hints outlive the call, and this library allocated the hints; fi_getinfo writes `list` on success only.
-        let code = unsafe { (self.getinfo)(api.raw(), node, service, flags, hints, &mut list) };
+        let mut getinfo = || unsafe { (self.getinfo)(api.raw(), node, service, flags, hints, &mut list) };
+        let code = match self.initialised.swap(true, Ordering::Relaxed) {
+            true => getinfo(),
+            false => keep_signal_dispositions(getinfo),
+        };
         self.check("fi_getinfo", code)?;
         let mut infos = Vec::new();
         let mut next = list;
@@ -308,6 +313,35 @@ impl Libfabric {
         self.check("fi_fabric", code)?;
         Ok(fabric)
     }
+}
+
+/// Calls `load`, and undoes the changes that it makes to signal dispositions.
+///
+/// The libraries of some providers install handlers when they are loaded. That of libinfinipath, to which Debian links libfabric, calls
+/// exit() for SIGINT and SIGTERM, where the process may hang, and hides SIGINT from Python. A handler that another thread of the program
+/// installs during the call is lost.
+fn keep_signal_dispositions<T>(load: impl FnOnce() -> T) -> T {
+    // Of two threads, the second would find the handlers of the first one's library.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let before: Vec<_> = (1..=libc::SIGRTMAX()).filter_map(|signal| Some((signal, disposition(signal)?))).collect();
+    let result = load();
+    for (signal, old) in before {
+        let is_same = |new: libc::sigaction| (new.sa_sigaction, new.sa_flags) == (old.sa_sigaction, old.sa_flags);
+        if !disposition(signal).is_some_and(is_same) {
+            // SAFETY: the signal had this disposition, so its handler is valid. SIGKILL and SIGSTOP never differ.
+            unsafe { libc::sigaction(signal, &old, ptr::null_mut()) };
+        }
+    }
+    result
+}
+
+/// `None` for the signals of the C library's own.
+fn disposition(signal: c_int) -> Option<libc::sigaction> {
+    // SAFETY: zeros are a valid struct: the default action, no flags, an empty mask.
+    let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action the call only writes the present one to `found`.
+    (unsafe { libc::sigaction(signal, ptr::null(), &mut found) } == 0).then_some(found)
 }
 
 /// True if a file was not found, by the dynamic linker's text, which ends with the system's: the dynamic linker reports no code.

@@ -25,6 +25,23 @@ def test_ten_lines_move_an_array_between_two_processes(run: Run) -> None:
     assert "rank 1 received [0.00000e+00 1.00000e+00 2.00000e+00" in loud.stdout
 
 
+# Whoever started the tests may ignore SIGINT.
+INTERRUPTED = """
+import ferrogin, os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with ferrogin.Comm.open(0, 1, lambda own: [own]):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_open_leaves_sigint_to_python(run: Run) -> None:
+    (result,) = run(INTERRUPTED, ranks=1)
+    assert result.stdout == "interrupted\n"
+
+
 OPERATIONS = """
 import ferrogin, numpy
 with ferrogin.Comm.open_env() as comm:

@@ -4,3 +4,4 @@ mod common;
 mod layout;
 mod objects;
 mod provider_path;
+mod signal_dispositions;
