@@ -84,7 +84,8 @@ pub struct World {
 }
 
 impl World {
-    /// Collective: loads the plugin, connects, registers a window and creates contexts.
+    /// Collective: loads the plugin, connects, registers a window and creates contexts. A rank then waits for the others for the
+    /// timeout of `bootstrap`, and for four deadlines of the configuration.
     ///
     /// # Errors
     /// A call of the plugin fails, or a rank is missing.
@@ -103,8 +104,9 @@ impl World {
             return Err(RunError::Usage(format!("workloads take at most {most} ranks, but this job has {nranks}")));
         }
         let plugin = Plugin::find(&config.plugin)?;
-        // A step takes as long as its slowest rank. The bootstrap notices a rank that dies at once.
-        let bootstrap = bootstrap.with_timeout(config.deadline * 4 + Duration::from_secs(300));
+        // A step takes as long as its slowest rank, which may wait several times. The bootstrap notices a rank that dies at once.
+        let timeout = bootstrap.timeout() + config.deadline * 4;
+        let bootstrap = bootstrap.with_timeout(timeout);
         let comm = Comm::init(&plugin, Arc::new(bootstrap), 0)?;
         let memory = Arc::new(runner.allocate(nranks * INBOX as usize + OUTBOX as usize)?);
         let window = comm.register(&memory, 0)?;

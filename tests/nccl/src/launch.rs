@@ -393,9 +393,15 @@ impl Running {
             if Instant::now() >= kill_at {
                 let names = self.children.iter().filter(|p| p.status.is_none()).map(Process::name);
                 let names = names.collect::<Vec<_>>().join(", ");
-                failure.get_or_insert_with(|| {
-                    (EXIT_TIMEOUT, format!("{names}: killed after the time limit of {:?}", self.timeout))
-                });
+                match &mut failure {
+                    Some((_, text)) => {
+                        *text += &format!("; {names}: killed after the grace period of {:?}", self.grace)
+                    }
+                    None => {
+                        failure =
+                            Some((EXIT_TIMEOUT, format!("{names}: killed after the time limit of {:?}", self.timeout)));
+                    }
+                }
                 self.kill_all();
                 break;
             }

@@ -1,8 +1,10 @@
-//! SIGKILL of a rank at any moment, also during set-up: the other rank ends by itself, with an error, before its deadline.
+//! SIGKILL of a rank at any moment, also during set-up: the other rank ends by itself, with an error, before its deadline. A rank that
+//! gets SIGTERM ends by it, and one that is stopped is named.
 
 use crate::common::{dist, over_efa, report, scenarios};
-use ferrogin_test_support::repetitions;
-use mini_nccl::launch::{Output, Signal};
+use ferrogin_test_support::{repetitions, wait};
+use mini_nccl::launch::{Line, Outcome, Output, Signal};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,4 +57,35 @@ fn kill(dist: &Path, number: u64) -> Result<(), String> {
         return Err(format!("kill {number} of rank {victim} after {moment:?} on {wire}, over after {took:?}: {text}"));
     }
     Ok(())
+}
+
+/// The outcome of a job whose rank 1 gets `signal` after set-up.
+fn outcome_after(dist: &Path, signal: Signal, grace: Duration) -> Outcome {
+    let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "2"]).env("FERROGIN_TIMEOUT", "20");
+    let mut running = job.grace(grace).start().expect("the job starts");
+    let has_begun = |line: &Line| line.text.contains("2 ranks on") || line.stderr;
+    wait::wait_until("end of set-up", || running.captured().iter().any(has_begun));
+    running.signal(1, signal);
+    running.wait()
+}
+
+/// A handler that a library of libfabric installed would catch the signal, and SIGINT too, which the parent of the tests may ignore.
+#[test]
+fn rank_ends_by_its_signal() {
+    let Some(dist) = dist("rank_ends_by_its_signal") else { return };
+    let outcome = outcome_after(&dist, Signal::SIGTERM, LIMIT);
+    let [survivor, victim] = outcome.statuses[..] else { panic!("{}", report(&outcome)) };
+    let seen = (survivor.and_then(|status| status.code()), victim.and_then(|status| status.signal()));
+    assert_eq!(seen, (Some(1), Some(Signal::SIGTERM as i32)), "{}", report(&outcome));
+}
+
+/// The limit is FERROGIN_TIMEOUT and four deadlines.
+#[test]
+#[ignore = "make check"]
+fn stopped_rank_is_named_after_timeout() {
+    let Some(dist) = dist("stopped_rank_is_named_after_timeout") else { return };
+    let outcome = outcome_after(&dist, Signal::SIGSTOP, Duration::ZERO);
+    let (text, failure) = (report(&outcome), outcome.failure.unwrap_or_default());
+    assert!(text.contains("waited 28s") && text.contains("for rank 1"), "{text}");
+    assert!(failure.contains("rank 0: exit code 1") && failure.contains("rank 1: killed"), "{failure}");
 }
