@@ -93,7 +93,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    end_with_closed_output();
+    reset_signals();
     match Args::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Perf(args) => perf::run(&args),
@@ -111,10 +111,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lets SIGPIPE end the process, as it ends other programs. Rust ignores the signal, and print macros panic on the error.
+/// Lets SIGPIPE end the process, as it ends other programs: Rust ignores the signal. Also takes SIGCHLD from a parent that ignores it:
+/// the kernel would keep no exit status of children.
 #[allow(unsafe_code)]
-fn end_with_closed_output() {
-    // SAFETY: the default action runs no handler, and no other thread runs yet.
-    // The call fails for an unknown signal only.
-    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+fn reset_signals() {
+    for reset in [Signal::SIGPIPE, Signal::SIGCHLD] {
+        // SAFETY: the default action runs no handler, and no other thread runs yet.
+        // The call fails for an unknown signal only.
+        let _ = unsafe { signal(reset, SigHandler::SigDfl) };
+    }
 }

@@ -91,6 +91,22 @@ fn closed_output_ends_tool_quietly() {
     }
 }
 
+/// The kernel keeps no exit status of children if SIGCHLD is ignored, and programs inherit that. dash does not ignore it.
+#[test]
+fn parent_may_ignore_sigchld() {
+    let Some(plugin) = dist("parent_may_ignore_sigchld") else { return };
+    let doctor = ["doctor", "--only", "plugin", "--only", "libfabric"];
+    let demo = ["demo", "--reps", "100", "--launcher", "builtin"];
+    for args in [&doctor[..], &demo, &["perf", "put", "-e", "8", "-n", "10"]] {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", "trap '' CHLD; exec \"$@\"", "bash", env!("CARGO_BIN_EXE_ferrogin")]).args(args);
+        shell.env("NCCL_GIN_PLUGIN", &plugin).env("FERROGIN_PROVIDER", "softefa").stdin(Stdio::null());
+        let output = shell.output().expect("the tool ends");
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && !text.contains("exit code"), "{args:?}: {text}");
+    }
+}
+
 #[test]
 fn demo_failure_is_reported() {
     let Some(plugin) = dist("demo_failure_is_reported") else { return };
