@@ -1,14 +1,15 @@
 //! `ferrogin demo`: the three phases through the plugin, by kernels on CPU threads or, as PTX, on a GPU; then a table of latencies and
 //! rates, unless the GPU is software.
 
-use crate::launch;
+use crate::{launch, stdout};
 use clap::ValueEnum;
 use gpu_scenarios::gpu::Launch;
+use gpu_scenarios::measure;
 use gpu_scenarios::runner;
 use gpu_scenarios::scenario::{self, SCENARIOS};
 use gpu_scenarios::world::{Config, World};
-use gpu_scenarios::{RunError, measure};
 use mini_nccl::Bootstrap;
+use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -51,7 +52,8 @@ pub fn run(args: &DemoArgs) -> ExitCode {
     match launch::run(args.ranks.unwrap_or(2), launcher, &defaults) {
         Ok((code, None)) => code.into(),
         Ok((_, Some(failure))) => {
-            println!("FAIL");
+            // The message below tells the failure if standard output is full.
+            let _ = stdout::print("FAIL\n");
             failed(&format!("{failure}; run `ferrogin doctor` to see what this machine lacks"))
         }
         Err(error) => failed(&error),
@@ -63,19 +65,18 @@ fn failed(reason: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn rank(args: &DemoArgs) -> Result<(), RunError> {
+fn rank(args: &DemoArgs) -> Result<(), Box<dyn Error>> {
     let config = Config::from_env();
     let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env())?;
     let began = Instant::now();
     let world = World::open(&config, bootstrap, runner::from_env(Launch::default())?)?;
     let software = world.runner().gpu().and_then(|gpu| gpu.software.clone());
-    let print = |text: std::fmt::Arguments<'_>| {
-        if world.rank() == 0 {
-            println!("{text}");
-        }
+    let print = |text: std::fmt::Arguments<'_>| match world.rank() {
+        0 => stdout::print(format_args!("{text}\n")),
+        _ => Ok(()),
     };
     let plugin = world.comm().plugin();
-    print(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()));
+    print(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()))?;
     print(format_args!(
         "{} ranks on card {}, {}, send queues of {} slots, set up in {:.0?}\n",
         world.nranks(),
@@ -83,7 +84,7 @@ fn rank(args: &DemoArgs) -> Result<(), RunError> {
         world.runner().name(),
         world.ring_slots(),
         began.elapsed()
-    ));
+    ))?;
     for scenario in SCENARIOS {
         let Some(phase) = scenario.phase else { continue };
         let began = Instant::now();
@@ -94,17 +95,17 @@ fn rank(args: &DemoArgs) -> Result<(), RunError> {
         print(format_args!(
             "PASS ({phase}) {}\n         {parts} x {} repetitions{time}",
             scenario.description, args.reps
-        ));
+        ))?;
     }
     if let Some(version) = software {
         print(format_args!(
             "\nAll phases passed as PTX on the software GPU {version}. An interpreter ran the kernels: there are no latencies and rates, because\n\
              its times are no times of a GPU (docs/software-gpu.md)."
-        ));
-        return world.close();
+        ))?;
+        return Ok(world.close()?);
     }
     let rows = measure::table(&world, args.reps)?;
-    print(format_args!("\nMeasured between ranks 0 and 1; latency is one way, rates are those of a stream:\n"));
-    print(format_args!("{}", measure::render(&rows)));
-    world.close()
+    print(format_args!("\nMeasured between ranks 0 and 1; latency is one way, rates are those of a stream:\n"))?;
+    print(format_args!("{}", measure::render(&rows)))?;
+    Ok(world.close()?)
 }

@@ -339,11 +339,8 @@ fn table(args: &CostArgs) -> Result<String, String> {
 
 /// Prints the table.
 pub fn run(args: &CostArgs) -> ExitCode {
-    match table(args) {
-        Ok(table) => {
-            print!("{table}");
-            ExitCode::SUCCESS
-        }
+    match table(args).and_then(|table| crate::stdout::print(table).map_err(|error| error.to_string())) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
             eprintln!("ferrogin gpu-cost: {problem}");
             ExitCode::FAILURE

@@ -1,5 +1,6 @@
 //! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine
 //! lacks.
+#![deny(clippy::print_stdout)]
 
 mod child;
 mod demo;
@@ -11,6 +12,7 @@ mod mlx5_cards;
 mod perf;
 mod probe;
 mod ptx;
+mod stdout;
 mod trace;
 mod validate;
 mod verbs;

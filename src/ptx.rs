@@ -1,6 +1,6 @@
 //! The device code as PTX, for kernels that are linked by Triton, Numba, CuTe, nvJitLink or the CUDA driver.
 
-use std::io::Write;
+use crate::stdout;
 use std::process::ExitCode;
 
 /// The module: the functions of `ferrogin/gin.h`.
@@ -10,17 +10,16 @@ const ORIGIN: &str = env!("FERROGIN_PTX_ORIGIN");
 
 /// Prints the module, or with `about` its origin.
 pub fn run(about: bool) -> ExitCode {
-    let mut out = std::io::stdout().lock();
     let written = if about {
         let lines: Vec<&str> = PTX.lines().take_while(|line| line.starts_with("// ")).collect();
-        writeln!(out, "{}\n{ORIGIN}", lines.join("\n").replace("// ", ""))
+        stdout::print(format_args!("{}\n{ORIGIN}\n", lines.join("\n").replace("// ", "")))
     } else {
-        out.write_all(PTX.as_bytes())
+        stdout::print(PTX)
     };
-    match written.and_then(|()| out.flush()) {
+    match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("ferrogin ptx: cannot write to standard output: {error}");
+            eprintln!("ferrogin ptx: {error}");
             ExitCode::FAILURE
         }
     }

@@ -3,6 +3,7 @@
 use super::error::Error;
 use super::report::{Report, Row};
 use super::units::bytes_text;
+use crate::stdout;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,15 +25,13 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
         eprintln!("ferrogin: {} and {} cannot be compared: {reason}", args.before.display(), args.after.display());
         return Ok(REFUSED.into());
     }
-    for (name, report) in [("before", &before), ("after", &after)] {
-        println!("# {name}: {}", describe(report));
-    }
+    let mut text = format!("# before: {}\n# after: {}\n", describe(&before), describe(&after));
     if before.about.software_gpu().is_some() {
-        println!("# the software GPU posted: neither these times nor their ratios say anything of a GPU");
+        text += "# the software GPU posted: neither these times nor their ratios say anything of a GPU\n";
     }
-    println!("# ratios are after / before: below 1 a latency is better, above 1 a rate");
-    println!(
-        "{:<11} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7}",
+    text += "# ratios are after / before: below 1 a latency is better, above 1 a rate\n";
+    text += &format!(
+        "{:<11} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7}\n",
         "operation", "bytes", "median us", "after", "ratio", "p99 us", "after", "ratio", "Mops/s", "after", "ratio"
     );
     for (old, new) in pairs(&before, &after) {
@@ -43,12 +42,13 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
         ];
         let columns = figures.map(|(old, new)| format!("{old:>10.3} {new:>10.3} {:>7}", ratio(old, new)));
         let bytes = if old.operation.has_bytes() { bytes_text(old.bytes) } else { "-".to_owned() };
-        println!("{:<11} {bytes:>7} {}", old.operation.name(), columns.join(" "));
+        text += &format!("{:<11} {bytes:>7} {}\n", old.operation.name(), columns.join(" "));
     }
     let only = before.rows.len() + after.rows.len() - 2 * pairs(&before, &after).count();
     if only > 0 {
-        println!("# {only} rows are in one report only");
+        text += &format!("# {only} rows are in one report only\n");
     }
+    stdout::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

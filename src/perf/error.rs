@@ -1,5 +1,6 @@
 //! The errors of a measurement, with their cures.
 
+use crate::stdout;
 use ferrogin_device::Status;
 use mini_nccl::BootstrapError;
 use std::path::PathBuf;
@@ -79,6 +80,9 @@ pub enum Error {
         /// What differs.
         what: String,
     },
+    /// Standard output cannot be written.
+    #[error(transparent)]
+    Stdout(#[from] stdout::Error),
     /// A file cannot be read or written.
     #[error("cannot {action} {path}: {text}", path = path.display())]
     File {

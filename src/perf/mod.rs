@@ -106,9 +106,9 @@ fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(
     let about = session.about();
     let mut report = Report::new(about, settings);
     let mut printer = Printer::new(is_first && !destinations.iter().any(Destination::is_stdout), settings);
-    printer.begin(&report);
+    printer.begin(&report)?;
     for &operation in &settings.operations {
-        printer.operation(operation);
+        printer.operation(operation)?;
         let rpc = match operation {
             Operation::Rpc => Some(Rpc::open(&session)?),
             _ => None,
@@ -121,7 +121,7 @@ fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(
             };
             // Only rank 0 has figures.
             if let Some(row) = measured {
-                printer.row(&row);
+                printer.row(&row)?;
                 report.rows.push(row);
             }
         }

@@ -3,6 +3,7 @@
 use super::error::Error;
 use super::plot;
 use super::report::Report;
+use crate::stdout;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -55,10 +56,10 @@ impl Destination {
             Format::Csv => report.csv(),
             Format::Svg => plot::draw(&[(String::new(), report.clone())])?,
         };
-        let written = match self.is_stdout() {
-            true => std::io::stdout().write_all(text.as_bytes()),
-            false => File::create(&self.path).and_then(|mut file| file.write_all(text.as_bytes())),
-        };
+        if self.is_stdout() {
+            return Ok(stdout::print(text)?);
+        }
+        let written = File::create(&self.path).and_then(|mut file| file.write_all(text.as_bytes()));
         written.map_err(|error| self.failed(&error))
     }
 

@@ -7,6 +7,7 @@ use super::settings::Settings;
 use super::statistics::Latency;
 use super::units::bytes_text;
 use crate::doctor::VARIABLES;
+use crate::stdout;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -189,52 +190,59 @@ impl Printer {
     }
 
     /// The lines before the first table.
-    pub fn begin(&self, report: &Report) {
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub fn begin(&self, report: &Report) -> Result<(), Error> {
         if !self.prints {
-            return;
+            return Ok(());
         }
         let Report { ferrogin, about, settings, environment, .. } = report;
         let Machine { processor, cores, linux, .. } = &about.machine;
         let device = about.gpu.as_ref().map_or("CPU threads".to_owned(), |gpu| format!("kernels on {}", gpu.name));
-        println!("# ferrogin {ferrogin}: provider {} over {}, posts by {device}", about.provider, about.wire);
-        println!(
-            "# {} ranks on {} host{}; {processor}, {cores} cores, Linux {linux}, libfabric {}",
+        let mut text = format!(
+            "# ferrogin {ferrogin}: provider {} over {}, posts by {device}\n\
+             # {} ranks on {} host{}; {processor}, {cores} cores, Linux {linux}, libfabric {}\n\
+             # threads {}, depth {}, aggregation {}, {}\n",
+            about.provider,
+            about.wire,
             about.ranks,
             about.hosts,
             if about.hosts == 1 { "" } else { "s" },
-            about.libfabric
-        );
-        println!(
-            "# threads {}, depth {}, aggregation {}, {}",
+            about.libfabric,
             settings.threads,
             settings.depth,
             settings.aggregate,
             if settings.verify { "data verified" } else { "data not verified" }
         );
         for (name, value) in environment {
-            println!("# {name}={value}");
+            text += &format!("# {name}={value}\n");
         }
         if let Some(version) = about.software_gpu() {
-            println!(
-                "# The software GPU {version} interprets the kernels: these times are no times of a GPU, and say nothing of one."
+            text += &format!(
+                "# The software GPU {version} interprets the kernels: these times are no times of a GPU, and say nothing of one.\n"
             );
         }
         if about.provider == "softefa" {
-            println!(
-                "# The software card runs on the same cores as the ranks: its figures say nothing of EFA hardware."
-            );
+            text +=
+                "# The software card runs on the same cores as the ranks: its figures say nothing of EFA hardware.\n";
         }
+        Ok(stdout::print(text)?)
     }
 
     /// The heading of an operation.
-    pub fn operation(&self, operation: Operation) {
-        if self.prints {
-            println!("\n{}: {}", operation.name(), operation.latency());
-            println!(
-                "{:>11} {:>10} {:>9} {:>10} {:>9} {:>10} {:>10} {:>9} {:>9}",
-                "bytes", "iterations", "min us", "median us", "p99 us", "p99.9 us", "max us", "Mops/s", "GB/s"
-            );
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub fn operation(&self, operation: Operation) -> Result<(), Error> {
+        if !self.prints {
+            return Ok(());
         }
+        let columns = format!(
+            "{:>11} {:>10} {:>9} {:>10} {:>9} {:>10} {:>10} {:>9} {:>9}",
+            "bytes", "iterations", "min us", "median us", "p99 us", "p99.9 us", "max us", "Mops/s", "GB/s"
+        );
+        Ok(stdout::print(format_args!("\n{}: {}\n{columns}\n", operation.name(), operation.latency()))?)
     }
 
     /// A measurement begins.
@@ -248,14 +256,18 @@ impl Printer {
     }
 
     /// A line of the table.
-    pub fn row(&mut self, row: &Row) {
+    ///
+    /// # Errors
+    /// Standard output cannot be written.
+    pub fn row(&mut self, row: &Row) -> Result<(), Error> {
         self.done += 1;
         if self.progress {
             eprint!("\r\x1b[K");
         }
         if self.prints {
-            println!("{}", line(row));
+            stdout::print(format_args!("{}\n", line(row)))?;
         }
+        Ok(())
     }
 }
 

@@ -41,8 +41,9 @@ const WAIT: Duration = Duration::from_secs(30);
 pub fn run() -> ExitCode {
     let mut seen = Observed::default();
     let result = observe(&mut seen);
-    let error = result.err();
-    println!("\n{}", json!({ "observed": seen.0, "error": error }));
+    let mut error = result.err();
+    let printed = crate::stdout::print(format_args!("\n{}\n", json!({ "observed": seen.0, "error": error })));
+    error = error.or(printed.err().map(|error| error.to_string()));
     match error {
         None => ExitCode::SUCCESS,
         Some(error) => {

@@ -91,6 +91,24 @@ fn closed_output_ends_tool_quietly() {
     }
 }
 
+/// A rank, the launcher, and the commands without ranks.
+#[test]
+fn full_output_is_an_error() {
+    let Some(plugin) = dist("full_output_is_an_error") else { return };
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("the device");
+    let demo = ["demo", "--reps", "100", "--launcher", "builtin"];
+    let perf = ["perf", "put", "-e", "8", "-n", "10"];
+    let json = [&perf[..], &["--json", "-"]].concat();
+    for args in [&demo[..], &perf, &json, &["gpu-cost", "put"], &["ptx"]] {
+        let mut command = command();
+        command.args(args).env("NCCL_GIN_PLUGIN", &plugin).env("FERROGIN_PROVIDER", "softefa").stdout(full());
+        let output = command.stderr(Stdio::piped()).output().expect("the tool ends");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("standard output") && !stderr.contains("panicked"), "{args:?}: {stderr}");
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {stderr}");
+    }
+}
+
 /// The kernel keeps no exit status of children if SIGCHLD is ignored, and programs inherit that. dash does not ignore it.
 #[test]
 fn parent_may_ignore_sigchld() {
