@@ -272,20 +272,19 @@ pub struct Pulse {
     idle: Duration,
 }
 
-impl Default for Pulse {
-    fn default() -> Self {
-        Self { progress: 0, looked: Instant::now(), idle: Duration::ZERO }
-    }
-}
-
 impl Pulse {
-    /// What is wrong with the agent, if anything. The caller asks several times in 100 ms.
-    pub fn problem(&mut self) -> Option<&'static str> {
+    /// The view of a watcher that has not looked before `now`.
+    pub fn new(now: Instant) -> Self {
+        Self { progress: 0, looked: now, idle: Duration::ZERO }
+    }
+
+    /// What is wrong with the agent `now`, if anything. The caller asks several times in 100 ms.
+    pub fn problem(&mut self, now: Instant) -> Option<&'static str> {
         let table = table();
         let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else {
             return Some("has ended");
         };
-        self.look(thread.shared.turn.progress(), Instant::now()).then_some("made no progress for 5 s")
+        self.look(thread.shared.turn.progress(), now).then_some("made no progress for 5 s")
     }
 
     /// Returns whether the agent lags.
@@ -336,11 +335,15 @@ impl Fault {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::registry::{self, Kind};
+    use crate::watcher::{Report, Watch};
+    use ferrogin_test_support::{child, wait::wait_until};
+    use std::sync::mpsc::{Sender, channel};
 
     #[test]
     fn pause_of_the_whole_process_is_no_lag() {
-        let mut pulse = Pulse::default();
-        let mut now = pulse.looked;
+        let mut now = Instant::now();
+        let mut pulse = Pulse::new(now);
         let mut look = |step, progress| {
             now += step;
             pulse.look(progress, now)
@@ -351,5 +354,79 @@ mod tests {
         assert!((0..98).all(|_| !look(Duration::from_secs(1), 1)), "no longer than 5 s, by steps of 50 ms");
         assert!(look(Duration::from_secs(1), 1));
         assert!(!look(Duration::from_secs(1), 2), "progress");
+    }
+
+    /// The thread of an agent without work, which ends when the sender is dropped.
+    fn start_agent() -> (Arc<Shared>, Sender<()>) {
+        let (end, ended) = channel();
+        let shared = Arc::new(Shared { stop: false.into(), wake: EventFd::new().unwrap(), turn: Turn::default() });
+        let handle = std::thread::spawn(move || {
+            let _ = ended.recv();
+        });
+        table().thread = Some(Thread { handle, shared: shared.clone() });
+        (shared, end)
+    }
+
+    /// Calls `body` with a context of emulated signals, and the watcher's look at it at any time: true once the waits are aborted.
+    fn with_watched_context(body: impl FnOnce(&mut dyn FnMut(Instant) -> bool, Instant)) {
+        let (handle, mut abort, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), 0, Instant::now());
+        let served = Arc::new(Served { inbox: Mutex::default(), closing: false.into() });
+        let mut watch = Watch {
+            handle: handle as usize,
+            rank: 0,
+            nranks: 2,
+            endpoints: Vec::new(),
+            targets: Vec::new(),
+            abort: &raw mut abort,
+            report: Report::Clean,
+            agent: Some((Pulse::new(began), vec![served.clone()])),
+        };
+        let mut look = |now| {
+            watch.round(now);
+            let failed = registry::fault(handle) == Ok(true);
+            // SAFETY: the pointer is to this function's local variable.
+            assert_eq!((unsafe { watch.abort.read_volatile() } == 1, watch.report == Report::Done), (failed, failed));
+            assert_eq!(served.closing.load(Ordering::Acquire), failed, "the inbox is closed");
+            failed
+        };
+        body(&mut look, began);
+        registry::remove::<()>(handle, Kind::Context).unwrap();
+    }
+
+    #[test]
+    fn agent_that_makes_no_progress_for_five_seconds_fails_its_contexts() {
+        // A process has one agent.
+        let lines = child::run("agent_that_makes_no_progress_for_five_seconds_fails_its_contexts", &[], || {
+            let (shared, _end) = start_agent();
+            with_watched_context(|look, mut now| {
+                let mut look_later = || {
+                    now += LONGEST_STEP;
+                    look(now)
+                };
+                assert!((0..100).all(|_| !look_later()), "5 s");
+                drop(shared.turn.begin());
+                assert!((0..101).all(|_| !look_later()), "progress, and 5 s");
+                assert!(look_later());
+                assert!(look_later(), "for ever");
+            });
+        });
+        assert!(lines.is_none_or(|lines| lines.matches("made no progress").count() == 1));
+    }
+
+    #[test]
+    fn agent_that_ends_fails_its_contexts() {
+        // A process has one agent.
+        let lines = child::run("agent_that_ends_fails_its_contexts", &[], || {
+            let (_, end) = start_agent();
+            with_watched_context(|look, now| {
+                assert!(!look(now));
+                drop(end);
+                wait_until("end of the thread", || {
+                    table().thread.as_ref().is_some_and(|thread| thread.handle.is_finished())
+                });
+                assert!(look(now));
+            });
+        });
+        assert!(lines.is_none_or(|lines| lines.matches("has ended").count() == 1));
     }
 }

@@ -24,6 +24,7 @@ use ferrogin_libfabric::{Info, bindings};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
 
 pub mod emulated;
 mod peers;
@@ -610,7 +611,7 @@ impl Context {
             targets: self.contexts.iter().map(|one| one.targets.clone()).collect(),
             abort: abort.cast(),
             report: Report::Clean,
-            agent: self.inboxes.as_ref().map(|inboxes| (Pulse::default(), inboxes.served())),
+            agent: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
         };
         let guard =
             watcher::watch(watch).map_err(|source| Error::System { call: "starting the watcher's thread", source })?;

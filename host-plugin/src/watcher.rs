@@ -17,7 +17,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Pause after a round that found completions.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -186,8 +186,8 @@ pub enum Report {
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Drains every queue and reads every error counter once. True if a queue had completions.
-    fn round(&mut self) -> bool {
+    /// Drains every queue, reads every error counter once, and looks at the agent. True if a queue had completions.
+    pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
         let mut failure = None;
         for (i, endpoint) in self.endpoints.iter_mut().enumerate() {
@@ -212,7 +212,7 @@ impl Watch {
                 crate::warn!("{text}");
             }
         }
-        if let Some(problem) = self.agent.as_mut().and_then(|(pulse, _)| pulse.problem()) {
+        if let Some(problem) = self.agent.as_mut().and_then(|(pulse, _)| pulse.problem(now)) {
             self.agent.take().into_iter().flat_map(|(_, inboxes)| inboxes).for_each(|inbox| inbox.close());
             self.fail();
             if self.report != Report::Done {
@@ -395,7 +395,7 @@ fn run(stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let mut busy = false;
         for watch in table.watches.values_mut() {
-            busy |= watch.round();
+            busy |= watch.round(Instant::now());
         }
         pause = if busy { PAUSE } else { (pause + PAUSE).min(PAUSE_IDLE) };
         table = WAKE.wait_timeout(table, pause).unwrap_or_else(PoisonError::into_inner).0;

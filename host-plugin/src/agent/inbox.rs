@@ -77,8 +77,7 @@ pub struct Inbox {
     posted: Vec<bool>,
     adds: Vec<(Word, u64)>,
     counts: Arc<Counts>,
-    /// Refusals since the last WARN line, and its time.
-    unreported: (u64, Option<Instant>),
+    refusals: Refusals,
     // The queue pair ends before its completion queue, and both before the memory of receives.
     qp: QueuePair,
     cq: Arc<CompletionQueue>,
@@ -108,6 +107,26 @@ impl fmt::Display for Reason {
             Self::Status(Status::Unknown(status)) => write!(f, "a receive that failed with status {status}"),
             Self::Entry => f.write_str("a completion of a receive that was not posted"),
         }
+    }
+}
+
+/// Refused signals without a WARN line of their own.
+#[derive(Debug, Default)]
+struct Refusals {
+    /// Since the last line.
+    unreported: u64,
+    last_line: Option<Instant>,
+}
+
+impl Refusals {
+    /// Adds one. If a WARN line is due now, returns the number of others since the last line.
+    fn add(&mut self, now: Instant) -> Option<u64> {
+        if self.last_line.is_some_and(|last| now.duration_since(last) < WARN_PAUSE) {
+            self.unreported += 1;
+            return None;
+        }
+        self.last_line = Some(now);
+        Some(std::mem::take(&mut self.unreported))
     }
 }
 
@@ -159,7 +178,7 @@ impl Inbox {
             posted: vec![false; depth],
             adds: Vec::with_capacity(BATCH),
             counts: Arc::default(),
-            unreported: (0, None),
+            refusals: Refusals::default(),
             memory,
             qp,
             cq,
@@ -304,12 +323,7 @@ impl Inbox {
     /// Counts a refused signal. A WARN line names the first one, and at most one in ten seconds after.
     fn refuse(&mut self, reason: &Reason) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
-        let (more, last) = self.unreported;
-        if last.is_some_and(|last| last.elapsed() < WARN_PAUSE) {
-            self.unreported.0 += 1;
-            return;
-        }
-        self.unreported = (0, Some(Instant::now()));
+        let Some(more) = self.refusals.add(Instant::now()) else { return };
         let (rank, context) = self.name;
         crate::warn!(
             "rank {rank}: context {context} refused {reason}, and {more} more since the last such line; no memory was changed. Check \
@@ -353,5 +367,18 @@ fn work_queue(rq: &WqMemory) -> WqV0 {
         phase: 0,
         buf: rq.buffer,
         db: rq.doorbell,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_make_one_line_in_ten_seconds() {
+        let (mut refusals, began) = (Refusals::default(), Instant::now());
+        let mut at = |ms| refusals.add(began + Duration::from_millis(ms));
+        assert_eq!([0, 1, 9_999].map(&mut at), [Some(0), None, None]);
+        assert_eq!([10_000, 10_001, 20_000].map(&mut at), [Some(2), None, Some(1)]);
     }
 }

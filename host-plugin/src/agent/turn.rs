@@ -93,6 +93,11 @@ impl Turn {
 
     /// Returns when the round has ended that is under way, or abandons an agent that is in one call of a driver for two seconds.
     pub fn wait(&self) -> Out {
+        self.look_until(|state| self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// [`wait`](Self::wait) with `pause` between two looks.
+    fn look_until<'a>(&'a self, mut pause: impl FnMut(MutexGuard<'a, State>) -> MutexGuard<'a, State>) -> Out {
         let mut state = self.lock();
         let (round, mut call, mut looks) = (state.rounds, state.calls, 0);
         while state.rounds == round {
@@ -107,7 +112,7 @@ impl Turn {
                 }
                 Now::Call(_) | Now::Round => {}
             }
-            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            state = pause(state);
             looks += 1;
         }
         Out::Now
@@ -164,7 +169,6 @@ impl Drop for Round<'_> {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::sync::{Arc, mpsc};
 
     #[test]
     fn wait_ends_after_the_round_that_may_use_the_memory() {
@@ -195,29 +199,43 @@ mod tests {
 
     #[test]
     fn call_that_does_not_return_abandons_the_agent_once() {
-        let turn = Arc::new(Turn::default());
-        let (finish, finished) = mpsc::channel::<()>();
-        let (began, begin) = mpsc::channel();
-        let agent = {
-            let turn = turn.clone();
-            std::thread::spawn(move || {
-                let round = turn.begin().expect("a round");
-                let result = round.call(|| {
-                    began.send(()).expect("a test");
-                    finished.recv().expect("a test");
-                });
-                (result, round.is_abandoned(), round.call(|| ()))
-            })
-        };
-        begin.recv().expect("an agent");
-        let started = Instant::now();
-        assert!(matches!(turn.wait(), Out::Abandoned { after } if after >= HANG * LOOK));
-        assert!(started.elapsed() >= LOOK);
-        // Later waits do not wait again.
-        assert_eq!(turn.wait(), Out::Now);
-        assert!(turn.begin().is_none());
-        finish.send(()).expect("an agent");
-        assert_eq!(agent.join().expect("the agent"), (None, true, None));
+        let turn = Turn::default();
+        let round = turn.begin().expect("a round");
+        let mut looks = 0;
+        let result = round.call(|| {
+            // What another thread does while the agent is in this call.
+            let out = turn.look_until(|state| {
+                looks += 1;
+                assert!(looks <= HANG);
+                state
+            });
+            assert!(matches!(out, Out::Abandoned { .. }));
+            assert_eq!(turn.wait(), Out::Now, "later waits do not wait again");
+            assert!(turn.begin().is_none());
+        });
+        assert_eq!((result, looks), (None, HANG));
+        assert_eq!((round.is_abandoned(), round.call(|| ())), (true, None));
+        drop(round);
         assert!(turn.begin().is_none(), "abandoned for ever");
+    }
+
+    #[test]
+    fn agent_whose_calls_return_in_time_is_never_abandoned() {
+        let turn = Turn::default();
+        let round = turn.begin().expect("a round");
+        let mut looks = 0;
+        let out = round.call(|| {
+            turn.look_until(|mut state| {
+                looks += 1;
+                if looks % HANG == 0 {
+                    state.calls += 1;
+                }
+                if looks == 10 * HANG {
+                    state.now = Now::Between;
+                }
+                state
+            })
+        });
+        assert_eq!((out, looks), (Some(Out::Now), 10 * HANG));
     }
 }

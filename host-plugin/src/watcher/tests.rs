@@ -1,7 +1,7 @@
 use super::*;
 use crate::registry::{self, Kind};
 use efa_dp_direct::wire::CdescFlags;
-use std::time::Instant;
+use ferrogin_test_support::wait::wait_until;
 
 /// A completion queue that a test fills as the card does.
 struct Ring {
@@ -88,7 +88,7 @@ fn failure_is_found_after_whole_laps() {
     // SAFETY: the box is live. This write stands for the card's error count.
     unsafe { errors.write_volatile(1) };
     while watch.report != Report::Done {
-        watch.round();
+        watch.round(Instant::now());
     }
     assert_eq!(watch.endpoints[0].cq.failure().map(|entry| entry.status), Some(CompStatus::RemoteAbort.raw()));
     registry::remove::<()>(handle, Kind::Context).unwrap();
@@ -213,17 +213,17 @@ fn error_counter_alone_raises_fault_and_abort_flag() {
     let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
     let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
-    watch.round();
+    watch.round(Instant::now());
     assert_eq!((registry::fault(handle), watch.report), (Ok(false), Report::Clean));
     // SAFETY: the box is live. This write stands for the card's error count.
     unsafe { errors.write_volatile(1) };
-    watch.round();
+    watch.round(Instant::now());
     assert_eq!(registry::fault(handle), Ok(true));
     // SAFETY: the pointer is to this test's local variable.
     assert_eq!(unsafe { watch.abort.read_volatile() }, 1);
     for _ in 0..=ENTRY_ROUNDS {
         assert!(matches!(watch.report, Report::Counted(..)));
-        watch.round();
+        watch.round(Instant::now());
     }
     assert_eq!(watch.report, Report::Done);
     registry::remove::<()>(handle, Kind::Context).unwrap();
@@ -240,16 +240,13 @@ fn thread_reports_failures_and_ends_with_last_watch() {
     for _ in 0..8 {
         ring.push(1, CompStatus::Ok);
     }
-    std::thread::sleep(Duration::from_millis(50));
+    wait_until("read of all completions", || {
+        let of_test = |watch: &&Watch| watch.handle == handle as usize;
+        table().watches.values().find(of_test).is_some_and(|watch| watch.endpoints[0].cq.consumed == 8)
+    });
     assert_eq!(registry::fault(handle), Ok(false));
     ring.push(1, CompStatus::LocalUnresponsiveRemote);
-    let started = Instant::now();
-    while registry::fault(handle) == Ok(false) {
-        assert!(started.elapsed() < Duration::from_secs(60), "reported");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    // The documented limit is a second, but a busy machine may delay the thread.
-    println!("reported after {:?}", started.elapsed());
+    wait_until("report", || registry::fault(handle) == Ok(true));
     drop(guard);
     assert!(!table().watches.values().any(|watch| watch.handle == handle as usize));
     registry::remove::<()>(handle, Kind::Context).unwrap();
