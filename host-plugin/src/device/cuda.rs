@@ -747,14 +747,15 @@ mod tests {
     use super::super::bytes_of;
     use super::*;
     use crate::agent::turn::Turn;
+    use ferrogin_test_support::child;
 
-    /// Runs `body` with the driver of this machine, or else in a child process on the software GPU.
+    /// Runs `body` in a child process, with the driver of this machine or else on the software GPU.
     fn on_gpu(test: &str, body: impl FnOnce()) {
         if CudaDevice::open(true).is_ok() {
-            return body();
+            child::run(test, &[], body);
+        } else if let Some(path) = ferrogin_test_support::software_gpu(test) {
+            child::run(test, &[("LD_LIBRARY_PATH", &path)], body);
         }
-        let Some(path) = ferrogin_test_support::software_gpu(test) else { return };
-        ferrogin_test_support::child::run(test, &[("LD_LIBRARY_PATH", &path)], body);
     }
 
     #[test]
