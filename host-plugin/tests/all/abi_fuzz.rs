@@ -335,7 +335,7 @@ fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
         random: Random::new(seed),
         pool: &pool,
         memory: &memory,
-        waits_left: 2,
+        waits_left: 1,
         seed,
         calls: 0,
     };

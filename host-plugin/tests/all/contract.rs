@@ -1,11 +1,12 @@
 //! The NCCL contract, through the C ABI of the built plugin on the software card: lifetimes, shapes, rails, versions.
 #![allow(unsafe_code)]
 
-use crate::harness::{PATIENCE, TraceFile, alone, alone_each, config, device, pass_round, ranks, window};
+use crate::harness::{TraceFile, alone, alone_each, config, device, pass_round, ranks, window};
 use ferrogin_device::{Action, Flags, Window as DeviceWindow};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::nccl;
 use ferrogin_ffi::nccl::GinConfigV14;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use mini_nccl::{Bootstrap, Comm, GinContext, Plugin, log};
 use std::sync::Arc;
 
@@ -366,7 +367,7 @@ fn all_traffic_classes_are_accepted() {
 fn communicators_share_plugin_and_close_in_any_order() {
     alone("communicators_share_plugin_and_close_in_any_order", &[], |plugin| {
         let pairs = Arc::new(std::sync::Mutex::new(
-            [(); 2].map(|()| Bootstrap::threads(2, PATIENCE).into_iter().map(Some).collect::<Vec<_>>()),
+            [(); 2].map(|()| Bootstrap::threads(2, HANG_LIMIT).into_iter().map(Some).collect::<Vec<_>>()),
         ));
         ranks(&plugin, 4, move |rank, comm| {
             let (memory, first_window) = window(&comm, 4096);

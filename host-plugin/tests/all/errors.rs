@@ -1,22 +1,15 @@
 //! Error reports: each failed request makes queryLastError true and writes one WARN line, and no other event does.
 #![allow(unsafe_code)]
 
-use crate::harness::{PATIENCE, REPORT, alone, alone_each, config, device, pass_round, ranks, wait_for, window};
+use crate::harness::{REPORT, alone, alone_each, config, device, pass_round, ranks, window};
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::repetitions;
+use ferrogin_test_support::wait::wait_until;
 use mini_nccl::{DeviceMemory, log};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
-
-/// Waits for the report of a failure, and prints its delay. The documented limit is a second, but a busy machine may need longer.
-fn await_report(report: &str, done: impl Fn() -> bool) {
-    let began = Instant::now();
-    wait_for(report, PATIENCE, done);
-    println!("{}{report} after {:.1?}", REPORT, began.elapsed());
-}
 
 fn warnings() -> Vec<String> {
     log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect()
@@ -43,14 +36,12 @@ fn post_by_turn(
     }
 }
 
-#[test]
-fn every_failed_status_is_reported_with_its_peer() {
-    // All documented statuses, and an unknown one.
-    let statuses: Vec<u8> = (1..=18).chain([200]).collect();
+/// A request of rank 1 fails with each of the `statuses`.
+fn failed_status(test: &str, statuses: &[u8]) {
     let faults: Vec<_> = statuses.iter().map(|s| (format!("error_every=1,error_status={s}"), s.to_string())).collect();
     let settings: Vec<_> =
         faults.iter().map(|(faults, status)| vec![("SOFTEFA_FAULTS", faults.as_str()), ("STATUS", status)]).collect();
-    alone_each("every_failed_status_is_reported_with_its_peer", &settings, |plugin| {
+    alone_each(test, &settings, |plugin| {
         let status: u8 = std::env::var("STATUS").expect("set").parse().expect("a status");
         ranks(&plugin, 3, move |rank, comm| {
             let (_memory, window) = window(&comm, 4096);
@@ -70,8 +61,8 @@ fn every_failed_status_is_reported_with_its_peer() {
                     assert!(kernel.flush().is_err());
                     assert!(context.query_last_error().expect("a query"), "after a kernel's error");
                 }
-                await_report("queryLastError", || context.query_last_error().expect("a query"));
-                await_report("the WARN line", || log::last_warn().is_some());
+                wait_until("fault of queryLastError", || context.query_last_error().expect("a query"));
+                wait_until("WARN line", || log::last_warn().is_some());
                 let lines = warnings();
                 assert_eq!(lines.len(), 1, "one line for one failure: {lines:?}");
                 let text =
@@ -94,6 +85,20 @@ fn every_failed_status_is_reported_with_its_peer() {
 }
 
 #[test]
+fn failed_status_is_reported_with_its_peer() {
+    // Each operation and endpoint, and a status that this version does not know.
+    failed_status("failed_status_is_reported_with_its_peer", &[7, 11, 14, 18, 200]);
+}
+
+#[test]
+#[ignore = "make check"]
+fn every_failed_status_is_reported_with_its_peer() {
+    // All other documented statuses.
+    let others: Vec<u8> = (1..=18).filter(|status| ![7, 11, 14, 18].contains(status)).collect();
+    failed_status("every_failed_status_is_reported_with_its_peer", &others);
+}
+
+#[test]
 fn error_after_many_completions_is_reported_with_its_peer() {
     // More completions than a queue has slots, faster than the watcher drains them.
     let faults = [("SOFTEFA_FAULTS", "error_every=150001,error_status=7")];
@@ -108,8 +113,8 @@ fn error_after_many_completions_is_reported_with_its_peer() {
                     kernel.put(1, target.at(0), target.at(8), 8, Action::NONE, Flags::NONE).and(Ok(())).err()
                 });
                 assert!(refused.is_some(), "a post fails after the error");
-                await_report("queryLastError", || context.query_last_error().expect("a query"));
-                await_report("the WARN line", || log::last_warn().is_some());
+                wait_until("fault of queryLastError", || context.query_last_error().expect("a query"));
+                wait_until("WARN line", || log::last_warn().is_some());
                 let line = log::last_warn().expect("a line");
                 for part in ["write to rank 1", "endpoint data", "status 7"] {
                     assert!(line.contains(part), "{part} in {line}");
@@ -149,38 +154,33 @@ fn clean_set_ups_report_no_error() {
 /// Rank 1 closes its communicator before `step`, or does not call it. The other ranks report rank 1.
 fn missing_rank(test: &'static str, step: &'static str, closes: bool) {
     // The other ranks notice a closed rank at once, and a hanging rank at the deadline, which is long enough for connect.
-    let deadline = if closes { "60" } else { "8" };
+    let deadline = if closes { "240" } else { "20" };
     alone(test, &[("FERROGIN_TIMEOUT", deadline)], move |plugin| {
         let finished = Arc::new(AtomicUsize::new(0));
-        let took = ranks(&plugin, 3, move |rank, comm| {
+        let errors = ranks(&plugin, 3, move |rank, comm| {
             let memory = Arc::new(DeviceMemory::alloc(4096).expect("memory"));
             comm.barrier().expect("all ranks");
             if rank == 1 {
                 // Dropping the communicator closes it.
                 if !closes {
-                    wait_for("the others", PATIENCE, || finished.load(Ordering::Acquire) == 2);
+                    wait_until("errors of the others", || finished.load(Ordering::Acquire) == 2);
                 }
-                return Duration::ZERO;
+                return String::new();
             }
-            let began = Instant::now();
             let error = match step {
                 "regMrSym" => comm.register(&memory, 0).map(drop),
                 _ => comm.create_context(&config(1, 1)).map(drop),
             };
-            let took = began.elapsed();
             finished.fetch_add(1, Ordering::AcqRel);
             let error = error.expect_err("a rank is missing").to_string();
             assert!(error.contains("rank 1") && error.contains(step), "{error}");
-            assert!(!(closes && error.contains("did not answer")), "{error}");
             // The communicator is unusable, names the cause, and can be closed.
             let later = comm.register(&memory, 0).expect_err("unusable").to_string();
             assert!(later.contains("rank 1"), "{later}");
-            took
+            error
         });
-        let longest = took.iter().max().copied().unwrap_or_default();
-        println!("{}the last rank reported it after {longest:.1?} of {deadline} s", REPORT);
-        let deadline = Duration::from_secs(deadline.parse().expect("seconds"));
-        assert!(closes || longest >= deadline, "{longest:?}: a rank may be late");
+        // One rank waits until the deadline and tells the others.
+        assert_eq!(errors.iter().any(|error| error.contains("did not answer")), !closes, "{errors:?}");
     });
 }
 
@@ -195,11 +195,13 @@ fn rank_closed_before_context_is_named() {
 }
 
 #[test]
+#[ignore = "make check"]
 fn rank_hanging_before_window_is_named() {
     missing_rank("rank_hanging_before_window_is_named", "regMrSym", false);
 }
 
 #[test]
+#[ignore = "make check"]
 fn rank_hanging_before_context_is_named() {
     missing_rank("rank_hanging_before_context_is_named", "createContext", false);
 }

@@ -1,16 +1,13 @@
-//! A process at one of its limits: each call of set-up fails in time, with an error that names the limit and its cure, and passes once there
+//! A process at one of its limits: each call of set-up fails, with an error that names the limit and its cure, and passes once there
 //! is room.
 #![allow(unsafe_code)]
 
-use crate::harness::{PATIENCE, REPORT, alone_each, config, pass_round, ranks};
+use crate::harness::{REPORT, alone_each, config, pass_round, ranks};
 use ferrogin_test_support::address_space;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Error, log};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
-
-/// Far above FERROGIN_TIMEOUT of these tests, and what a busy machine needs.
-const TIME: Duration = Duration::from_secs(60);
 
 /// Cures of other causes.
 const WRONG: [&str; 6] = [
@@ -82,21 +79,20 @@ impl Limit {
             call(rank)
         };
         log::take();
-        let (passed, took) = std::thread::scope(|scope| {
+        let passed = std::thread::scope(|scope| {
             let threads: Vec<_> = prepared.into_iter().map(|rank| scope.spawn(move || run(rank))).collect();
             ready.wait();
             let before = self.set((self.used)() + more);
-            let began = Instant::now();
             start.wait();
             let results: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
             self.set(before);
-            (results.iter().all(Result::is_ok), began.elapsed())
+            results.iter().all(Result::is_ok)
         });
         let lines: Vec<_> = log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect();
         let wrong = |line: &String| WRONG.iter().any(|cure| line.contains(cure));
         assert!(
-            passed || took < TIME && lines.iter().any(|line| line.contains(self.cure)) && !lines.iter().any(wrong),
-            "{what} with {more} more of {}, after {took:.1?}: {lines:#?}",
+            passed || lines.iter().any(|line| line.contains(self.cure)) && !lines.iter().any(wrong),
+            "{what} with {more} more of {}: {lines:#?}",
             self.name
         );
         passed
@@ -104,19 +100,19 @@ impl Limit {
 
     /// [`Limit::passes`] with more and more room, until the call passes.
     fn sweep<T: Send>(&self, what: &str, prepare: impl Fn() -> Vec<T>, call: impl Fn(T) -> Result<(), Error> + Sync) {
-        let (mut more, mut failures, began) = (0, 0, Instant::now());
+        let (mut more, mut failures) = (0, 0);
         while !self.passes(what, more, prepare(), &call) {
             failures += 1;
             assert!(failures < 100, "{what} never passes");
             more = (more + self.step).max(more * 3 / 2);
         }
-        println!("{REPORT}{what} at the limit of {}: {failures} failures in {:.1?}", self.name, began.elapsed());
+        println!("{REPORT}{what} at the limit of {}: {failures} failures", self.name);
     }
 }
 
 /// Settings of a child process for each limit.
 fn settings() -> Vec<Vec<(&'static str, &'static str)>> {
-    LIMITS.iter().map(|limit| vec![("LIMIT", limit.name), ("FERROGIN_TIMEOUT", "20")]).collect()
+    LIMITS.iter().map(|limit| vec![("LIMIT", limit.name), ("FERROGIN_TIMEOUT", "60")]).collect()
 }
 
 #[test]
@@ -151,7 +147,7 @@ fn set_up_at_limit_names_it() {
         let limit = Limit::of_environment();
         Comm::probe(&plugin).expect("room");
         let connect = |bootstrap| Comm::init(&plugin, Arc::new(bootstrap), 0).map(drop);
-        limit.sweep("connect", || Bootstrap::threads(2, PATIENCE), connect);
+        limit.sweep("connect", || Bootstrap::threads(2, HANG_LIMIT), connect);
         let both = ranks(&plugin, 2, |_, comm| (comm, Arc::new(DeviceMemory::alloc(4 << 20).expect("memory"))));
         let all = || both.iter().collect::<Vec<_>>();
         limit.sweep("regMrSym", all, |(comm, memory)| comm.register(memory, 0).map(drop));

@@ -2,6 +2,7 @@
 
 use crate::harness::{alone, config, pass_round, ranks, window};
 use ferrogin_test_support::prometheus::Metrics;
+use ferrogin_test_support::wait::wait_until;
 use std::path::PathBuf;
 
 /// A file for the metrics of a child process. The parent names it by its own id and removes it.
@@ -73,9 +74,12 @@ fn metrics_of_all_ranks_of_a_process_are_in_its_file() {
                 Some(15 * 8),
                 "{metrics:?}"
             );
-            let threads = std::fs::read_dir("/proc/self/task").expect("a directory").flatten();
-            let names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
-            assert!(names.into_iter().all(|name| name.trim() != "ferrogin-metrics"));
+            // The kernel lists a joined thread until it removes it.
+            wait_until("end of the writer's thread", || {
+                let threads = std::fs::read_dir("/proc/self/task").expect("a directory").flatten();
+                let mut names = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+                names.all(|name| name.trim() != "ferrogin-metrics")
+            });
         }
     });
 }

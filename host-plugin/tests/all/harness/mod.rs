@@ -7,16 +7,14 @@ pub use memory::{device_memory, gpu_memory};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::child;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-/// Longer than any finite step takes, even on a busy machine or one that stands still for a while.
-pub const PATIENCE: Duration = Duration::from_secs(240);
 const CHILD: &str = "FERROGIN_TEST_CHILD";
 /// Names the device of the tests in child processes, `cpu` unless it is set.
 pub const DEVICE: &str = "FERROGIN_TEST_DEVICE";
@@ -129,15 +127,6 @@ pub fn device(context: &GinContext, id: u32) -> Context<'_> {
     unsafe { Context::from_handle(context.handle(), id) }.expect("a handle of this plugin")
 }
 
-/// Polls until `done`, for at most `limit`.
-pub fn wait_for(event: &str, limit: Duration, done: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < limit, "{event} within {limit:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// Sends one value with signal `signal` to the next rank, and receives one from the previous rank.
 pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, memory: &DeviceMemory, signal: u16) {
     let (rank, n) = (comm.rank() as u64, comm.nranks() as u64);
@@ -160,7 +149,7 @@ pub fn ranks<T: Send + 'static>(
     body: impl Fn(usize, Comm) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let body = Arc::new(body);
-    let threads: Vec<_> = Bootstrap::threads(n, PATIENCE)
+    let threads: Vec<_> = Bootstrap::threads(n, HANG_LIMIT)
         .into_iter()
         .enumerate()
         .map(|(rank, bootstrap)| {
