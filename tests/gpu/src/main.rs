@@ -37,7 +37,7 @@ struct Args {
     #[arg(long, default_value_t = 64)]
     queue_depth: i32,
     /// Limit of one wait in seconds [default: 30, or FERROGIN_TIMEOUT if less].
-    #[arg(long)]
+    #[arg(long, overrides_with = "deadline")]
     deadline: Option<u64>,
     /// Also measure latencies and rates.
     #[arg(long)]

@@ -15,18 +15,26 @@ fn all_pass_emulated(job: Job) {
 }
 
 #[test]
-fn all_scenarios_pass_with_emulated_signals() {
-    let name = "all_scenarios_pass_with_emulated_signals";
+fn scenarios_pass_with_emulated_signals() {
+    passes_on_cpu_threads("scenarios_pass_with_emulated_signals", 2, "combining", "2");
+}
+
+#[test]
+#[ignore = "make check"]
+fn scenarios_of_four_ranks_pass_with_emulated_signals() {
+    passes_on_cpu_threads("scenarios_of_four_ranks_pass_with_emulated_signals", 4, "locked", "1");
+}
+
+fn passes_on_cpu_threads(name: &str, ranks: usize, policy: &str, layout: &str) {
     let Some(dist) = dist(name) else { return };
     if not_over_efa(name, "cards below verbs take the faults of their own tests") {
         return;
     }
-    for (ranks, policy, layout) in [(2, "combining", "2"), (4, "locked", "1")] {
-        all_pass_emulated(repeated(&dist, ranks, 200).args(["--backend-version", layout]).env("FERROGIN_POST", policy));
-    }
+    all_pass_emulated(repeated(&dist, ranks, 200).args(["--backend-version", layout]).env("FERROGIN_POST", policy));
 }
 
 #[test]
+#[ignore = "make check"]
 fn kernels_pass_with_emulated_signals() {
     let Some(dist) = gpu("kernels_pass_with_emulated_signals") else { return };
     for (ranks, api, threads) in [(2, "cuda", "one"), (4, "c", "warp")] {

@@ -1,17 +1,14 @@
-//! A card that fails requests, stops or has too few counters, and a process at one of its limits: the error names cause and cure, in the
-//! time of docs/plugin.md, and no wait hangs. tests/foreign has the same table for NCCL's own device code.
+//! A card that fails requests, stops or has too few counters, and a process at one of its limits: the error names cause and cure, and no wait
+//! hangs. tests/foreign has the same table for NCCL's own device code.
 #![allow(unsafe_code)]
 
 use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role, scenarios};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_test_support::address_space;
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin, log};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-const NAME: &str = "failure_names_cause_and_cure";
-/// Limit of the device code's waits, and of the wait for a report: five times the 6 s of docs/plugin.md, because the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(30);
+use std::time::Duration;
 
 /// A failure of rank 0, and what the ranks see of it.
 struct Failure {
@@ -27,13 +24,26 @@ struct Failure {
 /// A rank that cannot accept a connection looks like this to the other.
 const NO_ANSWER: &[&str] = &["write to rank 0", "the peer never answered", "check that the peer runs, its log"];
 
-const FAILURES: [Failure; 7] = [
+const FAILURES: [Failure; 2] = [
     Failure {
         name: "failed request",
         faults: "error_every=20",
         limit: None,
         seen: [&["write to rank 1", "the peer reset the connection (status 8)", "check in the peer's log"], &[]],
     },
+    Failure {
+        name: "few counters",
+        faults: "cntr_budget=4",
+        limit: None,
+        seen: [
+            &["createContext", "completion counters are needed on card", "request fewer signals"],
+            &["rank 0 failed in createContext", "the log of rank 0"],
+        ],
+    },
+];
+
+/// Failures that a rank learns of when the software card has waited for 5 s.
+const SLOW_FAILURES: [Failure; 5] = [
     Failure {
         name: "dead card",
         faults: "die_after=20",
@@ -51,15 +61,6 @@ const FAILURES: [Failure; 7] = [
         seen: [
             &["write to rank 1", "the queue pair failed inside the local card", "check the card"],
             &["write to rank 0"],
-        ],
-    },
-    Failure {
-        name: "few counters",
-        faults: "cntr_budget=4",
-        limit: None,
-        seen: [
-            &["createContext", "completion counters are needed on card", "request fewer signals"],
-            &["rank 0 failed in createContext", "the log of rank 0"],
         ],
     },
     Failure {
@@ -85,16 +86,26 @@ const FAILURES: [Failure; 7] = [
 
 #[test]
 fn failure_names_cause_and_cure() {
+    all_name_cause_and_cure("failure_names_cause_and_cure", &FAILURES);
+}
+
+#[test]
+#[ignore = "make check"]
+fn card_that_stops_names_cause_and_cure() {
+    all_name_cause_and_cure("card_that_stops_names_cause_and_cure", &SLOW_FAILURES);
+}
+
+fn all_name_cause_and_cure(test: &str, failures: &'static [Failure]) {
     if let Some(role) = role() {
-        let failure = FAILURES.iter().find(|failure| failure.name == role).expect("a failure");
+        let failure = failures.iter().find(|failure| failure.name == role).expect("a failure");
         return rank(failure);
     }
-    let Some(dist) = dist(NAME) else { return };
+    let Some(dist) = dist(test) else { return };
     std::thread::scope(|scope| {
-        for failure in &FAILURES {
+        for failure in failures {
             let dist = &dist;
             scope.spawn(move || {
-                let job = child(dist, NAME, failure.name, 2).env("FERROGIN_TIMEOUT", "20").env("SOFTEFA_WIRE", "shm");
+                let job = child(dist, test, failure.name, 2).env("SOFTEFA_WIRE", "shm");
                 // With the control plane on the cards, those are connected, and have handled requests, before the traffic.
                 let job = job.env("FERROGIN_CONTROL", "tcp");
                 let outcome = job.run().expect("the job starts");
@@ -110,11 +121,12 @@ fn failure_names_cause_and_cure() {
 
 /// The control plane on a card that dies: set-up fails, and libfabric does not end the process.
 #[test]
+#[ignore = "make check"]
 fn card_that_dies_in_set_up_fails_it() {
     let name = "card_that_dies_in_set_up_fails_it";
     let Some(dist) = dist(name) else { return };
     let job = scenarios(&dist, 2).env("FERROGIN_CONTROL", if over_efa() { "efa" } else { "softefa" });
-    let job = job.env("SOFTEFA_FAULTS", "die_after=1").env("FERROGIN_TIMEOUT", "20").grace(4 * PATIENCE);
+    let job = job.env("SOFTEFA_FAULTS", "die_after=1").env("FERROGIN_TIMEOUT", "20");
     let outcome = job.run().expect("the job starts");
     for status in &outcome.statuses {
         assert_eq!(status.and_then(|status| status.code()), Some(1), "{}", report(&outcome));
@@ -134,7 +146,7 @@ fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
 
 /// One rank: set-up, then posts to the other rank until the failure shows.
 fn rank(failure: &Failure) {
-    let bootstrap = Bootstrap::from_env(PATIENCE).expect("a launcher");
+    let bootstrap = Bootstrap::from_env(HANG_LIMIT).expect("a launcher");
     let me = bootstrap.rank();
     if me == 0 && !failure.faults.is_empty() {
         // SAFETY: the test runner's thread, the only other one, waits and uses no environment.
@@ -154,25 +166,20 @@ fn rank(failure: &Failure) {
         comm.barrier().expect("all ranks");
         // SAFETY: `createContext` returned the handle, and the context is open.
         let kernel = unsafe { Context::from_handle(context.handle(), 0) }.expect("a handle");
-        kernel.set_timeout_ns(PATIENCE.as_nanos() as u64);
+        kernel.set_timeout_ns(HANG_LIMIT.as_nanos() as u64);
         let target = DeviceWindow(window.gin_handle());
-        let began = Instant::now();
-        let ends = || began.elapsed() > PATIENCE || failure.seen[me].is_empty() && log::last_warn().is_none();
+        let sees_nothing = failure.seen[me].is_empty();
         // The rank that sees nothing sends some values too, which arrive.
         for round in 0u64.. {
             let sent = kernel.put_value(1 - me as u32, target.at(0), round, 8, Action::NONE, Flags::NONE);
             let sent = sent.and_then(|_| if round % 8 == 7 { kernel.flush() } else { Ok(()) });
-            if sent.is_err() || round > 100 && ends() {
+            if sent.is_err() || round > 100 && sees_nothing {
                 break;
             }
             std::thread::sleep(Duration::from_micros(200));
         }
-        while log::last_warn().is_none() && !ends() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        println!("saw the end after {:.1?}", began.elapsed());
-        assert_eq!(context.query_last_error().expect("a query"), !failure.seen[me].is_empty());
-        assert!(began.elapsed() < PATIENCE, "no wait hangs");
+        wait_until("report of the failure", || sees_nothing || log::last_warn().is_some());
+        assert_eq!(context.query_last_error().expect("a query"), !sees_nothing);
     }
     let line = log::last_warn().unwrap_or_default();
     println!("saw {line}");

@@ -8,14 +8,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Jobs at the same time, because a run mostly waits.
 const JOBS: usize = 4;
-/// Limit for the end of the other rank: its deadline, the timeout of set-up, and the delays of a busy machine.
-const LIMIT: Duration = Duration::from_secs(180);
 
 #[test]
+#[ignore = "make check"]
 fn rank_killed_at_any_moment_fails_other_rank() {
     let Some(dist) = dist("rank_killed_at_any_moment_fails_other_rank") else { return };
     let kills = repetitions("FERROGIN_KILLS_OF_SCENARIOS", 16, 160);
@@ -44,17 +43,15 @@ fn kill(dist: &Path, number: u64) -> Result<(), String> {
     let moment = Duration::from_micros(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44);
     let (victim, wire) = ((number % 2) as usize, if number % 4 < 3 || over_efa() { "shm" } else { "tcp" });
     let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "3"]).output(Output::Capture);
-    let job = job.env("FERROGIN_TIMEOUT", "5").env("SOFTEFA_WIRE", wire).grace(LIMIT);
+    let job = job.env("FERROGIN_TIMEOUT", "5").env("SOFTEFA_WIRE", wire);
     let mut running = job.start().map_err(|error| error.to_string())?;
     std::thread::sleep(moment);
     running.signal(victim, Signal::SIGKILL);
-    let killed = Instant::now();
     let outcome = running.wait();
     let survivor = outcome.statuses[1 - victim].and_then(|status| status.code());
     let text = report(&outcome);
     if survivor != Some(1) || text.contains("panicked") {
-        let took = killed.elapsed();
-        return Err(format!("kill {number} of rank {victim} after {moment:?} on {wire}, over after {took:?}: {text}"));
+        return Err(format!("kill {number} of rank {victim} after {moment:?} on {wire}: {text}"));
     }
     Ok(())
 }

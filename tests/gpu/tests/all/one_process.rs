@@ -1,11 +1,11 @@
 //! The scenarios with ranks that are threads of one process, as with several GPUs in a process.
 
 use crate::common::{child, dist, must_pass, role};
+use ferrogin_test_support::wait::HANG_LIMIT;
 use gpu_scenarios::runner::CpuThreads;
 use gpu_scenarios::scenario::{self, SCENARIOS};
 use gpu_scenarios::world::{Config, World};
 use mini_nccl::Bootstrap;
-use std::time::Duration;
 
 #[test]
 fn scenarios_pass_between_threads() {
@@ -18,9 +18,9 @@ fn scenarios_pass_between_threads() {
 }
 
 fn run_ranks(nranks: usize) {
-    let config = Config::from_env();
+    let config = Config { deadline: HANG_LIMIT, ..Config::from_env() };
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = Bootstrap::threads(nranks, Duration::from_secs(60))
+        let ranks: Vec<_> = Bootstrap::threads(nranks, HANG_LIMIT)
             .into_iter()
             .map(|bootstrap| {
                 let config = &config;

@@ -1,7 +1,8 @@
 //! Shared parts of the multi-process tests: the built plugin, and jobs that use it.
 
 use ferrogin_ffi::nccl::GinConfigV14;
-use ferrogin_test_support::{child, libfabric_for_gpus, repetitions, soak};
+use ferrogin_test_support::wait::HANG_LIMIT;
+use ferrogin_test_support::{child, libfabric_for_gpus, repetitions};
 use mini_nccl::launch::{Job, Outcome, Output};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -64,14 +65,22 @@ pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) 
     };
     job.env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"))
         .env("FERROGIN_DEVICE", "cpu")
+        // No wait for another rank ends because the machine is busy.
+        .env("FERROGIN_TIMEOUT", seconds(HANG_LIMIT))
         .output(Output::Capture)
-        // For jobs that hang: one scenario with all repetitions on a slow card took 88 s beside six spinning processes on two cores.
-        .timeout(Duration::from_secs(if soak() { 3600 } else { 1200 }))
+        // A job has many waits.
+        .timeout(15 * HANG_LIMIT)
+        .grace(HANG_LIMIT)
+}
+
+/// A number of seconds as text.
+pub fn seconds(time: Duration) -> String {
+    time.as_secs().to_string()
 }
 
 /// The scenarios' program with `ranks` ranks.
 pub fn scenarios(dist: &Path, ranks: usize) -> Job {
-    on_software_card(env!("CARGO_BIN_EXE_gpu-scenarios"), dist, ranks)
+    on_software_card(env!("CARGO_BIN_EXE_gpu-scenarios"), dist, ranks).args(["--deadline", &seconds(HANG_LIMIT)])
 }
 
 /// Repetitions of each step: `full` in a soak run, a twentieth of that otherwise. FERROGIN_REPS sets another number.
@@ -87,7 +96,12 @@ pub fn repeated(dist: &Path, ranks: usize, full: u64) -> Job {
 /// The test `name` of this executable in child processes, as `ranks` ranks with the role `role`.
 pub fn child(dist: &Path, name: &str, role: &str, ranks: usize) -> Job {
     let program = std::env::current_exe().expect("the path of this test");
-    let job = on_software_card(program, dist, ranks).args(["--exact", &child::full_name(name), "--nocapture"]);
+    let job = on_software_card(program, dist, ranks).args([
+        "--exact",
+        &child::full_name(name),
+        "--include-ignored",
+        "--nocapture",
+    ]);
     job.env(ROLE, role)
 }
 

@@ -16,7 +16,6 @@ use ferrogin_ffi::ext::{ContextExt, STATE_RUNG_SHIFT};
 use ferrogin_test_support::prometheus::Metrics;
 use ferrogin_test_support::{Random, repetitions};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
 const RANKS: usize = 4;
 const CONTEXTS: u32 = 2;
@@ -426,8 +425,8 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// A rank with all its threads. Rank 0 asserts that so many of a thousand posts at least found the send queue full.
-fn campaign(rank: &Rank, wanted: u64, full_at_least: u64) {
+/// A rank with all its threads. Rank 0 asserts that posts found the send queue full, if they should.
+fn campaign(rank: &Rank, wanted: u64, fills_queues: bool) {
     let per_round = (LANES as usize * RANKS * RANKS * OPERATIONS * 6 / 7) as u64;
     let rounds = wanted.div_ceil(per_round);
     let mut lanes: Vec<_> = (0..LANES).map(|id| Lane::new(rank, id, rounds)).collect();
@@ -449,50 +448,68 @@ fn campaign(rank: &Rank, wanted: u64, full_at_least: u64) {
     if rank.rank == 0 {
         let [signals, resets, posts, full] = all;
         println!("REPORT {signals} signals, {resets} resets among them; {full} of {posts} posts found the queue full");
-        assert!(full * 1000 >= posts * full_at_least, "{full} of {posts}");
+        assert!(full > 0 || !fills_queues, "no post of {posts} found the send queue full");
     }
 }
 
-/// Runs the campaign with that many signals, send queues and receives.
-fn mixed_signals(test: &str, depth: i32, (receives, taken_at_least): (u64, u64), full_at_least: u64) {
+/// What a campaign is short of.
+#[derive(Clone, Copy, PartialEq)]
+enum Short {
+    Receives,
+    SendQueues,
+}
+
+/// Runs the campaign with that many signals.
+fn mixed_signals(test: &str, short: Short, wanted: u64) {
+    let (depth, receives) = if short == Short::Receives { (16, 2) } else { (2, 4096) };
     if let Some(role) = role() {
         let wanted = role.parse().expect("a number of signals");
-        ranks(Needs { depth, ..NEEDS }, |rank| campaign(rank, wanted, full_at_least));
+        ranks(Needs { depth, ..NEEDS }, |rank| campaign(rank, wanted, short == Short::SendQueues));
         // The last communicator wrote it.
         let path = std::env::var("FERROGIN_METRICS").expect("set").replace("{rank}", "0");
         let metrics = Metrics::parse(&std::fs::read_to_string(path).expect("the metrics")).expect("the metrics");
         let number = |name| metrics.sum(name, &[]).expect("a number");
         let signals = number("ferrogin_signals_total");
-        let taken = number("ferrogin_signals_exhausted_total") * receives;
-        println!("REPORT {taken} of {signals} signals came while all receives were taken");
-        assert!(taken * 1000 >= signals * taken_at_least, "{taken} of {signals}");
+        let taken = number("ferrogin_signals_exhausted_total");
+        println!("REPORT all receives were taken {taken} times, for {signals} signals");
+        assert!(taken > 0 || short != Short::Receives, "no signal of {signals} found all receives taken");
         return;
     }
     if not_over_efa(test, "verbs have no faults") {
         return;
     }
     let Some(dist) = dist(test) else { return };
-    let wanted = repetitions("FERROGIN_SIGNALS_WANTED", 500_000, 5_000_000);
     let metrics = std::env::temp_dir().join(format!("ferrogin-{test}-{}-{{rank}}.prom", std::process::id()));
     let job = child(&dist, test, &wanted.to_string(), 1)
         .env("FERROGIN_SIGNALS", "emulated")
         .env("FERROGIN_AGENT_FAULT", format!("receives={receives}"))
         .env("FERROGIN_METRICS", &metrics)
         .env("SOFTEFA_FAULTS", FAULTS);
-    let began = Instant::now();
     let outcome = job.run().expect("the job starts");
     let _ = std::fs::remove_file(metrics.to_string_lossy().replace("{rank}", "0"));
     must_pass(&outcome);
     let said = outcome.lines.iter().filter_map(|line| line.text.strip_prefix("REPORT "));
-    said.for_each(|text| println!("{test}: {text}, {:.1} s", began.elapsed().as_secs_f64()));
+    said.for_each(|text| println!("{test}: {text}"));
+}
+
+/// The signals of a long campaign.
+fn many() -> u64 {
+    repetitions("FERROGIN_SIGNALS_WANTED", 500_000, 5_000_000)
 }
 
 #[test]
 fn mixed_signals_with_few_receives() {
-    mixed_signals("mixed_signals_with_few_receives", 16, (2, 50), 0);
+    mixed_signals("mixed_signals_with_few_receives", Short::Receives, 30_000);
 }
 
 #[test]
-fn mixed_signals_through_short_send_queues() {
-    mixed_signals("mixed_signals_through_short_send_queues", 2, (4096, 0), 50);
+#[ignore = "make check"]
+fn many_mixed_signals_with_few_receives() {
+    mixed_signals("many_mixed_signals_with_few_receives", Short::Receives, many());
+}
+
+#[test]
+#[ignore = "make check"]
+fn many_mixed_signals_through_short_send_queues() {
+    mixed_signals("many_mixed_signals_through_short_send_queues", Short::SendQueues, many());
 }

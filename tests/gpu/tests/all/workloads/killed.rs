@@ -1,16 +1,16 @@
 //! SIGKILL of a rank while its signals and signals to it are under way: waits of the others end with a status, a WARN line names the peer,
 //! no signal that arrived was early or is torn, and no other memory was changed.
 
-use super::{FAULTS, LIMIT, Rank};
+use super::{FAULTS, Rank};
 use crate::common::{child, dist, not_over_efa, report, role};
 use ferrogin_device::{Action, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::repetitions;
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_for, wait_until};
 use gpu_scenarios::world::plugin_from_env;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin, log};
 use std::os::unix::process::ExitStatusExt;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 const RANKS: usize = 3;
 const VICTIM: u32 = 2;
@@ -20,8 +20,6 @@ const PART: usize = (OPERATIONS + 1) * 8;
 /// Words that no signal names.
 const GUARD: usize = 1 << 16;
 const BOTH_HALVES: u64 = 1 << 32 | 1;
-/// The promise is 5 s of the card, and a moment of the watcher. The rest is for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(100);
 
 /// A signal of operation `i`.
 #[derive(Clone, Copy, PartialEq)]
@@ -79,7 +77,7 @@ fn check(rank: &Rank, sender: u32) {
 
 fn rank(die_at: usize) {
     let plugin = Plugin::find(&plugin_from_env()).expect("the plugin");
-    let bootstrap = Bootstrap::from_env(LIMIT).expect("a launcher");
+    let bootstrap = Bootstrap::from_env(HANG_LIMIT).expect("a launcher");
     let comm = Comm::init(&plugin, Arc::new(bootstrap), 0).expect("the ranks connect");
     let memory = Arc::new(DeviceMemory::alloc(RANKS * PART + GUARD).expect("memory"));
     let window = comm.register(&memory, 0).expect("a window");
@@ -98,7 +96,6 @@ fn rank(die_at: usize) {
     let (me, at) = (comm.rank() as u32, DeviceWindow(window.gin_handle()));
     let rank = Rank { rank: me, window: at, comm, memory, contexts };
     let peers: Vec<u32> = (1..RANKS as u32).map(|step| (me + step) % RANKS as u32).collect();
-    let began = Instant::now();
     let mut end = Ok(());
     'all: for i in 0..OPERATIONS {
         for &peer in &peers {
@@ -116,22 +113,21 @@ fn rank(die_at: usize) {
         }
     }
     // A rank may be done before the victim dies. It writes a value again until a request fails.
-    while end.is_ok() {
-        assert!(began.elapsed() < PATIENCE, "rank {me}: no request to the dead rank has failed");
+    wait_until("failed request to the dead rank", || {
+        if end.is_err() {
+            return true;
+        }
         let place = rank.at(me as usize * PART);
         let written = rank.context(0).put_value(VICTIM, place, value(me, 0), 8, Action::NONE, Flags::NONE);
         end = written.and_then(|()| rank.context(0).flush());
-    }
+        end.is_err()
+    });
     let status = end.expect_err("a peer has died");
-    println!("REPORT rank {me}: {status:?} after {:.1?}", began.elapsed());
+    println!("REPORT rank {me}: {status:?}");
     assert!(matches!(status, Status::Aborted | Status::CardError), "{status:?}");
-    assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
     // The watcher raises the flag before it writes the line.
-    let line = || log::all().into_iter().find(|line| line.is_warn()).map(|line| line.text);
-    while line().is_none() && began.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    println!("REPORT rank {me}: {}", line().expect("a WARN line"));
+    let line = wait_for("WARN line", || log::all().into_iter().find(|line| line.is_warn()).map(|line| line.text));
+    println!("REPORT rank {me}: {line}");
     let never = rank.context(0).wait_signal(2 * RANKS as u32, 1).expect_err("no rank raises this signal");
     assert!(matches!(never, Status::Aborted | Status::CardError), "{never:?}");
     (0..RANKS as u32).for_each(|sender| check(&rank, sender));
@@ -142,10 +138,10 @@ fn rank(die_at: usize) {
     assert!((0..GUARD / 8).all(guard), "rank {me}: memory that no signal names");
     window.deregister().expect("deregMrSym");
     comm.close().expect("closeColl");
-    assert!(began.elapsed() < 2 * PATIENCE, "{:?}", began.elapsed());
 }
 
 #[test]
+#[ignore = "make check"]
 fn rank_killed_with_signals_under_way_fails_the_others() {
     const TEST: &str = "rank_killed_with_signals_under_way_fails_the_others";
     if let Some(role) = role() {
@@ -164,7 +160,7 @@ fn rank_killed_with_signals_under_way_fails_the_others() {
                     let (die_at, wire) = (16 + number * 577 % 2000, if number % 3 != 1 { "shm" } else { "tcp" });
                     let job = child(dist, TEST, &die_at.to_string(), RANKS).env("FERROGIN_SIGNALS", "emulated");
                     let job = job.env("SOFTEFA_FAULTS", FAULTS).env("SOFTEFA_WIRE", wire);
-                    let job = job.env("FERROGIN_AGENT_FAULT", "receives=8").grace(3 * PATIENCE);
+                    let job = job.env("FERROGIN_AGENT_FAULT", "receives=8");
                     let outcome = job.run().expect("the job starts");
                     let ends =
                         [0, 1, 2].map(|rank| outcome.statuses[rank].map(|status| (status.code(), status.signal())));
