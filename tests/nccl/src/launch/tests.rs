@@ -1,10 +1,8 @@
 use super::*;
-
-/// Longer than any step takes, even on a machine that stands still for a while.
-const LONG: Duration = Duration::from_secs(200);
+use ferrogin_test_support::wait::HANG_LIMIT;
 
 fn sh(script: &str, ranks: usize) -> Job {
-    Job::new("/bin/sh", ranks).args(["-c", script]).output(Output::Capture).timeout(LONG)
+    Job::new("/bin/sh", ranks).args(["-c", script]).output(Output::Capture).timeout(HANG_LIMIT)
 }
 
 #[test]
@@ -36,14 +34,16 @@ fn first_failure_ends_job() {
 #[test]
 fn other_ranks_may_end_during_grace_period() {
     let job = sh("if [ $FERROGIN_RANK = 1 ]; then exit 7; fi; sleep 0.3; echo noticed", 2);
-    let outcome = job.grace(LONG).run().unwrap();
+    let outcome = job.grace(HANG_LIMIT).run().unwrap();
     assert_eq!(outcome.code, 7);
     assert!(outcome.text().contains("noticed"));
 }
 
 #[test]
 fn closed_output_ends_job_without_grace() {
-    let outcome = sh("if [ $FERROGIN_RANK = 1 ]; then kill -PIPE $$; fi; exec sleep 300", 2).grace(LONG).run().unwrap();
+    // Rank 0 would end by itself in the grace period.
+    let script = "if [ $FERROGIN_RANK = 1 ]; then kill -PIPE $$; fi; exec sleep 60";
+    let outcome = sh(script, 2).grace(HANG_LIMIT).run().unwrap();
     let signals: Vec<_> = outcome.statuses.iter().map(|status| status.unwrap().signal()).collect();
     assert_eq!((outcome.code, &signals[..]), (141, &[Some(9), Some(13)][..]));
 }
@@ -70,7 +70,7 @@ fn missing_program_is_reported() {
 #[test]
 fn mpirun_starts_ranks() {
     if find_mpirun().is_none() {
-        println!("SKIP mpirun_starts_ranks: mpirun is not on PATH (apt-get install openmpi-bin)");
+        ferrogin_test_support::skip("mpirun_starts_ranks", "mpirun is not on PATH (apt-get install openmpi-bin)");
         return;
     }
     let script = "echo r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} f=$FERROGIN_RANK x=$X; exit ${CODE:-0}";
