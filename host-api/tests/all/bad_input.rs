@@ -1,14 +1,14 @@
 //! Wrong input through the C functions: each is an error with cause and cure, and no call hangs or changes the communicator.
 #![allow(unsafe_code)]
 
-use crate::common::{PATIENCE, alone, ranks};
+use crate::common::{alone, ranks};
 use ferrogin::bootstrap::Bootstrap;
 use ferrogin::capi::*;
 use ferrogin::device::{Action, Flags};
 use ferrogin::{Comm, ContextOptions, Memory, Options, Status};
-use std::ffi::{CStr, c_int, c_void};
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_for, wait_until};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::time::{Duration, Instant};
 
 const ARGUMENT: c_int = Status::InvalidArgument as c_int;
 const USAGE: c_int = Status::InvalidUsage as c_int;
@@ -65,7 +65,7 @@ fn single() -> *mut c_void {
 
 #[test]
 fn invalid_arguments_of_open_are_refused() {
-    alone("invalid_arguments_of_open_are_refused", &[("FERROGIN_TIMEOUT", "2")], || {
+    alone("invalid_arguments_of_open_are_refused", &[], || {
         let mut out = null_mut();
         let sized = |size, card| COptions { size, card, reserved: 0 };
         let newer = [48u64, 0, 0, 0, 0, 1];
@@ -86,13 +86,23 @@ fn invalid_arguments_of_open_are_refused() {
             "address of other bytes" => ferrogin_open_at(c"\xff:1".as_ptr(), 0, 1, null(), &mut out) => ARGUMENT, "address is not UTF-8";
             "rank 3 of 2 at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 3, 2, null(), &mut out) => USAGE, "rank 3 is not one of 2 ranks";
             "2^32 - 1 ranks at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 1, u32::MAX, null(), &mut out) => USAGE, "at most 1048576";
-            "nobody at the address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 1, 2, null(), &mut out) => SYSTEM, "rank 1 cannot connect to 127.0.0.1:1: Connection refused";
             "address of another host" => ferrogin_open_at(c"192.0.2.1:7700".as_ptr(), 0, 2, null(), &mut out) => SYSTEM, "rank 0 cannot listen on 192.0.2.1:7700";
-            "rank 1 is missing" => ferrogin_open_at(c"ferrogin-host-test-missing".as_ptr(), 0, 2, null(), &mut out) => REMOTE, "in connect for rank 1: see the log of that rank";
             "no launcher" => ferrogin_open_env(null(), &mut out) => USAGE, "set FERROGIN_RANK, FERROGIN_NRANKS";
         }
         // SAFETY: the handle is open.
         assert_eq!(unsafe { ferrogin_close(single()) }, 0);
+    });
+}
+
+#[test]
+fn missing_rank_is_named() {
+    alone("missing_rank_is_named", &[("FERROGIN_TIMEOUT", "2")], || {
+        let mut out = null_mut();
+        let address = CString::new(format!("ferrogin-host-missing-{}", std::process::id())).expect("a name");
+        refuse! { out;
+            "nobody at the address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 1, 2, null(), &mut out) => SYSTEM, "rank 1 cannot connect to 127.0.0.1:1: Connection refused";
+            "rank 1 is missing" => ferrogin_open_at(address.as_ptr(), 0, 2, null(), &mut out) => REMOTE, "in connect for rank 1: see the log of that rank";
+        }
     });
 }
 
@@ -227,21 +237,25 @@ fn window_and_context(comm: *mut c_void) -> (*mut c_void, *mut c_void, ferrogin:
 }
 
 fn window_in_use_is_not_freed(test: &str, policy: &str) {
-    // Longer than the calls below take between the puts and the flush.
-    alone(test, &[("SOFTEFA_FAULTS", "delay_us=1500000..1500000"), ("FERROGIN_POST", policy)], || {
+    alone(test, &[("SOFTEFA_FAULTS", "delay_us=200000..200000"), ("FERROGIN_POST", policy)], || {
         let comm = single();
-        let (window, _, gin) = window_and_context(comm);
-        let memory = ferrogin::device::Window(ferrogin_window_handle(window));
-        gin.put_value(0, memory.at(0), 5, 8, Action::NONE, Flags::NONE).unwrap();
-        gin.put_value(0, memory.at(8), 6, 8, Action::NONE, Flags::AGGREGATE).unwrap();
-        // SAFETY: the window stays open.
-        let code = unsafe { ferrogin_window_free(window) };
-        let text =
-            "the window is in use: 2 requests of this communicator's contexts are not complete. Flush the contexts";
-        refused("free", code, (USAGE, text));
-        gin.flush().unwrap();
-        // SAFETY: no kernel uses the window.
-        assert_eq!(unsafe { ferrogin_window_free(window) }, 0, "{}", last_error());
+        // The first request may complete before the call on a busy machine. The second one waits for the flush.
+        wait_for("a window with two requests", || {
+            let (window, context, gin) = window_and_context(comm);
+            let memory = ferrogin::device::Window(ferrogin_window_handle(window));
+            gin.put_value(0, memory.at(0), 5, 8, Action::NONE, Flags::NONE).unwrap();
+            gin.put_value(0, memory.at(8), 6, 8, Action::NONE, Flags::AGGREGATE).unwrap();
+            // SAFETY: the window stays open.
+            let code = unsafe { ferrogin_window_free(window) };
+            refused("free", code, (USAGE, "of this communicator's contexts are not complete. Flush the contexts"));
+            let both = last_error().contains("the window is in use: 2 requests");
+            gin.flush().unwrap();
+            // SAFETY: no kernel uses the window.
+            assert_eq!(unsafe { ferrogin_window_free(window) }, 0, "{}", last_error());
+            // SAFETY: no kernel uses the context.
+            assert_eq!(unsafe { ferrogin_context_destroy(context) }, 0, "{}", last_error());
+            both.then_some(())
+        });
         // SAFETY: no kernel runs.
         assert_eq!(unsafe { ferrogin_close(comm) }, 0);
     });
@@ -271,11 +285,7 @@ fn failed_context_is_reported_and_keeps_no_window() {
             matches!(flushed, ferrogin::device::Status::CardError | ferrogin::device::Status::Aborted),
             "{flushed}"
         );
-        let began = Instant::now();
-        while ferrogin_context_check(context) == 0 {
-            assert!(began.elapsed() < PATIENCE, "the failure is reported");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("report of the failure", || ferrogin_context_check(context) != 0);
         refused("check", ferrogin_context_check(context), (USAGE, "a request of this context failed"));
         // SAFETY: no kernel uses the window.
         assert_eq!(unsafe { ferrogin_window_free(window) }, 0, "{}", last_error());
@@ -286,7 +296,7 @@ fn failed_context_is_reported_and_keeps_no_window() {
 
 #[test]
 fn ranks_that_disagree_are_told_both_values() {
-    alone("ranks_that_disagree_are_told_both_values", &[("FERROGIN_TIMEOUT", "20")], || {
+    alone("ranks_that_disagree_are_told_both_values", &[], || {
         // Each rank's number of ranks and card, and its error.
         for (case, expected) in [
             (
@@ -301,7 +311,7 @@ fn ranks_that_disagree_are_told_both_values() {
                 ["rank 1 failed in open: card 5 does not exist", "card 5 does not exist: this machine has 1"],
             ),
         ] {
-            let members = Bootstrap::threads(2, PATIENCE);
+            let members = Bootstrap::threads(2, HANG_LIMIT);
             std::thread::scope(|scope| {
                 for (rank, member) in members.into_iter().enumerate() {
                     let ((n, card), expected) = (case[rank], expected[rank]);
@@ -351,10 +361,8 @@ fn failure_of_one_rank_fails_the_call_on_all_ranks_and_keeps_the_communicator() 
 }
 
 #[test]
-fn missing_rank_ends_the_barrier() {
-    const SECONDS: u64 = 12;
-    alone("missing_rank_ends_the_barrier", &[("FERROGIN_TIMEOUT", &SECONDS.to_string())], || {
-        // Rank 1 makes another call.
+fn rank_that_closes_or_makes_another_call_ends_the_barrier() {
+    alone("rank_that_closes_or_makes_another_call_ends_the_barrier", &[], || {
         ranks(2, |comm| {
             let error = match comm.rank() {
                 0 => comm.barrier(),
@@ -366,22 +374,24 @@ fn missing_rank_ends_the_barrier() {
         // Rank 1 closes its communicator.
         ranks(2, |comm| {
             if comm.rank() == 0 {
-                let began = Instant::now();
                 let error = comm.barrier().unwrap_err();
                 assert!(error.to_string().contains("rank 1"), "{error}");
                 assert_eq!(error.status(), Status::Remote);
-                assert!(began.elapsed() < PATIENCE);
                 assert!(comm.barrier().unwrap_err().to_string().contains("rank 1"));
             }
         });
-        // Rank 1 does nothing until rank 0 has given up.
+    });
+}
+
+#[test]
+#[ignore = "make check"]
+fn silent_rank_ends_the_barrier() {
+    alone("silent_rank_ends_the_barrier", &[("FERROGIN_TIMEOUT", "5")], || {
         let done = std::sync::Barrier::new(2);
         ranks(2, |comm| {
             if comm.rank() == 0 {
-                let began = Instant::now();
                 let error = comm.barrier().unwrap_err().to_string();
                 assert!(error.contains("rank 1") && error.contains("raise FERROGIN_TIMEOUT"), "{error}");
-                assert!(began.elapsed() >= Duration::from_secs(SECONDS), "{:?}", began.elapsed());
             }
             done.wait();
         });

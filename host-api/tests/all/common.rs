@@ -3,12 +3,9 @@
 use ferrogin::bootstrap::Bootstrap;
 use ferrogin::{Comm, Options};
 use ferrogin_test_support::child;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
-
-/// Longer than any step takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The directory with the libraries that `make build` makes. Without them `test` is skipped.
 pub fn dist(test: &str) -> Option<PathBuf> {
@@ -58,7 +55,10 @@ pub fn on_software_card(command: &mut Command) -> &mut Command {
     for name in std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| ours(name)) {
         command.env_remove(name);
     }
-    command.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("FERROGIN_TIMEOUT", "120")
+    command
+        .env("FERROGIN_PROVIDER", "softefa")
+        .env("FERROGIN_DEVICE", "cpu")
+        .env("FERROGIN_TIMEOUT", HANG_LIMIT.as_secs().to_string())
 }
 
 /// The outputs of the processes of a job, one for each rank, which all have ended.
@@ -108,7 +108,7 @@ pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
 pub fn ranks<T: Send>(n: usize, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     let body = &body;
     std::thread::scope(|scope| {
-        let members = Bootstrap::threads(n, PATIENCE).into_iter().enumerate().map(|(rank, member)| {
+        let members = Bootstrap::threads(n, HANG_LIMIT).into_iter().enumerate().map(|(rank, member)| {
             scope.spawn(move || {
                 let comm = Comm::open(rank, n, &Options::default(), |block| Ok(member.allgather(block)?));
                 body(comm.expect("a communicator"))

@@ -1,8 +1,7 @@
 //! The first exchange in C, C++ and Rust, as the documentation shows it.
 
-use crate::common::{
-    PATIENCE, alone, compile, compile_with, dist, include, is_child, job, on_software_card, text, this_test,
-};
+use crate::common::{alone, compile, compile_with, dist, include, is_child, job, on_software_card, text, this_test};
+use ferrogin_test_support::wait::HANG_LIMIT;
 use mini_nccl::launch::{Job, LaunchError, Launcher, Output as Destination};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -45,8 +44,8 @@ fn example_in_c_passes() {
 fn example_in_c_passes_under_mpirun() {
     let test = "example_in_c_passes_under_mpirun";
     let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") else { return };
-    let job = Job::new(&program, 2).launcher(Launcher::Mpirun).output(Destination::Capture).timeout(PATIENCE);
-    let job = job.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("FERROGIN_TIMEOUT", "120");
+    let job = Job::new(&program, 2).launcher(Launcher::Mpirun).output(Destination::Capture).timeout(HANG_LIMIT);
+    let job = job.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu");
     match job.run() {
         Ok(outcome) => {
             let text = outcome.text();
@@ -112,6 +111,7 @@ fn ring_of_values_passes() {
 }
 
 #[test]
+#[ignore = "make check"]
 fn halo_exchange_passes() {
     kernel_example_passes("halo_exchange_passes", "../examples/halo.cu", 3);
 }
@@ -122,22 +122,26 @@ fn all_to_all_passes() {
 }
 
 #[test]
+#[ignore = "make check"]
 fn ring_all_gather_passes() {
     kernel_example_passes("ring_all_gather_passes", "../examples/allgather.cu", 4);
 }
 
 #[test]
+#[ignore = "make check"]
 fn kernel_barrier_passes() {
     kernel_example_passes("kernel_barrier_passes", "../examples/barrier.cu", 3);
 }
 
 #[test]
+#[ignore = "make check"]
 fn mixture_of_experts_passes() {
     kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
 }
 
 /// The programs with their kernels as PTX, which clang compiles, on the software GPU: the commands of docs/software-gpu.md.
 #[test]
+#[ignore = "make check"]
 fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
     let test = "kernel_examples_pass_as_ptx_on_the_software_gpu";
     let Some(dist) = ferrogin_test_support::dist(test, &["ferrogin", "gpu/libcuda.so.1", "libferrogin.so"]) else {
@@ -203,6 +207,7 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
 
 /// The five programs over libfabric's own provider `efa`, on the software card below verbs.
 #[test]
+#[ignore = "make check"]
 fn kernel_examples_pass_over_libfabrics_own_efa_provider() {
     let test = "kernel_examples_pass_over_libfabrics_own_efa_provider";
     let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
@@ -249,13 +254,4 @@ fn program_without_launcher_is_refused() {
         let error = exchange::main().expect_err("no launcher").to_string();
         assert!(error.contains("no launcher started this process: run it under mpirun or torchrun"), "{error}");
     });
-}
-
-#[test]
-fn first_exchange_is_short() {
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    for file in ["exchange.c", "exchange.cpp", "exchange.rs"] {
-        let text = std::fs::read_to_string(examples.join(file)).expect("an example");
-        assert!(text.lines().count() <= 45, "{file} has more than 45 lines");
-    }
 }
