@@ -1,9 +1,9 @@
 //! No files remain in /dev/shm or /tmp after success or after a rank is killed. The test runs in its own mount namespace, where both
 //! directories are empty at first.
 
-use crate::common::{ROLE, dist, must_pass, on_software_card, over_efa, report, reps, role, wires};
+use crate::common::{ROLE, dist, must_pass, on_software_card, over_efa, report, reps, role, seconds, wires};
 use ferrogin_test_support::child::full_name;
-use ferrogin_test_support::wait::wait_until;
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use mini_nccl::launch::{Job, Running, Signal};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -92,7 +92,7 @@ fn in_namespace(name: &str, body: impl FnOnce()) {
 
 fn scenarios(reps: &str) -> Job {
     let job = on_software_card(format!("{STAGE}/gpu-scenarios"), Path::new(STAGE), 2);
-    job.args(["--reps", reps]).env_remove(ROLE)
+    job.args(["--reps", reps, "--deadline", &seconds(HANG_LIMIT)]).env_remove(ROLE)
 }
 
 fn assert_no_files(after: &str) {

@@ -1,8 +1,9 @@
 //! Ranks on two and on four hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards must connect by
 //! address.
 
-use crate::common::{dist, not_over_efa};
+use crate::common::{dist, not_over_efa, seconds};
 use ferrogin_test_support::skip;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use gpu_scenarios::scenario::SCENARIOS;
 use std::process::{Command, Stdio};
 
@@ -45,7 +46,7 @@ fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variabl
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]);
     command.args([hosts, each].map(|number| number.to_string()));
-    command.arg(env!("CARGO_BIN_EXE_gpu-scenarios")).args(arguments);
+    command.arg(env!("CARGO_BIN_EXE_gpu-scenarios")).args(["--deadline", &seconds(HANG_LIMIT)]).args(arguments);
     for (variable, _) in std::env::vars_os() {
         if ["FERROGIN_", "SOFTEFA_", "FI_"].iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
             command.env_remove(variable);
@@ -56,6 +57,7 @@ fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variabl
         .env("FERROGIN_PROVIDER", "softefa")
         .env("FERROGIN_DEVICE", "cpu")
         .env("NCCL_DEBUG", "INFO")
+        .env("FERROGIN_TIMEOUT", seconds(HANG_LIMIT))
         .env("FERROGIN_NRANKS", (hosts * each).to_string())
         .env("FERROGIN_BOOTSTRAP", "192.0.2.1:7700")
         .envs(variables.iter().copied());
