@@ -1,27 +1,24 @@
 //! Blocks that are run like a reader's copy of them, and the output that the page promises.
 
-use super::commands::{split, variable};
 use super::page::{Block, Page};
 use super::{Check, PAGES, none, workspace};
+use ferrogin_test_support::wait::HANG_LIMIT;
 use ferrogin_test_support::{dist, skip};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// No block takes longer.
-const FIVE_MINUTES: Duration = Duration::from_secs(300);
 
 /// The page with the first example.
 const START: &str = "docs/README.md";
 
 #[test]
-fn first_example_compiles_and_runs_within_five_minutes() {
+fn first_example_compiles_and_runs() {
     let start = PAGES.iter().find(|page| page.name == START).expect("the first page");
-    assert_eq!(run_blocks("first_example_compiles_and_runs_within_five_minutes", start), 1);
+    assert_eq!(run_blocks("first_example_compiles_and_runs", start), 1);
 }
 
 #[test]
+#[ignore = "make check"]
 fn commands_of_other_pages_print_what_the_pages_say() {
     let others = PAGES.iter().filter(|page| page.name != START);
     let count: usize = others.map(|page| run_blocks("commands_of_other_pages_print_what_the_pages_say", page)).sum();
@@ -64,18 +61,15 @@ fn run_blocks(test: &str, page: &Page) -> usize {
 
 /// Runs a block and returns what it printed; `None` without one of its programs. `make build` is left out: `make test` has run it.
 fn run(test: &str, place: &Path, block: &Block) -> Option<String> {
-    let programs = split(&block.text);
-    let programs = programs.iter().filter_map(|words| words.iter().find(|word| variable(word).is_none()));
-    if let Some(program) = programs
-        .filter(|program| ["cc", "c++", "mpirun", "python3"].contains(&&***program))
-        .find(|program| !is_installed(program))
-    {
+    let is_named = |program: &&str| block.text.split_whitespace().any(|word| word == *program);
+    let programs = ["cc", "c++", "mpirun", "python3"];
+    if let Some(program) = programs.into_iter().filter(is_named).find(|program| !is_installed(program)) {
         skip(test, format_args!("{}: {program} is not installed", block.place));
         return None;
     }
     let script: String = block.text.split_inclusive('\n').filter(|line| line.trim() != "make build").collect();
     let mut shell = Command::new("timeout");
-    shell.arg(FIVE_MINUTES.as_secs().to_string()).args(["bash", "-euo", "pipefail", "-c", &script]);
+    shell.arg((5 * HANG_LIMIT).as_secs().to_string()).args(["bash", "-euo", "pipefail", "-c", &script]);
     for (name, _) in std::env::vars_os() {
         if ["FERROGIN_", "SOFTEFA_", "FI_", "NCCL_", "OMPI_", "PMI"]
             .iter()
@@ -88,11 +82,9 @@ fn run(test: &str, place: &Path, block: &Block) -> Option<String> {
     for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
         shell.env(name, "1");
     }
-    let began = Instant::now();
     let output = shell.current_dir(place).stdin(Stdio::null()).output().expect("a shell");
     let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat();
     assert!(output.status.success(), "{}: the commands end with {}:\n{text}", block.place, output.status);
-    println!("{}: {:?}", block.place, began.elapsed());
     Some(text)
 }
 
