@@ -1,19 +1,15 @@
 //! `ferrogin doctor` on broken set-ups: each case breaks one part and names the finding that must follow, with its cure.
 
+use ferrogin_test_support::wait::HANG_LIMIT;
 use serde_json::Value;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 const PLUGIN: &str = "libnccl-gin-ferrogin.so";
 const PROVIDER: &str = "libsoftefa-fi.so";
-/// Limit of the doctor's own checks in the cases that hang.
-const LIMIT: Duration = Duration::from_secs(2);
-/// Limit of a whole run: above the doctor's, for a machine that is busy.
-const BOUND: Duration = Duration::from_secs(240);
 
 fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &[PLUGIN, PROVIDER])
@@ -85,6 +81,8 @@ struct Case {
     name: &'static str,
     directory: Directory,
     args: Vec<String>,
+    /// Seconds, for the doctor's own checks.
+    timeout: u64,
     /// `None` removes the variable.
     environment: Vec<(&'static str, Option<String>)>,
     /// Runs before the doctor in a shell: limits.
@@ -105,12 +103,16 @@ impl Case {
             ("NCCL_GIN_PLUGIN", plugin.or(Some("ferrogin".into()))),
         ];
         let expected = ("problem", "", "", "");
-        Case { name, directory, args, environment, shell: "", expected, detail: "" }
+        Case { name, directory, args, timeout: HANG_LIMIT.as_secs(), environment, shell: "", expected, detail: "" }
     }
 
     fn args(mut self, args: &[&str]) -> Case {
         self.args.extend(args.iter().map(|arg| (*arg).to_owned()));
         self
+    }
+
+    fn timeout(self, timeout: u64) -> Case {
+        Case { timeout, ..self }
     }
 
     fn set(mut self, name: &'static str, value: impl Into<String>) -> Case {
@@ -140,12 +142,12 @@ impl Case {
     }
 
     fn run(self) {
-        let began = Instant::now();
         let mut command = Command::new("sh");
         command
             .args(["-c", &format!("{} exec \"$0\" \"$@\"", self.shell)])
             .arg(env!("CARGO_BIN_EXE_ferrogin"))
-            .args(&self.args);
+            .args(&self.args)
+            .args(["--timeout", &self.timeout.to_string()]);
         clear_environment(&mut command);
         for (name, value) in &self.environment {
             match value {
@@ -154,8 +156,6 @@ impl Case {
             };
         }
         let output = command.stdin(Stdio::null()).output().expect("the doctor starts");
-        let took = began.elapsed();
-        assert!(took < BOUND, "{}: {took:?}", self.name);
         let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let report: Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{}: {error}: {text}", self.name));
@@ -174,7 +174,6 @@ impl Case {
         assert!(found["details"].to_string().contains(self.detail), "{}: {found}", self.name);
         let problems = report["problems"].as_u64().expect("a number");
         assert_eq!(output.status.code(), Some(i32::from(problems > 0)), "{}: {report:#}", self.name);
-        assert_eq!(problems > 0, level == "problem" || problems > 0, "{}", self.name);
     }
 }
 
@@ -243,11 +242,10 @@ fn doctor_judges_the_nccl_that_would_be_loaded() {
     text.write("libnccl.so.2", "no library");
     let fifo = Directory::new(None);
     fifo.replace_by_fifo("libnccl.so.2");
-    let limit = LIMIT.as_secs().to_string();
     let mut cases = vec![
         case("text", text).problem("NCCL", "does not load", "install NCCL 2.30.7 to 2.32.3"),
         case("missing", Directory::new(None)).problem("NCCL", "does not load", "--nccl FILE"),
-        case("hangs", fifo).args(&["--timeout", &limit]).problem("NCCL", "did not end within 2 s", "install NCCL"),
+        case("hangs", fifo).timeout(2).problem("NCCL", "did not end within 2 s", "install NCCL"),
     ];
     let fake = |version: u32, symbols: &str| {
         let directory = Directory::new(None);
@@ -321,9 +319,7 @@ fn doctor_names_broken_files_of_plugin_and_provider() {
     cases.push(gone.problem("plugin", "/nonexistent/x.so cannot be read", "install ferrogin again"));
     let none = case("nothing").set("NCCL_GIN_PLUGIN", "none");
     cases.push(none.problem("plugin", "names no plugin", "libnccl-gin-ferrogin.so"));
-    let began = Instant::now();
     run(cases);
-    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
 }
 
 #[test]
@@ -339,7 +335,7 @@ fn doctor_finds_what_only_a_run_shows() {
         bytes[at + digits] = b'9';
     };
     other.directory.change(PLUGIN, patched);
-    let mut cases = vec![
+    run(vec![
         other.warning("version", "the plugin is of version 9", "of one release"),
         case("fault").set("SOFTEFA_FAULTS", "sed=1").detail("keys are seed, reorder").problem(
             "software card",
@@ -383,18 +379,33 @@ fn doctor_finds_what_only_a_run_shows() {
             "is not a GIN plugin",
             "docs/plugin.md",
         ),
-    ];
-    // A provider whose constructor never returns: only the time limit ends it.
-    // The limit leaves a busy machine the time to load it.
-    let hanging = case("hanging provider").args(&["--timeout", "10"]);
+    ]);
+}
+
+/// A provider whose constructor never returns: only the time limit ends it.
+#[test]
+#[ignore = "make check"]
+fn doctor_ends_a_provider_that_hangs() {
+    let test = "doctor_ends_a_provider_that_hangs";
+    let Some(dist) = dist(test) else { return };
+    let case = Case::new("hanging provider", "plugin", Directory::new(Some(&dist))).timeout(20);
     let source = "#include <stdio.h>\n#include <unistd.h>\n\
         __attribute__((constructor)) static void hang(void) { fprintf(stderr, \"a provider waits\\n\"); for (;;) pause(); }";
-    if hanging.directory.compile("libhanging-fi.so", source) {
-        cases.push(hanging.detail("a provider waits").problem("card", "did not end within 10 s", "raise --timeout"));
+    if case.directory.compile("libhanging-fi.so", source) {
+        case.detail("a provider waits").problem("card", "did not end within 20 s", "raise --timeout").run();
     } else {
-        ferrogin_test_support::skip("doctor_finds_what_only_a_run_shows: hanging provider", "cc is not installed");
+        ferrogin_test_support::skip(test, "cc is not installed");
     }
-    run(cases);
+}
+
+#[test]
+#[ignore = "make check"]
+fn doctor_gives_up_on_a_file_that_waits() {
+    let case = Case::new("a file that waits", "rdma", Directory::new(None)).timeout(1);
+    case.directory.write("sys/devices/virtual/dmi/id/x", "");
+    case.directory.replace_by_fifo("sys/devices/virtual/dmi/id/product_name");
+    let root = case.directory.0.to_string_lossy().into_owned();
+    case.args(&["--root", &root]).problem("doctor", "the area rdma did not end", "--only").run();
 }
 
 #[test]
@@ -428,10 +439,6 @@ fn doctor_finds_limits_and_devices_that_are_too_small_or_missing() {
         efa(with_root("no uverbs", "rdma", &amazon)).problem("RDMA device", "no uverbs file", "modprobe ib_uverbs"),
         with_root("closed driver", "gpu", &closed).warning("GPU driver", "not the open ones", "nvidia-open"),
     ];
-    let hangs = with_root("a file that waits", "rdma", &[("sys/devices/virtual/dmi/id/x", "")]);
-    hangs.directory.replace_by_fifo("sys/devices/virtual/dmi/id/product_name");
-    let limit = LIMIT.as_secs().to_string();
-    cases.push(hangs.args(&["--timeout", &limit]).problem("doctor", "the area rdma did not end", "--only"));
     if !Path::new("/proc/driver/nvidia").exists() {
         let case = Case::new("no gpu", "gpu", Directory::new(None)).set("FERROGIN_DEVICE", "cuda");
         cases.push(case.problem("GPU", "none: no CUDA driver", "FERROGIN_DEVICE=cpu"));

@@ -1,7 +1,7 @@
 //! `ferrogin perf`, `compare` and `plot`, with few iterations, over the software card.
 
 use crate::schema;
-use crate::tool::{dist, ferrogin};
+use crate::tool::{command, dist, ferrogin};
 use ferrogin_test_support::{skip, workspace};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ impl Drop for Directory {
 
 fn perf(plugin: &Path, args: &[&str]) -> (Output, String) {
     let line: Vec<&str> = args.iter().flat_map(|part| part.split(' ')).collect();
-    ferrogin(plugin, &[&["perf"][..], &line].concat(), &[SOFTWARE_CARD, ("FERROGIN_TIMEOUT", "120")])
+    ferrogin(plugin, &[&["perf"][..], &line].concat(), &[SOFTWARE_CARD])
 }
 
 fn read_json(path: &str) -> Value {
@@ -54,68 +54,68 @@ fn labels(svg: &str) -> Vec<String> {
 
 #[test]
 fn every_operation_is_measured_verified_and_reported() {
-    const TEST: &str = "every_operation_is_measured_verified_and_reported";
-    let Some(plugin) = dist(TEST) else { return };
-    let files = Directory::new("perf-all");
+    measures_every_operation("every_operation_is_measured_verified_and_reported", "--ranks 2", 1);
+}
+
+#[test]
+#[ignore = "make check"]
+fn every_operation_is_measured_by_several_threads() {
+    let job = "--ranks 3 --threads 2 --aggregate 4 --depth 16";
+    measures_every_operation("every_operation_is_measured_by_several_threads", job, 2);
+}
+
+/// Runs all operations with the options `job`, and checks the reports.
+fn measures_every_operation(test: &str, job: &str, threads: u64) {
+    let Some(plugin) = dist(test) else { return };
+    let files = Directory::new(test);
     let (json, csv, svg) = (files.file("run.json"), files.file("run.csv"), files.file("run.svg"));
     let out = ["--json", &json, "--csv", &csv, "--plot", &svg];
-    for (job, threads) in [("--ranks 2", 1), ("--ranks 3 --threads 2 --aggregate 4 --depth 16", 2)] {
-        let args = ["all -b 1 -e 4096 -f 8 -n 40 -w 3 --verify", job];
-        let (output, text) = perf(&plugin, &[&args[..], &out].concat());
-        assert!(output.status.success(), "{text}");
+    let args = ["all -b 1 -e 4096 -f 8 -n 40 -w 3 --verify", job];
+    let (output, text) = perf(&plugin, &[&args[..], &out].concat());
+    assert!(output.status.success(), "{text}");
 
-        let report = read_json(&json);
-        assert_eq!(schema::check(&report), Ok(()));
-        let rows = report["rows"].as_array().unwrap();
-        for operation in OPERATIONS {
-            let sizes: Vec<u64> = rows
-                .iter()
-                .filter(|row| row["operation"] == operation)
-                .map(|row| row["bytes"].as_u64().unwrap())
-                .collect();
-            let expected: &[u64] = match operation {
-                "signal" | "barrier" => &[0],
-                "put-value" => &[1, 8],
-                _ => &[1, 8, 64, 512, 4096],
-            };
-            assert_eq!(sizes, expected, "{operation}");
-            assert_eq!(text.matches(&format!("\n{operation}: ")).count(), 1, "{text}");
-        }
-        for row in rows {
-            let latency = ["min", "median", "p99", "p999", "max"].map(|name| row["latency_us"][name].as_f64().unwrap());
-            assert!(latency.is_sorted() && latency[4] > 0.0, "{row}");
-            let rate = row["rate_mops"].as_f64().unwrap();
-            assert!(rate > 0.0, "{row}");
-            let is_collective = ["barrier", "alltoall"].contains(&row["operation"].as_str().unwrap());
-            let threads = if is_collective { 1 } else { threads };
-            assert_eq!(
-                (row["threads"].as_u64(), row["iterations"].as_u64()),
-                (Some(threads), Some(40 * threads)),
-                "{row}"
-            );
-            let blocks = if row["operation"] == "alltoall" { report["ranks"].as_f64().unwrap() - 1.0 } else { 1.0 };
-            match row["bandwidth_gbs"].as_f64() {
-                None => assert!(["signal", "flush", "barrier"].contains(&row["operation"].as_str().unwrap()), "{row}"),
-                Some(bandwidth) => {
-                    let expected = rate * row["bytes"].as_f64().unwrap() * blocks / 1e3;
-                    assert!((bandwidth / expected - 1.0).abs() < 1e-9, "{row}");
-                }
+    let report = read_json(&json);
+    assert_eq!(schema::check(&report), Ok(()));
+    let rows = report["rows"].as_array().unwrap();
+    for operation in OPERATIONS {
+        let sizes: Vec<u64> =
+            rows.iter().filter(|row| row["operation"] == operation).map(|row| row["bytes"].as_u64().unwrap()).collect();
+        let expected: &[u64] = match operation {
+            "signal" | "barrier" => &[0],
+            "put-value" => &[1, 8],
+            _ => &[1, 8, 64, 512, 4096],
+        };
+        assert_eq!(sizes, expected, "{operation}");
+        assert_eq!(text.matches(&format!("\n{operation}: ")).count(), 1, "{text}");
+    }
+    for row in rows {
+        let latency = ["min", "median", "p99", "p999", "max"].map(|name| row["latency_us"][name].as_f64().unwrap());
+        assert!(latency.is_sorted() && latency[4] > 0.0, "{row}");
+        let rate = row["rate_mops"].as_f64().unwrap();
+        assert!(rate > 0.0, "{row}");
+        let is_collective = ["barrier", "alltoall"].contains(&row["operation"].as_str().unwrap());
+        let threads = if is_collective { 1 } else { threads };
+        assert_eq!((row["threads"].as_u64(), row["iterations"].as_u64()), (Some(threads), Some(40 * threads)), "{row}");
+        let blocks = if row["operation"] == "alltoall" { report["ranks"].as_f64().unwrap() - 1.0 } else { 1.0 };
+        match row["bandwidth_gbs"].as_f64() {
+            None => assert!(["signal", "flush", "barrier"].contains(&row["operation"].as_str().unwrap()), "{row}"),
+            Some(bandwidth) => {
+                let expected = rate * row["bytes"].as_f64().unwrap() * blocks / 1e3;
+                assert!((bandwidth / expected - 1.0).abs() < 1e-9, "{row}");
             }
         }
+    }
 
-        let table = std::fs::read_to_string(&csv).unwrap();
-        let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines.len(), rows.len() + 1);
-        let columns = lines[0].split(',').count();
-        assert!(
-            lines[0].starts_with("operation,bytes,") && lines.iter().all(|line| line.split(',').count() == columns)
-        );
+    let table = std::fs::read_to_string(&csv).unwrap();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), rows.len() + 1);
+    let columns = lines[0].split(',').count();
+    assert!(lines[0].starts_with("operation,bytes,") && lines.iter().all(|line| line.split(',').count() == columns));
 
-        let labels = labels(&std::fs::read_to_string(&svg).unwrap());
-        let drawn = ["median latency (µs)", "bandwidth (GB/s)", "size (bytes)", "8", "512", "Latency", "Bandwidth"];
-        for label in drawn.into_iter().chain(OPERATIONS) {
-            assert!(labels.iter().any(|text| text == label), "{label}: {labels:?}");
-        }
+    let labels = labels(&std::fs::read_to_string(&svg).unwrap());
+    let drawn = ["median latency (µs)", "bandwidth (GB/s)", "size (bytes)", "8", "512", "Latency", "Bandwidth"];
+    for label in drawn.into_iter().chain(OPERATIONS) {
+        assert!(labels.iter().any(|text| text == label), "{label}: {labels:?}");
     }
 }
 
@@ -369,15 +369,17 @@ fn invalid_arguments_are_refused_before_ranks_start() {
 fn by_hand(plugin: &Path, job: &str, ranks: &[(&str, &str, &str)]) -> Vec<(Option<i32>, String)> {
     let address = format!("perf-test-{job}-{}", std::process::id());
     let start = |&(rank, nranks, args): &(&str, &str, &str)| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
+        let mut command = command();
         command
             .args(["perf"])
             .args(args.split(' '))
             .env("NCCL_GIN_PLUGIN", plugin)
             .env(SOFTWARE_CARD.0, SOFTWARE_CARD.1);
         command.env("FERROGIN_RANK", rank).env("FERROGIN_NRANKS", nranks).env("FERROGIN_BOOTSTRAP", &address);
-        command.env("FERROGIN_TIMEOUT", if ranks.len() == 1 { "1" } else { "120" });
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool starts")
+        if ranks.len() == 1 {
+            command.env("FERROGIN_TIMEOUT", "1");
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the tool starts")
     };
     let started: Vec<_> = ranks.iter().map(start).collect();
     let ended = started.into_iter().map(|rank| rank.wait_with_output().expect("the rank ends"));
@@ -418,12 +420,12 @@ fn failed_run_reports_the_cause_and_leaves_no_file() {
     let Some(plugin) = dist("failed_run_reports_the_cause_and_leaves_no_file") else { return };
     let files = Directory::new("perf-failed");
     let json = files.file("run.json");
-    let settings = [SOFTWARE_CARD, ("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "20")];
+    let settings = [SOFTWARE_CARD, ("SOFTEFA_FAULTS", "error_every=50")];
     let (output, text) = ferrogin(&plugin, &["perf", "put", "-e", "8", "--json", &json], &settings);
     assert!(output.status.code() == Some(1) && text.contains("put of 8 bytes failed"), "{text}");
     assert!(!Path::new(&json).exists());
     // Without a card.
-    let (output, text) = ferrogin(&plugin, &["perf", "put", "-e", "8"], &[("FERROGIN_TIMEOUT", "20")]);
+    let (output, text) = ferrogin(&plugin, &["perf", "put", "-e", "8"], &[]);
     assert!(output.status.code() == Some(1) && text.contains("FERROGIN_PROVIDER=softefa"), "{text}");
 }
 

@@ -1,5 +1,6 @@
 //! The tool's subcommands, with the plugin that `make build` leaves in dist/ (or FERROGIN_DIST).
 
+use ferrogin_test_support::wait::HANG_LIMIT;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -19,7 +20,8 @@ pub fn command() -> Command {
             command.env_remove(name);
         }
     }
-    command.stdin(Stdio::null());
+    // No wait for another rank ends because the machine is busy.
+    command.env("FERROGIN_TIMEOUT", HANG_LIMIT.as_secs().to_string()).stdin(Stdio::null());
     command
 }
 
@@ -33,20 +35,28 @@ pub fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Out
 
 #[test]
 fn demo_passes_three_phases_and_measures() {
-    let Some(plugin) = dist("demo_passes_three_phases_and_measures") else { return };
-    for args in [["--ranks", "2", "--launcher", "builtin"], ["--ranks", "4", "--launcher", "auto"]] {
-        let (output, text) = ferrogin(&plugin, &[&["demo", "--reps", "300"][..], &args[..]].concat(), &[]);
-        assert!(output.status.success(), "{text}");
-        for phase in ["PASS (a)", "PASS (b)", "PASS (c)"] {
-            assert_eq!(text.matches(phase).count(), 1, "{text}");
-        }
-        let table = text.split("operation ").nth(1).expect("a table").lines().skip(1);
-        let rows: Vec<_> = table.filter(|line| !line.is_empty()).collect();
-        assert_eq!(rows.len(), 8, "{text}");
-        for row in rows {
-            let rate: f64 = row.split_whitespace().rev().nth(1).and_then(|word| word.parse().ok()).expect("a rate");
-            assert!(rate > 0.0, "{row}");
-        }
+    demo_passes("demo_passes_three_phases_and_measures", &["--ranks", "2", "--launcher", "builtin"]);
+}
+
+#[test]
+#[ignore = "make check"]
+fn demo_of_four_ranks_passes_three_phases_and_measures() {
+    demo_passes("demo_of_four_ranks_passes_three_phases_and_measures", &["--ranks", "4", "--launcher", "auto"]);
+}
+
+fn demo_passes(test: &str, args: &[&str]) {
+    let Some(plugin) = dist(test) else { return };
+    let (output, text) = ferrogin(&plugin, &[&["demo", "--reps", "300"], args].concat(), &[]);
+    assert!(output.status.success(), "{text}");
+    for phase in ["PASS (a)", "PASS (b)", "PASS (c)"] {
+        assert_eq!(text.matches(phase).count(), 1, "{text}");
+    }
+    let table = text.split("operation ").nth(1).expect("a table").lines().skip(1);
+    let rows: Vec<_> = table.filter(|line| !line.is_empty()).collect();
+    assert_eq!(rows.len(), 8, "{text}");
+    for row in rows {
+        let rate: f64 = row.split_whitespace().rev().nth(1).and_then(|word| word.parse().ok()).expect("a rate");
+        assert!(rate > 0.0, "{row}");
     }
 }
 
@@ -125,7 +135,9 @@ fn parent_may_ignore_sigchld() {
     }
 }
 
+/// The rank whose signal is lost waits for as long as FERROGIN_TIMEOUT says.
 #[test]
+#[ignore = "make check"]
 fn demo_failure_is_reported() {
     let Some(plugin) = dist("demo_failure_is_reported") else { return };
     let (output, text) = ferrogin(
