@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Callable, Iterator
@@ -19,17 +20,28 @@ os.environ["FERROGIN_DEVICE"] = "cpu"
 for name in ("FERROGIN_RANK", "FERROGIN_NRANKS", "FERROGIN_BOOTSTRAP", "SOFTEFA_FAULTS"):
     os.environ.pop(name, None)
 
+# How long a test waits for an event, in seconds: it only ends a run that would otherwise never end.
+HANG_LIMIT = 240
+
 Run = Callable[..., "list[subprocess.CompletedProcess[str]]"]
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    """Calls `ready` until it returns True."""
+    began = time.monotonic()
+    while not ready():
+        assert time.monotonic() < began + HANG_LIMIT, "nothing happens"
+        time.sleep(0.001)
 
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Runs a program, or the text of one, as two ranks. It returns when all have ended, and kills them after `seconds`."""
+    """Runs a program, or the text of one, as two ranks. It returns when all have ended."""
     processes: list[subprocess.Popen[str]] = []
 
-    def ranks(program: Path | str, ranks: int = 2, seconds: float = 300, check: bool = True, **settings: str):
+    def ranks(program: Path | str, ranks: int = 2, check: bool = True, **settings: str):
         command = [sys.executable, "-X", "faulthandler", *([str(program)] if isinstance(program, Path) else ["-c", program])]
-        meeting = {"FERROGIN_NRANKS": str(ranks), "FERROGIN_BOOTSTRAP": f"ferrogin-python-{uuid.uuid4()}", "FERROGIN_TIMEOUT": "120"}
+        meeting = {"FERROGIN_NRANKS": str(ranks), "FERROGIN_BOOTSTRAP": f"ferrogin-python-{uuid.uuid4()}", "FERROGIN_TIMEOUT": str(HANG_LIMIT)}
         for rank in range(ranks):
             environment = {**os.environ, **meeting, "FERROGIN_RANK": str(rank), **settings}
             processes.append(
@@ -37,7 +49,7 @@ def run() -> Iterator[Run]:
             )
         results = []
         for process in processes:
-            out, err = process.communicate(timeout=seconds)
+            out, err = process.communicate(timeout=2 * HANG_LIMIT)
             results.append(subprocess.CompletedProcess(command, process.returncode, out, err))
         if check:
             for rank, result in enumerate(results):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from typing import Any, Callable
 
 import ferrogin
 import numpy
 import pytest
-from conftest import Run
+from conftest import HANG_LIMIT, Run, wait_until
 
 
 class Cuda:
@@ -124,9 +123,17 @@ def test_call_is_refused(comm: ferrogin.Comm, function: Callable[..., Any], kind
             function(comm, window, gin)
         assert text in str(error.value)
         # The context works as before.
-        gin.set_timeout(10)
+        gin.set_timeout(HANG_LIMIT)
         gin.put(0, window, window, 8, dst_offset=8, signal=0)
         gin.wait_signal(0)
+
+
+def failed(context: ferrogin.Context) -> bool:
+    try:
+        context.check()
+    except ferrogin.UsageError:
+        return True
+    return False
 
 
 BEHIND = [
@@ -145,6 +152,8 @@ def test_bytes_outside_the_window_of_a_peer_fail_the_context(comm: ferrogin.Comm
             function(window, gin)
             gin.flush()
         assert error.value.status in (ferrogin.GinStatus.CARD_ERROR, ferrogin.GinStatus.POISONED, ferrogin.GinStatus.ABORTED)
+        # The watcher reports it a moment later.
+        wait_until(lambda: failed(context))
         with pytest.raises(ferrogin.UsageError, match="a request of this context failed"):
             context.check()
 
@@ -170,11 +179,9 @@ OPEN = [
 @pytest.mark.parametrize("function, kind, text", OPEN)
 def test_open_is_refused(monkeypatch: pytest.MonkeyPatch, function: Callable[[], Any], kind: Any, text: str) -> None:
     monkeypatch.setenv("FERROGIN_TIMEOUT", "2")
-    began = time.monotonic()
     with pytest.raises(kind) as error:
         function()
     assert text in str(error.value)
-    assert time.monotonic() - began < 20
 
 
 def test_missing_rank_is_reported(run: Run) -> None:
@@ -195,7 +202,7 @@ ferrogin.Comm.open_at(os.environ["FERROGIN_BOOTSTRAP"], rank, 2 + rank)
 
 
 REFUSED_ON_ONE_RANK = """
-import ferrogin, numpy, time
+import ferrogin, numpy, sys
 with ferrogin.Comm.open_env() as comm:
     for right, wrong in [
         (lambda: comm.register(numpy.zeros(8)), lambda: comm.register(numpy.zeros(8)[::2])),
@@ -203,12 +210,11 @@ with ferrogin.Comm.open_env() as comm:
         (lambda: comm.context(signals=1), lambda: comm.context(signals=-1)),
         (lambda: comm.register(bytearray(8)), lambda: comm.register_dma_buf(-1, 8, 3)),
     ]:
-        began = time.monotonic()
         try:
             (wrong if comm.rank == 0 else right)()
         except (TypeError, ValueError, ferrogin.Error) as error:
-            assert time.monotonic() - began < 60, "the other rank waited"
             print(type(error).__name__)
+            print(error, file=sys.stderr)
         else:
             raise AssertionError("no error")
     comm.barrier()
@@ -226,7 +232,8 @@ import ferrogin
 comm = ferrogin.Comm.open(0, 1, lambda own: [own])
 window, context = comm.register(bytearray(64)), comm.context()
 gin = context.gin()
-gin.put(0, window, window, 8, dst_offset=8)
+# The request waits for the flush.
+gin.put(0, window, window, 8, dst_offset=8, aggregate=True)
 try:
     window.free()
 except ferrogin.UsageError as error:
@@ -237,7 +244,7 @@ window.free()
 
 
 def test_window_in_use_is_not_freed(run: Run) -> None:
-    (result,) = run(WINDOW_IN_USE, ranks=1, SOFTEFA_FAULTS="delay_us=1500000..1500000")
+    (result,) = run(WINDOW_IN_USE, ranks=1)
     assert "the window is in use: 1 requests" in result.stdout and "Flush the contexts" in result.stdout
 
 
@@ -246,8 +253,7 @@ def test_objects_in_a_call_of_another_thread_are_not_closed(comm: ferrogin.Comm)
     gin = context.gin()
     waits = threading.Thread(target=gin.wait_signal, args=(0,))
     waits.start()
-    while not context._uses:
-        time.sleep(0.001)
+    wait_until(lambda: bool(context._uses))
     for close in (context.destroy, comm.close):
         with pytest.raises(ferrogin.UsageError, match="1 calls of other threads use it"):
             close()

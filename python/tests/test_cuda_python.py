@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import HANG_LIMIT
 
 pytest.importorskip("cuda.bindings.driver")
 
@@ -50,6 +51,6 @@ def test_program_of_cuda_python_runs_on_software_gpu():
         pytest.skip(f"{GPU} lacks libcuda.so.1: run make build")
     settings = {**os.environ, "LD_LIBRARY_PATH": str(GPU), "SOFTGPU_NAME": "a GPU of this test"}
     command = [sys.executable, "-c", PROGRAM, str(ROOT / "soft-gpu/driver/tests/kernels.ptx")]
-    result = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=2 * HANG_LIMIT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["a GPU of this test", "1000 right"], result.stderr

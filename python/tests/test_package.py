@@ -13,7 +13,7 @@ from pathlib import Path
 
 import ferrogin
 import pytest
-from conftest import EXAMPLES, Run
+from conftest import EXAMPLES, HANG_LIMIT, Run
 from ferrogin import _library, paths
 
 ROOT = EXAMPLES.parent.parent
@@ -23,7 +23,7 @@ SOURCE = EXAMPLES.parent / "src" / "ferrogin"
 def output(*command: str) -> str:
     # FERROGIN_DIST would name the libraries of the build.
     env = {name: value for name, value in os.environ.items() if name != "FERROGIN_DIST"}
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=env).stdout
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=2 * HANG_LIMIT, env=env).stdout
 
 
 def test_version_is_that_of_the_library_and_of_cargo() -> None:
