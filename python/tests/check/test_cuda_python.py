@@ -12,7 +12,7 @@ from conftest import HANG_LIMIT
 
 pytest.importorskip("cuda.bindings.driver")
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 GPU = Path(os.environ.get("FERROGIN_DIST", ROOT / "dist")) / "gpu"
 
 PROGRAM = """
