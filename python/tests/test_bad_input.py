@@ -225,6 +225,8 @@ def test_arguments_that_one_rank_refuses_fail_on_all_ranks_at_once(run: Run) -> 
     first, second = run(REFUSED_ON_ONE_RANK)
     assert first.stdout.split() == ["ValueError", "TypeError", "ValueError", "ValueError"]
     assert second.stdout.split() == ["RemoteError"] * 4
+    # Told by rank 0, not by a time limit.
+    assert second.stderr.count("rank 0 failed in") == 4, second.stderr
 
 
 WINDOW_IN_USE = """
