@@ -1,6 +1,6 @@
 //! Sockets between the ranks, which carry whole messages.
 
-use super::message::{Header, MessageKind};
+use super::message::{Header, Hello, MessageKind};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
 
 #[derive(Debug)]
 pub(super) enum Stream {
@@ -52,7 +53,7 @@ impl Stream {
         }
     }
 
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Unix(s) => s.write(bytes),
             Stream::Tcp(s) => s.write(bytes),
@@ -74,14 +75,20 @@ impl ConnectionError {
     }
 }
 
-pub(super) fn wait(fd: BorrowedFd<'_>, events: PollFlags, deadline: Instant) -> Result<(), ConnectionError> {
+/// Waits until one of `fds` has one of `events`.
+pub(super) fn wait<'a>(
+    fds: impl IntoIterator<Item = BorrowedFd<'a>>,
+    events: PollFlags,
+    deadline: Instant,
+) -> Result<(), ConnectionError> {
+    let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::new(fd, events)).collect();
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(ConnectionError::Timeout);
         }
         let left = PollTimeout::try_from(left.min(Duration::from_secs(1))).unwrap_or(PollTimeout::ZERO);
-        match poll(&mut [PollFd::new(fd, events)], left) {
+        match poll(&mut fds, left) {
             Ok(0) | Err(nix::errno::Errno::EINTR) => {}
             Ok(_) => return Ok(()),
             Err(error) => return Err(ConnectionError::Closed(error.to_string())),
@@ -115,7 +122,7 @@ impl Peer {
             match self.stream.write(rest) {
                 Ok(n) => rest = &rest[n..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    wait(self.stream.fd(), PollFlags::POLLOUT, deadline)?;
+                    wait([self.stream.fd()], PollFlags::POLLOUT, deadline)?;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ConnectionError::from_io(&error)),
@@ -126,31 +133,49 @@ impl Peer {
 
     /// Reads the available bytes of one message, and returns the message if it is complete.
     pub fn try_receive(&mut self) -> Result<Option<(Header, Vec<u8>)>, ConnectionError> {
-        loop {
-            let header = match self.partial.get(..Header::SIZE) {
-                Some(bytes) => Some(Header::parse(bytes).map_err(ConnectionError::InvalidMessage)?),
-                None => None,
-            };
-            let want = Header::SIZE + header.map_or(0, |header| header.length);
-            if let Some(header) = header
-                && self.partial.len() == want
-            {
-                let payload = self.partial.split_off(Header::SIZE);
-                self.partial.clear();
-                return Ok(Some((header, payload)));
+        if !self.fill(Header::SIZE)? {
+            return Ok(None);
+        }
+        let header = Header::parse(&self.partial[..Header::SIZE]).map_err(ConnectionError::InvalidMessage)?;
+        if !self.fill(Header::SIZE + header.length)? {
+            return Ok(None);
+        }
+        let payload = self.partial.split_off(Header::SIZE);
+        self.partial.clear();
+        Ok(Some((header, payload)))
+    }
+
+    /// As [`Peer::try_receive`], for a hello. It reads no more bytes than a hello has, because anyone may have sent them.
+    pub fn try_receive_hello(&mut self) -> Result<Option<Hello>, ConnectionError> {
+        if !self.fill(Header::SIZE + size_of::<Hello>())? {
+            return Ok(None);
+        }
+        let bytes = std::mem::take(&mut self.partial);
+        let (header, hello) = bytes.split_at(Header::SIZE);
+        match (Header::parse(header).map_err(ConnectionError::InvalidMessage)?, Hello::read_from_bytes(hello)) {
+            (Header { kind: MessageKind::Hello, length, .. }, Ok(hello)) if length == size_of::<Hello>() => {
+                Ok(Some(hello))
             }
+            (header, _) => Err(ConnectionError::InvalidMessage(format!("{header:?} is no hello"))),
+        }
+    }
+
+    /// Reads until `len` bytes of the message are there; false if the rest has not arrived.
+    fn fill(&mut self, len: usize) -> Result<bool, ConnectionError> {
+        while self.partial.len() < len {
             let have = self.partial.len();
-            self.partial.resize(want, 0);
+            self.partial.resize(len, 0);
             let got = self.stream.read(&mut self.partial[have..]);
             self.partial.truncate(have + got.as_ref().copied().unwrap_or(0));
             match got {
                 Ok(0) => return Err(ConnectionError::Closed("its connection was closed".into())),
                 Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(ConnectionError::from_io(&error)),
             }
         }
+        Ok(true)
     }
 
     pub fn receive(&mut self, deadline: Instant) -> Result<(Header, Vec<u8>), ConnectionError> {
@@ -158,7 +183,7 @@ impl Peer {
             if let Some(message) = self.try_receive()? {
                 return Ok(message);
             }
-            wait(self.stream.fd(), PollFlags::POLLIN, deadline)?;
+            wait([self.stream.fd()], PollFlags::POLLIN, deadline)?;
         }
     }
 }
@@ -189,6 +214,11 @@ impl Listener {
             Listener::Unix(listener) => listener.as_fd(),
             Listener::Tcp(listener) => listener.as_fd(),
         }
+    }
+
+    /// Only processes of this user can connect.
+    pub fn checks_user(&self) -> bool {
+        matches!(self, Listener::Unix(_))
     }
 
     pub fn accept(&self) -> io::Result<Stream> {

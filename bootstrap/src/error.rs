@@ -32,7 +32,7 @@ pub enum BootstrapError {
         rank: usize,
         /// Step of the exchange.
         step: &'static str,
-        /// The missing ranks.
+        /// The missing ranks, and the problem of a process that was refused.
         missing: String,
         /// The timeout.
         waited: Duration,

@@ -2,16 +2,16 @@
 //!
 //! Ranks send `Block`. Rank 0 answers with `Blocks` when it has all of them, or with `Abort` when a rank is missing.
 
-use super::connection::{ConnectionError, Listener, Peer, connect_once, wait};
+use super::connection::{ConnectionError, Peer, connect_once, wait};
 use super::identity::Identity;
 use super::message::{Header, Hello, MessageKind, emit_blocks, parse_blocks};
+use super::rendezvous::Rendezvous;
 use crate::error::BootstrapError;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::io::ErrorKind::{ConnectionAborted, Interrupted, PermissionDenied};
-use std::io::{self, ErrorKind};
+use nix::poll::PollFlags;
+use std::io::ErrorKind;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// The connections of a rank: rank 0 has one to each other rank, each other rank has one to rank 0.
 #[derive(Debug)]
@@ -33,11 +33,11 @@ struct State {
 impl Sockets {
     /// Connects the ranks at `identity.address`.
     pub fn connect(identity: &Identity, timeout: Duration) -> Result<Sockets, BootstrapError> {
-        let deadline = Instant::now() + timeout;
+        let now = Instant::now();
         let &Identity { rank, nranks, .. } = identity;
         let peers = match rank {
-            0 => accept_all(identity, deadline, timeout)?,
-            _ => vec![connect_to_hub(identity, deadline, timeout)?],
+            0 => Rendezvous::open(identity, now, timeout)?.finish()?,
+            _ => vec![connect_to_hub(identity, now + timeout, timeout)?],
         };
         Ok(Sockets { rank, nranks, state: Mutex::new(State { sequence: 0, peers, failed: None }) })
     }
@@ -119,16 +119,14 @@ impl Sockets {
             if missing.is_empty() {
                 return Ok(blocks.into_iter().flatten().collect());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let missing = missing.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
-                return Err(BootstrapError::Timeout { rank: 0, step: "allgather", missing, waited: timeout });
-            }
-            let fds = missing.iter().map(|rank| PollFd::new(state.peers[rank - 1].stream.fd(), PollFlags::POLLIN));
-            let left = PollTimeout::try_from(left.min(Duration::from_secs(1))).unwrap_or(PollTimeout::ZERO);
-            match poll(&mut fds.collect::<Vec<_>>(), left) {
-                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
-                Err(error) => return Err(self.error(ConnectionError::Closed(error.to_string()), missing[0], timeout)),
+            let fds = missing.iter().map(|rank| state.peers[rank - 1].stream.fd());
+            match wait(fds, PollFlags::POLLIN, deadline) {
+                Ok(()) => {}
+                Err(ConnectionError::Timeout) => {
+                    let missing = missing.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
+                    return Err(BootstrapError::Timeout { rank: 0, step: "allgather", missing, waited: timeout });
+                }
+                Err(error) => return Err(self.error(error, missing[0], timeout)),
             }
         }
     }
@@ -182,58 +180,11 @@ fn explain(error: ConnectionError, rank: usize, peer: usize, step: &'static str,
     }
 }
 
-fn accept_all(identity: &Identity, deadline: Instant, timeout: Duration) -> Result<Vec<Peer>, BootstrapError> {
-    let nranks = identity.nranks;
-    let socket_error = |error: io::Error| BootstrapError::Socket {
-        rank: 0,
-        action: "listen on",
-        address: identity.address.clone(),
-        text: error.to_string(),
-    };
-    let listener = Listener::bind(&identity.address).map_err(socket_error)?;
-    let mut peers: Vec<Option<Peer>> = (1..nranks).map(|_| None).collect();
-    while peers.iter().any(Option::is_none) {
-        let stream = match listener.accept() {
-            Ok(stream) => stream,
-            // A process of another user is no rank of this job.
-            Err(error) if matches!(error.kind(), Interrupted | ConnectionAborted | PermissionDenied) => continue,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if wait(listener.fd(), PollFlags::POLLIN, deadline).is_err() {
-                    let missing = (1..nranks).filter(|rank| peers[rank - 1].is_none());
-                    let missing = missing.map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
-                    return Err(BootstrapError::Timeout { rank: 0, step: "connect", missing, waited: timeout });
-                }
-                continue;
-            }
-            Err(error) => return Err(socket_error(error)),
-        };
-        let mut peer = Peer::new(stream).map_err(socket_error)?;
-        // A process that sends no valid hello is no rank of this job.
-        let soon = deadline.min(Instant::now() + Duration::from_secs(5));
-        let Ok((Header { kind: MessageKind::Hello, .. }, hello)) = peer.receive(soon) else { continue };
-        let Ok(Hello { rank, nranks: n }) = Hello::read_from_bytes(&hello) else { continue };
-        let (rank, n) = (rank.get(), n.get());
-        let place = (rank as usize).wrapping_sub(1);
-        let problem = match peers.get(place) {
-            _ if n != nranks as u64 => {
-                Some(format!("rank {rank} was started as one of {n} ranks, but rank 0 as one of {nranks}"))
-            }
-            None => Some(format!("a process connected as rank {rank} of {n}")),
-            Some(Some(_)) => Some(format!("two processes connected as rank {rank}")),
-            Some(None) => None,
-        };
-        if let Some(problem) = problem {
-            for peer in peers.iter_mut().flatten().chain([&mut peer]) {
-                let _ = peer.send(MessageKind::Abort, 0, problem.as_bytes(), soon);
-            }
-            return Err(BootstrapError::Protocol { rank: 0, problem });
-        }
-        peers[place] = Some(peer);
-    }
-    Ok(peers.into_iter().flatten().collect())
-}
-
-fn connect_to_hub(identity: &Identity, deadline: Instant, timeout: Duration) -> Result<Peer, BootstrapError> {
+pub(super) fn connect_to_hub(
+    identity: &Identity,
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<Peer, BootstrapError> {
     let &Identity { rank, nranks, ref address } = identity;
     let socket_error = |text: String| BootstrapError::Socket {
         rank,
@@ -246,7 +197,7 @@ fn connect_to_hub(identity: &Identity, deadline: Instant, timeout: Duration) -> 
         let attempt = connect_once(address, deadline);
         match attempt {
             Ok(stream) => break stream,
-            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | PermissionDenied) => {
+            Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::PermissionDenied) => {
                 return Err(socket_error(error.to_string()));
             }
             Err(error) if Instant::now() + pause >= deadline => return Err(socket_error(error.to_string())),

@@ -8,6 +8,7 @@ mod error;
 mod hub;
 mod identity;
 mod message;
+mod rendezvous;
 mod threads;
 
 pub use error::BootstrapError;

@@ -1,13 +1,9 @@
 use super::*;
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use std::collections::HashMap;
-use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicU16, Ordering};
-
-/// Longer than any step takes, even on a machine that stands still for a while.
-const LONG: Duration = Duration::from_secs(120);
 
 fn identity(variables: &[(&str, &str)]) -> Result<Option<Identity>, BootstrapError> {
     let map: HashMap<String, String> = variables.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
@@ -69,16 +65,14 @@ fn invalid_launcher_variables_are_reported() {
     }
 }
 
-fn unique(name: &str) -> String {
+pub(super) fn unique(name: &str) -> String {
     format!("ferrogin-test-{name}-{}", std::process::id())
 }
 
-/// A loopback address and port that only this process uses. The system could give a port that it picks to another socket before
-/// rank 0 listens on it, and a process that is forked meanwhile keeps the port open until exec.
-fn own_port() -> String {
-    static NEXT: AtomicU16 = AtomicU16::new(7700);
+/// A loopback address and port that only this process uses, so that no other one listens there before rank 0, or keeps the port open.
+pub(super) fn own_port() -> String {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
-    format!("127.{}.{middle}.{low}:{}", high | 64, NEXT.fetch_add(1, Ordering::Relaxed))
+    format!("127.{}.{middle}.{low}:{}", high | 64, ferrogin_test_support::own_port())
 }
 
 fn with_processes<T: Send>(address: &str, n: usize, f: impl Fn(Bootstrap) -> T + Sync) -> Vec<T> {
@@ -87,7 +81,7 @@ fn with_processes<T: Send>(address: &str, n: usize, f: impl Fn(Bootstrap) -> T +
         let handles: Vec<_> = (0..n)
             .map(|rank| {
                 let identity = Identity { rank, nranks: n, address: address.to_string() };
-                scope.spawn(move || f(Bootstrap::join(&identity, LONG).unwrap()))
+                scope.spawn(move || f(Bootstrap::join(&identity, HANG_LIMIT).unwrap()))
             })
             .collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
@@ -113,7 +107,7 @@ fn allgather_works_over_unix_tcp_and_threads() {
     with_processes(&unique("gather"), 4, exercise);
     with_processes(&own_port(), 3, exercise);
     std::thread::scope(|scope| {
-        for bootstrap in Bootstrap::threads(4, LONG) {
+        for bootstrap in Bootstrap::threads(4, HANG_LIMIT) {
             scope.spawn(move || exercise(bootstrap));
         }
     });
@@ -133,7 +127,6 @@ fn rank_1_leaves(bootstrap: Bootstrap) {
     if bootstrap.rank() == 1 {
         return;
     }
-    // The end of rank 1 ends the call, and not the deadline.
     let error = bootstrap.allgather(b"x").unwrap_err();
     assert!(matches!(error, BootstrapError::PeerClosed { .. }), "{error}");
     assert!(error.to_string().contains("rank 1"), "{error}");
@@ -144,7 +137,7 @@ fn rank_1_leaves(bootstrap: Bootstrap) {
 fn leaving_rank_fails_other_ranks() {
     with_processes(&unique("leave"), 4, rank_1_leaves);
     std::thread::scope(|scope| {
-        for bootstrap in Bootstrap::threads(4, LONG) {
+        for bootstrap in Bootstrap::threads(4, HANG_LIMIT) {
             scope.spawn(move || rank_1_leaves(bootstrap));
         }
     });
@@ -174,7 +167,7 @@ fn barrier_timeout_names_missing_rank_on_all_ranks() {
             let identity = Identity { rank, nranks: 3, address: address.clone() };
             let finished = &finished;
             scope.spawn(move || {
-                let bootstrap = Bootstrap::join(&identity, LONG).unwrap();
+                let bootstrap = Bootstrap::join(&identity, HANG_LIMIT).unwrap();
                 let bootstrap = match rank {
                     0 => bootstrap.with_timeout(Duration::from_millis(300)),
                     _ => bootstrap,
@@ -188,54 +181,17 @@ fn barrier_timeout_names_missing_rank_on_all_ranks() {
 }
 
 #[test]
-fn other_connections_are_ignored_and_wrong_hellos_refused() {
-    let address = own_port();
-    std::thread::scope(|scope| {
-        let at = address.clone();
-        scope.spawn(move || {
-            let identity = Identity { rank: 0, nranks: 2, address: at };
-            Bootstrap::join(&identity, LONG).unwrap().barrier().unwrap();
-        });
-        let mut socket = loop {
-            match std::net::TcpStream::connect(&address) {
-                Ok(stream) => break stream,
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        socket.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
-        let identity = Identity { rank: 1, nranks: 2, address: address.clone() };
-        Bootstrap::join(&identity, LONG).unwrap().barrier().unwrap();
-    });
-
-    let address = unique("wrong-hello");
-    std::thread::scope(|scope| {
-        let join = |rank, nranks| {
-            let identity = Identity { rank, nranks, address: address.clone() };
-            scope.spawn(move || Bootstrap::join(&identity, LONG).and_then(|bootstrap| bootstrap.barrier()))
-        };
-        let (hub, other) = (join(0, 2), join(2, 3));
-        let error = hub.join().unwrap().unwrap_err().to_string();
-        let reason = "rank 2 was started as one of 3 ranks, but rank 0 as one of 2";
-        assert!(error.contains(reason), "{error}");
-        let error = other.join().unwrap().unwrap_err().to_string();
-        assert!(error.contains(reason), "{error}");
-    });
-}
-
-#[test]
 fn second_job_at_address_is_refused() {
     let address = unique("twice");
     let listening = SocketAddr::from_abstract_name(&address).unwrap();
     let rank = |rank| Identity { rank, nranks: 2, address: address.clone() };
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| Bootstrap::join(&rank(0), LONG));
+        let first = scope.spawn(|| Bootstrap::join(&rank(0), HANG_LIMIT));
         // The first job ignores a connection that closes without a hello.
-        while UnixStream::connect_addr(&listening).is_err() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let error = Bootstrap::join(&rank(0), LONG).unwrap_err();
+        wait_until("the first job's socket", || UnixStream::connect_addr(&listening).is_ok());
+        let error = Bootstrap::join(&rank(0), HANG_LIMIT).unwrap_err();
         assert!(matches!(error, BootstrapError::Socket { action: "listen on", .. }), "{error}");
-        let second = Bootstrap::join(&rank(1), LONG).unwrap();
+        let second = Bootstrap::join(&rank(1), HANG_LIMIT).unwrap();
         assert_eq!((first.join().unwrap().unwrap().rank(), second.rank()), (0, 1));
     });
 }
