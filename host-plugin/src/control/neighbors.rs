@@ -90,8 +90,9 @@ pub(super) enum Event {
 pub(super) struct Neighbors {
     pub next: Option<Channel>,
     pub prev: Option<Channel>,
-    receiver: Receiver<Event>,
-    sender: Sender<Event>,
+    /// `None` passes the deadline of a wait: a test's clock.
+    receiver: Receiver<Option<Event>>,
+    sender: Sender<Option<Event>>,
     /// Blocks of later rounds, which a faster neighbour has sent already.
     pub early: VecDeque<Vec<u8>>,
     /// The abort frame of a later allgather, which a faster neighbour has sent already, and the neighbour's rank.
@@ -173,13 +174,20 @@ impl Neighbors {
             if let (Ok(channel), Some(frame)) = (&result, &*abort) {
                 channel.write(frame.emit(&[]), |_| ());
             }
-            drop(sender.send(event(result)));
+            drop(sender.send(Some(event(result))));
         }
     }
 
     /// The next event; `None` at the deadline.
     pub fn wait(&self, deadline: &Deadline) -> Option<Event> {
-        self.receiver.recv_timeout(deadline.left()).ok()
+        self.receiver.recv_timeout(deadline.left()).ok().flatten()
+    }
+
+    /// Passes the deadline of the ring's wait when it is called.
+    #[cfg(test)]
+    pub fn clock(&self) -> impl FnOnce() + Send + 'static {
+        let sender = self.sender.clone();
+        move || drop(sender.send(None))
     }
 
     /// Reports each message that comes on a channel, and the channel's end.
@@ -191,7 +199,7 @@ impl Neighbors {
     pub fn write_next(&self, bytes: Vec<u8>) {
         let sender = self.sender.clone();
         if let Some(next) = &self.next {
-            next.write(bytes, move |result| drop(sender.send(Event::Written(result.map(drop)))));
+            next.write(bytes, move |result| drop(sender.send(Some(Event::Written(result.map(drop))))));
         }
     }
 
@@ -227,7 +235,7 @@ impl Neighbors {
         let kind = if error.is_after_close() { FrameKind::Left } else { FrameKind::Abort };
         let frame = Frame { kind, step: step as u16, sequence, origin: failed as u32, len: 0 };
         *self.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(frame);
-        while let Ok(event) = self.receiver.try_recv() {
+        while let Ok(Some(event)) = self.receiver.try_recv() {
             match event {
                 Event::Connected(Ok(channel)) => self.next = Some(channel),
                 Event::Accepted(Ok(channel)) => self.prev = Some(channel),
@@ -271,11 +279,11 @@ impl Drop for Neighbors {
     }
 }
 
-fn read(channel: Channel, side: Side, sender: Sender<Event>) {
+fn read(channel: Channel, side: Side, sender: Sender<Option<Event>>) {
     let same = channel.clone();
     channel.read(move |result| {
         let open = result.is_ok();
-        if sender.send(Event::Received(side, result)).is_ok() && open {
+        if sender.send(Some(Event::Received(side, result))).is_ok() && open {
             read(same, side, sender);
         }
     });
@@ -301,11 +309,6 @@ pub(super) struct Deadline(Instant);
 impl Deadline {
     pub fn after(timeout: Duration) -> Self {
         Self(Instant::now() + timeout)
-    }
-
-    /// Moves the deadline to `more` after it.
-    pub fn extend(&mut self, more: Duration) {
-        self.0 += more;
     }
 
     fn left(&self) -> Duration {

@@ -4,7 +4,7 @@ use super::error::ControlError;
 use super::frame::{Frame, FrameKind};
 use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, unexpected};
 use super::step::Step;
-use super::time_limits::report_limit;
+use super::time_limits::allgather_limit;
 use crate::trace::{self, Span};
 use std::time::Duration;
 
@@ -102,16 +102,11 @@ impl Ring {
         let n = self.nranks();
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
         blocks[self.rank] = own.map(<[u8]>::to_vec);
-        // The next rank of the one that is late names it at the deadline. This rank waits a little longer, as another rank may have
-        // stopped with the block: the neighbours of that one report it.
-        let mut deadline = Deadline::after(self.timeout);
+        let deadline = Deadline::after(allgather_limit(n, self.timeout));
         for round in 0..n - 1 {
             let out = (self.rank + n - round) % n;
             let incoming = (self.rank + n - round - 1) % n;
             let last = round == n - 2;
-            if round == 1 {
-                deadline.extend(report_limit(self.timeout));
-            }
             let block = blocks[out].as_deref();
             let sent = block.map_or(0, <[u8]>::len);
             blocks[incoming] = self.exchange_block(step, sequence, (out, block), (incoming, last), &deadline)?;
@@ -155,6 +150,11 @@ impl Ring {
         while !written || arrived.is_none() {
             if let (None, Some(end)) = (&arrived, &neighbors.prev_end) {
                 return Err(self.addresses.closed(prev, step, end));
+            }
+            // The next rank takes a block in each round. The other ranks need the report of its end from this side too, as its own next
+            // rank may be late.
+            if !last && neighbors.next_end.is_some() {
+                return Err(neighbors.refusal((prev, next), &self.addresses, step));
             }
             let Some(event) = neighbors.wait(deadline) else {
                 // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
@@ -202,10 +202,20 @@ impl Ring {
         Ok((head.kind == FrameKind::Block).then(|| body.to_vec()))
     }
 
-    /// Sets the timeout of later allgathers.
+    /// Passes the deadline of this ring's next or present wait when it is called.
     #[cfg(test)]
-    pub(super) fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = timeout;
+    pub(super) fn clock(&self) -> impl FnOnce() + Send + 'static {
+        self.neighbors.as_ref().expect("a ring of several ranks").clock()
+    }
+
+    /// Waits until the previous rank has sent `blocks` blocks, and leaves the ring without sending one.
+    #[cfg(test)]
+    pub(super) fn leave_after_blocks(self, blocks: usize) {
+        let neighbors = self.neighbors.expect("a ring of several ranks");
+        let limit = Deadline::after(ferrogin_test_support::wait::HANG_LIMIT);
+        let is_block = |event: &Event| matches!(event, Event::Received(_, Ok(_)));
+        let arrived = std::iter::from_fn(|| neighbors.wait(&limit)).filter(is_block).take(blocks).count();
+        assert_eq!(arrived, blocks);
     }
 
     /// Sends this rank's block and then blocks the reactor's thread, like a stopped process, until `others` is closed.

@@ -14,11 +14,33 @@ pub(super) fn answer_limit(timeout: Duration) -> Duration {
 }
 
 /// The time after which the neighbours of a silent rank have reported it to all ranks.
-pub(super) fn report_limit(timeout: Duration) -> Duration {
+fn report_limit(timeout: Duration) -> Duration {
     PING_AFTER + answer_limit(timeout) + Duration::from_millis(500)
+}
+
+/// The limit of an allgather of `nranks` ranks. With more than two, the previous rank may be late because it waits for another one that is
+/// silent or that missed its own limit. The neighbours of that one report it, also if it fell silent when this rank had waited for the timeout.
+pub(super) fn allgather_limit(nranks: usize, timeout: Duration) -> Duration {
+    if nranks > 2 { timeout + report_limit(timeout) } else { timeout }
 }
 
 /// The time that a peer has to answer the first connect: half of FERROGIN_TIMEOUT. The peer's endpoint exists before its handle.
 pub(super) fn connect_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(ANSWER_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A rank that waits for a neighbour learns first which rank the neighbour waits for.
+    #[test]
+    fn silent_ranks_are_reported_before_other_ranks_reach_their_limits() {
+        for timeout in [1, 4, 12, 60, 300].map(Duration::from_secs) {
+            let silence_ends = PING_AFTER + answer_limit(timeout);
+            assert_eq!(allgather_limit(2, timeout), timeout);
+            assert!(allgather_limit(3, timeout) > timeout + silence_ends);
+            assert!(connect_limit(timeout) >= answer_limit(timeout));
+        }
+    }
 }
