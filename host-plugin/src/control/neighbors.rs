@@ -95,7 +95,7 @@ pub(super) struct Neighbors {
     sender: Sender<Option<Event>>,
     /// Blocks of later rounds, which a faster neighbour has sent already.
     pub early: VecDeque<Vec<u8>>,
-    /// The abort frame of a later allgather, which a faster neighbour has sent already, and the neighbour's rank.
+    /// The abort frame of a later allgather, which a faster neighbour has sent or passed on already, and the neighbour's rank.
     pub later_abort: Option<(Frame, usize)>,
     /// The next rank refuses messages.
     pub next_refuses: bool,
@@ -246,6 +246,23 @@ impl Neighbors {
             channel.write(frame.emit(&[]), |_| ());
         }
         self.reactor.aborted_at = Some(Instant::now());
+    }
+
+    /// Keeps the first abort frame of a later allgather, from `rank`, and passes it on. It does not end this allgather, but a rank that misses
+    /// a block at the deadline then knows which rank failed.
+    pub fn keep_later_abort(&mut self, head: Frame, side: Side, rank: usize) {
+        if self.later_abort.is_some() {
+            return;
+        }
+        self.later_abort = Some((head, rank));
+        let other = match side {
+            Side::Next => self.prev.as_ref(),
+            Side::Prev => self.next.as_ref(),
+            Side::Both => None,
+        };
+        if let Some(channel) = other {
+            channel.write(head.emit(&[]), |_| ());
+        }
     }
 
     /// Ignores programs that connect from now on: both neighbours are connected.

@@ -157,6 +157,9 @@ impl Ring {
                 return Err(neighbors.refusal((prev, next), &self.addresses, step));
             }
             let Some(event) = neighbors.wait(deadline) else {
+                if let Some((head, rank)) = neighbors.later_abort.take() {
+                    return Err(unexpected(Some(head), rank, step));
+                }
                 // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
                 let rank = if arrived.is_some() { next } else { incoming };
                 return Err(self.addresses.timed_out(rank, step, self.timeout));
@@ -179,7 +182,7 @@ impl Ring {
                         }
                     }
                     Some((head, _)) if head.is_abort() && is_later(head.sequence, sequence) => {
-                        neighbors.later_abort = Some((head, if side.is_prev() { prev } else { next }));
+                        neighbors.keep_later_abort(head, side, if side.is_prev() { prev } else { next });
                     }
                     other => {
                         let rank = if side.is_prev() { prev } else { next };
@@ -206,16 +209,6 @@ impl Ring {
     #[cfg(test)]
     pub(super) fn clock(&self) -> impl FnOnce() + Send + 'static {
         self.neighbors.as_ref().expect("a ring of several ranks").clock()
-    }
-
-    /// Waits until the previous rank has sent `blocks` blocks, and leaves the ring without sending one.
-    #[cfg(test)]
-    pub(super) fn leave_after_blocks(self, blocks: usize) {
-        let neighbors = self.neighbors.expect("a ring of several ranks");
-        let limit = Deadline::after(ferrogin_test_support::wait::HANG_LIMIT);
-        let is_block = |event: &Event| matches!(event, Event::Received(_, Ok(_)));
-        let arrived = std::iter::from_fn(|| neighbors.wait(&limit)).filter(is_block).take(blocks).count();
-        assert_eq!(arrived, blocks);
     }
 
     /// Sends this rank's block and then blocks the reactor's thread, like a stopped process, until `others` is closed.

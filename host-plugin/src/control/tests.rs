@@ -1,8 +1,9 @@
-use super::neighbors::handle_address;
+use super::frame::{Frame, FrameKind};
+use super::neighbors::{Deadline, Event, handle_address};
 use super::{ControlError, Listener, Ring, Step};
 use ferrogin_channel::{ChannelError, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::wait::HANG_LIMIT;
+use ferrogin_test_support::wait::{HANG_LIMIT, receive};
 use ferrogin_test_support::{child, untrusted};
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -91,6 +92,17 @@ fn closed_rank_is_named_by_all_ranks_before_deadline() {
     });
 }
 
+/// Waits for `count` frames from the neighbours of a ring outside its allgathers.
+fn wait_for_frames(ring: &Ring, count: usize, matches: impl Fn(&Frame) -> bool) {
+    let neighbors = ring.neighbors.as_ref().unwrap();
+    let limit = Deadline::after(HANG_LIMIT);
+    let frames = std::iter::from_fn(|| neighbors.wait(&limit)).filter(|event| match event {
+        Event::Received(_, Ok(bytes)) => Frame::parse(bytes).is_some_and(|(frame, _)| matches(&frame)),
+        _ => false,
+    });
+    assert_eq!(frames.take(count).count(), count);
+}
+
 /// Rank 2 ends in the call, and rank 3, its next rank, is late. The rank before rank 2 reports it, and no rank blames rank 3.
 #[test]
 fn rank_that_ends_is_named_while_its_next_rank_is_late() {
@@ -99,7 +111,7 @@ fn rank_that_ends_is_named_while_its_next_rank_is_late() {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
         if rank == 2 {
-            return ring.leave_after_blocks(2);
+            return wait_for_frames(&ring, 2, |frame| frame.kind == FrameKind::Block);
         }
         if rank == 3 {
             reported.wait();
@@ -113,12 +125,49 @@ fn rank_that_ends_is_named_while_its_next_rank_is_late() {
     });
 }
 
+/// Rank 2 hangs after its own block. Rank 1 needs no other one from it, and reports rank 2 in the next call. The report reaches the ranks that
+/// still wait, which name rank 2 at their deadline.
+#[test]
+fn report_of_next_call_names_rank_at_deadline() {
+    let (finished, (sender, clocks)) = (Barrier::new(4), channel::<Box<dyn FnOnce() + Send>>());
+    let ends = Mutex::new((sender, Some(clocks)));
+    ranks(4, HANG_LIMIT, move |rank, ring| {
+        let mut ring = ring.unwrap();
+        ring.allgather(Step::Connect, Some(&[0])).unwrap();
+        let (step, sequence, origin) = (Step::RegisterWindow, ring.sequence, rank as u32);
+        match rank {
+            1 => {
+                ring.allgather(step, Some(&[])).unwrap();
+                let error = ControlError::PeerFailed { rank: 2, step };
+                ring.neighbors.as_mut().unwrap().send_abort(Step::CreateContext, ring.sequence, 2, &error);
+            }
+            2 => {
+                let head = Frame { kind: FrameKind::Block, step: step as u16, sequence, origin, len: 0 };
+                ring.neighbors.as_ref().unwrap().write_next(head.emit(&[]));
+                // From rank 1, and through ranks 0 and 3.
+                wait_for_frames(&ring, 2, Frame::is_abort);
+                let clocks = ends.lock().unwrap().1.take().unwrap();
+                for _ in [0, 3] {
+                    receive("clock", &clocks)();
+                }
+            }
+            _ => {
+                ends.lock().unwrap().0.send(Box::new(ring.clock())).unwrap();
+                let error = ring.allgather(step, Some(&[])).unwrap_err();
+                assert!(matches!(error, ControlError::Aborted { failed: 2, .. }), "rank {rank}: {error}");
+            }
+        }
+        finished.wait();
+    });
+}
+
 /// The rank whose deadline passes first names the hanging rank and tells the others.
 #[test]
 fn hanging_rank_is_named_at_deadline() {
     let finished = Barrier::new(3);
     ranks(3, HANG_LIMIT, move |rank, ring| {
         let mut ring = ring.unwrap();
+        ring.allgather(Step::Connect, Some(&[0])).unwrap();
         if rank == 2 {
             ring.clock()();
         }
