@@ -35,6 +35,19 @@ pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     wait_for(what, || ready().then_some(()));
 }
 
+/// Calls `ready` until it returns true, without a pause between calls: for a test whose own calls make the progress that it waits for.
+///
+/// # Panics
+/// As [`wait_for`].
+#[track_caller]
+pub fn poll_until(what: &str, mut ready: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !ready() {
+        assert!(began.elapsed() < HANG_LIMIT, "no {what} within {HANG_LIMIT:?}");
+        std::thread::yield_now();
+    }
+}
+
 /// The next value that another thread sends.
 ///
 /// # Panics
