@@ -132,18 +132,9 @@ impl ConnectionLimit {
             return;
         }
         self.searched = now;
-        let silent = oldest_of_largest_source_first(self.silent());
-        let empty = silent.iter().filter(|connection| connection.received == 0).count() as u64;
-        let (mut too_many, mut closed) = (empty.saturating_sub(share), 0);
-        let polled_for = now.duration_since(self.polled_since);
-        for connection in silent {
-            let surplus = connection.received == 0 && too_many > 0;
-            let limit = if connection.received < LEAST { LIMIT_AGE } else { self.longest_pause };
-            if surplus || connection.quiet_for.min(polled_for) >= limit {
-                too_many -= u64::from(surplus);
-                closed += u64::from(self.shut(connection.fd));
-            }
-        }
+        let silent = self.silent();
+        let overdue = self.overdue(silent, share, now.duration_since(self.polled_since));
+        let closed = overdue.into_iter().filter(|fd| self.shut(*fd)).count() as u64;
         if closed > 0 {
             log::warn!("closed {closed} connections to port {} on which no peer sent anything", self.port);
         }
@@ -167,6 +158,20 @@ impl ConnectionLimit {
     /// The silent connections to the port.
     fn silent(&mut self) -> Vec<Connection> {
         self.others().into_iter().filter_map(|fd| self.look_at(fd)).collect()
+    }
+
+    /// Of the silent connections to an endpoint that has been polled for `polled_for`: those without a byte beyond `share`, and those that are
+    /// quiet for longer than a peer.
+    fn overdue(&self, silent: Vec<Connection>, share: u64, polled_for: Duration) -> Vec<RawFd> {
+        let empty = silent.iter().filter(|connection| connection.received == 0).count() as u64;
+        let mut too_many = empty.saturating_sub(share);
+        let is_overdue = |connection: &Connection| {
+            let surplus = connection.received == 0 && too_many > 0;
+            too_many -= u64::from(surplus);
+            let limit = if connection.received < LEAST { LIMIT_AGE } else { self.longest_pause };
+            surplus || connection.quiet_for.min(polled_for) >= limit
+        };
+        oldest_of_largest_source_first(silent).into_iter().filter(is_overdue).map(|connection| connection.fd).collect()
     }
 
     /// Ends the connections without a peer's message, and gives their number.
@@ -298,6 +303,9 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
 
+    use ferrogin_test_support::untrusted::limit_descriptors;
+    use ferrogin_test_support::{child, wait::wait_until};
+
     /// A listening socket, and the limit of an endpoint that had it.
     fn listen() -> (TcpListener, ConnectionLimit) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -318,21 +326,95 @@ mod tests {
         (peer, here)
     }
 
-    #[test]
-    fn quiet_connection_is_closed_and_talking_one_stays() {
-        let (listener, mut limit) = listen();
-        limit.longest_pause = Duration::from_secs(3);
-        let ((mut quiet, _end), (mut talking, mut here)) = (connect(&listener), connect(&listener));
-        quiet.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        std::thread::sleep(Duration::from_millis(3100));
-        talking.write_all(&[1]).unwrap();
-        here.read_exact(&mut [0]).unwrap();
-        let now = Instant::now() + 2 * SEARCH_EVERY;
-        (limit.looked, limit.polled_since) = (now - LOOK_EVERY, now - LIMIT_AGE);
+    /// Searches, with a limit for quiet connections.
+    fn search(limit: &mut ConnectionLimit, longest_pause: Duration) {
+        let now = Instant::now() + SEARCH_EVERY;
+        limit.longest_pause = longest_pause;
+        (limit.looked, limit.searched, limit.polled_since) = (now - LOOK_EVERY, now - SEARCH_EVERY, now - LIMIT_AGE);
         limit.enforce(now);
-        assert_eq!(quiet.read(&mut [0]).unwrap(), 0, "the quiet connection is closed");
-        here.write_all(&[2]).unwrap();
-        assert_eq!(talking.read(&mut [0]).unwrap(), 1, "the other connection stays");
+    }
+
+    /// Whether the other end has closed the connection of this one, from which it sent nothing.
+    fn is_closed(mut peer: &TcpStream) -> bool {
+        peer.set_nonblocking(true).unwrap();
+        matches!(peer.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn connection_is_closed_after_the_longest_pause() {
+        let (listener, mut limit) = listen();
+        let (peer, _here) = connect(&listener);
+        search(&mut limit, Duration::from_secs(3600));
+        assert!(!is_closed(&peer));
+        search(&mut limit, Duration::ZERO);
+        assert!(is_closed(&peer));
+    }
+
+    #[test]
+    fn kernel_counts_bytes_and_time_of_silence() {
+        let (listener, mut limit) = listen();
+        let (mut peer, mut here) = connect(&listener);
+        limit.longest_pause = Duration::ZERO;
+        let fd = here.as_raw_fd();
+        let mut look = || limit.look_at(fd).unwrap();
+        assert_eq!((look().received, look().source), (2 * LEAST, Some([127, 0, 0, 1].into())));
+        let quiet = Duration::from_millis(20);
+        wait_until("a quiet connection", || look().quiet_for >= quiet);
+        let mut sent = 2 * LEAST;
+        wait_until("a connection with a new byte", || {
+            peer.write_all(&[1]).unwrap();
+            here.read_exact(&mut [0]).unwrap();
+            sent += 1;
+            look().quiet_for < quiet
+        });
+        assert_eq!(look().received, sent);
+    }
+
+    #[test]
+    fn overdue_connections_are_quiet_for_longer_than_peers() {
+        let (_listener, mut limit) = listen();
+        limit.longest_pause = 3 * LIMIT_AGE;
+        let tick = Duration::from_millis(1);
+        let connection = |fd, received, quiet_for| Connection { fd, quiet_for, received, source: None };
+        let all = || {
+            vec![
+                connection(1, 0, LIMIT_AGE - tick),
+                connection(2, 0, LIMIT_AGE),
+                connection(3, LEAST - 1, LIMIT_AGE),
+                connection(4, LEAST, limit.longest_pause - tick),
+                connection(5, LEAST, limit.longest_pause),
+            ]
+        };
+        let overdue = |share, polled_for| {
+            let mut overdue = limit.overdue(all(), share, polled_for);
+            overdue.sort_unstable();
+            overdue
+        };
+        assert_eq!(overdue(2, 3 * LIMIT_AGE), [2, 3, 5]);
+        assert_eq!(overdue(2, LIMIT_AGE), [2, 3]);
+        assert!(overdue(2, LIMIT_AGE - tick).is_empty());
+        // The surplus goes at once, the oldest first.
+        assert_eq!(overdue(1, Duration::ZERO), [2]);
+        assert_eq!(overdue(0, Duration::ZERO), [1, 2]);
+    }
+
+    #[test]
+    fn surplus_of_silent_connections_is_closed_at_the_next_look() {
+        child::run("surplus_of_silent_connections_is_closed_at_the_next_look", &[], || {
+            let descriptors = 512;
+            assert!(limit_descriptors(descriptors));
+            let (listener, mut limit) = listen();
+            let talking = connect(&listener);
+            let now = limit.looked + LOOK_EVERY;
+            limit.enforce(now);
+            let silent: Vec<_> = (0..200)
+                .map(|_| (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap()))
+                .collect();
+            limit.enforce(now + LOOK_EVERY);
+            let closed = silent.iter().filter(|(peer, _)| is_closed(peer)).count() as u64;
+            assert_eq!(closed, silent.len() as u64 - descriptors / PART);
+            assert!(!is_closed(&talking.0));
+        });
     }
 
     #[test]
