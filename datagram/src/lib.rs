@@ -36,6 +36,8 @@ mod peer;
 mod peers;
 #[allow(unsafe_code)]
 mod pool;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::time::Duration;
