@@ -302,6 +302,41 @@ fn silent_peer_is_given_up() {
 }
 
 #[test]
+fn silent_peer_is_given_up_alone() {
+    let mut world = World::new(3, false, 3, &Config::default());
+    let [(to_silent, _), (to_lively, from_lively)] = [1, 2].map(|from| world.connect(from));
+    let ends = <[Shared; 3]>::default();
+    read(&mut world.engines[0], to_silent, &ends[0]);
+    let silent = world.engines.remove(1);
+    for number in 0..300 {
+        write(&mut world.engines[1], from_lively, &ends[1], 0);
+        read(&mut world.engines[0], to_lively, &ends[2]);
+        world.step(Duration::from_millis(100));
+        assert!(ends[2].lock().unwrap().failures.is_empty(), "after {number} steps");
+    }
+    assert!(matches!(ends[0].lock().unwrap().failures[..], [ChannelError::Silent { .. }]));
+    assert!(ends[2].lock().unwrap().read_calls.len() > 290);
+    drop(silent);
+}
+
+#[test]
+fn peer_is_pinged_and_kept_without_a_limit() {
+    let endless = Config { depth: 0, lost_after: Duration::MAX, ..Config::default() };
+    let mut world = World::new(3, false, 2, &endless);
+    let (local, _) = world.connect(1);
+    let end = Shared::default();
+    read(&mut world.engines[0], local, &end);
+    let silent = world.engines.pop();
+    for _ in 0..1000 {
+        world.step(endless.ping_after);
+    }
+    let state = world.engines[0].state_of(local).unwrap();
+    assert!(state.is_live() && state.pinged_at.is_some());
+    assert!(end.lock().unwrap().failures.is_empty());
+    drop(silent);
+}
+
+#[test]
 fn stopped_engine_ends_channels_and_aborts_peers() {
     let (mut world, _, ends) = busy(false, 4);
     world.engines[0].end_all(&ChannelError::Stopped);

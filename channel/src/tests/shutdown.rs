@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, receive, wait_until};
 
 use super::fake_network::Net;
 use super::model::World;
 use crate::proto::callback::Callback;
 use crate::proto::callback::Opened;
 use crate::{Channel, ChannelError, Config, Listener, Reactor};
-
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// A handle of a channel that does not exist: every request fails.
 fn nothing(reactor: &Reactor) -> Channel {
@@ -33,7 +33,7 @@ fn request_to_locked_ended_engine_is_answered() {
     drop(reactor);
     let (sender, receiver) = mpsc::channel();
     shared.with_engine(|_| channel.read(move |result| sender.send(result.is_err()).unwrap()));
-    assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(true));
+    assert_eq!(receive("an answer", &receiver), true);
 }
 
 /// Requests at the moment of the thread's end are answered by their senders.
@@ -57,22 +57,16 @@ fn requests_during_thread_end_are_answered() {
                         });
                         after += gone.load(Ordering::SeqCst);
                         // Unlimited requests would keep other threads from the lock.
-                        let begin = Instant::now();
-                        let ahead = || asked.load(Ordering::SeqCst) > answered_yet.load(Ordering::SeqCst) + 20;
-                        while ahead() && begin.elapsed() < Duration::from_secs(60) {
-                            thread::sleep(Duration::from_micros(20));
-                        }
+                        poll_until("answers", || {
+                            asked.load(Ordering::SeqCst) <= answered_yet.load(Ordering::SeqCst) + 20
+                        });
                     }
                 });
             }
             drop(reactor);
             gone.store(1, Ordering::SeqCst);
         });
-        let begin = Instant::now();
-        while answered.load(Ordering::SeqCst) < asked.load(Ordering::SeqCst) {
-            assert!(begin.elapsed() < Duration::from_secs(60), "round {seed}: {answered:?} of {asked:?} were answered");
-            thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("all answers", || answered.load(Ordering::SeqCst) >= asked.load(Ordering::SeqCst));
         assert_eq!(answered.load(Ordering::SeqCst), asked.load(Ordering::SeqCst));
     }
 }
@@ -84,10 +78,10 @@ fn panic_in_engine_ends_every_callback() {
     let (_here, there, listener, a, _b) = connected(&net);
     let before = a.receive();
     net.break_down(1);
-    let error = before.wait_for(LIMIT).unwrap_err();
+    let error = before.wait_for(HANG_LIMIT).unwrap_err();
     assert!(matches!(&error, ChannelError::Endpoint(_)) && error.to_string().contains("panicked"), "{error}");
-    assert!(a.receive().wait_for(LIMIT).is_err() && a.send(b"late").wait_for(LIMIT).is_err());
-    assert!(there.connect(listener.address()).wait_for(LIMIT).is_err());
+    assert!(a.receive().wait_for(HANG_LIMIT).is_err() && a.send(b"late").wait_for(HANG_LIMIT).is_err());
+    assert!(there.connect(listener.address()).wait_for(HANG_LIMIT).is_err());
 }
 
 /// A limit counts from its request, also after a long sleep of the reactor.
@@ -115,7 +109,7 @@ fn limit_counts_from_its_request() {
 }
 
 fn open(net: &Net) -> Reactor {
-    let config = Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() };
+    let config = Config { lost_after: HANG_LIMIT, connect_within: HANG_LIMIT, ..Config::default() };
     Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap()
 }
 
@@ -124,12 +118,12 @@ fn connected(net: &Net) -> (Reactor, Reactor, Listener, Channel, Channel) {
     let (here, there) = (open(net), open(net));
     let listener = here.listen().unwrap();
     let (b, a) = (listener.accept(), there.connect(listener.address()));
-    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+    let (a, b) = (a.wait_for(HANG_LIMIT).unwrap(), b.wait_for(HANG_LIMIT).unwrap());
     (here, there, listener, a, b)
 }
 
 fn next(channel: &Channel) -> u8 {
-    channel.receive().wait_for(LIMIT).unwrap()[0]
+    channel.receive().wait_for(HANG_LIMIT).unwrap()[0]
 }
 
 /// The message of a read that was dropped after its arrival goes to the next read, in order.
@@ -140,28 +134,28 @@ fn message_of_dropped_read_goes_to_next_read() {
     let (sender, receiver) = mpsc::channel();
     b.read(move |result| sender.send(result.unwrap()).unwrap());
     for number in 0..6u8 {
-        a.send(vec![number]).wait_for(LIMIT).unwrap();
+        a.send(vec![number]).wait_for(HANG_LIMIT).unwrap();
     }
     // The earlier reads have their messages.
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [3]);
+    assert_eq!(receive("a message", &receiver), [3]);
     let [first, second, third] = reads.try_into().ok().unwrap();
     drop((second, first));
     // One message comes back twice, before one that came back once.
     let (sender, receiver) = mpsc::channel();
     let fourth = b.receive();
     b.read(move |result| sender.send(result.unwrap()).unwrap());
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), [1]);
+    assert_eq!(receive("a message", &receiver), [1]);
     drop((third, fourth));
     assert_eq!((next(&b), next(&b)), (0, 2));
     // Also after the end of the peer.
     let last = [b.receive(), b.receive()];
     let (sender, receiver) = mpsc::channel();
     b.read(move |result| sender.send(result).unwrap());
-    a.close(LIMIT).wait_for(LIMIT).unwrap();
-    assert!(matches!(receiver.recv_timeout(LIMIT).unwrap(), Err(ChannelError::Closed { .. })));
+    a.close(HANG_LIMIT).wait_for(HANG_LIMIT).unwrap();
+    assert!(matches!(receive("an end", &receiver), Err(ChannelError::Closed { .. })));
     drop(last);
     assert_eq!((next(&b), next(&b)), (4, 5));
-    assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
+    assert!(matches!(b.receive().wait_for(HANG_LIMIT), Err(ChannelError::Closed { .. })));
 }
 
 /// Reads that are polled once and dropped, at any moment, lose no message.
@@ -172,7 +166,7 @@ fn polled_and_dropped_reads_lose_no_message() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..MESSAGES {
-                drop(a.send(number.to_le_bytes().to_vec()).wait_for(LIMIT));
+                drop(a.send(number.to_le_bytes().to_vec()).wait_for(HANG_LIMIT));
             }
         });
         let (mut expected, mut tries) = (0u32, 0u32);
@@ -184,7 +178,7 @@ fn polled_and_dropped_reads_lose_no_message() {
             let message = match polled {
                 Poll::Ready(result) => result,
                 // Some reads are waited for, so that the loop ends.
-                Poll::Pending if tries % 4 == 0 => read.wait_for(LIMIT),
+                Poll::Pending if tries % 4 == 0 => read.wait_for(HANG_LIMIT),
                 Poll::Pending => continue,
             };
             let right = message.map(|bytes| bytes == expected.to_le_bytes());
@@ -207,10 +201,10 @@ fn channel_of_dropped_accept_goes_to_next_accept() {
     for _ in 0..20 {
         let there = open(&net);
         let accept = listener.accept();
-        let a = there.connect(listener.address()).wait_for(LIMIT).unwrap();
+        let a = there.connect(listener.address()).wait_for(HANG_LIMIT).unwrap();
         drop(accept);
-        let b = listener.accept().wait_for(LIMIT).unwrap();
-        a.send(b"hello").wait_for(LIMIT).unwrap();
-        assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"hello");
+        let b = listener.accept().wait_for(HANG_LIMIT).unwrap();
+        a.send(b"hello").wait_for(HANG_LIMIT).unwrap();
+        assert_eq!(b.receive().wait_for(HANG_LIMIT).unwrap(), b"hello");
     }
 }

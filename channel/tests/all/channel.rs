@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::traffic::{Exchange, Outcome, exchange};
-use crate::common::{LIMIT, is_silence, libraries, pair};
+use crate::common::{LIMIT, libraries, pair, patient};
 use ferrogin_channel::{ADDRESS_MAX, Address, Channel, ChannelError, Config, Matching, Reactor, Reason};
 use ferrogin_libfabric::{Libfabric, Version};
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
+use ferrogin_test_support::wait::receive;
 use ferrogin_test_support::{Random, repetitions};
 
 /// The id of the first message, so that ids wrap in every exchange.
@@ -21,7 +22,7 @@ fn messages(usual: u64, full: u64) -> u64 {
     repetitions("FERROGIN_CHANNEL_MESSAGES", usual, full)
 }
 
-/// For live peers: a busy machine does not reach the limit.
+/// For live peers.
 fn config(way: &str) -> Config {
     let (provider, matching) = match way.strip_prefix("tags of ") {
         Some(provider) => (provider, Some(Matching::Provider)),
@@ -32,15 +33,13 @@ fn config(way: &str) -> Config {
         matching,
         source: provider.contains("tcp").then(|| "127.0.0.1".to_owned()),
         ping_after: Duration::from_millis(200),
-        lost_after: LIMIT,
-        connect_within: LIMIT,
-        ..Config::default()
+        ..patient()
     }
 }
 
-/// For peers that die.
+/// For peers that die or are stopped: no delay of the machine makes a live peer look silent.
 fn config_for_death(way: &str) -> Config {
-    Config { lost_after: Duration::from_secs(2), ..config(way) }
+    Config { lost_after: Duration::from_secs(5), ..config(way) }
 }
 
 /// Providers to test with this library: the one in FERROGIN_CHANNEL_PROVIDER, or all. shm of 1.17 hangs on unexpected tagged messages; its
@@ -134,7 +133,6 @@ fn child() {
 
 /// A server and four clients, all of them processes, with ids that soon wrap; `more` is for the environment of all.
 fn four_peers(lib: &Libfabric, provider: &str, count: u64, more: &[(&str, String)]) {
-    let begin = Instant::now();
     let start = ("FERROGIN_TEST_START", START_ID.to_string());
     let common = [&[start, ("FERROGIN_TEST_COUNT", count.to_string())], more].concat();
     let mut server = start_peer(lib, provider, "server", &common);
@@ -147,12 +145,12 @@ fn four_peers(lib: &Libfabric, provider: &str, count: u64, more: &[(&str, String
         assert!(client.succeeds(), "a client over {provider}");
     }
     assert!(server.succeeds(), "the server over {provider}");
-    println!("libfabric {} over {provider}: 4 x {count} messages each way in {:?}", lib.version(), begin.elapsed());
+    println!("libfabric {} over {provider}: 4 x {count} messages each way", lib.version());
 }
 
 #[test]
 fn four_peers_exchange_every_byte_in_order() {
-    let count = messages(8000, 20_000) / 4;
+    let count = messages(1000, 20_000) / 4;
     for lib in libraries("four_peers_exchange_every_byte_in_order") {
         for provider in &providers(&lib) {
             four_peers(&lib, provider, count, &[]);
@@ -161,6 +159,7 @@ fn four_peers_exchange_every_byte_in_order() {
 }
 
 #[test]
+#[ignore = "make check"]
 fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     let test = "four_peers_exchange_every_byte_in_order_over_the_software_card";
     let Some(dist) = ferrogin_test_support::dist(test, &["libsoftefa-fi.so"]) else { return };
@@ -178,6 +177,7 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
 
 /// libfabric's own provider for EFA, on the software card below verbs. Its shared memory would be another way to a peer of this host.
 #[test]
+#[ignore = "make check"]
 fn four_peers_exchange_every_byte_in_order_over_efa() {
     let test = "four_peers_exchange_every_byte_in_order_over_efa";
     let (Some(card), Ok(lib)) = (ferrogin_test_support::verbs(test), Libfabric::load(None)) else { return };
@@ -189,6 +189,7 @@ fn four_peers_exchange_every_byte_in_order_over_efa() {
 }
 
 #[test]
+#[ignore = "make check"]
 fn close_is_confirmed_although_the_endpoint_of_the_peer_drops_undelivered_messages() {
     let test = "close_is_confirmed_although_the_endpoint_of_the_peer_drops_undelivered_messages";
     let Some(dist) = ferrogin_test_support::dist(test, &["libsoftefa-fi.so"]) else { return };
@@ -217,7 +218,7 @@ fn futures_and_waits_work_in_one_process() {
             let (sender, receiver) = mpsc::channel();
             let ticket = b.read(move |result| sender.send(result).unwrap());
             b.cancel(ticket);
-            assert!(matches!(receiver.recv_timeout(LIMIT).unwrap(), Err(ChannelError::Cancelled { .. })));
+            assert!(matches!(receive("the end of a read", &receiver), Err(ChannelError::Cancelled { .. })));
             a.send(b"last").wait().unwrap();
             assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"last");
             // Messages that were written before a close are read after it.
@@ -269,17 +270,16 @@ fn refusal_gives_its_reason() {
     }
 }
 
-/// Waits until both directions have ended with an error that names the peer; gives the longest time since `since`.
-fn ended(exchange: &Exchange, channel: &Channel, since: Instant) -> Duration {
+/// Waits until both directions have ended with an error that names the peer.
+fn assert_ended(exchange: &Exchange, channel: &Channel) {
     for direction in [&exchange.writes, &exchange.reads] {
-        let outcome = direction.recv_timeout(LIMIT).expect("all callbacks end");
-        let error = outcome.error.expect("with an error");
+        let error = receive("the last callback", direction).error.expect("with an error");
         assert!(error.to_string().contains(channel.peer()), "{error} does not name {}", channel.peer());
     }
-    since.elapsed()
 }
 
 #[test]
+#[ignore = "make check"]
 fn callbacks_end_when_peer_dies() {
     let test = "callbacks_end_when_peer_dies";
     let libs = libraries(test);
@@ -287,31 +287,22 @@ fn callbacks_end_when_peer_dies() {
     let survives = |way: &String| way != "tags of tcp";
     let combinations: Vec<_> =
         libs.iter().flat_map(|lib| providers(lib).into_iter().filter(survives).map(move |way| (lib, way))).collect();
-    let kills = repetitions("FERROGIN_CHANNEL_KILLS", 20, 50);
-    let longest = std::thread::scope(|scope| {
-        let killers: Vec<_> = (0..KILLERS)
-            .map(|killer| {
-                let combinations = &combinations;
-                let moments = (killer..kills).step_by(KILLERS as usize);
-                scope.spawn(move || {
-                    moments
-                        .map(|moment| {
-                            let (lib, provider) = &combinations[moment as usize % combinations.len()];
-                            kill_once(lib, provider, moment)
-                        })
-                        .max()
-                })
-            })
-            .collect();
-        killers.into_iter().filter_map(|killer| killer.join().unwrap()).max().unwrap()
+    let kills = repetitions("FERROGIN_CHANNEL_KILLS", 10, 50);
+    std::thread::scope(|scope| {
+        for killer in 0..KILLERS {
+            let combinations = &combinations;
+            scope.spawn(move || {
+                for moment in (killer..kills).step_by(KILLERS as usize) {
+                    let (lib, provider) = &combinations[moment as usize % combinations.len()];
+                    kill_once(lib, provider, moment);
+                }
+            });
+        }
     });
-    println!("{test}: {kills} deaths, noticed after {longest:?} at the latest");
-    // Many times the limit of two seconds for an answer.
-    assert!(longest < Duration::from_secs(60), "{longest:?}");
 }
 
-/// Exchanges with a child, kills it at a random moment, and waits for all callbacks; gives the time of that wait.
-fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) -> Duration {
+/// Exchanges with a child, kills it at a random moment, and waits for all callbacks.
+fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) {
     let mut random = Random::new(moment);
     let reactor = Reactor::open(lib, &config_for_death(provider)).unwrap();
     let (process, channel) = if random.next_u64().is_multiple_of(2) {
@@ -322,51 +313,31 @@ fn kill_once(lib: &Arc<Libfabric>, provider: &str, moment: u64) -> Duration {
     } else {
         let mut process = start_peer(lib, provider, "forever", &[]);
         let address = parse(&process.wait_for("ADDRESS "));
-        match reactor.connect(&address).wait_for(LIMIT) {
-            // The peer has had no time to answer.
-            Err(error) if is_silence(&error) => return kill_once(lib, provider, moment),
-            opened => (process, opened.unwrap()),
-        }
+        (process, reactor.connect(&address).wait_for(LIMIT).unwrap())
     };
     let exchange = exchange(&channel, 2, 1, u64::MAX, 16);
     std::thread::sleep(Duration::from_micros(random.next_u64() % 60_000));
     process.signal(libc::SIGKILL);
-    ended(&exchange, &channel, Instant::now())
+    assert_ended(&exchange, &channel);
 }
 
 #[test]
+#[ignore = "make check"]
 fn stopped_peer_is_given_up_alone() {
     for lib in libraries("stopped_peer_is_given_up_alone") {
-        // If the machine is too busy for the answer of the live peer, the next try has a longer limit.
-        let tries = [2, 10, 60].map(Duration::from_secs);
-        assert!(tries.iter().any(|&lost_after| stop_one_of_two(&lib, lost_after)), "a peer that answers is given up");
+        let reactor = Reactor::open(&lib, &config_for_death("tcp")).unwrap();
+        let listener = reactor.listen().unwrap();
+        let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
+        let start = || (start_peer(&lib, "tcp", "forever", &address), listener.accept().wait_for(LIMIT).unwrap());
+        let ((stopped, silent), (_running, lively)) = (start(), start());
+        let running = exchange(&lively, 2, 1, 3000, 16);
+        stopped.signal(libc::SIGSTOP);
+        let error = loop {
+            if let Err(error) = silent.receive().wait_for(LIMIT) {
+                break error;
+            }
+        };
+        assert!(error.to_string().contains("has not answered"), "{error}");
+        settle(running, 3000);
     }
-}
-
-/// Whether the peer that was not stopped continued.
-fn stop_one_of_two(lib: &Arc<Libfabric>, lost_after: Duration) -> bool {
-    let reactor = Reactor::open(lib, &Config { lost_after, ..config("tcp") }).unwrap();
-    let listener = reactor.listen().unwrap();
-    let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
-    let start = || (start_peer(lib, "tcp", "forever", &address), listener.accept().wait_for(LIMIT).unwrap());
-    let ((stopped, silent), (_running, lively)) = (start(), start());
-    let running = exchange(&lively, 2, 1, 3000, 16);
-    stopped.signal(libc::SIGSTOP);
-    let error = loop {
-        if let Err(error) = silent.receive().wait_for(LIMIT) {
-            break error;
-        }
-    };
-    println!("{error}");
-    assert!(is_silence(&error), "{error}");
-    outcomes(running, 3000).into_iter().all(|outcome| match outcome.error {
-        Some(error) if is_silence(&error) => {
-            println!("the other did not answer within {lost_after:?} either: {error}");
-            false
-        }
-        error => {
-            assert!(outcome.good == 3000 && error.is_none(), "{} are good, {error:?}", outcome.good);
-            true
-        }
-    })
 }

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::common::{LIMIT, libraries, with_card};
+use crate::common::{LIMIT, libraries, patient, with_card};
 use ferrogin_channel::{Address, Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::Random;
@@ -21,8 +21,7 @@ const TCP: &str = "tcp";
 fn config(way: &str, source: &str) -> Config {
     let source = (way == TCP).then(|| source.to_owned());
     // No death is detected by silence: the next client must replace a dead one.
-    let (provider, lost_after, connect_within) = (way.to_owned(), LIMIT, LIMIT);
-    Config { provider, source, lost_after, connect_within, ..Config::default() }
+    Config { provider: way.to_owned(), source, ..patient() }
 }
 
 fn body(life: u64, from_client: bool, number: u64) -> Vec<u8> {

@@ -3,32 +3,21 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::common::{LIMIT, libraries, pair};
+use crate::common::{LIMIT, libraries, pair, patient};
 use ferrogin_channel::{ChannelError, Config, Reactor};
+use ferrogin_test_support::wait::receive;
 
+/// The limit of what never happens.
 const SHORT: Duration = Duration::from_millis(50);
-
-/// For live ends: a busy machine does not reach the limit.
-fn patient() -> Config {
-    Config { lost_after: Duration::from_secs(30), connect_within: LIMIT, ..Config::default() }
-}
 
 #[test]
 fn endless_limits_and_zero_depth_work() {
     for lib in libraries("endless_limits_and_zero_depth_work") {
         let endless = Duration::MAX;
-        let config = Config {
-            depth: 0,
-            connect_within: endless,
-            lost_after: endless,
-            ping_after: Duration::from_millis(10),
-            ..Config::default()
-        };
+        let config = Config { depth: 0, connect_within: endless, lost_after: endless, ..Config::default() };
         let (_here, there, a, b) = pair(&lib, &config);
         a.send(b"one").wait_for(LIMIT).unwrap();
         assert_eq!(b.receive().wait_for(endless).unwrap(), b"one");
-        // Pings are sent, and no peer is given up.
-        std::thread::sleep(SHORT);
         b.send(b"two").wait_for(endless).unwrap();
         assert_eq!(a.receive().wait_for(LIMIT).unwrap(), b"two");
         assert!(!a.is_closed());
@@ -73,7 +62,7 @@ fn wait_in_callback_is_refused() {
             sent.unwrap();
             drop(sender.send(clone.send(b"second").wait().map(drop)));
         });
-        let error = receiver.recv_timeout(LIMIT).unwrap().unwrap_err();
+        let error = receive("the end of a wait", &receiver).unwrap_err();
         assert!(matches!(error, ChannelError::OwnThread { .. }) && error.to_string().contains(a.peer()), "{error}");
         // The write continues.
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"first");
@@ -84,7 +73,7 @@ fn wait_in_callback_is_refused() {
             drop(of_end.send(clone.receive().wait().map(drop)));
         });
         drop(there);
-        assert!(receiver.recv_timeout(LIMIT).unwrap().is_err());
+        assert!(receive("the end of a wait", &receiver).is_err());
         drop(here);
     }
 }

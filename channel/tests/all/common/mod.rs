@@ -4,20 +4,17 @@
 mod libfabric;
 pub mod traffic;
 
+pub use ferrogin_test_support::wait::HANG_LIMIT as LIMIT;
 pub use libfabric::libraries;
 use std::sync::Arc;
-use std::time::Duration;
 
-use ferrogin_channel::{Channel, ChannelError, Config, Reactor};
+use ferrogin_channel::{Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::{child, dist};
 
-/// For everything that live peers do: a busy machine does not reach it.
-pub const LIMIT: Duration = Duration::from_secs(120);
-
-/// The peer was given up because it did not answer, by the channel or by the datagrams below.
-pub fn is_silence(error: &ChannelError) -> bool {
-    error.to_string().contains("has not answered")
+/// For live ends: no delay of the machine reaches the limits.
+pub fn patient() -> Config {
+    Config { lost_after: LIMIT, connect_within: LIMIT, ..Config::default() }
 }
 
 /// Two reactors, and a channel between them.

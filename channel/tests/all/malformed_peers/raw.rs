@@ -4,8 +4,6 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
-use std::thread;
-use std::time::Instant;
 
 use ferrogin_datagram::{Event, MessageEndpoint, Peer, SendError};
 use ferrogin_libfabric::bindings::{self, fi_context2, fi_ops_tagged, fid_ep};
@@ -14,7 +12,7 @@ use ferrogin_libfabric::{
     find_datagrams,
 };
 
-use super::LIMIT;
+use ferrogin_test_support::wait::poll_until;
 
 /// Tag of control messages of kind 0.
 pub const CONTROL: u64 = 1 << 34;
@@ -118,19 +116,17 @@ impl Tagged {
     /// Offers bytes to libfabric until `offer`, a call with endpoint, bytes, their number, peer and context, takes them.
     fn send_by(&mut self, bytes: &[u8], offer: impl Fn(*mut fid_ep, *const c_void, usize, u64, *mut c_void) -> isize) {
         self.sending.push((bytes.into(), Box::default()));
-        let since = Instant::now();
-        loop {
+        poll_until("send", || {
             let (bytes, context) = self.sending.last_mut().unwrap();
             let (data, context) = (bytes.as_ptr().cast(), ptr::from_mut(&mut **context).cast());
             let code = offer(self.endpoint.as_ptr(), data, bytes.len(), self.to.0, context);
-            if code == 0 {
-                self.in_flight += 1;
-                return;
+            if code != 0 {
+                assert_eq!(code, -(bindings::FI_EAGAIN as isize), "a send");
+                self.progress();
             }
-            assert!(code == -(bindings::FI_EAGAIN as isize) && since.elapsed() < LIMIT, "a send: {code}");
-            self.progress();
-            thread::yield_now();
-        }
+            code == 0
+        });
+        self.in_flight += 1;
     }
 
     /// Sends a message without a tag.
@@ -210,12 +206,14 @@ impl Datagrams {
 
     /// Sends any datagram.
     pub fn datagram(&mut self, header: &[u8], bytes: &[u8]) {
-        let since = Instant::now();
-        while let Err(error) = self.endpoint.send(self.to.unwrap(), header, bytes) {
-            assert!(error == SendError::Full && since.elapsed() < LIMIT, "{error}");
-            self.progress();
-            thread::yield_now();
-        }
+        poll_until("send", || {
+            let sent = self.endpoint.send(self.to.unwrap(), header, bytes);
+            if sent != Ok(()) {
+                assert_eq!(sent, Err(SendError::Full));
+                self.progress();
+            }
+            sent == Ok(())
+        });
     }
 
     /// Sends an RTS for a message whose bytes are never sent.
