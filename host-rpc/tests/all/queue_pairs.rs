@@ -9,6 +9,7 @@ use std::sync::{Arc, mpsc};
 
 use crate::calls::{ECHO, LIMIT, TransportFactory, calls, server};
 use crate::peer::Peer;
+use ferrogin_test_support::wait;
 use host_rpc::mlx5::{Config, ConnectError, Connection, Connector, HELLO};
 use host_rpc::{Client, Payload, RpcError, ServerHandle, Settings, Transport, TransportError};
 use mlx5::device::Device;
@@ -75,7 +76,7 @@ fn long_bodies_go_through_windows() {
 fn receive(end: &Connection) -> Result<Vec<u8>, TransportError> {
     let (sender, receiver) = mpsc::channel();
     end.receive(Box::new(move |result| sender.send(result).unwrap()));
-    receiver.recv_timeout(LIMIT).expect("a callback")
+    wait::receive("a callback", &receiver)
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn messages_and_callbacks_keep_their_order() {
         assert!(receive(&b).unwrap() == vec![number as u8; lens(number)], "message {number}");
     }
     for number in 0..120 {
-        assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), (number, Ok(())));
+        assert_eq!(wait::receive("a callback", &receiver), (number, Ok(())));
     }
 }
 
@@ -106,7 +107,7 @@ fn close_sends_queued_messages_and_ends_both_ends() {
     assert_eq!(receive(&a), Err(TransportError::Closed));
     let (sender, receiver) = mpsc::channel();
     b.send(Payload::from(vec![1]), Box::new(move |result| sender.send(result).unwrap()));
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(TransportError::Closed));
+    assert_eq!(wait::receive("a callback", &receiver), Err(TransportError::Closed));
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn window_is_invalid_after_reply() {
         if !before_reply {
             assert!(finished.try_recv().is_err(), "the send does not finish before the window is invalidated");
             peer.reply(b"a reply", With::Invalidate(rkey));
-            assert_eq!(finished.recv_timeout(LIMIT).unwrap(), Ok(()));
+            assert_eq!(wait::receive("a callback", &finished), Ok(()));
             assert_eq!(receive(&end).unwrap(), b"a reply");
         }
         let outcome = match late {
@@ -202,7 +203,7 @@ fn invalidating_wrong_key_breaks_connection() {
     end.receive(Box::new(move |result| sender.send(result).unwrap()));
     // The key of another bind of the same window: the card rejects the invalidation, and both ends fail.
     peer.reply(b"a reply", With::Invalidate(rkey ^ 1));
-    assert!(matches!(outcome.recv_timeout(LIMIT).unwrap(), Err(TransportError::Failed(_))));
+    assert!(matches!(wait::receive("a callback", &outcome), Err(TransportError::Failed(_))));
 }
 
 fn example(args: &[&str]) -> std::process::Child {

@@ -4,12 +4,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use crate::calls::LIMIT;
 use crate::common::libfabric::libraries;
 use crate::common::patient_config;
 use ferrogin_channel::Reactor;
-use host_rpc::{Body, Client, RpcError, Server, ServerHandle, Settings, Status};
+use ferrogin_test_support::wait::receive;
+use host_rpc::{Client, RpcError, Server, ServerHandle, Settings, Status};
 
-const LIMIT: Duration = Duration::from_secs(120);
 const LONG: usize = 20 << 20;
 
 /// If a shutdown returns true, the transport may be dropped: every answer is sent.
@@ -30,7 +31,7 @@ fn shutdown_returns_after_answers_are_sent() {
             let address = server.listen(here.listen().unwrap());
             let client = Client::new(there.connect(&address).wait().unwrap(), Settings::default());
             let calls: Vec<_> = (0..2).map(|_| client.call(1, "", LIMIT)).collect();
-            (0..2).for_each(|_| running.recv_timeout(LIMIT).unwrap());
+            (0..2).for_each(|_| receive("a call", &running));
             assert!(server.shutdown(LIMIT), "round {round}");
             drop(here);
             for call in calls {
@@ -63,7 +64,7 @@ fn shutdown_does_not_wait_for_endless_methods() {
         let address = server.listen(here.listen().unwrap());
         let client = Client::new(there.connect(&address).wait().unwrap(), Settings::default());
         let call = client.call(1, b"body", LIMIT);
-        has_started.recv_timeout(LIMIT).unwrap();
+        receive("a call", &has_started);
         // The method waits for this thread, which waits for the shutdown.
         assert!(!server.shutdown(Duration::from_millis(50)));
         assert!(matches!(call.wait(), Err(RpcError::Disconnected { .. })));
@@ -93,20 +94,14 @@ fn waiting_in_callback_is_refused() {
         let (sender, receiver) = mpsc::channel();
         let of_callback = client.clone();
         client.call_with(1, "", LIMIT, move |_| sender.send(of_callback.call(1, "", Duration::MAX).wait()).unwrap());
-        let error = receiver.recv_timeout(LIMIT).unwrap().unwrap_err();
+        let error = receive("a callback", &receiver).unwrap_err();
         assert!(
             matches!(error, RpcError::WouldDeadlock { .. }) && error.to_string().contains(client.peer()),
             "{error}"
         );
         assert_eq!(client.call(1, "on", LIMIT).wait().unwrap().into_vec(), b"on");
         let call = client.call(2, "", LIMIT);
-        assert!(!has_ended.recv_timeout(LIMIT).unwrap());
+        assert!(!receive("the end of the shutdown", &has_ended));
         assert!(call.wait().is_err());
     }
-}
-
-#[test]
-fn debug_output_of_body_is_short() {
-    let text = format!("{:?}", Body::default());
-    assert_eq!(text, "Body(0 bytes in 0 pieces)");
 }

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+pub use ferrogin_test_support::wait::HANG_LIMIT as LIMIT;
+use ferrogin_test_support::wait::{receive, wait_until};
 use host_rpc::frame::{Header, Kind};
 use host_rpc::{Body, Client, Payload, RpcError, Server, ServerHandle, Settings, Status, Transport, Violation};
 
@@ -48,7 +50,6 @@ macro_rules! calls {
 }
 pub(crate) use calls;
 
-pub const LIMIT: Duration = Duration::from_secs(120);
 pub const ECHO: u32 = 1;
 const SLOW: u32 = 2;
 const FAIL: u32 = 3;
@@ -62,10 +63,7 @@ pub fn server(settings: Settings) -> ServerHandle {
     Server::new(settings)
         .method(ECHO, |_, body| Ok(body.into_vec().into()))
         .method(SLOW, |context, _| {
-            let start = Instant::now();
-            while !context.is_cancelled() && start.elapsed() < LIMIT {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_until("cancellation", || context.is_cancelled());
             Err(Status::Cancelled)
         })
         .method(FAIL, |_, body| Err(Status::failed(body.len() as u32, "as asked")))
@@ -171,7 +169,7 @@ pub fn panicking_callback_affects_no_other_call<W: TransportFactory>(factory: &W
             sender.send(result).unwrap();
             panic!("as asked");
         });
-        assert_eq!(receiver.recv_timeout(LIMIT).unwrap().is_ok(), method == ECHO);
+        assert_eq!(receive("a callback", &receiver).is_ok(), method == ECHO);
     }
     // Deadlines are still checked, and answers still arrive.
     let error = client.call(SLOW, "", Duration::from_millis(1)).wait().unwrap_err();
@@ -188,10 +186,7 @@ pub fn open_calls_never_exceed_credits<W: TransportFactory>(factory: &W) {
             let (now, most) = &of_method;
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             // The first three calls wait for each other; a fourth has time to start if credits do not stop it.
-            let start = Instant::now();
-            while most.load(Ordering::SeqCst) < 3 && start.elapsed() < LIMIT {
-                thread::sleep(Duration::from_millis(1));
-            }
+            wait_until("three calls", || most.load(Ordering::SeqCst) >= 3);
             thread::sleep(Duration::from_millis(2));
             now.fetch_sub(1, Ordering::SeqCst);
             Ok(body.into_vec().into())
@@ -223,10 +218,10 @@ pub fn deadlines_and_cancellation_free_workers_and_credits<W: TransportFactory>(
     assert!(matches!(late, RpcError::Timeout { method: ECHO, .. }), "{late}");
     let waiting = client.call(ECHO, b"after".to_vec(), LIMIT);
     client.cancel(numbers[0]);
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(RpcError::Cancelled));
+    assert_eq!(receive("a callback", &receiver), Err(RpcError::Cancelled));
     assert_eq!(waiting.wait().unwrap().into_vec(), b"after");
     client.cancel(numbers[1]);
-    assert_eq!(receiver.recv_timeout(LIMIT).unwrap(), Err(RpcError::Cancelled));
+    assert_eq!(receive("a callback", &receiver), Err(RpcError::Cancelled));
     // Dropping a call cancels it, which frees its worker.
     drop(client.call(SLOW, Vec::new(), LIMIT));
     hammer(&client, 4, 10);
@@ -235,26 +230,25 @@ pub fn deadlines_and_cancellation_free_workers_and_credits<W: TransportFactory>(
 pub fn shutdown_answers_running_calls_and_refuses_new_ones<W: TransportFactory>(factory: &W) {
     let (begun, has_begun) = mpsc::channel();
     let running = Server::new(Settings::default())
-        .method_with(LATER, move |_, body, responder| {
-            begun.send(()).unwrap();
-            thread::spawn(move || {
-                thread::sleep(Duration::from_millis(20));
-                responder.reply(Ok(body.into_vec().into()));
-            });
-        })
+        .method_with(LATER, move |_, body, responder| begun.send((body, responder)).unwrap())
+        .method(ECHO, |_, body| Ok(body.into_vec().into()))
         .start();
     let (here, there) = factory.pair();
     running.attach(there);
     let client = Client::new(here, Settings::default());
-    let (sender, receiver) = mpsc::channel();
-    client.call_with(LATER, b"last".to_vec(), LIMIT, move |result| sender.send(result).unwrap());
-    // An earlier shutdown may lose the call: a server that stops does not read requests that have not arrived.
-    has_begun.recv_timeout(LIMIT).unwrap();
-    assert!(running.shutdown(LIMIT));
-    assert_eq!(*receiver.recv_timeout(LIMIT).unwrap().unwrap().bytes(), *b"last");
-    let error = client.call(LATER, Vec::new(), LIMIT).wait().unwrap_err();
-    let refused = matches!(error, RpcError::Status { status: Status::ShuttingDown, .. });
-    assert!(refused || matches!(error, RpcError::Disconnected { .. }), "{error}");
+    let last = client.call(LATER, b"last".to_vec(), LIMIT);
+    let (body, responder) = receive("a call", &has_begun);
+    let refused = |error: &RpcError| matches!(error, RpcError::Status { status: Status::ShuttingDown, .. });
+    thread::scope(|scope| {
+        let shutdown = scope.spawn(move || running.shutdown(LIMIT));
+        wait_until("refusal", || client.call(ECHO, Vec::new(), LIMIT).wait().is_err_and(|error| refused(&error)));
+        // The shutdown waits for this answer.
+        responder.reply(Ok(body.into_vec().into()));
+        assert!(shutdown.join().unwrap());
+    });
+    assert_eq!(*last.wait().unwrap().bytes(), *b"last");
+    let error = client.call(ECHO, Vec::new(), LIMIT).wait().unwrap_err();
+    assert!(refused(&error) || matches!(error, RpcError::Disconnected { .. }), "{error}");
 }
 
 pub fn every_call_ends_with_connection<W: TransportFactory>(factory: &W) {
@@ -283,7 +277,7 @@ fn send_frame(raw: &impl Transport, header: Header, body: &[u8]) {
 fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     let (sender, receiver) = mpsc::channel();
     raw.receive(Box::new(move |result| sender.send(result).unwrap()));
-    let message = receiver.recv_timeout(LIMIT).unwrap().ok()?;
+    let message = receive("a frame", &receiver).ok()?;
     Some((Header::parse(&message).unwrap(), message[host_rpc::frame::HEADER..].to_vec()))
 }
 
@@ -330,10 +324,7 @@ pub fn servers_disconnect_malformed_clients_and_serve_others<W: TransportFactory
         );
     }
     // The server may notice the end later than the other end does.
-    let since = Instant::now();
-    while running.connections() > 1 && since.elapsed() < LIMIT {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("end of the other connections", || running.connections() <= 1);
     assert_eq!(running.connections(), 1);
 }
 

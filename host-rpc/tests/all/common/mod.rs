@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use ferrogin_channel::Config;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use host_rpc::{Payload, ReceiveDone, SendDone, Transport, TransportError};
 
 #[derive(Default)]
@@ -22,6 +23,8 @@ struct State {
     sides: [Side; 2],
     sent: VecDeque<SendDone>,
     closed: bool,
+    /// Ends that were dropped.
+    dropped: usize,
 }
 
 /// One end of a pipe in memory; a thread of the pipe calls back.
@@ -55,10 +58,10 @@ pub fn pipe() -> (Pipe, Pipe) {
             if let Some((done, message)) = ready {
                 drop(state);
                 done(message);
-            } else if Arc::strong_count(&of_thread) == 1 {
+            } else if state.dropped == 2 {
                 return;
             } else {
-                drop(change.wait_timeout(state, Duration::from_millis(20)).unwrap());
+                drop(change.wait(state).unwrap());
             }
         }
     });
@@ -93,7 +96,14 @@ impl Transport for Pipe {
     }
 }
 
+impl Drop for Pipe {
+    fn drop(&mut self) {
+        self.shared.0.lock().unwrap().dropped += 1;
+        self.shared.1.notify_all();
+    }
+}
+
 /// For tests in which both ends live: a peer that a busy machine delays is not given up.
 pub fn patient_config() -> Config {
-    Config { lost_after: Duration::from_secs(30), connect_within: Duration::from_secs(120), ..Config::default() }
+    Config { lost_after: HANG_LIMIT, connect_within: HANG_LIMIT, ..Config::default() }
 }

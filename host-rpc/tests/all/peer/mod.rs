@@ -3,9 +3,8 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::thread;
-use std::time::Instant;
 
+use ferrogin_test_support::wait::poll_until;
 use host_rpc::mlx5::HELLO;
 use mlx5::cq::{CompletionQueue, Polled};
 use mlx5::device::{Access, CqAttr, Device, Endpoint, Mr, QpAttr};
@@ -13,8 +12,6 @@ use mlx5::qp::QueuePair;
 use mlx5::sq::Flags;
 use mlx5::wire::{CqeOpcode, Syndrome};
 use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, With, WorkRequest};
-
-use crate::calls::LIMIT;
 
 /// Bytes of the header in front of every message: kind, key, length, 8 reserved bytes, little endian.
 const HEADER: usize = 24;
@@ -76,26 +73,23 @@ impl Peer {
 
     /// Waits for the next completion; true if it is of a receive.
     fn next(&mut self) -> Result<bool, Syndrome> {
-        let start = Instant::now();
-        loop {
-            let seen = match self.cq.poll().unwrap() {
+        let mut seen = None;
+        poll_until("completion", || {
+            seen = match self.cq.poll().unwrap() {
                 Polled::Empty => None,
                 Polled::Done(entry) => Some(Ok((entry.opcode(), entry.wqe_counter()))),
                 Polled::Failed(failure) => Some(Err(failure.syndrome)),
             };
-            if let Some(seen) = seen {
-                self.cq.release();
-                let (opcode, counter) = seen?;
-                if opcode == CqeOpcode::Req {
-                    self.qp.send().complete(counter).unwrap().for_each(drop);
-                    return Ok(false);
-                }
-                self.qp.recv().unwrap().complete(counter).unwrap();
-                return Ok(true);
-            }
-            assert!(start.elapsed() < LIMIT, "no completion");
-            thread::yield_now();
+            seen.is_some()
+        });
+        self.cq.release();
+        let (opcode, counter) = seen.unwrap()?;
+        if opcode == CqeOpcode::Req {
+            self.qp.send().complete(counter).unwrap().for_each(drop);
+            return Ok(false);
         }
+        self.qp.recv().unwrap().complete(counter).unwrap();
+        Ok(true)
     }
 
     /// Receives the RTS frame of a long message: its length and the window's key.
