@@ -4,19 +4,12 @@
 use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use super::{child, peer::Peer, skip, soak};
 
 const TASK: &str = "FERROGIN_TEST_UNTRUSTED";
 /// Descriptors beside the connections, also those that libfabric left open for the process.
 const OTHERS: u64 = 1000;
-/// How often [`is_undisturbed`] tries again: the machine may be busy with other work.
-const TRIES: usize = 8;
-/// What [`is_undisturbed`] allows beside a multiple of the usual time: a thread may wait that long for a core.
-const WAIT: Duration = Duration::from_millis(50);
-/// Runs of which the median counts.
-const RUNS: usize = 5;
 
 /// True if this process may start others as the user `nobody`; otherwise `test` is reported as skipped.
 pub fn have_second_user(test: &str) -> bool {
@@ -61,8 +54,8 @@ pub fn limit_descriptors(count: u64) -> bool {
     known && limit.rlim_cur == count && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0
 }
 
-/// Starts a process that holds `count` TCP connections to `addresses`, in turn, and sends nothing. They are there when this returns, and as long
-/// as the result lives. The test `name` of the program must call [`hold`].
+/// Starts a process that holds `count` TCP connections to `addresses`, in turn, and sends nothing. The kernel has accepted them when this
+/// returns, and they stay as long as the result lives, unless the program closes them. The test `name` of the program must call [`hold`].
 ///
 /// # Panics
 /// The process cannot be started or cannot connect.
@@ -70,23 +63,7 @@ pub fn start_silent(name: &str, addresses: &[SocketAddr], count: usize, as_nobod
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     let mut process = start(name, &format!("hold {count} {}", addresses.join(" ")), as_nobody);
     assert_eq!(process.wait_for("untrusted process holds"), count.to_string());
-    wait_for_accepts();
     process
-}
-
-/// The kernel has accepted the connections. Waits until this program has accepted them too, or closed them: until the number of its
-/// descriptors stays the same.
-fn wait_for_accepts() {
-    let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    let mut before = descriptors();
-    for _ in 0..100 {
-        std::thread::sleep(Duration::from_millis(100));
-        let now = descriptors();
-        if now == before {
-            return;
-        }
-        before = now;
-    }
 }
 
 /// Silent connections in a test.
@@ -108,34 +85,4 @@ pub fn hold() {
     let held: Vec<TcpStream> = (0..count).zip(addresses.iter().cycle()).map(connect).collect();
     println!("untrusted process holds {}", held.len());
     let _ = std::io::stdin().read(&mut [0]);
-}
-
-/// The median of the times that some runs of `body` take.
-fn median_time(mut body: impl FnMut()) -> Duration {
-    let mut time = |_| {
-        let start = Instant::now();
-        body();
-        start.elapsed()
-    };
-    let mut times: Vec<_> = (0..RUNS).map(&mut time).collect();
-    times.sort();
-    times[RUNS / 2]
-}
-
-/// Runs `body` alone, and beside [`silent`] connections as [`start_silent`] makes them. True if it then takes at most twice the time and
-/// 0.2 s, in one of a few tries. Prints the times of `what` to standard error.
-pub fn is_undisturbed(
-    what: &str,
-    name: &str,
-    addresses: &[SocketAddr],
-    as_nobody: bool,
-    mut body: impl FnMut(),
-) -> bool {
-    (0..TRIES).any(|_| {
-        let usual = median_time(&mut body);
-        let _silent = start_silent(name, addresses, silent(), as_nobody);
-        let beside = median_time(&mut body);
-        eprintln!("{what}: {usual:.1?}, beside {} silent connections {beside:.1?}", silent());
-        beside <= 2 * usual + WAIT
-    })
 }
