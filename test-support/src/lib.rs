@@ -20,7 +20,7 @@ pub use dist::{dist, software_gpu, verbs, workspace};
 pub use input::Input;
 pub use libfabric::{have_libfabric, libfabric_for_gpus};
 pub use memory::{address_space, resident_bytes};
-pub use place::{of_process, own_port};
+pub use place::{of_process, own_host, own_port};
 pub use random::Random;
 pub use soak::{repetitions, soak};
 

@@ -1,5 +1,6 @@
 //! Directories and ports of test programs that use them until they end.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,6 +18,12 @@ pub fn of_process(place: impl AsRef<Path>, prefix: &str) -> PathBuf {
         }
     }
     place.join(format!("{prefix}-{}", std::process::id()))
+}
+
+/// A loopback address that no other process takes: Linux has at most 2^22 processes.
+pub fn own_host() -> Ipv4Addr {
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 + high, middle, low)
 }
 
 /// A port of this machine, another one at each call: below those that Linux gives out, so that no other process takes it.

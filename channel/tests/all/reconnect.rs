@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::common::{LIMIT, libraries, patient, with_card};
 use ferrogin_channel::{Address, Channel, Config, Reactor};
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::Random;
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
+use ferrogin_test_support::{Random, own_host, own_port};
 
 /// Clients at one address.
 const LIVES: u64 = 4;
@@ -92,12 +92,13 @@ fn start_client(lib: &Libfabric, way: &str, source: &(String, u16), address: &Ad
 }
 
 /// Clients over one provider, one after the other. `same_name`: the address gives them the same endpoint name.
-fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: bool) {
+fn lives(lib: &Arc<Libfabric>, way: &str, same_name: bool) {
+    let place = (own_host().to_string(), own_port());
     let reactor = Reactor::open(lib, &config(way, "127.0.0.1")).unwrap();
     let listener = reactor.listen().unwrap();
     let mut before: Option<(Channel, u64)> = None;
     for life in 0..LIVES {
-        let mut client = start_client(lib, way, source, listener.address(), life);
+        let mut client = start_client(lib, way, &place, listener.address(), life);
         let channel = listener.accept().wait_for(LIMIT).unwrap();
         if let Some((before, life)) = before.take() {
             assert_eq!(same_name, before.peer() == channel.peer(), "{} and {}", before.peer(), channel.peer());
@@ -130,16 +131,10 @@ fn lives(lib: &Arc<Libfabric>, way: &str, source: &(String, u16), same_name: boo
     println!("libfabric {} over {way}: {LIVES} clients at {}", lib.version(), before.unwrap().0.peer());
 }
 
-/// A loopback address and a port below those that Linux gives out, so that no other process takes it.
-fn own_place(index: usize) -> (String, u16) {
-    let pid = std::process::id();
-    (format!("127.{}.{}.{}", 64 + pid % 64, 1 + pid / 64 % 250, 1 + index % 250), 20_000 + (pid % 10_000) as u16)
-}
-
 #[test]
 fn next_client_at_same_address_connects() {
-    for (index, lib) in libraries("next_client_at_same_address_connects").iter().enumerate() {
-        lives(lib, TCP, &own_place(index + 1), true);
+    for lib in &libraries("next_client_at_same_address_connects") {
+        lives(lib, TCP, true);
     }
 }
 
@@ -147,5 +142,5 @@ fn next_client_at_same_address_connects() {
 #[test]
 fn next_client_over_the_software_card_connects() {
     let test = "next_client_over_the_software_card_connects";
-    with_card(test, || libraries(test).iter().for_each(|lib| lives(lib, "softefa", &own_place(0), false)));
+    with_card(test, || libraries(test).iter().for_each(|lib| lives(lib, "softefa", false)));
 }

@@ -13,7 +13,7 @@ use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
 use ferrogin_test_support::untrusted::limit_descriptors;
 use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, wait_until};
-use ferrogin_test_support::{Random, child, skip};
+use ferrogin_test_support::{Random, child, own_host, own_port, skip};
 
 /// For live peers: a busy machine does not reach this limit.
 fn config() -> Config {
@@ -276,8 +276,8 @@ fn limits_are_enforced() {
         assert_ne!(a.add_peer(b.address()).unwrap(), peer);
         assert!(a.add_peer(&[1, 2, 3]).is_err());
 
-        let port = ferrogin_test_support::own_port();
-        let wanted = Config { source: Some(format!("127.0.0.1:{port}")), ..config() };
+        let (host, port) = (own_host(), own_port());
+        let wanted = Config { source: Some(format!("{host}:{port}")), ..config() };
         assert_eq!(MessageEndpoint::open(&lib, &wanted).unwrap().address()[2..4], port.to_be_bytes());
 
         let wrong = Config { provider: "nonesuch".to_owned(), ..config() };

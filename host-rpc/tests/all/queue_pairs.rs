@@ -236,7 +236,7 @@ fn two_processes_echo_short_and_long_bodies() {
     let stream = TcpStream::connect(address.trim()).unwrap();
     let connector = Connector::new(&card(21), &Config::default()).unwrap();
     let client = Client::new(connector.connect_over(stream, "the example").unwrap(), Settings::default());
-    for (bytes, at_a_time, calls) in [(64, 1, 500), (64, 32, 4000), (1 << 20, 1, 20), (1 << 20, 4, 40)] {
+    for (bytes, at_a_time, calls) in [(64, 1, 50), (64, 32, 1000), (1 << 20, 1, 5), (1 << 20, 4, 12)] {
         let body = |number: usize| (0..bytes).map(|at| (at * 7 + at / 256 + number) as u8).collect::<Vec<u8>>();
         let mut calls_open = VecDeque::new();
         for number in 0..calls {

@@ -54,7 +54,7 @@ fn many_clients_get_their_answers_over_channels() {
         thread::scope(|scope| {
             for reactor in &reactors[1..] {
                 let client = Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
-                scope.spawn(move || hammer(&client, 8, 60));
+                scope.spawn(move || hammer(&client, 8, 20));
             }
         });
         assert!(running.shutdown(LIMIT));
