@@ -1,6 +1,6 @@
 //! A listener beside processes that do not have its address: silent ones by the thousand, and ones that forge messages.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::common::{LIMIT, exchange, libraries, patient};
 use crate::malformed_peers::raw::{Datagrams, EAGER, INLINE, Raw, Tagged, header};
-use crate::malformed_peers::{Control, VERSION};
+use crate::malformed_peers::{Control, VERSION, echo};
 use ferrogin_channel::{Address, Channel, Listener, Reactor};
 use ferrogin_libfabric::{Libfabric, bindings};
 use ferrogin_test_support::child::run;
-use ferrogin_test_support::peer::{hex, unhex};
-use ferrogin_test_support::{Random, repetitions, resident_bytes, skip, soak, untrusted};
+use ferrogin_test_support::peer::{self, Peer, hex, unhex};
+use ferrogin_test_support::{Random, repetitions, resident_bytes, soak, untrusted};
 
 /// Descriptors that the listener's process may have: fewer than silent connections; in a soak run also more.
 const DESCRIPTORS: [u64; 2] = [512, 20_000];
@@ -41,31 +41,48 @@ fn open(lib: &Arc<Libfabric>, listener: &Listener) -> (Reactor, Channel, Channel
     (reactor, near, far)
 }
 
-/// Far fewer descriptors than silent connections: without a limit for those, no further peer could connect.
+/// Not a test: a listener with few descriptors, whose channels echo. The clients have a process of their own, which never lacks one.
+#[test]
+fn echo_server() {
+    let (Ok(descriptors), Some(library)) = (std::env::var("FERROGIN_TEST_DESCRIPTORS"), peer::library()) else {
+        return;
+    };
+    assert!(untrusted::limit_descriptors(descriptors.parse().unwrap()), "{descriptors} descriptors are not allowed");
+    let reactor = Reactor::open(&Libfabric::load(Some(&library)).unwrap(), &patient()).unwrap();
+    let listener = reactor.listen().unwrap();
+    println!("ADDRESS {}", hex(&listener.address().to_bytes()));
+    listener.accept_all(|channel| {
+        echo(channel);
+        true
+    });
+    // Until the test kills this process.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+/// Fewer descriptors than silent connections: without a limit for those, no further peer could connect.
 #[test]
 fn channels_open_beside_silent_connections() {
     let test = "channels_open_beside_silent_connections";
-    let (libraries, as_nobody) = (libraries(test), untrusted::have_second_user(test));
-    run(test, &[], || {
-        for (lib, descriptors) in libraries.iter().flat_map(|lib| DESCRIPTORS.map(|descriptors| (lib, descriptors))) {
-            if descriptors > 512 && !soak() {
-                continue;
-            }
-            if !untrusted::limit_descriptors(descriptors) {
-                skip(test, format!("this process may not have {descriptors} descriptors"));
-                continue;
-            }
+    let as_nobody = untrusted::have_second_user(test);
+    let descriptors = &DESCRIPTORS[..if soak() { 2 } else { 1 }];
+    for (lib, descriptors) in libraries(test).iter().flat_map(|lib| descriptors.iter().map(move |count| (lib, count))) {
+        let environment = [("FERROGIN_TEST_DESCRIPTORS", descriptors.to_string())];
+        let mut server = Peer::start_on("untrusted_peers::echo_server", lib.path(), &environment);
+        let address = Address::parse(&unhex(&server.wait_for("ADDRESS "))).unwrap();
+        let connect = || {
             let reactor = Reactor::open(lib, &patient()).unwrap();
-            let listener = reactor.listen().unwrap();
-            let (_client, near, far) = open(lib, &listener);
-            let address = [listener.address().endpoint().parse().unwrap()];
-            let _silent = untrusted::start_silent("untrusted_process", &address, untrusted::silent(), as_nobody);
-            for _ in 0..5 {
-                drop(open(lib, &listener));
-                exchange(&near, &far, 1000);
-            }
+            let channel = reactor.connect(&address).wait_for(LIMIT).unwrap();
+            (reactor, channel)
+        };
+        let (_reactor, early) = connect();
+        let place = [address.endpoint().parse().unwrap()];
+        let _silent = untrusted::start_silent("untrusted_process", &place, untrusted::silent(), as_nobody);
+        for _ in 0..5 {
+            let (_reactor, late) = connect();
+            exchange(&late, &late, 300_000);
+            exchange(&early, &early, 1000);
         }
-    });
+    }
 }
 
 /// A process that knows names and ports but no secret changes nothing.

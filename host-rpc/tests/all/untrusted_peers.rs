@@ -1,14 +1,14 @@
 //! A server beside silent connections of another process.
 
-use std::sync::Arc;
+use std::io::Read;
 use std::thread;
 
-use crate::calls::{LIMIT, hammer, server};
+use crate::calls::{hammer, server};
 use crate::common::libfabric::libraries;
 use crate::common::patient_config;
-use ferrogin_channel::Reactor;
+use ferrogin_channel::{Address, Reactor};
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::child::run;
+use ferrogin_test_support::peer::{self, Peer, hex, unhex};
 use ferrogin_test_support::untrusted;
 use host_rpc::{Client, Settings};
 
@@ -21,33 +21,41 @@ fn untrusted_process() {
     untrusted::hold();
 }
 
-fn calls_run(lib: &Arc<Libfabric>, as_nobody: bool) {
-    let reactor = || Reactor::open(lib, &patient_config()).unwrap();
+/// Not a test: a server with few descriptors. The clients have a process of their own, which never lacks one.
+#[test]
+fn server_with_few_descriptors() {
+    let Some(library) = peer::library() else { return };
+    assert!(untrusted::limit_descriptors(DESCRIPTORS));
+    let reactor = Reactor::open(&Libfabric::load(Some(&library)).unwrap(), &patient_config()).unwrap();
     let running = server(Settings::default());
-    let (there, first) = (reactor(), reactor());
-    let address = running.listen(there.listen().unwrap());
-    let connect = |reactor: &Reactor| Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
-    let early = connect(&first);
-    let place = [address.endpoint().parse().unwrap()];
-    let _silent = untrusted::start_silent("untrusted_process", &place, untrusted::silent(), as_nobody);
-    for _ in 0..3 {
-        let second = reactor();
-        let late = connect(&second);
-        thread::scope(|scope| {
-            scope.spawn(|| hammer(&early, 4, 20));
-            hammer(&late, 4, 20);
-        });
-    }
-    assert!(running.shutdown(LIMIT));
+    let address = running.listen(reactor.listen().unwrap());
+    println!("ADDRESS {}", hex(&address.to_bytes()));
+    // Until the test kills this process.
+    let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Far fewer descriptors than silent connections: without a limit for those, no further client could connect.
+/// Without a limit for silent connections, no further client could connect.
 #[test]
 fn clients_connect_and_call_beside_silent_connections() {
     let test = "clients_connect_and_call_beside_silent_connections";
-    let (libraries, as_nobody) = (libraries(test), untrusted::have_second_user(test));
-    run(test, &[], || {
-        assert!(untrusted::limit_descriptors(DESCRIPTORS));
-        libraries.iter().for_each(|lib| calls_run(lib, as_nobody));
-    });
+    let as_nobody = untrusted::have_second_user(test);
+    for lib in libraries(test) {
+        let mut server = Peer::start_on("server_with_few_descriptors", lib.path(), &[]);
+        let address = Address::parse(&unhex(&server.wait_for("ADDRESS "))).unwrap();
+        let connect = || {
+            let reactor = Reactor::open(&lib, &patient_config()).unwrap();
+            let client = Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
+            (reactor, client)
+        };
+        let (_reactor, early) = connect();
+        let place = [address.endpoint().parse().unwrap()];
+        let _silent = untrusted::start_silent("untrusted_process", &place, untrusted::silent(), as_nobody);
+        for _ in 0..3 {
+            let (_reactor, late) = connect();
+            thread::scope(|scope| {
+                scope.spawn(|| hammer(&early, 4, 20));
+                hammer(&late, 4, 20);
+            });
+        }
+    }
 }

@@ -216,7 +216,7 @@ impl Good {
     }
 }
 
-fn echo(channel: Channel) {
+pub fn echo(channel: Channel) {
     channel.clone().read(move |result| {
         if let Ok(bytes) = result {
             channel.write(bytes, |_| ());

@@ -110,7 +110,7 @@ pub fn hammer(client: &Client, threads: usize, calls: usize) {
 pub fn answers_reach_their_calls<W: TransportFactory>(factory: &W) {
     for (workers, credits) in [(0, 5), (3, 5), (1, 0)] {
         let (_running, client) = connected(factory, &Settings { workers, credits, ..Settings::default() });
-        hammer(&client, 16, if credits == 0 { 4 } else { 20 });
+        hammer(&client, 8, if credits == 0 { 4 } else { 12 });
     }
 }
 
