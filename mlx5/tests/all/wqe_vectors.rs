@@ -525,12 +525,12 @@ fn work_requests_match_vectors() {
     each_case("mlx5_wqe.json", check_case);
 }
 
-/// A parsed address vector equals the emitted one; the vectors do not cover this.
 #[test]
 fn every_file_of_vectors_has_test() {
     only_known_files();
 }
 
+/// A parsed address vector equals the emitted one; the vectors do not cover this.
 #[test]
 fn address_vector_round_trip() {
     let bytes: [u8; 48] = std::array::from_fn(|at| at as u8);

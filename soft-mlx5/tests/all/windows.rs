@@ -3,8 +3,8 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use ferrogin_test_support::wait::wait_for;
 use mlx5::cq::{CompletionError, CompletionQueue, Polled};
 use mlx5::device::{Access, CqAttr, Device, Mr, Pd, QpAttr};
 use mlx5::mw::{Range, Window};
@@ -73,29 +73,22 @@ impl End {
 
     /// The next completion, with the kinds of the requests that it completes.
     fn next(&mut self) -> Result<(Cqe, Vec<RequestKind>), CompletionError> {
-        let start = Instant::now();
-        loop {
-            let seen = match self.cq.poll().expect("a valid completion") {
-                Polled::Empty => None,
-                Polled::Done(entry) => Some(Ok(entry.to_cqe())),
-                Polled::Failed(failure) => Some(Err(failure)),
-            };
-            if let Some(seen) = seen {
-                self.cq.release();
-                let cqe = seen?;
-                let counter = cqe.wqe_counter.get();
-                let kinds = match cqe.op_own.opcode() {
-                    CqeOpcode::Req => self.qp.send().complete(counter).expect("ours").map(|done| done.kind).collect(),
-                    _ => {
-                        self.qp.recv().expect("its own queue").complete(counter).expect("an outstanding receive");
-                        Vec::new()
-                    }
-                };
-                return Ok((cqe, kinds));
+        let seen = wait_for("completion", || match self.cq.poll().expect("a valid completion") {
+            Polled::Empty => None,
+            Polled::Done(entry) => Some(Ok(entry.to_cqe())),
+            Polled::Failed(failure) => Some(Err(failure)),
+        });
+        self.cq.release();
+        let cqe = seen?;
+        let counter = cqe.wqe_counter.get();
+        let kinds = match cqe.op_own.opcode() {
+            CqeOpcode::Req => self.qp.send().complete(counter).expect("ours").map(|done| done.kind).collect(),
+            _ => {
+                self.qp.recv().expect("its own queue").complete(counter).expect("an outstanding receive");
+                Vec::new()
             }
-            assert!(start.elapsed() < Duration::from_secs(120), "no completion");
-            std::thread::yield_now();
-        }
+        };
+        Ok((cqe, kinds))
     }
 
     /// Writes a byte to the peer's window.
@@ -246,13 +239,11 @@ fn queue_pair_of_size_0_has_room_for_one_request() {
         let post: WorkRequest<'_> = Op::Write { remote: Remote { addr: 0, rkey: 0 }, data: Data::Sges(&[]), imm: None };
         qp.send().post(token, Flags::NONE, &post).expect("room for one");
         assert_eq!(qp.send().post(99, Flags::NONE, &post).expect_err("room for one").token, 99);
-        let counter = loop {
-            match cq.poll().expect("a valid completion") {
-                Polled::Empty => std::thread::yield_now(),
-                Polled::Done(entry) => break entry.wqe_counter(),
-                Polled::Failed(failure) => panic!("{failure}"),
-            }
-        };
+        let counter = wait_for("completion", || match cq.poll().expect("a valid completion") {
+            Polled::Empty => None,
+            Polled::Done(entry) => Some(entry.wqe_counter()),
+            Polled::Failed(failure) => panic!("{failure}"),
+        });
         cq.release();
         let done: Vec<_> = qp.send().complete(counter).expect("ours").map(|done| done.token).collect();
         assert_eq!(done, [token]);

@@ -3,21 +3,21 @@
 use ferrogin_test_support::replay;
 
 #[test]
-fn rings() {
+fn rings_of_any_bytes_keep_invariants() {
     replay("rings", super::rings);
 }
 
 #[test]
-fn wires() {
+fn wires_of_any_bytes_keep_invariants() {
     replay("wires", super::wires);
 }
 
 #[test]
-fn settings() {
+fn settings_of_any_bytes_are_in_range_or_refused() {
     replay("settings", super::settings);
 }
 
 #[test]
-fn formats() {
+fn parsed_formats_round_trip() {
     replay("formats", super::formats);
 }

@@ -326,7 +326,8 @@ impl RingPair {
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
-    use std::time::{Duration, Instant};
+
+    use ferrogin_test_support::wait::wait_for;
 
     use super::super::packet::{Header, Kind};
     use super::*;
@@ -335,29 +336,18 @@ mod tests {
         Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: random::secret().unwrap() }
     }
 
-    fn until<T>(mut step: impl FnMut() -> Option<T>) -> T {
-        let start = Instant::now();
-        loop {
-            if let Some(value) = step() {
-                return value;
-            }
-            assert!(start.elapsed() < Duration::from_secs(120), "no progress");
-            std::thread::yield_now();
-        }
-    }
-
     fn pair() -> (RingPair, RingPair) {
         let (a, b) = (gid(), gid());
         let listener = Listener::bind(&b).unwrap();
         let mut link = RingPair::connect(&a, &b).unwrap().unwrap();
-        let mut accepting = until(|| listener.accept().unwrap());
+        let mut accepting = wait_for("connection", || listener.accept().unwrap());
         assert!(accepting.is_silent() && accepting.proceed(&b).unwrap().is_none() && !accepting.is_silent());
         assert!(!link.is_open());
-        until(|| {
+        wait_for("answer", || {
             link.proceed().unwrap();
             link.is_open().then_some(())
         });
-        let (from, other) = until(|| accepting.proceed(&b).unwrap());
+        let (from, other) = wait_for("proof", || accepting.proceed(&b).unwrap());
         assert_eq!(from, a);
         (link, other)
     }
@@ -406,7 +396,7 @@ mod tests {
         let (mut a, b) = pair();
         assert!(a.proceed().is_ok());
         drop(b);
-        assert!(matches!(until(|| a.proceed().err()), ShmError::Gone));
+        assert!(matches!(wait_for("end of the connection", || a.proceed().err()), ShmError::Gone));
     }
 
     #[test]
@@ -423,8 +413,8 @@ mod tests {
         let mut hello = initiator.hello();
         hello.version = 9;
         sent(&socket, hello.as_bytes());
-        let mut accepting = until(|| listener.accept().unwrap());
-        let error = until(|| accepting.proceed(&b).err());
+        let mut accepting = wait_for("connection", || listener.accept().unwrap());
+        let error = wait_for("refusal", || accepting.proceed(&b).err());
         assert!(error.to_string().contains("version 9"), "{error}");
         assert_eq!(initiator.welcomed(&received(&socket)).err(), Some(Disagreement::Refused));
     }
@@ -440,8 +430,8 @@ mod tests {
             (unproven.as_bytes()[..40].to_vec(), Disagreement::Protocol),
         ] {
             sent(&connected(&b), &hello);
-            let mut accepting = until(|| listener.accept().unwrap());
-            let error = until(|| accepting.proceed(&b).err());
+            let mut accepting = wait_for("connection", || listener.accept().unwrap());
+            let error = wait_for("refusal", || accepting.proceed(&b).err());
             assert!(matches!(error, ShmError::Disagreement(seen) if seen == reason), "{error}");
         }
     }
@@ -456,12 +446,12 @@ mod tests {
         for repeated in [false, true] {
             let socket = connected(&b);
             sent(&socket, initiator.hello().as_bytes());
-            let mut accepting = until(|| listener.accept().unwrap());
+            let mut accepting = wait_for("connection", || listener.accept().unwrap());
             assert!(accepting.proceed(&b).unwrap().is_none());
             let welcome = received(&socket);
             let proof = *session.get_or_insert_with(|| initiator.welcomed(&welcome).unwrap().seal(&[]));
             sent(&socket, proof.as_bytes());
-            let error = until(|| accepting.proceed(&b).err());
+            let error = wait_for("refusal", || accepting.proceed(&b).err());
             let expected = if repeated { Disagreement::Unproven } else { Disagreement::Protocol };
             assert!(matches!(error, ShmError::Disagreement(seen) if seen == expected), "{error}: no memory came");
         }

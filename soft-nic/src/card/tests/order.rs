@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use ferrogin_test_support::wait::wait_until;
+
 use super::*;
 use crate::random;
 use crate::wire::shm::Listener;
@@ -99,12 +101,11 @@ impl Card {
 
 /// Polls both cards until the first has this number of completions.
 fn until(a: &mut Card, b: &mut Card, completions: usize) {
-    let start = Instant::now();
-    while a.done().len() < completions {
+    wait_until("completions", || {
         a.poll();
         b.poll();
-        assert!(start.elapsed().as_secs() < 60, "{:?}", a.done());
-    }
+        a.done().len() >= completions
+    });
 }
 
 /// Two cards that are connected in both directions. The first polls the connection that the other made before its own.
@@ -175,4 +176,37 @@ fn reply_completes_after_the_send_whose_completion_faults_hold_back() {
     b.send(&mut a);
     poll_often(&mut a, &mut b);
     assert_eq!(a.done()[2..], [Send, Receive]);
+}
+
+#[test]
+fn delivery_and_completion_wait_for_their_delays() {
+    let (mut a, mut b) = connected("delay_us=50..50");
+    a.send(&mut b);
+    let (mut delivered, mut completed) = (None, None);
+    // Each poll advances the clock by 1 us.
+    for us in 1..200 {
+        a.poll();
+        b.poll();
+        delivered = delivered.or((b.done().len() == 3).then_some(us));
+        completed = completed.or((a.done().len() == 3).then_some(us));
+    }
+    let (delivered, completed) = (delivered.expect("a delivery"), completed.expect("a completion"));
+    assert!(delivered > 50 && completed > delivered + 50, "{delivered} us, {completed} us");
+}
+
+#[test]
+fn silent_card_is_lost_after_5_s() {
+    let (mut a, mut b) = connected(NO_FAULTS);
+    a.send(&mut b);
+    a.poll();
+    // The other card is not polled any more. A poll advances the card's clock by 50 ms at most.
+    let mut polls_until = |lost: Option<CompStatus>| {
+        (1..).find(|_| {
+            a.now += Duration::from_millis(50);
+            a.core.poll(a.now, true);
+            a.core.remote_cards[&b.core.gid].dead == lost
+        })
+    };
+    assert_eq!(polls_until(None), Some(1));
+    assert_eq!(polls_until(Some(CompStatus::LocalUnresponsiveRemote)), Some(100));
 }
