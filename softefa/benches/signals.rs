@@ -18,6 +18,7 @@ use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Inline, Operation, RequestIds, SendData, WriteData};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_signals::{Generation, Receiver, Receives, Route, Sender, Signal, Strength, Target, Vehicle, message};
+use ferrogin_test_support::wait::HANG_LIMIT;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
@@ -149,7 +150,7 @@ impl Pair {
         let start = Instant::now();
         while !done(self) {
             self.poll();
-            assert!(start.elapsed() < LIMIT, "{:?}: no progress within the limit", self.way);
+            assert!(start.elapsed() < HANG_LIMIT, "{:?}: no progress within the limit", self.way);
         }
     }
 

@@ -29,6 +29,20 @@ use ferrogin_libfabric::progress::Progress;
 const PACKET: usize = 64 << 10;
 const LARGE: u32 = 1 << 20;
 
+/// Waits as device code on a CPU does: spins, then yields.
+fn relax_until(mut done: impl FnMut() -> bool) {
+    let mut spins = 0u32;
+    while !done() {
+        spins += 1;
+        if spins < 30 {
+            std::hint::spin_loop();
+        } else {
+            std::thread::yield_now();
+        }
+        assert!(spins < 100_000_000, "waited in vain");
+    }
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let option = |name: &str| args.iter().position(|arg| arg == name).and_then(|at| args.get(at + 1)).cloned();

@@ -41,8 +41,10 @@ fn fixture() -> Option<Fixture> {
     if core.is_null() {
         return None;
     }
-    // SAFETY: no other thread reads the environment now: this is the first call of a fuzzer or of its test.
-    unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
+    if std::env::var_os("SOFTEFA_WIRE").is_none() {
+        // SAFETY: no other thread reads the environment now: this is the first call of a fuzzer. Its test runs with the variable.
+        unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
+    }
     let provider = crate::fi_prov_ini();
     let (mut info, mut fabric, mut domain) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     let none = ptr::null_mut::<c_void>();

@@ -41,7 +41,7 @@ impl Pair {
 fn post_many(pair: &mut Pair, n: u64, window: u64) -> Vec<u16> {
     let mut order = Vec::new();
     for i in 0..n {
-        wait_for("room", || {
+        wait_until("room", || {
             while let Some(entry) = pair.a.poll_cq() {
                 order.push(entry.common.req_id);
             }
@@ -51,7 +51,7 @@ fn post_many(pair: &mut Pair, n: u64, window: u64) -> Vec<u16> {
         let at = 8 * (i % 1024);
         pair.a.post(pair.to, write(pair.target.remote(at), pair.source.sge(at, 8)));
     }
-    wait_for("the last completion", || {
+    wait_until("last completion", || {
         while let Some(entry) = pair.a.poll_cq() {
             order.push(entry.common.req_id);
         }
@@ -88,7 +88,7 @@ fn orders(burst: u32) -> String {
             pair.a.place(&bytes);
         }
         pair.a.ring();
-        wait_for("all to complete and arrive", || {
+        wait_until("all to complete and arrive", || {
             while let Some(entry) = pair.a.poll_cq() {
                 completed.push(u32::from(entry.common.req_id));
             }
@@ -127,26 +127,12 @@ fn equal_seeds_give_equal_orders() {
 }
 
 #[test]
-fn delivery_and_completion_are_delayed() {
-    run("delivery_and_completion_are_delayed", &[("SOFTEFA_FAULTS", "delay_us=300000..300000")], || {
-        let mut pair = Pair::open();
-        let start = std::time::Instant::now();
-        pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
-        wait_for("the write", || pair.b.remote() == 1);
-        assert!(start.elapsed().as_millis() >= 200);
-        pair.a.wait_done(1);
-        assert!(start.elapsed().as_millis() >= 400, "the completion is late, too");
-        pair.close();
-    });
-}
-
-#[test]
 fn source_is_read_again_after_delay() {
     run("source_is_read_again_after_delay", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
         let mut pair = Pair::open();
         let (mut late, mut n) = (0, 0u64);
         // How many it takes depends on who of the two runs when.
-        wait_for("20 that saw what the source held later", || {
+        wait_until("20 that saw what the source held later", || {
             n += 1;
             pair.source.word(0).store(2 * n, Ordering::Relaxed);
             pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
@@ -185,7 +171,7 @@ fn counters_and_producer_index_begin_at_cntr_start() {
         for n in 1..=20u64 {
             pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
             let expected = (2_147_483_640 + n) & 0x7fff_ffff;
-            wait_for("the count", || pair.a.local() == expected && pair.b.remote() == expected);
+            wait_until("count", || pair.a.local() == expected && pair.b.remote() == expected);
         }
         assert_eq!(pair.a.pc, 2_147_483_660, "the doorbell has 32 bits");
         pair.close();
@@ -210,7 +196,7 @@ fn more_unrung_requests_than_max_batch_are_refused() {
             pair.a.place(&bytes);
         }
         // Nothing is rung: a card that lost written requests would not say so any earlier either.
-        wait_for("the error", || pair.a.errors() == 1);
+        wait_until("error", || pair.a.errors() == 1);
         pair.close();
     });
     if let Some(errors) = errors {
@@ -231,7 +217,7 @@ fn more_outstanding_requests_than_sq_size_are_refused() {
                 pair.a.post(pair.to, op);
             }
             pair.a.post(pair.to, op);
-            wait_for("the error", || pair.a.errors() >= 1);
+            wait_until("error", || pair.a.errors() >= 1);
             pair.close();
         },
     );
@@ -249,7 +235,9 @@ fn narrow_card_refuses_wide_inline_data() {
     });
 }
 
+/// The requests of the peer fail after 5 s of silence.
 #[test]
+#[ignore = "make check"]
 fn card_stops_answering_after_die_after_requests() {
     run("card_stops_answering_after_die_after_requests", &[], || {
         let rig = Rig::open();
@@ -266,7 +254,7 @@ fn card_stops_answering_after_die_after_requests() {
         peer.tell(&command);
         // Until it gets that far it answers.
         let mut status = CompStatus::Ok;
-        wait_for("its death", || {
+        wait_until("its death", || {
             a.post(to, write(peer.memory, buffer.sge(0, 8)));
             status = a.next_status().1;
             status != CompStatus::Ok
@@ -320,7 +308,7 @@ fn cards_of_one_process_exchange_writes() {
         let to = a.connect(&b.name());
         source.word(0).store(5, Ordering::Relaxed);
         a.post(to, write(target.remote(8), source.sge(0, 8)));
-        wait_for("the write", || b.remote() == 1);
+        wait_until("write", || b.remote() == 1);
         assert_eq!(target.word(1).load(Ordering::Relaxed), 5);
         a.wait_done(1);
         a.close();

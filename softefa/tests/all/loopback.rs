@@ -18,16 +18,16 @@ fn write_arrives_and_is_counted() {
     let to = a.connect(&b.name());
     source.word(0).store(0x0123_4567_89ab_cdef, Ordering::Relaxed);
     a.post(to, write(target.remote(16), source.sge(0, 8)));
-    wait_for("the write", || b.remote() == 1);
+    wait_until("write", || b.remote() == 1);
     assert_eq!(target.word(2).load(Ordering::Relaxed), 0x0123_4567_89ab_cdef);
     let (common, status) = a.next_status();
     assert_eq!(status, CompStatus::Ok);
     assert_eq!((common.req_id, common.flags.op_type()), (0, SendOp::RdmaWrite.raw()));
-    wait_for("the count", || a.local() == 1);
+    wait_until("count", || a.local() == 1);
     assert_eq!((a.errors(), b.local(), b.errors(), a.remote()), (0, 0, 0, 0));
     // Nothing at all still arrives as a write.
     a.post(to, write_nothing(target.remote(64)));
-    wait_for("the empty write", || b.remote() == 2);
+    wait_until("empty write", || b.remote() == 2);
     a.wait_done(2);
     a.close();
     b.close();
@@ -64,7 +64,7 @@ fn ring_wraps_many_times() {
         let to = a.connect(&b.name());
         let total = u64::from(a.sq.num_entries) * 5 + 7;
         for n in 0..total {
-            wait_for("room", || n - a.local() < u64::from(a.sq.num_entries));
+            wait_until("room", || n - a.local() < u64::from(a.sq.num_entries));
             assert_eq!(a.errors(), 0);
             let at = n % 8192;
             if inject > 0 && n % 2 == 0 {
@@ -101,7 +101,7 @@ fn closed_endpoint_sends_what_it_rang() {
         source.word(0).store(n, Ordering::Relaxed);
         a.post(to, write(target.remote(0), source.sge(0, 8)));
         a.close();
-        wait_for("the write of a closed endpoint", || b.remote() == n);
+        wait_until("write of a closed endpoint", || b.remote() == n);
         assert_eq!(target.word(0).load(Ordering::Relaxed), n);
     }
     b.close();
@@ -171,7 +171,7 @@ fn refused_requests_complete_in_error_and_harm_nothing() {
     assert_eq!((a.local(), a.errors(), b.remote()), (0, cases.len() as u64, 0));
     assert_eq!(target.word(0).load(Ordering::Relaxed), 0);
     a.post(to, write(remote, sge));
-    wait_for("a good one afterwards", || b.remote() == 1);
+    wait_until("good one afterwards", || b.remote() == 1);
     a.close();
     b.close();
     source.close();

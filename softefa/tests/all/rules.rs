@@ -515,12 +515,12 @@ fn refused(test: &str, rows: &[Row], inject: usize) {
             world.a.ring();
             let (common, status) = world.a.next_status();
             assert_eq!((status, common.qp_num), (*expected, own_number(&world.a)), "{name}");
-            wait_for("the error counter", || world.a.errors() == n as u64 + 1);
+            wait_until("error counter", || world.a.errors() == n as u64 + 1);
         }
         assert_eq!((world.a.local(), world.b.remote()), (0, 0), "nothing was done");
         assert_eq!(world.buffer.word(1).load(Ordering::Relaxed), 7, "nothing was written");
         world.a.post(world.to, write(world.remote(), world.sge()));
-        wait_for("a good request afterwards", || world.b.remote() == 1 && world.a.local() == 1);
+        wait_until("good request afterwards", || world.b.remote() == 1 && world.a.local() == 1);
     });
 }
 
@@ -548,10 +548,10 @@ fn malformed_requests_put_queue_pair_in_error() {
             world.a.place(&bytes);
             world.a.ring();
             assert_eq!(world.a.next_status().1, *expected, "{name}");
-            wait_for("the error counter", || world.a.errors() == 1);
+            wait_until("error counter", || world.a.errors() == 1);
             world.a.post(world.to, write(world.remote(), world.sge()));
             assert_eq!(world.a.next_status().1, CompStatus::Flushed, "{name}");
-            wait_for("the error counter", || world.a.errors() == 2);
+            wait_until("error counter", || world.a.errors() == 2);
             assert_eq!((world.a.local(), world.b.remote()), (0, 0), "{name}: nothing was done");
             world.close();
         }
@@ -622,11 +622,13 @@ fn send_waits_for_receive() {
     check("send_waits_for_receive", &[], || {
         let mut world = World::open(0);
         world.buffer.word(0).store(99, Ordering::Relaxed);
-        let bytes = world.send(SendData::One(world.sge()));
-        world.a.place(&bytes);
+        let send = world.send(SendData::One(world.sge()));
+        world.a.place(&send);
         world.a.ring();
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        assert!(world.a.poll_cq().is_none() && world.b.poll_cq().is_none(), "it is tried again and again");
+        // A write posted after the send passes it.
+        world.a.post(world.to, write(world.remote(), world.sge()));
+        assert_eq!(world.a.next_status().0.req_id, 1);
+        assert!(world.a.poll_cq().is_none() && world.b.poll_cq().is_none(), "the send still waits");
         let desc = RxDesc::single(5, world.buffer.at as u64 + 32, 8, world.buffer.region.lkey);
         world.b.post_receives(&[desc]);
         assert_eq!(world.a.next_status().1, CompStatus::Ok);
@@ -649,7 +651,7 @@ fn unsignaled_requests_complete_only_in_error() {
         let bytes = silent(world.write());
         world.a.place(&bytes);
         world.a.ring();
-        wait_for("the silent one", || world.a.local() == 1);
+        wait_until("silent one", || world.a.local() == 1);
         let bytes = world.write();
         world.a.place(&bytes);
         world.a.ring();
@@ -679,11 +681,11 @@ fn rnr_send_fails_after_its_retries() {
             let to = end.connect(&world.b.name());
             end.post(to, Operation::Send { data: SendData::One(world.sge()), imm: None });
             assert_eq!(end.next_status().1, CompStatus::RemoteRnr, "{times} retries");
-            wait_for("the error counter", || end.errors() == 1);
+            wait_until("error counter", || end.errors() == 1);
             assert!(world.b.poll_cq().is_none(), "nothing was received");
             // The queue pair goes on.
             end.post(to, write(world.remote(), world.sge()));
-            wait_for("the write", || end.local() == 1);
+            wait_until("write", || end.local() == 1);
             end.close();
         }
         assert_eq!(world.b.remote(), 3);
@@ -712,7 +714,7 @@ fn well_formed_requests_succeed() {
     check("well_formed_requests_succeed", &[], || {
         let mut world = World::open(80);
         world.a.post(world.to, write_inline(world.buffer.remote(0), &[9; 64]));
-        wait_for("the write", || world.b.remote() == 1);
+        wait_until("write", || world.b.remote() == 1);
         assert_eq!(world.buffer.word(7).load(Ordering::Relaxed), 0x0909_0909_0909_0909);
         let data = WriteData::One(Sge { lkey: world.source.lkey, ..world.sge() });
         let remote = RemoteMem { rkey: world.target.rkey, ..world.remote() };

@@ -183,34 +183,37 @@ fn rounds(rounds: u64) {
         .collect();
     for round in 1..=rounds {
         let mut sums = [0u64; WORDS];
-        wait_for("the end of a round", || {
-            unsafe { (progress.function)(progress.arg) };
-            for (rank, source) in sources.iter_mut().enumerate() {
-                let open = source.open_requests();
-                match source.waiting {
-                    Some(vehicle) if open == 0 => {
-                        source.waiting = None;
-                        source.post(vehicle);
-                    }
-                    None if open < UNDER_WAY && source.puts < PUTS => {
-                        if let Some((word, add)) = source.operate(round, rank, &sink, &mut random) {
-                            sums[word] = sums[word].wrapping_add(add);
+        // Many steps between two pauses of the wait.
+        wait_until("end of a round", || {
+            (0..100).any(|_| {
+                unsafe { (progress.function)(progress.arg) };
+                for (rank, source) in sources.iter_mut().enumerate() {
+                    let open = source.open_requests();
+                    match source.waiting {
+                        Some(vehicle) if open == 0 => {
+                            source.waiting = None;
+                            source.post(vehicle);
                         }
+                        None if open < UNDER_WAY && source.puts < PUTS => {
+                            if let Some((word, add)) = source.operate(round, rank, &sink, &mut random) {
+                                sums[word] = sums[word].wrapping_add(add);
+                            }
+                        }
+                        _ => {}
                     }
-                    _ => {}
+                    let shown = sink.words.word(INDEXED + 4 + rank).load(Acquire) as usize;
+                    let covered = shown.checked_sub(1).map_or(0, |last| source.covered[last]);
+                    for put in 0..covered {
+                        assert_eq!(source.target.word(put).load(Relaxed), round * PUTS as u64 + put as u64, "early");
+                    }
                 }
-                let shown = sink.words.word(INDEXED + 4 + rank).load(Acquire) as usize;
-                let covered = shown.checked_sub(1).map_or(0, |last| source.covered[last]);
-                for put in 0..covered {
-                    assert_eq!(source.target.word(put).load(Relaxed), round * PUTS as u64 + put as u64, "early");
+                if random.one_in(3) {
+                    sink.work();
                 }
-            }
-            if random.one_in(3) {
-                sink.work();
-            }
-            let is_idle =
-                |source: &Source| source.puts == PUTS && source.waiting.is_none() && source.open_requests() == 0;
-            sources.iter().all(is_idle) && (0..WORDS).all(|word| sink.words.word(word).load(Acquire) == sums[word])
+                let is_idle =
+                    |source: &Source| source.puts == PUTS && source.waiting.is_none() && source.open_requests() == 0;
+                sources.iter().all(is_idle) && (0..WORDS).all(|word| sink.words.word(word).load(Acquire) == sums[word])
+            })
         });
         // The owner resets by plain stores; a signal that came twice would show in the next round.
         (0..WORDS).for_each(|word| sink.words.word(word).store(0, Relaxed));
@@ -251,8 +254,8 @@ fn write_with_immediate_takes_receive_in_that_mode() {
         let operation = |imm| Operation::Write { remote: words.remote(0), data: WriteData::Empty, imm };
         from.post(dest, operation(Some(0xdead_beef)));
         from.post(dest, operation(None));
+        // The card takes requests in the order of their posts, so it has tried the first one, too.
         from.wait_done(1);
-        std::thread::sleep(std::time::Duration::from_millis(20));
         assert_eq!((from.local(), to.poll_entry()), (1, None), "the write without immediate data alone completes");
         let desc = RxDesc::single(7, words.at as u64, 32, words.region.lkey);
         to.post_receives(&[desc]);

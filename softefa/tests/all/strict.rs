@@ -34,7 +34,7 @@ fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer
 fn is_flushed(end: &mut End, to: Destination, buffer: &Buffer) {
     end.post(to, write(buffer.remote(8), buffer.sge(0, 8)));
     assert_eq!(end.next_status().1, CompStatus::Flushed);
-    wait_for("the error counter", || end.errors() == 2);
+    wait_until("error counter", || end.errors() == 2);
     assert_eq!(end.local(), 0);
 }
 
@@ -43,7 +43,7 @@ fn doorbell_that_goes_back_is_refused() {
     rule("doorbell_that_goes_back_is_refused", "the doorbell went back from 0 to 4294967295", |a, to, buffer| {
         a.doorbell().store(u32::MAX, Ordering::Release);
         assert_eq!(a.next_status().1, CompStatus::LocalQpInternalError);
-        wait_for("the error counter", || a.errors() == 1);
+        wait_until("error counter", || a.errors() == 1);
         a.pc = u32::MAX;
         is_flushed(a, to, buffer);
     });
@@ -56,7 +56,7 @@ fn doorbell_beyond_ring_is_refused() {
         "the doorbell went from 0 to 4097 while 0 requests were outstanding",
         |a, _, _| {
             a.doorbell().store(4097, Ordering::Release);
-            wait_for("the others to be flushed", || a.errors() == 4097);
+            wait_until("others to be flushed", || a.errors() == 4097);
         },
     );
 }
@@ -76,7 +76,7 @@ fn malformed_request_flushes_those_rung_with_it() {
         for _ in 0..2 {
             assert_eq!(a.next_status().1, CompStatus::Flushed);
         }
-        wait_for("the error counter", || a.errors() == 3);
+        wait_until("error counter", || a.errors() == 3);
         assert_eq!(a.local(), 0);
     });
 }
@@ -93,7 +93,7 @@ fn refused_long_write_is_logged_once() {
         long.word(0).store(5, Ordering::Relaxed);
         end.post(itself, write(long.remote(8), long.sge(0, LEN)));
         assert_eq!(end.next_status().1, CompStatus::RemoteBadAddress);
-        wait_for("the error counter", || end.errors() == 1);
+        wait_until("error counter", || end.errors() == 1);
         assert_eq!((long.word(1).load(Ordering::Relaxed), end.remote()), (0, 0), "nothing was written");
         end.close();
         long.close();

@@ -68,8 +68,7 @@ fn closing_card_answers_first() {
         peer.connect(&a.name());
         let to = a.connect(&peer.name);
         // It goes as soon as it has what it was sent: what it owes then must not go with it.
-        peer.tell("remote 1\nexit");
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(peer.ask("exit_after 1"), "ok");
         a.post(to, write(peer.memory, buffer.sge(0, 8)));
         assert_eq!(a.next_status().1, CompStatus::Ok, "peer {n}");
         peer.finish_without_word();

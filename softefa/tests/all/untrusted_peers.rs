@@ -1,12 +1,14 @@
 //! A card beside processes that are no cards: of another user, over tcp without the card's secret, and silent ones by the thousand.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::channel;
 
 use crate::common::child::run;
 use crate::common::peer::Peer;
@@ -19,7 +21,9 @@ use ferrogin_test_support::child::full_name;
 use ferrogin_test_support::peer::{hex, unhex};
 use ferrogin_test_support::untrusted::limit_descriptors;
 use ferrogin_test_support::{Random, resident_bytes};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
+use nix::unistd;
 
 const ATTACKER: &str = "SOFTEFA_TEST_ATTACKER";
 /// Neither wire is chosen: the card listens on both.
@@ -86,7 +90,7 @@ fn attacker() {
         "calls" => call_as_another_user(&card),
         "holds-sockets" => hold(|| connect(&wire::abstract_name(&card)).ok()),
         "holds-tcp" => hold(|| TcpStream::connect(wire::socket_of(&card)).ok()),
-        "attacks" => attack(&card, words[2].parse().unwrap(), words[3].parse().unwrap()),
+        "attacks" => attack(&card, words[2].parse().unwrap(), words[3].parse().unwrap(), words[4].parse().unwrap()),
         "claims" => claim_this_host(&card),
         other => panic!("{other}"),
     }
@@ -134,7 +138,7 @@ fn endpoint_beside(card: &[u8]) -> (MessageEndpoint, ferrogin_datagram::Peer, Ve
 
 fn send(endpoint: &mut MessageEndpoint, to: ferrogin_datagram::Peer, header: &[u8], payload: &[u8]) {
     let answered = |_: &mut ferrogin_datagram::Outbox, event: Event<'_>| {
-        assert!(!matches!(event, Event::Message { .. }), "the card answers a attacker: {event:?}");
+        assert!(!matches!(event, Event::Message { .. }), "the card answers an attacker: {event:?}");
     };
     while endpoint.send(to, header, payload) == Err(SendError::Full) {
         endpoint.poll(answered).unwrap();
@@ -143,7 +147,7 @@ fn send(endpoint: &mut MessageEndpoint, to: ferrogin_datagram::Peer, header: &[u
 }
 
 /// Knows the card's address without its secret, a queue pair with its QKey, and memory with its key.
-fn attack(card: &[u8], addr: u64, rkey: u32) {
+fn attack(card: &[u8], addr: u64, rkey: u32, rounds: usize) {
     assert!(have_libfabric("attacker"));
     let (mut endpoint, to, own) = endpoint_beside(card);
     let mut random = Random::new(16);
@@ -154,7 +158,7 @@ fn attack(card: &[u8], addr: u64, rkey: u32) {
     write[12..16].copy_from_slice(&rkey.to_le_bytes());
     write[16..24].copy_from_slice(&addr.to_le_bytes());
     let hello = wire::hello(OURS, &own, card, &[1; 16]);
-    for round in 0..3000usize {
+    for round in 0..rounds {
         send(&mut endpoint, to, &header(HELLO, hello.len()), &hello);
         let cut = &hello[..round % hello.len()];
         send(&mut endpoint, to, &header(HELLO, cut.len()), cut);
@@ -188,12 +192,16 @@ fn claim_this_host(card: &[u8]) {
     assert!(have_libfabric("attacker"));
     let (mut endpoint, to, own) = endpoint_beside(card);
     let hello = wire::hello(OURS, &own, card, &[1; 16]);
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(2) {
+    let (sender, told) = channel();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0]);
+        sender.send(())
+    });
+    // Nothing tells this process that it was refused.
+    wait_until("end of the test", || {
         send(&mut endpoint, to, &header(HELLO, hello.len()), &hello);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    say("refused");
+        told.try_recv().is_ok()
+    });
 }
 
 /// A new peer connects in both directions, and exchanges.
@@ -226,9 +234,41 @@ fn with_card(test: &str, body: impl FnOnce(&mut End, &Buffer)) -> Option<String>
     })
 }
 
+/// What this process writes to standard error, so that a test can wait for a line of the card. It goes there at the end.
+struct Log {
+    file: File,
+    stderr: OwnedFd,
+}
+
+impl Log {
+    fn take() -> Self {
+        let file = memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap().into();
+        let stderr = unistd::dup(std::io::stderr()).unwrap();
+        unistd::dup2_stderr(&file).unwrap();
+        Self { file, stderr }
+    }
+
+    fn text(&self) -> String {
+        let mut bytes = vec![0; self.file.metadata().unwrap().len() as usize];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    fn contains(&self, part: &str) -> bool {
+        self.text().contains(part)
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        unistd::dup2_stderr(&self.stderr).unwrap();
+        eprint!("{}", self.text());
+    }
+}
+
 /// Root may become another user.
 fn have_second_user(test: &str) -> bool {
-    let have = nix::unistd::geteuid().is_root()
+    let have = unistd::geteuid().is_root()
         && Command::new("setpriv").args(["--reuid=65534", "true"]).status().is_ok_and(|status| status.success());
     if !have {
         println!("SKIP {test} as another user: needs root and setpriv (apt-get install util-linux)");
@@ -253,52 +293,58 @@ fn second_user_is_refused_even_with_the_secret() {
     }
 }
 
+/// An attacker of this user or another one sends `rounds` of forged packets, twice: nothing but the log shows it.
+fn attacker_changes_nothing(test: &str, as_nobody: bool, rounds: u32) {
+    let errors = with_card(test, |a, buffer| {
+        exchange(a, buffer);
+        buffer.fill(1);
+        let mut without_secret = a.name();
+        without_secret[8..16].fill(0);
+        let (card, key) = (hex(&without_secret), buffer.region.rkey);
+        let does = format!("attacks {card} {} {key} {rounds}", buffer.at as u64);
+        // The first time warms up what the provider keeps.
+        let mut grown = 0;
+        for _ in 0..2 {
+            let before = resident_bytes();
+            let mut attacker = Attacker::start(&does, as_nobody);
+            assert_eq!(attacker.says(), "done");
+            attacker.finish();
+            grown = resident_bytes().saturating_sub(before);
+        }
+        assert!(buffer.matches(1), "an attacker wrote");
+        assert_eq!((a.errors(), a.remote()), (0, 1));
+        assert!(grown < 4 << 20, "{grown} bytes more");
+        exchange(a, buffer);
+    });
+    if let Some(errors) = errors {
+        assert!(errors.contains("did not prove that it knows the GIDs of both cards"), "{errors}");
+        assert!(errors.lines().count() < 60, "{errors}");
+    }
+}
+
 #[test]
 fn attacker_on_tcp_changes_nothing() {
-    let test = "attacker_on_tcp_changes_nothing";
-    for as_nobody in [false, true] {
-        if as_nobody && !have_second_user(test) {
-            continue;
-        }
-        let errors = with_card(test, |a, buffer| {
-            exchange(a, buffer);
-            buffer.fill(1);
-            let mut without_secret = a.name();
-            without_secret[8..16].fill(0);
-            let does =
-                |what: &str| format!("{what} {} {} {}", hex(&without_secret), buffer.at as u64, buffer.region.rkey);
-            // The first round warms up what the provider keeps.
-            let mut grown = 0;
-            for _ in 0..2 {
-                let before = resident_bytes();
-                let mut attacker = Attacker::start(&does("attacks"), as_nobody);
-                assert_eq!(attacker.says(), "done");
-                attacker.finish();
-                grown = resident_bytes().saturating_sub(before);
-            }
-            assert!(buffer.matches(1), "a attacker wrote");
-            assert_eq!((a.errors(), a.remote()), (0, 1));
-            assert!(grown < 4 << 20, "{grown} bytes more");
-            exchange(a, buffer);
-        });
-        if let Some(errors) = errors {
-            assert!(errors.contains("did not prove that it knows the GIDs of both cards"), "{errors}");
-            assert!(errors.lines().count() < 60, "{errors}");
-        }
+    attacker_changes_nothing("attacker_on_tcp_changes_nothing", false, 500);
+}
+
+#[test]
+#[ignore = "make check"]
+fn attacker_of_another_user_on_tcp_changes_nothing() {
+    let test = "attacker_of_another_user_on_tcp_changes_nothing";
+    if have_second_user(test) {
+        attacker_changes_nothing(test, true, 3000);
     }
 }
 
 #[test]
 fn hello_over_tcp_that_claims_this_host_is_refused() {
-    let errors = with_card("hello_over_tcp_that_claims_this_host_is_refused", |a, buffer| {
-        let mut attacker = Attacker::start(&format!("claims {}", hex(&a.name())), false);
-        assert_eq!(attacker.says(), "refused");
+    let _ = with_card("hello_over_tcp_that_claims_this_host_is_refused", |a, buffer| {
+        let log = Log::take();
+        let attacker = Attacker::start(&format!("claims {}", hex(&a.name())), false);
+        wait_until("refusal", || log.contains("a card of this host connects by shared memory"));
         exchange(a, buffer);
         attacker.finish();
     });
-    if let Some(errors) = errors {
-        assert!(errors.contains("a card of this host connects by shared memory"), "{errors}");
-    }
 }
 
 /// The card's process has few descriptors, and a new peer connects while all of them are wanted.
@@ -311,13 +357,11 @@ fn is_held(test: &str, does: &str, as_nobody: bool) {
         exchange(a, buffer);
         let mut attacker = Attacker::start(&format!("{does} {}", hex(&a.name())), as_nobody);
         assert_eq!(attacker.says(), SILENT.to_string());
-        let start = Instant::now();
         for _ in 0..3 {
             exchange(a, buffer);
         }
-        println!("{test}: three peers after {:?}", start.elapsed());
         let open = || std::fs::read_dir("/proc/self/fd").map_or(FEW as usize, Iterator::count);
-        wait_for("free descriptors", || open() < FEW as usize - 150);
+        wait_until("free descriptors", || open() < FEW as usize - 150);
         attacker.finish();
     });
 }
@@ -328,39 +372,31 @@ fn peers_connect_beside_silent_sockets() {
 }
 
 #[test]
+#[ignore = "make check"]
 fn peers_connect_beside_silent_sockets_of_another_user() {
     is_held("peers_connect_beside_silent_sockets_of_another_user", "holds-sockets", true);
 }
 
 #[test]
 fn peers_connect_beside_silent_tcp_connections() {
-    is_held("peers_connect_beside_silent_tcp_connections", "holds-tcp", true);
+    is_held("peers_connect_beside_silent_tcp_connections", "holds-tcp", false);
 }
 
 #[test]
 fn peer_connects_once_there_are_descriptors_again() {
-    // On a busy machine the peer may come after the descriptors.
-    let said = (0..3).any(|_| match without_descriptors() {
-        Some(errors) => errors.contains("accepts no connections for now") && errors.contains("ulimit -n"),
-        None => true,
-    });
-    assert!(said, "the card did not say why it accepts no connections");
-}
-
-/// The errors of a card that a peer connects to while it has no descriptors.
-fn without_descriptors() -> Option<String> {
-    with_card("peer_connects_once_there_are_descriptors_again", |a, buffer| {
+    let _ = with_card("peer_connects_once_there_are_descriptors_again", |a, buffer| {
+        let log = Log::take();
         let mut peer = Peer::start(&BOTH_WIRES);
         peer.connect(&a.name());
         a.connect(&peer.name);
         assert!(limit_descriptors(FEW));
         let held: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
         peer.tell(&format!("write {} {} 64 7", buffer.at as u64, buffer.region.rkey));
-        std::thread::sleep(Duration::from_millis(500));
+        wait_until("reason", || log.contains("accepts no connections for now") && log.contains("ulimit -n"));
         assert_eq!(a.remote(), 0);
         drop(held);
         assert_eq!(peer.answer(), "1 0");
         assert_eq!(a.remote(), 1);
         peer.finish();
-    })
+    });
 }

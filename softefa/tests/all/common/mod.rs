@@ -4,7 +4,6 @@
 use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
 
 use efa_dp_direct::wire::{CdescCommon, CompStatus, RxDesc, TxCdesc};
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendWqe, Sge, WriteData};
@@ -12,35 +11,11 @@ use ferrogin_libfabric::bindings as fi;
 use ferrogin_libfabric::progress::{self, Progress, ProgressOps};
 
 pub use ferrogin_test_support::have_libfabric;
+pub use ferrogin_test_support::wait::{wait_for, wait_until};
 
 pub mod child;
 pub mod peer;
 pub mod wire;
-
-/// Waits as device code on a CPU does: spins, then yields.
-pub fn relax_until(mut done: impl FnMut() -> bool) {
-    let mut spins = 0u32;
-    while !done() {
-        spins += 1;
-        if spins < 30 {
-            std::hint::spin_loop();
-        } else {
-            std::thread::yield_now();
-        }
-        assert!(spins < 100_000_000, "waited in vain");
-    }
-}
-
-/// A limit for any wait of a test, also on a busy machine.
-pub const LIMIT: Duration = Duration::from_secs(120);
-
-pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "no {what} within the limit");
-        std::thread::yield_now();
-    }
-}
 
 macro_rules! call {
     ($table:expr, $op:ident, $($arg:expr),*) => {{
@@ -389,7 +364,7 @@ impl End {
 
     /// Waits until `n` requests have completed since the start, with any status.
     pub fn wait_done(&self, n: u64) {
-        wait_for("completions", || self.local() + self.errors() >= n);
+        wait_until("completions", || self.local() + self.errors() >= n);
     }
 
     pub fn local(&self) -> u64 {
@@ -429,12 +404,7 @@ impl End {
     }
 
     pub fn next_status(&mut self) -> (CdescCommon, CompStatus) {
-        let mut entry = None;
-        wait_for("a completion entry", || {
-            entry = self.poll_cq();
-            entry.is_some()
-        });
-        let common = entry.unwrap().common;
+        let common = wait_for("completion entry", || self.poll_cq()).common;
         (common, CompStatus::from_raw(common.status).unwrap())
     }
 

@@ -6,7 +6,7 @@ use efa_dp_direct::wqe::RemoteMem;
 use ferrogin_test_support::child;
 use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
-use super::{End, Rig, wait_for, write};
+use super::{End, Rig, wait_until, write};
 
 pub const ROLE: &str = "SOFTEFA_TEST_PEER";
 
@@ -106,7 +106,7 @@ pub fn serve() {
                 println!("@ok");
             }
             "remote" => {
-                wait_for("writes", || end.remote() >= number(1));
+                wait_until("writes", || end.remote() >= number(1));
                 println!("@{}", end.remote());
             }
             "matches" => println!("@{}", buffer.matches(number(1))),
@@ -124,17 +124,11 @@ pub fn serve() {
                 end.wait_done(posted);
                 println!("@{} {}", end.local(), end.errors());
             }
-            // Answers each write to word 0 with the same value at the address given, `n` times.
-            "echo" => {
-                let remote = RemoteMem { addr: number(1), rkey: number(2) as u32 };
+            // Exits as soon as it has been written to.
+            "exit_after" => {
                 println!("@ok");
-                for n in 1..=number(3) {
-                    let seen = buffer.word(0);
-                    super::relax_until(|| seen.load(std::sync::atomic::Ordering::Acquire) == n);
-                    source.word(0).store(n, std::sync::atomic::Ordering::Release);
-                    end.post(to.unwrap(), write(remote, source.sge(0, 8)));
-                    posted += 1;
-                }
+                wait_until("writes", || end.remote() >= number(1));
+                break;
             }
             "exit" => break,
             other => panic!("unknown command {other}"),
