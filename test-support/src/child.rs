@@ -28,6 +28,20 @@ pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Opt
     Some(errors)
 }
 
+/// Runs the tests whose names contain one of `filters` again in a child process with `environment`, but none of those of `make check`.
+///
+/// # Panics
+/// One of the tests failed, or there is none.
+pub fn run_again(filters: &[&str], environment: &[(&str, &str)]) {
+    let mut command = Command::new(program());
+    command.args(filters).envs(environment.iter().copied());
+    let output = command.output().expect("a child process");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let passed = output.status.success() && !text.contains("ok. 0 passed");
+    assert!(passed, "{filters:?} with {environment:?} failed:\n{text}\n{errors}");
+}
+
 /// The command that runs only the test `name` of this program.
 ///
 /// # Panics

@@ -4,6 +4,7 @@
 //! knows by number which requests are complete; the posting code only has counts.
 #![cfg(not(loom))]
 
+use crate::common::NO_TIMEOUT_NS;
 use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, flush, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// The status of a wait that does not end.
-const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 120_000_000_000 };
+const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: NO_TIMEOUT_NS };
 
 #[derive(Debug, Clone, Copy)]
 struct Geometry {

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::common::{
-    EndpointSpec, Extras, MAX_RDMA, Ring, Spec, TestContext, VALUE, WindowSpec, leak, make_with, window,
+    EndpointSpec, Extras, MAX_RDMA, Ring, Spec, TestContext, VALUE, WindowSpec, leak, let_threads_run, make_with,
+    window,
 };
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, WriteData, parse};
 use ferrogin_device::context::continuation::{
@@ -13,13 +14,13 @@ use ferrogin_device::{Action, Context, Flags, Sharing, Status, Window, capi};
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_signals::{Generation, Receiver, Region, Signal, Target};
 use ferrogin_test_support::Random;
+use ferrogin_test_support::wait::wait_until;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 const ENTRIES: u32 = 16;
 const NRANKS: u32 = 3;
@@ -114,15 +115,6 @@ fn va(offset: u64, add: u64) -> Option<Signal> {
     Some(Signal { target: Target::Va { rkey: RKEY, address: REMOTE + offset }, add })
 }
 
-/// Waits until the condition holds, for a minute at most.
-fn wait_until(condition: impl Fn() -> bool, expected: impl Fn() -> String) {
-    let began = Instant::now();
-    while !condition() {
-        assert!(began.elapsed() < Duration::from_secs(60), "{}", expected());
-        thread::yield_now();
-    }
-}
-
 impl Fixture {
     fn context(&self) -> Context<'static> {
         self.test.context
@@ -161,10 +153,10 @@ impl Fixture {
         thread::scope(|scope| {
             let call = scope.spawn(operation);
             let expected = |counts: &[u32]| rung.iter().all(|&(endpoint, count)| counts[endpoint] == count);
-            wait_until(|| expected(&self.counts()), || format!("{:?} instead of {rung:?}", self.counts()));
+            wait_until("requests", || expected(&self.counts()));
             let counts = self.counts();
             for &(endpoint, _) in rung.iter().rev() {
-                thread::sleep(Duration::from_millis(2));
+                let_threads_run();
                 assert!(!call.is_finished(), "the call returned before endpoint {endpoint} had completed");
                 assert_eq!(self.counts(), counts, "a request was posted before endpoint {endpoint} had completed");
                 self.complete(endpoint);
@@ -281,7 +273,7 @@ fn later_posts_do_not_prolong_strong_signal() {
         b.put(8, Action::NONE, Flags::NONE).unwrap();
         thread::scope(|scope| {
             let call = scope.spawn(|| b.context().signal(PEER, Action::signal_inc(1), Flags::STRONG));
-            wait_until(|| b.has_waited(), || "the signal waits for no put".into());
+            wait_until("wait of the signal for the put", || b.has_waited());
             b.complete(DATA);
             // Each post finds the wait over or waiting for the first alone; none completes.
             for _ in 0..5 {
@@ -306,7 +298,7 @@ fn signal_of_long_put_follows_all_its_parts() {
                 [DATA, FIRST_COUNTER].iter().for_each(|&endpoint| b.complete(endpoint));
                 call.is_finished()
             };
-            wait_until(finished, || format!("{:?}: the put does not end", b.counts()));
+            wait_until("end of the put", finished);
             call.join().unwrap().unwrap();
         });
         b.context().ring().unwrap();
@@ -395,7 +387,7 @@ fn failed_wait_raises_no_signal() {
             let strong = || b.put(8, Action::signal_inc(1), Flags::STRONG);
             let result = thread::scope(|scope| {
                 let call = scope.spawn(strong);
-                wait_until(|| b.counts()[DATA] == 1, || format!("{:?}: the put was not rung", b.counts()));
+                wait_until("doorbell of the put", || b.counts()[DATA] == 1);
                 match status {
                     Status::Aborted => b.abort.store(1, Ordering::Release),
                     Status::CardError => b.errors.store(1, Ordering::Release),
@@ -437,8 +429,7 @@ fn wait_for_word_rings_deferred_posts_and_lets_card_work() {
         let word = &b.words[0];
         thread::scope(|scope| {
             let call = scope.spawn(|| b.context().wait_signal(0, 5));
-            let works = || b.counts()[DATA] != 0 && b.has_waited();
-            wait_until(works, || format!("{:?}: no doorbell, or no progress of the card", b.counts()));
+            wait_until("doorbell and progress of the card", || b.counts()[DATA] != 0 && b.has_waited());
             word.store(5, Ordering::Release);
             call.join().unwrap().unwrap();
         });
@@ -522,6 +513,19 @@ impl Card<'_> {
         }
     }
 
+    /// Works until the threads that post are `done`.
+    fn serve_until(&mut self, random: &mut Random, done: impl Fn() -> bool) {
+        // Many steps between two pauses of the wait.
+        wait_until("end of the threads", || {
+            (0..100).any(|_| {
+                self.work(random);
+                thread::yield_now();
+                done()
+            })
+        });
+        self.work(random);
+    }
+
     /// A strong signal of a thread that had posted `puts` puts before.
     fn check(&mut self, thread: u64, puts: u64) {
         self.strong += 1;
@@ -564,13 +568,7 @@ fn strong_signals_of_threads_find_their_puts_complete() {
                     done.fetch_add(1, Ordering::AcqRel);
                 });
             }
-            let (mut random, began) = (Random::new(9), Instant::now());
-            while done.load(Ordering::Acquire) < THREADS as u32 {
-                assert!(began.elapsed() < Duration::from_secs(60), "{:?}: a thread does not end", b.counts());
-                card.work(&mut random);
-                thread::yield_now();
-            }
-            card.work(&mut random);
+            card.serve_until(&mut Random::new(9), || done.load(Ordering::Acquire) == THREADS as u32);
         });
         assert_eq!((card.strong, card.early), (THREADS * ROUNDS, None));
     }
@@ -628,13 +626,7 @@ fn strong_signal_after_meeting_covers_puts_of_all_threads() {
                     done.fetch_add(1, Ordering::AcqRel);
                 });
             }
-            let (mut random, began) = (Random::new(5), Instant::now());
-            while done.load(Ordering::Acquire) < THREADS as u32 {
-                assert!(began.elapsed() < Duration::from_secs(60), "{:?}: a thread does not end", b.counts());
-                card.work(&mut random);
-                thread::yield_now();
-            }
-            card.work(&mut random);
+            card.serve_until(&mut Random::new(5), || done.load(Ordering::Acquire) == THREADS as u32);
         });
         assert_eq!((card.strong, card.early), (signallers * ROUNDS, None));
     }

@@ -2,14 +2,16 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Spec, TestContext, WindowSpec, make_context, window};
+use crate::common::{
+    EndpointSpec, NO_TIMEOUT_NS, Spec, TestContext, WindowSpec, let_threads_run, make_context, window,
+};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Context, Coop, Flags, FlushRequest, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_test_support::wait::wait_until;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use std::thread;
-use std::time::Duration;
 
 /// More signals than a request has entries for endpoints.
 const SIGNALS: u32 = 20;
@@ -96,7 +98,7 @@ fn wait_covers_endpoints_without_entry() {
             test.context.set_timeout_ns(1_000_000);
             assert_eq!(test.context.wait_flush(&request), Err(Status::Timeout), "endpoint {late}");
             complete(&test, late);
-            test.context.set_timeout_ns(120_000_000_000);
+            test.context.set_timeout_ns(NO_TIMEOUT_NS);
             assert_eq!(test.context.test_flush(&request), Ok(true), "endpoint {late}, policy {policy}");
             test.context.wait_flush(&request).unwrap();
         }
@@ -112,7 +114,7 @@ fn posts_after_idle_flushes_are_flushed() {
             test.context.set_timeout_ns(1_000_000);
             assert_eq!(test.context.flush(), Err(Status::Timeout), "policy {policy}");
             assert_eq!(test.context.test_flush(request), Ok(false), "policy {policy}");
-            test.context.set_timeout_ns(120_000_000_000);
+            test.context.set_timeout_ns(NO_TIMEOUT_NS);
         };
         for id in (0..SIGNALS as u16).chain([3, 3, 0]) {
             test.context.signal(0, Action::signal_inc(id), Flags::AGGREGATE).unwrap();
@@ -223,11 +225,11 @@ fn group_posts_once_and_divides_flush() {
                     })
                     .collect();
                 // No thread returns before the last endpoint has completed, which the flush has to ring first.
-                while test.rings[2..].iter().any(|ring| ring.doorbell.load(Ordering::Acquire) == 0) {
+                wait_until("doorbells", || {
                     (0..test.rings.len() - 1).for_each(|i| complete(&test, i));
-                    thread::yield_now();
-                }
-                thread::sleep(Duration::from_millis(5));
+                    test.rings[2..].iter().all(|ring| ring.doorbell.load(Ordering::Acquire) != 0)
+                });
+                let_threads_run();
                 let early = group.iter().filter(|thread| thread.is_finished()).count();
                 complete_all(&test);
                 early

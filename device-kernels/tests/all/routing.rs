@@ -5,6 +5,7 @@ use crate::common::{EndpointSpec, Ring, Spec, TestContext, VALUE, WindowSpec, le
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe, parse};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_test_support::wait::wait_until;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -133,13 +134,13 @@ fn aggregated_operations_are_rung_by_next_operation_or_full_batch() {
         }
         assert_eq!(counts(&b.rung())[VALUE], 8);
         // A flush rings the other requests, and waits for the card.
-        let completed = b.rings[VALUE].completed;
+        let (doorbell, completed) = (b.rings[VALUE].doorbell, b.rings[VALUE].completed);
         let card = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            wait_until("doorbell", || doorbell.load(Ordering::Acquire) == 9);
             completed.store(9, Ordering::Release);
         });
         b.context.flush().unwrap();
-        assert_eq!(counts(&b.rung())[VALUE], 9);
+        assert_eq!((counts(&b.rung())[VALUE], completed.load(Ordering::Acquire)), (9, 9));
         card.join().unwrap();
     }
 }

@@ -11,6 +11,7 @@ use ferrogin_ffi::ext::{
     POLICY_COMBINING, PostingState, QueueMemory, RingConfig, Routes, STATE_RUNG_SHIFT, TargetWords, VALUE_INLINE,
     VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
+use ferrogin_test_support::wait::HANG_LIMIT;
 use std::ffi::c_void;
 use std::mem::{offset_of, zeroed};
 use std::ptr;
@@ -18,8 +19,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Largest transfer of one request in these contexts.
 pub const MAX_RDMA: u32 = 1 << 30;
+/// The time limit of waits that do not time out, in nanoseconds.
+pub const NO_TIMEOUT_NS: u64 = HANG_LIMIT.as_nanos() as u64;
 /// Index of the endpoint for values.
 pub const VALUE: usize = 1;
+
+/// Gives a thread that does not wait as it must the time to show it. No event is waited for.
+pub fn let_threads_run() {
+    std::thread::sleep(std::time::Duration::from_millis(1));
+}
 
 /// One endpoint.
 #[derive(Debug, Clone)]
@@ -352,8 +360,7 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
             max_rdma_size: MAX_RDMA,
             reserved: 0,
             abort_flag: if extras.abort.is_null() { leak(0) } else { extras.abort },
-            // 120 s, long enough for a busy machine.
-            timeout_ns: leak(120_000_000_000),
+            timeout_ns: leak(NO_TIMEOUT_NS),
             progress: Some(count_call),
             progress_arg: ptr::from_ref(progress_calls).cast_mut().cast(),
             used: leak_all(0, summaries + leaves),
