@@ -60,13 +60,13 @@ pub fn module(bytes: &[u8]) {
 mod tests {
     /// The corpus and seeded bytes: inputs that a fuzzer found are checked in every run.
     #[test]
-    fn modules() {
+    fn modules_of_any_bytes_end_in_known_errors() {
         ferrogin_test_support::replay("ptx", super::module);
     }
 
     /// Texts of the corpus with a few words changed for others of the same texts, which parse further than bytes do.
     #[test]
-    fn words() {
+    fn changed_texts_end_in_known_errors() {
         let folder = ferrogin_test_support::workspace().join("fuzz/corpus/ptx");
         let mut files: Vec<_> =
             std::fs::read_dir(folder).expect("the corpus").map(|entry| entry.unwrap().path()).collect();

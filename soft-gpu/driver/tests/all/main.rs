@@ -2,6 +2,7 @@
 
 mod programs;
 
+use ferrogin_test_support::wait::HANG_LIMIT;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -43,10 +44,11 @@ fn compile(test: &str, name: &str) -> Option<PathBuf> {
     }
 }
 
-/// Runs a program on the software GPU, for at most five minutes.
+/// Runs a program on the software GPU, for at most [`HANG_LIMIT`].
 fn run(program: &Path, arguments: &[&Path], settings: &[(&str, &str)]) -> Output {
     let mut command = Command::new("timeout");
-    command.arg("300").arg(program).args(arguments).env("LD_LIBRARY_PATH", library()).envs(settings.iter().copied());
+    command.arg(HANG_LIMIT.as_secs().to_string()).arg(program).args(arguments);
+    command.env("LD_LIBRARY_PATH", library()).envs(settings.iter().copied());
     command.output().expect("timeout starts")
 }
 

@@ -1,15 +1,16 @@
 //! Memory for kernels, and short ways to run them.
 
+use ferrogin_test_support::wait::HANG_LIMIT;
 use soft_gpu_ptx::{Launch, Memory, Module, Program, Range, Statistics, Trap, run};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Words that kernels and the test share.
 pub struct Arena {
     words: Vec<AtomicU64>,
     generation: AtomicU64,
     idle: AtomicU64,
+    host: fn(&Arena),
 }
 
 // SAFETY: the words live as long as the arena, and are atomics, to which references may exist.
@@ -25,16 +26,23 @@ unsafe impl Memory for Arena {
 
     fn idle(&self) {
         self.idle.fetch_add(1, Ordering::SeqCst);
+        (self.host)(self);
         std::thread::yield_now();
     }
 }
 
 impl Arena {
     pub fn new(words: usize) -> Self {
+        Self::with_host(words, |_| ())
+    }
+
+    /// An arena with a `host` that runs whenever all threads of a kernel wait for memory to change.
+    pub fn with_host(words: usize, host: fn(&Arena)) -> Self {
         Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
             generation: AtomicU64::new(0),
             idle: AtomicU64::new(0),
+            host,
         }
     }
 
@@ -77,7 +85,7 @@ pub fn linked(text: &str) -> Arc<Program> {
 pub fn launch(arena: &Arena, grid: u32, block: u32, seed: u64) -> Launch {
     let mut launch = Launch::new([grid, 1, 1], [block, 1, 1], arena.address().to_le_bytes().to_vec());
     launch.seed = seed;
-    launch.watchdog = Some(Duration::from_secs(60));
+    launch.watchdog = Some(HANG_LIMIT);
     launch
 }
 

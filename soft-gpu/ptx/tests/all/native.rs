@@ -6,13 +6,13 @@ use crate::common::{EndpointSpec, Extras, NO_EXTRAS, Spec, TestContext, VALUE, W
 use crate::shipped;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_test_support::wait::HANG_LIMIT;
 use ferrogin_test_support::{Random, repetitions};
 use soft_gpu_ptx::{Launch, Loaded, Module, Process, Program, run};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// The result of the functions of the fast path: the rest, its word, the endpoint, the two addresses, and the keys.
 #[repr(C)]
@@ -458,7 +458,7 @@ fn call(
         values.iter().enumerate().for_each(|(at, &value)| words.set(at, value));
         let kernel = loaded.program().kernel(&format!("call_{name}")).expect("the wrapper");
         let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
-        launch.watchdog = Some(Duration::from_secs(30));
+        launch.watchdog = Some(HANG_LIMIT);
         launch.weak = weak;
         // SAFETY: the kernels reach only leaked memory and the test's arena, through pointers and atomics; both live until the test ends.
         let memory = unsafe { Process::new() };

@@ -1,6 +1,7 @@
 //! Warps, barriers, divergence, and the order of threads.
 
 use crate::arena::{Arena, kernel, launch, linked, run_text, start};
+use ferrogin_test_support::wait::wait_until;
 use soft_gpu_ptx::Time;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -179,9 +180,7 @@ fn a_kernel_that_waits_for_the_host_leaves_it_the_processor() {
     let done = AtomicBool::new(false);
     let statistics = std::thread::scope(|scope| {
         scope.spawn(|| {
-            while arena.idle_rounds() == 0 && !done.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            wait_until("idle kernel", || arena.idle_rounds() != 0 || done.load(Ordering::Relaxed));
             arena.set(0, 3);
         });
         let statistics = start(&program, &launch(&arena, 4, 64, 1), &arena).unwrap_or_else(|trap| panic!("{trap}"));

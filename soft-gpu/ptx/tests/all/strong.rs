@@ -5,11 +5,11 @@ use crate::shipped;
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, parse};
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::Random;
+use ferrogin_test_support::wait::HANG_LIMIT;
 use soft_gpu_ptx::{Launch, Loaded, Module, Process, Program, run};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 const LANES: u64 = 32;
 const ENTRIES: u32 = 16;
@@ -159,7 +159,7 @@ fn raise(loaded: &Loaded, name: &str, policy: u32, seed: u64, holds: bool) -> (u
     let words = words.leak();
     let kernel = loaded.program().kernel(name).expect("the kernel");
     let mut launch = Launch::new([1, 1, 1], [LANES as u32, 1, 1], (words.as_mut_ptr() as u64).to_le_bytes().to_vec());
-    (launch.seed, launch.watchdog) = (seed, Some(Duration::from_secs(60)));
+    (launch.seed, launch.watchdog) = (seed, Some(HANG_LIMIT));
     let (ended, mut card, mut random) =
         (AtomicBool::new(false), Card { holds, ..Card::default() }, Random::new(seed + 1));
     std::thread::scope(|scope| {
