@@ -36,6 +36,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     let format = cargo(&["fmt", "--all", "--check"]);
     let lint = cargo(&["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
     let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
+    let python = root.join("python/test.sh");
     let mut skips = Vec::new();
     let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["--ignored"]);
     match second_libfabric(root) {
@@ -57,6 +58,8 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("instructions of a post", "benches/check.sh").after("lint"),
         script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
         script("book", "tests/book/run.sh").after("lint"),
+        Stage::of_tests("more of python", [python.as_os_str(), "--check".as_ref(), dist.as_os_str()])
+            .after("cargo test"),
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
         script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
     ];
