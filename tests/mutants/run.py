@@ -203,7 +203,7 @@ def tests(env, found, without, number, limit):
     """Runs test programs on a mutant, 0 for none, until one fails: "missed", "caught" or "timeout", and the output of that one."""
     end = time.monotonic() + limit
     for program, place in found:
-        child = subprocess.Popen([program, *("--skip=" + part for part in without)], cwd=place,
+        child = subprocess.Popen([program, "--include-ignored", *("--skip=" + part for part in without)], cwd=place,
                                  env=dict(env, FERROGIN_MUTANT=str(number)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                  start_new_session=True, text=True, errors="replace")
         try:

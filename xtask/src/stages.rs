@@ -64,7 +64,8 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
     ];
     // Over libfabric's own provider `efa`, with the software card below verbs.
-    let scenarios = cargo(&["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all"]);
+    let scenarios =
+        cargo(&["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", "--", "--include-ignored"]);
     let over_efa = [
         script("NCCL's device code over efa", "tests/foreign/run.sh").after("NCCL's device code"),
         Stage::of_tests("scenarios over efa", scenarios)
