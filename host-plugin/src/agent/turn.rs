@@ -185,7 +185,7 @@ mod tests {
                     }
                 }
             });
-            for _ in 0..2000 {
+            for _ in 0..100 {
                 freed.store(false, Ordering::SeqCst);
                 known.store(true, Ordering::SeqCst);
                 std::thread::yield_now();
@@ -195,6 +195,24 @@ mod tests {
             }
             stop.store(true, Ordering::Release);
         });
+    }
+
+    #[test]
+    fn wait_outlasts_the_round_and_not_the_next_one() {
+        let turn = Turn::default();
+        let mut round = turn.begin();
+        let mut looks = 0;
+        let out = turn.look_until(|state| {
+            drop(state);
+            looks += 1;
+            if looks == 10 * HANG {
+                round = None;
+                round = turn.begin();
+            }
+            turn.lock()
+        });
+        assert_eq!((out, looks), (Out::Now, 10 * HANG));
+        assert!(round.is_some());
     }
 
     #[test]
