@@ -70,7 +70,7 @@ fn outcome_after(dist: &Path, signal: Signal, grace: Duration) -> Outcome {
 #[test]
 fn rank_ends_by_its_signal() {
     let Some(dist) = dist("rank_ends_by_its_signal") else { return };
-    let outcome = outcome_after(&dist, Signal::SIGTERM, LIMIT);
+    let outcome = outcome_after(&dist, Signal::SIGTERM, wait::HANG_LIMIT);
     let [survivor, victim] = outcome.statuses[..] else { panic!("{}", report(&outcome)) };
     let seen = (survivor.and_then(|status| status.code()), victim.and_then(|status| status.signal()));
     assert_eq!(seen, (Some(1), Some(Signal::SIGTERM as i32)), "{}", report(&outcome));
