@@ -97,7 +97,10 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
         },
         Err(why) => why,
     };
-    println!("SKIP bytes of {CHECKED_IN}: made by {made_by}, but {reason}; only the hash of its sources was compared");
+    ferrogin_test_support::skip(
+        &format!("bytes of {CHECKED_IN}"),
+        format_args!("made by {made_by}, but {reason}; only the hash of its sources was compared"),
+    );
 }
 
 /// The same for the kernels that clang makes.
@@ -107,8 +110,9 @@ fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
     let (path, file) = (kernels::GIN.path, text_of(kernels::GIN.path));
     let (_, made_by, then) = compile::provenance(&file).expect("the file says where it comes from");
     let Some((clang, version)) = kernels::clang() else {
-        println!(
-            "SKIP gin.cuh by clang: no clang is here (apt-get install clang-22); the hash of the sources was compared"
+        ferrogin_test_support::skip(
+            "gin.cuh by clang",
+            "no clang is here (apt-get install clang-22); the hash of the sources was compared",
         );
         return;
     };
@@ -116,7 +120,10 @@ fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
     if version == made_by {
         assert!(now == then, "{path} is stale; `{}` makes it again", compile::REFRESH);
     } else {
-        println!("SKIP bytes of {path}: made by {made_by}, but {version} is here, which compiles it");
+        ferrogin_test_support::skip(
+            &format!("bytes of {path}"),
+            format_args!("made by {made_by}, but {version} is here, which compiles it"),
+        );
     }
 }
 

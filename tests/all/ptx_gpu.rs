@@ -34,7 +34,7 @@ fn has_gpu() -> bool {
 #[test]
 fn driver_links_and_runs_ptx_with_kernel() {
     if !has_gpu() {
-        println!("SKIP the PTX on a GPU: this machine has no GPU");
+        ferrogin_test_support::skip("the PTX on a GPU", "this machine has no GPU");
         return;
     }
     let (mut device, mut context) = (0, null_mut());

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 /// `make test`: the tests of every crate, and of the clients in other languages with one configuration each.
 pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
     let script = |name, path: &str| Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()]);
-    let build = cargo(&["test", "--release", "--workspace", "--locked", "--lib", "--bins", "--tests", "--no-run"]);
+    // With the examples, which some tests start.
+    let build = cargo(&["test", "--release", "--workspace", "--locked", "--no-run"]);
     let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &[]);
     if let Some(seed) = shuffle {
         let seed = format!("--shuffle-seed={seed}");
@@ -38,7 +39,8 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
     let python = root.join("python/test.sh");
     let mut skips = Vec::new();
-    let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["--ignored"]);
+    // Those of `make test` too, on the second libfabric.
+    let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["--include-ignored"]);
     match second_libfabric(root) {
         Ok(path) => tests = tests.env("FERROGIN_LIBFABRIC_ALT", path),
         Err(why) => skips.push(format!("tests on a second libfabric: {why}")),

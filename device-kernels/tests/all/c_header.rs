@@ -41,7 +41,7 @@ fn ask(compiler: &str, language: &str) -> Option<Vec<u64>> {
         .status();
     match compiled {
         Err(error) => {
-            println!("SKIP gin.h with {compiler}: {error}");
+            ferrogin_test_support::skip(&format!("gin.h with {compiler}"), error);
             return None;
         }
         Ok(status) => assert!(status.success(), "{compiler} refuses gin.h"),

@@ -107,6 +107,7 @@ fn communicators_leak_no_resources() {
 
 /// libfabric 1.17 itself leaks some hundred bytes for each message endpoint; newer ones do not.
 #[test]
+#[ignore = "make check"]
 fn communicators_leak_no_memory() {
     const TEST: &str = "communicators_leak_no_memory";
     let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").or_else(|_| std::env::var("FERROGIN_LIBFABRIC"));

@@ -8,7 +8,7 @@ fn found() -> Option<Vec<mlx5::verbs::DeviceEntry>> {
     match devices() {
         Ok(found) => Some(found),
         Err(error @ DeviceError::Library { .. }) => {
-            println!("SKIP rdma-core: {error}");
+            ferrogin_test_support::skip("rdma-core", error);
             None
         }
         Err(error) => panic!("{error}"),
@@ -36,7 +36,7 @@ fn opening_missing_device_fails_and_names_it() {
 fn device_opens_and_creates_queues() {
     let Some(found) = found() else { return };
     let Some(device) = found.iter().find(|device| device.mlx5) else {
-        println!("SKIP device_opens_and_creates_queues: the system has no mlx5 device");
+        ferrogin_test_support::skip("device_opens_and_creates_queues", "the system has no mlx5 device");
         return;
     };
     let hardware = Hardware::open(Some(&device.name), Settings::default()).expect("an open device");

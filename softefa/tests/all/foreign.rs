@@ -50,11 +50,11 @@ fn fi_info_lists_cards() {
         return;
     }
     if Command::new("fi_info").arg("--version").output().is_err() {
-        println!("SKIP {name}: fi_info (libfabric-bin) is not installed");
+        ferrogin_test_support::skip(name, "fi_info (libfabric-bin) is not installed");
         return;
     }
     let Some(dir) = provider_dir() else {
-        println!("SKIP {name}: the provider's library was not built beside the test");
+        ferrogin_test_support::skip(name, "the provider's library was not built beside the test");
         return;
     };
     let (good, text) = fi_info(&dir, &[("SOFTEFA_NICS", "2")], &[]);
@@ -75,8 +75,9 @@ fn fi_info_lists_cards() {
 #[test]
 fn provider_library_stays_loaded_when_closed() {
     let Some(dir) = provider_dir() else {
-        println!(
-            "SKIP provider_library_stays_loaded_when_closed: the provider's library was not built beside the test"
+        ferrogin_test_support::skip(
+            "provider_library_stays_loaded_when_closed",
+            "the provider's library was not built beside the test",
         );
         return;
     };

@@ -271,7 +271,10 @@ fn have_second_user(test: &str) -> bool {
     let have = unistd::geteuid().is_root()
         && Command::new("setpriv").args(["--reuid=65534", "true"]).status().is_ok_and(|status| status.success());
     if !have {
-        println!("SKIP {test} as another user: needs root and setpriv (apt-get install util-linux)");
+        ferrogin_test_support::skip(
+            &format!("{test} as another user"),
+            "needs root and setpriv (apt-get install util-linux)",
+        );
     }
     have
 }

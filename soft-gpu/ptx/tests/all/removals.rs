@@ -64,7 +64,7 @@ fn each_work_does_the_same_on_every_run_of_its_seed() {
 #[test]
 fn the_table_of_removals_lists_every_site() {
     if refreshes() {
-        return println!("SKIP the_table_of_removals_lists_every_site: the table is made again");
+        return ferrogin_test_support::skip("the_table_of_removals_lists_every_site", "the table is made again");
     }
     let table = table();
     let expected: BTreeSet<String> = removals(&sites(&shipped::text())).iter().map(Line::key).collect();

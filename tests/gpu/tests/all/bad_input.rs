@@ -63,7 +63,7 @@ fn missing_card_is_reported() {
         return;
     }
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut cards| cards.next().is_some()) {
-        println!("SKIP {name}: this machine has RDMA cards");
+        ferrogin_test_support::skip(name, "this machine has RDMA cards");
         return;
     }
     must_fail(scenarios(&dist, 2).env("FERROGIN_PROVIDER", "efa"), &["efa", "FERROGIN_PROVIDER=softefa"]);

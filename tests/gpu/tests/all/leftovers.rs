@@ -83,7 +83,10 @@ fn in_namespace(name: &str, body: impl FnOnce()) {
     });
     std::fs::remove_dir_all(&work).unwrap();
     let Some(output) = output else {
-        println!("SKIP {name}: this machine allows no mount namespace: {}", refusals.join("; "));
+        ferrogin_test_support::skip(
+            name,
+            format_args!("this machine allows no mount namespace: {}", refusals.join("; ")),
+        );
         return;
     };
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -29,7 +29,7 @@ fn mpirun(test: &str) -> Launcher {
     if find_mpirun().is_some() {
         return Launcher::Mpirun;
     }
-    println!("SKIP {test}, with mpirun: it is not on PATH (apt-get install openmpi-bin)");
+    ferrogin_test_support::skip(&format!("{test}, with mpirun"), "it is not on PATH (apt-get install openmpi-bin)");
     Launcher::Builtin
 }
 
