@@ -4,10 +4,11 @@
 //! that is in none of these lists.
 
 /// Settings of the host plugin.
-pub const PLUGIN: [&str; 9] = [
+pub const PLUGIN: [&str; 10] = [
     "FERROGIN_PROVIDER",
     "FERROGIN_DEVICE",
     "FERROGIN_POST",
+    "FERROGIN_SIGNALS",
     "FERROGIN_TIMEOUT",
     "FERROGIN_CONTROL",
     "FERROGIN_LIBFABRIC",

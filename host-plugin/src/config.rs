@@ -210,6 +210,20 @@ mod tests {
         assert_eq!(read(&[("FERROGIN_PROVIDER", "")]).unwrap().provider, Provider::Efa);
     }
 
+    /// The plugin warns of other variables of the prefix.
+    #[test]
+    fn every_setting_that_is_read_is_known() {
+        let read = std::cell::RefCell::new(Vec::new());
+        Config::from_lookup(|name| {
+            read.borrow_mut().push(name.to_owned());
+            None
+        })
+        .unwrap();
+        let read = read.into_inner();
+        assert!(read.len() >= 8, "{read:?}");
+        assert!(read.iter().all(|name| settings::PLUGIN.contains(&&**name)), "{read:?}");
+    }
+
     #[test]
     fn valid_values_are_read() {
         let config = read(&[
