@@ -162,7 +162,7 @@ impl Ring {
                 }
                 // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
                 let rank = if arrived.is_some() { next } else { incoming };
-                return Err(self.addresses.timed_out(rank, step, self.timeout));
+                return Err(self.addresses.timed_out(rank, step, allgather_limit(self.nranks(), self.timeout)));
             };
             match event {
                 Event::Written(Ok(())) => written = true,
