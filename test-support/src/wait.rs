@@ -16,14 +16,7 @@ const INTERVAL: Duration = Duration::from_millis(1);
 /// After [`HANG_LIMIT`]; the message names `what`.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
-    let began = Instant::now();
-    loop {
-        if let Some(value) = poll() {
-            return value;
-        }
-        assert!(began.elapsed() < HANG_LIMIT, "no {what} within {HANG_LIMIT:?}");
-        std::thread::sleep(INTERVAL);
-    }
+    look(what, &mut poll, || std::thread::sleep(INTERVAL))
 }
 
 /// Calls `ready` until it returns true.
@@ -41,10 +34,19 @@ pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
 /// As [`wait_for`].
 #[track_caller]
 pub fn poll_until(what: &str, mut ready: impl FnMut() -> bool) {
+    look(what, &mut || ready().then_some(()), std::thread::yield_now);
+}
+
+/// Calls `poll` until it returns a value, with `pause` between two calls.
+#[track_caller]
+fn look<T>(what: &str, poll: &mut dyn FnMut() -> Option<T>, pause: impl Fn()) -> T {
     let began = Instant::now();
-    while !ready() {
+    loop {
+        if let Some(value) = poll() {
+            return value;
+        }
         assert!(began.elapsed() < HANG_LIMIT, "no {what} within {HANG_LIMIT:?}");
-        std::thread::yield_now();
+        pause();
     }
 }
 
