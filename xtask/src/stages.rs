@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 
 /// `make test`: the tests of every crate, and of the clients in other languages with one configuration each.
 pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
-    let script = |name, path: &str| Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()]);
+    let script = |name, path| script(name, root, path, dist);
     // With the examples, which some tests start.
     let build = cargo(&["test", "--release", "--workspace", "--locked", "--no-run"]);
-    let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &[]);
-    if let Some(seed) = shuffle {
-        let seed = format!("--shuffle-seed={seed}");
-        tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["-Zunstable-options", &seed]);
+    let seed = shuffle.map(|seed| format!("--shuffle-seed={seed}"));
+    let for_tests: Vec<&str> = seed.iter().flat_map(|seed| ["-Zunstable-options", seed]).collect();
+    let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &for_tests);
+    if seed.is_some() {
         // libtest shuffles only where unstable options are allowed; cargo and rustc don't see the variable.
         let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
         tests = tests.env(runner.leak(), "env RUSTC_BOOTSTRAP=1");
@@ -33,7 +33,7 @@ pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
 
 /// `make check`: everything else that a change must pass; and what is skipped, `name: why`.
 pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
-    let script = |name, path: &str| Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()]);
+    let script = |name, path| script(name, root, path, dist);
     let format = cargo(&["fmt", "--all", "--check"]);
     let lint = cargo(&["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
     let docs = cargo(&["doc", "--quiet", "--release", "--workspace", "--no-deps", "--locked"]);
@@ -129,6 +129,11 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         _ => script("tests/mutants/run.py", &round.to_string()),
     };
     stage.env("FERROGIN_SOAK", "1")
+}
+
+/// A script of tests, which gets the directory of `make build`.
+fn script(name: &'static str, root: &Path, path: &str, dist: &Path) -> Stage {
+    Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()])
 }
 
 /// The command of cargo with `arguments`.
