@@ -38,7 +38,7 @@ help:
 	@echo 'demo, test and check first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
 build:
-	$(CARGO) build --release --locked $(BUILD_FLAGS) -p nccl-gin-ferrogin -p softefa -p soft-verbs -p soft-gpu -p ferrogin-device -p ferrogin-host -p ferrogin
+	$(CARGO) build --release --locked $(BUILD_FLAGS) -p ferrogin-host-plugin -p softefa -p soft-verbs -p soft-gpu -p ferrogin-device-kernels -p ferrogin-host-api -p ferrogin
 	rm -rf $(DIST)/include
 	install -d $(DIST)/include
 	install -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
@@ -48,7 +48,7 @@ build:
 	for library in $(LINKED); do ln -sf $$library $(DIST)/$$library.$(MAJOR); done
 	install -m 755 $(RELEASE)/ferrogin $(DIST)/ferrogin
 	cp -R ffi-headers/include/. $(DIST)/include/
-	soft-verbs/link.sh $(RELEASE)/libsoft_verbs.a $(DIST)/verbs
+	emulators/soft-verbs/link.sh $(RELEASE)/libsoft_verbs.a $(DIST)/verbs
 	install -d $(DIST)/gpu
 	install -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
@@ -86,7 +86,7 @@ uninstall:
 ptx: build
 	mkdir -p $(DIST)/cuda
 	$(DIST)/ferrogin ptx > $(DIST)/cuda/ferrogin_device.ptx
-	cp ptx/ferrogin_device.bc $(DIST)/cuda/
+	cp device-kernels/ptx/ferrogin_device.bc $(DIST)/cuda/
 	tests/cuda/objects.sh "$$(tests/cuda/fetch-tools.sh)" $(DIST)/cuda/ferrogin_device.ptx $(DIST)/cuda
 
 wheel: build
@@ -118,8 +118,8 @@ check:
 
 # On a machine without cargo: tests/gpu/run.sh with what was built elsewhere.
 test-gpu: build
-	$(CARGO) build --release --locked -p gpu-scenarios
-	GPU_SCENARIOS=$(RELEASE)/gpu-scenarios tests/gpu/run.sh $(DIST)
+	$(CARGO) build --release --locked -p scenario-runner
+	GPU_SCENARIOS=$(RELEASE)/scenario-runner tests/gpu/run.sh $(DIST)
 
 clean:
 	$(CARGO) clean

@@ -1,12 +1,8 @@
 //! Puts the device code as PTX where the tool embeds it: compiled from the sources if a compiler is there that can, and
-//! otherwise the checked-in `ptx/ferrogin_device.ptx`. `FERROGIN_PTX=checked-in` always takes the latter. A checked-in file that was
+//! otherwise the checked-in `device-kernels/ptx/ferrogin_device.ptx`. `FERROGIN_PTX=checked-in` always takes the latter. A checked-in file that was
 //! made from other sources is a warning of the build.
 
-#[path = "ptx/compile.rs"]
-#[allow(dead_code)]
-mod compile;
-
-use compile::{CHECKED_IN, Compiler};
+use ferrogin_ptx::{self as compile, CHECKED_IN, Compiler};
 use std::env;
 use std::path::{Path, PathBuf};
 

@@ -13,7 +13,7 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 status=0
 for bench in posts; do
-    "${CARGO:-cargo}" bench --quiet --locked -p ferrogin-bench --bench "$bench" -- --check >"$log" || status=1
+    "${CARGO:-cargo}" bench --quiet --locked -p ferrogin-benches --bench "$bench" -- --check >"$log" || status=1
     grep -vE '^[a-z]+: [0-9]+ passed' "$log" | tee -a "$log.all"
 done
 FERROGIN_DIST=$dist benches/gpu/run.sh --check >"$log" || status=1

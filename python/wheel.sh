@@ -44,11 +44,11 @@ done
 "$strip" "$dist/ferrogin" -o "$files/bin/ferrogin"
 chmod 755 "$files"/bin/ferrogin "$files"/lib/*.so*
 cp "$root"/ffi-headers/include/ferrogin/* "$files/include/ferrogin/"
-cp "$root"/ptx/ferrogin_device.{ptx,bc} "$files/cuda/"
+cp "$root"/device-kernels/ptx/ferrogin_device.{ptx,bc} "$files/cuda/"
 source_of() { sed -n 's|^// source: ||p;20q' "$1"; }
 if [ ! -f "$dist/cuda/ferrogin_device.o" ]; then
     echo "wheel: without CUDA objects: make ptx makes them" >&2
-elif [ "$(source_of "$dist/cuda/ferrogin_device.ptx")" != "$(source_of "$root/ptx/ferrogin_device.ptx")" ]; then
+elif [ "$(source_of "$dist/cuda/ferrogin_device.ptx")" != "$(source_of "$root/device-kernels/ptx/ferrogin_device.ptx")" ]; then
     echo "wheel: without CUDA objects: those in $dist/cuda are of other sources than the PTX; make ptx makes them again" >&2
 else
     cp "$dist"/cuda/ferrogin_device*.o "$files/cuda/"

@@ -37,7 +37,7 @@ fi
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/aarch64 CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false
 # In an emulator unoptimised code, std's included, takes many times as long.
 [ -z "$tests" ] || export CARGO_PROFILE_DEV_OPT_LEVEL=1
-packages=(-p nccl-gin-ferrogin -p ferrogin-host -p softefa -p ferrogin-device)
+packages=(-p ferrogin-host-plugin -p ferrogin-host-api -p softefa -p ferrogin-device-kernels)
 what="the plugin, the host API, the software card and the device library"
 [ -z "$tests" ] || { packages=(--workspace) what="the workspace"; }
 if ! "$cargo" build "${packages[@]}" --locked "${options[@]}" >"$log" 2>&1; then
@@ -76,6 +76,6 @@ if [ ! -e "/usr/$gnu/lib/ld-linux-aarch64.so.1" ]; then
     finish
 fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="timeout 300 $emulator -L /usr/$gnu"
-run_tests -p efa-dp-direct -p ferrogin-ffi -p mlx5 -p ferrogin-device --lib --tests
+run_tests -p efa-dp-direct -p ferrogin-ffi-headers -p mlx5 -p ferrogin-device-kernels --lib --tests
 run_tests -p soft-nic --lib memory::copy
 finish

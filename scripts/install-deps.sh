@@ -50,7 +50,7 @@ if [ "$purpose" = check ]; then
   fi
   # True if this compiler has the source of std.
   has_source() { [ -f "$("$1" --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ]; }
-  made_by=$(sed -n 's|^// compiler: ||p;20q' "$(dirname "$0")/../ptx/ferrogin_device.ptx")
+  made_by=$(sed -n 's|^// compiler: ||p;20q' "$(dirname "$0")/../device-kernels/ptx/ferrogin_device.ptx")
   if ! { [ "$(rustc --version 2>/dev/null)" = "$made_by" ] && has_source rustc; } &&
      ! { [ -x /usr/bin/cargo ] && has_source /usr/bin/rustc; }; then
     rust=(rustc-web cargo-web rust-web-src)

@@ -59,7 +59,7 @@ build() {
     fi
     # What `make install` copies to lib/ferrogin/cuda: the device code as it is checked in.
     mkdir -p "$dist/cuda"
-    cp ptx/ferrogin_device.ptx ptx/ferrogin_device.bc "$dist/cuda/"
+    cp device-kernels/ptx/ferrogin_device.ptx device-kernels/ptx/ferrogin_device.bc "$dist/cuda/"
 }
 
 # check_elf FILE MACHINE PREFIX: checks the file, and prints the oldest glibc that has its symbols.

@@ -3,12 +3,12 @@
 
 use crate::{launch, stdout};
 use clap::ValueEnum;
-use gpu_scenarios::gpu::Launch;
-use gpu_scenarios::measure;
-use gpu_scenarios::runner;
-use gpu_scenarios::scenario::{self, SCENARIOS};
-use gpu_scenarios::world::{Config, World};
 use mini_nccl::Bootstrap;
+use scenario_runner::gpu::Launch;
+use scenario_runner::measure;
+use scenario_runner::runner;
+use scenario_runner::scenario::{self, SCENARIOS};
+use scenario_runner::world::{Config, World};
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;

@@ -3,12 +3,10 @@
 
 /// Contexts over plain memory, as the tests of the device code make them.
 #[allow(dead_code)]
-mod image;
-
 use crate::ptx::PTX;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
-use image::{EndpointSpec, Spec, TestContext, WindowSpec};
+use plain_context::{EndpointSpec, Spec, TestContext, WindowSpec};
 use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -219,7 +217,7 @@ fn wrappers() -> String {
 
 fn context(policy: u32, is_emulated: bool) -> TestContext {
     // Data, values in wide requests, and the signal, whose values are in slots.
-    let slots = image::leak([0u64; ENTRIES as usize]) as u64;
+    let slots = plain_context::leak([0u64; ENTRIES as usize]) as u64;
     let n_signals = u32::from(!is_emulated);
     let endpoints = &[(false, 0), (true, 0), (false, slots)][..2 + n_signals as usize];
     let endpoint = |&(wide, value_base)| EndpointSpec { entries: ENTRIES, wide, max_batch: 32, value_base, start: 0 };
@@ -237,22 +235,22 @@ fn context(policy: u32, is_emulated: bool) -> TestContext {
         value_lkey: 0x77,
         scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: peers(0x5000_0000) },
     };
-    let emulated = image::leak(EmulatedSignals {
-        words: image::leak(0u64).cast(),
-        peers: image::leak([EmulatedPeer { n_signals: 1, generation: 1 }; NRANKS as usize]).cast_const().cast(),
+    let emulated = plain_context::leak(EmulatedSignals {
+        words: plain_context::leak(0u64).cast(),
+        peers: plain_context::leak([EmulatedPeer { n_signals: 1, generation: 1 }; NRANKS as usize]).cast_const().cast(),
         n_signals: 1,
         rank: 0,
         reserved: [0; 5],
     });
     let emulated = if is_emulated { emulated.cast_const() } else { std::ptr::null() };
-    image::make_with(&spec, &image::Extras { emulated, ..image::NO_EXTRAS })
+    plain_context::make_with(&spec, &plain_context::Extras { emulated, ..plain_context::NO_EXTRAS })
 }
 
 /// Runs the operation on a context of its own. The cost of each thread.
 fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, seed: u64) -> Result<Vec<Cost>, String> {
     let context = context(policy, operation.is_emulated());
     let peers = (0..NRANKS).map(|rank| (0x2000_0000 + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
-    let window = image::window(&WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers }, 0).0 as u64;
+    let window = plain_context::window(&WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers }, 0).0 as u64;
     let doorbells: Vec<u64> = context.rings.iter().map(|ring| ring.doorbell.as_ptr() as u64).collect();
     let mut costs = Vec::new();
     for operation in [operation.before(), operation] {

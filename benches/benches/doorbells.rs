@@ -1,4 +1,4 @@
-//! Doorbells per post when many threads post on one endpoint: `cargo bench -p ferrogin-bench --bench doorbells`.
+//! Doorbells per post when many threads post on one endpoint: `cargo bench -p ferrogin-benches --bench doorbells`.
 //!
 //! Eight threads post without a pause; the card completes rung requests at once. Both posting policies and NCCL's device code run
 //! one after another, five rounds, in one process, FERROGIN_BENCH_MS (500) milliseconds each. Rates are ratios to NCCL's. With `--check` the

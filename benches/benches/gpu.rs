@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-const DEVICE_CODE: &str = include_str!("../../ptx/ferrogin_device.ptx");
+const DEVICE_CODE: &str = include_str!("../../device-kernels/ptx/ferrogin_device.ptx");
 
 /// The builds of `posts.cu`; the last one is the baseline.
 const BUILDS: [(&str, &str); 3] = [("gin", "gin.cuh"), ("nccl", "nccl_gin.cuh"), ("own", "NCCL's own")];

@@ -1,4 +1,4 @@
-//! Instructions of one post: `cargo bench -p ferrogin-bench --bench posts [-- --check]`.
+//! Instructions of one post: `cargo bench -p ferrogin-benches --bench posts [-- --check]`.
 //!
 //! Each figure is the mean of many posts and counts every instruction of one post: arguments, call, return and the check of the
 //! status. The card takes no instruction. The loop around the post, with the loads of the arguments from a list, is counted by
@@ -6,13 +6,13 @@
 //! SKIP for each budget, and fails when one is exceeded.
 #![allow(unsafe_code)]
 
-use ferrogin_bench::callgrind::{self, Count};
 use ferrogin_bench::card::{Card, PEER, Values};
 use ferrogin_bench::nccl::{self, Build, Flush, Loop, Nccl, POSTS, Post, Put, PutValue};
 use ferrogin_bench::target_dir;
 use ferrogin_device::post::Sharing;
 use ferrogin_device::{Action, Context, Flags, capi};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_test_support::callgrind::{self, Count};
 use std::hint::black_box;
 use std::path::Path;
 use std::process::ExitCode;

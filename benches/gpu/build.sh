@@ -16,13 +16,13 @@ if [ -n "$sm" ]; then
     export PATH=$cuda/bin:$PATH
     parts=$(mktemp -d "$out/parts.XXXXXX")
     trap 'rm -rf "$parts"' EXIT
-    ptxas -c -maxrregcount=64 -arch="sm_$sm" "$root/ptx/ferrogin_device.ptx" -o "$parts/device.cubin"
+    ptxas -c -maxrregcount=64 -arch="sm_$sm" "$root/device-kernels/ptx/ferrogin_device.ptx" -o "$parts/device.cubin"
 fi
 build() {
     local name=$1 file=$2
     shift 2
     if [ -z "$sm" ]; then
-        "$root/tests/gpu/kernels/clang.sh" "$here/$file" "$out/$name.ptx" "$@"
+        "$root/scenarios/scenario-kernels/clang.sh" "$here/$file" "$out/$name.ptx" "$@"
         return
     fi
     nvcc -std=c++17 -arch="sm_$sm" -rdc=true -cubin -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DNDEBUG \

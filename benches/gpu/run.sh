@@ -5,7 +5,7 @@
 # them with clang and runs a few posts of each kind on the software GPU of FERROGIN_DIST (default: dist): the
 # bench must run and the cards must count each post. It prints no figures then, because those of a software GPU mean nothing.
 #
-#   GPU_BENCH=PROGRAM   on a machine without cargo, nvcc or a network: the bench as `cargo bench -p ferrogin-bench --bench gpu --no-run` leaves it
+#   GPU_BENCH=PROGRAM   on a machine without cargo, nvcc or a network: the bench as `cargo bench -p ferrogin-benches --bench gpu --no-run` leaves it
 #                       in target/release/deps, with the kernels that `benches/gpu/build.sh target/gpu-bench/nvcc SM` left
 set -euo pipefail
 
@@ -13,7 +13,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 dist=${FERROGIN_DIST:-$root/dist}
 cd "$root"
-bench=("${CARGO:-cargo}" bench --quiet --locked -p ferrogin-bench --bench gpu --)
+bench=("${CARGO:-cargo}" bench --quiet --locked -p ferrogin-benches --bench gpu --)
 if [ "${1:-}" = --check ]; then
     if [ ! -f "$dist/gpu/libcuda.so.1" ]; then
         echo "SKIP gpu: $dist has no software GPU: run make build"
@@ -35,8 +35,8 @@ if [ -n "${GPU_BENCH:-}" ]; then
     echo "benches/gpu/run.sh"
     exec "$GPU_BENCH" --modules "$root/target/gpu-bench/nvcc"
 fi
-if ! machine=$("${CARGO:-cargo}" run --quiet --release --locked -p gpu-scenarios -- --gpu 2>&1); then
-    echo "benches/gpu: ${machine#gpu-scenarios: }" >&2
+if ! machine=$("${CARGO:-cargo}" run --quiet --release --locked -p scenario-runner -- --gpu 2>&1); then
+    echo "benches/gpu: ${machine#scenario-runner: }" >&2
     exit 3
 fi
 echo "$machine; benches/gpu/run.sh"

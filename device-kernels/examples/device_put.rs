@@ -1,17 +1,13 @@
-//! Posts a put with a signal through the device API, on host memory: `cargo run -p ferrogin-device --example device_put`.
+//! Posts a put with a signal through the device API, on host memory: `cargo run -p ferrogin-device-kernels --example device_put`.
 //!
 //! In a job, NCCL's `createContext` gives the handle of a context, and a GPU or a CPU thread opens it with `Context::from_handle`.
 //! Here the context is made by hand as in this crate's tests: its rings are plain memory, and this program plays the card.
 #![allow(unsafe_code)]
 
-#[allow(dead_code, reason = "the tests use more of it")]
-#[path = "../tests/all/common/mod.rs"]
-mod common;
-
-use common::{EndpointSpec, Spec, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::{Destination, Geometry, parse};
 use ferrogin_device::{Action, Flags, Status};
 use ferrogin_ffi::ext::POLICY_COMBINING;
+use plain_context::{EndpointSpec, Spec, WindowSpec, make_context, window};
 use std::sync::atomic::Ordering;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

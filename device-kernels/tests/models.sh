@@ -8,4 +8,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 export RUSTFLAGS="${RUSTFLAGS:-} --cfg loom" RUST_BACKTRACE=0
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom
 # One model at a time: each interleaving maps stacks, and mapping threads of one process wait for each other.
-exec "${CARGO:-cargo}" test --quiet --profile models --locked -p ferrogin-device --lib -- --test-threads=1 "${@:2}"
+exec "${CARGO:-cargo}" test --quiet --profile models --locked -p ferrogin-device-kernels --lib -- --test-threads=1 "${@:2}"

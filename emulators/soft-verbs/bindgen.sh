@@ -1,5 +1,5 @@
 #!/bin/sh
-# Regenerates src/bindings.rs from the public headers of rdma-core: soft-verbs/bindgen.sh INCLUDE_DIRECTORY
+# Regenerates src/bindings.rs from the public headers of rdma-core: emulators/soft-verbs/bindgen.sh INCLUDE_DIRECTORY
 # Needs bindgen 0.72 (cargo install bindgen-cli) and libclang. The checked-in file is from the headers of 2026-08, after v64.0.
 set -eu
 include=$1

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes libibverbs.so.1 and libefa.so.1 of the static library: soft-verbs/link.sh libsoft_verbs.a DIRECTORY
+# Makes libibverbs.so.1 and libefa.so.1 of the static library: emulators/soft-verbs/link.sh libsoft_verbs.a DIRECTORY
 # It also writes what programs read of the cards in sysfs into DIRECTORY/sysfs.
 set -eu
 archive=$1

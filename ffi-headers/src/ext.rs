@@ -310,7 +310,7 @@ pub const STATE_RUNG_SHIFT: u32 = 32;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct PostingState {
-    /// Posting state of the `combining` policy: see `ferrogin-device`.
+    /// Posting state of the `combining` policy: see `ferrogin-device-kernels`.
     pub state: AtomicU64,
     /// `combining`: posts up to this number are admitted, as long as the flush barrier is the one beside it. It begins with
     /// the barrier one lower than the first, so that the first post inserts its endpoint into [`ContextExt::used`].

@@ -5,6 +5,7 @@
 //! * [`device`]: the structs that `createContext` and `regMrSym` give to kernels; NCCL's EFA device code reads exactly these.
 //! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
 //!   code runs on the same handles unaware.
+//! * [`signals`]: the protocol of signals that EFA cards lack.
 //! * [`settings`]: the names of ferrogin's environment variables, which the plugin and the tool check.
 //!
 //! Every size, alignment and offset is asserted under the struct's definition. `tests/layout.rs` compares the same numbers with
@@ -15,6 +16,7 @@ pub mod device;
 pub mod ext;
 pub mod nccl;
 pub mod settings;
+pub mod signals;
 
 /// Asserts size, alignment and every field offset of a `repr(C)` type at compile time.
 #[macro_export]

@@ -1,4 +1,24 @@
-#![doc = include_str!("../README.md")]
+//! The protocol by which two processes emulate GIN signals that EFA cards lack: strong signals, signals at an address of a window, and adds that
+//! appear in one step. It is for the device code that posts a signal and for the agent that applies it, and has no I/O of its own.
+//!
+//! ```rust
+//! use ferrogin_ffi::signals::{Generation, Receiver, Route, Sender, Signal, Strength, Target, Vehicle};
+//!
+//! // Both sides know the generation of the receiver's context and its number of signals.
+//! let generation = Generation::new(1);
+//! let sender = Sender { generation, n_signals: 64, rank: 3 };
+//! let receiver = Receiver { generation, n_signals: 64, nranks: 4 };
+//!
+//! // A weak signal travels as the immediate data of its own put.
+//! let signal = Signal { target: Target::Indexed(7), add: 100 };
+//! let route = sender.route(signal, Strength::Weak, true);
+//! let Ok(Some(Route::WithPut(word))) = route else { panic!("{route:?}") };
+//! assert_eq!(receiver.immediate(word.bits()), Ok(signal));
+//!
+//! // A strong one waits until the earlier puts have completed.
+//! let route = sender.route(signal, Strength::Strong, true);
+//! assert!(matches!(route, Ok(Some(Route::AfterCompletion(Vehicle::Write(_))))));
+//! ```
 //!
 //! | module | what |
 //! |---|---|
@@ -9,7 +29,6 @@
 //! | [`receives`] | how many receives the agent posts |
 //!
 //! The sender decides by [`Sender::route`]; the receiver reads a completion by [`Receiver`] and adds once.
-#![no_std]
 
 pub mod immediate;
 pub mod message;

@@ -121,7 +121,7 @@ impl Window {
         let registered = prepared.and_then(|Prepared { memory, adds }| {
             let regions = register_rails(coll, data, size, &memory)?;
             // A peer that has the keys may name them before this rank returns.
-            let region = ferrogin_signals::Region { start: data as u64, bytes: size as u64 };
+            let region = ferrogin_ffi::signals::Region { start: data as u64, bytes: size as u64 };
             let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey)).collect();
             let listed = adds.map(|adds| Listed::add(&coll.signal_windows, keys, SignalWindow { region, adds }));
             // In this order an error removes the keys before a card may give them to another region.

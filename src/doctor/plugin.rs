@@ -5,7 +5,7 @@ use super::finding::Finding;
 use super::{Machine, variable};
 use crate::child::End;
 use crate::probe::{self, Probed};
-use gpu_scenarios::world::plugin_from_env;
+use scenario_runner::world::plugin_from_env;
 use std::path::{Path, PathBuf};
 
 const PLUGIN: &str = "plugin";

@@ -78,7 +78,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
 /// The directory of the software card, if that is the card to use: it lies beside the plugin, which need not be beside this program.
 fn software_card_dir() -> Option<PathBuf> {
     let is_used = std::env::var_os("FERROGIN_PROVIDER").is_some_and(|provider| provider == "softefa");
-    let plugin = PathBuf::from(gpu_scenarios::world::plugin_from_env());
+    let plugin = PathBuf::from(scenario_runner::world::plugin_from_env());
     let dir = plugin.parent().filter(|dir| dir.join("libsoftefa-fi.so").is_file())?;
     is_used.then(|| dir.to_owned())
 }

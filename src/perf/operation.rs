@@ -1,6 +1,6 @@
 //! The list of operations.
 
-use gpu_scenarios::timed;
+use scenario_runner::timed;
 use serde::{Deserialize, Serialize};
 
 /// A measured operation.

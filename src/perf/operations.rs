@@ -5,8 +5,8 @@ use super::operation::Operation;
 use super::report::Row;
 use super::session::Session;
 use super::statistics::mops;
-use gpu_scenarios::plan::{Measured, Plan, Program};
-use gpu_scenarios::timed::{self, VALUE_SLOTS, value, value_offset};
+use scenario_runner::plan::{Measured, Plan, Program};
+use scenario_runner::timed::{self, VALUE_SLOTS, value, value_offset};
 
 /// Rounds in which a barrier is verified.
 const VERIFIED_BARRIERS: u32 = 100;

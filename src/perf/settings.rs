@@ -3,7 +3,7 @@
 use super::operation::{Operation, barrier_rounds};
 use super::units::bytes_text;
 use clap::ValueEnum;
-use gpu_scenarios::timed::repetitions;
+use scenario_runner::timed::repetitions;
 use serde::{Deserialize, Serialize};
 
 /// Iterations of small operations.

@@ -1,6 +1,6 @@
 //! Latencies and rates from samples in nanoseconds.
 
-use gpu_scenarios::timed::percentile;
+use scenario_runner::timed::percentile;
 use serde::{Deserialize, Serialize};
 
 /// Latencies in microseconds: each is the time of one operation of the run.

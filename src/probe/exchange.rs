@@ -4,8 +4,8 @@ use super::{Outcome, emit};
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_libfabric::Libfabric;
-use gpu_scenarios::world::plugin_from_env;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, log};
+use scenario_runner::world::plugin_from_env;
 use serde_json::json;
 use std::sync::Arc;
 

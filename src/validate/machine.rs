@@ -1,7 +1,7 @@
 //! The facts of a machine, and the variables of the environment that a report has.
 
 use super::archive::Redaction;
-use gpu_scenarios::world::plugin_from_env;
+use scenario_runner::world::plugin_from_env;
 use std::path::Path;
 
 /// The variables whose values a report has, beside the settings of ferrogin and of the software card.

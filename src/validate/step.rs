@@ -2,7 +2,7 @@
 
 use super::archive::Redaction;
 use crate::child::{self, Ended};
-use gpu_scenarios::scenario::SCENARIOS;
+use scenario_runner::scenario::SCENARIOS;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;

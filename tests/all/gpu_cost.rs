@@ -12,7 +12,7 @@ fn costs(args: &[&str]) -> (bool, String) {
 #[test]
 fn costs_of_operations_are_the_checked_in_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let module = root.join("ptx/ferrogin_device.ptx");
+    let module = root.join("device-kernels/ptx/ferrogin_device.ptx");
     let path = root.join("tests/vectors/gpu-cost.txt");
     let (good, found) = costs(&["--module", module.to_str().expect("a path in UTF-8")]);
     assert!(good, "{found}");

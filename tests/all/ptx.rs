@@ -1,16 +1,7 @@
 //! The device code as PTX and bitcode: the checked-in files are made from the sources, and the tool prints a module that can be
 //! linked.
 
-#[path = "../../ptx/compile.rs"]
-#[allow(dead_code)]
-mod compile;
-#[path = "../../ptx/inline.rs"]
-mod inline;
-#[path = "../../ptx/kernels.rs"]
-#[allow(dead_code)]
-mod kernels;
-
-use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
+use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, inline, kernels};
 use ferrogin_test_support::of_process;
 use std::path::{Path, PathBuf};
 use std::process::Command;

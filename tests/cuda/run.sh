@@ -98,10 +98,10 @@ assemble() {
          END { exit bad || n < 12 || fast < 3 }' "$out/assembled.log"
 }
 modules=("$out/ferrogin_device.ptx")
-if cmp -s "$out/ferrogin_device.ptx" "$root/ptx/ferrogin_device.ptx"; then
+if cmp -s "$out/ferrogin_device.ptx" "$root/device-kernels/ptx/ferrogin_device.ptx"; then
     pass "PTX of the tool: the bytes of the checked-in file"
 else
-    modules+=("$root/ptx/ferrogin_device.ptx")
+    modules+=("$root/device-kernels/ptx/ferrogin_device.ptx")
 fi
 for n in 75 80 90 100 103 120; do
     for ptx in "${modules[@]}"; do
@@ -133,7 +133,7 @@ linked_ptx() {
 check "a kernel in PTX linked with the object" linked_ptx
 
 # The kernels of the scenarios: the programs by rustc, and their calls of gin.cuh by clang; the latter by nvcc too.
-kernels=$root/tests/gpu/kernels
+kernels=$root/scenarios/scenario-kernels
 scenario_kernels() {
     local part=$out/scenarios.$1
     ptxas -c -arch="sm_$1" "$kernels/ptx/scenarios.ptx" -o "$part.cubin" &&

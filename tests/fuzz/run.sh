@@ -2,7 +2,7 @@
 # Runs the fuzz targets with the address sanitizer: run.sh [DIST] (DIST is not used).
 #
 # `cargo fuzz run TARGET` does the same with cargo-fuzz and a nightly compiler; this script needs neither. Inputs that fail go to
-# fuzz/artifacts/. New inputs for the corpus stay in the build directory; the script only reads the checked-in corpus. If the sanitizer
+# tests/fuzz/artifacts/. New inputs for the corpus stay in the build directory; the script only reads the checked-in corpus. If the sanitizer
 # does not link, or a crate is not available, the script prints the reason and counts the targets as skipped.
 #
 #   FUZZ_SECONDS=N        seconds for each target [10]
@@ -12,7 +12,7 @@ set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 seconds=${FUZZ_SECONDS:-10}
 targets=${FUZZ_TARGETS:-rings wires settings formats messages attributes verbs mlx5_cq mlx5_requests ptx gpu_images}
-build=${CARGO_TARGET_DIR:-$here/../target}/fuzz
+build=${CARGO_TARGET_DIR:-$here/../../target}/fuzz
 triple=$(uname -m)-unknown-linux-gnu
 passed=0 failed=0 skipped=0
 

@@ -2,7 +2,7 @@
 # Compiles the kernels of the scenarios with nvcc for one GPU: images.sh CUDA SM OUT [RELEASE...]
 #
 # CUDA is the compiler's directory (tests/cuda/fetch-tools.sh prints it), SM the GPU, as 90. OUT gets linked images for
-# `gpu-scenarios --image`: gin.cubin, whose operations are those of ferrogin/gin.cuh, and nccl-RELEASE.cubin for each RELEASE of NCCL's
+# `scenario-runner --image`: gin.cubin, whose operations are those of ferrogin/gin.cuh, and nccl-RELEASE.cubin for each RELEASE of NCCL's
 # headers in .cache/, whose operations are those of ncclGin with ferrogin's backend.
 set -euo pipefail
 
@@ -20,8 +20,8 @@ compile=(nvcc -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI
     -Werror all-warnings -I"$root/ffi-headers/include")
 
 # A kernel that calls the device code by its address needs as many registers as that: the limit is that of the objects.
-ptxas -c -maxrregcount=64 -arch="sm_$sm" "$root/ptx/ferrogin_device.ptx" -o "$parts/device.cubin"
-ptxas -c -arch="sm_$sm" "$here/kernels/ptx/scenarios.ptx" -o "$parts/scenarios.cubin"
+ptxas -c -maxrregcount=64 -arch="sm_$sm" "$root/device-kernels/ptx/ferrogin_device.ptx" -o "$parts/device.cubin"
+ptxas -c -arch="sm_$sm" "$root/scenarios/scenario-kernels/ptx/scenarios.ptx" -o "$parts/scenarios.cubin"
 build() {
     local name=$1
     shift
@@ -34,10 +34,10 @@ build() {
     fi
 }
 jobs=()
-build gin "$here/kernels/gin.cu" &
+build gin "$root/scenarios/scenario-kernels/gin.cu" &
 jobs+=($!)
 for release in "$@"; do
-    build "nccl-$release" -isystem "$root/.cache/nccl-$release/include" "$here/kernels/nccl.cu" &
+    build "nccl-$release" -isystem "$root/.cache/nccl-$release/include" "$root/scenarios/scenario-kernels/nccl.cu" &
     jobs+=($!)
 done
 for job in "${jobs[@]}"; do wait "$job"; done

@@ -49,8 +49,8 @@ all() {
 }
 
 cd "$root" || exit 1
-"${CARGO:-cargo}" build --quiet --release --locked -p gpu-scenarios || exit 1
-program=${CARGO_TARGET_DIR:-$root/target}/release/gpu-scenarios
+"${CARGO:-cargo}" build --quiet --release --locked -p scenario-runner || exit 1
+program=${CARGO_TARGET_DIR:-$root/target}/release/scenario-runner
 export FERROGIN_DIST=$dist FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cpu
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 

@@ -9,7 +9,7 @@
 # Prints a line for each test and a last line with the counts; the status is 1 if a test failed, and 3 with the reason if there is no GPU
 # that could run them. The output of each test stays in target/gpu/.
 #
-#   GPU_SCENARIOS=PROGRAM   gpu-scenarios [target/release/gpu-scenarios]
+#   GPU_SCENARIOS=PROGRAM   scenario-runner [target/release/scenario-runner]
 #   GPU_REPS=N              repetitions of each step [60]
 #   GPU_PREBUILT=1          on a machine without nvcc or a network: the machine code in target/gpu/images (tests/gpu/images.sh), and the programs
 #                           and libraries of libnccl (LIBNCCL_LINK=1 tests/nccl/libnccl/run.sh), as another machine left them
@@ -22,7 +22,7 @@ dist=${1:-$root/dist}
 [ -d "$dist" ] && dist=$(cd "$dist" && pwd)
 [ $# -gt 0 ] && shift
 names=("$@")
-scenarios=${GPU_SCENARIOS:-$root/target/release/gpu-scenarios}
+scenarios=${GPU_SCENARIOS:-$root/target/release/scenario-runner}
 reps=${GPU_REPS:-60}
 out=$root/target/gpu
 releases="2.31.2 2.32.3"
@@ -54,7 +54,7 @@ wanted() {
 
 for file in "$scenarios" "$dist/libnccl-gin-ferrogin.so" "$dist/libsoftefa-fi.so"; do
     if [ ! -f "$file" ]; then
-        echo "test-gpu: $file is missing: run make test-gpu, or make build and cargo build --release -p gpu-scenarios" >&2
+        echo "test-gpu: $file is missing: run make test-gpu, or make build and cargo build --release -p scenario-runner" >&2
         exit 2
     fi
 done
@@ -62,7 +62,7 @@ export FERROGIN_DIST=$dist FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda
 unset NCCL_GIN_PLUGIN SOFTEFA_FAULTS SOFTEFA_WIRE FERROGIN_POST
 [ -z "${SOFTWARE_GPU:-}" ] || export LD_LIBRARY_PATH=$dist/gpu${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} SOFTGPU_WATCHDOG=${SOFTGPU_WATCHDOG:-120}
 if ! machine=$("$scenarios" --gpu 2>&1); then
-    echo "test-gpu: no test ran: ${machine#gpu-scenarios: }" >&2
+    echo "test-gpu: no test ran: ${machine#scenario-runner: }" >&2
     exit 3
 fi
 echo "test-gpu: $machine"
@@ -79,7 +79,7 @@ run() {
     if env "${settings[@]}" timeout -k 10 600 "${below[@]}" "$scenarios" --reps "$reps" "$@" >"$log" 2>&1; then
         pass "$name: $(grep -c '\] PASS ' "$log") scenarios"
     else
-        fail "$name: status $?: $(grep -m 1 -E 'gpu-scenarios: |ERROR SUMMARY|========= [A-Z]' "$log"); see $log"
+        fail "$name: status $?: $(grep -m 1 -E 'scenario-runner: |ERROR SUMMARY|========= [A-Z]' "$log"); see $log"
     fi
 }
 below=()

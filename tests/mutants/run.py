@@ -28,9 +28,9 @@ CARGO = os.environ.get("CARGO", "cargo")
 # An area: its package and the package's directory; the packages whose tests run on the mutants that its own tests missed; slow tests that
 # have nothing to do with it.
 AREAS = {
-    "device": ("ferrogin-device", "device-kernels", [], []),
-    "queue": ("efa-dp-direct", "efa-dp-direct", ["ferrogin-device"], ["schedules::"]),
-    "plugin": ("nccl-gin-ferrogin", "host-plugin", [], ["abi_fuzz::", "leaks::", "scale::", "control::"]),
+    "device": ("ferrogin-device-kernels", "device-kernels", [], []),
+    "queue": ("efa-dp-direct", "efa-dp-direct", ["ferrogin-device-kernels"], ["schedules::"]),
+    "plugin": ("ferrogin-host-plugin", "host-plugin", [], ["abi_fuzz::", "leaks::", "scale::", "control::"]),
     "card": ("soft-nic", "soft-nic", ["softefa"], []),
     "mlx5": ("mlx5", "mlx5", ["soft-mlx5"], []),
     "channel": ("ferrogin-channel", "channel", [], ["idle::"]),

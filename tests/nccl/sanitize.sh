@@ -49,7 +49,7 @@ build=$CARGO_TARGET_DIR/$host/release
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-if ! cargo build --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin -p softefa >"$log" 2>&1; then
+if ! cargo build --release --locked "${std[@]}" --target "$host" -p ferrogin-host-plugin -p softefa >"$log" 2>&1; then
     tail -n 20 "$log"
     # cargo fetches the sources of the standard library's dependencies from the registry once.
     grep -qiE "download|network|resolve host" "$log" && skip "the crates of the standard library cannot be fetched"
@@ -71,7 +71,7 @@ fi
 export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 RUST_BACKTRACE=0
 export FERROGIN_TEST_SETUPS=${FERROGIN_TEST_SETUPS:-20} FERROGIN_TEST_CYCLES=${FERROGIN_TEST_CYCLES:-100}
 # Doc tests are excluded, because rustdoc compiles them without the sanitizer.
-cargo test --release --locked "${std[@]}" --target "$host" -p nccl-gin-ferrogin --lib --tests --no-fail-fast -- --include-ignored --test-threads=2 \
+cargo test --release --locked "${std[@]}" --target "$host" -p ferrogin-host-plugin --lib --tests --no-fail-fast -- --include-ignored --test-threads=2 \
     >"$log" 2>&1
 status=$?
 # A failed test prints the lines of its child process too, so only the first line of each test counts.

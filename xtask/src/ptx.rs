@@ -1,16 +1,7 @@
 //! `cargo xtask ptx`: makes the checked-in PTX, its bitcode, the header of its inline functions and the kernels of the scenarios
 //! again.
 
-#[path = "../../ptx/compile.rs"]
-#[allow(dead_code)]
-pub mod compile;
-#[path = "../../ptx/inline.rs"]
-mod inline;
-#[path = "../../ptx/kernels.rs"]
-#[allow(dead_code)]
-mod kernels;
-
-use compile::{CHECKED_IN, CHECKED_IN_BITCODE, Compiler};
+use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, inline, kernels};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

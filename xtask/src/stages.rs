@@ -56,9 +56,9 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("aarch64", "scripts/check-aarch64.sh"),
         Stage::test("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         workspace_tests("examples in the documentation", dist, &["--doc"], &[]).after("documentation"),
-        script("model of the channel's wake-up", "channel/tests/models.sh").after("models"),
+        script("model of the channel's wake-up", "services/channel/tests/models.sh").after("models"),
         script("instructions of a post", "benches/check.sh").after("lint"),
-        script("mlx5 instructions", "soft-mlx5/benches/check.sh").after("lint"),
+        script("mlx5 instructions", "emulators/soft-mlx5/benches/check.sh").after("lint"),
         script("book", "tests/book/run.sh").after("lint"),
         Stage::of_tests("more of python", [python.as_os_str(), "--check".as_ref(), dist.as_os_str()])
             .after("cargo test"),
@@ -67,7 +67,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     ];
     // Over libfabric's own provider `efa`, with the software card below verbs.
     let scenarios =
-        cargo(&["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", "--", "--include-ignored"]);
+        cargo(&["test", "--release", "--locked", "-p", "scenario-runner", "--test", "all", "--", "--include-ignored"]);
     let over_efa = [
         script("NCCL's device code over efa", "tests/foreign/run.sh").after("NCCL's device code"),
         Stage::of_tests("scenarios over efa", scenarios)
@@ -108,7 +108,7 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         Stage::of_tests(name, [root.join(path).into_os_string(), dist.into()].into_iter().chain(words))
     };
     let campaign = |test: &str| {
-        let arguments = ["test", "--release", "--locked", "-p", "gpu-scenarios", "--test", "all", test];
+        let arguments = ["test", "--release", "--locked", "-p", "scenario-runner", "--test", "all", test];
         Stage::of_tests(name, cargo(&[&arguments[..], &["--", "--include-ignored"]].concat()))
             .env("FERROGIN_DIST", dist)
     };
@@ -120,7 +120,7 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
             campaign("faults::").env("FERROGIN_KILLS", "500").env("FERROGIN_KILLS_FIRST", (round * 500).to_string())
         }
         "foreign" => script("tests/foreign/run.sh", ""),
-        "fuzz" => script("fuzz/run.sh", "").env("FUZZ_SECONDS", "30"),
+        "fuzz" => script("tests/fuzz/run.sh", "").env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", name),
         "aarch64" => script("scripts/check-aarch64.sh", "").env("FERROGIN_AARCH64_TESTS", "1"),
         "release" => Stage::test(name, ["make", "release", "SNAPSHOT=1"]),

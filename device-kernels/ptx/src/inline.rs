@@ -1,8 +1,8 @@
-// Writes functions of the PTX module as a CUDA C++ header of inline assembly. Included by tests/all/ptx.rs and xtask/src/ptx.rs.
-//
-// A call of a linked function costs a kernel its register budget and about a hundred instructions, for the ABI. The fast path is
-// short and calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its
-// own, with moves for its parameters and for its results, which are 64-bit words.
+//! Writes functions of the PTX module as a CUDA C++ header of inline assembly.
+//!
+//! A call of a linked function costs a kernel its register budget and about a hundred instructions, for the ABI. The fast path is
+//! short and calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its
+//! own, with moves for its parameters and for its results, which are 64-bit words.
 
 use std::fmt::Write;
 

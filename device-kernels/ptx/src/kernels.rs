@@ -1,57 +1,55 @@
-// Compiles the kernels of the scenarios (tests/gpu/kernels): the programs by rustc, and their calls of gin.cuh by clang. Included by
-// tests/all/ptx.rs and xtask/src/ptx.rs, beside compile.rs.
+//! Compiles the kernels of the scenarios (scenarios/scenario-kernels): the programs by rustc, and their calls of gin.cuh by clang.
 
-use super::compile::{self, Compiler, REFRESH};
+use crate::{COMPILER_LINE, Compiler, GPU, ISA, REFRESH, SOURCE_LINE, source_hash};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// A checked-in module of the kernels, and what it is made from.
 pub struct Kernels {
+    /// Relative to the repository.
     pub path: &'static str,
+    /// Files, and directories with `.rs` files.
     pub sources: &'static [&'static str],
 }
 
 /// The programs.
 pub const PROGRAMS: Kernels = Kernels {
-    path: "tests/gpu/kernels/ptx/scenarios.ptx",
+    path: "scenarios/scenario-kernels/ptx/scenarios.ptx",
     sources: &[
-        "tests/gpu/kernels/src",
-        "tests/gpu/kernels/Cargo.toml",
+        "scenarios/scenario-kernels/src",
+        "scenarios/scenario-kernels/Cargo.toml",
         "device-kernels/src",
         "device-kernels/Cargo.toml",
         "efa-dp-direct/src",
         "efa-dp-direct/Cargo.toml",
         "ffi-headers/src",
         "ffi-headers/Cargo.toml",
-        "signals/src",
-        "signals/Cargo.toml",
-        "ptx/compile.rs",
+        "device-kernels/ptx/src/lib.rs",
     ],
 };
 
 /// The operations of gin.cuh.
 pub const GIN: Kernels = Kernels {
-    path: "tests/gpu/kernels/ptx/gin.ptx",
+    path: "scenarios/scenario-kernels/ptx/gin.ptx",
     sources: &[
-        "tests/gpu/kernels/gin.cu",
-        "tests/gpu/kernels/cuda.h",
+        "scenarios/scenario-kernels/gin.cu",
+        "scenarios/scenario-kernels/cuda.h",
         "ffi-headers/include/ferrogin/gin.h",
         "ffi-headers/include/ferrogin/gin.cuh",
         "ffi-headers/include/ferrogin/post.cuh",
         "ffi-headers/include/ferrogin/fast_path.cuh",
-        "ptx/kernels.rs",
+        "device-kernels/ptx/src/kernels.rs",
     ],
 };
 
 impl Kernels {
     /// The file: where the PTX comes from, then the PTX.
     pub fn file(&self, root: &Path, compiler: &str, ptx: &str) -> Result<String, String> {
-        let source = compile::source_hash(root, self.sources)?;
+        let source = source_hash(root, self.sources)?;
         Ok(format!(
-            "// Kernels of the scenarios in tests/gpu. Made by `{REFRESH}`; `source` is a hash of the sources.\n\
+            "// Kernels of the scenarios (scenarios/scenario-kernels). Made by `{REFRESH}`; `source` is a hash of the sources.\n\
              {}{source:016x}\n{}{compiler}\n//\n{ptx}",
-            compile::SOURCE_LINE,
-            compile::COMPILER_LINE
+            SOURCE_LINE, COMPILER_LINE
         ))
     }
 }
@@ -77,10 +75,18 @@ pub fn gin(clang: &str, root: &Path) -> Result<String, String> {
         .current_dir(root)
         .stdin(Stdio::null())
         .args(["-x", "cuda", "-std=c++17", "--cuda-device-only", "-nocudainc", "-nocudalib", "-O2", "-S", "-o", "-"])
-        .args(["-Wall", "-Wextra", "-Werror", "-I", "ffi-headers/include", "-include", "tests/gpu/kernels/cuda.h"])
-        .arg(format!("--cuda-gpu-arch={}", compile::GPU))
-        .arg(format!("--cuda-feature=+{}", compile::ISA))
-        .arg("tests/gpu/kernels/gin.cu");
+        .args([
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-I",
+            "ffi-headers/include",
+            "-include",
+            "scenarios/scenario-kernels/cuda.h",
+        ])
+        .arg(format!("--cuda-gpu-arch={}", GPU))
+        .arg(format!("--cuda-feature=+{}", ISA))
+        .arg("scenarios/scenario-kernels/gin.cu");
     let output = command.output().map_err(|error| format!("{clang}: {error}"))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,5 +1,7 @@
-// Compiles the device crate, or kernels that use it, to one module, as PTX and as LLVM bitcode. Included by build.rs,
-// tests/all/ptx.rs and xtask/src/ptx.rs.
+//! Compiles the device code, or kernels that use it, to one module, as PTX and as LLVM bitcode.
+
+pub mod inline;
+pub mod kernels;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,30 +12,30 @@ pub const GPU: &str = "sm_70";
 pub const ISA: &str = "ptx82";
 
 /// The checked-in module, relative to the repository.
-pub const CHECKED_IN: &str = "ptx/ferrogin_device.ptx";
+pub const CHECKED_IN: &str = "device-kernels/ptx/ferrogin_device.ptx";
 /// The same module as LLVM bitcode, for compilers that inline it. The PTX file names its hash.
-pub const CHECKED_IN_BITCODE: &str = "ptx/ferrogin_device.bc";
+pub const CHECKED_IN_BITCODE: &str = "device-kernels/ptx/ferrogin_device.bc";
 /// The command that makes the checked-in files again.
 pub const REFRESH: &str = "cargo xtask ptx";
 
 /// The package of the device code.
-pub const PACKAGE: &str = "ferrogin-device";
+pub const PACKAGE: &str = "ferrogin-device-kernels";
 /// What the PTX is made from, relative to the repository: files, and directories with `.rs` files.
-pub const SOURCES: [&str; 9] = [
+pub const SOURCES: [&str; 7] = [
     "device-kernels/src",
     "device-kernels/Cargo.toml",
     "efa-dp-direct/src",
     "efa-dp-direct/Cargo.toml",
     "ffi-headers/src",
     "ffi-headers/Cargo.toml",
-    "signals/src",
-    "signals/Cargo.toml",
-    "ptx/compile.rs",
+    "device-kernels/ptx/src/lib.rs",
 ];
 
 /// The device code, compiled.
 pub struct Module {
+    /// As text.
     pub ptx: String,
+    /// As LLVM bitcode.
     pub bitcode: Vec<u8>,
 }
 
@@ -200,7 +202,7 @@ pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
     let (ptx, bitcode) = (&module.ptx, fnv(FNV_START, module.bitcode.iter().copied()));
     format!(
         "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
-         // Made from device-kernels, efa-dp-direct, ffi-headers and signals by `{REFRESH}`; `source` is a hash of them.\n\
+         // Made from device-kernels, efa-dp-direct and ffi-headers by `{REFRESH}`; `source` is a hash of them.\n\
          {SOURCE_LINE}{source:016x}\n{BITCODE_LINE}{bitcode:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
     )
 }

@@ -15,7 +15,7 @@ use crate::sync::{AtomicU64, LoadExternal, Ordering};
 use crate::wait::Spin;
 use efa_dp_direct::wqe::words::with_imm;
 use ferrogin_ffi::ext::EmulatedSignals;
-use ferrogin_signals::{Generation, Immediate, Route as Way, Sender, Signal, Strength, Target, Vehicle};
+use ferrogin_ffi::signals::{Generation, Immediate, Route as Way, Sender, Signal, Strength, Target, Vehicle};
 
 /// The word that a signal is added to.
 #[derive(Clone, Copy)]

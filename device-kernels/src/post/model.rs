@@ -1,7 +1,7 @@
 //! The real posting code under loom, with a small card: all interleavings of a few threads, within loom's bound on
 //! preemptions.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release -p ferrogin-device --lib`
+//! `RUSTFLAGS="--cfg loom" cargo test --release -p ferrogin-device-kernels --lib`
 //!
 //! A poster's stores for the card stay with the poster until its next fence, so the card sees stale bytes of a request that is
 //! rung before its fence. A doorbell reaches the card at once, or as late as the poster's next fence; both are run. The card

@@ -3,7 +3,6 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::context::continuation::{
     AGGREGATE, INVALID, KIND_SHIFT, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal,
@@ -11,6 +10,7 @@ use ferrogin_device::context::continuation::{
 };
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use plain_context::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
 use std::ptr;
 use std::sync::atomic::Ordering;
 

@@ -4,11 +4,11 @@
 //! knows by number which requests are complete; the posting code only has counts.
 #![cfg(not(loom))]
 
-use crate::common::NO_TIMEOUT_NS;
 use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, flush, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::Random;
+use plain_context::NO_TIMEOUT_NS;
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

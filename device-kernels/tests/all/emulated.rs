@@ -1,10 +1,6 @@
 //! Emulated signals in a context made by hand: the requests that the card reads, when they are posted, and the words of memory.
 #![allow(unsafe_code)]
 
-use crate::common::{
-    EndpointSpec, Extras, MAX_RDMA, Ring, Spec, TestContext, VALUE, WindowSpec, leak, let_threads_run, make_with,
-    window,
-};
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, WriteData, parse};
 use ferrogin_device::context::continuation::{
     AGGREGATE, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
@@ -12,9 +8,13 @@ use ferrogin_device::context::continuation::{
 };
 use ferrogin_device::{Action, Context, Flags, Sharing, Status, Window, capi};
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
-use ferrogin_signals::{Generation, Receiver, Region, Signal, Target};
+use ferrogin_ffi::signals::{Generation, Receiver, Region, Signal, Target};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::wait::wait_until;
+use plain_context::{
+    EndpointSpec, Extras, MAX_RDMA, Ring, Spec, TestContext, VALUE, WindowSpec, leak, let_threads_run, make_with,
+    window,
+};
 use std::collections::HashSet;
 use std::ops::Range;
 use std::ptr;
@@ -453,7 +453,7 @@ fn contexts_with_signals_of_card_have_no_others() {
         value_lkey: 0,
         scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: vec![(0x2000, 5); NRANKS as usize] },
     };
-    let card = crate::common::make_context(&spec(2));
+    let card = plain_context::make_context(&spec(2));
     let (context, here) = (card.context, b.window.at(0));
     let refused = Err(Status::Unsupported);
     assert_eq!(context.put(PEER, here, here, 8, Action::signal_inc(0), Flags::STRONG), refused);

@@ -2,13 +2,13 @@
 
 #![allow(unsafe_code)]
 
-use crate::common::{
-    EndpointSpec, NO_TIMEOUT_NS, Spec, TestContext, WindowSpec, let_threads_run, make_context, window,
-};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Context, Coop, Flags, FlushRequest, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::wait::wait_until;
+use plain_context::{
+    EndpointSpec, NO_TIMEOUT_NS, Spec, TestContext, WindowSpec, let_threads_run, make_context, window,
+};
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use std::thread;

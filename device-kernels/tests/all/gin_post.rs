@@ -6,11 +6,11 @@
 //! post is rung. `FERROGIN_VECTORS` replaces the directory.
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Flags, Sharing, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::vectors;
+use plain_context::{EndpointSpec, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,6 @@
 //! The tests of the device code on the CPU.
 
 mod c_header;
-mod common;
 mod continuation;
 mod cursors;
 mod emulated;

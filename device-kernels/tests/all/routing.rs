@@ -1,11 +1,11 @@
 //! Routing in a context made by hand: the endpoint and the target of each operation, and the bytes that the card reads.
 #![allow(unsafe_code)]
 
-use crate::common::{EndpointSpec, Ring, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe, parse};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::wait::wait_until;
+use plain_context::{EndpointSpec, Ring, Spec, TestContext, VALUE, WindowSpec, leak, make_context, window};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 

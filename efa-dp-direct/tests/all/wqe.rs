@@ -132,7 +132,7 @@ fn sends_of_two_buffers_match_vectors() {
     });
 }
 
-/// The sections that tests here, or `gin_post` of ferrogin-device, read. A section of another name would have no test.
+/// The sections that tests here, or `gin_post` of ferrogin-device-kernels, read. A section of another name would have no test.
 #[test]
 fn every_section_of_vectors_has_test() {
     let all = file("efa_dp.json");

@@ -129,7 +129,7 @@ impl<'a> Parser<'a> {
             Kind::Form,
             form.line,
             form.text,
-            "the interpreter knows no such form of an instruction; see the table of soft-gpu/ptx/README.md",
+            "the interpreter knows no such form of an instruction; see the table of emulators/soft-gpu-ptx/README.md",
         )
     }
 

@@ -1,4 +1,4 @@
-//! An entry point for arbitrary bytes: libFuzzer (`fuzz/`) uses it, and so does the test with the corpus and seeded bytes.
+//! An entry point for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses it, and so does the test with the corpus and seeded bytes.
 #![allow(unsafe_code)]
 
 use crate::{Launch, Memory, Module, Program, Range, run};
@@ -67,7 +67,7 @@ mod tests {
     /// Texts of the corpus with a few words changed for others of the same texts, which parse further than bytes do.
     #[test]
     fn changed_texts_end_in_known_errors() {
-        let folder = ferrogin_test_support::workspace().join("fuzz/corpus/ptx");
+        let folder = ferrogin_test_support::workspace().join("tests/fuzz/corpus/ptx");
         let mut files: Vec<_> =
             std::fs::read_dir(folder).expect("the corpus").map(|entry| entry.unwrap().path()).collect();
         files.sort();

@@ -1,4 +1,4 @@
-//! The entry point for arbitrary bytes: libFuzzer (`fuzz/`) uses it, and so does a test with the corpus and seeded bytes.
+//! The entry point for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses it, and so does a test with the corpus and seeded bytes.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};

@@ -5,5 +5,5 @@
 # SKIP and the reason.
 set -uo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
 "${CARGO:-cargo}" bench --quiet --locked -p soft-mlx5 --bench instructions -- --check

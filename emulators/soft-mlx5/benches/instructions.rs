@@ -6,12 +6,7 @@
 //! budget, and fails when one is exceeded.
 #![allow(unsafe_code)]
 
-// That file's tests run in its own crate.
-#[path = "../../benches/src/callgrind.rs"]
-#[allow(unused_imports)]
-mod callgrind;
-
-use callgrind::Count;
+use ferrogin_test_support::callgrind::{self, Count};
 use mlx5::cq::{CompletionQueue, CqParts, Polled, Slots};
 use mlx5::device::Handle;
 use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};

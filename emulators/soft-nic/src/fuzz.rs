@@ -1,4 +1,4 @@
-//! Entry points for arbitrary bytes: libFuzzer (`fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
+//! Entry points for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
 //!
 //! Each entry point runs the bytes as a small program and checks the invariants. Only tests and the feature `fuzz` have this module.
 #![allow(missing_docs)]

@@ -1,4 +1,4 @@
-//! Arbitrary sequences of verbs with arbitrary attributes: libFuzzer (`fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
+//! Arbitrary sequences of verbs with arbitrary attributes: libFuzzer (`tests/fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
 //!
 //! Pointers are null or of open objects, and memory is mapped or refused: all else is the program's to get right. Only tests and the feature `fuzz`
 //! have this module.

@@ -8,22 +8,18 @@
 //! `-- --rounds N` exchanges of each turn (default 4000), `-- --wire shm|tcp` one wire only, `-- --turns N` (default 5).
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
-#[allow(dead_code)]
-#[path = "../tests/all/common/mod.rs"]
-mod common;
-
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use common::peer::{PEER_BUFFER, Peer, hello};
-use common::*;
 use efa_dp_direct::wqe::{Destination, RemoteMem};
 use ferrogin_datagram::{Config, Event, MessageEndpoint};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_libfabric::bindings as fi;
 use ferrogin_libfabric::progress::Progress;
+use softefa_rig::peer::{PEER_BUFFER, Peer, hello};
+use softefa_rig::*;
 
 /// Bytes of a bare message in the stream: the payload of one packet of the card.
 const PACKET: usize = 64 << 10;
@@ -49,7 +45,7 @@ fn main() {
     if !have_libfabric("wires") {
         return;
     }
-    if std::env::var_os(common::peer::ROLE).is_some() {
+    if std::env::var_os(softefa_rig::peer::ROLE).is_some() {
         return serve();
     }
     let rounds = option("--rounds").and_then(|n| n.parse().ok()).unwrap_or(4000);

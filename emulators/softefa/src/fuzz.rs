@@ -1,4 +1,4 @@
-//! Entry points for arbitrary bytes: libFuzzer (`fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
+//! Entry points for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
 //!
 //! Only tests and the feature `fuzz` have it.
 #![allow(missing_docs)]

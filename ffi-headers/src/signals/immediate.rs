@@ -6,7 +6,7 @@
 //! | 16 to 27 | the amount less one |
 //! | 28 to 31 | the low bits of the generation |
 
-use crate::signal::{Generation, Signal, Target};
+use super::signal::{Generation, Signal, Target};
 
 const SIGNAL_BITS: u32 = 16;
 const ADD_BITS: u32 = 12;

@@ -11,7 +11,7 @@
 //! | 24 to 27 | the sender's rank |
 //! | 28 to 31 | 0 |
 
-use crate::signal::{Generation, Refusal, Signal, Target};
+use super::signal::{Generation, Refusal, Signal, Target};
 
 /// Bytes of a message: the inline bytes of a 64-byte request.
 pub const BYTES: usize = 32;

@@ -3,9 +3,9 @@
 //! A completion names one signal, and the card reports each completion once, so one completion is one add: the receiver keeps no state of
 //! a sender. What a signal covers has landed, because the sender posted the signal with it or after its completion.
 
-use crate::immediate::Immediate;
-use crate::message::Message;
-use crate::signal::{Generation, Refusal, Signal, Target};
+use super::immediate::Immediate;
+use super::message::Message;
+use super::signal::{Generation, Refusal, Signal, Target};
 
 /// A registered window of this rank, in the addresses that peers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

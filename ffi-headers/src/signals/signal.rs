@@ -1,8 +1,8 @@
 //! A signal, and its route from the sender.
 
-use crate::immediate::Immediate;
-use crate::message::Message;
-use crate::receiver::Region;
+use super::immediate::Immediate;
+use super::message::Message;
+use super::receiver::Region;
 use core::fmt;
 
 /// The number of a context of the receiver, modulo 2^16. The receiver numbers its contexts in the order in which it makes them, and tells

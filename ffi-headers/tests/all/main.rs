@@ -1,3 +1,4 @@
 //! The tests of the C ABI.
 
 mod layout;
+mod signals;

@@ -153,7 +153,7 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
         return ferrogin_test_support::skip(test, "no clang is on PATH (apt-get install clang-22)");
     };
     let root = ferrogin_test_support::workspace();
-    let device = root.join("ptx/ferrogin_device.ptx");
+    let device = root.join("device-kernels/ptx/ferrogin_device.ptx");
     for name in ["ring", "halo", "alltoall", "allgather", "barrier", "moe"] {
         let source = format!("../examples/{name}.cu");
         let ptx = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.ptx", std::process::id()));
@@ -171,14 +171,14 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
         kernel
             .arg(include())
             .arg("-include")
-            .arg(root.join("tests/gpu/kernels/cuda.h"))
+            .arg(root.join("scenarios/scenario-kernels/cuda.h"))
             .arg(&source)
             .arg("-o")
             .arg(&ptx);
         let output = kernel.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("clang starts");
         assert!(output.status.success(), "{kernel:?}: {}", text(&output));
 
-        let flags = ["-std=c++17", "-x", "c++", &files, "-I../soft-gpu/driver/tests"];
+        let flags = ["-std=c++17", "-x", "c++", &files, "-I../emulators/soft-gpu/tests"];
         let gpu = dist.join("gpu");
         let link = ["-L", gpu.to_str().expect("a path in UTF-8"), "-lcuda"];
         let Some(program) = compile_with(test, CXX, &flags, &source, &link) else { return };

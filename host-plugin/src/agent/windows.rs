@@ -3,7 +3,7 @@
 
 use super::turn::Round;
 use crate::device::{Adds, Device, DeviceError};
-use ferrogin_signals::receiver::Region;
+use ferrogin_ffi::signals::receiver::Region;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};

@@ -8,8 +8,8 @@ use crate::device::{self, DeviceBuffer, Use};
 use crate::error::Error;
 use crate::memory::region_of;
 use crate::rail::{QueueOptions, Rail};
+use ferrogin_ffi::signals::{Generation, Receiver, message};
 use ferrogin_libfabric::{Info, MemoryRegion, bindings};
-use ferrogin_signals::{Generation, Receiver, message};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,6 +1,5 @@
 //! The tests of the bindings.
 
-mod common;
 mod layout;
 mod objects;
 mod provider_path;

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::common::libraries;
 use ferrogin_libfabric::{
     AddressVector, CompletionQueue, Counter, CqAttr, Domain, Endpoint, Error, Fabric, FiAddr, Hints, Info, Libfabric,
     MR_MODE_ALL, MemoryRegion, Read, Region, Version, bindings,
 };
+use ferrogin_test_support::libraries;
 
 fn tcp(lib: &Arc<Libfabric>) -> Info {
     let hints = Hints::new("tcp")

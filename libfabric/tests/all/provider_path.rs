@@ -5,9 +5,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::common::libraries;
 use ferrogin_libfabric::{Error, Hints, Libfabric};
 use ferrogin_test_support::child::run;
+use ferrogin_test_support::libraries;
 
 #[test]
 fn provider_directory_after_getinfo_is_refused() {

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::libraries;
 use ferrogin_libfabric::{Hints, Libfabric};
+use ferrogin_test_support::libraries;
 use ferrogin_test_support::{child, of_process, skip};
 
 /// A library whose constructor takes a signal, as those of PSM do.

@@ -50,7 +50,7 @@ def test_program_of_cuda_python_runs_on_software_gpu():
     if not (GPU / "libcuda.so.1").exists():
         pytest.skip(f"{GPU} lacks libcuda.so.1: run make build")
     settings = {**os.environ, "LD_LIBRARY_PATH": str(GPU), "SOFTGPU_NAME": "a GPU of this test"}
-    command = [sys.executable, "-c", PROGRAM, str(ROOT / "soft-gpu/driver/tests/kernels.ptx")]
+    command = [sys.executable, "-c", PROGRAM, str(ROOT / "emulators/soft-gpu/tests/kernels.ptx")]
     result = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=2 * HANG_LIMIT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["a GPU of this test", "1000 right"], result.stderr

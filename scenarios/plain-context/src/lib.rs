@@ -1,5 +1,5 @@
 //! Contexts made by hand, as `createContext` lays them out, over plain memory.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, missing_docs)]
 
 use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
 use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};

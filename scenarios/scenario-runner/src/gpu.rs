@@ -17,9 +17,9 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 const MODULES: [(&CStr, &str); 3] = [
-    (c"ferrogin_device.ptx", include_str!("../../../ptx/ferrogin_device.ptx")),
-    (c"scenarios.ptx", include_str!("../kernels/ptx/scenarios.ptx")),
-    (c"gin.ptx", include_str!("../kernels/ptx/gin.ptx")),
+    (c"ferrogin_device.ptx", include_str!("../../../device-kernels/ptx/ferrogin_device.ptx")),
+    (c"scenarios.ptx", include_str!("../../scenario-kernels/ptx/scenarios.ptx")),
+    (c"gin.ptx", include_str!("../../scenario-kernels/ptx/gin.ptx")),
 ];
 
 /// Threads of a block that runs a program together.

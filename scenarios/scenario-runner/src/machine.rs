@@ -10,7 +10,7 @@ use std::fmt;
 use std::ptr::null_mut;
 
 /// The module of the device code, whose PTX version every driver must have.
-const DEVICE_CODE: &str = include_str!("../../../ptx/ferrogin_device.ptx");
+const DEVICE_CODE: &str = include_str!("../../../device-kernels/ptx/ferrogin_device.ptx");
 /// The oldest GPU for which nvcc of CUDA 13 makes machine code.
 const OLDEST: (c_int, c_int) = (7, 5);
 

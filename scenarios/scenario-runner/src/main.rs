@@ -2,16 +2,16 @@
 
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use gpu_scenarios::gpu::Launch;
-use gpu_scenarios::machine::Machine;
-use gpu_scenarios::plan::{Api, Spoil, Threads};
-use gpu_scenarios::runner;
-use gpu_scenarios::scenario::{self, SCENARIOS, Scenario, WORKLOADS};
-use gpu_scenarios::world::{Config, MOST_LANES, World};
-use gpu_scenarios::{RunError, measure};
 use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Job, Launcher, Output};
 use mini_nccl::{Bootstrap, Error};
+use scenario_runner::gpu::Launch;
+use scenario_runner::machine::Machine;
+use scenario_runner::plan::{Api, Spoil, Threads};
+use scenario_runner::runner;
+use scenario_runner::scenario::{self, SCENARIOS, Scenario, WORKLOADS};
+use scenario_runner::world::{Config, MOST_LANES, World};
+use scenario_runner::{RunError, measure};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
                 ExitCode::SUCCESS
             }
             Err(why) => {
-                eprintln!("gpu-scenarios: {why}");
+                eprintln!("scenario-runner: {why}");
                 ExitCode::from(3)
             }
         };
@@ -120,7 +120,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("gpu-scenarios: {error}");
+            eprintln!("scenario-runner: {error}");
             ExitCode::FAILURE
         }
     }
@@ -130,7 +130,7 @@ fn launch(args: &Args) -> ExitCode {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => {
-            eprintln!("gpu-scenarios: the path of this program is unknown: {error}");
+            eprintln!("scenario-runner: the path of this program is unknown: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -139,12 +139,12 @@ fn launch(args: &Args) -> ExitCode {
     match job.output(Output::Prefix).run() {
         Ok(outcome) => {
             if let Some(failure) = &outcome.failure {
-                eprintln!("gpu-scenarios: {failure}");
+                eprintln!("scenario-runner: {failure}");
             }
             ExitCode::from(u8::try_from(outcome.code).unwrap_or(1))
         }
         Err(error) => {
-            eprintln!("gpu-scenarios: {error}");
+            eprintln!("scenario-runner: {error}");
             ExitCode::FAILURE
         }
     }

@@ -39,5 +39,5 @@ pub use reactor::Reactor;
 
 /// The manual's examples compile.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/channel.md")]
+#[doc = include_str!("../../../docs/channel.md")]
 mod manual {}

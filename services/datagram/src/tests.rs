@@ -6,11 +6,8 @@ use std::time::{Duration, Instant};
 use super::outbox::Outbox;
 use super::{Config, Event, LostReason, MessageEndpoint, Peer, SendError};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::libraries;
 use ferrogin_test_support::wait::poll_until;
-use libfabric::libraries;
-
-#[path = "../../libfabric/tests/all/common/mod.rs"]
-mod libfabric;
 
 const PING_AFTER: Duration = Duration::from_secs(3600);
 const LOST_AFTER: Duration = Duration::from_secs(8 * 3600);

@@ -73,5 +73,5 @@ impl Default for Settings {
 
 /// Compiles the examples of the manual.
 #[cfg(doctest)]
-#[doc = include_str!("../../docs/rpc.md")]
+#[doc = include_str!("../../../docs/rpc.md")]
 mod manual {}

@@ -1,5 +1,5 @@
 //! Drives the provider through its own tables, as libfabric's inline functions do, and its queues as device code does.
-#![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
+#![allow(unsafe_code, missing_docs, clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{CStr, c_void};
 use std::ptr;

@@ -6,7 +6,7 @@ use efa_dp_direct::wqe::RemoteMem;
 use ferrogin_test_support::child;
 use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
-use super::{End, Rig, wait_until, write};
+use crate::{End, Rig, wait_until, write};
 
 pub const ROLE: &str = "SOFTEFA_TEST_PEER";
 
@@ -80,7 +80,7 @@ impl Peer {
 }
 
 /// Prints the first line of the second process.
-pub fn hello(name: &[u8], buffer: &super::Buffer) {
+pub fn hello(name: &[u8], buffer: &crate::Buffer) {
     println!("@{} {} {}", hex(name), buffer.at as u64, buffer.region.rkey);
 }
 
@@ -89,7 +89,7 @@ pub fn serve() {
     if std::env::var_os(ROLE).is_none() {
         return;
     }
-    assert!(super::have_libfabric("peer"));
+    assert!(crate::have_libfabric("peer"));
     let rig = Rig::open();
     let mut end = End::open(&rig);
     let (buffer, source) = (rig.buffer(PEER_BUFFER), rig.buffer(PEER_BUFFER));

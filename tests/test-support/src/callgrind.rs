@@ -1,4 +1,5 @@
 //! Instruction counts: the program runs under valgrind's callgrind and makes it count between two points.
+#![allow(unsafe_code)]
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -5,12 +5,12 @@ use super::{Random, workspace};
 /// Inputs of seeded bytes for each target; FERROGIN_FUZZ_INPUTS sets another number.
 const INPUTS: u64 = 300;
 
-/// Gives `target` each file of `fuzz/corpus/NAME`, then mixtures of such files and seeded bytes.
+/// Gives `target` each file of `tests/fuzz/corpus/NAME`, then mixtures of such files and seeded bytes.
 ///
 /// # Panics
 /// The corpus has no file, or `target` panics.
 pub fn replay(name: &str, target: impl Fn(&[u8])) {
-    let dir = workspace().join("fuzz/corpus").join(name);
+    let dir = workspace().join("tests/fuzz/corpus").join(name);
     let mut files: Vec<_> = std::fs::read_dir(&dir).expect("the corpus").map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(!files.is_empty(), "{} is empty", dir.display());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// The top directory of the workspace.
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
+    here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
 /// The directory with all of `files`: FERROGIN_DIST, or the workspace's `dist/`. Without them `test` is skipped.

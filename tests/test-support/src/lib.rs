@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+pub mod callgrind;
 pub mod child;
 mod corpus;
 mod dist;
 mod input;
 mod libfabric;
 mod memory;
+pub mod mlx5_memory;
 pub mod peer;
 mod place;
 pub mod prometheus;
@@ -18,7 +20,7 @@ pub mod wait;
 pub use corpus::replay;
 pub use dist::{dist, software_gpu, verbs, workspace};
 pub use input::Input;
-pub use libfabric::{have_libfabric, libfabric_for_gpus};
+pub use libfabric::{have_libfabric, libfabric_for_gpus, libraries};
 pub use memory::{address_space, resident_bytes};
 pub use place::{of_process, own_host, own_port};
 pub use random::Random;

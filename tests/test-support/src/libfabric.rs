@@ -1,9 +1,10 @@
 //! libfabric as the system has it.
 #![allow(unsafe_code)]
 
-use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
+use ferrogin_libfabric::Libfabric;
 use libloading::Library;
 
 /// Loads libfabric into the process, for providers take functions of it. Without libfabric `test` is skipped.
@@ -15,6 +16,22 @@ pub fn have_libfabric(test: &str) -> bool {
         super::skip(test, "libfabric.so.1 is not installed");
     }
     loaded.is_some()
+}
+
+/// The installed libfabric, and the one that FERROGIN_LIBFABRIC_ALT names, in `make check`. Without the first, the test is skipped on it.
+pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
+    let mut found = Vec::new();
+    match Libfabric::load(None) {
+        Ok(lib) => found.push(lib),
+        Err(error) => super::skip(test, error),
+    }
+    if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
+        found.push(Libfabric::load(Some(Path::new(&path))).expect("FERROGIN_LIBFABRIC_ALT loads"));
+    }
+    for lib in &found {
+        println!("{test}: libfabric {} from {}", lib.version(), lib.path().display());
+    }
+    found
 }
 
 /// The file in FERROGIN_LIBFABRIC, if its own `efa` provider has operations for GPUs. Without such a libfabric, which no package of a system has

@@ -1,5 +1,5 @@
 //! Poisoned memory for rings, doorbell records and registers, which a device would map.
-#![allow(unsafe_code)]
+#![allow(unsafe_code, missing_docs)]
 
 use mlx5::cq::Slots;
 use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};

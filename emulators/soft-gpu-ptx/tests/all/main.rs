@@ -3,9 +3,6 @@
 
 mod arena;
 mod bad;
-#[path = "../../../../device-kernels/tests/all/common/mod.rs"]
-#[allow(dead_code)]
-mod common;
 mod cost;
 mod forms;
 mod native;

@@ -2,12 +2,12 @@
 //! cursors and doorbells, call by call.
 
 use crate::arena::Arena;
-use crate::common::{EndpointSpec, Extras, NO_EXTRAS, Spec, TestContext, VALUE, WindowSpec, leak, make_with, window};
 use crate::shipped;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::wait::HANG_LIMIT;
 use ferrogin_test_support::{Random, repetitions};
+use plain_context::{EndpointSpec, Extras, NO_EXTRAS, Spec, TestContext, VALUE, WindowSpec, leak, make_with, window};
 use soft_gpu_ptx::{Launch, Loaded, Module, Process, Program, run};
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -3,7 +3,7 @@
 use soft_gpu_ptx::{Module, Program};
 
 pub fn text() -> String {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ptx/ferrogin_device.ptx");
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../device-kernels/ptx/ferrogin_device.ptx");
     std::fs::read_to_string(file).expect("the shipped module is in the repository")
 }
 

@@ -1,11 +1,11 @@
 //! Strong signals of lanes of a warp: the shipped module on the interpreter, and a card that completes requests in any order.
 
-use crate::common::{EndpointSpec, Extras, NO_EXTRAS, Ring, Spec, TestContext, WindowSpec, leak, make_with, window};
 use crate::shipped;
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, parse};
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::wait::HANG_LIMIT;
+use plain_context::{EndpointSpec, Extras, NO_EXTRAS, Ring, Spec, TestContext, WindowSpec, leak, make_with, window};
 use soft_gpu_ptx::{Launch, Loaded, Module, Process, Program, run};
 use std::collections::HashSet;
 use std::sync::Arc;

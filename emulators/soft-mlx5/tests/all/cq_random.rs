@@ -1,12 +1,8 @@
 //! Seeded random completions against an oracle: the poller must return the completions that the card pushed, in order, with any
 //! compression and at any wrap. `FERROGIN_ZIP_CQES=N` sets the total number of completions (default 10 million).
 
-#[path = "../../../mlx5/tests/all/common/memory.rs"]
-#[allow(dead_code)]
-mod memory;
-
 use ferrogin_test_support::Random;
-use memory::Memory;
+use ferrogin_test_support::mlx5_memory::Memory;
 use mlx5::cq::{Completion, CompletionError, CompletionQueue, CqParts};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode, OpOwn};

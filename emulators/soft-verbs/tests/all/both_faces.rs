@@ -8,10 +8,10 @@ use efa_dp_direct::wire::{CompStatus, RxDesc};
 use efa_dp_direct::wqe::{Operation, RequestIds, SendData, Sge};
 use ferrogin_test_support::wait::wait_for;
 
-use crate::common::peer::{PEER_BUFFER, Peer};
-use crate::common::{End, Rig, have_libfabric, read, write};
 use crate::verbs_program::compiled;
 use crate::{LIBRARIES, libraries, on_card};
+use softefa_rig::peer::{PEER_BUFFER, Peer};
+use softefa_rig::{End, Rig, have_libfabric, read, write};
 
 /// Runs `body` in a process with the settings, in which softefa is one card; the command starts a queue pair of verbs on another. Returns what the
 /// process logged.
@@ -21,7 +21,7 @@ pub fn with_faces(test: &str, settings: &[(&str, &str)], body: impl FnOnce(&Rig,
     }
     let program = compiled(test, "peer")?;
     let made = libraries().to_str().unwrap();
-    crate::common::child::run(test, &[settings, &[(LIBRARIES, made)]].concat(), || {
+    softefa_rig::child::run(test, &[settings, &[(LIBRARIES, made)]].concat(), || {
         let rig = Rig::open();
         body(&rig, on_card(program));
         rig.close();

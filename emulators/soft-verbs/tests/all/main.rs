@@ -1,9 +1,6 @@
 //! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
 
 mod both_faces;
-#[allow(dead_code)]
-#[path = "../../../softefa/tests/all/common/mod.rs"]
-mod common;
 mod perftest;
 mod programs;
 mod pyverbs;
@@ -41,7 +38,7 @@ fn libraries() -> &'static Path {
         let directory = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), "verbs");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("link.sh");
         let linked = Command::new(script).arg(archive).arg(&directory).status().expect("a shell");
-        assert!(linked.success(), "soft-verbs/link.sh failed");
+        assert!(linked.success(), "emulators/soft-verbs/link.sh failed");
         directory
     })
 }

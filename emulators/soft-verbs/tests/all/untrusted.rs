@@ -10,9 +10,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
 
 use crate::both_faces::with_faces;
-use crate::common::peer::Peer;
-use crate::common::wire::{self, OURS};
-use crate::common::{End, write};
+use softefa_rig::peer::Peer;
+use softefa_rig::wire::{self, OURS};
+use softefa_rig::{End, write};
 
 /// Not a test: a process that knows everything, even the secret, and is another user.
 #[test]

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::child::run;
-use crate::common::peer::Peer;
-use crate::common::*;
 use efa_dp_direct::cq::{Cqe, RawCqe, RecvCqe};
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::{Destination, Operation, RequestIds, WriteData};
+use softefa_rig::child::run;
+use softefa_rig::peer::Peer;
+use softefa_rig::*;
 
 /// A card that talks to itself.
 struct Pair {

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::common::child::run;
-use crate::common::have_libfabric;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use softefa_rig::child::run;
+use softefa_rig::have_libfabric;
 
 /// A directory that is removed with the test.
 struct Dir(PathBuf);

@@ -7,11 +7,11 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::ptr;
 
-use crate::common::child::run;
-use crate::common::{ALL, End, Region, Rig, close, getinfo, write};
 use efa_dp_direct::wqe::{RemoteMem, Sge};
 use ferrogin_libfabric::bindings as fi;
 use libloading::Library;
+use softefa_rig::child::run;
+use softefa_rig::{ALL, End, Region, Rig, close, getinfo, write};
 
 const BYTES: usize = 64 << 10;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.

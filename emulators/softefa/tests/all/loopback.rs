@@ -3,9 +3,9 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::*;
 use efa_dp_direct::wire::{CompStatus, SendOp};
 use efa_dp_direct::wqe::{Destination, RemoteMem, Sge};
+use softefa_rig::*;
 
 #[test]
 fn write_arrives_and_is_counted() {

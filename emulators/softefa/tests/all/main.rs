@@ -1,6 +1,5 @@
 //! The tests of the provider.
 
-mod common;
 mod faults;
 mod foreign;
 mod gpu_memory;

@@ -7,15 +7,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, channel};
 
-use crate::common::child::run;
-use crate::common::peer::Peer;
-use crate::common::wire::{self, DATA, HELLO, OTHER, OURS, READ, Session, WELCOME, WRITE, header};
-use crate::common::*;
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_datagram::{Config, Event, MessageEndpoint};
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::peer::{hex, unhex};
 use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr};
+use softefa_rig::child::run;
+use softefa_rig::peer::Peer;
+use softefa_rig::wire::{self, DATA, HELLO, OTHER, OURS, READ, Session, WELCOME, WRITE, header};
+use softefa_rig::*;
 
 const MALFORMED_PEER: &str = "SOFTEFA_TEST_MALFORMED_PEER";
 /// The secret of the card that the malformed peer plays.

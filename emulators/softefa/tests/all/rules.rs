@@ -4,11 +4,11 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use crate::common::child::run;
-use crate::common::*;
 use efa_dp_direct::wire::{CompStatus, RxDesc};
 use efa_dp_direct::wqe::{Destination, Inline, Operation, RemoteMem, SendData, Sge, WriteData};
 use ferrogin_libfabric::bindings as fi;
+use softefa_rig::child::run;
+use softefa_rig::*;
 
 /// A card that talks to itself: `a` posts to `b`.
 struct World {
@@ -696,7 +696,7 @@ fn rnr_send_fails_after_its_retries() {
 /// The table and the tests name the same rules.
 #[test]
 fn documented_rules_are_all_tested() {
-    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/software-card.md");
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/software-card.md");
     let page = std::fs::read_to_string(page).unwrap();
     let table = page.split("<!-- rules -->").nth(1).expect("the table of rules");
     let cell = |line: &str| line.split('|').nth(1).map(|cell| cell.trim().to_owned());

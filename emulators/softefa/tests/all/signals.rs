@@ -1,13 +1,13 @@
 //! The protocol of `ferrogin-signals` on the card, with faults: three senders and one receiver.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
-use crate::common::*;
 use efa_dp_direct::cq::{Cqe, RawCqe, RecvCqe};
 use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Inline, Operation, RequestIds, SendData, WriteData};
+use ferrogin_ffi::signals::*;
 use ferrogin_libfabric::bindings as fi;
-use ferrogin_signals::*;
 use ferrogin_test_support::{Random, repetitions};
+use softefa_rig::*;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const SENDERS: usize = 3;
@@ -129,7 +129,7 @@ impl Sink {
 
     fn work(&mut self) {
         let window = self.words.remote(8 * INDEXED as u64);
-        let region = ferrogin_signals::Region { start: window.addr, bytes: 8 * (WORDS - INDEXED) as u64 };
+        let region = ferrogin_ffi::signals::Region { start: window.addr, bytes: 8 * (WORDS - INDEXED) as u64 };
         let receiver = Receiver { generation: GENERATION, n_signals: INDEXED as u32, nranks: SENDERS as u32 };
         while let Some(bytes) = self.end.poll_entry() {
             let Ok(Cqe::Recv(RecvCqe { req_id, imm, .. })) = Cqe::parse(&RawCqe(bytes), RequestIds::Bits64) else {

@@ -4,11 +4,11 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::child::run;
-use crate::common::*;
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_libfabric::bindings as fi;
+use softefa_rig::child::run;
+use softefa_rig::*;
 
 /// Runs `body` on a card that talks to itself, in a process of its own, and checks that `line` is on its standard error.
 fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer)) {

@@ -3,11 +3,11 @@
 
 use std::path::PathBuf;
 
-use crate::common::*;
 use efa_dp_direct::wire::{CompStatus, RxDesc, SendOp, TxMetaDesc};
 use efa_dp_direct::wqe::{Inline, Operation, SendData, Sge, WriteData};
 use ferrogin_libfabric::bindings as fi;
 use soft_nic::trace::{Kind, NO_OPERATION, RECORD_LEN, Record, flags};
+use softefa_rig::*;
 
 /// The second control byte of a request, and its bit that asks for a completion entry.
 const COMP_REQ: (usize, u8) = (3, 0x10);

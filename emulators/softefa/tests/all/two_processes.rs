@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::common::peer::{PEER_BUFFER, Peer, serve};
-use crate::common::*;
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::RemoteMem;
 use ferrogin_test_support::child::full_name;
+use softefa_rig::peer::{PEER_BUFFER, Peer, serve};
+use softefa_rig::*;
 
 /// Not a test: what the second process runs.
 #[test]

@@ -10,10 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 
-use crate::common::child::run;
-use crate::common::peer::Peer;
-use crate::common::wire::{self, ACK, HELLO, OURS, WELCOME, WRITE, header};
-use crate::common::*;
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_datagram::{Config, Event, MessageEndpoint, SendError};
 use ferrogin_libfabric::Libfabric;
@@ -24,6 +20,10 @@ use ferrogin_test_support::{Random, resident_bytes};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
 use nix::unistd;
+use softefa_rig::child::run;
+use softefa_rig::peer::Peer;
+use softefa_rig::wire::{self, ACK, HELLO, OURS, WELCOME, WRITE, header};
+use softefa_rig::*;
 
 const ATTACKER: &str = "SOFTEFA_TEST_ATTACKER";
 /// Neither wire is chosen: the card listens on both.

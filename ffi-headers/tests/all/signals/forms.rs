@@ -1,7 +1,7 @@
 //! The two forms of a signal, routes, refusals and receives.
 
-use ferrogin_signals::immediate::{MAX_ADD, MAX_SIGNALS};
-use ferrogin_signals::*;
+use ferrogin_ffi::signals::immediate::{MAX_ADD, MAX_SIGNALS};
+use ferrogin_ffi::signals::*;
 use proptest::prelude::*;
 
 fn generation(n: u16) -> Generation {

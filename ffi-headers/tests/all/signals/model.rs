@@ -5,7 +5,7 @@
 //! changed, applied twice or applied to a later context; an end is wrong if a signal is lost or a sum is not exact. Each guard of the protocol
 //! is also taken out, and the exploration finds a wrong state then.
 
-use ferrogin_signals::*;
+use ferrogin_ffi::signals::*;
 use std::collections::{HashSet, VecDeque};
 
 /// Operations of a sender in the first context. One more follows in the second.

@@ -4,7 +4,7 @@
 //! signal each completion belongs to, and which requests that signal covers. It fails on a signal that is early, lost, applied twice,
 //! changed, or applied to a later context.
 
-use ferrogin_signals::*;
+use ferrogin_ffi::signals::*;
 use ferrogin_test_support::Random;
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashMap, VecDeque};

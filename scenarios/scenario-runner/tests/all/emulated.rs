@@ -2,8 +2,8 @@
 
 use crate::common::{dist, must_pass_all, not_over_efa, repeated, report};
 use crate::on_gpu::{gpu, on_gpu};
-use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::Job;
+use scenario_runner::scenario::SCENARIOS;
 
 const FAULTS: &str = "seed=7,reorder=512,reread=0.5,delay_us=0..50";
 

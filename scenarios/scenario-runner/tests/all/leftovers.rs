@@ -52,7 +52,7 @@ fn in_namespace(name: &str, body: impl FnOnce()) {
         copy(&dist.join("ferrogin"), "ferrogin");
         assert!(Command::new("cp").arg("-a").arg(dist.join("verbs")).arg(&work).status().unwrap().success());
     }
-    copy(Path::new(env!("CARGO_BIN_EXE_gpu-scenarios")), "gpu-scenarios");
+    copy(Path::new(env!("CARGO_BIN_EXE_scenario-runner")), "scenario-runner");
     copy(&std::env::current_exe().unwrap(), "test");
     let test = full_name(name);
     let script = format!(
@@ -94,7 +94,7 @@ fn in_namespace(name: &str, body: impl FnOnce()) {
 }
 
 fn scenarios(reps: &str) -> Job {
-    let job = on_software_card(format!("{STAGE}/gpu-scenarios"), Path::new(STAGE), 2);
+    let job = on_software_card(format!("{STAGE}/scenario-runner"), Path::new(STAGE), 2);
     job.args(["--reps", reps, "--deadline", &seconds(HANG_LIMIT)]).env_remove(ROLE)
 }
 

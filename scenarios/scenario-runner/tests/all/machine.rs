@@ -7,7 +7,7 @@ use std::process::Command;
 
 /// What `--gpu` prints on a software GPU with these settings, and its status.
 fn machine(dist: &Path, settings: &[(&str, &str)]) -> (Option<i32>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-scenarios"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_scenario-runner"));
     command.arg("--gpu").env("LD_LIBRARY_PATH", dist.join("gpu")).envs(settings.iter().copied());
     let output = command.output().expect("the program starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -4,13 +4,13 @@
 use crate::common::must_pass;
 use crate::on_gpu::{all_pass, gpu, kernels};
 use ferrogin_test_support::{skip, workspace};
-use gpu_scenarios::scenario::WORKLOADS;
+use scenario_runner::scenario::WORKLOADS;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// The kernel as PTX; the test is skipped where it cannot be compiled.
 fn module(test: &str, backend: &[&str], name: &str) -> Option<PathBuf> {
-    let kernels = workspace().join("tests/gpu/kernels");
+    let kernels = workspace().join("scenarios/scenario-kernels");
     let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("nccl-{name}.ptx"));
     let mut command = Command::new(kernels.join("clang.sh"));
     command.arg(kernels.join("nccl.cu")).arg(&to).args(backend).stdin(Stdio::null());

@@ -1,10 +1,10 @@
 //! The scenarios as kernels, on the GPU that the CUDA driver has; where there is none, on the software GPU. No test knows the driver.
 
 use crate::common::{dist, must_pass, must_pass_all, not_over_efa, repeated, report, scenarios};
-use gpu_scenarios::measure::SIZES;
-use gpu_scenarios::scenario::SCENARIOS;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
+use scenario_runner::measure::SIZES;
+use scenario_runner::scenario::SCENARIOS;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 

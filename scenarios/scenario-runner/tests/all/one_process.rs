@@ -2,10 +2,10 @@
 
 use crate::common::{child, dist, must_pass, role};
 use ferrogin_test_support::wait::HANG_LIMIT;
-use gpu_scenarios::runner::CpuThreads;
-use gpu_scenarios::scenario::{self, SCENARIOS};
-use gpu_scenarios::world::{Config, World};
 use mini_nccl::Bootstrap;
+use scenario_runner::runner::CpuThreads;
+use scenario_runner::scenario::{self, SCENARIOS};
+use scenario_runner::world::{Config, World};
 
 #[test]
 fn scenarios_pass_between_threads() {

@@ -5,11 +5,11 @@ use crate::common::{
 };
 use ferrogin_test_support::skip;
 use ferrogin_test_support::wait::HANG_LIMIT;
-use gpu_scenarios::runner::CpuThreads;
-use gpu_scenarios::scenario::{self, SCENARIOS};
-use gpu_scenarios::world::{Config, World};
 use mini_nccl::Bootstrap;
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
+use scenario_runner::runner::CpuThreads;
+use scenario_runner::scenario::{self, SCENARIOS};
+use scenario_runner::world::{Config, World};
 use std::time::Duration;
 
 fn run(job: Job) -> Outcome {

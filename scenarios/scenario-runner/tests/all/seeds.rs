@@ -4,7 +4,7 @@
 //! the faults. In some runs requests fail, and each rank that posted one must report it. In a few runs a card stops responding, and all ranks
 //! must end.
 //!
-//! `FERROGIN_SEEDS_FIRST=17 FERROGIN_SEEDS=1 cargo test --release -p gpu-scenarios --test all seeds::campaign -- --ignored` repeats seed 17.
+//! `FERROGIN_SEEDS_FIRST=17 FERROGIN_SEEDS=1 cargo test --release -p scenario-runner --test all seeds::campaign -- --ignored` repeats seed 17.
 
 use crate::common::{dist, not_over_efa, report, scenarios};
 use ferrogin_test_support::{Random, repetitions};

@@ -4,7 +4,7 @@
 use crate::common::{dist, not_over_efa, seconds};
 use ferrogin_test_support::skip;
 use ferrogin_test_support::wait::HANG_LIMIT;
-use gpu_scenarios::scenario::SCENARIOS;
+use scenario_runner::scenario::SCENARIOS;
 use std::process::{Command, Stdio};
 
 /// The script of a new user and network namespace, which ends with the script. $1 is the number of hosts, $2 the ranks of each, and the rest
@@ -46,7 +46,7 @@ fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variabl
     let mut command = Command::new("unshare");
     command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]);
     command.args([hosts, each].map(|number| number.to_string()));
-    command.arg(env!("CARGO_BIN_EXE_gpu-scenarios")).args(["--deadline", &seconds(HANG_LIMIT)]).args(arguments);
+    command.arg(env!("CARGO_BIN_EXE_scenario-runner")).args(["--deadline", &seconds(HANG_LIMIT)]).args(arguments);
     for (variable, _) in std::env::vars_os() {
         if ["FERROGIN_", "SOFTEFA_", "FI_"].iter().any(|prefix| variable.to_string_lossy().starts_with(prefix)) {
             command.env_remove(variable);

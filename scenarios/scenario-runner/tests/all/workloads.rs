@@ -12,10 +12,10 @@ use ferrogin_device::{Context, Span, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::soak;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
-use gpu_scenarios::scenario::WORKLOADS;
-use gpu_scenarios::world::plugin_from_env;
 use mini_nccl::launch::Job;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin};
+use scenario_runner::scenario::WORKLOADS;
+use scenario_runner::world::plugin_from_env;
 use std::sync::Arc;
 
 const FAULTS: &str = "seed=21,reorder=512,reread=0.5,delay_us=0..50";

@@ -1,5 +1,3 @@
 //! The tests of the message layer.
 
-#[path = "../../../libfabric/tests/all/common/mod.rs"]
-mod common;
 mod message;

@@ -7,9 +7,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::libraries;
 use ferrogin_datagram::{Config, Event, LostReason, MessageEndpoint, Peer, SendError, Unadmitted};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::libraries;
 use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
 use ferrogin_test_support::untrusted::limit_descriptors;
 use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, wait_until};

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::calls::{LIMIT, TransportFactory, calls, hammer, server};
-use crate::common::libfabric::libraries;
 use crate::common::{Pipe, patient_config, pipe};
 use ferrogin_channel::{Channel, Reactor};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::libraries;
 use host_rpc::{Client, Settings};
 
 struct Pipes;

@@ -4,10 +4,10 @@ use std::io::Read;
 use std::thread;
 
 use crate::calls::{hammer, server};
-use crate::common::libfabric::libraries;
 use crate::common::patient_config;
 use ferrogin_channel::{Address, Reactor};
 use ferrogin_libfabric::Libfabric;
+use ferrogin_test_support::libraries;
 use ferrogin_test_support::peer::{self, Peer, hex, unhex};
 use ferrogin_test_support::untrusted;
 use host_rpc::{Client, Settings};

@@ -5,9 +5,9 @@ use std::thread;
 use std::time::Duration;
 
 use crate::calls::LIMIT;
-use crate::common::libfabric::libraries;
 use crate::common::patient_config;
 use ferrogin_channel::Reactor;
+use ferrogin_test_support::libraries;
 use ferrogin_test_support::wait::receive;
 use host_rpc::{Client, RpcError, Server, ServerHandle, Settings, Status};
 

@@ -1,7 +1,7 @@
 //! Parsers and the poller accept arbitrary bytes. The bytes come from a seed; `FERROGIN_ARBITRARY=N` sets the number of rounds.
 
-use crate::common::memory::Memory;
 use ferrogin_test_support::Random;
+use ferrogin_test_support::mlx5_memory::Memory;
 use mlx5::cq::{CompletionQueue, CqParts};
 use mlx5::device::{Endpoint, Handle};
 use mlx5::wire::{FmCeSe, MAX_DS};

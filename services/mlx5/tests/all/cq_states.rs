@@ -1,6 +1,6 @@
 //! The states of a completion queue: the title of blocks, corruption, and the sequence number of arming.
 
-use crate::common::memory::Memory;
+use ferrogin_test_support::mlx5_memory::Memory;
 use mlx5::cq::{Arm, CompletionQueue, CorruptQueue, CqParts, Polled};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode, OpOwn};

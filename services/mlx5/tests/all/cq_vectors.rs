@@ -1,7 +1,7 @@
 //! `mlx5_cqe_zip.json`: images of rings and the completions that a consumer must return.
 
-use crate::common::memory::Memory;
 use crate::common::*;
+use ferrogin_test_support::mlx5_memory::Memory;
 use mlx5::cq::{CompletionError, CompletionQueue, CqParts, Polled, Side};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode};

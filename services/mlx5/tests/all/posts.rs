@@ -1,8 +1,8 @@
 //! Send queues of all sizes against a model: posts, refusals, dropped batches and completions over many laps. The operations come from a
 //! seed; `FERROGIN_POSTS=N` sets the minimum number of batches for each size.
 
-use crate::common::memory::{Memory, POISON};
 use ferrogin_test_support::Random;
+use ferrogin_test_support::mlx5_memory::{Memory, POISON};
 use mlx5::device::Handle;
 use mlx5::mmio::BlueFlame;
 use mlx5::sq::{Flags, PostError, RequestKind, SendParts, SendQueue};

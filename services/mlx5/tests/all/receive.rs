@@ -1,7 +1,7 @@
 //! Receive queues and shared receive queues: descriptors byte for byte, order, refusals.
 
-use crate::common::memory::{Memory, POISON};
 use crate::common::{hex, unhex};
+use ferrogin_test_support::mlx5_memory::{Memory, POISON};
 use mlx5::device::Handle;
 use mlx5::rq::{RecvError, RecvParts, RecvQueue};
 use mlx5::sq::UnknownRequest;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::common::fake::{Fake, attr};
-use crate::common::memory::{Memory, POISON};
+use ferrogin_test_support::mlx5_memory::{Memory, POISON};
 use mlx5::device::{Access, Device, Mr, Pd};
 use mlx5::mw::{Range, Window, WindowError};
 use mlx5::qp::QueuePair;

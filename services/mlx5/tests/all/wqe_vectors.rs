@@ -1,7 +1,7 @@
 //! `mlx5_wqe.json`: the send queue writes the same work requests, indices, fences and doorbells as rdma-core.
 
-use crate::common::memory::{Memory, POISON};
 use crate::common::*;
+use ferrogin_test_support::mlx5_memory::{Memory, POISON};
 use mlx5::device::Handle;
 use mlx5::mmio::BlueFlame;
 use mlx5::sq::{Flags, PostError, RequestKind, SendParts, SendQueue};

@@ -80,7 +80,7 @@ pub fn seconds(time: Duration) -> String {
 
 /// The scenarios' program with `ranks` ranks.
 pub fn scenarios(dist: &Path, ranks: usize) -> Job {
-    on_software_card(env!("CARGO_BIN_EXE_gpu-scenarios"), dist, ranks).args(["--deadline", &seconds(HANG_LIMIT)])
+    on_software_card(env!("CARGO_BIN_EXE_scenario-runner"), dist, ranks).args(["--deadline", &seconds(HANG_LIMIT)])
 }
 
 /// Repetitions of each step: `full` in a soak run, a twentieth of that otherwise. FERROGIN_REPS sets another number.

@@ -7,8 +7,8 @@ use ferrogin_device::{Action, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::repetitions;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_for, wait_until};
-use gpu_scenarios::world::plugin_from_env;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin, log};
+use scenario_runner::world::plugin_from_env;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::{Arc, Mutex};
 

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::proto::transport::InFlight;
+use ferrogin_test_support::libraries;
 use ferrogin_test_support::wait::{HANG_LIMIT, poll_until};
-use libfabric::libraries;
 use state::PeerState;
 
 const LONG_BYTES: usize = 300_000;
@@ -305,5 +305,3 @@ fn peer_that_dies_before_data_frees_buffers() {
 }
 
 mod batching;
-#[path = "../../../../libfabric/tests/all/common/mod.rs"]
-mod libfabric;

@@ -1,11 +1,9 @@
 //! What the tests share.
 
-#[path = "../../../../libfabric/tests/all/common/mod.rs"]
-mod libfabric;
 pub mod traffic;
 
+pub use ferrogin_test_support::libraries;
 pub use ferrogin_test_support::wait::HANG_LIMIT as LIMIT;
-pub use libfabric::libraries;
 use std::sync::Arc;
 
 use ferrogin_channel::{Channel, Config, Reactor};

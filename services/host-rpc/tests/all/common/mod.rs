@@ -1,8 +1,5 @@
 //! A transport in memory, and the settings of channels, for several tests.
 
-#[path = "../../../../libfabric/tests/all/common/mod.rs"]
-pub mod libfabric;
-
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;

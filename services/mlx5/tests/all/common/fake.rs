@@ -1,7 +1,7 @@
 //! A device without a card: queues in plain memory and sequential keys. It executes no work request.
 #![allow(unsafe_code)]
 
-use super::memory::Memory;
+use ferrogin_test_support::mlx5_memory::Memory;
 use mlx5::cq::CqParts;
 use mlx5::device::*;
 use mlx5::mmio::BlueFlame;

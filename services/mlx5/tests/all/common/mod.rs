@@ -1,7 +1,6 @@
 //! The vectors of mlx5.
 
 pub mod fake;
-pub mod memory;
 
 pub use ferrogin_test_support::vectors::*;
 use serde_json::Value;

@@ -1,1 +1,0 @@
-../../device-kernels/tests/all/common/mod.rs
