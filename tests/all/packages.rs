@@ -1,4 +1,4 @@
-//! Every package of the workspace says what it is, and can be packaged.
+//! Every package of the workspace says what it is, can be packaged, has the name of its directory, and depends on the groups below it.
 
 use serde_json::{Value, json};
 use std::path::Path;
@@ -52,6 +52,61 @@ fn every_package_has_its_metadata() {
     assert!(packages.iter().any(|package| package["name"] == "efa-dp-direct"), "the workspace's packages are read");
     let faults: Vec<String> = packages.iter().flat_map(faults).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The directory of a package, relative to the repository: "" for the tool.
+fn directory(manifest: &str) -> &str {
+    let manifest = Path::new(manifest).parent().expect("a manifest lies in a directory");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.strip_prefix(root).ok().and_then(Path::to_str).expect("a package of the repository")
+}
+
+/// Whether the package in the directory `from` may depend on the one in the directory `to`: ARCHITECTURE.md, "Groups".
+fn may_depend(from: &str, to: &str) -> bool {
+    let group = |directory: &str| match directory.split('/').next() {
+        Some(group @ ("services" | "emulators" | "scenarios" | "tests")) => group.to_owned(),
+        Some("") => "tool".to_owned(),
+        Some("benches" | "xtask") => "tests".to_owned(),
+        _ => "product".to_owned(),
+    };
+    match (&*group(from), &*group(to)) {
+        ("tests", _) | (_, "product") => true,
+        // Set-up between ranks.
+        ("product", "services") => (from, to) == ("host-plugin", "services/channel"),
+        ("services" | "emulators" | "tool", "services") => true,
+        ("emulators" | "tool", "emulators") => true,
+        (from, "scenarios") => matches!(from, "scenarios" | "tool"),
+        _ => false,
+    }
+}
+
+#[test]
+fn packages_depend_on_groups_below_alone() {
+    let mut count = 0;
+    for package in packages() {
+        let from = directory(package["manifest_path"].as_str().expect("a path"));
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let Some(path) = dependency["path"].as_str() else { continue };
+            if dependency["kind"] == "dev" {
+                continue;
+            }
+            let to = directory(&format!("{path}/Cargo.toml")).to_owned();
+            assert!(may_depend(from, &to), "{} must not depend on {to}", package["name"]);
+            count += 1;
+        }
+    }
+    assert!(count > 20, "the dependencies are read: {count}");
+    assert!(!may_depend("host-plugin", "emulators/soft-nic") && !may_depend("", "tests/test-support"));
+}
+
+#[test]
+fn packages_have_names_of_their_directories() {
+    for package in packages() {
+        let name = package["name"].as_str().expect("a package has a name");
+        let directory = directory(package["manifest_path"].as_str().expect("a path"));
+        let last = directory.rsplit('/').next().filter(|last| !last.is_empty()).unwrap_or("ferrogin");
+        assert!(name == last || name == format!("ferrogin-{last}"), "{name} lies in {directory}");
+    }
 }
 
 #[test]
