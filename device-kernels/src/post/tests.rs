@@ -3,12 +3,12 @@
 
 use super::flush::flush;
 use super::*;
-use crate::wait::Limits;
+use crate::platform;
+use crate::wait::Limit;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
-use std::sync::Mutex;
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
+use std::sync::{Mutex, TryLockError};
 use std::thread;
-
-const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 60_000_000_000 };
 
 /// A form of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,8 @@ struct Shared {
     /// The delivered tokens.
     delivered: Mutex<Vec<u64>>,
     failed: AtomicBool,
+    /// None where a test plays the card itself.
+    card: Mutex<Option<Card>>,
 }
 
 impl Shared {
@@ -71,6 +73,7 @@ impl Shared {
             ring: (0..sq_size).map(word).collect(),
             delivered: Mutex::new(Vec::new()),
             failed: AtomicBool::new(false),
+            card: Mutex::new(None),
         }
     }
 
@@ -82,23 +85,48 @@ impl Shared {
         self.ring[(idx % self.sq_size) as usize].store(token, Relaxed);
     }
 
+    /// Lets the card complete one post, unless another thread drives it. Returns false if nothing was completed.
+    fn step_card(&self) -> bool {
+        match self.card.try_lock() {
+            Ok(mut card) => card.as_mut().is_some_and(|card| card.step(self)),
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Poisoned(_)) => panic!("the card failed in another thread"),
+        }
+    }
+
     fn post(&self, variant: Variant, aggregate: bool, token: u64) -> Result<(), Status> {
         let write = |idx| self.write(idx, token);
         match variant {
-            Combining => combining::post::<Gpu, _>(self, NO_LIMITS, aggregate, write),
-            Exclusive => combining::post::<Thread, _>(self, NO_LIMITS, aggregate, write),
-            Locked => locked::post(self, NO_LIMITS, false, aggregate, write),
-            LockedExclusive => locked::post(self, NO_LIMITS, true, aggregate, write),
+            Combining => combining::post::<Gpu, _>(self, self, aggregate, write),
+            Exclusive => combining::post::<Thread, _>(self, self, aggregate, write),
+            Locked => locked::post(self, self, false, aggregate, write),
+            LockedExclusive => locked::post(self, self, true, aggregate, write),
         }
     }
 
     fn flush(&self, variant: Variant) -> Result<(), Status> {
         let outcome = match variant {
-            Combining => flush::<Gpu, _>(self, false, NO_LIMITS),
-            Exclusive => flush::<Thread, _>(self, false, NO_LIMITS),
-            Locked | LockedExclusive => flush::<Gpu, _>(self, true, NO_LIMITS),
+            Combining => flush::<Gpu, _>(self, false, self),
+            Exclusive => flush::<Thread, _>(self, false, self),
+            Locked | LockedExclusive => flush::<Gpu, _>(self, true, self),
         };
         Result::from(outcome).map(|_| ())
+    }
+}
+
+impl Limit for &Shared {
+    fn aborted(&self) -> bool {
+        false
+    }
+    /// Ends only a wait that hangs.
+    fn timeout_ns(&self) -> u64 {
+        HANG_LIMIT.as_nanos() as u64
+    }
+    /// Drives the card: to yield to its thread takes a time slice of every busy program on the machine.
+    fn relax(&self, round: u32) {
+        if !self.step_card() {
+            platform::relax(round, || false);
+        }
     }
 }
 
@@ -179,42 +207,60 @@ impl locked::LockedQueue for Shared {
 }
 
 /// Executes rung posts in random order. The card reads the value slot late, as a retransmission does, and delivers its token.
-fn card(shared: &Shared, start: u32, stop: &AtomicBool, mut seed: u64) {
-    let mut fetched = start;
-    let mut open: Vec<(u32, u64)> = Vec::new();
-    loop {
+struct Card {
+    fetched: u32,
+    open: Vec<(u32, u64)>,
+    seed: u64,
+}
+
+impl Card {
+    fn new(start: u32, seed: u64) -> Self {
+        Card { fetched: start, open: Vec::new(), seed }
+    }
+
+    /// Completes one post. Returns false if there is none.
+    fn step(&mut self, shared: &Shared) -> bool {
         let rung = shared.doorbell.load(Acquire);
-        while fetched != rung {
-            open.push((fetched, shared.ring[(fetched % shared.sq_size) as usize].load(Relaxed)));
-            fetched = fetched.wrapping_add(1);
+        while self.fetched != rung {
+            let token = shared.ring[(self.fetched % shared.sq_size) as usize].load(Relaxed);
+            self.open.push((self.fetched, token));
+            self.fetched = self.fetched.wrapping_add(1);
         }
-        assert!(open.len() as u32 <= shared.sq_size, "ring overflow");
-        if open.is_empty() {
-            if stop.load(Acquire) && shared.doorbell.load(Acquire) == fetched {
-                return;
-            }
-            thread::yield_now();
-            continue;
+        assert!(self.open.len() as u32 <= shared.sq_size, "ring overflow");
+        if self.open.is_empty() {
+            return false;
         }
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        let (idx, token) = open.swap_remove((seed >> 33) as usize % open.len());
+        self.seed = self.seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let (idx, token) = self.open.swap_remove((self.seed >> 33) as usize % self.open.len());
         if shared.slots != 0 {
             let value = shared.values[(idx & (shared.slots - 1)) as usize].load(Relaxed);
             assert_eq!(value, token, "value slot of post {idx} was overwritten before it completed");
         }
         shared.delivered.lock().unwrap().push(token);
         shared.completed.fetch_add(1, Release);
-        if seed >> 60 == 0 {
+        true
+    }
+}
+
+/// Runs the card until `stop`, in its own thread beside the posters that drive it while they wait.
+fn run_card(shared: &Shared, stop: &AtomicBool) {
+    loop {
+        let is_last = stop.load(Acquire);
+        if !shared.step_card() {
+            if is_last {
+                return;
+            }
             thread::yield_now();
         }
     }
 }
 
 fn run(variant: Variant, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
-    let shared = Shared::new(start, sq_size, max_batch, slots);
+    let mut shared = Shared::new(start, sq_size, max_batch, slots);
+    shared.card = Mutex::new(Some(Card::new(start, 0x5eed ^ u64::from(start))));
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let card = scope.spawn(|| card(&shared, start, &stop, 0x5eed ^ u64::from(start)));
+        let card = scope.spawn(|| run_card(&shared, &stop));
         let posters: Vec<_> = (0..threads)
             .map(|t| {
                 let shared = &shared;
@@ -280,10 +326,11 @@ fn calls_in_different_modes_follow_one_another() {
     for (variants, starts) in [([Combining, Exclusive, Combining], STARTS), ([Locked, LockedExclusive, Locked], STARTS)]
     {
         for (start, slots) in starts {
-            let shared = Shared::new(start, 16, 8, slots);
+            let mut shared = Shared::new(start, 16, 8, slots);
+            shared.card = Mutex::new(Some(Card::new(start, 7)));
             let stop = AtomicBool::new(false);
             thread::scope(|scope| {
-                let card = scope.spawn(|| card(&shared, start, &stop, 7));
+                let card = scope.spawn(|| run_card(&shared, &stop));
                 for i in 0..600u64 {
                     let variant = variants[(i / 7) as usize % 3];
                     shared.post(variant, i % 5 != 0, i).unwrap();
@@ -400,9 +447,7 @@ fn posts_by_nccl_in_between_are_rung_once() {
         assert_eq!(shared.doorbell.load(Relaxed), 53, "{variant:?}");
         thread::scope(|scope| {
             scope.spawn(|| shared.flush(variant).unwrap());
-            while shared.doorbell.load(Relaxed) != 55 {
-                thread::yield_now();
-            }
+            wait_until("doorbell of the flush", || shared.doorbell.load(Relaxed) == 55);
             shared.completed.store(55, Relaxed);
         });
     }

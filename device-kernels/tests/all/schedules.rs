@@ -294,15 +294,16 @@ impl PosterView<'_> {
     }
 }
 
-/// The limits of a wait, which every round reads.
 impl Limit for &PosterView<'_> {
     fn aborted(&self) -> bool {
-        // Another poster has to run.
-        self.yielder.suspend(());
         false
     }
     fn timeout_ns(&self) -> u64 {
         0
+    }
+    /// Another poster has to run, which is no other thread: yielding the processor would only cost time.
+    fn relax(&self, _round: u32) {
+        self.yielder.suspend(());
     }
 }
 

@@ -34,10 +34,7 @@ fn check_one(by_lock: bool, orders: &[Order], config: Config) {
 
 /// The model must find that the property does not hold.
 fn must_fail(config: Config, why: &str) {
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let found = catch_unwind(AssertUnwindSafe(|| explore(config)));
-    std::panic::set_hook(hook);
     let Err(found) = found else { panic!("the model does not find {:?}", config.mutation) };
     let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
     let text = text.unwrap_or_default();
