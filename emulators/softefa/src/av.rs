@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ferrogin_libfabric::bindings as fi;
 
 use super::domain::Domain;
-use super::guard::{Code, entry, entry_or};
+use super::entry::{Answer, Arg, Array, Call, Out, Room, entry_points};
+use super::guard::Code;
 use super::library::refuse;
-use super::object::{Object, Uses, give, head, object, table, take_back};
+use super::object::{Held, Object, Uses, close, give, head, table};
 use super::unsupported;
 use soft_nic::address::{ADDRESS_LEN, Address};
 use soft_nic::card::Card;
@@ -27,7 +28,7 @@ pub(super) struct Entry {
 #[repr(C)]
 pub(super) struct Av {
     fid: fi::fid_av,
-    domain: *const Domain,
+    pub domain: Held<Domain>,
     pub table: Arc<AvTable>,
     /// Endpoints bound to the vector.
     pub uses: Uses,
@@ -52,6 +53,11 @@ struct Entries {
 // SAFETY: repr(C), begins with fid_av; this provider makes fids of this class here only.
 unsafe impl Object for Av {
     const CLASS: u32 = fi::FI_CLASS_AV;
+    const CLOSE: &str = "fi_close(av)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
 }
 
 impl AvTable {
@@ -118,15 +124,9 @@ impl Drop for AvTable {
     }
 }
 
-impl Av {
-    pub(super) fn domain(&self) -> *const Domain {
-        self.domain
-    }
-}
-
 static OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
-    close: Some(close),
+    close: Some(close::<Av>),
     bind: Some(unsupported::bind),
     control: Some(unsupported::control),
     ops_open: Some(unsupported::ops_open),
@@ -149,159 +149,100 @@ static AV_OPS: fi::fi_ops_av = fi::fi_ops_av {
     lookup2: Some(unsupported::lookup2),
 };
 
-/// `fi_av_open`.
-pub(super) unsafe extern "C" fn open(
-    domain: *mut fi::fid_domain,
-    attr: *mut fi::fi_av_attr,
-    out: *mut *mut fi::fid_av,
-    context: *mut c_void,
-) -> c_int {
-    entry("fi_av_open", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let domain: &Domain = unsafe { object(domain) }?;
-        if attr.is_null() {
-            return Err(Code::INVAL);
+/// The error numbers of an insertion: the context with `FI_SYNC_ERR`.
+struct Errors<'a>(Room<'a, c_int>);
+
+impl<'a> Arg<'a, (*mut c_void, usize, u64)> for Errors<'a> {
+    unsafe fn of((context, count, flags): (*mut c_void, usize, u64), call: &'a Call) -> Result<Self, Code> {
+        if flags & fi::FI_SYNC_ERR == 0 {
+            return Ok(Self(Room::NONE));
         }
-        // SAFETY: null, or the application's attributes, alive during the call; all libfabric versions have the same fields.
-        let attr = unsafe { &mut *attr };
+        // SAFETY: with the flag, `fi_av(3)` has room for a number for each address.
+        Ok(Self(unsafe { Arg::of((context, count), call) }?))
+    }
+}
+
+entry_points! {
+    /// `fi_av_open`.
+    pub(super) fn open(
+        domain: *mut fi::fid_domain,
+        attr: *mut fi::fi_av_attr,
+        out: *mut *mut fi::fid_av,
+        context: *mut c_void,
+    ) -> c_int
+    as ("fi_av_open") (
+        domain: &Domain = domain,
+        attr: Option<&mut fi::fi_av_attr> = attr,
+        out: Out<'_, *mut fi::fid_av> = out,
+    ) {
+        let attr = attr.ok_or(Code::INVAL)?;
         if attr.flags & !fi::FI_SYMMETRIC != 0 || !attr.name.is_null() {
             return Err(Code::NOSYS);
         }
         attr.type_ = fi::fi_av_type::FI_AV_TABLE;
         let fid = fi::fid_av { fid: head(fi::FI_CLASS_AV, context, &OPS), ops: table(&AV_OPS) };
         let table = Arc::new(AvTable { card: domain.card.clone(), pd: domain.pd, entries: Mutex::default() });
-        let av = Av { fid, domain: ptr::from_ref(domain), table, uses: Uses::default() };
-        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { give(av, out) }?;
-        domain.uses.begin();
+        give(Av { fid, domain: Held::new(domain), table, uses: Uses::default() }, &out);
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn insert(
-    av: *mut fi::fid_av,
-    addr: *const c_void,
-    count: usize,
-    fi_addr: *mut fi::fi_addr_t,
-    flags: u64,
-    context: *mut c_void,
-) -> c_int {
-    entry("fi_av_insert", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let av: &Av = unsafe { object(av) }?;
+    fn insert(
+        av: *mut fi::fid_av,
+        addr: *const c_void,
+        count: usize,
+        fi_addr: *mut fi::fi_addr_t,
+        flags: u64,
+        context: *mut c_void,
+    ) -> c_int
+    as ("fi_av_insert") (
+        av: &Av = av,
+        addresses: Array<'_, [u8; ADDRESS_LEN]> = (addr, count),
+        numbers: Room<'_, fi::fi_addr_t> = (fi_addr, count),
+        errors: Errors<'_> = (context, count, flags),
+    ) {
         if flags & !(fi::FI_MORE | fi::FI_SYNC_ERR) != 0 {
-            return Err(Code(fi::FI_EBADFLAGS));
+            return Err(Code::BADFLAGS);
         }
-        if addr.is_null() && count > 0 {
-            return Err(Code::INVAL);
-        }
-        let errors: *mut c_int = if flags & fi::FI_SYNC_ERR != 0 { context.cast() } else { ptr::null_mut() };
         let mut inserted = 0;
-        for i in 0..count {
-            let at: *const [u8; ADDRESS_LEN] = addr.cast();
-            // SAFETY: the application states that `addr` holds `count` addresses, and each has 32 bytes (FI_ADDR_EFA).
-            let bytes = unsafe { at.wrapping_add(i).read_unaligned() };
+        for (i, bytes) in addresses.iter().enumerate() {
             let result = av.table.insert(&bytes);
             inserted += i32::from(result.is_ok());
-            if !fi_addr.is_null() {
-                // SAFETY: not null, and the application's array has `count` entries, of which this is one.
-                unsafe { fi_addr.wrapping_add(i).write(result.unwrap_or(fi::FI_ADDR_NOTAVAIL)) };
-            }
-            if !errors.is_null() {
-                // SAFETY: with FI_SYNC_ERR the context holds `count` error numbers.
-                unsafe { errors.wrapping_add(i).write(result.map_or_else(|code| code.0, |_| 0)) };
-            }
+            numbers.set(i, result.unwrap_or(fi::FI_ADDR_NOTAVAIL));
+            errors.0.set(i, result.map_or_else(|code| code.0, |_| 0));
         }
         Ok(inserted)
-    })
-}
+    }
 
-unsafe extern "C" fn remove(av: *mut fi::fid_av, fi_addr: *mut fi::fi_addr_t, count: usize, _flags: u64) -> c_int {
-    entry("fi_av_remove", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let av: &Av = unsafe { object(av) }?;
-        if fi_addr.is_null() && count > 0 {
-            return Err(Code::INVAL);
-        }
-        for i in 0..count {
-            // SAFETY: not null, and the application's array has `count` entries, of which this is one.
-            let at = unsafe { fi_addr.wrapping_add(i).read() };
-            av.table.remove(at)?;
-        }
+    fn remove(av: *mut fi::fid_av, fi_addr: *mut fi::fi_addr_t, count: usize, _flags: u64) -> c_int
+    as ("fi_av_remove") (av: &Av = av, numbers: Array<'_, fi::fi_addr_t> = (fi_addr.cast_const(), count)) {
+        numbers.iter().try_for_each(|at| av.table.remove(at))?;
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn lookup(av: *mut fi::fid_av, fi_addr: u64, addr: *mut c_void, len: *mut usize) -> c_int {
-    entry("fi_av_lookup", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let av: &Av = unsafe { object(av) }?;
+    fn lookup(av: *mut fi::fid_av, fi_addr: u64, addr: *mut c_void, len: *mut usize) -> c_int
+    as ("fi_av_lookup") (av: &Av = av, answer: Answer<'_> = (addr, len)) {
         let entry = av.table.get(fi_addr).ok_or(Code::INVAL)?;
-        // SAFETY: `len` is null or holds the size of `addr`, which the application keeps writable during the call.
-        unsafe { copy_out(&entry.address.to_bytes(), addr, len) }?;
+        answer.fill(&entry.address.to_bytes())?;
         Ok(0)
-    })
-}
-
-/// Copies as many bytes as fit, and sets the length to that of the whole.
-///
-/// # Safety
-/// `len` is null or points to the number of bytes that `to` has room for.
-pub(super) unsafe fn copy_out(bytes: &[u8], to: *mut c_void, len: *mut usize) -> Result<(), Code> {
-    if len.is_null() {
-        return Err(Code::INVAL);
     }
-    // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
-    let room = unsafe { len.read() };
-    // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
-    unsafe { len.write(bytes.len()) };
-    if !to.is_null() {
-        // SAFETY: this function's caller has room for `room` bytes at `to`, and `n` is no more.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), room.min(bytes.len())) };
-    }
-    Ok(())
-}
 
-unsafe extern "C" fn straddr(
-    av: *mut fi::fid_av,
-    addr: *const c_void,
-    buf: *mut c_char,
-    len: *mut usize,
-) -> *const c_char {
-    entry_or("fi_av_straddr", ptr::null(), || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        if unsafe { object::<Av, _>(av) }.is_err() || addr.is_null() {
-            return ptr::null();
-        }
-        // SAFETY: not null, and addresses of this provider have 32 bytes (FI_ADDR_EFA).
-        let bytes = unsafe { addr.cast::<[u8; ADDRESS_LEN]>().read_unaligned() };
-        let text = match Address::from_bytes(&bytes) {
+    fn straddr(av: *mut fi::fid_av, addr: *const c_void, buf: *mut c_char, len: *mut usize) -> *const c_char
+    as ("fi_av_straddr", ptr::null()) (
+        _av: &Av = av,
+        address: Option<&[u8; ADDRESS_LEN]> = addr,
+        answer: Answer<'_> = (buf, len),
+    ) {
+        let text = match Address::from_bytes(address.ok_or(Code::INVAL)?) {
             Ok(address) => address.text(),
             Err(error) => format!("{error}"),
         };
-        let text = CString::new(text).unwrap_or_default();
-        let bytes = text.as_bytes_with_nul();
-        // SAFETY: null or checked not to be null; the application keeps its length variable valid during the call.
-        let room = unsafe { len.as_ref() }.copied().unwrap_or(0);
-        // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
-        if unsafe { copy_out(bytes, buf.cast(), len) }.is_ok() && room > 0 && room < bytes.len() {
-            // SAFETY: the buffer has `room` bytes, so its last one exists.
-            unsafe { buf.wrapping_add(room - 1).write(0) };
+        let mut bytes = CString::new(text).unwrap_or_default().into_bytes_with_nul();
+        // What does not fit is cut, and the rest terminated.
+        let room = answer.room();
+        if room > 0 && room < bytes.len() {
+            bytes[room - 1] = 0;
         }
-        buf
-    })
-}
-
-unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
-    entry("fi_close(av)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let av: &Av = unsafe { object(fid) }?;
-        av.uses.none()?;
-        // SAFETY: a domain outlives its address vectors.
-        let domain = unsafe { &*av.domain };
-        domain.uses.end();
-        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
-        drop(unsafe { take_back::<Av, _>(fid) });
-        Ok(0)
-    })
+        let _ = answer.fill(&bytes);
+        Ok(buf.cast_const())
+    }
 }

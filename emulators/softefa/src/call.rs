@@ -4,6 +4,7 @@ use std::ffi::c_void;
 
 use ferrogin_libfabric::bindings as fi;
 
+use super::entry::{Arg, Array, Call};
 use super::guard::Code;
 
 /// Flags that a send may have.
@@ -40,44 +41,6 @@ unsafe impl Send for Buffers {}
 
 impl Buffers {
     const NONE: Segment = Segment { addr: std::ptr::null_mut(), len: 0, lkey: None };
-
-    /// # Errors
-    /// `EINVAL` for a null buffer that has bytes.
-    pub(super) fn one(buf: *const c_void, len: usize, desc: *mut c_void) -> Result<Self, Code> {
-        if buf.is_null() && len > 0 {
-            return Err(Code::INVAL);
-        }
-        let mut segments = [Self::NONE; MAX_IOV];
-        segments[0] = Segment { addr: buf.cast_mut().cast(), len, lkey: key_of(desc) };
-        Ok(Self { segments, count: 1 })
-    }
-
-    /// # Errors
-    /// `EINVAL` for too many buffers or null ones that have bytes.
-    ///
-    /// # Safety
-    /// `iov` holds `count` buffers and `descs` is null or holds as many descriptors.
-    pub(super) unsafe fn read(iov: *const fi::iovec, descs: *mut *mut c_void, count: usize) -> Result<Self, Code> {
-        if count > MAX_IOV || iov.is_null() && count > 0 {
-            return Err(Code::INVAL);
-        }
-        let mut segments = [Self::NONE; MAX_IOV];
-        for (i, segment) in segments.iter_mut().enumerate().take(count) {
-            // SAFETY: this function's caller gives `count` buffers and, unless null, as many descriptors; `i` is below `count`.
-            let iov = unsafe { iov.wrapping_add(i).read() };
-            if iov.iov_base.is_null() && iov.iov_len > 0 {
-                return Err(Code::INVAL);
-            }
-            let desc = if descs.is_null() {
-                std::ptr::null_mut()
-            } else {
-                // SAFETY: this function's caller gives `count` buffers and, unless null, as many descriptors; `i` is below `count`.
-                unsafe { descs.wrapping_add(i).read() }
-            };
-            *segment = Segment { addr: iov.iov_base.cast(), len: iov.iov_len, lkey: key_of(desc) };
-        }
-        Ok(Self { segments, count })
-    }
 
     /// No buffer.
     pub(super) fn none() -> Self {
@@ -144,6 +107,84 @@ impl Buffers {
     }
 }
 
+impl Arg<'_, (*mut c_void, usize, *mut c_void)> for Buffers {
+    unsafe fn of((buf, len, desc): (*mut c_void, usize, *mut c_void), _: &Call) -> Result<Self, Code> {
+        if buf.is_null() && len > 0 {
+            return Err(Code::INVAL);
+        }
+        let mut segments = [Self::NONE; MAX_IOV];
+        segments[0] = Segment { addr: buf.cast(), len, lkey: key_of(desc) };
+        Ok(Self { segments, count: 1 })
+    }
+}
+
+impl Arg<'_, (*const fi::iovec, *mut *mut c_void, usize)> for Buffers {
+    unsafe fn of((iov, descs, count): (*const fi::iovec, *mut *mut c_void, usize), call: &Call) -> Result<Self, Code> {
+        if count > MAX_IOV {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: as many buffers as stated.
+        let iov: Array<'_, fi::iovec> = unsafe { Arg::of((iov, count), call) }?;
+        // SAFETY: null or as many descriptors.
+        let descs: Array<'_, *mut c_void> =
+            unsafe { Arg::of((descs.cast_const(), if descs.is_null() { 0 } else { count }), call) }?;
+        let mut descs = descs.iter();
+        let mut buffers = Self { count, ..Self::none() };
+        for (segment, iov) in buffers.segments.iter_mut().zip(iov.iter()) {
+            if iov.iov_base.is_null() && iov.iov_len > 0 {
+                return Err(Code::INVAL);
+            }
+            *segment = Segment { addr: iov.iov_base.cast(), len: iov.iov_len, lkey: descs.next().and_then(key_of) };
+        }
+        Ok(buffers)
+    }
+}
+
+/// `fi_msg`, `fi_msg_tagged` or `fi_msg_rma`.
+pub(super) struct Message {
+    pub buffers: Buffers,
+    pub peer: u64,
+    pub context: *mut c_void,
+    pub data: u64,
+    pub tag: u64,
+    pub ignore: u64,
+    /// The range of `fi_msg_rma`, if there is one.
+    pub remote: Option<fi::fi_rma_iov>,
+}
+
+impl Message {
+    /// The data for the peer's completion, if the flags say that there is some.
+    pub(super) fn data(&self, flags: u64) -> Option<u64> {
+        (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(self.data)
+    }
+}
+
+/// Reads the structs, whose first fields have the same names.
+macro_rules! messages {
+    ($($raw:ty: |$msg:ident, $call:ident| { $($field:ident: $value:expr),* };)*) => {$(
+        impl Arg<'_, *const $raw> for Message {
+            unsafe fn of(raw: *const $raw, $call: &Call) -> Result<Self, Code> {
+                // SAFETY: null or a message.
+                let $msg: &$raw = unsafe { Option::of(raw, $call) }?.ok_or(Code::INVAL)?;
+                // SAFETY: as many buffers and, unless null, descriptors as the message states.
+                let buffers = unsafe { Arg::of(($msg.msg_iov, $msg.desc, $msg.iov_count), $call) }?;
+                Ok(Self { buffers, peer: $msg.addr, context: $msg.context, data: $msg.data, $($field: $value),* })
+            }
+        }
+    )*};
+}
+
+messages! {
+    fi::fi_msg: |msg, call| { tag: 0, ignore: 0, remote: None };
+    fi::fi_msg_tagged: |msg, call| { tag: msg.tag, ignore: msg.ignore, remote: None };
+    fi::fi_msg_rma: |msg, call| {
+        tag: 0,
+        ignore: 0,
+        // SAFETY: as many ranges as the message states.
+        remote: unsafe { Array::of((msg.rma_iov, msg.rma_iov_count), call) }?.only()
+    };
+}
+
 /// The key that `fi_mr_desc` carries: never 0.
 fn key_of(desc: *mut c_void) -> Option<u32> {
     u32::try_from(desc as usize).ok().filter(|key| *key != 0)
@@ -195,7 +236,7 @@ mod tests {
         let iov: Vec<fi::iovec> =
             parts.iter_mut().map(|p| fi::iovec { iov_base: p.as_mut_ptr().cast(), iov_len: p.len() }).collect();
         // SAFETY: the array is that of the vector, whose length is stated.
-        unsafe { Buffers::read(iov.as_ptr(), std::ptr::null_mut(), iov.len()) }.unwrap()
+        unsafe { Buffers::of((iov.as_ptr(), std::ptr::null_mut(), iov.len()), &Call) }.unwrap()
     }
 
     #[test]
@@ -203,16 +244,16 @@ mod tests {
         let (mut a, mut b, mut c) = ([1, 2, 3], [4], [5, 6]);
         let whole = buffers(&mut [&mut a, &mut b, &mut c]);
         assert_eq!(whole.len(), 6);
-        let mut out = [0; 6];
-        // SAFETY: the arrays are alive.
-        unsafe { whole.gather(&mut out) };
-        assert_eq!(out, [1, 2, 3, 4, 5, 6]);
+        let gather = |buffers: &Buffers| {
+            let mut out = vec![0; buffers.len()];
+            // SAFETY: the segments are the local buffers above, which outlive the call.
+            unsafe { buffers.gather(&mut out) };
+            out
+        };
+        assert_eq!(gather(&whole), [1, 2, 3, 4, 5, 6]);
         let part = whole.part(2, 3);
         assert_eq!((part.segments().len(), part.len()), (3, 3));
-        let mut some = [0; 3];
-        // SAFETY: the segments are the local buffers above, which outlive the call.
-        unsafe { part.gather(&mut some) };
-        assert_eq!(some, [3, 4, 5]);
+        assert_eq!(gather(&part), [3, 4, 5]);
         // SAFETY: the segments are the local buffers above, which outlive the call.
         assert_eq!(unsafe { whole.part(1, 4).scatter(&[9, 8, 7, 6, 5]) }, 4);
         assert_eq!((a, b, c), ([1, 9, 8], [7], [6, 6]));
@@ -222,12 +263,12 @@ mod tests {
     #[test]
     fn invalid_buffers_are_refused() {
         let null = std::ptr::null_mut();
-        assert!(Buffers::one(null, 1, null).is_err());
-        assert!(Buffers::one(null, 0, null).is_ok());
+        // SAFETY: null, which is refused or has no bytes.
+        let one = |len| unsafe { Buffers::of((null, len, null), &Call) };
+        assert!(one(1).is_err() && one(0).is_ok());
         let iov = [fi::iovec { iov_base: null, iov_len: 0 }; 5];
-        // SAFETY: the array holds as many buffers as stated.
-        assert!(unsafe { Buffers::read(iov.as_ptr(), std::ptr::null_mut(), 5) }.is_err());
-        // SAFETY: the function refuses null.
-        assert!(unsafe { Buffers::read(std::ptr::null(), std::ptr::null_mut(), 1) }.is_err());
+        // SAFETY: null is refused, and the array has five elements.
+        let read = |iov, len| unsafe { Buffers::of((iov, std::ptr::null_mut(), len), &Call) };
+        assert!(read(iov.as_ptr(), 5).is_err() && read(std::ptr::null(), 1).is_err());
     }
 }

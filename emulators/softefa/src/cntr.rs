@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
-use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,9 +11,10 @@ use ferrogin_libfabric::bindings as fi;
 use super::bindings::SoftCount;
 use super::completion::Completer;
 use super::domain::Domain;
-use super::guard::{Code, entry, entry_or};
+use super::entry::{Out, entry_points};
+use super::guard::Code;
 use super::library::refuse;
-use super::object::{Object, Uses, give, head, object, table, take_back};
+use super::object::{Held, Object, Uses, close, give, head, table};
 use super::unsupported;
 use super::wait::Sleep;
 use soft_nic::card::SetupError;
@@ -25,7 +25,7 @@ use soft_nic::memory;
 #[repr(C)]
 pub(super) struct Cntr {
     fid: fi::fid_cntr,
-    domain: *const Domain,
+    pub domain: Held<Domain>,
     /// Number on the card.
     pub id: u32,
     completions: *const u64,
@@ -42,13 +42,20 @@ pub(super) struct Cntr {
 // SAFETY: repr(C), begins with fid_cntr; this provider makes fids of this class here only.
 unsafe impl Object for Cntr {
     const CLASS: u32 = fi::FI_CLASS_CNTR;
+    const CLOSE: &str = "fi_close(cntr)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn close(&self) -> Result<(), Code> {
+        let counter = self.domain.card.lock().close_counter(self.id)?;
+        drop(counter);
+        Ok(())
+    }
 }
 
 impl Cntr {
-    pub(super) fn domain(&self) -> *const Domain {
-        self.domain
-    }
-
     fn value(&self) -> u64 {
         // SAFETY: the counter's word is mapped until the counter is closed, which drops this object.
         let card = unsafe { memory::load_acquire(self.completions) };
@@ -79,8 +86,7 @@ impl Cntr {
     }
 
     fn progress(&self) {
-        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        unsafe { &*self.domain }.card.poll();
+        self.domain.card.poll();
         let endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for endpoint in endpoints {
             endpoint.settle();
@@ -90,7 +96,7 @@ impl Cntr {
 
 static OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
-    close: Some(close),
+    close: Some(close::<Cntr>),
     bind: Some(unsupported::bind),
     control: Some(unsupported::control),
     ops_open: Some(unsupported::ops_open),
@@ -120,9 +126,8 @@ struct CntrAttrHead {
 }
 
 /// Whether waiting is allowed.
-fn check(attr: *const fi::fi_cntr_attr) -> Result<bool, Code> {
-    // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
-    let Some(attr) = (unsafe { attr.cast::<CntrAttrHead>().as_ref() }) else { return Ok(true) };
+fn check(attr: Option<&CntrAttrHead>) -> Result<bool, Code> {
+    let Some(attr) = attr else { return Ok(true) };
     let may_wait = match attr.wait_obj {
         fi::fi_wait_obj::FI_WAIT_NONE => false,
         fi::fi_wait_obj::FI_WAIT_UNSPEC | fi::fi_wait_obj::FI_WAIT_YIELD => true,
@@ -134,82 +139,59 @@ fn check(attr: *const fi::fi_cntr_attr) -> Result<bool, Code> {
     Ok(may_wait)
 }
 
-/// `fi_cntr_open`.
-pub(super) unsafe extern "C" fn open(
-    domain: *mut fi::fid_domain,
-    attr: *mut fi::fi_cntr_attr,
-    out: *mut *mut fi::fid_cntr,
-    context: *mut c_void,
-) -> c_int {
-    // SAFETY: null, or attributes that the application keeps alive during the call.
-    unsafe { open_ext(domain, attr, out, context, ptr::null_mut()) }
+/// The counts in the application's memory, if it names any.
+fn words(init: Option<&fi::fi_efa_comp_cntr_init_attr>, start: u64) -> Result<(Word, Word), Code> {
+    const COMP: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM;
+    const ERR: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
+    let Some(init) = init else { return Ok((Word::own(start), Word::own(0))) };
+    if init.comp_mask != 0 || init.flags & !(COMP | ERR) != 0 || init.reserved != 0 {
+        return Err(Code::INVAL);
+    }
+    let word = |flag, location: &fi::fi_efa_memory_location, start| {
+        if init.flags & flag != 0 {
+            // SAFETY: the application keeps the memory mapped until it closes the counter.
+            unsafe { word_at(location, start) }
+        } else {
+            Ok(Word::own(start))
+        }
+    };
+    Ok((word(COMP, &init.comp_cntr_ext_mem, start)?, word(ERR, &init.err_cntr_ext_mem, 0)?))
 }
 
-/// `cntr_open_ext` of the GDA operations: the counts lie in the application's memory.
-pub(super) unsafe extern "C" fn open_ext(
-    domain: *mut fi::fid_domain,
-    attr: *mut fi::fi_cntr_attr,
-    out: *mut *mut fi::fid_cntr,
+fn open_counter(
+    domain: &Domain,
+    attr: Option<&CntrAttrHead>,
+    init: Option<&fi::fi_efa_comp_cntr_init_attr>,
+    out: &Out<'_, *mut fi::fid_cntr>,
     context: *mut c_void,
-    init: *mut fi::fi_efa_comp_cntr_init_attr,
-) -> c_int {
-    entry("fi_cntr_open", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let domain: &Domain = unsafe { object(domain) }?;
-        let may_wait = check(attr)?;
-        let faults = domain.card.lock().config.faults.clone();
-        if faults.no_counters && !init.is_null() {
-            refuse("cntr_open_ext", format_args!("SOFTEFA_FAULTS=no_counters: there are no counters in hardware"));
-            return Err(Code::UNSUPPORTED);
+) -> Result<i32, Code> {
+    let may_wait = check(attr)?;
+    let faults = domain.card.lock().config.faults.clone();
+    if faults.no_counters && init.is_some() {
+        refuse("cntr_open_ext", format_args!("SOFTEFA_FAULTS=no_counters: there are no counters in hardware"));
+        return Err(Code::UNSUPPORTED);
+    }
+    let (completions, errors) = words(init, u64::from(faults.cntr_start))?;
+    let (at, errors_at) = (completions.address(), errors.address());
+    let id = domain.card.lock().open_counter(Counter { completions, errors, attached: 0 }).map_err(|error| {
+        if matches!(error, SetupError::Counters(_)) {
+            refuse("fi_cntr_open", format_args!("{error}"));
         }
-        let start = u64::from(faults.cntr_start);
-        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
-        let (completions, errors) = match unsafe { init.as_ref() } {
-            None => (Word::own(start), Word::own(0)),
-            Some(init) => {
-                const COMP: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM;
-                const ERR: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
-                if init.comp_mask != 0 || init.flags & !(COMP | ERR) != 0 || init.reserved != 0 {
-                    return Err(Code::INVAL);
-                }
-                let word = |flag, location: &fi::fi_efa_memory_location, start| {
-                    if init.flags & flag != 0 {
-                        // SAFETY: the application keeps the memory mapped until it closes the counter.
-                        unsafe { word_at(location, start) }
-                    } else {
-                        Ok(Word::own(start))
-                    }
-                };
-                (word(COMP, &init.comp_cntr_ext_mem, start)?, word(ERR, &init.err_cntr_ext_mem, 0)?)
-            }
-        };
-        let (at, errors_at) = (completions.address(), errors.address());
-        let id = domain.card.lock().open_counter(Counter { completions, errors, attached: 0 }).map_err(|error| {
-            if matches!(error, SetupError::Counters(_)) {
-                refuse("fi_cntr_open", format_args!("{error}"));
-            }
-            Code::from(error)
-        })?;
-        let fid = fi::fid_cntr { fid: head(fi::FI_CLASS_CNTR, context, &OPS), ops: table(&CNTR_OPS) };
-        let cntr = Cntr {
-            fid,
-            domain: ptr::from_ref(domain),
-            id,
-            completions: at,
-            errors: errors_at,
-            may_wait,
-            soft: Arc::default(),
-            endpoints: Mutex::default(),
-            uses: Uses::default(),
-        };
-        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        if let Err(code) = unsafe { give(cntr, out) } {
-            let _ = domain.card.lock().close_counter(id);
-            return Err(code);
-        }
-        domain.uses.begin();
-        Ok(0)
-    })
+        Code::from(error)
+    })?;
+    let cntr = Cntr {
+        fid: fi::fid_cntr { fid: head(fi::FI_CLASS_CNTR, context, &OPS), ops: table(&CNTR_OPS) },
+        domain: Held::new(domain),
+        id,
+        completions: at,
+        errors: errors_at,
+        may_wait,
+        soft: Arc::default(),
+        endpoints: Mutex::default(),
+        uses: Uses::default(),
+    };
+    give(cntr, out);
+    Ok(0)
 }
 
 /// # Safety
@@ -238,67 +220,80 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
     }
 }
 
-unsafe extern "C" fn read(cntr: *mut fi::fid_cntr) -> u64 {
-    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    entry_or("fi_cntr_read", 0, || unsafe { object::<Cntr, _>(cntr) }.map_or(0, Cntr::polled_value))
-}
-
-unsafe extern "C" fn readerr(cntr: *mut fi::fid_cntr) -> u64 {
-    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    entry_or("fi_cntr_readerr", 0, || unsafe { object::<Cntr, _>(cntr) }.map_or(0, Cntr::errors))
-}
-
-/// # Safety
-/// `cntr` is the application's fid.
-unsafe fn change(call: &str, cntr: *mut fi::fid_cntr, how: impl FnOnce(&mut Counter, &SoftCount)) -> c_int {
-    entry(call, || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cntr: &Cntr = unsafe { object(cntr) }?;
-        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        let mut core = unsafe { &*cntr.domain }.card.lock();
-        how(core.counters.get_mut(cntr.id).ok_or(Code::INVAL)?, &cntr.soft);
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn add(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application keeps the fid open during the call.
-    unsafe { change("fi_cntr_add", cntr, |c, _| c.completions.add(value)) }
-}
-
-unsafe extern "C" fn set(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application keeps the fid open during the call.
-    unsafe {
-        change("fi_cntr_set", cntr, |c, soft| {
-            soft.completions.store(0, Ordering::Release);
-            c.completions.set(value);
-        })
-    }
-}
-
-unsafe extern "C" fn adderr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application keeps the fid open during the call.
-    unsafe { change("fi_cntr_adderr", cntr, |c, _| c.errors.add(value)) }
-}
-
-unsafe extern "C" fn seterr(cntr: *mut fi::fid_cntr, value: u64) -> c_int {
-    // SAFETY: the application keeps the fid open during the call.
-    unsafe {
-        change("fi_cntr_seterr", cntr, |c, soft| {
-            soft.errors.store(0, Ordering::Release);
-            c.errors.set(value);
-        })
-    }
+fn change(cntr: &Cntr, how: impl FnOnce(&mut Counter, &SoftCount)) -> Result<i32, Code> {
+    let mut core = cntr.domain.card.lock();
+    how(core.counters.get_mut(cntr.id).ok_or(Code::INVAL)?, &cntr.soft);
+    Ok(0)
 }
 
 /// Polls that only yield before a waiting thread sleeps between polls, and the length of that sleep.
 const YIELDS: u32 = 200;
 const REST: Duration = Duration::from_micros(50);
 
-unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_int) -> c_int {
-    entry("fi_cntr_wait", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cntr: &Cntr = unsafe { object(cntr) }?;
+entry_points! {
+    /// `fi_cntr_open`.
+    pub(super) fn open(
+        domain: *mut fi::fid_domain,
+        attr: *mut fi::fi_cntr_attr,
+        out: *mut *mut fi::fid_cntr,
+        context: *mut c_void,
+    ) -> c_int
+    as ("fi_cntr_open") (
+        domain: &Domain = domain,
+        attr: Option<&CntrAttrHead> = attr.cast_const(),
+        out: Out<'_, *mut fi::fid_cntr> = out,
+    ) {
+        open_counter(domain, attr, None, &out, context)
+    }
+
+    /// `cntr_open_ext` of the GDA operations: the counts lie in the application's memory.
+    pub(super) fn open_ext(
+        domain: *mut fi::fid_domain,
+        attr: *mut fi::fi_cntr_attr,
+        out: *mut *mut fi::fid_cntr,
+        context: *mut c_void,
+        init: *mut fi::fi_efa_comp_cntr_init_attr,
+    ) -> c_int
+    as ("fi_cntr_open") (
+        domain: &Domain = domain,
+        attr: Option<&CntrAttrHead> = attr.cast_const(),
+        out: Out<'_, *mut fi::fid_cntr> = out,
+        init: Option<&fi::fi_efa_comp_cntr_init_attr> = init.cast_const(),
+    ) {
+        open_counter(domain, attr, init, &out, context)
+    }
+
+    fn read(cntr: *mut fi::fid_cntr) -> u64 as ("fi_cntr_read", 0) (cntr: &Cntr = cntr) {
+        Ok(cntr.polled_value())
+    }
+
+    fn readerr(cntr: *mut fi::fid_cntr) -> u64 as ("fi_cntr_readerr", 0) (cntr: &Cntr = cntr) {
+        Ok(cntr.errors())
+    }
+
+    fn add(cntr: *mut fi::fid_cntr, value: u64) -> c_int as ("fi_cntr_add") (cntr: &Cntr = cntr) {
+        change(cntr, |c, _| c.completions.add(value))
+    }
+
+    fn set(cntr: *mut fi::fid_cntr, value: u64) -> c_int as ("fi_cntr_set") (cntr: &Cntr = cntr) {
+        change(cntr, |c, soft| {
+            soft.completions.store(0, Ordering::Release);
+            c.completions.set(value);
+        })
+    }
+
+    fn adderr(cntr: *mut fi::fid_cntr, value: u64) -> c_int as ("fi_cntr_adderr") (cntr: &Cntr = cntr) {
+        change(cntr, |c, _| c.errors.add(value))
+    }
+
+    fn seterr(cntr: *mut fi::fid_cntr, value: u64) -> c_int as ("fi_cntr_seterr") (cntr: &Cntr = cntr) {
+        change(cntr, |c, soft| {
+            soft.errors.store(0, Ordering::Release);
+            c.errors.set(value);
+        })
+    }
+
+    fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_int) -> c_int as ("fi_cntr_wait") (cntr: &Cntr = cntr) {
         if !cntr.may_wait || threshold > COUNTER_MASK {
             return Err(Code::INVAL);
         }
@@ -322,21 +317,5 @@ unsafe extern "C" fn wait(cntr: *mut fi::fid_cntr, threshold: u64, timeout: c_in
                 std::thread::sleep(REST);
             }
         }
-    })
-}
-
-unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
-    entry("fi_close(cntr)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cntr: &Cntr = unsafe { object(fid) }?;
-        cntr.uses.none()?;
-        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        let domain = unsafe { &*cntr.domain };
-        let counter = domain.card.lock().close_counter(cntr.id)?;
-        drop(counter);
-        domain.uses.end();
-        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
-        drop(unsafe { take_back::<Cntr, _>(fid) });
-        Ok(0)
-    })
+    }
 }

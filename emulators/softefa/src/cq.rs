@@ -12,10 +12,11 @@ use ferrogin_libfabric::bindings as fi;
 
 use super::completion::{CqQueue, entry_size};
 use super::domain::Domain;
+use super::entry::{Arg, Call, Command, Out, Room, entry_points};
 use super::fabric::Kind;
-use super::guard::{Code, entry, entry_or};
+use super::guard::Code;
 use super::library::version;
-use super::object::{Object, Uses, give, head, object, table, take_back};
+use super::object::{Held, Object, Uses, close, give, head, table};
 use super::queue_pair::RingReader;
 use super::unsupported;
 use super::wait::{self, WaitObject};
@@ -26,7 +27,7 @@ use soft_nic::memory::Mapping;
 #[repr(C)]
 pub(super) struct Cq {
     fid: fi::fid_cq,
-    domain: *const Domain,
+    pub domain: Held<Domain>,
     /// The card's ring, on `efa-direct`.
     ring: Option<Ring>,
     pub queue: Arc<CqQueue>,
@@ -40,13 +41,22 @@ pub(super) struct Cq {
 // SAFETY: repr(C), begins with fid_cq; this provider makes fids of this class here only.
 unsafe impl Object for Cq {
     const CLASS: u32 = fi::FI_CLASS_CQ;
+    const CLOSE: &str = "fi_close(cq)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn close(&self) -> Result<(), Code> {
+        if let Some(id) = self.ring_id() {
+            let ring = self.domain.card.lock().close_cq(id)?;
+            drop(ring);
+        }
+        Ok(())
+    }
 }
 
 impl Cq {
-    pub(super) fn domain(&self) -> *const Domain {
-        self.domain
-    }
-
     /// Ring, bytes of an entry, entries.
     pub(super) fn memory(&self) -> Option<fi::fi_efa_cq_attr> {
         let ring = self.ring.as_ref()?;
@@ -77,7 +87,7 @@ struct Ring {
 
 static OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
-    close: Some(close),
+    close: Some(close::<Cq>),
     bind: Some(unsupported::bind),
     control: Some(control),
     ops_open: Some(unsupported::ops_open),
@@ -108,13 +118,8 @@ struct Attributes {
     wait: WaitObject,
 }
 
-/// Reads the attributes.
-///
-/// # Safety
-/// `attr` is null or the application's attributes.
-unsafe fn check(attr: *mut fi::fi_cq_attr) -> Result<Attributes, Code> {
-    // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
-    let Some(attr) = (unsafe { attr.cast::<CqAttrHead>().as_mut() }) else {
+fn check(attr: Option<&mut CqAttrHead>) -> Result<Attributes, Code> {
+    let Some(attr) = attr else {
         let entry_size = size_of::<fi::fi_cq_entry>();
         return Ok(Attributes { entries: DEFAULT_ENTRIES as u32, entry_size, wait: WaitObject::None });
     };
@@ -142,70 +147,12 @@ struct CqAttrHead {
     wait_obj: fi::fi_wait_obj::Type,
 }
 
-/// `fi_cq_open`.
-pub(super) unsafe extern "C" fn open(
-    domain: *mut fi::fid_domain,
-    attr: *mut fi::fi_cq_attr,
-    out: *mut *mut fi::fid_cq,
-    context: *mut c_void,
-) -> c_int {
-    entry("fi_cq_open", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let domain: &Domain = unsafe { object(domain) }?;
-        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
-        let attributes = unsafe { check(attr) }?;
-        let ring = match domain.fabric_kind() {
-            Kind::Direct => Some(CompletionRing::new(attributes.entries)?),
-            Kind::Rdm => None,
-        };
-        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { publish(domain, &attributes, ring, context, out) }
-    })
-}
-
-/// `cq_open_ext` of the GDA operations: the ring lies in a dma-buf of the application.
-pub(super) unsafe extern "C" fn open_ext(
-    domain: *mut fi::fid_domain,
-    attr: *mut fi::fi_cq_attr,
-    init: *mut fi::fi_efa_cq_init_attr,
-    out: *mut *mut fi::fid_cq,
-    context: *mut c_void,
-) -> c_int {
-    entry("cq_open_ext", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let domain: &Domain = unsafe { object(domain) }?;
-        // SAFETY: null, or attributes that the application keeps alive during the call; every version has the fields that are read.
-        let init = unsafe { init.as_ref() }.ok_or(Code::INVAL)?;
-        if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_null() {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: null, or attributes that the application keeps alive during the call.
-        let attributes = unsafe { check(attr) }?;
-        if domain.fabric_kind() != Kind::Direct {
-            return Err(Code::UNSUPPORTED);
-        }
-        let memory = &init.ext_mem_dmabuf;
-        let needed = u64::from(attributes.entries) * u64::from(CQ_ENTRY_LEN);
-        if memory.length < needed {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: the application keeps the descriptor open during the call.
-        let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
-        let map = Mapping::shared(fd, memory.offset, needed as usize)?;
-        let ring = CompletionRing::in_memory(map, attributes.entries)?;
-        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { publish(domain, &attributes, Some(ring), context, out) }
-    })
-}
-
-/// # Safety
-/// `out` is null, or a pointer of the application that is writable during the call.
-unsafe fn publish(
+fn publish(
     domain: &Domain,
     attributes: &Attributes,
     ring: Option<CompletionRing>,
     context: *mut c_void,
-    out: *mut *mut fi::fid_cq,
+    out: &Out<'_, *mut fi::fid_cq>,
 ) -> Result<i32, Code> {
     if attributes.wait == WaitObject::Fd && domain.card.lock().config.faults.no_wait_fd {
         return Err(Code::NOSYS);
@@ -221,164 +168,111 @@ unsafe fn publish(
             (Some(Ring { id: domain.card.lock().cqs.insert(ring), buffer, entries }), Some(reader))
         }
     };
-    let id = ring.as_ref().map(|ring| ring.id);
     let cq = Cq {
         fid: fi::fid_cq { fid: head(fi::FI_CLASS_CQ, context, &OPS), ops: table(&CQ_OPS) },
-        domain: ptr::from_ref(domain),
+        domain: Held::new(domain),
         ring,
         queue: Arc::new(CqQueue::new(attributes.entry_size, attributes.entries as usize, reader, signal)),
         wait: attributes.wait,
         has_source: domain.api_version() >= version(1, 20),
         uses: Uses::default(),
     };
-    // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-    if let Err(code) = unsafe { give(cq, out) } {
-        if let Some(id) = id {
-            let _ = domain.card.lock().close_cq(id);
-        }
-        return Err(code);
-    }
-    domain.uses.begin();
+    give(cq, out);
     Ok(0)
 }
 
-/// # Safety
-/// The conditions of [`CqQueue::read`], and the application keeps `cq` open during the call.
-unsafe fn read_now(
-    cq: *mut fi::fid_cq,
+/// A queue, and room for entries of its format and for their sources.
+struct Reader<'a> {
+    cq: &'a Cq,
     buf: *mut c_void,
     count: usize,
     source: *mut fi::fi_addr_t,
-) -> Result<i32, Code> {
-    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    let cq: &Cq = unsafe { object(cq) }?;
-    if buf.is_null() && count > 0 {
-        return Err(Code::INVAL);
-    }
-    if cq.queue.len() < count.max(1) {
-        cq.queue.progress();
-    }
-    // SAFETY: this function's caller gives room for `count` entries and, unless null, as many sources.
-    match unsafe { cq.queue.read(buf, count, source) } {
-        Ok(read) => Ok(i32::try_from(read).unwrap_or(i32::MAX)),
-        Err(err) => {
-            if err == fi::FI_EAGAIN {
-                wait::relax();
-            }
-            Err(Code(err))
-        }
-    }
 }
 
-unsafe extern "C" fn read(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize) -> isize {
-    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-    entry("fi_cq_read", || unsafe { read_now(cq, buf, count, ptr::null_mut()) }) as isize
-}
+type ReaderArgs = (*mut fi::fid_cq, *mut c_void, usize, *mut fi::fi_addr_t);
 
-unsafe extern "C" fn readfrom(
-    cq: *mut fi::fid_cq,
-    buf: *mut c_void,
-    count: usize,
-    source: *mut fi::fi_addr_t,
-) -> isize {
-    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-    entry("fi_cq_readfrom", || unsafe { read_now(cq, buf, count, source) }) as isize
-}
-
-unsafe extern "C" fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, _flags: u64) -> isize {
-    let call = || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cq: &Cq = unsafe { object(cq) }?;
-        if to.is_null() {
+impl<'a> Arg<'a, ReaderArgs> for Reader<'a> {
+    unsafe fn of((cq, buf, count, source): ReaderArgs, call: &'a Call) -> Result<Self, Code> {
+        // SAFETY: the conditions are the same.
+        let cq: &Cq = unsafe { Arg::of(cq, call) }?;
+        if buf.is_null() && count > 0 {
             return Err(Code::INVAL);
         }
-        cq.queue.progress();
-        let (entry, failure) = cq.queue.take_failed().ok_or(Code::AGAIN)?;
-        // The entry holds the whole error, so an error buffer of the application stays as it is.
-        let room: *const usize = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data_size)).cast();
-        let err_data: *const *mut c_void = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, err_data)).cast();
-        // SAFETY: the application's entry begins with the fields of every version, of which this is one.
-        let has_room = unsafe { room.read() } > 0;
-        // SAFETY: the application's entry begins with the fields of every version, of which this is one.
-        let err_data = if has_room { unsafe { err_data.read() } } else { ptr::null_mut() };
-        let whole = fi::fi_cq_err_entry {
-            op_context: entry.context,
-            flags: entry.flags,
-            len: entry.len,
-            buf: entry.buf,
-            data: entry.data,
-            tag: entry.tag,
-            olen: failure.olen,
-            err: failure.err,
-            prov_errno: failure.status.into(),
-            err_data,
-            err_data_size: 0,
-            src_addr: entry.source,
-        };
-        // Applications of older versions have a shorter struct.
-        let len = if cq.has_source { size_of_val(&whole) } else { offset_of!(fi::fi_cq_err_entry, src_addr) };
-        // SAFETY: the application's entry has the size of its version, which is `len` at least.
-        unsafe { ptr::copy_nonoverlapping((&raw const whole).cast::<u8>(), to.cast(), len) };
-        Ok(1)
-    };
-    entry("fi_cq_readerr", call) as isize
+        Ok(Self { cq, buf, count, source })
+    }
 }
 
-/// # Safety
-/// The conditions of [`read_now`].
-unsafe fn read_later(
-    cq: *mut fi::fid_cq,
+impl Reader<'_> {
+    fn read(&self) -> Result<i32, Code> {
+        let queue = &self.cq.queue;
+        if queue.len() < self.count.max(1) {
+            queue.progress();
+        }
+        // SAFETY: `fi_cq(3)` has room for `count` entries of the queue's format and, unless null, sources: only `Arg::of` makes this type.
+        match unsafe { queue.read(self.buf, self.count, self.source) } {
+            Ok(read) => Ok(i32::try_from(read).unwrap_or(i32::MAX)),
+            Err(err) => {
+                if err == fi::FI_EAGAIN {
+                    wait::relax();
+                }
+                Err(Code(err))
+            }
+        }
+    }
+
+    fn read_until(&self, timeout: c_int) -> Result<i32, Code> {
+        let signal = self.cq.queue.signal.as_ref().ok_or(Code::NOSYS)?;
+        wait::read_with_timeout(signal, timeout, || self.cq.may_sleep(), || self.read())
+    }
+}
+
+/// The fields of `fi_cq_err_entry` that every version has.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ErrorHead {
+    op_context: *mut c_void,
+    flags: u64,
+    len: usize,
     buf: *mut c_void,
-    count: usize,
-    source: *mut fi::fi_addr_t,
-    timeout: c_int,
-) -> Result<i32, Code> {
-    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    let open: &Cq = unsafe { object(cq) }?;
-    let signal = open.queue.signal.as_ref().ok_or(Code::NOSYS)?;
-    // SAFETY: this function's caller keeps the fid open and gives room for the entries; the arguments are passed on unchanged.
-    wait::read_with_timeout(signal, timeout, || open.may_sleep(), || unsafe { read_now(cq, buf, count, source) })
+    data: u64,
+    tag: u64,
+    olen: usize,
+    err: c_int,
+    prov_errno: c_int,
+    error: ErrorBuffer,
+}
+const _: () = assert!(size_of::<ErrorHead>() == offset_of!(fi::fi_cq_err_entry, src_addr));
+const _: () = assert!(offset_of!(ErrorHead, error) == offset_of!(fi::fi_cq_err_entry, err_data));
+
+/// The application's own buffer for errors: the last fields of the head.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct ErrorBuffer {
+    err_data: *mut c_void,
+    err_data_size: usize,
 }
 
-unsafe extern "C" fn sread(
-    cq: *mut fi::fid_cq,
-    buf: *mut c_void,
-    count: usize,
-    _cond: *const c_void,
-    timeout: c_int,
-) -> isize {
-    // SAFETY: the application keeps the fid open during the call and gives room for `count` entries.
-    entry("fi_cq_sread", || unsafe { read_later(cq, buf, count, ptr::null_mut(), timeout) }) as isize
+/// A queue and room for a failed operation. Older versions of the struct have no source.
+struct FailedRoom<'a> {
+    cq: &'a Cq,
+    head: Out<'a, ErrorHead>,
+    error: Out<'a, ErrorBuffer>,
+    source: Option<Out<'a, fi::fi_addr_t>>,
 }
 
-unsafe extern "C" fn sreadfrom(
-    cq: *mut fi::fid_cq,
-    buf: *mut c_void,
-    count: usize,
-    source: *mut fi::fi_addr_t,
-    _cond: *const c_void,
-    timeout: c_int,
-) -> isize {
-    // SAFETY: the application keeps the fid open during the call and gives room for `count` entries.
-    entry("fi_cq_sreadfrom", || unsafe { read_later(cq, buf, count, source, timeout) }) as isize
-}
-
-unsafe extern "C" fn signal(cq: *mut fi::fid_cq) -> c_int {
-    entry("fi_cq_signal", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cq: &Cq = unsafe { object(cq) }?;
-        cq.queue.signal.as_ref().ok_or(Code::INVAL)?.interrupt();
-        Ok(0)
-    })
-}
-
-unsafe extern "C" fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
-    entry("fi_control(cq)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cq: &Cq = unsafe { object(fid) }?;
-        // SAFETY: `arg` is null or a variable of the type that the command requires (`fi_control(3)`).
-        unsafe { wait::control(cq.wait, cq.queue.signal.as_deref(), command, arg) }
-    })
+impl<'a> Arg<'a, (*mut fi::fid_cq, *mut fi::fi_cq_err_entry)> for FailedRoom<'a> {
+    unsafe fn of((cq, to): (*mut fi::fid_cq, *mut fi::fi_cq_err_entry), call: &'a Call) -> Result<Self, Code> {
+        // SAFETY: the conditions are the same.
+        let cq: &Cq = unsafe { Arg::of(cq, call) }?;
+        // SAFETY: the entry of any version begins with these fields.
+        let head = unsafe { Arg::of(to, call) }?;
+        // SAFETY: these are the last of them, which the application sets.
+        let error = unsafe { Arg::of(to.wrapping_byte_add(offset_of!(ErrorHead, error)), call) }?;
+        let source = to.wrapping_byte_add(offset_of!(fi::fi_cq_err_entry, src_addr)).cast::<fi::fi_addr_t>();
+        // SAFETY: an application of this version has the field.
+        let source = if cq.has_source { unsafe { Arg::of(source, call) }? } else { None };
+        Ok(Self { cq, head, error, source })
+    }
 }
 
 /// The text of a status. It is static, because applications may pass no buffer.
@@ -391,41 +285,139 @@ fn status_text(raw: c_int) -> &'static CStr {
     usize::try_from(raw).ok().and_then(|at| texts.get(at)).map_or(c"unknown status", CString::as_c_str)
 }
 
-unsafe extern "C" fn strerror(
-    _cq: *mut fi::fid_cq,
-    prov_errno: c_int,
-    _err_data: *const c_void,
-    buf: *mut c_char,
-    len: usize,
-) -> *const c_char {
-    entry_or("fi_cq_strerror", c"".as_ptr(), || {
+entry_points! {
+    /// `fi_cq_open`.
+    pub(super) fn open(
+        domain: *mut fi::fid_domain,
+        attr: *mut fi::fi_cq_attr,
+        out: *mut *mut fi::fid_cq,
+        context: *mut c_void,
+    ) -> c_int
+    as ("fi_cq_open") (
+        domain: &Domain = domain,
+        attr: Option<&mut CqAttrHead> = attr,
+        out: Out<'_, *mut fi::fid_cq> = out,
+    ) {
+        let attributes = check(attr)?;
+        let ring = match domain.fabric_kind() {
+            Kind::Direct => Some(CompletionRing::new(attributes.entries)?),
+            Kind::Rdm => None,
+        };
+        publish(domain, &attributes, ring, context, &out)
+    }
+
+    /// `cq_open_ext` of the GDA operations: the ring lies in a dma-buf of the application.
+    pub(super) fn open_ext(
+        domain: *mut fi::fid_domain,
+        attr: *mut fi::fi_cq_attr,
+        init: *mut fi::fi_efa_cq_init_attr,
+        out: *mut *mut fi::fid_cq,
+        context: *mut c_void,
+    ) -> c_int
+    as ("cq_open_ext") (
+        domain: &Domain = domain,
+        attr: Option<&mut CqAttrHead> = attr,
+        init: Option<&fi::fi_efa_cq_init_attr> = init.cast_const(),
+        out: Out<'_, *mut fi::fid_cq> = out,
+    ) {
+        let init = init.ok_or(Code::INVAL)?;
+        if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_none() {
+            return Err(Code::INVAL);
+        }
+        let attributes = check(attr)?;
+        if domain.fabric_kind() != Kind::Direct {
+            return Err(Code::UNSUPPORTED);
+        }
+        let memory = &init.ext_mem_dmabuf;
+        let needed = u64::from(attributes.entries) * u64::from(CQ_ENTRY_LEN);
+        if memory.length < needed {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: the application keeps the descriptor open during the call.
+        let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
+        let map = Mapping::shared(fd, memory.offset, needed as usize)?;
+        let ring = CompletionRing::in_memory(map, attributes.entries)?;
+        publish(domain, &attributes, Some(ring), context, &out)
+    }
+
+    fn read(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize) -> isize
+    as ("fi_cq_read") (reader: Reader<'_> = (cq, buf, count, ptr::null_mut())) {
+        reader.read()
+    }
+
+    fn readfrom(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize, source: *mut fi::fi_addr_t) -> isize
+    as ("fi_cq_readfrom") (reader: Reader<'_> = (cq, buf, count, source)) {
+        reader.read()
+    }
+
+    fn readerr(cq: *mut fi::fid_cq, to: *mut fi::fi_cq_err_entry, _flags: u64) -> isize
+    as ("fi_cq_readerr") (room: FailedRoom<'_> = (cq, to)) {
+        let queue = &room.cq.queue;
+        queue.progress();
+        let (entry, failure) = queue.take_failed().ok_or(Code::AGAIN)?;
+        // The entry holds the whole error, so an error buffer of the application stays as it is.
+        let ErrorBuffer { err_data, err_data_size } = room.error.read();
+        let err_data = if err_data_size > 0 { err_data } else { ptr::null_mut() };
+        room.head.write(ErrorHead {
+            op_context: entry.context,
+            flags: entry.flags,
+            len: entry.len,
+            buf: entry.buf,
+            data: entry.data,
+            tag: entry.tag,
+            olen: failure.olen,
+            err: failure.err,
+            prov_errno: failure.status.into(),
+            error: ErrorBuffer { err_data, err_data_size: 0 },
+        });
+        if let Some(source) = room.source {
+            source.write(entry.source);
+        }
+        Ok(1)
+    }
+
+    fn sread(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize, _cond: *const c_void, timeout: c_int) -> isize
+    as ("fi_cq_sread") (reader: Reader<'_> = (cq, buf, count, ptr::null_mut())) {
+        reader.read_until(timeout)
+    }
+
+    fn sreadfrom(
+        cq: *mut fi::fid_cq,
+        buf: *mut c_void,
+        count: usize,
+        source: *mut fi::fi_addr_t,
+        _cond: *const c_void,
+        timeout: c_int,
+    ) -> isize
+    as ("fi_cq_sreadfrom") (reader: Reader<'_> = (cq, buf, count, source)) {
+        reader.read_until(timeout)
+    }
+
+    fn signal(cq: *mut fi::fid_cq) -> c_int as ("fi_cq_signal") (cq: &Cq = cq) {
+        cq.queue.signal.as_ref().ok_or(Code::INVAL)?.interrupt();
+        Ok(0)
+    }
+
+    fn control(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int
+    as ("fi_control(cq)") (cq: &Cq = fid, command: Command<'_> = (command, arg)) {
+        wait::control(cq.wait, cq.queue.signal.as_deref(), &command)
+    }
+
+    fn strerror(
+        _cq: *mut fi::fid_cq,
+        prov_errno: c_int,
+        _err_data: *const c_void,
+        buf: *mut c_char,
+        len: usize,
+    ) -> *const c_char
+    as ("fi_cq_strerror", c"".as_ptr()) (room: Room<'_, u8> = (buf, len)) {
         let text = status_text(prov_errno);
-        if buf.is_null() || len == 0 {
-            return text.as_ptr();
+        if room.len() == 0 {
+            return Ok(text.as_ptr());
         }
         let n = text.count_bytes().min(len - 1);
-        // SAFETY: not null, and the application states that the buffer has `len` bytes, of which `n` are fewer.
-        unsafe { ptr::copy_nonoverlapping(text.as_ptr(), buf, n) };
-        // SAFETY: not null, and the application states that the buffer has `len` bytes, of which `n` are fewer.
-        unsafe { buf.wrapping_add(n).write(0) };
-        buf
-    })
-}
-
-unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
-    entry("fi_close(cq)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cq: &Cq = unsafe { object(fid) }?;
-        cq.uses.none()?;
-        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        let domain = unsafe { &*cq.domain };
-        if let Some(id) = cq.ring_id() {
-            let ring = domain.card.lock().close_cq(id)?;
-            drop(ring);
-        }
-        domain.uses.end();
-        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
-        drop(unsafe { take_back::<Cq, _>(fid) });
-        Ok(0)
-    })
+        room.copy(&text.to_bytes()[..n]);
+        room.set(n, 0);
+        Ok(buf.cast_const())
+    }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use ferrogin_libfabric::bindings as fi;
 
 use super::fabric::{Fabric, Kind};
-use super::object::{Object, Uses};
+use super::object::{Held, Object, Uses};
 use soft_nic::card::Card;
 
 #[repr(C)]
 pub(super) struct Domain {
     pub fid: fi::fid_domain,
-    pub fabric: *const Fabric,
+    pub fabric: Held<Fabric>,
     pub card: Arc<Card>,
     /// Number of the protection domain on the card.
     pub pd: u32,
@@ -23,18 +23,21 @@ pub(super) struct Domain {
 // SAFETY: repr(C), begins with fid_domain; this provider makes fids of this class here only.
 unsafe impl Object for Domain {
     const CLASS: u32 = fi::FI_CLASS_DOMAIN;
+    const CLOSE: &str = "fi_close(domain)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
 }
 
 impl Domain {
     /// The kind of the fabric that the domain belongs to.
     pub(super) fn fabric_kind(&self) -> Kind {
-        // SAFETY: a fabric counts its domains in `uses` and cannot be closed before them.
-        unsafe { &*self.fabric }.kind
+        self.fabric.kind
     }
 
     /// The API version that the application asked for.
     pub(super) fn api_version(&self) -> u32 {
-        // SAFETY: a fabric counts its domains in `uses` and cannot be closed before them.
-        unsafe { &*self.fabric }.api_version()
+        self.fabric.api_version()
     }
 }

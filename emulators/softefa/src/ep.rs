@@ -2,24 +2,26 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use ferrogin_libfabric::bindings as fi;
 
 use super::av::Av;
 use super::cntr::Cntr;
+use super::completion::Completer;
 use super::cq::Cq;
 use super::data_path::DataPath;
 use super::domain::Domain;
 use super::eq::Eq;
 use super::guard::Code;
-use super::object::Object;
+use super::object::{Held, Object, Uses};
 use soft_nic::address::Address;
 use soft_nic::card::counter::EVENTS;
 
 #[repr(C)]
 pub(super) struct Ep {
     pub fid: fi::fid_ep,
-    pub domain: *const Domain,
+    pub domain: Held<Domain>,
     pub state: Mutex<State>,
     /// Capabilities that the application asked for.
     pub caps: u64,
@@ -28,17 +30,12 @@ pub(super) struct Ep {
     /// Default operation flags of sends and of receives.
     pub tx_flags: AtomicU64,
     pub rx_flags: AtomicU64,
-}
-
-// SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class here only.
-unsafe impl Object for Ep {
-    const CLASS: u32 = fi::FI_CLASS_EP;
+    pub uses: Uses,
 }
 
 /// The completion queue of one direction.
-#[derive(Clone, Copy)]
 pub(super) struct Queue {
-    pub cq: *const Cq,
+    pub cq: Held<Cq>,
     pub selective: bool,
 }
 
@@ -53,15 +50,42 @@ pub(super) struct State {
     pub wqe_size: u32,
     pub sq: u32,
     pub rq: u32,
-    pub av: *const Av,
-    pub send: Queue,
-    pub recv: Queue,
+    pub av: Option<Held<Av>>,
+    pub send: Option<Queue>,
+    pub recv: Option<Queue>,
     /// The bound event queue. An endpoint without connections has no events, but the event queue cannot be closed before the endpoint.
-    pub eq: *const Eq,
-    pub counters: [Vec<*const Cntr>; EVENTS],
+    pub eq: Option<Held<Eq>>,
+    pub counters: [Option<Held<Cntr>>; EVENTS],
     pub qpn: Option<u16>,
     pub address: Option<Address>,
 }
+
+// SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class here only.
+unsafe impl Object for Ep {
+    const CLASS: u32 = fi::FI_CLASS_EP;
+    const CLOSE: &str = "fi_close(ep)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn close(&self) -> Result<(), Code> {
+        let Some(path) = self.path.get() else { return Ok(()) };
+        let completer = path.clone() as Arc<dyn Completer>;
+        let drops = self.domain.card.lock().config.faults.close_drops;
+        path.close(if drops { Duration::ZERO } else { DRAIN_LIMIT });
+        for queue in [&path.bindings.send.queue, &path.bindings.recv.queue].into_iter().flatten() {
+            queue.detach(&completer);
+        }
+        for cntr in self.state().counters.iter().flatten() {
+            cntr.detach(&completer);
+        }
+        Ok(())
+    }
+}
+
+/// The time limit for a closing endpoint to send posted requests.
+const DRAIN_LIMIT: Duration = Duration::from_secs(1);
 
 impl Ep {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -82,22 +106,15 @@ impl Ep {
         flags.load(Ordering::Relaxed)
     }
 
-    pub(super) fn domain(&self) -> &Domain {
-        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        unsafe { &*self.domain }
-    }
-
     /// The entry of an address in the bound address vector.
     pub(super) fn target(&self, at: u64) -> Result<super::av::Entry, Code> {
-        // SAFETY: null or bound to this endpoint, and a bound object cannot be closed before the endpoint.
-        let av = unsafe { self.state().av.as_ref() }.ok_or(Code::STATE)?;
-        av.table.get(at).ok_or(Code::INVAL)
+        self.state().av.as_ref().ok_or(Code::STATE)?.table.get(at).ok_or(Code::INVAL)
     }
 
     /// Memory of the send and of the receive queue.
     pub(super) fn queues(&self) -> Result<(fi::fi_efa_wq_attr, fi::fi_efa_wq_attr), Code> {
         let qpn = self.state().qpn.ok_or(Code::STATE)?;
-        let mut core = self.domain().card.lock();
+        let mut core = self.domain.card.lock();
         let caps = core.config.faults.qp_caps;
         let qp = core.qp(qpn).ok_or(Code::STATE)?;
         let attr = |queue: &soft_nic::card::queue::WorkQueue, max_batch, caps| fi::fi_efa_wq_attr {

@@ -37,6 +37,11 @@ pub(super) struct Fabric {
 // SAFETY: repr(C), begins with fid_fabric; this provider makes fids of this class here only.
 unsafe impl Object for Fabric {
     const CLASS: u32 = fi::FI_CLASS_FABRIC;
+    const CLOSE: &str = "fi_close(fabric)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
 }
 
 impl Fabric {

@@ -12,11 +12,11 @@ use ferrogin_libfabric::statistics::{self, Statistics, StatisticsOps};
 
 use super::cq::Cq;
 use super::domain::Domain;
+use super::entry::{Out, Room, entry_points};
 use super::ep::Ep;
-use super::guard::{Code, entry, entry_or};
-use super::library::text;
+use super::guard::Code;
 use super::mr::Mr;
-use super::object::{Object, object};
+use super::object::{Fid, Object};
 use super::{cntr, cq};
 
 static GDA: fi::fi_efa_ops_gda = fi::fi_efa_ops_gda {
@@ -37,19 +37,18 @@ static STATISTICS: StatisticsOps = StatisticsOps { read: Some(read_statistics) }
 const GDA_OPS: &CStr = c"efa gda ops";
 const FEATURE_OPS: &CStr = c"efa feature ops";
 
-/// `fi_open_ops` of a fabric or a domain.
-pub(super) unsafe extern "C" fn ops_open<T: Object>(
-    fid: *mut fi::fid,
-    name: *const c_char,
-    _flags: u64,
-    ops: *mut *mut c_void,
-    _context: *mut c_void,
-) -> c_int {
-    entry("fi_open_ops", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        unsafe { object::<T, _>(fid) }?;
-        // SAFETY: the application passes null or a terminated string, which lives during the call.
-        let name = unsafe { text(name) }.ok_or(Code::INVAL)?;
+entry_points! {
+    /// `fi_open_ops` of a fabric or a domain.
+    pub(super) fn ops_open[T: Object](
+        fid: *mut fi::fid,
+        name: *const c_char,
+        _flags: u64,
+        ops: *mut *mut c_void,
+        _context: *mut c_void,
+    ) -> c_int
+    as ("fi_open_ops") (fid: Fid<'_> = fid, name: Option<&CStr> = name, ops: Out<'_, *mut c_void> = ops) {
+        fid.object::<T>()?;
+        let name = name.ok_or(Code::INVAL)?;
         let of_domain = T::CLASS == fi::FI_CLASS_DOMAIN;
         let found: *const c_void = if name == FEATURE_OPS {
             (&raw const FEATURES).cast()
@@ -62,103 +61,59 @@ pub(super) unsafe extern "C" fn ops_open<T: Object>(
         } else {
             return Err(Code::INVAL);
         };
-        if ops.is_null() {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { ops.write(found.cast_mut()) };
+        ops.write(found.cast_mut());
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn query_feature(feature: *const c_char) -> bool {
-    // SAFETY: the application passes null or a terminated string, which lives during the call.
-    entry_or("query", false, || unsafe { text(feature) } == Some(c"softefa_gda_cntr_open_ext"))
-}
+    fn query_feature(feature: *const c_char) -> bool as ("query", false) (feature: Option<&CStr> = feature) {
+        Ok(feature == Some(c"softefa_gda_cntr_open_ext"))
+    }
 
-unsafe extern "C" fn make_progress(domain: *mut c_void) -> bool {
-    entry_or("progress", false, || {
-        // SAFETY: the application passes a domain that it keeps open during the call.
-        unsafe { object::<Domain, _>(domain) }.is_ok_and(|domain| domain.card.progress())
-    })
-}
+    fn make_progress(domain: *mut c_void) -> bool as ("progress", false) (domain: &Domain = domain) {
+        Ok(domain.card.progress())
+    }
 
-unsafe extern "C" fn read_statistics(domain: *mut c_void, out: *mut Statistics, size: usize) -> c_int {
-    entry("statistics", || {
-        // SAFETY: the application passes a domain that it keeps open during the call.
-        let domain: &Domain = unsafe { object(domain) }?;
-        if out.is_null() {
+    fn read_statistics(domain: *mut c_void, out: *mut Statistics, size: usize) -> c_int
+    as ("statistics") (domain: &Domain = domain, room: Room<'_, u8> = (out, size)) {
+        if room.is_null() {
             return Err(Code::INVAL);
         }
         let statistics = domain.card.lock().statistics;
-        let size = size.min(size_of::<Statistics>());
-        // SAFETY: not null, and the application keeps `size` bytes writable during the call. `size` is at most that of the source.
-        unsafe { std::ptr::copy_nonoverlapping((&raw const statistics).cast::<u8>(), out.cast(), size) };
+        // SAFETY: a struct of integers without padding.
+        let bytes: [u8; size_of::<Statistics>()] = unsafe { std::mem::transmute(statistics) };
+        room.copy(&bytes);
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn query_addr(
-    ep: *mut fi::fid_ep,
-    addr: fi::fi_addr_t,
-    ahn: *mut u16,
-    qpn: *mut u16,
-    qkey: *mut u32,
-) -> c_int {
-    entry("query_addr", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let ep: &Ep = unsafe { object(ep) }?;
+    fn query_addr(ep: *mut fi::fid_ep, addr: fi::fi_addr_t, ahn: *mut u16, qpn: *mut u16, qkey: *mut u32) -> c_int
+    as ("query_addr") (
+        ep: &Ep = ep,
+        ahn: Out<'_, u16> = ahn,
+        qpn: Out<'_, u16> = qpn,
+        qkey: Out<'_, u32> = qkey,
+    ) {
         let target = ep.target(addr)?;
-        if ahn.is_null() || qpn.is_null() || qkey.is_null() {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { ahn.write(target.ahn) };
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { qpn.write(target.address.qpn) };
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { qkey.write(target.address.qkey) };
+        ahn.write(target.ahn);
+        qpn.write(target.address.qpn);
+        qkey.write(target.address.qkey);
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn query_qp_wqs(
-    ep: *mut fi::fid_ep,
-    sq: *mut fi::fi_efa_wq_attr,
-    rq: *mut fi::fi_efa_wq_attr,
-) -> c_int {
-    entry("query_qp_wqs", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let ep: &Ep = unsafe { object(ep) }?;
-        if sq.is_null() || rq.is_null() {
-            return Err(Code::INVAL);
-        }
+    fn query_qp_wqs(ep: *mut fi::fid_ep, sq: *mut fi::fi_efa_wq_attr, rq: *mut fi::fi_efa_wq_attr) -> c_int
+    as ("query_qp_wqs") (ep: &Ep = ep, sq: Out<'_, fi::fi_efa_wq_attr> = sq, rq: Out<'_, fi::fi_efa_wq_attr> = rq) {
         let (send, recv) = ep.queues()?;
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { sq.write(send) };
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { rq.write(recv) };
+        sq.write(send);
+        rq.write(recv);
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr) -> c_int {
-    entry("query_cq", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let cq: &Cq = unsafe { object(cq) }?;
-        if attr.is_null() {
-            return Err(Code::INVAL);
-        }
-        let memory = cq.memory().ok_or(Code::UNSUPPORTED)?;
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { attr.write(memory) };
+    fn query_cq(cq: *mut fi::fid_cq, attr: *mut fi::fi_efa_cq_attr) -> c_int
+    as ("query_cq") (cq: &Cq = cq, attr: Out<'_, fi::fi_efa_cq_attr> = attr) {
+        attr.write(cq.memory().ok_or(Code::UNSUPPORTED)?);
         Ok(0)
-    })
-}
+    }
 
-unsafe extern "C" fn get_mr_lkey(mr: *mut fi::fid_mr) -> u64 {
-    entry_or("get_mr_lkey", fi::FI_KEY_NOTAVAIL, || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        unsafe { object::<Mr, _>(mr) }.map_or(fi::FI_KEY_NOTAVAIL, |mr| u64::from(mr.lkey()))
-    })
+    fn get_mr_lkey(mr: *mut fi::fid_mr) -> u64 as ("get_mr_lkey", fi::FI_KEY_NOTAVAIL) (mr: &Mr = mr) {
+        Ok(mr.lkey().into())
+    }
 }

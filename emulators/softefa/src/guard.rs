@@ -52,23 +52,25 @@ pub(super) fn entry(call: &str, body: impl FnOnce() -> Result<i32, Code>) -> i32
         Ok(Ok(value)) => value,
         Ok(Err(code)) => code.negative(),
         Err(_) => {
-            log::line(format_args!("softefa: {call} failed inside the provider: this is a bug of softefa"));
+            report(call);
             Code::OTHER.negative()
         }
     }
 }
 
-/// The same for the entry points of the data path, which return a size.
-pub(super) fn data_entry(call: &str, body: impl FnOnce() -> Result<(), Code>) -> isize {
-    entry(call, || body().map(|()| 0)) as isize
+/// The same for entry points whose result is no code: `otherwise` is that of a call that fails.
+pub(super) fn entry_or<T>(call: &str, otherwise: T, body: impl FnOnce() -> Result<T, Code>) -> T {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result.unwrap_or(otherwise),
+        Err(_) => {
+            report(call);
+            otherwise
+        }
+    }
 }
 
-/// The same for entry points with another type of result.
-pub(super) fn entry_or<T>(call: &str, otherwise: T, body: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        log::line(format_args!("softefa: {call} failed inside the provider: this is a bug of softefa"));
-        otherwise
-    })
+fn report(call: &str) {
+    log::line(format_args!("softefa: {call} failed inside the provider: this is a bug of softefa"));
 }
 
 #[cfg(test)]

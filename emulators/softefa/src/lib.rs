@@ -18,6 +18,7 @@ mod data_path;
 mod direct;
 mod domain;
 mod domain_ops;
+mod entry;
 mod ep;
 mod ep_ops;
 mod eq;

@@ -49,39 +49,57 @@ impl Library {
             // The core is linked in, or loaded under another name with global symbols.
             handle = libc::RTLD_DEFAULT;
         }
-        let symbol = |name: &CStr| {
-            // SAFETY: the handle is live and the name terminated.
-            let at = unsafe { libc::dlsym(handle, name.as_ptr()) };
-            (!at.is_null()).then_some(at)
-        };
-        let (dup, free, version) = (symbol(c"fi_dupinfo")?, symbol(c"fi_freeinfo")?, symbol(c"fi_version")?);
-        // SAFETY: the types are those of rdma/fabric.h, unchanged since the first release.
-        let dupinfo = unsafe { std::mem::transmute::<*mut libc::c_void, DupInfo>(dup) };
-        // SAFETY: the type is that of `rdma/fabric.h`, which has not changed since the first release.
-        let freeinfo = unsafe { std::mem::transmute::<*mut libc::c_void, FreeInfo>(free) };
-        // SAFETY: the type is that of `rdma/fabric.h`, which has not changed since the first release.
-        let version = unsafe { std::mem::transmute::<*mut libc::c_void, Version>(version) };
+        macro_rules! symbol {
+            ($name:literal, $kind:ty) => {{
+                // SAFETY: the handle is live and the name terminated.
+                let at = unsafe { libc::dlsym(handle, $name.as_ptr()) };
+                if at.is_null() {
+                    return None;
+                }
+                // SAFETY: the type is that of `rdma/fabric.h`, which has not changed since the first release.
+                unsafe { std::mem::transmute::<*mut libc::c_void, $kind>(at) }
+            }};
+        }
+        let (dupinfo, freeinfo) = (symbol!(c"fi_dupinfo", DupInfo), symbol!(c"fi_freeinfo", FreeInfo));
+        let version = symbol!(c"fi_version", Version);
         // SAFETY: `fi_version` takes no arguments and may be called at any time.
         let version = unsafe { version() };
         Some(Self { dupinfo, freeinfo, version })
     }
 
     /// An empty `fi_info` with all its parts.
-    pub(super) fn new_info(&self) -> Result<*mut fi::fi_info, Code> {
+    pub(super) fn new_info(&self) -> Result<Info, Code> {
         // SAFETY: with null, fi_dupinfo returns an empty info.
         let info = unsafe { (self.dupinfo)(std::ptr::null()) };
-        if info.is_null() { Err(Code::NOMEM) } else { Ok(info) }
+        if info.is_null() { Err(Code::NOMEM) } else { Ok(Info { raw: info, free: self.freeinfo }) }
+    }
+}
+
+/// An info of the core.
+pub(super) struct Info {
+    raw: *mut fi::fi_info,
+    free: FreeInfo,
+}
+
+impl Info {
+    pub(super) fn get(&mut self) -> &mut fi::fi_info {
+        // SAFETY: `new_info` made it, and this value has the only pointer to it.
+        unsafe { &mut *self.raw }
     }
 
-    /// Frees a list of infos.
-    ///
-    /// # Safety
-    /// `info` is null or a list made by this library's `fi_dupinfo`.
-    pub(super) unsafe fn free_info(&self, info: *mut fi::fi_info) {
-        if !info.is_null() {
-            // SAFETY: this function's caller passes a list that this library's `fi_dupinfo` made, for the last time.
-            unsafe { (self.freeinfo)(info) };
-        }
+    /// The infos as a list, which is the application's.
+    pub(super) fn list(infos: Vec<Self>) -> *mut fi::fi_info {
+        infos.into_iter().rev().fold(std::ptr::null_mut(), |next, mut info| {
+            info.get().next = next;
+            std::mem::ManuallyDrop::new(info).raw
+        })
+    }
+}
+
+impl Drop for Info {
+    fn drop(&mut self) {
+        // SAFETY: `new_info` made it, and this is its last use.
+        unsafe { (self.free)(self.raw) };
     }
 }
 

@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
-use std::ptr;
 
 use ferrogin_libfabric::bindings as fi;
 
 use super::domain::Domain;
-use super::guard::{Code, entry};
+use super::entry::{Arg, Array, Call, Out, entry_points};
+use super::guard::Code;
 use super::library::version;
-use super::object::{Object, give, head, object, take_back};
+use super::object::{Fid, Held, Object, Uses, close, give, head};
 use super::unsupported;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::cuda::{CudaError, Driver};
@@ -21,13 +21,26 @@ use soft_nic::memory::{self, Mapping};
 #[repr(C)]
 pub(super) struct Mr {
     fid: fi::fid_mr,
-    domain: *const Domain,
+    domain: Held<Domain>,
     keys: Keys,
+    uses: Uses,
 }
 
 // SAFETY: repr(C), begins with fid_mr; this provider makes fids of this class here only.
 unsafe impl Object for Mr {
     const CLASS: u32 = fi::FI_CLASS_MR;
+    const CLOSE: &str = "fi_close(mr)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+
+    fn close(&self) -> Result<(), Code> {
+        // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
+        let memory = self.domain.card.lock().regions.remove(self.keys);
+        drop(memory);
+        Ok(())
+    }
 }
 
 impl Mr {
@@ -38,7 +51,7 @@ impl Mr {
 
 static OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
-    close: Some(close),
+    close: Some(close::<Mr>),
     bind: Some(unsupported::bind),
     control: Some(unsupported::control),
     ops_open: Some(unsupported::ops_open),
@@ -64,101 +77,103 @@ fn access_of(asked: u64) -> Result<Access, Code> {
     })
 }
 
-pub(super) unsafe extern "C" fn reg(
-    fid: *mut fi::fid,
-    buf: *const c_void,
-    len: usize,
-    access: u64,
-    _offset: u64,
-    _key: u64,
-    flags: u64,
-    out: *mut *mut fi::fid_mr,
-    context: *mut c_void,
-) -> c_int {
-    entry("fi_mr_reg", || {
-        if flags != 0 {
-            return Err(Code(fi::FI_EBADFLAGS));
-        }
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let domain: &Domain = unsafe { object(fid) }?;
-        let access = access_of(access)?;
-        let memory = by_address(buf as usize, len, access)?;
-        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { register(domain, memory, access, context, out) }
-    })
-}
-
-pub(super) unsafe extern "C" fn regv(
-    fid: *mut fi::fid,
-    iov: *const fi::iovec,
-    count: usize,
-    access: u64,
-    offset: u64,
-    key: u64,
-    flags: u64,
-    out: *mut *mut fi::fid_mr,
-    context: *mut c_void,
-) -> c_int {
-    if iov.is_null() || count != 1 {
-        return Code::INVAL.negative();
+entry_points! {
+    pub(super) fn reg(
+        fid: *mut fi::fid,
+        buf: *const c_void,
+        len: usize,
+        access: u64,
+        _offset: u64,
+        _key: u64,
+        flags: u64,
+        out: *mut *mut fi::fid_mr,
+        context: *mut c_void,
+    ) -> c_int
+    as ("fi_mr_reg") (domain: &Domain = fid, out: Out<'_, *mut fi::fid_mr> = out) {
+        register_host(domain, buf as usize, len, access, flags, context, &out)
     }
-    // SAFETY: not null, and the application states one iovec, which it keeps alive during the call.
-    let iov = unsafe { *iov };
-    // SAFETY: the application's arguments are passed on unchanged, and it keeps them valid during the call.
-    unsafe { reg(fid, iov.iov_base, iov.iov_len, access, offset, key, flags, out, context) }
+
+    pub(super) fn regv(
+        fid: *mut fi::fid,
+        iov: *const fi::iovec,
+        count: usize,
+        access: u64,
+        _offset: u64,
+        _key: u64,
+        flags: u64,
+        out: *mut *mut fi::fid_mr,
+        context: *mut c_void,
+    ) -> c_int
+    as ("fi_mr_reg") (
+        domain: &Domain = fid,
+        iov: Array<'_, fi::iovec> = (iov, count),
+        out: Out<'_, *mut fi::fid_mr> = out,
+    ) {
+        let iov = iov.only().ok_or(Code::INVAL)?;
+        register_host(domain, iov.iov_base as usize, iov.iov_len, access, flags, context, &out)
+    }
+
+    pub(super) fn regattr(
+        fid: *mut fi::fid,
+        attr: *const fi::fi_mr_attr,
+        flags: u64,
+        out: *mut *mut fi::fid_mr,
+    ) -> c_int
+    as ("fi_mr_regattr") (asked: Asked<'_> = (fid, attr, flags), out: Out<'_, *mut fi::fid_mr> = out) {
+        let access = access_of(asked.access)?;
+        let memory = match asked.range {
+            Range::Dmabuf(dmabuf) => by_dmabuf(dmabuf)?,
+            Range::Host(iov) => by_address(iov.iov_base as usize, iov.iov_len, access)?,
+            Range::Cuda(iov) => by_gpu_address(iov.iov_base as u64, iov.iov_len)?,
+        };
+        register(asked.domain, memory, access, asked.context, &out)
+    }
 }
 
-pub(super) unsafe extern "C" fn regattr(
-    fid: *mut fi::fid,
-    attr: *const fi::fi_mr_attr,
-    flags: u64,
-    out: *mut *mut fi::fid_mr,
-) -> c_int {
-    entry("fi_mr_regattr", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let domain: &Domain = unsafe { object(fid) }?;
-        if attr.is_null() {
-            return Err(Code::INVAL);
-        }
+/// The memory that `fi_mr_regattr` registers.
+struct Asked<'a> {
+    domain: &'a Domain,
+    access: u64,
+    context: *mut c_void,
+    range: Range<'a>,
+}
+
+enum Range<'a> {
+    Dmabuf(&'a fi::fi_mr_dmabuf),
+    Host(fi::iovec),
+    Cuda(fi::iovec),
+}
+
+impl<'a> Arg<'a, (*mut fi::fid, *const fi::fi_mr_attr, u64)> for Asked<'a> {
+    unsafe fn of((fid, attr, flags): (*mut fi::fid, *const fi::fi_mr_attr, u64), call: &'a Call) -> Result<Self, Code> {
+        // SAFETY: the conditions are the same.
+        let domain: &Domain = unsafe { Fid::of(fid, call) }?.object()?;
+        // SAFETY: null, or attributes whose first fields every version has.
+        let head: &MrAttrHead = unsafe { Option::of(attr, call) }?.ok_or(Code::INVAL)?;
         if flags & !(fi::FI_MR_DMABUF | fi::FI_HMEM_DEVICE_ONLY | fi::FI_HMEM_HOST_ALLOC) != 0 {
-            return Err(Code(fi::FI_EBADFLAGS));
+            return Err(Code::BADFLAGS);
         }
-        // SAFETY: null, or attributes of the application, whose first fields every version has.
-        let head = unsafe { attr.cast::<MrAttrHead>().read_unaligned() };
-        let MrAttrHead { which, iov_count: count, access: asked, context, .. } = head;
-        let access = access_of(asked)?;
-        let memory = if flags & fi::FI_MR_DMABUF != 0 {
-            if which.is_null() {
-                return Err(Code::INVAL);
-            }
+        let range = if flags & fi::FI_MR_DMABUF != 0 {
             // SAFETY: the flag states that this union member is a fi_mr_dmabuf.
-            by_dmabuf(unsafe { &*which.cast::<fi::fi_mr_dmabuf>() })?
+            Range::Dmabuf(unsafe { Option::of(head.which, call) }?.ok_or(Code::INVAL)?)
         } else {
-            if which.is_null() || count != 1 {
-                return Err(Code::INVAL);
-            }
-            let mut on_gpu = false;
+            // SAFETY: without the flag, it is an array of `iov_count` elements.
+            let iov: Array<'_, fi::iovec> = unsafe { Arg::of((head.which, head.iov_count), call) }?;
+            let iov = iov.only().ok_or(Code::INVAL)?;
+            let mut iface = fi::fi_hmem_iface::FI_HMEM_SYSTEM;
             if domain.caps & fi::FI_HMEM != 0 && domain.api_version() >= version(1, 9) {
-                let iface = attr.wrapping_byte_add(offset_of!(fi::fi_mr_attr, iface));
+                let at = attr.wrapping_byte_add(offset_of!(fi::fi_mr_attr, iface));
                 // SAFETY: attributes of this API version have the field.
-                let iface = unsafe { iface.cast::<fi::fi_hmem_iface::Type>().read_unaligned() };
-                on_gpu = match iface {
-                    fi::fi_hmem_iface::FI_HMEM_SYSTEM => false,
-                    fi::fi_hmem_iface::FI_HMEM_CUDA => true,
-                    _ => return Err(Code::UNSUPPORTED),
-                };
+                iface = unsafe { at.cast::<fi::fi_hmem_iface::Type>().read() };
             }
-            // SAFETY: not null, and the application states one iovec, which it keeps alive during the call.
-            let iov = unsafe { *which.cast::<fi::iovec>() };
-            if on_gpu {
-                by_gpu_address(iov.iov_base as u64, iov.iov_len)?
-            } else {
-                by_address(iov.iov_base as usize, iov.iov_len, access)?
+            match iface {
+                fi::fi_hmem_iface::FI_HMEM_SYSTEM => Range::Host(iov),
+                fi::fi_hmem_iface::FI_HMEM_CUDA => Range::Cuda(iov),
+                _ => return Err(Code::UNSUPPORTED),
             }
         };
-        // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-        unsafe { register(domain, memory, access, context, out) }
-    })
+        Ok(Self { domain, access: head.access, context: head.context, range })
+    }
 }
 
 /// The fields of `fi_mr_attr` that every version has.
@@ -224,14 +239,29 @@ fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
     Ok(Memory { base, len: dmabuf.len as u64, at: Location::Host(map.as_ptr()), _map: Some(map) })
 }
 
-/// # Safety
-/// `out` is null, or a pointer of the application that is writable during the call.
-unsafe fn register(
+/// Registers memory of the host.
+fn register_host(
+    domain: &Domain,
+    addr: usize,
+    len: usize,
+    access: u64,
+    flags: u64,
+    context: *mut c_void,
+    out: &Out<'_, *mut fi::fid_mr>,
+) -> Result<i32, Code> {
+    if flags != 0 {
+        return Err(Code::BADFLAGS);
+    }
+    let access = access_of(access)?;
+    register(domain, by_address(addr, len, access)?, access, context, out)
+}
+
+fn register(
     domain: &Domain,
     memory: Memory,
     access: Access,
     context: *mut c_void,
-    out: *mut *mut fi::fid_mr,
+    out: &Out<'_, *mut fi::fid_mr>,
 ) -> Result<i32, Code> {
     let keys = {
         let mut core = domain.card.lock();
@@ -243,30 +273,8 @@ unsafe fn register(
         mem_desc: keys.lkey as usize as *mut c_void,
         key: u64::from(keys.rkey),
     };
-    let mr = Mr { fid, domain: ptr::from_ref(domain), keys };
-    // SAFETY: `out` is null, or a pointer of the application that is writable during the call.
-    if let Err(code) = unsafe { give(mr, out) } {
-        drop(domain.card.lock().regions.remove(keys));
-        return Err(code);
-    }
-    domain.uses.begin();
+    give(Mr { fid, domain: Held::new(domain), keys, uses: Uses::default() }, out);
     Ok(0)
-}
-
-unsafe extern "C" fn close(fid: *mut fi::fid) -> c_int {
-    entry("fi_close(mr)", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let mr: &Mr = unsafe { object(fid) }?;
-        // SAFETY: a domain counts its objects in `uses` and cannot be closed before them.
-        let domain = unsafe { &*mr.domain };
-        // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
-        let memory = domain.card.lock().regions.remove(mr.keys);
-        drop(memory);
-        domain.uses.end();
-        // SAFETY: no other object uses this one, and the application does not use a fid after it closed it.
-        drop(unsafe { take_back::<Mr, _>(fid) });
-        Ok(0)
-    })
 }
 
 #[cfg(test)]

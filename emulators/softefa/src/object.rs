@@ -1,64 +1,119 @@
 //! Objects that libfabric uses as `struct fid_*` and that hold this provider's state.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrogin_libfabric::bindings as fi;
 
+use super::entry::{Arg, Call, Out, entry_points};
 use super::guard::Code;
 
 /// A type whose first field is the `fid` of its class, so that a pointer to one is a pointer to the other.
 ///
 /// # Safety
 /// The type is `repr(C)` and begins with a `fi::fid` (within its `fid_*`), whose `fclass` is `CLASS` and which no
-/// other type of this provider has.
+/// other type of this provider has. `uses` returns the same count each time, and every object of the type is in a box.
 pub(super) unsafe trait Object: Sized {
     const CLASS: u32;
+    /// The name of its `fi_close`, for the log.
+    const CLOSE: &str;
+
+    /// The objects that use this one.
+    fn uses(&self) -> &Uses;
+
+    /// What else is done before the object is dropped.
+    ///
+    /// # Errors
+    /// The object stays open.
+    fn close(&self) -> Result<(), Code> {
+        Ok(())
+    }
 }
 
-/// The object behind a `fid` of the application, checked by its class.
-///
-/// # Errors
-/// `EINVAL` for null and for a fid of another class.
-///
-/// # Safety
-/// `fid` is null or a live fid of this provider, and the object is not closed while the reference is used. libfabric's interface
-/// makes the application keep both.
-pub(super) unsafe fn object<'a, T: Object, F>(fid: *const F) -> Result<&'a T, Code> {
-    let head: *const fi::fid = fid.cast();
-    if head.is_null() {
-        return Err(Code::INVAL);
+/// A fid of the application: null, or open during the call.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Fid<'a> {
+    at: *const fi::fid,
+    call: PhantomData<&'a fi::fid>,
+}
+
+impl<'a> Fid<'a> {
+    /// The object behind the fid, checked by its class.
+    ///
+    /// # Errors
+    /// `EINVAL` for null and for a fid of another class.
+    pub(super) fn object<T: Object>(self) -> Result<&'a T, Code> {
+        // SAFETY: null, or open during the call: only `Arg::of` makes this type.
+        let head = unsafe { self.at.as_ref() }.ok_or(Code::INVAL)?;
+        if head.fclass != T::CLASS as usize {
+            return Err(Code::INVAL);
+        }
+        // SAFETY: the class shows that the fid is the first field of a `T`, which is open during the call.
+        Ok(unsafe { &*self.at.cast() })
     }
-    // SAFETY: not null, and this function's caller passes a live fid.
-    let class = unsafe { (*head).fclass };
-    if class != T::CLASS as usize {
-        return Err(Code::INVAL);
+}
+
+impl<'a> Arg<'a, *mut fi::fid> for Fid<'a> {
+    unsafe fn of(raw: *mut fi::fid, _: &'a Call) -> Result<Self, Code> {
+        Ok(Self { at: raw, call: PhantomData })
     }
-    // SAFETY: the class shows that the fid is the first field of a `T`, which this function's caller keeps open.
-    Ok(unsafe { &*fid.cast() })
+}
+
+impl<'a, T: Object, F> Arg<'a, *mut F> for &'a T {
+    unsafe fn of(raw: *mut F, call: &'a Call) -> Result<Self, Code> {
+        // SAFETY: `fid_*` begin with a fid, and the conditions are the same.
+        unsafe { Fid::of(raw.cast(), call) }?.object()
+    }
 }
 
 /// Passes a new object to the application.
-///
-/// # Safety
-/// `out` is null, or a pointer of the application that is writable during the call.
-pub(super) unsafe fn give<T: Object, F>(object: T, out: *mut *mut F) -> Result<(), Code> {
-    if out.is_null() {
-        return Err(Code::INVAL);
-    }
+pub(super) fn give<T: Object, F>(object: T, out: &Out<'_, *mut F>) {
     let raw: *mut T = Box::into_raw(Box::new(object));
-    // SAFETY: not null, and this function's caller keeps the variable writable.
-    unsafe { out.write(raw.cast()) };
-    Ok(())
+    out.write(raw.cast());
 }
 
-/// Takes an object back from the application, to drop it.
-///
-/// # Safety
-/// `fid` was made by [`give`] with this type and is not used any more.
-pub(super) unsafe fn take_back<T: Object, F>(fid: *mut F) -> Box<T> {
-    // SAFETY: this function's caller passes the pointer that `give` made from a box, for the last time.
-    unsafe { Box::from_raw(fid.cast()) }
+entry_points! {
+    /// `fi_close`.
+    pub(super) fn close[T: Object](fid: *mut fi::fid) -> c_int as (T::CLOSE) (object: &T = fid) {
+        object.uses().none()?;
+        object.close()?;
+        // SAFETY: every object is in a box. No other object uses this one, and the application does not use a fid after it
+        // closed it.
+        drop(unsafe { Box::from_raw(fid.cast::<T>()) });
+        Ok(0)
+    }
+}
+
+/// An object that another one uses: it stays open as long.
+pub(super) struct Held<T: Object>(*const T);
+
+impl<T: Object> Held<T> {
+    pub(super) fn new(object: &T) -> Self {
+        object.uses().0.fetch_add(1, Ordering::AcqRel);
+        Self(object)
+    }
+
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<T: Object> Deref for Held<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: `close`, which alone drops objects, refuses while the count of uses has this one.
+        unsafe { &*self.0 }
+    }
+}
+
+impl<T: Object> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.uses().0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// A fid of `class` with its operations.
@@ -76,17 +131,9 @@ pub(super) fn table<T>(ops: &'static T) -> *mut T {
 pub(super) struct Uses(AtomicU32);
 
 impl Uses {
-    pub(super) fn begin(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(super) fn end(&self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-
     /// # Errors
     /// `EBUSY` while some are open.
-    pub(super) fn none(&self) -> Result<(), Code> {
+    fn none(&self) -> Result<(), Code> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Code::BUSY) }
     }
 }

@@ -1,13 +1,14 @@
 //! `fi_ops_rma`: remote memory by calls of the host.
 
 use std::ffi::c_void;
+use std::ptr;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::call::{Buffers, RmaCall, SEND_FLAGS};
+use super::call::{Buffers, Message, RmaCall, SEND_FLAGS};
+use super::entry::entry_points;
 use super::ep::Ep;
-use super::guard::{Code, data_entry};
-use super::object::object;
+use super::guard::Code;
 
 type FidEp = *mut fi::fid_ep;
 type Addr = fi::fi_addr_t;
@@ -24,163 +25,105 @@ struct Remote {
     key: u64,
 }
 
-/// # Safety
-/// The application keeps `ep` open during the call, and the buffers valid as `fi_rma(3)` requires.
-unsafe fn rma(ep: FidEp, call: &RmaCall) -> Result<(), Code> {
-    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    unsafe { object::<Ep, _>(ep) }?.path()?.rma(call)
+fn rma(ep: &Ep, call: &RmaCall) -> Result<i32, Code> {
+    ep.path()?.rma(call).map(|()| 0)
 }
 
 /// A call with the endpoint's default flags.
-///
-/// # Safety
-/// The conditions of [`rma`].
-unsafe fn rma_default(
-    ep: FidEp,
+fn rma_default(
+    ep: &Ep,
     read: bool,
     buffers: Buffers,
     to: Remote,
     context: Void,
     data: Option<u64>,
-) -> Result<(), Code> {
-    // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-    let flags = unsafe { object::<Ep, _>(ep) }?.op_flags(false);
+) -> Result<i32, Code> {
+    let flags = ep.op_flags(false);
     let flags = if read { flags & !fi::FI_INJECT } else { flags };
     let remote = fi::fi_rma_iov { addr: to.addr, len: buffers.len(), key: to.key };
-    let call = RmaCall { read, buffers, peer: to.peer, remote, context, data, flags, silent: false };
-    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
-    unsafe { rma(ep, &call) }
+    rma(ep, &RmaCall { read, buffers, peer: to.peer, remote, context, data, flags, silent: false })
 }
 
 /// A write without completion. Its buffer is free when the call returns.
-///
-/// # Safety
-/// The conditions of [`rma`].
-unsafe fn write_inject(ep: FidEp, buffers: Buffers, to: Remote, data: Option<u64>) -> Result<(), Code> {
+fn write_inject(ep: &Ep, buffers: Buffers, to: Remote, data: Option<u64>) -> Result<i32, Code> {
     let remote = fi::fi_rma_iov { addr: to.addr, len: buffers.len(), key: to.key };
-    let (peer, context) = (to.peer, std::ptr::null_mut());
-    let call = RmaCall { read: false, buffers, peer, remote, context, data, flags: fi::FI_INJECT, silent: true };
-    // SAFETY: this function's caller keeps the fid and the buffers of the call valid until it returns, as `fi_msg(3)` and `fi_rma(3)` ask.
-    unsafe { rma(ep, &call) }
+    let (peer, context) = (to.peer, ptr::null_mut());
+    rma(ep, &RmaCall { read: false, buffers, peer, remote, context, data, flags: fi::FI_INJECT, silent: true })
 }
 
-/// `fi_readmsg` and `fi_writemsg`.
-unsafe extern "C" fn message<const READ: bool>(ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize {
-    data_entry(if READ { "fi_readmsg" } else { "fi_writemsg" }, || {
+entry_points! {
+    /// `fi_readmsg` and `fi_writemsg`.
+    fn message[const READ: bool](ep: FidEp, msg: *const fi::fi_msg_rma, flags: u64) -> isize
+    as (if READ { "fi_readmsg" } else { "fi_writemsg" }) (ep: &Ep = ep, msg: Message = msg) {
         if flags & !(if READ { READ_FLAGS } else { SEND_FLAGS }) != 0 {
             return Err(Code::BADFLAGS);
         }
-        // SAFETY: null, or a message that the application keeps alive during the call.
-        let msg = unsafe { msg.as_ref() }.ok_or(Code::INVAL)?;
-        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
-        let buffers = unsafe { Buffers::read(msg.msg_iov, msg.desc, msg.iov_count) }?;
-        if msg.rma_iov.is_null() || msg.rma_iov_count != 1 {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: not null, and the application states one range, which it keeps alive during the call.
-        let remote = unsafe { msg.rma_iov.read() };
+        let (buffers, peer, context, data) = (msg.buffers, msg.peer, msg.context, msg.data(flags));
+        let remote = msg.remote.ok_or(Code::INVAL)?;
         if remote.len != buffers.len() {
             return Err(Code::INVAL);
         }
-        let data = (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(msg.data);
-        let (peer, context) = (msg.addr, msg.context);
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_rma(3)` asks.
-        unsafe { rma(ep, &RmaCall { read: READ, buffers, peer, remote, context, data, flags, silent: false }) }
-    })
-}
+        rma(ep, &RmaCall { read: READ, buffers, peer, remote, context, data, flags, silent: false })
+    }
 
-/// `fi_readv` and `fi_writev`.
-unsafe extern "C" fn vector<const READ: bool>(
-    ep: FidEp,
-    iov: *const fi::iovec,
-    desc: *mut Void,
-    count: usize,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-    context: Void,
-) -> isize {
-    data_entry(if READ { "fi_readv" } else { "fi_writev" }, || {
-        // SAFETY: the application gives as many buffers and, unless null, descriptors as it states (`fi_msg(3)`).
-        let buffers = unsafe { Buffers::read(iov, desc, count) }?;
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { rma_default(ep, READ, buffers, Remote { peer, addr, key }, context, None) }
-    })
-}
+    /// `fi_readv` and `fi_writev`.
+    fn vector[const READ: bool](
+        ep: FidEp,
+        iov: *const fi::iovec,
+        desc: *mut Void,
+        count: usize,
+        peer: Addr,
+        addr: u64,
+        key: u64,
+        context: Void,
+    ) -> isize
+    as (if READ { "fi_readv" } else { "fi_writev" }) (ep: &Ep = ep, buffers: Buffers = (iov, desc, count)) {
+        rma_default(ep, READ, buffers, Remote { peer, addr, key }, context, None)
+    }
 
-unsafe extern "C" fn read(
-    ep: FidEp,
-    buf: Void,
-    len: usize,
-    desc: Void,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-    context: Void,
-) -> isize {
-    data_entry("fi_read", || {
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { rma_default(ep, true, Buffers::one(buf, len, desc)?, Remote { peer, addr, key }, context, None) }
-    })
-}
+    fn read(ep: FidEp, buf: Void, len: usize, desc: Void, peer: Addr, addr: u64, key: u64, context: Void) -> isize
+    as ("fi_read") (ep: &Ep = ep, buffers: Buffers = (buf, len, desc)) {
+        rma_default(ep, true, buffers, Remote { peer, addr, key }, context, None)
+    }
 
-unsafe extern "C" fn write(
-    ep: FidEp,
-    buf: *const c_void,
-    len: usize,
-    desc: Void,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-    context: Void,
-) -> isize {
-    data_entry("fi_write", || {
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { rma_default(ep, false, Buffers::one(buf, len, desc)?, Remote { peer, addr, key }, context, None) }
-    })
-}
+    fn write(
+        ep: FidEp,
+        buf: *const c_void,
+        len: usize,
+        desc: Void,
+        peer: Addr,
+        addr: u64,
+        key: u64,
+        context: Void,
+    ) -> isize
+    as ("fi_write") (ep: &Ep = ep, buffers: Buffers = (buf.cast_mut(), len, desc)) {
+        rma_default(ep, false, buffers, Remote { peer, addr, key }, context, None)
+    }
 
-unsafe extern "C" fn inject(ep: FidEp, buf: *const c_void, len: usize, peer: Addr, addr: u64, key: u64) -> isize {
-    data_entry("fi_inject_write", || {
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe { write_inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, Remote { peer, addr, key }, None) }
-    })
-}
+    fn inject(ep: FidEp, buf: *const c_void, len: usize, peer: Addr, addr: u64, key: u64) -> isize
+    as ("fi_inject_write") (ep: &Ep = ep, buffers: Buffers = (buf.cast_mut(), len, ptr::null_mut())) {
+        write_inject(ep, buffers, Remote { peer, addr, key }, None)
+    }
 
-unsafe extern "C" fn writedata(
-    ep: FidEp,
-    buf: *const c_void,
-    len: usize,
-    desc: Void,
-    data: u64,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-    context: Void,
-) -> isize {
-    data_entry("fi_writedata", || {
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe {
-            rma_default(ep, false, Buffers::one(buf, len, desc)?, Remote { peer, addr, key }, context, Some(data))
-        }
-    })
-}
+    fn writedata(
+        ep: FidEp,
+        buf: *const c_void,
+        len: usize,
+        desc: Void,
+        data: u64,
+        peer: Addr,
+        addr: u64,
+        key: u64,
+        context: Void,
+    ) -> isize
+    as ("fi_writedata") (ep: &Ep = ep, buffers: Buffers = (buf.cast_mut(), len, desc)) {
+        rma_default(ep, false, buffers, Remote { peer, addr, key }, context, Some(data))
+    }
 
-unsafe extern "C" fn injectdata(
-    ep: FidEp,
-    buf: *const c_void,
-    len: usize,
-    data: u64,
-    peer: Addr,
-    addr: u64,
-    key: u64,
-) -> isize {
-    data_entry("fi_inject_writedata", || {
-        // SAFETY: the application keeps the fid open during the call, and its buffers valid as `fi_msg(3)` and `fi_rma(3)` ask.
-        unsafe {
-            write_inject(ep, Buffers::one(buf, len, std::ptr::null_mut())?, Remote { peer, addr, key }, Some(data))
-        }
-    })
+    fn injectdata(ep: FidEp, buf: *const c_void, len: usize, data: u64, peer: Addr, addr: u64, key: u64) -> isize
+    as ("fi_inject_writedata") (ep: &Ep = ep, buffers: Buffers = (buf.cast_mut(), len, ptr::null_mut())) {
+        write_inject(ep, buffers, Remote { peer, addr, key }, Some(data))
+    }
 }
 
 /// Remote memory.

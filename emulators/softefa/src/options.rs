@@ -4,55 +4,31 @@ use std::ffi::{c_int, c_void};
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::av::copy_out;
+use super::entry::{Answer, Array, entry_points};
 use super::ep::Ep;
 use super::fabric::Kind;
-use super::guard::{Code, entry};
+use super::guard::Code;
 use super::info;
-use super::object::object;
 use soft_nic::card::RNR_FOR_EVER;
 use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
-pub(super) unsafe extern "C" fn getopt(
-    fid: fi::fid_t,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut usize,
-) -> c_int {
-    entry("fi_getopt", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let ep: &Ep = unsafe { object(fid) }?;
-        if level != fi::FI_OPT_ENDPOINT as c_int {
-            return Err(Code(fi::FI_ENOPROTOOPT));
-        }
-        if name == fi::FI_OPT_EFA_RNR_RETRY {
-            // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
-            unsafe { copy_out(&usize::from(ep.state().rnr_retry).to_ne_bytes(), value, len) }?;
-            return Ok(0);
-        }
-        let rdm = ep.domain().fabric_kind() == Kind::Rdm;
-        let answer = match u32::try_from(name) {
-            Ok(fi::FI_OPT_MIN_MULTI_RECV) if rdm => ep.state().min_multi_recv,
-            Ok(fi::FI_OPT_MAX_MSG_SIZE) if rdm => usize::MAX,
-            Ok(fi::FI_OPT_MAX_MSG_SIZE) => MAX_SEND_SIZE as usize,
-            Ok(fi::FI_OPT_MAX_TAGGED_SIZE) if rdm => usize::MAX,
-            Ok(fi::FI_OPT_INJECT_MSG_SIZE) => ep.inject_size,
-            Ok(fi::FI_OPT_INJECT_TAGGED_SIZE) if rdm => ep.inject_size,
-            Ok(fi::FI_OPT_MAX_RMA_SIZE) => MAX_RDMA_SIZE as usize,
-            Ok(fi::FI_OPT_INJECT_RMA_SIZE) if rdm => ep.inject_size,
-            Ok(fi::FI_OPT_INJECT_RMA_SIZE) => {
-                if ep.state().wqe_size == 128 {
-                    info::WIDE_INLINE
-                } else {
-                    0
-                }
-            }
-            _ => return Err(Code(fi::FI_ENOPROTOOPT)),
-        };
-        // SAFETY: `len` is null or holds the size of the buffer, which the application keeps writable during the call.
-        unsafe { copy_out(&answer.to_ne_bytes(), value, len) }?;
-        Ok(0)
+fn number(ep: &Ep, name: c_int) -> Result<usize, Code> {
+    if name == fi::FI_OPT_EFA_RNR_RETRY {
+        return Ok(ep.state().rnr_retry.into());
+    }
+    let rdm = ep.domain.fabric_kind() == Kind::Rdm;
+    Ok(match u32::try_from(name) {
+        Ok(fi::FI_OPT_MIN_MULTI_RECV) if rdm => ep.state().min_multi_recv,
+        Ok(fi::FI_OPT_MAX_MSG_SIZE) if rdm => usize::MAX,
+        Ok(fi::FI_OPT_MAX_MSG_SIZE) => MAX_SEND_SIZE as usize,
+        Ok(fi::FI_OPT_MAX_TAGGED_SIZE) if rdm => usize::MAX,
+        Ok(fi::FI_OPT_INJECT_MSG_SIZE) => ep.inject_size,
+        Ok(fi::FI_OPT_INJECT_TAGGED_SIZE) if rdm => ep.inject_size,
+        Ok(fi::FI_OPT_MAX_RMA_SIZE) => MAX_RDMA_SIZE as usize,
+        Ok(fi::FI_OPT_INJECT_RMA_SIZE) if rdm => ep.inject_size,
+        Ok(fi::FI_OPT_INJECT_RMA_SIZE) if ep.state().wqe_size == 128 => info::WIDE_INLINE,
+        Ok(fi::FI_OPT_INJECT_RMA_SIZE) => 0,
+        _ => return Err(Code(fi::FI_ENOPROTOOPT)),
     })
 }
 
@@ -65,7 +41,7 @@ fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
         state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_FOR_EVER).ok_or(Code::INVAL)?;
         return Ok(0);
     }
-    if ep.domain().fabric_kind() != Kind::Rdm {
+    if ep.domain.fabric_kind() != Kind::Rdm {
         return Err(Code(fi::FI_ENOPROTOOPT));
     }
     ep.state().min_multi_recv = number;
@@ -75,36 +51,34 @@ fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
     Ok(0)
 }
 
-/// Options that the card fulfils in any case are accepted and change nothing.
-pub(super) unsafe extern "C" fn setopt(
-    fid: fi::fid_t,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: usize,
-) -> c_int {
-    entry("fi_setopt", || {
-        // SAFETY: the application keeps the fid open during the call; `object` checks its class.
-        let ep: &Ep = unsafe { object(fid) }?;
+entry_points! {
+    pub(super) fn getopt(fid: fi::fid_t, level: c_int, name: c_int, value: *mut c_void, len: *mut usize) -> c_int
+    as ("fi_getopt") (ep: &Ep = fid, answer: Answer<'_> = (value, len)) {
         if level != fi::FI_OPT_ENDPOINT as c_int {
             return Err(Code(fi::FI_ENOPROTOOPT));
         }
-        if value.is_null() || len == 0 {
-            return Err(Code::INVAL);
+        answer.fill(&number(ep, name)?.to_ne_bytes())?;
+        Ok(0)
+    }
+
+    /// Options that the card fulfils in any case are accepted and change nothing.
+    pub(super) fn setopt(fid: fi::fid_t, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int
+    as ("fi_setopt") (ep: &Ep = fid, value: Array<'_, u8> = (value, len)) {
+        if level != fi::FI_OPT_ENDPOINT as c_int {
+            return Err(Code(fi::FI_ENOPROTOOPT));
         }
+        let first = value.iter().next().ok_or(Code::INVAL)?;
         if name == fi::FI_OPT_MIN_MULTI_RECV as c_int || name == fi::FI_OPT_EFA_RNR_RETRY {
             if len != size_of::<usize>() {
                 return Err(Code::INVAL);
             }
-            // SAFETY: not null, and the application states that the value has as many bytes.
-            let number = unsafe { value.cast::<usize>().read_unaligned() };
-            return set_number(ep, name, number);
+            let mut number = [0; size_of::<usize>()];
+            number.iter_mut().zip(value.iter()).for_each(|(to, byte)| *to = byte);
+            return set_number(ep, name, usize::from_ne_bytes(number));
         }
-        // SAFETY: not null, and the application states that the value has `len` bytes, at least one.
-        let enable = unsafe { value.cast::<u8>().read() } != 0;
         match name {
             // The card has device RDMA and no emulation, so the opposite values are refused.
-            fi::FI_OPT_EFA_USE_DEVICE_RDMA if enable => Ok(0),
+            fi::FI_OPT_EFA_USE_DEVICE_RDMA if first != 0 => Ok(0),
             fi::FI_OPT_EFA_HOMOGENEOUS_PEERS => Ok(0),
             _ if u32::try_from(name).is_ok_and(|n| {
                 matches!(n, fi::FI_OPT_CUDA_API_PERMITTED | fi::FI_OPT_SHARED_MEMORY_PERMITTED | fi::FI_OPT_FI_HMEM_P2P)
@@ -114,5 +88,5 @@ pub(super) unsafe extern "C" fn setopt(
             }
             _ => Err(Code(fi::FI_ENOPROTOOPT)),
         }
-    })
+    }
 }

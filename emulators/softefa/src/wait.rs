@@ -1,6 +1,6 @@
 //! Sleeping until something can be read.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use ferrogin_libfabric::bindings as fi;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
+use super::entry::Command;
 use super::guard::Code;
 use soft_nic::card::pace::shares_a_core;
 use soft_nic::card::signal::Signal;
@@ -48,30 +49,16 @@ impl WaitObject {
 ///
 /// # Errors
 /// `ENOSYS` for other commands, `ENODATA` for a queue without a descriptor.
-///
-/// # Safety
-/// `arg` is null or a variable of the type that the command requires.
-pub(super) unsafe fn control(
-    object: WaitObject,
-    signal: Option<&Signal>,
-    command: c_int,
-    arg: *mut c_void,
-) -> Result<i32, Code> {
-    let is = |name: u32| c_int::try_from(name).is_ok_and(|name| name == command);
-    if !is(fi::FI_GETWAIT) && !is(fi::FI_GETWAITOBJ) {
-        return Err(Code::NOSYS);
+pub(super) fn control(object: WaitObject, signal: Option<&Signal>, command: &Command<'_>) -> Result<i32, Code> {
+    match command {
+        Command::GetWaitObj(variable) => variable.as_ref().ok_or(Code::INVAL)?.write(object.raw()),
+        Command::GetWait(variable) => {
+            let variable = variable.as_ref().ok_or(Code::INVAL)?;
+            let signal = signal.filter(|_| object == WaitObject::Fd).ok_or(Code::NODATA)?;
+            variable.write(signal.fd().as_raw_fd());
+        }
+        _ => return Err(Code::NOSYS),
     }
-    if arg.is_null() {
-        return Err(Code::INVAL);
-    }
-    if is(fi::FI_GETWAITOBJ) {
-        // SAFETY: not null, and this function's caller passes a variable of the command's type.
-        unsafe { arg.cast::<fi::fi_wait_obj::Type>().write(object.raw()) };
-        return Ok(0);
-    }
-    let signal = signal.filter(|_| object == WaitObject::Fd).ok_or(Code::NODATA)?;
-    // SAFETY: not null, and this function's caller passes a variable of the command's type.
-    unsafe { arg.cast::<c_int>().write(signal.fd().as_raw_fd()) };
     Ok(0)
 }
 

@@ -8,7 +8,9 @@ use std::mem::offset_of;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::super::library::{text, version};
+use super::super::entry::{Arg, Call};
+use super::super::guard::Code;
+use super::super::library::{Library, text, version};
 use super::layout::{DomainAttr, EpAttr, same_offsets};
 use soft_nic::address::ADDRESS_LEN;
 
@@ -118,6 +120,13 @@ impl<'a> Given<'a> {
 
     fn fabric(self) -> Option<&'a fi::fi_fabric_attr> {
         self.part(self.info.fabric_attr)
+    }
+}
+
+impl<'a> Arg<'a, *const fi::fi_info> for Option<Given<'a>> {
+    unsafe fn of(raw: *const fi::fi_info, _: &'a Call) -> Result<Self, Code> {
+        // SAFETY: libfabric gives hints and infos in its own layout.
+        Ok(unsafe { Given::borrow(raw, Library::get().map_or(0, |library| library.version)) })
     }
 }
 

@@ -6,15 +6,16 @@ mod layout;
 mod nic;
 mod offer;
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
 
 use ferrogin_libfabric::bindings as fi;
 
+use super::entry::{Out, entry_points};
 use super::fabric::Kind;
-use super::guard::{Code, entry};
-use super::library::{Library, refuse_setting, strdup, text, version};
+use super::guard::Code;
+use super::library::{Info, Library, refuse_setting, strdup, version};
 use layout::{DomainAttr, EpAttr};
 use offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RDM_SIZE, RMA_IOV};
 
@@ -59,54 +60,41 @@ pub(super) fn card_of(domain: &str) -> Option<u32> {
     (domain_name(number) == domain).then_some(number)
 }
 
-/// `fi_getinfo`.
-pub(super) unsafe extern "C" fn getinfo(
-    api: u32,
-    node: *const c_char,
-    service: *const c_char,
-    flags: u64,
-    hints: *const fi::fi_info,
-    out: *mut *mut fi::fi_info,
-) -> c_int {
-    entry("fi_getinfo", || {
-        if out.is_null() {
-            return Err(Code::INVAL);
-        }
+entry_points! {
+    /// `fi_getinfo`.
+    pub(super) fn getinfo(
+        api: u32,
+        node: *const c_char,
+        service: *const c_char,
+        flags: u64,
+        hints: *const fi::fi_info,
+        out: *mut *mut fi::fi_info,
+    ) -> c_int
+    as ("fi_getinfo") (
+        node: Option<&CStr> = node,
+        given: Option<Given<'_>> = hints,
+        out: Out<'_, *mut fi::fi_info> = out,
+    ) {
         let config = Config::from_env().map_err(|error| refuse_setting("fi_getinfo", &error))?;
         let library = Library::get()?;
-        // SAFETY: libfabric gives hints in its own layout, as `fi_getinfo(3)` describes them, for the time of this call.
-        let given = unsafe { Given::borrow(hints, library.version) };
         let mut wanted = Hints::read(given, api, &config)?;
-        // SAFETY: `fi_getinfo(3)` has null or a terminated string, for the time of this call.
-        let node = unsafe { text(node) };
         wanted.take_node(node, !service.is_null(), flags, &config)?;
-        let mut first: *mut fi::fi_info = ptr::null_mut();
-        let mut last = &raw mut first;
+        let mut infos = Vec::new();
         for kind in Kind::ALL {
             for number in 0..config.nics {
                 match build(&library, api, number, &Offer::of(kind), &config, &wanted) {
-                    Ok(info) => {
-                        // SAFETY: `last` points to `first` or to the `next` of the last info, which is ours.
-                        unsafe { last.write(info) };
-                        // SAFETY: this function just made the info and has the only pointer to it.
-                        last = unsafe { &raw mut (*info).next };
-                    }
+                    Ok(info) => infos.push(info),
                     Err(Code::NODATA) => {}
-                    Err(code) => {
-                        // SAFETY: this function made the list and has the only pointer to it.
-                        unsafe { library.free_info(first) };
-                        return Err(code);
-                    }
+                    Err(code) => return Err(code),
                 }
             }
         }
-        if first.is_null() {
+        if infos.is_empty() {
             return Err(Code::NODATA);
         }
-        // SAFETY: not null, and the application keeps its variable writable during the call.
-        unsafe { out.write(first) };
+        out.write(Info::list(infos));
         Ok(0)
-    })
+    }
 }
 
 /// The sizes of queues, and the bytes that a work request carries inline.
@@ -148,41 +136,59 @@ fn build(
     offer: &Offer,
     config: &Config,
     wanted: &Hints,
-) -> Result<*mut fi::fi_info, Code> {
+) -> Result<Info, Code> {
     let domain = CString::new(domain_name(number)).map_err(|_| Code::OTHER)?;
     if wanted.domain.as_ref().is_some_and(|name| *name != domain) {
         return Err(Code::NODATA);
     }
     wanted.meet(offer, config)?;
     let depths = depths(offer, wanted, &config.faults).ok_or(Code::NODATA)?;
-    let raw = library.new_info()?;
-    // SAFETY: libfabric made this info with all its parts, and this function has the only pointer to it.
-    let info = unsafe { &mut *raw };
-    let filled = fill(info, offer, config, wanted, &depths)
-        .and_then(|()| fill_fabric(info, api, offer))
-        .and_then(|()| fill_domain(info, &domain, offer, config, wanted))
-        .and_then(|()| nic::nic(number, config));
-    match filled {
-        Ok(nic) => {
-            info.nic = nic;
-            if library.version >= version(2, 5) && api >= version(2, 5) {
-                fill_counter_limits(info);
-            }
-            Ok(raw)
+    let mut made = library.new_info()?;
+    let mut parts = Parts::of(&mut made)?;
+    fill(&mut parts, offer, config, wanted, &depths)?;
+    parts.fabric.name = strdup(offer.kind.name())?;
+    parts.fabric.prov_version = version(1, 0);
+    parts.fabric.api_version = api;
+    fill_domain(&mut parts, &domain, offer, config, wanted)?;
+    parts.info.nic = nic::nic(number, config)?;
+    if library.version >= version(2, 5) && api >= version(2, 5) {
+        fill_counter_limits(parts.info);
+    }
+    Ok(made)
+}
+
+/// An info and the parts that libfabric made with it.
+struct Parts<'a> {
+    info: &'a mut fi::fi_info,
+    tx: &'a mut fi::fi_tx_attr,
+    rx: &'a mut fi::fi_rx_attr,
+    ep: &'a mut EpAttr,
+    fabric: &'a mut fi::fi_fabric_attr,
+    domain: &'a mut DomainAttr,
+}
+
+impl<'a> Parts<'a> {
+    fn of(made: &'a mut Info) -> Result<Self, Code> {
+        let info = made.get();
+        macro_rules! part {
+            ($at:ident: $kind:ty) => {
+                // SAFETY: libfabric made this part with the info, at least as long as the type here, and nothing else points to it.
+                unsafe { info.$at.cast::<$kind>().as_mut() }.ok_or(Code::OTHER)?
+            };
         }
-        Err(code) => {
-            // SAFETY: `new_info` made it, and this function has the only pointer to it.
-            unsafe { library.free_info(raw) };
-            Err(code)
-        }
+        Ok(Self {
+            tx: part!(tx_attr: fi::fi_tx_attr),
+            rx: part!(rx_attr: fi::fi_rx_attr),
+            ep: part!(ep_attr: EpAttr),
+            fabric: part!(fabric_attr: fi::fi_fabric_attr),
+            domain: part!(domain_attr: DomainAttr),
+            info,
+        })
     }
 }
 
-fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, depths: &Depths) -> Result<(), Code> {
-    // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
-    let tx = unsafe { info.tx_attr.as_mut() }.ok_or(Code::OTHER)?;
-    // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
-    let rx = unsafe { info.rx_attr.as_mut() }.ok_or(Code::OTHER)?;
+fn fill(parts: &mut Parts<'_>, offer: &Offer, config: &Config, wanted: &Hints, depths: &Depths) -> Result<(), Code> {
+    let Parts { info, tx, rx, ep, .. } = parts;
     let caps = wanted.caps_of(offer);
     let rx_mode = offer.mode | wanted.rx_mode_of(offer, &config.faults);
     (info.caps, info.mode) = (caps, rx_mode);
@@ -203,8 +209,6 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
     rx.op_flags = wanted.rx_flags.unwrap_or(fi::FI_COMPLETION);
     rx.msg_order = offer.msg_order & wanted.rx_order.unwrap_or(u64::MAX);
     (rx.size, rx.iov_limit) = (depths.rx, offer.iov_limit);
-    // SAFETY: libfabric made this part with the info, at least as long, and this function has the only pointer to it.
-    let ep = unsafe { info.ep_attr.cast::<EpAttr>().as_mut() }.ok_or(Code::OTHER)?;
     (ep.kind, ep.protocol, ep.protocol_version) = (fi::fi_ep_type::FI_EP_RDM, fi::FI_PROTO_EFA, 1);
     ep.max_msg_size = wanted.max_msg_size_of(offer);
     ep.mem_tag_format = offer.tag_format;
@@ -212,24 +216,14 @@ fn fill(info: &mut fi::fi_info, offer: &Offer, config: &Config, wanted: &Hints, 
     Ok(())
 }
 
-fn fill_fabric(info: &mut fi::fi_info, api: u32, offer: &Offer) -> Result<(), Code> {
-    // SAFETY: libfabric made this part with the info, and this function has the only pointer to it.
-    let fabric = unsafe { info.fabric_attr.as_mut() }.ok_or(Code::OTHER)?;
-    fabric.name = strdup(offer.kind.name())?;
-    fabric.prov_version = version(1, 0);
-    fabric.api_version = api;
-    Ok(())
-}
-
 fn fill_domain(
-    info: &mut fi::fi_info,
+    parts: &mut Parts<'_>,
     name: &CString,
     offer: &Offer,
     config: &Config,
     wanted: &Hints,
 ) -> Result<(), Code> {
-    // SAFETY: libfabric made this part with the info, at least as long, and this function has the only pointer to it.
-    let domain = unsafe { info.domain_attr.cast::<DomainAttr>().as_mut() }.ok_or(Code::OTHER)?;
+    let Parts { info, domain, .. } = parts;
     let auto =
         if offer.auto_progress { fi::fi_progress::FI_PROGRESS_AUTO } else { fi::fi_progress::FI_PROGRESS_MANUAL };
     domain.name = strdup(name)?;
@@ -251,7 +245,7 @@ fn fill_domain(
     Ok(())
 }
 
-/// Sets the limits of counters, which libfabric has since 2.5.
+/// Sets the limits of counters/// Sets the limits of counters, which libfabric has since 2.5.
 fn fill_counter_limits(info: &mut fi::fi_info) {
     for at in [offset_of!(fi::fi_domain_attr, max_cntr_value), offset_of!(fi::fi_domain_attr, max_err_cntr_value)] {
         let field: *mut u64 = info.domain_attr.wrapping_byte_add(at).cast();

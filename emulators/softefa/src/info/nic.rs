@@ -5,15 +5,16 @@ use std::ptr;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::super::guard::{Code, entry};
-use super::super::object::head;
+use super::super::entry::{Command, entry_points};
+use super::super::guard::Code;
+use super::super::object::{Object, Uses, close, head};
 use super::super::unsupported;
 use soft_nic::card::{self, MAX_SEND_SIZE};
 use soft_nic::config::{Config, PciAddress};
 
 static NIC_OPS: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
-    close: Some(close_nic),
+    close: Some(close::<Nic>),
     bind: Some(unsupported::bind),
     control: Some(control_nic),
     ops_open: Some(unsupported::ops_open),
@@ -29,6 +30,17 @@ struct Nic {
     bus: fi::fi_bus_attr,
     link: fi::fi_link_attr,
     texts: [CString; 8],
+    uses: Uses,
+}
+
+// SAFETY: repr(C), begins with fid_nic; this provider makes fids of this class here only, in a box.
+unsafe impl Object for Nic {
+    const CLASS: u32 = fi::FI_CLASS_NIC;
+    const CLOSE: &str = "fi_close(nic)";
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
 }
 
 pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code> {
@@ -75,6 +87,7 @@ fn assemble(texts: [CString; 8], bus: fi::fi_bus_attr) -> *mut fi::fid_nic {
             ..fi::fi_link_attr::default()
         },
         texts,
+        uses: Uses::default(),
     });
     let text = |nic: &Nic, i: usize| nic.texts[i].as_ptr().cast_mut();
     nic.device = fi::fi_device_attr {
@@ -92,30 +105,12 @@ fn assemble(texts: [CString; 8], bus: fi::fi_bus_attr) -> *mut fi::fid_nic {
     Box::into_raw(nic).cast()
 }
 
-/// `FI_DUP`, which `fi_dupinfo` sends for a copy of the description. Without it, infos would share the original.
-unsafe extern "C" fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int {
-    entry("fi_control(nic)", || {
-        if fid.is_null() || arg.is_null() {
-            return Err(Code::INVAL);
-        }
-        if command != fi::FI_DUP as c_int {
-            return Err(Code::NOSYS);
-        }
-        // SAFETY: the core passes a description that `assemble` made and that is open.
-        let Nic { texts, bus, .. } = unsafe { &*fid.cast::<Nic>() };
-        // SAFETY: the argument of FI_DUP is a pointer variable for the copy.
-        unsafe { arg.cast::<*mut fi::fid_nic>().write(assemble(texts.clone(), *bus)) };
+entry_points! {
+    /// `FI_DUP`, which `fi_dupinfo` sends for a copy of the description. Without it, infos would share the original.
+    fn control_nic(fid: *mut fi::fid, command: c_int, arg: *mut c_void) -> c_int
+    as ("fi_control(nic)") (nic: &Nic = fid, command: Command<'_> = (command, arg)) {
+        let Command::Duplicate(copy) = command else { return Err(Code::NOSYS) };
+        copy.ok_or(Code::INVAL)?.write(assemble(nic.texts.clone(), nic.bus));
         Ok(0)
-    })
-}
-
-unsafe extern "C" fn close_nic(fid: *mut fi::fid) -> c_int {
-    entry("fi_close(nic)", || {
-        if fid.is_null() {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: `assemble` made the description from a box, and the core closes it once.
-        drop(unsafe { Box::from_raw(fid.cast::<Nic>()) });
-        Ok(0)
-    })
+    }
 }
