@@ -5,8 +5,6 @@ mod code;
 mod cost;
 mod decode;
 mod error;
-#[cfg(any(test, feature = "fuzz"))]
-pub mod fuzz;
 mod launch;
 mod memory;
 mod module;

@@ -181,7 +181,7 @@ fn create(out: Out<usize>, flags: u32, number: c_int) -> Outcome {
 }
 
 /// A context that no thread has pushed.
-#[cfg(any(test, feature = "fuzz"))]
+#[cfg(feature = "fuzzing")]
 pub(crate) fn create_on(ordinal: usize) -> Arc<Context> {
     Context::create(ordinal, 0, fresh(), false)
 }

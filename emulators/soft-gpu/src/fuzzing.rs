@@ -1,4 +1,4 @@
-//! The entry point for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses it, and so does a test with the corpus and seeded bytes.
+//! Arbitrary bytes as an image, for the harness of the fuzz targets.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -40,10 +40,4 @@ pub fn images(data: &[u8]) {
         let _ = soft_gpu_ptx::run(&loaded.loaded, kernel, &launch, &View { device: 0 }, &AtomicBool::new(false));
     }
     module::forget(context.handle);
-}
-
-#[cfg(test)]
-#[test]
-fn images_of_corpus_and_of_seeded_bytes_are_loaded_or_refused() {
-    ferrogin_test_support::replay("gpu_images", images);
 }

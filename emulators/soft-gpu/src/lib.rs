@@ -15,9 +15,9 @@ mod context;
 mod copy;
 mod device;
 mod event;
-#[cfg(any(test, feature = "fuzz"))]
+#[cfg(feature = "fuzzing")]
 #[allow(missing_docs)]
-pub mod fuzz;
+pub mod fuzzing;
 mod handle;
 mod heap;
 mod host;

@@ -13,13 +13,13 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::shared::Shared;
 
 /// Offset of the ring: behind a page with the doorbell record.
-pub(super) const RING: usize = 4096;
+pub const RING: usize = 4096;
 /// The consumer's index, 24 bits.
-pub(super) const CONSUMER: usize = 0;
+pub const CONSUMER: usize = 0;
 /// Offset of the consumer's arm word.
-pub(super) const ARM: usize = 4;
+pub const ARM: usize = 4;
 /// Offset of the register that arms the queue.
-pub(super) const ARM_REGISTER: usize = 64;
+pub const ARM_REGISTER: usize = 64;
 /// Bit of the arm word: only solicited completions and errors raise an event.
 const SOLICITED_ONLY: u32 = 1 << 24;
 

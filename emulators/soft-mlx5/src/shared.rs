@@ -16,10 +16,14 @@ use soft_nic::memory::{self, Mapping};
 
 /// Zeroed, page-aligned memory of a queue. Parts that the driver gets come with a handle that keeps the memory mapped.
 #[derive(Debug)]
-pub(super) struct Shared(Mapping);
+pub struct Shared(Mapping);
 
 impl Shared {
-    pub(super) fn new(len: usize) -> io::Result<Self> {
+    /// Zeros.
+    ///
+    /// # Errors
+    /// There is no memory left.
+    pub fn new(len: usize) -> io::Result<Self> {
         Mapping::anonymous(len).map(Self)
     }
 
@@ -37,7 +41,7 @@ impl Shared {
     }
 
     /// A word of a doorbell record for the driver.
-    pub(super) fn driver_record(&self, at: usize) -> DoorbellRecord {
+    pub fn driver_record(&self, at: usize) -> DoorbellRecord {
         let word = self.address(at, 4).cast();
         // SAFETY: the word lies in the mapping and is 4-byte aligned by the queues' layout.
         unsafe { DoorbellRecord::new(word) }
@@ -57,14 +61,14 @@ impl Shared {
     }
 
     /// The arm register for the driver.
-    pub(super) fn arm_register(&self, at: usize) -> ArmRegister {
+    pub fn arm_register(&self, at: usize) -> ArmRegister {
         let register = self.address(at, 8).cast();
         // SAFETY: the register lies in the mapping and is aligned by the queues' layout.
         unsafe { ArmRegister::new(register) }
     }
 
     /// The slots of a completion queue for the driver, initialised.
-    pub(super) fn slots(&self, at: usize, log: u32) -> Slots {
+    pub fn slots(&self, at: usize, log: u32) -> Slots {
         let base = self.address(at, 64 << log).cast();
         // SAFETY: the slots lie in the mapping and are page aligned; driver and card write them by the format's rules.
         let mut slots = unsafe { Slots::new(base, log) };
@@ -73,7 +77,7 @@ impl Shared {
     }
 
     /// The same slots for the card, and the word with the consumer's index.
-    pub(super) fn completions(&self, at: usize, log: u32, record: usize) -> CqMemory {
+    pub fn completions(&self, at: usize, log: u32, record: usize) -> CqMemory {
         let (slots, record) = (self.address(at, 64 << log).cast(), self.address(record, 4).cast());
         // SAFETY: the slots lie in the mapping and are page aligned; the completion queue that holds the writer keeps the mapping.
         unsafe { CqMemory::new(slots, log, record) }

@@ -16,9 +16,13 @@ mod counter;
 mod cq;
 mod device;
 mod dv;
-#[cfg(any(test, feature = "fuzz"))]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
-pub mod fuzz;
+pub mod fuzzing {
+    //! The types of the calls, for the harness of the fuzz targets.
+    pub use crate::bindings::*;
+    pub use crate::guard::QUIET;
+}
 mod guard;
 mod objects;
 mod parent;

@@ -24,9 +24,12 @@ mod ep_ops;
 mod eq;
 mod fabric;
 mod fabric_ops;
-#[cfg(any(test, feature = "fuzz"))]
+#[cfg(feature = "fuzzing")]
 #[doc(hidden)]
-pub mod fuzz;
+pub mod fuzzing {
+    //! The parser of messages, for the harness of the fuzz targets.
+    pub use crate::rdm::check_packet as messages;
+}
 mod gda;
 mod guard;
 mod info;

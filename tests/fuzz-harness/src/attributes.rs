@@ -1,4 +1,5 @@
 //! Attributes of the provider's calls: any values that an application can pass and that are memory-safe.
+#![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
 use std::ptr;
@@ -45,7 +46,7 @@ fn fixture() -> Option<Fixture> {
         // SAFETY: no other thread reads the environment now: this is the first call of a fuzzer. Its test runs with the variable.
         unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
     }
-    let provider = crate::fi_prov_ini();
+    let provider = softefa_fi::fi_prov_ini();
     let (mut info, mut fabric, mut domain) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     let none = ptr::null_mut::<c_void>();
     let api = 2 << 16 | 6;
@@ -118,7 +119,7 @@ impl Fixture {
         hints.fabric_attr = if or_null(4) { &raw mut fabric } else { ptr::null_mut() };
         let (mut info, api) = (ptr::null_mut(), input.of(&[0u32, 1 << 16, 1 << 16 | 17, 2 << 16 | 6, u32::MAX]));
         let (node, service, flags) = (name(input), name(input), input.edge());
-        let provider = crate::fi_prov_ini();
+        let provider = softefa_fi::fi_prov_ini();
         let rc = call!(provider, getinfo, api, node, service, flags, &raw const hints, &raw mut info);
         assert_eq!(rc == 0, !info.is_null(), "a list is given with success and only then");
         if !info.is_null() {

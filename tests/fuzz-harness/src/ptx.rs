@@ -1,10 +1,11 @@
-//! An entry point for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses it, and so does the test with the corpus and seeded bytes.
+//! Arbitrary bytes as a module of PTX.
 #![allow(unsafe_code)]
 
-use crate::{Launch, Memory, Module, Program, Range, run};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
+
+use soft_gpu_ptx::{Launch, Memory, Module, Program, Range, run};
 
 /// Words that kernels may touch.
 struct Words([AtomicU64; 64], AtomicU64);
@@ -52,40 +53,6 @@ pub fn module(bytes: &[u8]) {
         launch.watchdog = Some(Duration::from_millis(5));
         if let Err(trap) = run(&loaded, kernel, &launch, &words, &AtomicBool::new(false)) {
             assert!(trap.line <= lines && !trap.cause.is_empty(), "{trap:?}");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    /// The corpus and seeded bytes: inputs that a fuzzer found are checked in every run.
-    #[test]
-    fn modules_of_any_bytes_end_in_known_errors() {
-        ferrogin_test_support::replay("ptx", super::module);
-    }
-
-    /// Texts of the corpus with a few words changed for others of the same texts, which parse further than bytes do.
-    #[test]
-    fn changed_texts_end_in_known_errors() {
-        let folder = ferrogin_test_support::workspace().join("tests/fuzz/corpus/ptx");
-        let mut files: Vec<_> =
-            std::fs::read_dir(folder).expect("the corpus").map(|entry| entry.unwrap().path()).collect();
-        files.sort();
-        let texts: Vec<String> = files.iter().map(|file| std::fs::read_to_string(file).expect("a text")).collect();
-        let words: Vec<&str> = texts.iter().flat_map(|text| text.split_inclusive([' ', ',', '.', '\n'])).collect();
-        let mut random = ferrogin_test_support::Random::new(7);
-        for _ in 0..ferrogin_test_support::repetitions("SOFTGPU_TEXTS", 3_000, 300_000) {
-            let text = &texts[random.index(texts.len())];
-            let mut changed: Vec<&str> = text.split_inclusive([' ', ',', '.', '\n']).collect();
-            for _ in 0..1 + random.below(3) {
-                let at = random.index(changed.len());
-                match random.below(3) {
-                    0 => changed[at] = random.of(&words),
-                    1 => changed.insert(at, random.of(&words)),
-                    _ => drop(changed.remove(at)),
-                }
-            }
-            super::module(changed.concat().as_bytes());
         }
     }
 }

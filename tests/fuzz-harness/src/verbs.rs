@@ -1,18 +1,18 @@
-//! Arbitrary sequences of verbs with arbitrary attributes: libFuzzer (`tests/fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
+//! Arbitrary sequences of verbs with arbitrary attributes.
 //!
-//! Pointers are null or of open objects, and memory is mapped or refused: all else is the program's to get right. Only tests and the feature `fuzz`
-//! have this module.
-#![allow(missing_docs)]
+//! Pointers are null or of open objects, and memory is mapped or refused: all else is the program's to get right.
+#![allow(unsafe_code)]
 // A call of a table reads the table and calls the function.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
 use ferrogin_test_support::Input;
 
-use crate::bindings as ib;
+use soft_verbs::fuzzing as ib;
 
 // The calls as programs of C have them.
 unsafe extern "C" {
@@ -160,6 +160,7 @@ impl Device {
 
 /// A sequence of calls.
 pub fn verbs(data: &[u8]) {
+    ib::QUIET.store(true, Ordering::Relaxed);
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
     let device = device.get_or_insert_with(Device::open);
     let mut run = Run { device, input: Input(data), objects: Vec::new() };
@@ -723,16 +724,5 @@ impl Run<'_> {
         while !self.objects.is_empty() {
             self.destroy_at(self.objects.len() - 1);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn verbs() {
-        // It sets a variable of the environment.
-        ferrogin_test_support::child::run("fuzz::tests::verbs", &[], || {
-            ferrogin_test_support::replay("verbs", super::verbs);
-        });
     }
 }

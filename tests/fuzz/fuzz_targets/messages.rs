@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| softefa_fi::fuzz::messages(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz_harness::messages(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| soft_verbs::fuzz::verbs(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fuzz_harness::verbs(data));

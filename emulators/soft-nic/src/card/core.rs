@@ -226,7 +226,7 @@ impl Core {
     }
 
     /// Ends logging.
-    #[cfg(any(test, feature = "fuzz"))]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn mute_log(&mut self) {
         self.lines = MAX_LINES + 1;
     }

@@ -9,6 +9,8 @@ mod datagram_wire;
 mod egress;
 mod engine;
 mod fetch;
+#[cfg(feature = "fuzzing")]
+mod fuzzing;
 mod ingress;
 mod late_wire;
 pub mod pace;
@@ -32,10 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 pub use self::core::Core;
-#[cfg(not(any(test, feature = "fuzz")))]
 use self::core::Wires;
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) use self::core::Wires;
 use self::engine::{Engine, Shared};
 use self::late_wire::LateWire;
 pub use self::qp::RNR_FOR_EVER;

@@ -19,9 +19,9 @@ use crate::address::Gid;
 use crate::memory;
 
 /// Payload bytes of one datagram at most.
-pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
+pub const MAX_PAYLOAD: usize = 64 * 1024;
 /// Acknowledgements in one datagram at most, behind its payload or alone.
-pub(crate) const MAX_ACKS: usize = 32;
+pub const MAX_ACKS: usize = 32;
 /// The seal covers payloads up to this many bytes; of a longer one it covers the header and the acknowledgements alone.
 const SEALED_PAYLOAD: usize = 64;
 /// Datagrams in flight, and buffers for those that arrive.
@@ -29,7 +29,7 @@ const DEPTH: usize = 128;
 
 /// The payload of a packet.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Payload<'a> {
+pub enum Payload<'a> {
     Nothing,
     Bytes(&'a [u8]),
     /// As many bytes as the header says, in memory that the application may write meanwhile.
@@ -37,7 +37,7 @@ pub(crate) enum Payload<'a> {
 }
 
 /// An event of the wire.
-pub(crate) enum Arrival<'a> {
+pub enum Arrival<'a> {
     /// A datagram of an endpoint that is a peer, or of someone who knows the numbers of one.
     Packet {
         from: Peer,
@@ -54,13 +54,13 @@ pub(crate) enum Arrival<'a> {
 }
 
 /// The wire's endpoint of one card.
-pub(crate) struct Wire {
+pub struct Wire {
     endpoint: MessageEndpoint,
 }
 
 /// Error of opening the wire.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum WireError {
+pub enum WireError {
     #[error(transparent)]
     Libfabric(#[from] Error),
     #[error("the endpoint's name is not the IPv4 address and port that it was to have: {0:02x?}")]
@@ -69,7 +69,7 @@ pub(crate) enum WireError {
 
 impl WireError {
     /// libfabric's code, which is the system's for failures of the system.
-    pub(crate) fn os_code(&self) -> Option<i32> {
+    pub fn os_code(&self) -> Option<i32> {
         match self {
             Self::Libfabric(error) => error.code(),
             Self::Name(_) => None,
@@ -78,7 +78,7 @@ impl WireError {
 }
 
 /// The endpoint's address of a card.
-pub(crate) fn address_of(gid: &Gid) -> [u8; 16] {
+pub fn address_of(gid: &Gid) -> [u8; 16] {
     socket_name(gid.ip, gid.port)
 }
 
@@ -102,7 +102,7 @@ impl Wire {
     ///
     /// # Errors
     /// The provider is missing or refuses.
-    pub(crate) fn open(provider: &str, address: SocketAddrV4) -> Result<(Self, u16), WireError> {
+    pub fn open(provider: &str, address: SocketAddrV4) -> Result<(Self, u16), WireError> {
         let library = Libfabric::already_loaded().or_else(|_| Libfabric::load(None))?;
         let source = if address.port() == 0 { address.ip().to_string() } else { address.to_string() };
         let config = Config {
@@ -125,7 +125,7 @@ impl Wire {
     ///
     /// # Errors
     /// The provider refuses the address.
-    pub(crate) fn peer(&mut self, gid: &Gid) -> Result<Peer, Error> {
+    pub fn peer(&mut self, gid: &Gid) -> Result<Peer, Error> {
         self.endpoint.add_peer(&address_of(gid))
     }
 
@@ -133,11 +133,11 @@ impl Wire {
     ///
     /// # Errors
     /// The provider refuses the address.
-    pub(crate) fn admit(&mut self, gid: &Gid, number: u64) -> Result<Peer, Error> {
+    pub fn admit(&mut self, gid: &Gid, number: u64) -> Result<Peer, Error> {
         self.endpoint.admit(&address_of(gid), number)
     }
 
-    pub(crate) fn forget(&mut self, peer: Peer) {
+    pub fn forget(&mut self, peer: Peer) {
         self.endpoint.forget(peer);
     }
 
@@ -151,7 +151,7 @@ impl Wire {
     ///
     /// # Safety
     /// [`Payload::Memory`] is readable for `header.len` bytes during the call.
-    pub(crate) unsafe fn send(
+    pub unsafe fn send(
         &mut self,
         to: Peer,
         header: &Header,
@@ -184,7 +184,7 @@ impl Wire {
     }
 
     /// Sends a packet of the handshake; false when the wire has no room now.
-    pub(crate) fn send_control(&mut self, to: Peer, header: &Header, bytes: &[u8]) -> bool {
+    pub fn send_control(&mut self, to: Peer, header: &Header, bytes: &[u8]) -> bool {
         !matches!(self.endpoint.send(to, &header.to_bytes(), bytes), Err(SendError::Full))
     }
 
@@ -192,7 +192,7 @@ impl Wire {
     ///
     /// # Errors
     /// The endpoint failed as a whole.
-    pub(crate) fn poll(&mut self, mut handle: impl FnMut(Arrival<'_>)) -> Result<bool, Error> {
+    pub fn poll(&mut self, mut handle: impl FnMut(Arrival<'_>)) -> Result<bool, Error> {
         let handle = RefCell::new(&mut handle);
         let on_event = |event: Event<'_>| match event {
             Event::Message { from, header, payload: rest } => {
@@ -209,7 +209,7 @@ impl Wire {
     }
 
     /// Sends what is in flight, then tells the peers that this endpoint closes.
-    pub(crate) fn shutdown(&mut self, limit: Duration) {
+    pub fn shutdown(&mut self, limit: Duration) {
         // A failure now changes nothing: the card is closing.
         let _ = self.endpoint.shutdown(limit, |_, _| {});
     }
@@ -225,7 +225,7 @@ fn sealed_part(len: usize, body: &[u8]) -> &[u8] {
 ///
 /// # Errors
 /// The datagram is not one of the session, or came before.
-pub(crate) fn open<'a>(header: &[u8], rest: &'a [u8], session: &mut Session) -> Result<&'a [u8], BadSeal> {
+pub fn open<'a>(header: &[u8], rest: &'a [u8], session: &mut Session) -> Result<&'a [u8], BadSeal> {
     let len = Header::read(header).ok_or(BadSeal::Forged)?.len as usize;
     let (body, seal) = Seal::read_from_suffix(rest).map_err(|_| BadSeal::Forged)?;
     session.open(&seal, &[header, sealed_part(len, body)])?;
@@ -233,7 +233,7 @@ pub(crate) fn open<'a>(header: &[u8], rest: &'a [u8], session: &mut Session) -> 
 }
 
 /// Header, payload and acknowledgements of a packet; `None` for bytes that no card sends.
-pub(crate) fn parse<'a>(header: &[u8], bytes: &'a [u8]) -> Option<(Header, &'a [u8], &'a [Acknowledgement])> {
+pub fn parse<'a>(header: &[u8], bytes: &'a [u8]) -> Option<(Header, &'a [u8], &'a [Acknowledgement])> {
     let header = Header::read(header)?;
     let (payload, rest) = bytes.split_at_checked(header.len as usize)?;
     let acks = <[Acknowledgement]>::ref_from_bytes(rest).ok()?;

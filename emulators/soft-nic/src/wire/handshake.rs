@@ -23,14 +23,14 @@ use crate::address::{Gid, WIRE_VERSION};
 const MAGIC: [u8; 7] = *b"softefa";
 const WELCOME_MAGIC: [u8; 6] = *b"softef";
 /// Bytes of a hello.
-pub(crate) const HELLO_LEN: usize = size_of::<Hello>();
+pub const HELLO_LEN: usize = size_of::<Hello>();
 /// Bytes of the answer.
-pub(crate) const WELCOME_LEN: usize = size_of::<Welcome>();
+pub const WELCOME_LEN: usize = size_of::<Welcome>();
 /// Bytes of a seal.
-pub(crate) const SEAL_LEN: usize = size_of::<Seal>();
+pub const SEAL_LEN: usize = size_of::<Seal>();
 
 /// Random bytes that a card uses once.
-pub(crate) type Nonce = [u8; 16];
+pub type Nonce = [u8; 16];
 type Key = [u8; 16];
 type HelloTag = [u8; 32];
 /// SipHash-2-4 with 128 bits.
@@ -39,7 +39,7 @@ type Tag = [u8; 16];
 /// The first message of the card that connects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct Hello {
+pub struct Hello {
     magic: [u8; 7],
     /// [`WIRE_VERSION`].
     pub version: u8,
@@ -53,7 +53,7 @@ assert_layout!(Hello, 72, { magic @ 0, version @ 7, nonce @ 8, from @ 24, tag @ 
 /// The answer to a hello.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct Welcome {
+pub struct Welcome {
     magic: [u8; 6],
     /// [`WIRE_VERSION`].
     version: u8,
@@ -68,7 +68,7 @@ assert_layout!(Welcome, 40, { magic @ 0, version @ 6, refused @ 7, nonce @ 8, ta
 /// What proves that a packet belongs to a session, once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct Seal {
+pub struct Seal {
     /// Seals of this direction before this one.
     counter: U64,
     tag: Tag,
@@ -77,7 +77,7 @@ assert_layout!(Seal, 24, { counter @ 0, tag @ 8 });
 
 /// Why two cards do not work together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Disagreement {
+pub enum Disagreement {
     #[error("the other card speaks wire version {0}, this one {WIRE_VERSION}: use the same release on both sides")]
     Version(u8),
     #[error("the other side does not speak this protocol")]
@@ -90,7 +90,7 @@ pub(crate) enum Disagreement {
 
 /// Why a sealed packet was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadSeal {
+pub enum BadSeal {
     #[error("it is not from the card whose name it has, or was changed on its way")]
     Forged,
     #[error(transparent)]
@@ -111,7 +111,7 @@ fn same(one: HelloTag, other: HelloTag) -> bool {
 }
 
 /// The name under which a card of this host is found, which does not show the GID.
-pub(crate) fn abstract_name(gid: &Gid) -> String {
+pub fn abstract_name(gid: &Gid) -> String {
     let hash = derive("softefa wire 3: name of a card's socket", &[&gid.to_bytes()]);
     format!("softefa/{WIRE_VERSION}/{}", blake3::Hash::from_bytes(hash).to_hex())
 }
@@ -137,18 +137,18 @@ impl HelloKey {
 
 /// The side that connects, until it is welcome.
 #[derive(Clone)]
-pub(crate) struct Initiator {
+pub struct Initiator {
     own: Gid,
     peer: Gid,
     nonce: Nonce,
 }
 
 impl Initiator {
-    pub(crate) fn new(own: Gid, peer: Gid, nonce: Nonce) -> Self {
+    pub fn new(own: Gid, peer: Gid, nonce: Nonce) -> Self {
         Self { own, peer, nonce }
     }
 
-    pub(crate) fn hello(&self) -> Hello {
+    pub fn hello(&self) -> Hello {
         let key = HelloKey::new(&self.peer);
         let from = key.mask(&self.nonce, self.own.to_bytes());
         let tag = key.tag(&self.nonce, &from);
@@ -159,7 +159,7 @@ impl Initiator {
     ///
     /// # Errors
     /// [`Disagreement::Version`] and [`Disagreement::Refused`] come from a process that got the hello. The other errors may come from any process.
-    pub(crate) fn welcomed(&self, bytes: &[u8]) -> Result<Session, Disagreement> {
+    pub fn welcomed(&self, bytes: &[u8]) -> Result<Session, Disagreement> {
         let head: &[u8; 24] = bytes.first_chunk().ok_or(Disagreement::Protocol)?;
         if head[..6] != WELCOME_MAGIC {
             return Err(Disagreement::Protocol);
@@ -181,7 +181,7 @@ impl Initiator {
 }
 
 /// What a good hello leads to.
-pub(crate) struct Response {
+pub struct Response {
     /// The card that called.
     pub peer: Gid,
     /// The answer.
@@ -194,7 +194,7 @@ pub(crate) struct Response {
 ///
 /// # Errors
 /// The hello is not for this card, or its sender does not know this card's GID.
-pub(crate) fn respond(bytes: &[u8], own: &Gid, nonce: Nonce) -> Result<Response, Disagreement> {
+pub fn respond(bytes: &[u8], own: &Gid, nonce: Nonce) -> Result<Response, Disagreement> {
     if bytes.len() < 8 || bytes[..7] != MAGIC {
         return Err(Disagreement::Protocol);
     }
@@ -218,7 +218,7 @@ pub(crate) fn respond(bytes: &[u8], own: &Gid, nonce: Nonce) -> Result<Response,
 }
 
 /// The answer to a hello that was not accepted.
-pub(crate) fn refusal(hello: &[u8]) -> Welcome {
+pub fn refusal(hello: &[u8]) -> Welcome {
     let nonce = hello.get(8..24).and_then(|nonce| nonce.try_into().ok()).unwrap_or_default();
     Welcome { magic: WELCOME_MAGIC, version: WIRE_VERSION, refused: 1, nonce, tag: Tag::default() }
 }
@@ -241,7 +241,7 @@ fn session_keys(initiator: &Gid, responder: &Gid, initiator_nonce: &Nonce, respo
 }
 
 /// Seals the packets that one card sends to another, and opens those that it gets.
-pub(crate) struct Session {
+pub struct Session {
     send: Key,
     receive: Key,
     sent: u64,
@@ -254,7 +254,7 @@ impl Session {
     }
 
     /// The seal of the next packet.
-    pub(crate) fn seal(&mut self, parts: &[&[u8]]) -> Seal {
+    pub fn seal(&mut self, parts: &[&[u8]]) -> Seal {
         let counter = self.sent;
         self.sent += 1;
         Seal { counter: counter.into(), tag: tag(&self.send, counter, parts) }
@@ -264,7 +264,7 @@ impl Session {
     ///
     /// # Errors
     /// [`BadSeal`].
-    pub(crate) fn open(&mut self, seal: &Seal, parts: &[&[u8]]) -> Result<(), BadSeal> {
+    pub fn open(&mut self, seal: &Seal, parts: &[&[u8]]) -> Result<(), BadSeal> {
         let counter = seal.counter.get();
         let difference = u128::from_le_bytes(tag(&self.receive, counter, parts)) ^ u128::from_le_bytes(seal.tag);
         if difference != 0 {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The kind of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A part of an RDMA write, with payload.
     Write = 1,
     /// The peer has handled all packets of a request; `status` is the result.
@@ -46,7 +46,7 @@ impl Kind {
 
 /// The header of every packet. The kind decides which fields are used; the others are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Header {
+pub struct Header {
     /// [`Kind`], if the number is one.
     pub kind: u8,
     /// EFA completion status of an acknowledgement or of read data.
@@ -76,7 +76,7 @@ pub(crate) struct Header {
 }
 
 /// Flag of a send or a write with immediate data.
-pub(crate) const HAS_IMM: u16 = 1;
+pub const HAS_IMM: u16 = 1;
 
 /// A [`Header`] as it travels.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -102,9 +102,9 @@ assert_layout!(RawHeader, 48, {
 });
 
 /// Bytes of a header.
-pub(crate) const HEADER_LEN: usize = size_of::<RawHeader>();
+pub const HEADER_LEN: usize = size_of::<RawHeader>();
 /// Words of a header.
-pub(crate) const HEADER_WORDS: usize = HEADER_LEN / 8;
+pub const HEADER_WORDS: usize = HEADER_LEN / 8;
 
 impl From<Header> for RawHeader {
     fn from(header: Header) -> Self {
@@ -147,46 +147,46 @@ impl From<RawHeader> for Header {
 }
 
 impl Header {
-    pub(crate) fn new(kind: Kind, token: u64) -> Self {
+    pub fn new(kind: Kind, token: u64) -> Self {
         Self { kind: kind as u8, token, ..Self::default() }
     }
 
     /// The kind of the packet; `None` for a number that no card of this version sends.
-    pub(crate) fn kind(&self) -> Option<Kind> {
+    pub fn kind(&self) -> Option<Kind> {
         Kind::from_raw(self.kind)
     }
 
     /// The header as words of shared memory.
-    pub(crate) fn to_words(self) -> [u64; HEADER_WORDS] {
+    pub fn to_words(self) -> [u64; HEADER_WORDS] {
         zerocopy::transmute!(RawHeader::from(self))
     }
 
-    pub(crate) fn from_words(words: [u64; HEADER_WORDS]) -> Self {
+    pub fn from_words(words: [u64; HEADER_WORDS]) -> Self {
         let raw: RawHeader = zerocopy::transmute!(words);
         raw.into()
     }
 
-    pub(crate) fn to_bytes(self) -> [u8; HEADER_LEN] {
+    pub fn to_bytes(self) -> [u8; HEADER_LEN] {
         zerocopy::transmute!(RawHeader::from(self))
     }
 
-    pub(crate) fn from_bytes(bytes: [u8; HEADER_LEN]) -> Self {
+    pub fn from_bytes(bytes: [u8; HEADER_LEN]) -> Self {
         let raw: RawHeader = zerocopy::transmute!(bytes);
         raw.into()
     }
 
     /// The header in `bytes`; `None` when they are more or fewer than a header has.
-    pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
+    pub fn read(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self::from_bytes)
     }
 
     /// Immediate data of a send or a write.
-    pub(crate) fn immediate(&self) -> Option<u32> {
+    pub fn immediate(&self) -> Option<u32> {
         (self.flags & HAS_IMM != 0).then_some(self.imm)
     }
 
     /// Whether the payload lies within the request, and a kind without payload has none.
-    pub(crate) fn is_consistent(&self) -> bool {
+    pub fn is_consistent(&self) -> bool {
         if self.flags & !HAS_IMM != 0 {
             return false;
         }
@@ -204,7 +204,7 @@ impl Header {
 /// The result of a request, as it travels behind other packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-pub(crate) struct Acknowledgement {
+pub struct Acknowledgement {
     token: U64,
     /// EFA completion status.
     pub status: u8,
@@ -213,15 +213,15 @@ pub(crate) struct Acknowledgement {
 assert_layout!(Acknowledgement, 16, { token @ 0, status @ 8, reserved @ 9 });
 
 /// Bytes of an acknowledgement.
-pub(crate) const ACKNOWLEDGEMENT_LEN: usize = size_of::<Acknowledgement>();
+pub const ACKNOWLEDGEMENT_LEN: usize = size_of::<Acknowledgement>();
 
 impl Acknowledgement {
-    pub(crate) fn new(token: u64, status: u8) -> Self {
+    pub fn new(token: u64, status: u8) -> Self {
         Self { token: token.into(), status, reserved: [0; 7] }
     }
 
     /// The requester's name of the request.
-    pub(crate) fn token(&self) -> u64 {
+    pub fn token(&self) -> u64 {
         self.token.get()
     }
 }

@@ -9,11 +9,11 @@ use super::packet::{HEADER_LEN, HEADER_WORDS, Header};
 use crate::memory;
 
 /// Bytes of payload that a ring can hold.
-pub(crate) const RING_LEN: usize = 512 * 1024;
+pub const RING_LEN: usize = 512 * 1024;
 /// Bytes of the cursors before them, each on lines of its own.
-pub(crate) const CONTROL_LEN: usize = 4096;
+pub const CONTROL_LEN: usize = 4096;
 /// Most payload in one packet: a ring holds several, so that both sides copy at the same time.
-pub(crate) const MAX_PAYLOAD: usize = 64 * 1024;
+pub const MAX_PAYLOAD: usize = 64 * 1024;
 
 /// Records begin on this many bytes.
 const ALIGN: usize = 64;
@@ -56,7 +56,7 @@ impl Area {
 
 /// The writing end.
 #[derive(Debug)]
-pub(crate) struct Producer {
+pub struct Producer {
     area: Area,
     tail: u64,
     /// The reader's cursor as last seen.
@@ -67,13 +67,13 @@ pub(crate) struct Producer {
 /// The peer wrote an impossible cursor or packet into the shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's ring is corrupt")]
-pub(crate) struct Corrupt;
+pub struct Corrupt;
 
 impl Producer {
     /// # Safety
     /// `control` and `data` point to `CONTROL_LEN` and `RING_LEN` mapped, page-aligned bytes that outlive this value,
     /// zeroed when the ring is new, and written through no other producer.
-    pub(crate) unsafe fn new(control: *mut u8, data: *mut u8) -> Self {
+    pub unsafe fn new(control: *mut u8, data: *mut u8) -> Self {
         Self { area: Area { control, data }, tail: 0, head: 0, unannounced: false }
     }
 
@@ -84,7 +84,7 @@ impl Producer {
     ///
     /// # Safety
     /// `header.len` bytes at `payload` are readable.
-    pub(crate) unsafe fn push(&mut self, header: &Header, payload: *const u8) -> Result<bool, Corrupt> {
+    pub unsafe fn push(&mut self, header: &Header, payload: *const u8) -> Result<bool, Corrupt> {
         let len = record_len(header.len as usize);
         debug_assert!(header.len as usize <= MAX_PAYLOAD);
         let at = (self.tail % RING_LEN as u64) as usize;
@@ -127,7 +127,7 @@ impl Producer {
     }
 
     /// True when the reader sleeps and packets were pushed since the last call: then it must be woken.
-    pub(crate) fn must_wake(&mut self) -> bool {
+    pub fn must_wake(&mut self) -> bool {
         if !self.unannounced {
             return false;
         }
@@ -140,7 +140,7 @@ impl Producer {
 
 /// The reading end.
 #[derive(Debug)]
-pub(crate) struct Consumer {
+pub struct Consumer {
     area: Area,
     head: u64,
     /// The writer's cursor as last seen.
@@ -150,12 +150,12 @@ pub(crate) struct Consumer {
 impl Consumer {
     /// # Safety
     /// As for [`Producer::new`], with no other consumer.
-    pub(crate) unsafe fn new(control: *mut u8, data: *mut u8) -> Self {
+    pub unsafe fn new(control: *mut u8, data: *mut u8) -> Self {
         Self { area: Area { control, data }, head: 0, tail: 0 }
     }
 
     /// Looks for packets, which [`Consumer::peek`] gives then. False when there is none.
-    pub(crate) fn look(&mut self) -> bool {
+    pub fn look(&mut self) -> bool {
         self.tail = self.area.cursor(TAIL_AT).load(Ordering::Acquire);
         self.head != self.tail
     }
@@ -164,7 +164,7 @@ impl Consumer {
     ///
     /// # Errors
     /// The writer's cursor or the packet is impossible.
-    pub(crate) fn peek(&mut self) -> Result<Option<(Header, *const u8)>, Corrupt> {
+    pub fn peek(&mut self) -> Result<Option<(Header, *const u8)>, Corrupt> {
         loop {
             let (head, tail) = (self.head, self.tail);
             if head == tail {
@@ -195,7 +195,7 @@ impl Consumer {
     }
 
     /// Frees the room of the packet, whose payload had `len` bytes.
-    pub(crate) fn pop(&mut self, len: u32) {
+    pub fn pop(&mut self, len: u32) {
         self.advance(record_len(len as usize));
     }
 
@@ -205,14 +205,14 @@ impl Consumer {
     }
 
     /// Tells the writer that the reader is about to sleep; false when a packet is there after all.
-    pub(crate) fn sleep(&mut self) -> bool {
+    pub fn sleep(&mut self) -> bool {
         self.area.sleeping().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.area.cursor(TAIL_AT).load(Ordering::Acquire) == self.head
     }
 
     /// Tells the writer that the reader is awake.
-    pub(crate) fn wake(&mut self) {
+    pub fn wake(&mut self) {
         self.area.sleeping().store(0, Ordering::Relaxed);
     }
 }

@@ -30,7 +30,7 @@ const FILE_LEN: usize = 2 * (CONTROL_LEN + RING_LEN);
 
 /// Why a connection could not be made or kept.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ShmError {
+pub enum ShmError {
     #[error("no card listens there")]
     Absent,
     #[error("the other card is gone")]
@@ -47,13 +47,13 @@ pub(crate) enum ShmError {
 
 impl ShmError {
     /// The process or the system has no descriptor or no memory for one more connection.
-    pub(crate) fn is_exhaustion(&self) -> bool {
+    pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::System(_, error) if error.raw_os_error().is_some_and(is_exhaustion))
     }
 }
 
 /// True for the errors of a process or system without free descriptors or memory.
-pub(crate) fn is_exhaustion(errno: i32) -> bool {
+pub fn is_exhaustion(errno: i32) -> bool {
     matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EFBIG)
 }
 
@@ -89,14 +89,14 @@ fn sending(errno: Errno) -> ShmError {
 
 /// The socket on which a card is found.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     socket: OwnedFd,
 }
 
 impl Listener {
     /// # Errors
     /// The system's, for `bind` and the calls around it; no memory file of this process may be as long as a connection's.
-    pub(crate) fn bind(gid: &Gid) -> Result<Self, ShmError> {
+    pub fn bind(gid: &Gid) -> Result<Self, ShmError> {
         memory::check_file_size(FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
         let socket = new_socket()?;
         socket::bind(socket.as_raw_fd(), &address_of(gid, "bind")?).map_err(system("bind"))?;
@@ -104,7 +104,7 @@ impl Listener {
         Ok(Self { socket })
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
@@ -112,7 +112,7 @@ impl Listener {
     ///
     /// # Errors
     /// [`ShmError::Foreign`]: the connection was of another user, and is closed. The system's, for `accept4`.
-    pub(crate) fn accept(&self) -> Result<Option<Accepting>, ShmError> {
+    pub fn accept(&self) -> Result<Option<Accepting>, ShmError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
             let socket = match socket::accept4(self.socket.as_raw_fd(), flags) {
@@ -137,7 +137,7 @@ fn check_user(socket: &OwnedFd) -> Result<(), ShmError> {
 
 /// A connection whose other end is not proven.
 #[derive(Debug)]
-pub(crate) struct Accepting {
+pub struct Accepting {
     /// Taken by the [`RingPair`] that follows.
     socket: Option<OwnedFd>,
     /// The card that sent a good hello, and the session that its proof belongs to.
@@ -146,17 +146,17 @@ pub(crate) struct Accepting {
 
 impl Accepting {
     /// The socket; `None` when it belongs to a [`RingPair`].
-    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
     /// Nothing has arrived that only a card knows.
-    pub(crate) fn is_silent(&self) -> bool {
+    pub fn is_silent(&self) -> bool {
         self.initiator.is_none()
     }
 
     /// Reads what has arrived. Returns the peer's GID and the connection once the peer is proven.
-    pub(crate) fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, ShmError> {
+    pub fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, ShmError> {
         loop {
             let Some(socket) = &self.socket else { return Ok(None) };
             let mut bytes = [0; HELLO_LEN + 1];
@@ -227,7 +227,7 @@ struct Pending {
 
 /// A connection to one card: a ring of packets in each direction, and the socket that set it up.
 #[derive(Debug)]
-pub(crate) struct RingPair {
+pub struct RingPair {
     // The ends hold addresses in `map`; they are private and go with it.
     pub tx: Producer,
     pub rx: Consumer,
@@ -253,7 +253,7 @@ impl RingPair {
     ///
     /// # Errors
     /// [`ShmError::Absent`] when no such card is alive; `Ok(None)` when its queue of connections is full: try later.
-    pub(crate) fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, ShmError> {
+    pub fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, ShmError> {
         let socket = new_socket()?;
         match socket::connect(socket.as_raw_fd(), &address_of(peer, "connect")?) {
             Ok(()) => {}
@@ -271,18 +271,18 @@ impl RingPair {
         Ok(Some(Self::new(socket, map, Some(Box::new(Pending { initiator, file })))))
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
     /// Both rings: their control blocks, then their data.
-    #[cfg(any(test, feature = "fuzz"))]
-    pub(crate) fn memory(&self) -> (*mut u8, usize) {
+    #[cfg(feature = "fuzzing")]
+    pub fn memory(&self) -> (*mut u8, usize) {
         (self._map.as_ptr(), self._map.len())
     }
 
     /// Both cards are proven to each other.
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.pending.is_none()
     }
 
@@ -290,7 +290,7 @@ impl RingPair {
     ///
     /// # Errors
     /// The connection is over, for the reason given.
-    pub(crate) fn proceed(&mut self) -> Result<(), ShmError> {
+    pub fn proceed(&mut self) -> Result<(), ShmError> {
         let mut bytes = [0; WELCOME_LEN + 1];
         loop {
             let len = match socket::recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
@@ -315,7 +315,7 @@ impl RingPair {
     }
 
     /// Wakes the reader of what was pushed, if it sleeps.
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         if self.tx.must_wake() {
             // A full socket holds enough wake-ups; `proceed` finds a dead one.
             let _ = socket::send(self.socket.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);

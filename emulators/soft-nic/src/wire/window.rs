@@ -5,7 +5,7 @@ const SPAN: u64 = 1024;
 
 /// A packet that does not fit what has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotInOrder {
+pub enum NotInOrder {
     #[error("it came before: someone repeats packets")]
     Repeated,
     #[error("an earlier packet never came: it was lost or removed on its way")]

@@ -24,8 +24,8 @@ use super::bindings::{Bindings, destination};
 use super::completion::{Entry, Failure};
 use super::guard::Code;
 use super::queue_pair::{QueuePair, RingReader};
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) use packet::check_packet;
+#[cfg(feature = "fuzzing")]
+pub use packet::check_packet;
 use soft_nic::address::{Address, Gid};
 use soft_nic::card::region::Keys;
 use soft_nic::card::{Core, Slab};

@@ -148,8 +148,8 @@ pub(super) fn remote_buffers(payload: &[u8]) -> Option<&[RemoteBuffer]> {
 }
 
 /// Parses any bytes as a packet. A parsed packet emits bytes that parse to the same packet.
-#[cfg(any(test, feature = "fuzz"))]
-pub(crate) fn check_packet(bytes: &[u8]) {
+#[cfg(any(test, feature = "fuzzing"))]
+pub fn check_packet(bytes: &[u8]) {
     let gid = Gid { ip: std::net::Ipv4Addr::LOCALHOST, port: 3, secret: [4; 8] };
     if let Some((head, payload)) = Head::parse(bytes, gid, 5) {
         let emitted = [&head.to_bytes(), payload].concat();

@@ -5,8 +5,7 @@ use mlx5::device::Handle;
 use mlx5::wire::Cqe;
 use zerocopy::transmute_ref;
 
-use crate::cq::{ARM, ARM_REGISTER, CONSUMER, RING};
-use crate::shared::Shared;
+use soft_mlx5::fuzzing::{ARM, ARM_REGISTER, CONSUMER, RING, Shared};
 
 /// A card writes arbitrary bytes into a completion queue at arbitrary times: every poll ends and returns at most the requested number
 /// of completions, and a corrupt queue stays corrupt.

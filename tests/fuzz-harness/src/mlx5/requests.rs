@@ -11,7 +11,7 @@ use mlx5::device::{Access, CqAttr, Device, Mr, Pd, QpAttr};
 use mlx5::wire::{CtrlSeg, FmCeSe};
 use mlx5::wqe::{Limits, SegmentWriter, Transport, WindowType};
 
-use crate::{Card, Settings};
+use soft_mlx5::{Card, Settings};
 
 const LIMITS: Limits = Limits { max_inline: 128, max_sge: 4 };
 const BYTES: usize = 4096;

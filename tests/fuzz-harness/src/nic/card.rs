@@ -7,19 +7,17 @@ use std::time::{Duration, Instant};
 use efa_dp_direct::wire::RxDesc;
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
-use crate::address::Gid;
-use crate::card::counter::{Counter, EVENTS, Event, Word};
-use crate::card::queue::CompletionRing;
-use crate::card::region::{Access, Keys, Memory};
-use crate::card::{Core, Wires};
-use crate::config::Config;
-use crate::fault::Faults;
-use crate::location::Location;
-use crate::random::Random;
-use crate::wire::datagram;
-use crate::wire::packet::{Header, Kind};
-use crate::wire::shm::{Accepting, Listener, RingPair};
 use ferrogin_test_support::Input;
+use soft_nic::address::Gid;
+use soft_nic::card::Core;
+use soft_nic::card::counter::{Counter, EVENTS, Event, Word};
+use soft_nic::card::queue::CompletionRing;
+use soft_nic::card::region::{Access, Keys, Memory};
+use soft_nic::config::Config;
+use soft_nic::fault::Faults;
+use soft_nic::fuzzing::{Accepting, Header, Kind, Listener, RingPair, parse};
+use soft_nic::location::Location;
+use soft_nic::random::Random;
 
 const PD: u32 = 1;
 /// Bytes of a region, and of the guard on each side of it.
@@ -81,8 +79,7 @@ impl TestCard {
     fn new(input: &mut Input<'_>, gid: Gid, listener: Option<Listener>, peer: Gid) -> Self {
         let faults = Faults::parse(input.of(&FAULTS)).expect("well-formed");
         let config = Config { nics: 1, faults, ..Config::default() };
-        let mut core = Core::new(0, gid, config, Wires { listener, datagrams: None }).expect("a card");
-        core.mute_log();
+        let mut core = Core::silent(gid, config, listener).expect("a card");
         let all = Access { local_write: true, remote_read: true, remote_write: true };
         let regions = vec![
             Guarded::new(&mut core, PD, all),
@@ -196,7 +193,7 @@ impl TestCard {
     fn poll(&mut self, times: u8) {
         for _ in 0..=times {
             self.now += Duration::from_micros(30);
-            self.core.poll(self.now, true);
+            self.core.pass(self.now);
         }
         self.check();
     }
@@ -320,7 +317,7 @@ impl MaliciousPeer {
                     _ => 2 * 4096 + usize::from(shift) * 8 % (len - 2 * 4096),
                 } & !7;
                 // SAFETY: the word lies in the mapping of the connection.
-                unsafe { crate::memory::store_release(memory.wrapping_add(at).cast(), value) };
+                unsafe { soft_nic::memory::store_release(memory.wrapping_add(at).cast(), value) };
             }
             1 => drop(self.links.swap_remove(at)),
             // SAFETY: `payload` holds the most bytes that a packet has.
@@ -339,13 +336,7 @@ fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     let kinds = [Kind::Write, Kind::Write, Kind::Ack, Kind::Read, Kind::Data, Kind::Abort, Kind::Send, Kind::Acks];
     let kind = input.of(&kinds);
     let remote = card.remote(input);
-    let tokens: Vec<u64> = card
-        .qps
-        .iter()
-        .filter_map(|qpn| card.core.qps.get(u32::from(*qpn)))
-        .flat_map(|qp| (0..8).flat_map(|at| qp.tokens_on(at)))
-        .map(|token| token.0)
-        .collect();
+    let tokens: Vec<u64> = card.qps.iter().flat_map(|qpn| card.core.waiting(*qpn)).collect();
     let pick = usize::from(input.u8());
     let token = tokens.get(pick % tokens.len().max(1)).copied().filter(|_| pick < 200).unwrap_or(pick as u64);
     let (total, offset, len) = (input.u16(), input.u16(), input.u8());
@@ -389,8 +380,8 @@ pub fn wires(data: &[u8]) {
             1 => {
                 let header = packet(&mut card, &mut input);
                 let bytes = input.bytes(usize::from(input.0.first().copied().unwrap_or_default()));
-                if let Some((header, payload, acks)) = datagram::parse(&header.to_bytes(), bytes) {
-                    card.core.packet(u32::from(input.u8() % 4), &header, payload, acks);
+                if let Some((header, payload, acks)) = parse(&header.to_bytes(), bytes) {
+                    card.core.arrive(u32::from(input.u8() % 4), &header, payload, acks);
                 }
             }
             _ => peer_side.say(&mut card, &mut input),

@@ -1,21 +1,17 @@
-//! Entry points for arbitrary bytes: libFuzzer (`tests/fuzz/`) uses them, and so do the tests with the corpus and seeded bytes.
-//!
-//! Each entry point runs the bytes as a small program and checks the invariants. Only tests and the feature `fuzz` have this module.
-#![allow(missing_docs)]
+//! Arbitrary bytes for the engine of the EFA card: each function runs them as a small program and checks the invariants.
+#![allow(unsafe_code)]
 
 mod card;
 
 use efa_dp_direct::cq::{Cqe, RawCqe};
 use efa_dp_direct::wqe::{self, Geometry, RequestIds};
+use soft_nic::fuzzing::{Header, Initiator, open, parse, respond};
 use zerocopy::IntoBytes;
 
-use crate::address::{Address, Gid};
-use crate::card::counter::Word;
-use crate::config::Config;
-use crate::fault::{COUNTER_MASK, Faults, MAX_SQ_SIZE};
-use crate::wire::datagram;
-use crate::wire::handshake::{self, Initiator};
-use crate::wire::packet::Header;
+use soft_nic::address::{Address, Gid};
+use soft_nic::card::counter::Word;
+use soft_nic::config::Config;
+use soft_nic::fault::{COUNTER_MASK, Faults, MAX_SQ_SIZE};
 
 pub use card::{rings, wires};
 
@@ -66,7 +62,7 @@ pub fn formats(data: &[u8]) {
         }
     }
     if let Some((head, bytes)) = data.split_at_checked(size_of::<Header>())
-        && let Some((header, payload, acks)) = datagram::parse(head, bytes)
+        && let Some((header, payload, acks)) = parse(head, bytes)
     {
         assert_eq!(payload.len(), header.len as usize);
         assert_eq!(payload.len() + acks.len() * 16, bytes.len());
@@ -86,7 +82,7 @@ pub fn formats(data: &[u8]) {
         word.add(value.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
     }
     // SAFETY: `word` keeps its memory.
-    let value = unsafe { crate::memory::load_acquire(word.address()) };
+    let value = unsafe { soft_nic::memory::load_acquire(word.address()) };
     assert!(value <= COUNTER_MASK);
 }
 
@@ -97,18 +93,15 @@ fn handshakes(data: &[u8], initiator: Gid) {
     let nonce = |at: usize| std::array::from_fn(|i| data.get(at + i).copied().unwrap_or_default());
     let calling = Initiator::new(initiator, responder, nonce(0));
     let hello = calling.hello();
-    assert!(handshake::respond(data, &responder, nonce(8)).is_err(), "no hello");
+    assert!(respond(data, &responder, nonce(8)).is_err(), "no hello");
     assert!(calling.welcomed(data).is_err(), "no answer");
-    let mut accepted = handshake::respond(hello.as_bytes(), &responder, nonce(8)).expect("a good hello");
+    let mut accepted = respond(hello.as_bytes(), &responder, nonce(8)).expect("a good hello");
     let mut session = calling.welcomed(accepted.welcome.as_bytes()).expect("a good answer");
     if let Some((head, rest)) = data.split_at_checked(size_of::<Header>()) {
-        assert!(datagram::open(head, rest, &mut accepted.session).is_err(), "sealed by nobody");
+        assert!(open(head, rest, &mut accepted.session).is_err(), "sealed by nobody");
         let covered = &rest[..rest.len().min(64)];
         let seal = session.seal(&[head, covered]);
         assert_eq!(accepted.session.open(&seal, &[head, covered]), Ok(()));
         assert!(accepted.session.open(&seal, &[head, covered]).is_err(), "twice");
     }
 }
-
-#[cfg(test)]
-mod tests;
