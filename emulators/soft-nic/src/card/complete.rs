@@ -8,10 +8,19 @@ use super::counter::Event;
 use super::qp::Token;
 use super::reorder::Step;
 use super::request::Operation;
-use super::traced::Completed;
 
 /// Status of a request that succeeded.
 pub(crate) const OK: u8 = CompStatus::Ok.raw();
+
+/// A work request that completes.
+pub(crate) struct Completed {
+    pub index: u32,
+    pub status: u8,
+    /// Bytes of the transfer.
+    pub length: u32,
+    /// The event that its counters count; `None` counts as an error of every event.
+    pub event: Option<Event>,
+}
 
 pub(crate) fn event_of(op_type: u8) -> Option<Event> {
     Some(match SendOp::from_raw(op_type)? {

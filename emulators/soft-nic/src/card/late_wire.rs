@@ -13,8 +13,9 @@ use std::time::Duration;
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn, sockopt};
 
 use super::engine::Shared;
-use super::{CARDS, open_wire};
 use crate::log;
+use crate::wire::datagram::Wire;
+use crate::wire::shm::is_exhaustion;
 
 /// Longest wait for the wire. A caller that holds libfabric's lock would wait for ever.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -89,8 +90,8 @@ impl LateWire {
         Ok((Self(Arc::new(progress)), number))
     }
 
-    /// Opens the wire unless it is open, and waits for that.
-    pub(crate) fn open(&self, card: &Arc<Shared>) -> std::io::Result<()> {
+    /// Opens the wire unless it is open, and waits for that. The process calls `close_wires` when it ends.
+    pub(crate) fn open(&self, card: &Arc<Shared>, close_wires: extern "C" fn()) -> std::io::Result<()> {
         {
             let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
             match std::mem::replace(&mut *state, State::Opening) {
@@ -122,6 +123,11 @@ impl LateWire {
             _ => Ok(()),
         }
     }
+
+    /// Waits until the wire is not being opened; false if that takes longer than the end of a process may.
+    pub(crate) fn wait_at_exit(&self) -> bool {
+        self.0.wait(EXIT_LIMIT)
+    }
 }
 
 /// Opens the wire of a reservation, and gives it to the card.
@@ -136,18 +142,22 @@ fn install(card: &Shared, reservation: &Reservation) -> State {
     }
 }
 
-/// The process that opened a wire. A child of it has the handler, and none of its threads.
+/// The process that opened a wire.
 static PROCESS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
 
-/// Closes the wires at the end of the process: libfabric's own handler runs later, and ends what the wires use.
-extern "C" fn close_wires() {
-    if PROCESS.load(std::sync::atomic::Ordering::Relaxed) != std::process::id() {
-        return;
-    }
-    let cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
-    for card in cards.iter().flat_map(|cards| cards.values()).filter_map(std::sync::Weak::upgrade) {
-        if card.late_wire.0.wait(EXIT_LIMIT) {
-            card.lock().drain();
+/// Whether this process opened the wires. A child of it has the handler of its end, and none of its threads.
+pub(crate) fn opened_here() -> bool {
+    PROCESS.load(std::sync::atomic::Ordering::Relaxed) == std::process::id()
+}
+
+/// Opens the wire to other hosts. A wire that the settings do not ask for may be missing, because shared memory still works.
+pub(crate) fn open_wire(provider: &str, address: SocketAddrV4, asked: bool) -> std::io::Result<Option<(Wire, u16)>> {
+    Wire::open(provider, address).map(Some).or_else(|error| {
+        log::line(format_args!("softefa: no wire to other hosts (libfabric's provider {provider}): {error}"));
+        let exhausted = error.os_code().filter(|code| is_exhaustion(*code));
+        if asked || exhausted.is_some() {
+            return Err(std::io::Error::from_raw_os_error(exhausted.unwrap_or(libc::ENODEV)));
         }
-    }
+        Ok(None)
+    })
 }

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 pub use self::core::Core;
 use self::core::Wires;
 use self::engine::{Engine, Shared};
-use self::late_wire::LateWire;
+use self::late_wire::{LateWire, open_wire, opened_here};
 pub use self::qp::RNR_FOR_EVER;
 pub use self::recv_queue::DATAGRAM_HEADER;
 pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
@@ -44,7 +44,6 @@ pub use self::setup::SetupError;
 pub use self::slab::Slab;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
-use crate::wire::datagram;
 use crate::wire::shm::{Listener, ShmError, is_exhaustion};
 use crate::{host, log, random};
 
@@ -148,7 +147,7 @@ impl Card {
     /// # Errors
     /// There is no such wire, and the settings want it.
     pub fn open_wire(&self) -> std::io::Result<()> {
-        self.late_wire.open(&self.shared)
+        self.late_wire.open(&self.shared, close_wires)
     }
 
     /// A number for a new protection domain.
@@ -164,6 +163,19 @@ impl Card {
             *engine = Some(Engine::start(&self.shared, number)?);
         }
         Ok(())
+    }
+}
+
+/// Closes the wires at the end of the process: libfabric's own handler runs later, and ends what the wires use.
+extern "C" fn close_wires() {
+    if !opened_here() {
+        return;
+    }
+    let cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
+    for card in cards.iter().flat_map(|cards| cards.values()).filter_map(Weak::upgrade) {
+        if card.late_wire.wait_at_exit() {
+            card.lock().drain();
+        }
     }
 }
 
@@ -201,18 +213,6 @@ fn announce_later(config: &Config) -> std::io::Result<(Gid, Wires, LateWire)> {
         (late_wire, gid.port) = LateWire::reserve(provider, gid.ip, config.wire != WireChoice::Auto)?;
     }
     Ok((gid, Wires { listener: listen(config, &gid)?, datagrams: None }, late_wire))
-}
-
-/// Opens the wire to other hosts. A wire that the settings do not ask for may be missing, because shared memory still works.
-fn open_wire(provider: &str, address: SocketAddrV4, asked: bool) -> std::io::Result<Option<(datagram::Wire, u16)>> {
-    datagram::Wire::open(provider, address).map(Some).or_else(|error| {
-        log::line(format_args!("softefa: no wire to other hosts (libfabric's provider {provider}): {error}"));
-        let exhausted = error.os_code().filter(|code| is_exhaustion(*code));
-        if asked || exhausted.is_some() {
-            return Err(std::io::Error::from_raw_os_error(exhausted.unwrap_or(libc::ENODEV)));
-        }
-        Ok(None)
-    })
 }
 
 /// Listens for the cards of this host.

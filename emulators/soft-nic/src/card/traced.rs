@@ -4,7 +4,7 @@ use efa_dp_direct::cq::{RawCqe, RecvCqe, Sender};
 use efa_dp_direct::wire::{RxDesc, SendOp, TxCdesc, TxMetaDesc};
 use zerocopy::IntoBytes;
 
-use super::complete::{OK, cqe_of, event_of};
+use super::complete::{Completed, OK, cqe_of, event_of};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
@@ -222,14 +222,4 @@ impl Core {
         }
         self.add(record);
     }
-}
-
-/// A work request that completes.
-pub(crate) struct Completed {
-    pub index: u32,
-    pub status: u8,
-    /// Bytes of the transfer.
-    pub length: u32,
-    /// The event that its counters count; `None` counts as an error of every event.
-    pub event: Option<Event>,
 }
