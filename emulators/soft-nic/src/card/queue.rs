@@ -57,17 +57,20 @@ impl WorkQueue {
         }
     }
 
+    fn register(&self) -> &AtomicU32 {
+        // SAFETY: the doorbell lies in the mapping, at a multiple of 64, and is only accessed atomically.
+        unsafe { AtomicU32::from_ptr(self.doorbell()) }
+    }
+
     /// Rings the doorbell, after all entries that were stored before.
     pub fn ring(&self, producer: u32) {
         fence(Ordering::Release);
-        // SAFETY: the doorbell lies in the mapping, at a multiple of 64.
-        unsafe { AtomicU32::from_ptr(self.doorbell()) }.store(producer, Ordering::Release);
+        self.register().store(producer, Ordering::Release);
     }
 
     /// The doorbell as last rung.
     pub fn rung(&self) -> u32 {
-        // SAFETY: the doorbell lies in the mapping, at a multiple of 64.
-        unsafe { memory::load_doorbell(self.doorbell()) }
+        self.register().load(Ordering::Acquire)
     }
 
     /// The producer index as last rung, where the card is at `from`. Drivers on the host ring the low 16 bits of the index, device code rings
@@ -79,11 +82,9 @@ impl WorkQueue {
         if rung <= u16::MAX.into() && !fits(rung) && fits(short) { short } else { rung }
     }
 
-    /// Sets the doorbell register to where the queue starts.
+    /// Sets the doorbell register to where the queue starts. Software gets its address after this call.
     pub fn preset(&self, value: u32) {
-        let at = self.doorbell();
-        // SAFETY: the doorbell lies in the mapping, at a multiple of 64. Software gets its address after this call.
-        unsafe { at.write_volatile(value) };
+        self.register().store(value, Ordering::Relaxed);
     }
 
     /// Empties the ring, whose next request has the index `start`.

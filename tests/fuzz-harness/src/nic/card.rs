@@ -167,9 +167,7 @@ impl TestCard {
 
     fn ring(&mut self, which: usize, receive: bool, value: u32) {
         let Some(qp) = self.core.qp(self.qps[which]) else { return };
-        let doorbell = if receive { qp.rq.doorbell() } else { qp.sq.doorbell() };
-        // SAFETY: the doorbell lies in the queue's mapping, aligned.
-        unsafe { AtomicU32::from_ptr(doorbell) }.store(value, Ordering::Release);
+        if receive { qp.rq.ring(value) } else { qp.sq.ring(value) }
     }
 
     fn post_receive(&mut self, which: usize, input: &mut Input<'_>) {
