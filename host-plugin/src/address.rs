@@ -1,5 +1,8 @@
 //! The address of an endpoint of an EFA card, as `fi_getname` gives it and `fi_av_insert` takes it (libfabric, `efa_ep_addr`).
 
+use crate::error::Error;
+use ferrogin_libfabric::Endpoint as QueuePair;
+use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, native_endian};
 
 /// The address of an endpoint.
@@ -30,6 +33,21 @@ ferrogin_ffi::assert_layout!(RawAddress, size 32, align 1, { gid @ 0, qpn @ 16, 
 impl EndpointAddress {
     /// Bytes of an address.
     pub const LEN: usize = size_of::<RawAddress>();
+
+    /// The address of an open queue pair, which the error calls `endpoint`.
+    ///
+    /// # Errors
+    /// The libfabric call fails, or the address is not one of EFA.
+    pub fn of(qp: &QueuePair, endpoint: &dyn fmt::Display) -> Result<Self, Error> {
+        let name = qp.name().map_err(Error::fabric(format!("querying the address of endpoint {endpoint}")))?;
+        Self::parse(&name).ok_or_else(|| {
+            Error::Usage(format!(
+                "endpoint {endpoint} has an address of {} bytes, but those of EFA have {}: check that libfabric provider is efa or softefa",
+                name.len(),
+                Self::LEN
+            ))
+        })
+    }
 
     /// The address in `bytes`; `None` if they have another length.
     pub fn parse(bytes: &[u8]) -> Option<Self> {

@@ -5,14 +5,14 @@
 //!
 //! The thread runs while the process has an inbox. In each round it serves all inboxes. When no completion comes it sleeps until an event of
 //! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of an agent that ended or lags, so that
-//! requests of peers fail in place of being retried for ever. A [`turn`] says whether the agent is in memory that another thread wants to
+//! requests of peers fail in place of being retried for ever. A [`turn`](crate::turn) says whether the agent is in memory that another thread wants to
 //! free, and bounds the wait for an agent that a driver does not give back.
 #![allow(unsafe_code)]
 
 pub mod inbox;
-pub mod turn;
 pub mod windows;
 
+use crate::turn::{Out, Turn};
 use inbox::Inbox;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, AsRawFd};
@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use turn::{Out, Turn};
 
 /// Longest sleep. An event of a card ends it.
 const SLEEP: Duration = Duration::from_millis(100);

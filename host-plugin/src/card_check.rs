@@ -1,8 +1,8 @@
 //! The check of a card in `init`.
 
+use crate::agent::inbox::Inbox;
 use crate::cards::CardQuery;
 use crate::config::Signals;
-use crate::context::emulated::inbox_info;
 use crate::device::{self, Device};
 use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role};
 use crate::error::Error;
@@ -24,7 +24,7 @@ const DEPTH: usize = 16;
 pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &Info) -> Result<(), Error> {
     let rail = Rail::open(0, card, 1)?;
     if signals == Signals::Emulated {
-        inbox_info(query, &rail)?;
+        Inbox::info(query, &rail)?;
         if let Some(reason) = device.cannot_flush_writes() {
             return Err(Error::Usage(format!(
                 "FERROGIN_SIGNALS=emulated: {reason}, and a signal must not come before its bytes: update the driver, or set \

@@ -1,7 +1,7 @@
 //! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes both to kernels.
 
 use crate::agent::Pulse;
-use crate::agent::inbox::{Counts, Inbox};
+use crate::agent::inbox::Inbox;
 use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::{Policy, Signals};
@@ -10,6 +10,7 @@ use crate::device::{self, DeviceBuffer, DeviceKind, Use};
 use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, Start, floor_power_of_two};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
+use crate::log::first_time;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::metrics;
 use crate::rail::{CounterBudget, Peers, QueueOptions, Rail};
@@ -21,7 +22,6 @@ use ferrogin_ffi::ext::{EmulatedPeer, MAX_TARGETS, POLICY_COMBINING, POLICY_LOCK
 use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_libfabric::{Info, bindings};
-use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
@@ -133,7 +133,7 @@ pub struct Context {
     inboxes: Option<Inboxes>,
     signal_memory: Option<SignalMemory>,
     /// By context, with emulated signals.
-    signal_counts: Vec<Arc<Counts>>,
+    signal_counts: Vec<Arc<metrics::source::Counts>>,
     /// One for each rail in use. Removed after the endpoints that post to them are closed.
     peers: Vec<Peers>,
     registered: Vec<RegisteredMemory>,
@@ -262,12 +262,6 @@ fn tclass_choices(tclass: u32) -> Vec<u32> {
 const REUSED_SLOTS: &str = "NCCL 2.31 reuses value slots";
 const NARROW: &str = "no wide requests";
 const SHORT_IDS: &str = "no 64-bit request ids";
-
-/// True at the first call with this message and card in the process. A message about no card has the card "".
-pub fn first_time(message: &'static str, card: &str) -> bool {
-    static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
-    REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
-}
 
 impl Context {
     /// Collective: builds the contexts.

@@ -4,9 +4,9 @@
 use crate::address::EndpointAddress;
 use crate::block::EndpointSpec;
 use crate::config::{Provider, Signals};
-use crate::context::first_time;
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
+use crate::log::first_time;
 use crate::metrics::source::{Queue, Words};
 use crate::rail::Rail;
 use ferrogin_libfabric::{
@@ -225,7 +225,7 @@ impl Endpoint {
     /// # Errors
     /// The libfabric call fails, or the address is not one of EFA.
     pub fn address(&self) -> Result<EndpointAddress, Error> {
-        address_of(&self.qp, &self.role)
+        EndpointAddress::of(&self.qp, &self.role)
     }
 
     /// Requests in flight: a power of two, at most the ring's slots.
@@ -305,21 +305,6 @@ impl Endpoint {
             values: if values == 0 { (0, 0) } else { (values, sq_size) },
         })
     }
-}
-
-/// The address that peers insert into their address vectors.
-///
-/// # Errors
-/// The libfabric call fails, or the address is not one of EFA.
-pub fn address_of(qp: &QueuePair, endpoint: &dyn fmt::Display) -> Result<EndpointAddress, Error> {
-    let name = qp.name().map_err(Error::fabric(format!("querying the address of endpoint {endpoint}")))?;
-    EndpointAddress::parse(&name).ok_or_else(|| {
-        Error::Usage(format!(
-            "endpoint {endpoint} has an address of {} bytes, but those of EFA have {}: check that libfabric provider is efa or softefa",
-            name.len(),
-            EndpointAddress::LEN
-        ))
-    })
 }
 
 /// The largest power of two that is at most `n`; 1 for 0.

@@ -9,7 +9,8 @@
 //! | `regMrSym` | a [`window`] | regions of all rails |
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
-//! With FERROGIN_SIGNALS=emulated, the [`agent`] adds the signals of peers to words of memory.
+//! With FERROGIN_SIGNALS=emulated, the [`agent`] adds the signals of peers to words of memory. Its [`turn`] says when another thread may
+//! free memory that it uses.
 //!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
 //! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure. [`mod@trace`] writes
@@ -39,5 +40,6 @@ pub mod rail;
 pub mod registry;
 pub mod shortage;
 pub mod trace;
+pub mod turn;
 pub mod watcher;
 pub mod window;

@@ -4,9 +4,11 @@
 #![allow(unsafe_code)]
 
 use ferrogin_ffi::nccl::{self, DebugLogger};
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fmt::Arguments;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Address of the logger that NCCL passed to the latest `init`, or 0. NCCL passes the same function each time, and passes no
 /// context to calls such as `devices`.
@@ -52,6 +54,12 @@ pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>
     // SAFETY: NCCL's logger takes a printf format and its arguments. The format "%s" takes one NUL-terminated string, and
     // `text` lives until the call returns.
     unsafe { logger(level, subsystem, file.as_ptr(), line as i32, c"%s".as_ptr(), text.as_ptr()) };
+}
+
+/// True at the first call with this message and card in the process. A message about no card has the card "".
+pub fn first_time(message: &'static str, card: &str) -> bool {
+    static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
+    REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
 }
 
 /// Writes a line that NCCL always shows: the failure, its cause and the cure.

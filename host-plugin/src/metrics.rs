@@ -8,16 +8,15 @@
 
 pub mod card;
 pub mod source;
+mod state;
 mod text;
 
-use crate::agent::inbox::Counts;
 use crate::config::Config;
 use crate::error::Error;
 use crate::rail::Rail;
-use card::CardTotals;
 use ferrogin_bootstrap::Identity;
-use source::{Numbers, Queue, Source};
-use std::collections::BTreeMap;
+use source::{Counts, Source};
+use state::State;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::fs::OpenOptions;
@@ -49,51 +48,6 @@ struct Shared {
 
 /// The writers of this process.
 static WRITERS: Mutex<Vec<Weak<Metrics>>> = Mutex::new(Vec::new());
-
-#[derive(Default)]
-struct State {
-    stop: bool,
-    next: u64,
-    comms: u64,
-    /// By number, as the guards have it.
-    contexts: BTreeMap<u64, Source>,
-    /// By the number of the communicator.
-    rails: BTreeMap<u64, Vec<Arc<Rail>>>,
-    /// Numbers of contexts that are closed, so that totals never fall.
-    closed: BTreeMap<ClosedKey, Numbers>,
-    cards: BTreeMap<String, CardTotals>,
-    writes: u64,
-    failed: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct ClosedKey {
-    rank: usize,
-    rail: u32,
-    card: String,
-    queue: Queue,
-}
-
-impl State {
-    /// Reads all memory and cards.
-    fn sample(&mut self) {
-        self.contexts.values_mut().for_each(Source::sample);
-        for rail in self.rails.values().flatten() {
-            if let Some(now) = card::statistics(rail) {
-                self.cards.entry(rail.name()).or_default().update(&now);
-            }
-        }
-    }
-
-    fn close(&mut self, id: u64) {
-        let Some(mut source) = self.contexts.remove(&id) else { return };
-        source.sample();
-        for (queue, numbers) in source.numbers() {
-            let key = ClosedKey { rank: source.rank, rail: source.rail, card: source.card.clone(), queue };
-            self.closed.entry(key).or_default().add(&numbers);
-        }
-    }
-}
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -1,13 +1,14 @@
 //! Windows: memory that peers may access, registered on every rail, and the tables that kernels address it by.
 #![allow(unsafe_code)]
 
+use crate::agent;
 use crate::agent::windows::{Window as SignalWindow, Windows};
 use crate::comm::CollComm;
 use crate::config::Signals;
-use crate::context::first_time;
 use crate::control::Step;
 use crate::device::{Adds, DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
+use crate::log::first_time;
 use crate::trace;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
 use ferrogin_ffi::ext::window_handle_offset;
@@ -38,7 +39,8 @@ pub struct Prepared {
     adds: Option<Adds>,
 }
 
-/// A window in the list of those that emulated signals may name, until dropped.
+/// A window in the list of those that emulated signals may name, until dropped. Afterwards the agent accesses its memory no more, except
+/// by a call of a driver that does not return ([`agent::wait_out`]).
 struct Listed {
     windows: Arc<Windows>,
     /// Rail and remote key.
@@ -55,6 +57,7 @@ impl Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         self.windows.remove(&self.keys);
+        agent::wait_out();
     }
 }
 

@@ -5,13 +5,14 @@
 #![allow(unsafe_code)]
 
 use super::Fault;
-use super::turn::Round;
 use super::windows::{Windows, Word, add_all};
 use crate::address::EndpointAddress;
+use crate::cards::CardQuery;
 use crate::device::{Adds, Device, DeviceBuffer};
-use crate::endpoint::address_of;
 use crate::error::Error;
-use crate::rail::Rail;
+use crate::metrics::source::Counts;
+use crate::rail::{QueueOptions, Rail};
+use crate::turn::Round;
 use efa_dp_direct::cq::{self, Cqe, RecvCqe, Status};
 use efa_dp_direct::queue::{CqAttrs, CqV0, WqV0};
 use efa_dp_direct::rq;
@@ -29,23 +30,14 @@ use std::time::{Duration, Instant};
 
 /// Receives of an inbox: the signals that all peers together may have under way without a retry.
 pub const DEPTH: usize = 4096;
+/// Entries of the send queue of an inbox, which nothing is posted on.
+const SENDS: usize = 16;
 /// Receives that are posted at a time while signals come.
 const REFILL: u32 = 64;
 /// Signals of one round: the time until another context has its turn.
 const BATCH: usize = 512;
 /// Shortest time between two WARN lines of an inbox.
 const WARN_PAUSE: Duration = Duration::from_secs(10);
-
-/// The signals of an inbox, for metrics.
-#[derive(Debug, Default)]
-pub struct Counts {
-    /// Signals that were added.
-    pub added: AtomicU64,
-    /// Signals that were refused.
-    pub refused: AtomicU64,
-    /// Rounds that found all receives taken.
-    pub exhausted: AtomicU64,
-}
 
 /// The memory of an inbox.
 pub struct InboxMemory {
@@ -131,6 +123,27 @@ impl Refusals {
 }
 
 impl Inbox {
+    /// What opens an inbox on a rail.
+    ///
+    /// # Errors
+    /// The card or libfabric lacks what emulated signals need.
+    pub fn info(query: &CardQuery, rail: &Rail) -> Result<Info, Error> {
+        let card = rail.name();
+        check_inline(&card, rail.info.inject_size())?;
+        let receives = DEPTH.min(rail.info.rx_size().max(1));
+        let options = QueueOptions { depth: SENDS, wide: false, tclass: 0, receives };
+        let info = rail.endpoint_info(query, options);
+        let info = info.map_err(Error::fabric(format!("asking card {card} for a queue pair of signals")))?;
+        if (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA == 0 {
+            return Err(Error::Usage(format!(
+                "FERROGIN_SIGNALS=emulated: libfabric {} does not let writes with immediate data take receives on card {card} \
+                 (FI_RX_CQ_DATA): name a newer libfabric in FERROGIN_LIBFABRIC, or set FERROGIN_SIGNALS=card",
+                query.lib.version()
+            )));
+        }
+        Ok(info)
+    }
+
     /// Opens the queue pair with `info`, which lets writes with immediate data take receives, and posts all receives.
     ///
     /// # Errors
@@ -192,7 +205,7 @@ impl Inbox {
     /// # Errors
     /// The libfabric call fails, or the address is not one of EFA.
     pub fn address(&self) -> Result<EndpointAddress, Error> {
-        address_of(&self.qp, &"of signals")
+        EndpointAddress::of(&self.qp, &"of signals")
     }
 
     /// The number of this context, for the peers.
@@ -350,6 +363,17 @@ impl Inbox {
     }
 }
 
+/// Checks that a send of the card can carry a signal of 32 bytes.
+fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
+    if inline >= message::BYTES {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "FERROGIN_SIGNALS=emulated: card {card} sends {inline} bytes inline, and signals need {}: set FERROGIN_SIGNALS=card",
+        message::BYTES
+    )))
+}
+
 /// A receive queue in the form that the device code posts on.
 fn work_queue(rq: &WqMemory) -> WqV0 {
     let entries = rq.num_entries;
@@ -373,6 +397,15 @@ fn work_queue(rq: &WqMemory) -> WqV0 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn card_with_less_inline_than_a_signal_is_refused() {
+        assert!(check_inline("efa0", message::BYTES).is_ok());
+        let error = check_inline("efa0", message::BYTES - 1).unwrap_err().to_string();
+        for part in ["card efa0 sends 31 bytes inline", "need 32", "set FERROGIN_SIGNALS=card"] {
+            assert!(error.contains(part), "{part:?} in {error}");
+        }
+    }
 
     #[test]
     fn refusals_make_one_line_in_ten_seconds() {

@@ -1,8 +1,8 @@
 //! The windows of a communicator, by the keys that signals of peers name them by, and how the agent adds to their words.
 #![allow(unsafe_code)]
 
-use super::turn::Round;
 use crate::device::{Adds, Device, DeviceError};
+use crate::turn::Round;
 use ferrogin_ffi::signals::receiver::Region;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,15 +29,12 @@ impl Windows {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert((rail, rkey), window);
     }
 
-    /// Removes windows. Afterwards the agent accesses their memory no more, except by a call of a driver that does not return
-    /// ([`wait_out`](super::wait_out)).
+    /// Removes windows. The agent may still access their memory in its present round.
     pub fn remove(&self, keys: &[(u32, u32)]) {
         let mut windows = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for key in keys {
             windows.remove(key);
         }
-        drop(windows);
-        super::wait_out();
     }
 
     /// A window that is registered now. Its memory stays until the end of the agent's round.

@@ -2,19 +2,16 @@
 
 use crate::agent::inbox::{DEPTH, Inbox, InboxMemory};
 use crate::agent::{self, Served};
-use crate::cards::CardQuery;
 use crate::comm::CollComm;
 use crate::device::{self, DeviceBuffer, Use};
 use crate::error::Error;
 use crate::memory::region_of;
-use crate::rail::{QueueOptions, Rail};
+use crate::rail::Rail;
 use ferrogin_ffi::signals::{Generation, Receiver, message};
 use ferrogin_libfabric::{Info, MemoryRegion, bindings};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Entries of the send queue of an inbox, which nothing is posted on.
-const SENDS: usize = 16;
 /// The number of the next context of this process.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
@@ -40,7 +37,7 @@ impl SignalMemory {
         rails: &[&Arc<Rail>],
         (n_contexts, n_signals): (usize, usize),
     ) -> Result<Self, Error> {
-        let infos = rails.iter().map(|rail| inbox_info(&coll.plugin.query, rail)).collect::<Result<_, _>>()?;
+        let infos = rails.iter().map(|rail| Inbox::info(&coll.plugin.query, rail)).collect::<Result<_, _>>()?;
         let words = (n_contexts * DEPTH * message::BYTES).next_multiple_of(device::page_size());
         let len = words + n_contexts * stride(n_signals);
         let buffer: Arc<dyn DeviceBuffer> = coll.device.allocate(len, Use::Shared)?.into();
@@ -93,38 +90,6 @@ fn stride(n_signals: usize) -> usize {
     (n_signals.max(1) * 8).next_multiple_of(128)
 }
 
-/// Checks that a send of the card can carry a signal of 32 bytes.
-fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
-    if inline >= message::BYTES {
-        return Ok(());
-    }
-    Err(Error::Usage(format!(
-        "FERROGIN_SIGNALS=emulated: card {card} sends {inline} bytes inline, and signals need {}: set FERROGIN_SIGNALS=card",
-        message::BYTES
-    )))
-}
-
-/// What opens an inbox on a rail.
-///
-/// # Errors
-/// The card or libfabric lacks what emulated signals need.
-pub fn inbox_info(query: &CardQuery, rail: &Rail) -> Result<Info, Error> {
-    let card = rail.name();
-    check_inline(&card, rail.info.inject_size())?;
-    let receives = DEPTH.min(rail.info.rx_size().max(1));
-    let options = QueueOptions { depth: SENDS, wide: false, tclass: 0, receives };
-    let info = rail.endpoint_info(query, options);
-    let info = info.map_err(Error::fabric(format!("asking card {card} for a queue pair of signals")))?;
-    if (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA == 0 {
-        return Err(Error::Usage(format!(
-            "FERROGIN_SIGNALS=emulated: libfabric {} does not let writes with immediate data take receives on card {card} \
-             (FI_RX_CQ_DATA): name a newer libfabric in FERROGIN_LIBFABRIC, or set FERROGIN_SIGNALS=card",
-            query.lib.version()
-        )));
-    }
-    Ok(info)
-}
-
 /// The inboxes of a `createContext`, which the agent serves until this is dropped.
 pub struct Inboxes(Vec<agent::Guard>);
 
@@ -141,19 +106,5 @@ impl Inboxes {
     /// The inboxes, for the watcher.
     pub fn served(&self) -> Vec<Arc<Served>> {
         self.0.iter().map(agent::Guard::served).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn card_with_less_inline_than_a_signal_is_refused() {
-        assert!(check_inline("efa0", message::BYTES).is_ok());
-        let error = check_inline("efa0", message::BYTES - 1).unwrap_err().to_string();
-        for part in ["card efa0 sends 31 bytes inline", "need 32", "set FERROGIN_SIGNALS=card"] {
-            assert!(error.contains(part), "{part:?} in {error}");
-        }
     }
 }

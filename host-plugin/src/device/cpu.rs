@@ -1,7 +1,7 @@
 //! The CPU as device: host memory behind a memfd, which cards register as they register a GPU's dma-buf.
 #![allow(unsafe_code)]
 
-use super::{
+use super::interface::{
     Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds, page_size,
 };
 use ferrogin_ffi::nccl;
@@ -164,7 +164,7 @@ impl DeviceMapping for Identity {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bytes_of;
+    use super::super::interface::bytes_of;
     use super::*;
 
     #[test]

@@ -5,11 +5,11 @@
 //! are host memory that is mapped into the GPU.
 #![allow(unsafe_code)]
 
-use super::{
+use super::interface::{
     Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds,
     page_size,
 };
-use crate::agent::turn::Round;
+use crate::turn::Round;
 use cudarc::driver::sys as cu;
 use ferrogin_ffi::nccl;
 use std::collections::HashMap;
@@ -744,9 +744,9 @@ impl DeviceMapping for Mapped {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bytes_of;
+    use super::super::interface::bytes_of;
     use super::*;
-    use crate::agent::turn::Turn;
+    use crate::turn::Turn;
     use ferrogin_test_support::child;
 
     /// Runs `body` in a child process, with the driver of this machine or else on the software GPU.

@@ -1,13 +1,9 @@
-//! Device memory: the trait [`Device`] with a CPU back end ([`cpu`]) and a CUDA back end ([`cuda`]).
+//! What both back ends offer: the trait [`Device`], and the memory and errors that it names.
 
-pub mod cpu;
-pub mod cuda;
-
-use crate::agent::turn::Round;
-use crate::config::{DeviceChoice, Provider};
+use crate::turn::Round;
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 /// The kind of device that kernels run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -268,26 +264,6 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// Opens the device of the setting FERROGIN_DEVICE.
-///
-/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it is the CPU for the software card, which the user chose by
-/// name, and an error for hardware, because CPU threads do not replace a GPU in a job.
-///
-/// # Errors
-/// [`DeviceError::NoGpu`], or a failure of the driver.
-pub fn open(choice: DeviceChoice, provider: Provider) -> Result<Arc<dyn Device>, DeviceError> {
-    let software = provider == Provider::SoftEfa;
-    match choice {
-        DeviceChoice::Cpu => Ok(Arc::new(cpu::CpuDevice::new(software))),
-        DeviceChoice::Cuda => Ok(Arc::new(cuda::CudaDevice::open(software)?)),
-        DeviceChoice::Auto => match cuda::CudaDevice::open(software) {
-            Ok(device) => Ok(Arc::new(device)),
-            Err(DeviceError::NoGpu { .. }) if software => Ok(Arc::new(cpu::CpuDevice::new(true))),
-            Err(error) => Err(error),
-        },
-    }
-}
-
 /// Bytes of a page of this system: 4 KiB on most, 64 KiB on some aarch64 machines (Grace).
 pub fn page_size() -> usize {
     static SIZE: LazyLock<usize> = LazyLock::new(|| {
@@ -298,7 +274,7 @@ pub fn page_size() -> usize {
     *SIZE
 }
 
-fn bounds(offset: usize, len: usize, size: usize) -> Result<(), DeviceError> {
+pub(super) fn bounds(offset: usize, len: usize, size: usize) -> Result<(), DeviceError> {
     match offset.checked_add(len) {
         Some(end) if end <= size => Ok(()),
         _ => Err(DeviceError::Bounds { offset, len, size }),

@@ -4,7 +4,6 @@
 //! so a total is at most as old as its load and never wrong.
 #![allow(unsafe_code)]
 
-use crate::agent::inbox::Counts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -180,6 +179,17 @@ impl Endpoint {
             exhausted: None,
         }
     }
+}
+
+/// What the agent counts of the emulated signals of a context.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Signals that were added.
+    pub added: AtomicU64,
+    /// Signals that were refused.
+    pub refused: AtomicU64,
+    /// Rounds that found all receives taken.
+    pub exhausted: AtomicU64,
 }
 
 /// A context in the file.

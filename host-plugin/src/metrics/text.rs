@@ -1,8 +1,8 @@
 //! Prometheus' text format (version 0.0.4).
 
-use super::State;
 use super::card::Counters;
 use super::source::Numbers;
+use super::state::State;
 use std::fmt::Write;
 
 /// A metric: its name, type and HELP text. node_exporter refuses files whose HELP texts of one name differ, so none depends on the
