@@ -6,7 +6,7 @@ use crate::config_error::ConfigError;
 
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
-                    wqe_size, die_after, cntr_budget, qp_caps, device";
+                    rq_size, wqe_size, die_after, cntr_budget, qp_caps, device";
 const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops, \
                      no_rx_cq_data";
 
@@ -31,6 +31,8 @@ pub struct Faults {
     pub max_batch: u32,
     /// Upper bound of the entries of a send queue.
     pub sq_size: u32,
+    /// Upper bound of the entries of a receive queue of `efa-direct`.
+    pub rq_size: u32,
     /// Bytes of the widest work request: 64 or 128.
     pub wqe_size: u32,
     /// The card stops answering after this many requests; 0 is never.
@@ -69,6 +71,7 @@ impl Default for Faults {
             cntr_start: 0,
             max_batch: 16,
             sq_size: MAX_SQ_SIZE,
+            rq_size: MAX_RQ_SIZE,
             wqe_size: 128,
             die_after: 0,
             cntr_budget: 8192,
@@ -90,6 +93,8 @@ pub const CAPS_64_BIT_REQUEST_IDS: u16 = 1;
 
 /// Send queue entries of 64 bytes that fit into the memory of one queue; half as many of 128 bytes.
 pub const MAX_SQ_SIZE: u32 = 4096;
+/// Entries of a receive queue.
+const MAX_RQ_SIZE: u32 = 8192;
 /// Counters wrap here.
 pub const COUNTER_MASK: u64 = 0x7fff_ffff;
 
@@ -142,6 +147,10 @@ impl Faults {
                 Ok(n) if (low..=high).contains(&n) => Ok(n),
                 _ => Err(wrong(format!("{key} must be a whole number from {low} to {high}, not {value:?}"))),
             };
+            let size = |high: u32| match number(2, u64::from(high))? as u32 {
+                size if size.is_power_of_two() => Ok(size),
+                size => Err(wrong(format!("{key} must be a power of two, not {size}"))),
+            };
             match key {
                 "seed" => faults.seed = number(0, u64::MAX)?,
                 "reorder" => faults.reorder = number(0, 65536)? as u32,
@@ -165,13 +174,8 @@ impl Faults {
                 }
                 "cntr_start" => faults.cntr_start = number(0, COUNTER_MASK)? as u32,
                 "max_batch" => faults.max_batch = number(1, 1024)? as u32,
-                "sq_size" => {
-                    let size = number(2, u64::from(MAX_SQ_SIZE))? as u32;
-                    if !size.is_power_of_two() {
-                        return Err(wrong(format!("sq_size must be a power of two, not {size}")));
-                    }
-                    faults.sq_size = size;
-                }
+                "sq_size" => faults.sq_size = size(MAX_SQ_SIZE)?,
+                "rq_size" => faults.rq_size = size(MAX_RQ_SIZE)?,
                 "wqe_size" => {
                     faults.wqe_size = match value {
                         "64" => 64,
@@ -223,7 +227,7 @@ mod tests {
     fn every_key_is_parsed() {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
-             max_batch=4,sq_size=64,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
+             max_batch=4,sq_size=64,rq_size=32,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
              ignore_tclass,no_wait_fd,close_drops,no_rx_cq_data",
         )
         .unwrap();
@@ -237,6 +241,7 @@ mod tests {
             cntr_start: 2_147_483_640,
             max_batch: 4,
             sq_size: 64,
+            rq_size: 32,
             wqe_size: 64,
             die_after: 9,
             cntr_budget: 12,
@@ -279,6 +284,7 @@ mod tests {
             ("delay_us=5", "delay_us"),
             ("sq_size=100", "power of two"),
             ("sq_size=8192", "sq_size"),
+            ("rq_size=16384", "rq_size"),
             ("wqe_size=96", "wqe_size"),
             ("max_batch=0", "max_batch"),
             ("max_batch=16,sq_size=8", "greater"),

@@ -86,7 +86,7 @@ fn open_endpoint(
         Kind::Direct => {
             let wqe_size = info::wqe_size(inject, &faults).ok_or(Code::INVAL)?;
             let sq = info::queue_size(tx_size, info::max_sq(wqe_size, &faults)).ok_or(Code::INVAL)?;
-            (wqe_size, sq, info::queue_size(rx_size, info::MAX_RQ).ok_or(Code::INVAL)?)
+            (wqe_size, sq, info::queue_size(rx_size, faults.rq_size).ok_or(Code::INVAL)?)
         }
         Kind::Rdm if inject > info::RDM_INJECT => return Err(Code::INVAL),
         Kind::Rdm => (64, rdm::REQUESTS.min(faults.sq_size), u32::from(rdm::RECEIVES)),

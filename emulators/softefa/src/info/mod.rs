@@ -21,7 +21,7 @@ use offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RDM_SIZE, RMA_IOV};
 
 pub(super) use given::Given;
 use hints::Hints;
-pub(super) use offer::{MAX_RQ, NARROW_INLINE, RDM_INJECT, WIDE_INLINE};
+pub(super) use offer::{NARROW_INLINE, RDM_INJECT, WIDE_INLINE};
 use soft_nic::address::{ADDRESS_LEN, Gid};
 use soft_nic::card;
 use soft_nic::config::Config;
@@ -108,7 +108,7 @@ fn depths(offer: &Offer, wanted: &Hints, faults: &Faults) -> Option<Depths> {
     let (inject, tx, rx) = match offer.kind {
         Kind::Direct => {
             let wqe = wqe_size(wanted.inject_size, faults)?;
-            (NARROW_INLINE.max(wanted.inject_size), max_sq(wqe, faults) as usize, MAX_RQ as usize)
+            (NARROW_INLINE.max(wanted.inject_size), max_sq(wqe, faults) as usize, faults.rq_size as usize)
         }
         Kind::Rdm => (RDM_INJECT, RDM_SIZE, RDM_SIZE),
     };

@@ -11,8 +11,6 @@ pub(crate) const NARROW_INLINE: usize = 32;
 pub(crate) const WIDE_INLINE: usize = 80;
 /// Bytes that the protocol copies at most, so that a buffer is free at once.
 pub(crate) const RDM_INJECT: usize = 4096;
-/// Entries of a receive queue at most.
-pub(crate) const MAX_RQ: u32 = 8192;
 /// Operations of the protocol in flight at most.
 pub(super) const RDM_SIZE: usize = 1024;
 /// Bytes of remote keys and of remote completion data.
