@@ -202,22 +202,10 @@ impl Drop for Guard {
 fn run(shared: &Shared) {
     let Shared { stop, wake, turn } = shared;
     let (mut idle, mut pause) = (0, POLL[0]);
-    let (fault, mut completions) = (Fault::from_env(), 0);
     while !stop.load(Ordering::Acquire) {
         let served = table().served.clone();
         let serve = || served.iter().map(|served| served.round(turn)).sum::<Option<usize>>();
         let Some(taken) = serve() else { return };
-        completions += taken;
-        match fault {
-            Some(Fault::End(after)) if completions >= after => return,
-            Some(Fault::Stall(after)) if completions >= after => {
-                while !stop.load(Ordering::Acquire) {
-                    std::thread::sleep(SLEEP);
-                }
-            }
-            Some(Fault::Hang(after)) if completions >= after => turn.hang_in_calls(),
-            _ => {}
-        }
         if taken > 0 {
             (idle, pause) = (0, POLL[0]);
             continue;
@@ -234,7 +222,6 @@ fn run(shared: &Shared) {
             }
         });
         let Some(late) = serve() else { return };
-        completions += late;
         if late > 0 {
             idle = 0;
             continue;
@@ -292,42 +279,6 @@ impl Pulse {
         let idle = if progress == self.progress { self.idle + step } else { Duration::ZERO };
         *self = Self { progress, looked: now, idle };
         idle > LAG
-    }
-}
-
-/// A fault that tests order by FERROGIN_AGENT_FAULT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fault {
-    /// `end=N`: the thread ends after N completions.
-    End(usize),
-    /// `stall=N`: it does nothing more after N completions.
-    Stall(usize),
-    /// `hang=N`: no call of a driver returns after N completions.
-    Hang(usize),
-    /// `receives=N`: an inbox has N receives.
-    Receives(usize),
-}
-
-impl Fault {
-    fn from_env() -> Option<Self> {
-        let text = std::env::var("FERROGIN_AGENT_FAULT").ok()?;
-        let (kind, number) = text.split_once('=')?;
-        let number = number.parse().ok()?;
-        match kind {
-            "end" => Some(Self::End(number)),
-            "stall" => Some(Self::Stall(number)),
-            "hang" => Some(Self::Hang(number)),
-            "receives" => Some(Self::Receives(number)),
-            _ => None,
-        }
-    }
-
-    /// Receives of an inbox, if the fault is about them.
-    fn receives() -> Option<usize> {
-        match Self::from_env()? {
-            Self::Receives(number) => Some(number.max(1)),
-            _ => None,
-        }
     }
 }
 
@@ -427,5 +378,35 @@ mod tests {
             });
         });
         assert!(lines.is_none_or(|lines| lines.matches("has ended").count() == 1));
+    }
+
+    #[test]
+    #[ignore = "make check"]
+    fn agent_in_a_call_that_does_not_return_is_given_up() {
+        // A process has one agent.
+        let lines = child::run("agent_in_a_call_that_does_not_return_is_given_up", &[], || {
+            let (shared, end) = start_agent();
+            let (call_began, began) = channel();
+            std::thread::scope(|scope| {
+                let of_call = shared.clone();
+                let agent = scope.spawn(move || {
+                    let round = of_call.turn.begin().expect("a round");
+                    let (returns, returned) = channel::<()>();
+                    let result = round.call(|| {
+                        call_began.send(returns).expect("a test");
+                        let _ = returned.recv();
+                    });
+                    (result, round.is_abandoned())
+                });
+                let call = began.recv().expect("a call");
+                wait_out();
+                assert!(shared.turn.is_abandoned() && table().thread.is_none(), "the next inbox starts another agent");
+                wait_out();
+                drop(call);
+                assert_eq!(agent.join().expect("the agent"), (None, true), "it touches no memory after the call");
+            });
+            drop(end);
+        });
+        assert!(lines.is_none_or(|lines| lines.matches("for a call of a driver, and is given up").count() == 1));
     }
 }

@@ -27,8 +27,6 @@ struct State {
     rounds: u64,
     /// Calls that returned.
     calls: u64,
-    /// A fault for tests: no call returns.
-    hangs: bool,
 }
 
 /// What the agent does now.
@@ -52,10 +50,7 @@ pub enum Out {
 
 impl Default for Turn {
     fn default() -> Self {
-        Self {
-            state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0, hangs: false }),
-            changed: Condvar::new(),
-        }
+        Self { state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0 }), changed: Condvar::new() }
     }
 }
 
@@ -84,11 +79,6 @@ impl Turn {
     /// True if a thread has given the agent up.
     pub fn is_abandoned(&self) -> bool {
         self.lock().now == Now::Abandoned
-    }
-
-    /// Orders the fault that no call of a driver returns.
-    pub fn hang_in_calls(&self) {
-        self.lock().hangs = true;
     }
 
     /// Returns when the round has ended that is under way, or abandons an agent that is in one call of a driver for two seconds.
@@ -131,13 +121,7 @@ impl Round<'_> {
             return None;
         }
         state.now = Now::Call(Instant::now());
-        let hangs = state.hangs;
         drop(state);
-        if hangs {
-            loop {
-                std::thread::sleep(HANG * LOOK);
-            }
-        }
         let result = call();
         let mut state = self.0.lock();
         if state.now == Now::Abandoned {

@@ -4,7 +4,6 @@
 //! some releases of libfabric return 16 of the 32 bits of immediate data.
 #![allow(unsafe_code)]
 
-use super::Fault;
 use super::windows::{Windows, Word, add_all};
 use crate::address::EndpointAddress;
 use crate::cards::CardQuery;
@@ -25,7 +24,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 /// Receives of an inbox: the signals that all peers together may have under way without a retry.
@@ -130,8 +129,7 @@ impl Inbox {
     pub fn info(query: &CardQuery, rail: &Rail) -> Result<Info, Error> {
         let card = rail.name();
         check_inline(&card, rail.info.inject_size())?;
-        let receives = DEPTH.min(rail.info.rx_size().max(1));
-        let options = QueueOptions { depth: SENDS, wide: false, tclass: 0, receives };
+        let options = QueueOptions { depth: SENDS, wide: false, tclass: 0, receives: DEPTH };
         let info = rail.endpoint_info(query, options);
         let info = info.map_err(Error::fabric(format!("asking card {card} for a queue pair of signals")))?;
         if (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA == 0 {
@@ -156,7 +154,6 @@ impl Inbox {
         memory: InboxMemory,
     ) -> Result<Self, Error> {
         let failed = |what: &str| Error::fabric(format!("{what} of signals on card {}", rail.name()));
-        let wanted = Fault::receives().unwrap_or(DEPTH).min(DEPTH);
         let size = DEPTH.max(info.tx_size());
         let cq = CompletionQueue::open_to_wait(&rail.domain, provider, size, fi_cq_format::FI_CQ_FORMAT_DATA);
         let cq = cq.map_err(failed("opening the completion queue"))?;
@@ -174,7 +171,7 @@ impl Inbox {
             num_entries: entries.num_entries,
             entry_size: entries.entry_size,
         });
-        let depth = wanted.min(rq.num_entries as usize).min(entries.num_entries as usize);
+        let depth = DEPTH.min(rq.num_entries as usize).min(entries.num_entries as usize);
         let ring = ring.ok().filter(|_| rq.num_entries.is_power_of_two()).ok_or_else(|| {
             Error::Usage(format!("card {} has rings whose sizes are no powers of two: please report it", rail.name()))
         })?;

@@ -19,6 +19,10 @@ use std::time::{Duration, Instant};
 
 const EMULATED: (&str, &str) = ("FERROGIN_SIGNALS", "emulated");
 
+/// Attributes of a GPU: the order of cards' writes to its memory, and who can flush them.
+const WRITES_ORDERING: i32 = 118;
+const FLUSH_OPTIONS: i32 = 117;
+
 /// Entry `i` of a table of the plugin.
 fn entry<T: Copy>(table: *const T, i: usize) -> T {
     // SAFETY: the callers name entries of tables of an open context or window, which are in this process's memory on the CPU.
@@ -284,15 +288,27 @@ fn invalid_signals_change_nothing_and_are_reported() {
     });
 }
 
-/// Counts the signals that arrive until the agent of this process fails, and returns when waits of kernels end.
-fn until_the_agent_fails(test: &str, fault: &str, cause: &'static str) {
-    alone(test, &[EMULATED, ("FERROGIN_AGENT_FAULT", fault)], move |plugin| {
-        ranks(&plugin, 2, move |rank, comm| {
+#[test]
+fn agent_that_ends_aborts_waits() {
+    let test = "agent_that_ends_aborts_waits";
+    let Some(path) = software_gpu(test) else { return };
+    let on_gpu = [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
+    alone(test, &on_gpu, |plugin| {
+        // The host has to flush the writes of cards.
+        software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
+        software_gpu_driver::set_attribute(FLUSH_OPTIONS, 1);
+        ranks(&plugin, 2, |rank, comm| {
             let context = comm.create_context(&config(2, 0)).expect("a context");
             let mut poster = Poster::new(&context, 0);
-            comm.barrier().expect("all ranks");
             let other = 1 - rank;
             for _ in 0..5 {
+                poster.immediate(other, poster.indexed(other, 1, 1));
+            }
+            wait_until("signals before the fault", || poster.word(1).load(Ordering::Acquire) == 5);
+            comm.barrier().expect("all ranks");
+            // The agent ends when the driver refuses a flush.
+            if rank == 0 {
+                software_gpu_driver::set_attribute(FLUSH_OPTIONS, 0);
                 poster.immediate(other, poster.indexed(other, 1, 1));
             }
             wait_until("abort flag", || poster.is_aborted());
@@ -308,86 +324,20 @@ fn until_the_agent_fails(test: &str, fault: &str, cause: &'static str) {
                 wait_until("lines of both ranks", || {
                     mini_nccl::log::all().iter().filter(|line| line.text.contains(words)).count() >= 2
                 });
-                let lines = warnings(words);
-                assert_eq!(lines.len(), 2, "a line of each rank of this process: {lines:?}");
-                assert!(lines.iter().all(|line| line.contains(cause)), "{lines:?}");
+                let lines = mini_nccl::log::take();
+                let with =
+                    |words: &str| lines.iter().filter(|line| line.is_warn() && line.text.contains(words)).count();
+                assert_eq!((with(words), with("has ended")), (2, 2), "a line of each rank of this process: {lines:?}");
+                assert_eq!(
+                    with("the agent of emulated signals ends: cuFlushGPUDirectRDMAWrites failed"),
+                    1,
+                    "{lines:?}"
+                );
             }
             comm.barrier().expect("all ranks");
             context.destroy().expect("destroyed");
         });
     });
-}
-
-#[test]
-fn agent_that_ends_aborts_waits() {
-    until_the_agent_fails("agent_that_ends_aborts_waits", "end=5", "has ended");
-}
-
-#[test]
-#[ignore = "make check"]
-fn agent_that_stalls_aborts_waits() {
-    until_the_agent_fails("agent_that_stalls_aborts_waits", "stall=5", "made no progress for 5 s");
-}
-
-/// The agent stays in a call of a driver for ever, in the inbox of rank 1, while the ranks close everything and begin again.
-fn agent_that_hangs(test: &str, settings: &[(&str, &str)]) {
-    let settings = [settings, &[EMULATED, ("FERROGIN_AGENT_FAULT", "hang=10")]].concat();
-    alone(test, &settings, |plugin| {
-        ranks(&plugin, 2, |rank, comm| {
-            let context = comm.create_context(&config(2, 0)).expect("a context");
-            let window = window(&comm, 4096);
-            let mut poster = Poster::new(&context, 0);
-            comm.barrier().expect("all ranks");
-            let other = 1 - rank;
-            for _ in 0..5 {
-                poster.immediate(other, poster.indexed(other, 1, 1));
-            }
-            wait_until("signals before the fault", || poster.word(1).load(Ordering::Acquire) == 5);
-            comm.barrier().expect("all ranks");
-            if rank == 0 {
-                poster.immediate(1, poster.indexed(1, 1, 1));
-            }
-            wait_until("abort flag", || poster.is_aborted());
-            assert_eq!(poster.word(1).load(Ordering::Acquire), 5, "the signal after the fault is not added");
-            comm.barrier().expect("all ranks");
-            // One rank closes its context first, the other one its window.
-            if rank == 0 {
-                drop(window);
-                context.destroy().expect("destroyed");
-            } else {
-                context.destroy().expect("destroyed");
-                drop(window);
-            }
-            drop(comm);
-        });
-        let lines = warnings("for a call of a driver, and is given up");
-        assert_eq!(lines.len(), 1, "{lines:?}");
-        assert!(lines[0].contains("Check the GPU") && lines[0].contains("end this process"), "{lines:?}");
-        ranks(&plugin, 2, |rank, comm| {
-            let context = comm.create_context(&config(2, 0)).expect("a context");
-            let (mut poster, other) = (Poster::new(&context, 0), 1 - rank);
-            comm.barrier().expect("all ranks");
-            poster.immediate(other, poster.indexed(other, 0, 3));
-            wait_until("signal of a new agent", || poster.word(0).load(Ordering::Acquire) == 3);
-            assert!(!context.query_last_error().expect("a state"));
-            comm.barrier().expect("all ranks");
-        });
-        assert_eq!(warnings("").len(), 0, "a line of the new communicator");
-    });
-}
-
-#[test]
-#[ignore = "make check"]
-fn agent_that_hangs_holds_up_no_close() {
-    agent_that_hangs("agent_that_hangs_holds_up_no_close", &[]);
-}
-
-#[test]
-#[ignore = "make check"]
-fn agent_that_hangs_on_a_gpu_holds_up_no_close() {
-    let test = "agent_that_hangs_on_a_gpu_holds_up_no_close";
-    let Some(path) = software_gpu(test) else { return };
-    agent_that_hangs(test, &[("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)]);
 }
 
 #[test]
@@ -531,8 +481,8 @@ fn agent_flushes_the_writes_of_cards_before_it_adds() {
     let on_gpu = [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
     alone(test, &on_gpu, |plugin| {
         // The writes of cards have no order, and the host can flush them.
-        software_gpu_driver::set_attribute(118, 0);
-        software_gpu_driver::set_attribute(117, 1);
+        software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
+        software_gpu_driver::set_attribute(FLUSH_OPTIONS, 1);
         ranks(&plugin, 2, |rank, comm| {
             let memory = gpu_memory(0, 4096);
             let window = comm.register(&memory, 0).expect("a window");
@@ -668,7 +618,7 @@ fn sleeps_of_agent() -> u64 {
 #[test]
 fn signals_wait_for_receives_and_the_agent_sleeps_without_any() {
     let test = "signals_wait_for_receives_and_the_agent_sleeps_without_any";
-    alone(test, &[EMULATED, ("FERROGIN_AGENT_FAULT", "receives=4")], |plugin| {
+    alone(test, &[EMULATED, ("SOFTEFA_FAULTS", "rq_size=4")], |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let context = comm.create_context(&config(2, 0)).expect("a context");
             let mut poster = Poster::new(&context, 0);

@@ -461,7 +461,7 @@ enum Short {
 
 /// Runs the campaign with that many signals.
 fn mixed_signals(test: &str, short: Short, wanted: u64) {
-    let (depth, receives) = if short == Short::Receives { (16, 2) } else { (2, 4096) };
+    let (depth, receives) = if short == Short::Receives { (16, ",rq_size=2") } else { (2, "") };
     if let Some(role) = role() {
         let wanted = role.parse().expect("a number of signals");
         ranks(Needs { depth, ..NEEDS }, |rank| campaign(rank, wanted, short == Short::SendQueues));
@@ -482,9 +482,8 @@ fn mixed_signals(test: &str, short: Short, wanted: u64) {
     let metrics = std::env::temp_dir().join(format!("ferrogin-{test}-{}-{{rank}}.prom", std::process::id()));
     let job = child(&dist, test, &wanted.to_string(), 1)
         .env("FERROGIN_SIGNALS", "emulated")
-        .env("FERROGIN_AGENT_FAULT", format!("receives={receives}"))
         .env("FERROGIN_METRICS", &metrics)
-        .env("SOFTEFA_FAULTS", FAULTS);
+        .env("SOFTEFA_FAULTS", format!("{FAULTS}{receives}"));
     let outcome = job.run().expect("the job starts");
     let _ = std::fs::remove_file(metrics.to_string_lossy().replace("{rank}", "0"));
     must_pass(&outcome);

@@ -159,8 +159,7 @@ fn rank_killed_with_signals_under_way_fails_the_others() {
                 while let Some(number) = { next.lock().unwrap().next() } {
                     let (die_at, wire) = (16 + number * 577 % 2000, if number % 3 != 1 { "shm" } else { "tcp" });
                     let job = child(dist, TEST, &die_at.to_string(), RANKS).env("FERROGIN_SIGNALS", "emulated");
-                    let job = job.env("SOFTEFA_FAULTS", FAULTS).env("SOFTEFA_WIRE", wire);
-                    let job = job.env("FERROGIN_AGENT_FAULT", "receives=8");
+                    let job = job.env("SOFTEFA_FAULTS", format!("{FAULTS},rq_size=8")).env("SOFTEFA_WIRE", wire);
                     let outcome = job.run().expect("the job starts");
                     let ends =
                         [0, 1, 2].map(|rank| outcome.statuses[rank].map(|status| (status.code(), status.signal())));
