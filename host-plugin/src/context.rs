@@ -4,121 +4,38 @@ use crate::agent::Pulse;
 use crate::agent::inbox::Inbox;
 use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, Layout, Plan};
 use crate::comm::CollComm;
-use crate::config::{Policy, Signals};
+use crate::config::Policy;
 use crate::control::Step;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
-use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, Start, floor_power_of_two};
+use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Role, Start};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
 use crate::log::first_time;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::metrics;
-use crate::rail::{CounterBudget, Peers, QueueOptions, Rail};
+use crate::rail::{CounterBudget, Peers};
 use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{EmulatedPeer, MAX_TARGETS, POLICY_COMBINING, POLICY_LOCKED, Target};
-use ferrogin_ffi::nccl::{GinConfigV14, NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
+use ferrogin_ffi::ext::{EmulatedPeer, MAX_TARGETS, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress::Progress;
-use ferrogin_libfabric::{Info, bindings};
+use queues::{OneContext, RailInfo};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-pub mod emulated;
+mod emulated;
 mod peers;
+mod queues;
+mod shape;
 mod wire;
 
-/// Requests in flight when NCCL passes queueDepth 0.
-const DEPTH_DEFAULT: usize = 1024;
-/// The limit of each number of signals, counters and contexts. No card has so many queue pairs.
-const COUNT_MAX: i32 = 1 << 16;
-/// The limit of the number of emulated signals.
-const SIGNALS_MAX: i32 = 1 << 20;
+pub use shape::Shape;
+
 /// Largest transfer of one request on EFA, even if the card reports more.
 const RDMA_MAX: usize = 1 << 30;
-
-/// The checked configuration of a `createContext`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Signals of each context that the card counts.
-    pub n_signals: usize,
-    /// Emulated signals of each context, in place of those.
-    pub n_words: Option<usize>,
-    /// Counters of each context.
-    pub n_counters: usize,
-    /// Contexts, at least one.
-    pub n_contexts: usize,
-    /// NCCL's queueDepth; 0 means the default.
-    pub depth: usize,
-    /// libfabric's traffic class, or 0.
-    pub tclass: u32,
-    /// Layout of the queue structs.
-    pub layout: Layout,
-    /// NCCL's backendVersion.
-    pub backend_version: i32,
-    /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it does not divide the ranks.
-    pub rank_stride: usize,
-}
-
-/// A count of NCCL's configuration.
-fn count_up_to(name: &str, value: i32, most: i32) -> Result<usize, Error> {
-    let valid = (0..=most).contains(&value);
-    valid.then_some(value as usize).ok_or_else(|| Error::Argument(format!("{name} = {value} is not in 0..={most}")))
-}
-
-impl Shape {
-    /// Checks NCCL's configuration.
-    ///
-    /// # Errors
-    /// A count is negative or above any card's limit; this plugin does not know the backend version.
-    pub fn new(config: &GinConfigV14) -> Result<Self, Error> {
-        let count = |name: &str, value: i32| count_up_to(name, value, COUNT_MAX);
-        let layout = Layout::of(config.backend_version).ok_or_else(|| {
-            Error::Usage(format!(
-                "backendVersion {} is not known: this ferrogin supports 0 to 2 (kernels built with NCCL 2.31 and 2.32); \
-                 install a newer ferrogin, or build the kernels with an older NCCL",
-                config.backend_version
-            ))
-        })?;
-        if config.queue_depth < 0 {
-            return Err(Error::Argument(format!("queueDepth = {} is negative", config.queue_depth)));
-        }
-        // An InfiniBand traffic class carries the DSCP in its upper six bits.
-        let tclass = match config.traffic_class {
-            class @ 0..=255 => bindings::FI_TC_DSCP | (class as u32 >> 2),
-            _ => 0,
-        };
-        let rank_stride = count("rankStride", config.rank_stride)?.max(1);
-        Ok(Self {
-            n_signals: count_up_to("nSignals", config.n_signals, SIGNALS_MAX)?,
-            n_words: None,
-            n_counters: count("nCounters", config.n_counters)?,
-            n_contexts: count("nContexts", config.n_contexts)?.max(1),
-            depth: config.queue_depth as usize,
-            tclass,
-            layout,
-            backend_version: config.backend_version,
-            rank_stride,
-        })
-    }
-
-    /// True if kernels of `rank` may post to `peer`.
-    fn reaches(&self, rank: usize, peer: usize) -> bool {
-        rank.abs_diff(peer).is_multiple_of(self.rank_stride)
-    }
-
-    /// Endpoints of each context.
-    fn endpoints(&self) -> usize {
-        2 + self.n_counters + self.n_signals
-    }
-
-    /// Completion counters of each context.
-    fn counters(&self) -> usize {
-        2 + self.n_counters + 2 * self.n_signals
-    }
-}
 
 /// The result of one `createContext`. Fields are dropped in this order, users before what they use.
 pub struct Context {
@@ -163,106 +80,7 @@ struct Ready {
     starts: Vec<Vec<Start>>,
 }
 
-/// One context of a `createContext`.
-struct OneContext {
-    endpoints: Vec<Endpoint>,
-    /// At `[slot * nranks + peer]`.
-    targets: Arc<[Target]>,
-}
-
-/// Infos that open a rail's endpoints, each with the queue depth.
-struct RailInfo {
-    /// For endpoints with 64-byte requests.
-    narrow: (Info, usize),
-    /// For the value endpoint, if it has 128-byte requests.
-    wide: Option<(Info, usize)>,
-}
-
-impl RailInfo {
-    fn find(coll: &CollComm, rail: &Rail, shape: &Shape) -> Result<Self, Error> {
-        let failed = |what: &str| Error::fabric(format!("asking card {} for {what}", rail.name()));
-        let wanted = if shape.depth == 0 { DEPTH_DEFAULT } else { shape.depth.next_power_of_two() };
-        let query = &coll.plugin.query;
-        let find = |wide: bool, depth: usize, tclass: u32| {
-            rail.endpoint_info(query, QueueOptions { depth, wide, tclass, receives: 0 })
-        };
-        let limit = |info: &Info| floor_power_of_two(info.tx_size().clamp(1, 1 << 30) as u32) as usize;
-        let depth = wanted.min(limit(&rail.info));
-        if shape.depth != 0 && depth != shape.depth {
-            crate::info!(
-                "card {} has no queues of exactly queueDepth {}: they get {depth} requests",
-                rail.name(),
-                shape.depth
-            );
-        }
-        let mut classes = tclass_choices(shape.tclass).into_iter();
-        let (narrow, tclass) = loop {
-            let tclass = classes.next().unwrap_or(0);
-            // Some libfabrics refuse an unknown class, others ignore it and succeed.
-            match find(false, depth, tclass) {
-                Ok(info) if tclass == 0 || info.tclass() == tclass => break (info, tclass),
-                Ok(_) => crate::trace!("libfabric ignores traffic class {tclass:#x}"),
-                Err(error) if tclass == 0 => return Err(failed("queue pairs")(error)),
-                Err(error) => crate::trace!("libfabric offers no queue pairs with traffic class {tclass:#x}: {error}"),
-            }
-        };
-        if tclass != shape.tclass {
-            let instead = if tclass == 0 { "the default class" } else { "the low-latency class" };
-            crate::info!(
-                "card {} does not know the requested traffic class {:#x}: its queues use {instead}",
-                rail.name(),
-                shape.tclass
-            );
-        }
-        let wide = match shape.layout {
-            Layout::V0 => None,
-            // A queue of 128-byte requests has fewer slots. The card reports how many when the hints name no number.
-            Layout::V1 => match find(true, 0, tclass) {
-                Ok(info) => {
-                    let depth = depth.min(limit(&info));
-                    Some((find(true, depth, tclass).map_err(failed("wide queue pairs"))?, depth))
-                }
-                Err(error) => {
-                    crate::trace!("libfabric offers no 128-byte requests: {error}");
-                    if first_time(NARROW, &rail.name()) {
-                        crate::warn!(
-                            "card {} has no 128-byte requests: putValue of kernels built with NCCL 2.32 headers will fail; put, \
-                             signal and get work, and so does all of ferrogin's own device code. Install a libfabric newer \
-                             than 2.6.0 to use 128-byte requests",
-                            rail.name()
-                        );
-                    }
-                    None
-                }
-            },
-        };
-        Ok(Self { narrow: (narrow, depth), wide })
-    }
-
-    fn of(&self, role: Role) -> &(Info, usize) {
-        match (role, &self.wide) {
-            (Role::Value, Some(wide)) => wide,
-            _ => &self.narrow,
-        }
-    }
-}
-
-/// The traffic classes to try for a requested class, best first. EFA knows only the low-latency class, which replaces expedited
-/// forwarding (DSCP 46) and every higher DSCP.
-fn tclass_choices(tclass: u32) -> Vec<u32> {
-    let mut choices = vec![tclass];
-    if tclass != 0 {
-        let urgent = tclass & !bindings::FI_TC_DSCP >= 46;
-        choices.extend(urgent.then_some(bindings::FI_TC_LOW_LATENCY));
-        choices.push(0);
-    }
-    choices
-}
-
 const REUSED_SLOTS: &str = "NCCL 2.31 reuses value slots";
-const NARROW: &str = "no wide requests";
-const SHORT_IDS: &str = "no 64-bit request ids";
-
 impl Context {
     /// Collective: builds the contexts.
     ///
@@ -270,21 +88,7 @@ impl Context {
     /// A card has too few counters or queues; another rank failed; the requested layout cannot express a queue.
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
         let mut span = trace::span("createContext", coll.rank);
-        // The stride is a hint that all ranks follow alike.
-        let stride = if coll.nranks.is_multiple_of(shape.rank_stride) { shape.rank_stride } else { 1 };
-        if stride != shape.rank_stride {
-            let (given, nranks) = (shape.rank_stride, coll.nranks);
-            crate::info!(
-                "rankStride {given} does not divide the {nranks} ranks: the plugin ignores it and reaches all ranks"
-            );
-        }
-        let shape = &match coll.plugin.config.signals {
-            Signals::Card => {
-                count_up_to("nSignals", shape.n_signals as i32, COUNT_MAX)?;
-                Shape { rank_stride: stride, ..*shape }
-            }
-            Signals::Emulated => Shape { rank_stride: stride, n_signals: 0, n_words: Some(shape.n_signals), ..*shape },
-        };
+        let shape = &shape.in_job(coll.nranks, coll.plugin.config.signals)?;
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
         let ready = Self::finish(coll, shape, &mut context.0, &all);
         let (ready, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
@@ -352,34 +156,13 @@ impl Context {
             shape.n_words.map(|words| SignalMemory::allocate(coll, &used, (shape.n_contexts, words))).transpose()?;
 
         let (mut contexts, mut parts, mut inboxes) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut completed, mut errors) = (layout.completed(), COUNTER_STRIDE);
+        let mut next = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };
         for id in 0..shape.n_contexts {
             let at = id % rails.len();
-            let (rail, info) = (&rails[at], &infos[at]);
-            let mut endpoints = Vec::with_capacity(shape.endpoints());
-            for role in Role::all(shape.n_counters, shape.n_signals) {
-                let (info, depth) = info.of(role);
-                let offsets = CounterOffsets { completed, errors };
-                completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
-                errors += COUNTER_STRIDE;
-                let kind = (coll.plugin.config.provider, coll.plugin.config.signals);
-                // SAFETY: `Context` drops its endpoints before its memory (field order). `completed` and `errors` advance
-                // with each endpoint, so no two counters share memory.
-                let endpoint = unsafe {
-                    Endpoint::open(rail, &*coll.device, kind, (role, info, *depth), memory.counters(), offsets)
-                };
-                let endpoint = endpoint?;
-                if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
-                    crate::info!(
-                        "card {} has no 64-bit request ids (libfabric 2.6 never reports them); the device code of NCCL and of \
-                         ferrogin works without, since it uses 16 bits and leaves the others 0",
-                        rail.name()
-                    );
-                }
-                endpoints.push(endpoint);
-            }
-            let targets = endpoints.iter().filter(|e| matches!(e.role, Role::Data | Role::Signal(_)));
-            let mut addresses = targets.map(Endpoint::address).collect::<Result<Vec<_>, _>>()?;
+            let rail = &rails[at];
+            // SAFETY: `Context` drops its endpoints before its memory (field order), which has room for the counters of all contexts.
+            let context = unsafe { OneContext::open(coll, (rail, &infos[at]), shape, &memory, &mut next) }?;
+            let mut addresses = context.addresses()?;
             let mut signals = EmulatedPeer::default();
             if let (Some(memory), Some(words)) = (&signal_memory, shape.n_words) {
                 let inbox = memory.open(coll, at, id)?;
@@ -392,7 +175,7 @@ impl Context {
                 Error::Usage(format!("card {} gave endpoints of one card several GIDs: please report it", rail.name()))
             })?;
             parts.push(part);
-            contexts.push(OneContext { endpoints, targets: Arc::default() });
+            contexts.push(context);
         }
         let signal_counts = inboxes.iter().map(Inbox::counts).collect();
         let inboxes = shape.n_words.map(|_| Inboxes::serve(inboxes)).transpose()?;
@@ -640,4 +423,18 @@ fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<Progress>) 
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    extern "C" fn no_work(_: *mut c_void) -> bool {
+        false
+    }
+
+    #[test]
+    fn progress_function_is_for_cpu_threads_of_cards_that_offer_it() {
+        let offered = || Some(Progress { function: no_work, arg: 0x1000 as *mut c_void });
+        assert_eq!(progress_for(DeviceKind::Cpu, offered).map(|progress| progress.arg as usize), Some(0x1000));
+        assert!(progress_for(DeviceKind::Cpu, || None).is_none());
+        assert!(progress_for(DeviceKind::Cuda, offered).is_none());
+    }
+}

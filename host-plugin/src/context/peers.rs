@@ -1,6 +1,8 @@
 //! The peers of a `createContext`: the address handle of each of their cards, and the targets that requests name.
 
-use super::{OneContext, Shape, wire};
+use super::queues::OneContext;
+use super::shape::Shape;
+use super::wire;
 use crate::address::EndpointAddress;
 use crate::comm::CollComm;
 use crate::error::Error;
