@@ -160,7 +160,8 @@ impl CompletionQueue {
 
     /// True when a thread may sleep on the descriptor now; false when there is something to read.
     pub fn may_wait(&self) -> bool {
-        self.wait.may_wait(self)
+        // SAFETY: `raw` is open until drop, and was opened on this fabric.
+        unsafe { self.wait.may_wait(self.domain.fabric(), self.raw) }
     }
 
     /// `cq_open_ext` of the EFA operations: a queue whose entries lie in the caller's memory.

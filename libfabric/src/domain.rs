@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::bindings::{self, fi_threading, fid_domain, fid_fabric};
 use crate::progress::{self, Progress, ProgressOps};
 use crate::statistics::{self, Statistics, StatisticsOps};
-use crate::{Error, GdaOps, Info, Libfabric};
+use crate::{Error, Info, Libfabric};
 use crate::{entry, table};
 
 /// An open fabric.
@@ -114,14 +114,6 @@ impl Domain {
     /// The memory registration modes that the provider demands, `FI_MR_*`.
     pub fn mr_mode(&self) -> i32 {
         self.mr_mode
-    }
-
-    /// The EFA operations for queues that a device drives itself.
-    ///
-    /// # Errors
-    /// [`Error::TooOld`] or [`Error::Call`] when the provider lacks them.
-    pub fn gda(self: &Arc<Self>) -> Result<GdaOps, Error> {
-        GdaOps::open(self)
     }
 
     pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut std::ffi::c_void> {

@@ -53,6 +53,8 @@ mod events;
 #[allow(unsafe_code)]
 mod gda;
 #[allow(unsafe_code)]
+mod gda_queries;
+#[allow(unsafe_code)]
 mod hints;
 #[allow(unsafe_code)]
 mod info;
@@ -64,11 +66,14 @@ mod own_file;
 #[allow(unsafe_code)]
 pub mod progress;
 #[allow(unsafe_code)]
+mod query;
+#[allow(unsafe_code)]
 pub mod statistics;
 #[allow(unsafe_code)]
 pub mod table;
 #[allow(unsafe_code)]
 mod tagged_queue;
+mod version;
 #[allow(unsafe_code)]
 mod wait;
 
@@ -82,10 +87,12 @@ pub use domain::{Domain, Fabric};
 pub use endpoint::Endpoint;
 pub use error::Error;
 pub use events::EventQueue;
-pub use gda::{CqMemory, FEATURE_CNTR_OPEN_EXT, GdaOps, Target, WqMemory};
+pub use gda::{FEATURE_CNTR_OPEN_EXT, GdaOps};
+pub use gda_queries::{CqMemory, Target, WqMemory};
 pub use hints::{Hints, MR_MODE_ALL};
 pub use info::{Info, PciAddress};
-pub use library::{Libfabric, Version};
+pub use library::Libfabric;
 pub use memory::{MemoryKind, MemoryRegion, Region};
 pub use own_file::open_own_file;
 pub use tagged_queue::{TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend};
+pub use version::Version;

@@ -10,43 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::bindings::{self, fi_fabric_attr, fi_info, fid_fabric};
-use crate::{Error, Hints, Info};
-
-/// A libfabric release or API version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Version {
-    /// Before the point.
-    pub major: u16,
-    /// After the point.
-    pub minor: u16,
-}
-
-impl Version {
-    /// The newest API that the bindings describe.
-    pub const NEWEST_KNOWN: Self = Self::new(bindings::FI_MAJOR_VERSION as u16, bindings::FI_MINOR_VERSION as u16);
-
-    /// `major.minor`.
-    pub const fn new(major: u16, minor: u16) -> Self {
-        Self { major, minor }
-    }
-
-    /// From libfabric's encoding: major in the upper half, minor in the lower.
-    pub const fn from_raw(raw: u32) -> Self {
-        Self { major: (raw >> 16) as u16, minor: raw as u16 }
-    }
-
-    /// libfabric's encoding.
-    pub const fn raw(self) -> u32 {
-        (self.major as u32) << 16 | self.minor as u32
-    }
-}
-
-impl fmt::Display for Version {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
+use crate::bindings::{fi_fabric_attr, fi_info, fid_fabric};
+use crate::{Error, Version};
 
 type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const fi_info, *mut *mut fi_info) -> c_int;
 type FreeInfo = unsafe extern "C" fn(*mut fi_info);
@@ -195,75 +160,32 @@ impl Libfabric {
         Ok(())
     }
 
-    /// Every info that matches the hints, libfabric's preferred one first. Never empty.
+    /// The first directory that [`use_provider_dir`](Self::use_provider_dir) got.
+    pub(crate) fn provider_dir(&self) -> Option<PathBuf> {
+        self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
+    }
+
+    /// `fi_getinfo`. The caller frees the list.
     ///
-    /// # Errors
-    /// [`Error::NoMatch`] when there is none, [`Error::ProviderNotLoaded`] when libfabric lacks the provider of the hints although the
-    /// caller named its directory, [`Error::Call`] for anything else.
-    pub fn getinfo(self: &Arc<Self>, hints: &Hints) -> Result<Vec<Info>, Error> {
-        let node = hints.node.as_deref().map(|node| c_string("node", node)).transpose()?;
-        let service = hints.service.as_deref().map(|service| c_string("service", service)).transpose()?;
-        let api = hints.api.unwrap_or(self.api_version());
-        let raw_hints = hints.to_info(self)?;
-        match self.query(api, node.as_deref(), service.as_deref(), hints.flags, Some(&raw_hints)) {
-            Err(Error::Call { code: bindings::FI_ENODATA, .. }) => Err(self.no_match(hints)),
-            other => other,
-        }
-    }
-
-    /// Names and versions of all providers that are registered, usable here or not.
-    pub fn providers(self: &Arc<Self>) -> Vec<(String, Version)> {
-        match self.query(self.api_version(), None, None, bindings::FI_PROV_ATTR_ONLY, None) {
-            Ok(list) => list.iter().map(|info| (info.provider(), info.provider_version())).collect(),
-            Err(error) => {
-                log::debug!("{error}");
-                Vec::new()
-            }
-        }
-    }
-
-    fn query(
-        self: &Arc<Self>,
+    /// # Safety
+    /// `node` and `service` are null or NUL-terminated; `hints` is null or made by this library.
+    pub(crate) unsafe fn list_infos(
+        &self,
         api: Version,
-        node: Option<&CStr>,
-        service: Option<&CStr>,
+        node: *const c_char,
+        service: *const c_char,
         flags: u64,
-        hints: Option<&Info>,
-    ) -> Result<Vec<Info>, Error> {
+        hints: *const fi_info,
+    ) -> Result<*mut fi_info, Error> {
         let mut list: *mut fi_info = ptr::null_mut();
-        let node = node.map_or(ptr::null(), CStr::as_ptr);
-        let service = service.map_or(ptr::null(), CStr::as_ptr);
-        let hints = hints.map_or(ptr::null_mut(), Info::as_ptr);
-        // SAFETY: strings and hints outlive the call, and this library allocated the hints; fi_getinfo writes `list` on success only.
+        // SAFETY: this function's caller passes valid strings and hints; fi_getinfo writes `list` on success only.
         let mut getinfo = || unsafe { (self.getinfo)(api.raw(), node, service, flags, hints, &mut list) };
         let code = match self.initialised.swap(true, Ordering::Relaxed) {
             true => getinfo(),
             false => keep_signal_dispositions(getinfo),
         };
         self.check("fi_getinfo", code)?;
-        let mut infos = Vec::new();
-        let mut next = list;
-        while !next.is_null() {
-            // SAFETY: `next` is an entry of the list that fi_getinfo returned, which is freed below.
-            infos.push(unsafe { Info::duplicate(self, next) });
-            // SAFETY: `next` is an entry of the list that fi_getinfo returned, which is freed below.
-            next = unsafe { (*next).next };
-        }
-        // SAFETY: this library's fi_getinfo returned the list, and this is its last use.
-        unsafe { (self.freeinfo)(list) };
-        infos.into_iter().collect()
-    }
-
-    fn no_match(self: &Arc<Self>, hints: &Hints) -> Error {
-        let known = self.providers();
-        let dirs = self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(provider), Some(dir)) = (&hints.provider, dirs.first())
-            && !known.iter().any(|(name, _)| name == provider)
-        {
-            return Error::ProviderNotLoaded { provider: provider.clone(), dir: dir.clone() };
-        }
-        let known: Vec<_> = known.iter().map(|(name, _)| name.as_str()).collect();
-        Error::NoMatch { version: self.version(), hints: hints.to_string(), known: known.join(", ") }
+        Ok(list)
     }
 
     /// libfabric's text for an error code of either sign.
@@ -400,14 +322,6 @@ mod tests {
         assert!(lists(OsStr::new("/c:/a/b"), dir));
         assert!(!lists(OsStr::new("/a/bc"), dir));
         assert!(!lists(OsStr::new(""), dir));
-    }
-
-    #[test]
-    fn versions_are_ordered_and_printed() {
-        assert!(Version::new(1, 17) < Version::new(2, 1));
-        assert_eq!(Version::from_raw(0x0001_0011), Version::new(1, 17));
-        assert_eq!(Version::new(2, 6).raw(), 0x0002_0006);
-        assert_eq!(Version::new(2, 6).to_string(), "2.6");
     }
 
     #[test]

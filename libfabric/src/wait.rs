@@ -6,7 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::bindings::{self, fi_cq_attr, fi_wait_attr, fi_wait_obj, fid, fid_cq, fid_wait};
-use crate::{CompletionQueue, Domain, Error, Fabric, Libfabric, Version};
+use crate::{Domain, Error, Fabric, Libfabric, Version};
 use crate::{entry, table};
 
 /// How a thread waits for a queue.
@@ -86,24 +86,30 @@ impl Wait {
     }
 
     /// True when a thread may sleep until the descriptor of `queue`, whose wait this is, becomes readable.
-    pub fn may_wait(&self, queue: &CompletionQueue) -> bool {
+    ///
+    /// # Safety
+    /// `queue` is an open queue of `fabric`.
+    pub unsafe fn may_wait(&self, fabric: &Fabric, queue: *mut fid_cq) -> bool {
         match self {
             // Providers do not expect fi_trywait of a queue without a wait object.
             Self::Never => false,
-            Self::Queue(_) => may_wait_for(queue),
+            // SAFETY: this function's caller keeps the queue open.
+            Self::Queue(_) => unsafe { may_wait_for(fabric, queue) },
             Self::Set(set) => set.is_quiet(),
         }
     }
 }
 
 /// `fi_trywait`.
-fn may_wait_for(queue: &CompletionQueue) -> bool {
-    let fabric = queue.domain().fabric();
+///
+/// # Safety
+/// `queue` is an open queue of `fabric`.
+unsafe fn may_wait_for(fabric: &Fabric, queue: *mut fid_cq) -> bool {
     // SAFETY: the fabric is open as long as its Arc lives.
     let ops = unsafe { (*fabric.as_ptr()).ops };
     let Ok(trywait) = entry!(fabric.library(), ops, fi_ops_fabric, trywait, "fi_trywait") else { return false };
-    let mut fids: [*mut fid; 1] = [queue.as_ptr().cast()];
-    // SAFETY: the fabric is open, and the array has the one open object that the call states.
+    let mut fids: [*mut fid; 1] = [queue.cast()];
+    // SAFETY: the fabric is open, and the array has the one object that the call states, which this function's caller keeps open.
     unsafe { trywait(fabric.as_ptr(), fids.as_mut_ptr(), 1) == 0 }
 }
 
