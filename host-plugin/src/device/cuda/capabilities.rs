@@ -1,0 +1,120 @@
+//! What a GPU and its driver offer.
+#![allow(unsafe_code)]
+
+use super::driver::check;
+use crate::device::interface::DeviceError;
+use cudarc::driver::sys as cu;
+use std::ffi::CStr;
+
+/// Required GPU attributes: the attribute, its least value, true if the software card needs it too, and the message.
+const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
+    use cu::CUdevice_attribute::*;
+    [
+        (
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            7,
+            true,
+            "the GPU is older than compute capability 7.0, which kernels with device-side networking need",
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED,
+            1,
+            true,
+            "the driver has no virtual memory management (cuMemCreate) for this GPU",
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
+            1,
+            false,
+            "cards cannot reach memory of cuMemCreate on this GPU (GPUDirect RDMA with VMM): check the driver, and that \
+             nvidia-peermem or dma-buf is not disabled",
+        ),
+        (
+            CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+            1,
+            false,
+            "the driver exports no dma-buf, by which cards register GPU memory: install the open kernel modules and Linux \
+             5.12 or newer",
+        ),
+    ]
+};
+
+/// Checks that the GPU has what the plugin needs of it with the software card, or with hardware.
+pub fn check_needs(device: cu::CUdevice, software: bool) -> Result<(), DeviceError> {
+    for (attribute, least, for_software, reason) in NEEDS {
+        let mut value = 0;
+        // SAFETY: the device exists. The driver writes one int into a local variable.
+        let result = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
+        check("cuDeviceGetAttribute", result)?;
+        if value < least && (for_software || !software) {
+            return Err(DeviceError::NoGpu { reason: format!("{reason} ({})", versions(device)) });
+        }
+    }
+    Ok(())
+}
+
+/// The GPU and its driver, for messages.
+pub fn versions(device: cu::CUdevice) -> String {
+    use cu::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+    };
+    let (mut name, mut driver) = ([0 as std::ffi::c_char; 64], 0);
+    let [major, minor] = [MAJOR, MINOR].map(|attribute| {
+        let mut value = 0;
+        // SAFETY: the device exists. The driver writes one int into a local variable.
+        let _ = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
+        value
+    });
+    // SAFETY: the driver writes at most the given number of bytes into a local array.
+    let _ = unsafe { cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device) };
+    // SAFETY: the driver writes one int into a local variable.
+    let _ = unsafe { cu::cuDriverGetVersion(&mut driver) };
+    // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
+    format!("{name}, compute capability {major}.{minor}, driver of CUDA {}.{}", driver / 1000, driver % 1000 / 10)
+}
+
+/// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`, of CUDA 13.1.
+pub const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
+
+/// A device attribute, also one that this release of the driver's bindings has no name for; 0 if the driver does not know it.
+pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
+    type Get = unsafe extern "C" fn(*mut i32, i32, cu::CUdevice) -> i32;
+    // SAFETY: the driver is loaded already, so no initialiser runs.
+    let Ok(driver) = (unsafe { libloading::Library::new("libcuda.so.1") }) else { return 0 };
+    // SAFETY: cuda.h declares the function with this type.
+    let Ok(get) = (unsafe { driver.get::<Get>(b"cuDeviceGetAttribute\0") }) else { return 0 };
+    let mut value = 0;
+    // SAFETY: the device exists. The driver writes one int into a local variable.
+    let code = unsafe { get(&mut value, number, device) };
+    if code == 0 { value } else { 0 }
+}
+
+/// How a host thread makes kernels see the bytes that a card wrote to GPU memory before a completion in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flush {
+    /// Kernels see them: the driver says so, or it has no way and the software card wrote them through the driver or in host memory.
+    NotNeeded,
+    /// `cuFlushGPUDirectRDMAWrites`.
+    Driver,
+    /// The driver has no way.
+    Missing,
+}
+
+impl Flush {
+    pub fn of(device: cu::CUdevice, software: bool) -> Self {
+        use cu::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as OPTIONS,
+            CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING as ORDERING,
+        };
+        let [options, ordering] = [OPTIONS, ORDERING].map(|number| attribute(number as i32, device));
+        let owner = cu::CUGPUDirectRDMAWritesOrdering::CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER as i32;
+        let by_host = cu::CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as i32;
+        match (ordering >= owner, options & by_host != 0) {
+            (true, _) => Self::NotNeeded,
+            (false, true) => Self::Driver,
+            (false, false) if software => Self::NotNeeded,
+            (false, false) => Self::Missing,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The driver: its errors, and the context and stream of a device.
+#![allow(unsafe_code)]
+
+use crate::device::interface::DeviceError;
+use cudarc::driver::sys as cu;
+use std::ffi::CStr;
+
+/// The result of a call of the driver.
+pub fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError> {
+    if result == cu::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = std::ptr::null();
+    // SAFETY: the driver writes the address of a constant string into `name`, a local variable.
+    let found = unsafe { cu::cuGetErrorName(result, &mut name) };
+    let text = if found == cu::CUresult::CUDA_SUCCESS && !name.is_null() {
+        // SAFETY: the driver succeeded, so `name`, which is not null, is its NUL-terminated constant string.
+        unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+    } else {
+        "unknown".to_owned()
+    };
+    Err(DeviceError::Cuda { call, code: result as u32, text })
+}
+
+/// [`check`] of a call that frees device memory: an error makes a WARN line.
+pub fn check_free(call: &'static str, result: cu::CUresult) {
+    if let Err(error) = check(call, result) {
+        crate::warn!("freeing device memory: {error}");
+    }
+}
+
+/// The CUDA context and a non-blocking stream, which all objects of the device share.
+pub struct Core {
+    pub context: cu::CUcontext,
+    pub device: cu::CUdevice,
+    /// True if `open` retained the device's primary context.
+    pub retained: bool,
+    pub stream: cu::CUstream,
+}
+
+// SAFETY: the driver allows any thread to use a context and a stream, and every use makes the context current first.
+unsafe impl Send for Core {}
+// SAFETY: the driver's calls on a context and a stream are thread-safe, and no field changes after `open`.
+unsafe impl Sync for Core {}
+
+/// Keeps a context current on this thread until dropped, which restores the previous context. Until then the calls of this thread do not
+/// fail, and do not spoil the capture, while the program captures a CUDA graph: `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub struct Current {
+    capture_mode: cu::CUstreamCaptureMode,
+}
+
+impl Core {
+    pub fn enter(&self) -> Result<Current, DeviceError> {
+        // SAFETY: the context is valid: `open` retained it, or it was current in `open` and the program keeps it.
+        check("cuCtxPushCurrent", unsafe { cu::cuCtxPushCurrent_v2(self.context) })?;
+        let mut current = Current { capture_mode: cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED };
+        current.exchange_capture_mode();
+        Ok(current)
+    }
+
+    /// Waits for the copies on the stream.
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
+        // SAFETY: `self` owns the stream and destroys it on drop.
+        check("cuStreamSynchronize", unsafe { cu::cuStreamSynchronize(self.stream) })
+    }
+}
+
+impl Current {
+    /// An error leaves this thread's mode, which matters during a capture only.
+    fn exchange_capture_mode(&mut self) {
+        // SAFETY: the driver reads a mode from a local variable and writes another one to it.
+        let _ = unsafe { cu::cuThreadExchangeStreamCaptureMode(&mut self.capture_mode) };
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        self.exchange_capture_mode();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: `enter` pushed a context on this thread; the driver writes its address into a local variable.
+        let _ = unsafe { cu::cuCtxPopCurrent_v2(&mut context) };
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.enter() {
+            // SAFETY: `open` made the stream, and only this drop destroys it. If the program destroyed the context, the driver
+            // returns an error.
+            let _ = unsafe { cu::cuStreamDestroy_v2(self.stream) };
+        }
+        if self.retained {
+            // SAFETY: `open` retained the primary context once, and only this drop releases it.
+            let _ = unsafe { cu::cuDevicePrimaryCtxRelease_v2(self.device) };
+        }
+    }
+}

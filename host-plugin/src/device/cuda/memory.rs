@@ -1,0 +1,222 @@
+//! Device memory: pinned memory of the host, memory of the GPU, and its export as a dma-buf.
+#![allow(unsafe_code)]
+
+use super::driver::{Core, check, check_free};
+use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, bounds, page_size};
+use cudarc::driver::sys as cu;
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// Host memory, pinned and mapped into the GPU.
+pub fn host(core: &Arc<Core>, len: usize) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
+    let _current = core.enter()?;
+    let size = round_up(len, page_size())?;
+    let mut host: *mut c_void = std::ptr::null_mut();
+    let flags = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
+    // SAFETY: the driver writes one pointer into a local variable.
+    check("cuMemHostAlloc", unsafe { cu::cuMemHostAlloc(&mut host, size, flags) })?;
+    let mut buffer = HostBuffer { core: core.clone(), host: host.cast(), device: 0, len };
+    // SAFETY: `host` is mapped pinned memory from the call above. The driver writes one address into `buffer`.
+    check("cuMemHostGetDevicePointer", unsafe { cu::cuMemHostGetDevicePointer_v2(&mut buffer.device, host, 0) })?;
+    // SAFETY: `buffer.host` has `size` bytes, and no other thread has its address yet.
+    unsafe { std::ptr::write_bytes(buffer.host, 0, size) };
+    Ok(Box::new(buffer))
+}
+
+/// GPU memory, with `export` also as a dma-buf.
+pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
+    let _current = core.enter()?;
+    let location = cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: core.device };
+    // SAFETY: the C struct consists of integers and a pointer, for which zero is valid.
+    let mut prop: cu::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    prop.type_ = cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.requestedHandleTypes = cu::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    prop.location = location;
+    prop.allocFlags.gpuDirectRDMACapable = u8::from(export);
+    let mut granularity = 0;
+    let recommended = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: the driver reads `prop` and writes one size into a local variable.
+    let result = unsafe { cu::cuMemGetAllocationGranularity(&mut granularity, &prop, recommended) };
+    check("cuMemGetAllocationGranularity", result)?;
+    let size = round_up(len, granularity.max(page_size()))?;
+    let mut buffer = GpuBuffer { core: core.clone(), handle: None, base: 0, mapped: false, size, len, fd: None };
+    let mut handle = 0;
+    // SAFETY: the driver reads `prop` and writes one handle into a local variable.
+    check("cuMemCreate", unsafe { cu::cuMemCreate(&mut handle, size, &prop, 0) })?;
+    buffer.handle = Some(handle);
+    let mut base = 0;
+    // SAFETY: the driver writes one address into a local variable.
+    check("cuMemAddressReserve", unsafe { cu::cuMemAddressReserve(&mut base, size, granularity, 0, 0) })?;
+    buffer.base = base;
+    // SAFETY: the reserved address range and the memory have `size` bytes each, and this buffer owns both.
+    check("cuMemMap", unsafe { cu::cuMemMap(base, size, 0, handle, 0) })?;
+    buffer.mapped = true;
+    let access = cu::CUmemAccessDesc { location, flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    // SAFETY: the range is mapped by the call above; the driver reads one descriptor.
+    check("cuMemSetAccess", unsafe { cu::cuMemSetAccess(base, size, &access, 1) })?;
+    // SAFETY: `size` bytes at `base` are mapped by the calls above.
+    check("cuMemsetD8Async", unsafe { cu::cuMemsetD8Async(base, 0, size, core.stream) })?;
+    core.synchronize()?;
+    if export {
+        buffer.fd = Some(export_range(base, size)?);
+    }
+    Ok(Box::new(buffer))
+}
+
+/// Exports GPU memory as a dma-buf. `base` and `size` are multiples of the host's page size.
+pub fn export_range(base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
+    export_for_pcie_or_plain(|flags| {
+        let mut fd = -1i32;
+        let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        // SAFETY: the driver checks the range and writes one descriptor into a local variable.
+        let result = unsafe { cu::cuMemGetHandleForAddressRange((&raw mut fd).cast(), base, size, kind, flags) };
+        check("cuMemGetHandleForAddressRange", result)?;
+        // SAFETY: the driver succeeded and opened this descriptor for the caller, who alone has it.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    })
+}
+
+/// Exports with the mapping type PCIe, or without it if the driver refuses the flag. On machines with coherent memory of CPU and
+/// GPU (GB200, B300), a card reaches GPU memory over PCIe only through such a mapping. Older drivers refuse the flag.
+pub fn export_for_pcie_or_plain<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+    let pcie = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
+    export(pcie).or_else(|error| {
+        crate::trace!("the CUDA driver exports no dma-buf of mapping type PCIe: {error}");
+        export(0)
+    })
+}
+
+/// `len`, rounded up to a multiple of `to`.
+pub fn round_up(len: usize, to: usize) -> Result<usize, DeviceError> {
+    len.checked_next_multiple_of(to).ok_or(DeviceError::Bounds { offset: 0, len, size: isize::MAX as usize })
+}
+
+struct HostBuffer {
+    core: Arc<Core>,
+    host: *mut u8,
+    device: u64,
+    len: usize,
+}
+
+// SAFETY: this object alone owns the allocation, and any thread may access and free it.
+unsafe impl Send for HostBuffer {}
+// SAFETY: shared methods access the allocation through raw pointers, never through references. Set-up calls `write` and `read` of
+// a buffer from one thread at a time.
+unsafe impl Sync for HostBuffer {}
+
+impl DeviceBuffer for HostBuffer {
+    fn device_address(&self) -> u64 {
+        self.device
+    }
+
+    fn host_address(&self) -> Option<*mut u8> {
+        Some(self.host)
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn dma_buf(&self) -> Option<DmaBuf<'_>> {
+        None
+    }
+
+    fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        // SAFETY: `bounds` checked that `offset` is within the allocation.
+        let to = unsafe { self.host.add(offset) };
+        // SAFETY: `bounds` checked that the bytes from `to` are within the allocation, and no Rust reference covers it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        // SAFETY: `bounds` checked that `offset` is within the allocation.
+        let from = unsafe { self.host.add(offset) };
+        // SAFETY: `bounds` checked that the bytes from `from` are within the allocation, and no Rust reference covers it.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.core.enter() {
+            // SAFETY: `host` allocated the memory, and only this drop frees it.
+            check_free("cuMemFreeHost", unsafe { cu::cuMemFreeHost(self.host.cast()) });
+        }
+    }
+}
+
+struct GpuBuffer {
+    core: Arc<Core>,
+    handle: Option<cu::CUmemGenericAllocationHandle>,
+    base: u64,
+    mapped: bool,
+    size: usize,
+    len: usize,
+    fd: Option<OwnedFd>,
+}
+
+impl DeviceBuffer for GpuBuffer {
+    fn device_address(&self) -> u64 {
+        self.base
+    }
+
+    fn host_address(&self) -> Option<*mut u8> {
+        None
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn dma_buf(&self) -> Option<DmaBuf<'_>> {
+        self.fd.as_ref().map(|fd| DmaBuf { fd: fd.as_fd(), offset: 0, len: self.size })
+    }
+
+    fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        let _current = self.core.enter()?;
+        let to = self.base + offset as u64;
+        // SAFETY: `bounds` checked that the range is within the allocation. The borrow keeps `bytes` alive until `synchronize`
+        // returns, after the copy.
+        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.core.stream) };
+        check("cuMemcpyHtoDAsync", result)?;
+        self.core.synchronize()
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        let _current = self.core.enter()?;
+        let from = self.base + offset as u64;
+        // SAFETY: `bounds` checked that the range is within the allocation. The borrow keeps `bytes` alive and exclusive until
+        // `synchronize` returns, after the copy.
+        let result =
+            unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.core.stream) };
+        check("cuMemcpyDtoHAsync", result)?;
+        self.core.synchronize()
+    }
+}
+
+impl Drop for GpuBuffer {
+    fn drop(&mut self) {
+        self.fd = None;
+        let Ok(_current) = self.core.enter() else { return };
+        if self.mapped {
+            // SAFETY: `gpu` mapped the range, and only this drop unmaps it.
+            check_free("cuMemUnmap", unsafe { cu::cuMemUnmap(self.base, self.size) });
+        }
+        if self.base != 0 {
+            // SAFETY: `gpu` reserved the range, and only this drop frees it.
+            check_free("cuMemAddressFree", unsafe { cu::cuMemAddressFree(self.base, self.size) });
+        }
+        if let Some(handle) = self.handle {
+            // SAFETY: `gpu` created the handle, and only this drop releases it.
+            check_free("cuMemRelease", unsafe { cu::cuMemRelease(handle) });
+        }
+    }
+}

@@ -1,0 +1,163 @@
+use super::*;
+use crate::device::interface::bytes_of;
+use crate::turn::Turn;
+use ferrogin_test_support::child;
+
+/// Runs `body` in a child process, with the driver of this machine or else on the software GPU.
+fn on_gpu(test: &str, body: impl FnOnce()) {
+    if CudaDevice::open(true).is_ok() {
+        child::run(test, &[], body);
+    } else if let Some(path) = ferrogin_test_support::software_gpu(test) {
+        child::run(test, &[("LD_LIBRARY_PATH", &path)], body);
+    }
+}
+
+#[test]
+fn gpu_memory_is_zeroed_and_exported() {
+    let test = "gpu_memory_is_zeroed_and_exported";
+    on_gpu(test, || {
+        // A GPU may lack what hardware cards need.
+        let device = CudaDevice::open(false).or_else(|_| CudaDevice::open(true)).expect("a GPU");
+        let buffer = device.allocate(5000, Use::Tables).unwrap();
+        let mut bytes = vec![0xa5u8; 5000];
+        buffer.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|b| *b == 0));
+        buffer.write(8, bytes_of(&[0x0102_0304_0506_0708u64])).unwrap();
+        buffer.read(8, &mut bytes[..8]).unwrap();
+        assert_eq!(bytes[..8], 0x0102_0304_0506_0708u64.to_le_bytes());
+        match device.allocate(5000, Use::Card) {
+            Ok(card) => assert!(device.software || card.dma_buf().is_some()),
+            Err(error) => ferrogin_test_support::skip(&format!("{test} (dma-buf)"), error),
+        }
+    });
+}
+
+#[test]
+fn dma_buf_export_tries_pcie_first() {
+    let refused = |flags| DeviceError::Cuda { call: "export", code: 1, text: format!("flags {flags}") };
+    let tried = std::cell::RefCell::new(Vec::new());
+    let driver = |least: u64| {
+        tried.borrow_mut().clear();
+        let export = |flags| {
+            tried.borrow_mut().push(flags);
+            if flags <= least { Ok(flags) } else { Err(refused(flags)) }
+        };
+        memory::export_for_pcie_or_plain(export).map_err(|error| error.to_string())
+    };
+    assert_eq!((driver(1), tried.borrow().clone()), (Ok(1), vec![1]), "a driver with the mapping type");
+    assert_eq!((driver(0), tried.borrow().clone()), (Ok(0), vec![1, 0]), "an older driver");
+    let none = memory::export_for_pcie_or_plain(|flags| Err::<(), _>(refused(flags))).unwrap_err().to_string();
+    assert!(none.contains("flags 0"), "the message has the plain export's error: {none}");
+}
+
+#[test]
+fn adds_reach_words_of_gpu_memory_in_each_way() {
+    on_gpu("adds_reach_words_of_gpu_memory_in_each_way", || {
+        let device = CudaDevice::open(true).expect("a GPU");
+        let buffer = device.allocate(4096, Use::Window).unwrap();
+        let address = buffer.device_address();
+        let mut ways = vec![Adds::Copy];
+        match device.adds(address as *mut c_void, 4096, nccl::PTR_CUDA) {
+            Adds::Stream => ways.push(Adds::Stream),
+            _ => ferrogin_test_support::skip("adds by a stream", "this driver has no atomic reductions"),
+        }
+        let turn = Turn::default();
+        let round = turn.begin().expect("a round");
+        for (at, adds) in ways.into_iter().enumerate() {
+            let at = address + 512 * at as u64;
+            let words: Vec<_> = (0..300).map(|n| (at + n % 3 * 8, (1 << 40) + n)).collect();
+            // SAFETY: the words lie in `buffer`.
+            unsafe { device.add(&round, adds, &words) }.unwrap();
+            for word in 0..4 {
+                let mut bytes = [0; 8];
+                buffer.read((at - address) as usize + 8 * word, &mut bytes).unwrap();
+                let mine = words.iter().filter(|(place, _)| *place == at + 8 * word as u64);
+                assert_eq!(
+                    u64::from_le_bytes(bytes),
+                    mine.map(|(_, amount)| amount).sum::<u64>(),
+                    "{adds:?}, word {word}"
+                );
+            }
+        }
+        // SAFETY: the words lie in `buffer`; the driver refuses the last one.
+        let refused = unsafe { device.add(&round, Adds::Stream, &[(address, 1), (address + 4, 1)]) };
+        assert!(refused.is_err());
+    });
+}
+
+/// Sets an attribute of the software GPU; false if another driver answers.
+fn set_attribute(number: i32, value: i32) -> bool {
+    type Set = unsafe extern "C" fn(i32, i32) -> i32;
+    // SAFETY: the driver is loaded already, so no initialiser runs.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.expect("the driver");
+    // SAFETY: the software GPU defines the function with this type, and no other driver has it.
+    let Ok(set) = (unsafe { driver.get::<Set>(b"cuSoftGpuSetAttribute\0") }) else { return false };
+    // SAFETY: the function takes two numbers.
+    unsafe { set(number, value) == 0 }
+}
+
+#[test]
+fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
+    let test = "ways_of_adding_and_flushing_follow_the_attributes_of_the_driver";
+    on_gpu(test, || {
+        let first = CudaDevice::open(true).expect("a GPU");
+        // Native atomics, host page tables, atomic reductions; how the agent adds to GPU memory.
+        let adds = [
+            ([0, 0, 0], Adds::Copy),
+            ([0, 0, 1], Adds::Stream),
+            ([1, 0, 0], Adds::Copy),
+            ([1, 0, 1], Adds::Stream),
+            ([0, 1, 0], Adds::Copy),
+            ([0, 1, 1], Adds::Stream),
+            ([1, 1, 0], Adds::Cpu),
+            ([1, 1, 1], Adds::Cpu),
+        ];
+        let buffer = first.allocate(1 << 22, Use::Window).expect("memory of the GPU");
+        let host = first.allocate(4096, Use::Shared).expect("memory of the host");
+        for (values, expected) in adds {
+            for (number, value) in [86, 100, ATOMIC_REDUCTION_SUPPORTED].into_iter().zip(values) {
+                if !set_attribute(number, value) {
+                    return ferrogin_test_support::skip(test, "the driver is not the software GPU");
+                }
+            }
+            let device = CudaDevice::open(true).expect("a GPU");
+            let at = buffer.device_address() as *mut c_void;
+            let ways = [4096, 1 << 22].map(|len| device.adds(at, len, nccl::PTR_CUDA));
+            assert_eq!(ways, [expected; 2], "atomics, page tables, reductions: {values:?}");
+            let past_the_end = device.adds(at, 1 << 40, nccl::PTR_CUDA);
+            assert_ne!(past_the_end, Adds::Cpu, "bytes that the driver does not know: {values:?}");
+            let on_host = host.host_address().expect("an address").cast();
+            assert_eq!(device.adds(on_host, 4096, nccl::PTR_HOST), Adds::Cpu);
+        }
+        // Order of writes (0 none, 100 for the owner, 200 for all), ways to flush (1 by the host, 2 by a stream); with a hardware card, with
+        // the software card.
+        let flushes = [
+            ([0, 0], Flush::Missing, Flush::NotNeeded),
+            ([0, 2], Flush::Missing, Flush::NotNeeded),
+            ([0, 1], Flush::Driver, Flush::Driver),
+            ([0, 3], Flush::Driver, Flush::Driver),
+            ([100, 0], Flush::NotNeeded, Flush::NotNeeded),
+            ([100, 1], Flush::NotNeeded, Flush::NotNeeded),
+            ([200, 3], Flush::NotNeeded, Flush::NotNeeded),
+        ];
+        for (values, hardware, software) in flushes {
+            assert!(set_attribute(118, values[0]) && set_attribute(117, values[1]));
+            for (is_software, expected) in [(false, hardware), (true, software)] {
+                let device = CudaDevice::open(is_software).expect("a GPU");
+                assert_eq!(device.flush, expected, "order, ways: {values:?}, software card: {is_software}");
+                assert_eq!(device.cannot_flush_writes().is_some(), expected == Flush::Missing);
+                assert_eq!(device.flush_writes().is_err(), expected == Flush::Missing);
+            }
+        }
+    });
+}
+
+#[test]
+fn software_card_memory_is_host_memory() {
+    on_gpu("software_card_memory_is_host_memory", || {
+        let device = CudaDevice::open(true).expect("a GPU");
+        let buffer = device.allocate(8, Use::Card).unwrap();
+        assert!(buffer.host_address().is_some() && buffer.dma_buf().is_none());
+        assert!(device.window(16 as *mut c_void, 8, nccl::PTR_CUDA).is_err());
+    });
+}

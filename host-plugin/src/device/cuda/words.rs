@@ -1,0 +1,115 @@
+//! The words of windows: where they lie, and how the agent adds to those in GPU memory.
+#![allow(unsafe_code)]
+
+use super::driver::{Core, Current, check};
+use crate::device::interface::DeviceError;
+use crate::turn::Round;
+use cudarc::driver::sys as cu;
+
+/// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, of CUDA 13.1.
+const ATOMIC_REDUCTION: u32 = 8;
+const REDUCTION_ADD: u32 = 0;
+const REDUCTION_U64: u32 = 22;
+/// Operations of one `cuStreamBatchMemOp`.
+const MEM_OPS: usize = 128;
+
+/// The starts of the parts of `len` bytes at `address` that lie in one allocation each. Several adjacent allocations may make up a
+/// window. `None` if a byte is in no allocation of the driver.
+pub fn parts(_: &Current, address: u64, len: usize) -> Option<Vec<u64>> {
+    let (mut at, end) = (address, address.checked_add(len as u64)?);
+    let mut parts = Vec::new();
+    while at < end {
+        let (mut base, mut size) = (0, 0);
+        // SAFETY: the driver looks `at` up without access to it, and writes an address and a size into local variables.
+        let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, at) };
+        let next = base.saturating_add(size as u64);
+        if result != cu::CUresult::CUDA_SUCCESS || !(base..next).contains(&at) {
+            return None;
+        }
+        parts.push(at);
+        at = next;
+    }
+    Some(parts)
+}
+
+/// True if an atomic operation of the CPU on a word at `address` is atomic for the GPU: the word is in host memory, or the CPU reaches
+/// it at the same address in GPU memory that is coherent with it, as on Grace.
+pub fn is_coherent(native_atomics: bool, _: &Current, address: u64) -> bool {
+    use cu::CUpointer_attribute::{
+        CU_POINTER_ATTRIBUTE_HOST_POINTER as HOST_POINTER, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+    };
+    let (mut host, mut kind) = (0u64, 0u32);
+    // SAFETY: the driver looks the address up without access to it, and writes one pointer into a local variable.
+    let found = unsafe { cu::cuPointerGetAttribute((&raw mut host).cast(), HOST_POINTER, address) };
+    // SAFETY: as above, with one 32-bit number.
+    let typed = unsafe { cu::cuPointerGetAttribute((&raw mut kind).cast(), MEMORY_TYPE, address) };
+    let success = cu::CUresult::CUDA_SUCCESS;
+    let on_host = typed == success && kind == cu::CUmemorytype::CU_MEMORYTYPE_HOST as u32;
+    found == success && host == address && (on_host || native_atomics)
+}
+
+/// A call of the driver in a round of the agent, and the end of what it puts on the stream. False if the agent was abandoned meanwhile.
+fn on_stream(
+    core: &Core,
+    round: &Round<'_>,
+    name: &'static str,
+    call: impl FnOnce(cu::CUstream) -> cu::CUresult,
+) -> Result<bool, DeviceError> {
+    let done = round.call(|| {
+        let _current = core.enter()?;
+        check(name, call(core.stream))?;
+        core.synchronize()
+    });
+    done.transpose().map(|done| done.is_some())
+}
+
+/// Adds by atomic reductions of the stream.
+///
+/// # Safety
+/// Each address is 8-byte aligned and mapped on the device until the end of the round.
+pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+    for words in words.chunks(MEM_OPS) {
+        // The form of CUDA 13.1: operation and flags, kind and type, address, value.
+        let head = [u64::from(ATOMIC_REDUCTION), u64::from(REDUCTION_ADD) | u64::from(REDUCTION_U64) << 32];
+        let operation = |(address, amount): &(u64, u64)| cu::CUstreamBatchMemOpParams {
+            pad: [head[0], head[1], *address, *amount, 0, 0],
+        };
+        let mut operations: Vec<_> = words.iter().map(operation).collect();
+        let (count, list) = (operations.len() as u32, operations.as_mut_ptr());
+        let added = on_stream(core, round, "cuStreamBatchMemOp", |stream| {
+            // SAFETY: the driver reads as many operations as stated. This function's caller keeps the words mapped until the
+            // stream has executed them.
+            unsafe { cu::cuStreamBatchMemOp_v2(stream, count, list, 0) }
+        })?;
+        if !added {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Adds by a copy from the device, and one back.
+///
+/// # Safety
+/// Each address is 8-byte aligned and mapped on the device until the end of the round.
+pub unsafe fn add_by_copies(core: &Core, round: &Round<'_>, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+    for (address, amount) in words {
+        let mut word = 0u64;
+        let read = on_stream(core, round, "cuMemcpyDtoHAsync", |stream| {
+            // SAFETY: this function's caller keeps the word mapped; the driver writes a local variable before `on_stream` returns.
+            unsafe { cu::cuMemcpyDtoHAsync_v2((&raw mut word).cast(), *address, 8, stream) }
+        })?;
+        if !read {
+            break;
+        }
+        let sum = word.wrapping_add(*amount);
+        let written = on_stream(core, round, "cuMemcpyHtoDAsync", |stream| {
+            // SAFETY: this function's caller keeps the word mapped; the driver reads a local variable before `on_stream` returns.
+            unsafe { cu::cuMemcpyHtoDAsync_v2(*address, (&raw const sum).cast(), 8, stream) }
+        })?;
+        if !written {
+            break;
+        }
+    }
+    Ok(())
+}
