@@ -354,6 +354,17 @@ fn fill_context(
     places: &ContextPlaces,
     (devs, index): (Place<DevHandle>, usize),
 ) -> Result<(), InitError> {
+    fill_tables(image, context, places);
+    let dev = image.at(devs, index);
+    let handles = (0..context.endpoints.len()).map(|e| fill_endpoint(image, spec, context, places, (dev, e)));
+    let handles = handles.collect::<Result<Vec<_>, _>>()?;
+    image.put(devs, index, dev_handle(image, context, places, (handles[0], handles[1])));
+    image.put(places.ext, 0, context_ext(image, spec, context, places, dev));
+    Ok(())
+}
+
+/// Fills the tables of peers, and the emulated signals.
+fn fill_tables(image: &mut Image, context: &ContextSpec, places: &ContextPlaces) {
     image.put_all(
         places.targets,
         context.targets.iter().enumerate().map(|(i, target)| target_words(target, i % context.nranks)),
@@ -379,109 +390,125 @@ fn fill_context(
         image.put(places.emulated, 0, emulated);
         image.put_all(places.emulated_peers, signals.peers.iter().copied());
     }
+}
 
-    let mut handles = Vec::with_capacity(context.endpoints.len());
-    for (e, (endpoint, queue)) in context.endpoints.iter().zip(&places.queues).enumerate() {
-        match spec.layout {
-            Layout::V0 => image.put(queue.qp, 0, qp_v0(endpoint)?),
-            Layout::V1 => image.put(queue.qp, 0, qp_v1(endpoint)?),
-        }
-        image.put(queue.cq, 0, cq(endpoint)?);
-        let handle = EndpointHandle {
-            // NCCL's own device code would post to peers that count no signal for it: it finds no queue.
-            qp: if context.emulated.is_some() { null_mut() } else { image.at(queue.qp, 0).cast() },
-            cq: image.at(queue.cq, 0).cast(),
-            target_address_handles: image.at(places.ahs, 0),
-            target_remote_qpns: image.at(places.qpns, 0),
-            target_qkey: image.at(places.qkeys, 0),
-            sq_lock: 0,
-            local_cntr_value: endpoint.completed.0 as *mut u64,
-            submitted_count: endpoint.completed.1,
-            sq_size: endpoint.sq_size,
-            putvalue_pad: 0,
-            putvalue_slice_base: endpoint.values.0,
-        };
-        // The device handle begins with the data endpoint and the value endpoint.
-        let mut at = image.at(devs, index).cast::<EndpointHandle>().wrapping_add(e);
-        if let Some(place) = queue.handle {
-            let (value, offset) = endpoint.signal.unwrap_or(endpoint.completed);
-            let counter = CounterHandle { base: handle, cntr_value: value as *mut u64, cntr_offset: offset };
-            image.put(place, 0, counter);
-            at = image.at(place, 0).cast();
-            let (list, i) = match e - 2 {
-                c if c < context.n_counters => (places.counters, c),
-                s => (places.signals, s - context.n_counters),
-            };
-            image.put(list, i, image.at(place, 0) as u64);
-        }
-        image.put(
-            places.endpoints,
-            e,
-            endpoint_config((endpoint, e as u32), at, image.at(places.ext, 0), (spec.policy, context.value_lkey)),
-        );
-        start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
-        handles.push(handle);
+/// Fills what belongs to endpoint `e`, and returns its handle. `dev` is the address of the context's device handle.
+fn fill_endpoint(
+    image: &mut Image,
+    spec: &BlockSpec,
+    context: &ContextSpec,
+    places: &ContextPlaces,
+    (dev, e): (*mut DevHandle, usize),
+) -> Result<EndpointHandle, InitError> {
+    let (endpoint, queue) = (&context.endpoints[e], &places.queues[e]);
+    match spec.layout {
+        Layout::V0 => image.put(queue.qp, 0, qp_v0(endpoint)?),
+        Layout::V1 => image.put(queue.qp, 0, qp_v1(endpoint)?),
     }
+    image.put(queue.cq, 0, cq(endpoint)?);
+    let handle = EndpointHandle {
+        // NCCL's own device code would post to peers that count no signal for it: it finds no queue.
+        qp: if context.emulated.is_some() { null_mut() } else { image.at(queue.qp, 0).cast() },
+        cq: image.at(queue.cq, 0).cast(),
+        target_address_handles: image.at(places.ahs, 0),
+        target_remote_qpns: image.at(places.qpns, 0),
+        target_qkey: image.at(places.qkeys, 0),
+        sq_lock: 0,
+        local_cntr_value: endpoint.completed.0 as *mut u64,
+        submitted_count: endpoint.completed.1,
+        sq_size: endpoint.sq_size,
+        putvalue_pad: 0,
+        putvalue_slice_base: endpoint.values.0,
+    };
+    // The device handle begins with the data endpoint and the value endpoint.
+    let mut at = dev.cast::<EndpointHandle>().wrapping_add(e);
+    if let Some(place) = queue.handle {
+        let (value, offset) = endpoint.signal.unwrap_or(endpoint.completed);
+        let counter = CounterHandle { base: handle, cntr_value: value as *mut u64, cntr_offset: offset };
+        image.put(place, 0, counter);
+        at = image.at(place, 0).cast();
+        let (list, i) = match e - 2 {
+            c if c < context.n_counters => (places.counters, c),
+            s => (places.signals, s - context.n_counters),
+        };
+        image.put(list, i, image.at(place, 0) as u64);
+    }
+    image.put(
+        places.endpoints,
+        e,
+        endpoint_config((endpoint, e as u32), at, image.at(places.ext, 0), (spec.policy, context.value_lkey)),
+    );
+    start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
+    Ok(handle)
+}
 
+/// The device handle, with the handles of the data endpoint and the value endpoint.
+fn dev_handle(
+    image: &Image,
+    context: &ContextSpec,
+    places: &ContextPlaces,
+    (data, pvdata): (EndpointHandle, EndpointHandle),
+) -> DevHandle {
     // The place of the addresses holds that of emulated signals, which `ferrogin_signals_of_context` of nccl_gin_backend.cuh reads.
     let scratch_remote_addrs = match &context.emulated {
         Some(signals) => signals.words as *mut u64,
         None => image.at(places.scratch_addrs, 0),
     };
-    image.put(
-        devs,
-        index,
-        DevHandle {
-            data: handles[0],
-            pvdata: handles[1],
-            counter_handles: image.at(places.counters, 0).cast(),
-            signal_handles: image.at(places.signals, 0).cast(),
-            n_counters: context.n_counters as i32,
-            n_signals: context.n_signals as i32,
-            nranks: context.nranks as i32,
-            rank: context.rank as i32,
-            rail_id: context.rail,
-            scratch_lkey: context.scratch.0,
-            scratch_pad: 0,
-            scratch_local_addr: context.scratch.1,
-            scratch_remote_addrs,
-            scratch_remote_rkeys: image.at(places.scratch_rkeys, 0),
-            putvalue_lkey: context.value_lkey,
-            putvalue_slot_size: VALUE_STRIDE,
-        },
-    );
+    DevHandle {
+        data,
+        pvdata,
+        counter_handles: image.at(places.counters, 0).cast(),
+        signal_handles: image.at(places.signals, 0).cast(),
+        n_counters: context.n_counters as i32,
+        n_signals: context.n_signals as i32,
+        nranks: context.nranks as i32,
+        rank: context.rank as i32,
+        rail_id: context.rail,
+        scratch_lkey: context.scratch.0,
+        scratch_pad: 0,
+        scratch_local_addr: context.scratch.1,
+        scratch_remote_addrs,
+        scratch_remote_rkeys: image.at(places.scratch_rkeys, 0),
+        putvalue_lkey: context.value_lkey,
+        putvalue_slot_size: VALUE_STRIDE,
+    }
+}
+
+/// The part of the handle that is ferrogin's own. `dev` is the address of the context's device handle.
+fn context_ext(
+    image: &Image,
+    spec: &BlockSpec,
+    context: &ContextSpec,
+    places: &ContextPlaces,
+    dev: *mut DevHandle,
+) -> ContextExt {
     let has_fast_path = spec.policy == POLICY_COMBINING;
-    image.put(
-        places.ext,
-        0,
-        ContextExt {
-            routes: Routes {
-                endpoints: image.at(places.endpoints, 0),
-                targets: image.at(places.targets, 0),
-                nranks: context.nranks as u32,
-                last_slot: (context.targets.len() / context.nranks.max(1)) as u32 - 1,
-                n_counters: context.n_counters as u32,
-                n_signals: context.n_signals as u32,
-                fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
-                window_peers: window_peers(context),
-                value_path: context.endpoints.get(1).map_or(VALUE_NONE, |endpoint| value_path(endpoint, spec.policy)),
-                scratch: image.at(places.scratch, 0),
-                dev: image.at(devs, index),
-            },
-            policy: spec.policy,
-            n_endpoints: context.endpoints.len() as u32,
-            max_rdma_size: context.max_rdma_size,
-            reserved: 0,
-            abort_flag: spec.abort_flag as *mut u32,
-            // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
-            timeout_ns: image.at(places.timeout, 0),
-            progress: context.progress.map(|progress| progress.function),
-            progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
-            used: image.at(places.used, 0),
-            emulated: image.at(places.emulated, 0),
+    ContextExt {
+        routes: Routes {
+            endpoints: image.at(places.endpoints, 0),
+            targets: image.at(places.targets, 0),
+            nranks: context.nranks as u32,
+            last_slot: (context.targets.len() / context.nranks.max(1)) as u32 - 1,
+            n_counters: context.n_counters as u32,
+            n_signals: context.n_signals as u32,
+            fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
+            window_peers: window_peers(context),
+            value_path: context.endpoints.get(1).map_or(VALUE_NONE, |endpoint| value_path(endpoint, spec.policy)),
+            scratch: image.at(places.scratch, 0),
+            dev,
         },
-    );
-    Ok(())
+        policy: spec.policy,
+        n_endpoints: context.endpoints.len() as u32,
+        max_rdma_size: context.max_rdma_size,
+        reserved: 0,
+        abort_flag: spec.abort_flag as *mut u32,
+        // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
+        timeout_ns: image.at(places.timeout, 0),
+        progress: context.progress.map(|progress| progress.function),
+        progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
+        used: image.at(places.used, 0),
+        emulated: image.at(places.emulated, 0),
+    }
 }
 
 /// Bytes from a window to its peers' entries on the context's rail.
