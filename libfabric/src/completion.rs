@@ -2,15 +2,13 @@
 
 use std::ffi::{CStr, c_void};
 use std::mem::{offset_of, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::bindings::{
-    self, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_cq_format, fi_efa_cq_init_attr, fi_wait_obj, fid_cq,
-};
+use crate::bindings::{self, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_cq_format, fi_wait_obj, fid_cq};
 use crate::wait::Wait;
-use crate::{Domain, Error, GdaOps, Libfabric};
+use crate::{Domain, Error, Libfabric};
 use crate::{entry, table};
 
 /// Attributes of a completion queue. Entries have the format of [`Completion`]; the queue has no wait object.
@@ -83,19 +81,6 @@ impl CompletionError {
     }
 }
 
-/// Memory in a dma-buf that takes the entries of a completion queue.
-#[derive(Clone, Copy, Debug)]
-pub struct CqDmaBuf<'a> {
-    /// The dma-buf.
-    pub fd: BorrowedFd<'a>,
-    /// Offset of the entries in the dma-buf, in bytes.
-    pub offset: u64,
-    /// Bytes.
-    pub length: u64,
-    /// The CPU's address of the entries; null without one, and then the device alone can read the queue.
-    pub buffer: *mut u8,
-}
-
 /// A completion queue.
 pub struct CompletionQueue {
     raw: *mut fid_cq,
@@ -162,33 +147,6 @@ impl CompletionQueue {
     pub fn may_wait(&self) -> bool {
         // SAFETY: `raw` is open until drop, and was opened on this fabric.
         unsafe { self.wait.may_wait(self.domain.fabric(), self.raw) }
-    }
-
-    /// `cq_open_ext` of the EFA operations: a queue whose entries lie in the caller's memory.
-    ///
-    /// # Errors
-    /// [`Error::Call`] with the provider's error.
-    ///
-    /// # Safety
-    /// The memory stays valid, and only the card writes it, until the queue is dropped.
-    pub unsafe fn open_ext(gda: &GdaOps, attr: &CqAttr, memory: &CqDmaBuf<'_>) -> Result<Arc<Self>, Error> {
-        let domain = gda.domain();
-        let open = gda.cq_open_ext()?;
-        let mut attr = raw_attr(attr);
-        let mut init = fi_efa_cq_init_attr {
-            flags: u64::from(bindings::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF),
-            ..Default::default()
-        };
-        init.ext_mem_dmabuf.buffer = memory.buffer;
-        init.ext_mem_dmabuf.length = memory.length;
-        init.ext_mem_dmabuf.offset = memory.offset;
-        init.ext_mem_dmabuf.fd = memory.fd.as_raw_fd().cast_unsigned();
-        let mut raw = ptr::null_mut();
-        // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the queue is dropped. The
-        // provider writes `raw` on success only.
-        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut init, &mut raw, ptr::null_mut()) };
-        domain.library().check("cq_open_ext", code)?;
-        Ok(Arc::new(Self { raw, wait: Wait::Never, domain: Arc::clone(domain) }))
     }
 
     /// The domain that the queue was opened on.

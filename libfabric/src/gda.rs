@@ -28,14 +28,6 @@ const CNTR_SINCE: Version = Version::new(2, 6);
 /// The first release that has the table.
 const GDA_SINCE: Version = Version::new(2, 3);
 
-pub(crate) type CqOpenExt = unsafe extern "C" fn(
-    *mut bindings::fid_domain,
-    *mut bindings::fi_cq_attr,
-    *mut bindings::fi_efa_cq_init_attr,
-    *mut *mut bindings::fid_cq,
-    *mut std::ffi::c_void,
-) -> std::ffi::c_int;
-
 pub(crate) type CntrOpenExt = unsafe extern "C" fn(
     *mut bindings::fid_domain,
     *mut bindings::fi_cntr_attr,
@@ -102,10 +94,6 @@ impl GdaOps {
     /// True when counters can be placed in the caller's memory ([`crate::Counter::open_ext`]).
     pub fn has_cntr_open_ext(&self) -> bool {
         self.has_cntr_open_ext
-    }
-
-    pub(crate) fn cq_open_ext(&self) -> Result<CqOpenExt, Error> {
-        function!(self, cq_open_ext)
     }
 
     pub(crate) fn cntr_open_ext(&self) -> Result<CntrOpenExt, Error> {

@@ -78,7 +78,7 @@ mod version;
 mod wait;
 
 pub use address::{AddressVector, FiAddr, socket_address};
-pub use completion::{Completion, CompletionError, CompletionQueue, CqAttr, CqDmaBuf, Read};
+pub use completion::{Completion, CompletionError, CompletionQueue, CqAttr, Read};
 pub use connection_limit::ConnectionLimit;
 pub use context::Context;
 pub use counter::{Counter, Location};

@@ -42,11 +42,6 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// This rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
     /// Ranks in the ring.
     pub fn nranks(&self) -> usize {
         self.addresses.len()

@@ -53,7 +53,7 @@ fn allgather_gives_each_rank_all_blocks() {
     for n in [1, 2, 3, 5, 8] {
         ranks(n, HANG_LIMIT, move |rank, ring| {
             let mut ring = ring.unwrap();
-            assert_eq!((ring.rank(), ring.nranks()), (rank, n));
+            assert_eq!((ring.rank, ring.nranks()), (rank, n));
             for _ in 0..2 {
                 let all = ring.allgather(Step::RegisterWindow, Some(&block(rank))).unwrap();
                 assert_eq!(all.len(), n);
