@@ -141,6 +141,14 @@ fn remote(window: &Window, peer: usize) -> MrPeer {
     entry(handle.wrapping_add(1).cast(), peer)
 }
 
+/// [`alone`] on the software GPU.
+fn alone_on_gpu(test: &str, body: impl FnOnce(Arc<mini_nccl::Plugin>)) {
+    let Some(path) = software_gpu(test) else { return };
+    let settings =
+        [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
+    alone(test, &settings, body);
+}
+
 /// WARN lines with these words since the last call.
 fn warnings(words: &str) -> Vec<String> {
     mini_nccl::log::take()
@@ -291,9 +299,7 @@ fn invalid_signals_change_nothing_and_are_reported() {
 #[test]
 fn agent_that_ends_aborts_waits() {
     let test = "agent_that_ends_aborts_waits";
-    let Some(path) = software_gpu(test) else { return };
-    let on_gpu = [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
-    alone(test, &on_gpu, |plugin| {
+    alone_on_gpu(test, |plugin| {
         // The host has to flush the writes of cards.
         software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
         software_gpu_driver::set_attribute(FLUSH_OPTIONS, 1);
@@ -403,9 +409,7 @@ mod software_gpu_driver {
 
 /// Signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the agent adds to GPU memory.
 fn agent_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: &'static str, warns: bool) {
-    let Some(path) = software_gpu(test) else { return };
-    let on_gpu = [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
-    alone(test, &on_gpu, move |plugin| {
+    alone_on_gpu(test, move |plugin| {
         attributes.iter().for_each(|(number, value)| software_gpu_driver::set_attribute(*number, *value));
         ranks(&plugin, 2, move |rank, comm| {
             let memory = gpu_memory(4096, 4096);
@@ -477,9 +481,7 @@ fn agent_adds_to_coherent_gpu_memory_by_cpu() {
 #[test]
 fn agent_flushes_the_writes_of_cards_before_it_adds() {
     let test = "agent_flushes_the_writes_of_cards_before_it_adds";
-    let Some(path) = software_gpu(test) else { return };
-    let on_gpu = [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
-    alone(test, &on_gpu, |plugin| {
+    alone_on_gpu(test, |plugin| {
         // The writes of cards have no order, and the host can flush them.
         software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
         software_gpu_driver::set_attribute(FLUSH_OPTIONS, 1);
@@ -513,9 +515,7 @@ fn agent_flushes_the_writes_of_cards_before_it_adds() {
 #[test]
 fn window_is_left_alone_once_it_is_deregistered() {
     let test = "window_is_left_alone_once_it_is_deregistered";
-    let Some(path) = software_gpu(test) else { return };
-    let on_gpu = [EMULATED, ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
-    alone(test, &on_gpu, |plugin| {
+    alone_on_gpu(test, |plugin| {
         // Rounds whose window is deregistered.
         let deregistered = AtomicU64::new(0);
         ranks(&plugin, 2, move |rank, comm| {
