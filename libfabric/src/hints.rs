@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::bindings::{self, fi_ep_type, fi_progress, fi_threading};
+use crate::bindings::{self, fi_ep_type, fi_threading};
 use crate::library::c_string;
-use crate::{Error, Info, Libfabric, Version};
+use crate::{Error, Info, Libfabric};
 
 /// The `mr_mode` bits of the current interface that callers usually support: local memory registered, virtual addresses,
 /// backed by pages, keys chosen by the provider, registered before bound.
@@ -34,8 +34,6 @@ pub struct Hints {
     pub(crate) node: Option<String>,
     pub(crate) service: Option<String>,
     pub(crate) flags: u64,
-    pub(crate) api: Option<Version>,
-    ep_type: u32,
     caps: u64,
     mode: u64,
     addr_format: u32,
@@ -43,10 +41,8 @@ pub struct Hints {
     inject_size: usize,
     tx_size: usize,
     rx_size: usize,
-    msg_order: u64,
     tclass: u32,
     threading: u32,
-    progress: u32,
 }
 
 macro_rules! setters {
@@ -70,8 +66,6 @@ impl Hints {
             node: None,
             service: None,
             flags: 0,
-            api: None,
-            ep_type: fi_ep_type::FI_EP_RDM,
             caps: 0,
             mode: 0,
             addr_format: bindings::FI_FORMAT_UNSPEC,
@@ -79,16 +73,12 @@ impl Hints {
             inject_size: 0,
             tx_size: 0,
             rx_size: 0,
-            msg_order: 0,
             tclass: bindings::FI_TC_UNSPEC,
             threading: fi_threading::FI_THREAD_SAFE,
-            progress: fi_progress::FI_PROGRESS_UNSPEC,
         }
     }
 
     setters! {
-        /// Endpoint type, `fi_ep_type::FI_EP_*`.
-        ep_type: u32,
         /// Capabilities, `FI_MSG`, `FI_RMA`, …
         caps: u64,
         /// Mode bits that the caller supports, `FI_CONTEXT2`, …
@@ -103,14 +93,10 @@ impl Hints {
         tx_size: usize,
         /// Entries of the receive queue.
         rx_size: usize,
-        /// Message ordering that the caller needs, `FI_ORDER_*`.
-        msg_order: u64,
         /// Traffic class, `FI_TC_*`.
         tclass: u32,
         /// Threading level, `fi_threading::FI_THREAD_*`. The owned handles demand the default, `FI_THREAD_SAFE`.
         threading: u32,
-        /// Progress model of control and data, `fi_progress::FI_PROGRESS_*`.
-        progress: u32,
         /// Flags of fi_getinfo itself, `FI_SOURCE`, …
         flags: u64,
     }
@@ -150,13 +136,6 @@ impl Hints {
         self.node(node).flags(flags)
     }
 
-    /// The API version that fi_getinfo gets; without it [`Libfabric::api_version`].
-    #[must_use]
-    pub fn api(mut self, version: Version) -> Self {
-        self.api = Some(version);
-        self
-    }
-
     /// The hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only fields that every
     /// supported release has are written.
     pub(crate) fn to_info(&self, lib: &Arc<Libfabric>) -> Result<Info, Error> {
@@ -170,25 +149,16 @@ impl Hints {
         unsafe { (*tx).inject_size = self.inject_size };
         // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*tx).size = self.tx_size };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*tx).msg_order = self.msg_order };
         // SAFETY: `Info::empty` made this part, and no other pointer to it exists; libfabric has the field since 1.9.
         unsafe { (*tx).tclass = self.tclass };
         // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*rx).size = self.rx_size };
         // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*rx).msg_order = self.msg_order };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*ep).type_ = self.ep_type };
+        unsafe { (*ep).type_ = fi_ep_type::FI_EP_RDM };
         // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*domain).threading = self.threading };
         // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
         unsafe { (*domain).mr_mode = self.mr_mode };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*domain).control_progress = self.progress };
-        let progress = bindings::fi_domain_attr__bindgen_ty_1 { data_progress: self.progress };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*domain).__bindgen_anon_1 = progress };
         info.set_names(
             self.provider.as_deref().map(|name| c_string("provider", name)).transpose()?,
             self.fabric.as_deref().map(|name| c_string("fabric", name)).transpose()?,
@@ -206,7 +176,7 @@ impl fmt::Display for Hints {
                 write!(f, ", {key} {name}")?;
             }
         }
-        write!(f, ", endpoint type {}, caps {:#x}, mode {:#x}", self.ep_type, self.caps, self.mode)?;
+        write!(f, ", endpoint type {}, caps {:#x}, mode {:#x}", fi_ep_type::FI_EP_RDM, self.caps, self.mode)?;
         write!(f, ", address format {}, mr_mode {:#x}", self.addr_format, self.mr_mode)?;
         if self.inject_size != 0 {
             write!(f, ", inject size {}", self.inject_size)?;

@@ -171,15 +171,15 @@ impl Libfabric {
     /// `node` and `service` are null or NUL-terminated; `hints` is null or made by this library.
     pub(crate) unsafe fn list_infos(
         &self,
-        api: Version,
         node: *const c_char,
         service: *const c_char,
         flags: u64,
         hints: *const fi_info,
     ) -> Result<*mut fi_info, Error> {
+        let api = self.api_version().raw();
         let mut list: *mut fi_info = ptr::null_mut();
         // SAFETY: this function's caller passes valid strings and hints; fi_getinfo writes `list` on success only.
-        let mut getinfo = || unsafe { (self.getinfo)(api.raw(), node, service, flags, hints, &mut list) };
+        let mut getinfo = || unsafe { (self.getinfo)(api, node, service, flags, hints, &mut list) };
         let code = match self.initialised.swap(true, Ordering::Relaxed) {
             true => getinfo(),
             false => keep_signal_dispositions(getinfo),

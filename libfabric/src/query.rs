@@ -17,9 +17,8 @@ impl Libfabric {
     pub fn getinfo(self: &Arc<Self>, hints: &Hints) -> Result<Vec<Info>, Error> {
         let node = hints.node.as_deref().map(|node| c_string("node", node)).transpose()?;
         let service = hints.service.as_deref().map(|service| c_string("service", service)).transpose()?;
-        let api = hints.api.unwrap_or(self.api_version());
         let raw_hints = hints.to_info(self)?;
-        match self.query(api, node.as_deref(), service.as_deref(), hints.flags, Some(&raw_hints)) {
+        match self.query(node.as_deref(), service.as_deref(), hints.flags, Some(&raw_hints)) {
             Err(Error::Call { code: bindings::FI_ENODATA, .. }) => Err(self.no_match(hints)),
             other => other,
         }
@@ -27,7 +26,7 @@ impl Libfabric {
 
     /// Names and versions of all providers that are registered, usable here or not.
     pub fn providers(self: &Arc<Self>) -> Vec<(String, Version)> {
-        match self.query(self.api_version(), None, None, bindings::FI_PROV_ATTR_ONLY, None) {
+        match self.query(None, None, bindings::FI_PROV_ATTR_ONLY, None) {
             Ok(list) => list.iter().map(|info| (info.provider(), info.provider_version())).collect(),
             Err(error) => {
                 log::debug!("{error}");
@@ -38,7 +37,6 @@ impl Libfabric {
 
     fn query(
         self: &Arc<Self>,
-        api: Version,
         node: Option<&CStr>,
         service: Option<&CStr>,
         flags: u64,
@@ -48,7 +46,7 @@ impl Libfabric {
         let service = service.map_or(ptr::null(), CStr::as_ptr);
         let hints = hints.map_or(ptr::null_mut(), Info::as_ptr);
         // SAFETY: strings and hints outlive the call, and this library allocated the hints.
-        let list = unsafe { self.list_infos(api, node, service, flags, hints) }?;
+        let list = unsafe { self.list_infos(node, service, flags, hints) }?;
         let mut infos = Vec::new();
         let mut next = list;
         while !next.is_null() {
