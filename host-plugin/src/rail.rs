@@ -187,7 +187,8 @@ impl Rail {
         let hints = query.hints(Some(&name)).tx_size(options.depth).tclass(options.tclass);
         // Kernels post no receives, and a provider without this hint makes room for thousands.
         let receives = if options.receives == 0 { RECEIVES } else { options.receives };
-        let mut hints = hints.rx_size(receives.min(self.info.rx_size().max(1)));
+        let most = self.info.rx_size();
+        let mut hints = hints.rx_size(if most == 0 { receives } else { receives.min(most) });
         if options.receives != 0 {
             let mode = bindings::FI_CONTEXT | bindings::FI_CONTEXT2 | bindings::FI_RX_CQ_DATA;
             let caps = self.info.caps() & bindings::FI_HMEM | bindings::FI_RMA | bindings::FI_MSG;

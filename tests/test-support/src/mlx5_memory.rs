@@ -31,7 +31,7 @@ impl Memory {
         memory
     }
 
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.layout.size()
     }
 
@@ -41,18 +41,18 @@ impl Memory {
 
     pub fn fill(&self, byte: u8) {
         // SAFETY: `base` is an allocation of `len` bytes, which `self` owns.
-        unsafe { self.base.as_ptr().write_bytes(byte, self.len()) };
+        unsafe { self.base.as_ptr().write_bytes(byte, self.size()) };
     }
 
     pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
-        assert!(offset + bytes <= self.len());
+        assert!(offset + bytes <= self.size());
         let from = self.base.as_ptr().wrapping_add(offset);
         // SAFETY: the assertion keeps the read inside the allocation; volatile because the code under test writes through its own pointers.
         (0..bytes).map(|at| unsafe { from.wrapping_add(at).read_volatile() }).collect()
     }
 
     pub fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= self.len());
+        assert!(offset + bytes.len() <= self.size());
         let to = self.base.as_ptr().wrapping_add(offset);
         for (at, byte) in bytes.iter().enumerate() {
             // SAFETY: the assertion keeps the write inside the allocation.
@@ -62,13 +62,13 @@ impl Memory {
 
     /// Reads bytes that may wrap at the end of the memory.
     pub fn read_wrapped(&self, offset: usize, bytes: usize) -> Vec<u8> {
-        let here = bytes.min(self.len() - offset);
+        let here = bytes.min(self.size() - offset);
         [self.read(offset, here), self.read(0, bytes - here)].concat()
     }
 
     /// A ring over the whole memory, which must outlive the ring and have only one.
     pub fn ring(&self, log_entry: u32) -> Ring {
-        let entries = self.len() >> log_entry;
+        let entries = self.size() >> log_entry;
         assert!(entries.is_power_of_two());
         // SAFETY: the allocation is aligned to 4096 bytes; each test keeps it alive longer than the queue and gives it to one queue.
         unsafe { Ring::new(self.base, entries.trailing_zeros(), log_entry) }
@@ -76,7 +76,7 @@ impl Memory {
 
     /// The whole memory as the slots of a completion queue.
     pub fn slots(&self) -> Slots {
-        let slots = self.len() / size_of::<Cqe>();
+        let slots = self.size() / size_of::<Cqe>();
         assert!(slots.is_power_of_two());
         // SAFETY: the allocation is aligned to 4096 bytes; each test keeps it alive longer than the queue and gives it to one queue.
         unsafe { Slots::new(self.base.cast(), slots.trailing_zeros()) }
@@ -84,7 +84,7 @@ impl Memory {
 
     /// A doorbell record at a word.
     pub fn record(&self, word: usize) -> DoorbellRecord {
-        assert!(word * 4 < self.len());
+        assert!(word * 4 < self.size());
         let at = NonNull::new(self.base.as_ptr().wrapping_add(word * 4)).expect("not null");
         // SAFETY: the assertion keeps the word inside the aligned allocation, which each test keeps alive.
         unsafe { DoorbellRecord::new(at.cast()) }
@@ -92,7 +92,7 @@ impl Memory {
 
     /// A doorbell register at the start.
     pub fn register(&self, buf_size: u32, blueflame: BlueFlame) -> DoorbellRegister {
-        assert!(2 * buf_size as usize <= self.len());
+        assert!(2 * buf_size as usize <= self.size());
         // SAFETY: the allocation is aligned and at least 64 bytes long; each test keeps it alive longer than the register.
         unsafe { DoorbellRegister::new(DoorbellRegisterParts { register: self.base.cast(), buf_size, blueflame }) }
     }

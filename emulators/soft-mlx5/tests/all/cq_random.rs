@@ -14,7 +14,7 @@ use zerocopy::FromZeros;
 /// The slots on the card's side, with the first word of `record`.
 #[allow(unsafe_code)]
 fn card_side(slots: &Memory, record: &Memory) -> CqMemory {
-    let entries = slots.len() / size_of::<Cqe>();
+    let entries = slots.size() / size_of::<Cqe>();
     let base = slots.base().cast();
     // SAFETY: both are aligned, and each test keeps both mapped as long as the writer.
     unsafe { CqMemory::new(base, entries.trailing_zeros(), record.base().cast()) }

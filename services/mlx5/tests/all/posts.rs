@@ -148,8 +148,8 @@ fn expected_error(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildE
 
 /// The blocks around the next work request; of a small ring all blocks.
 fn near(ring: &Memory, producer: u32) -> Vec<u8> {
-    let from = (producer.wrapping_sub(4) as usize * BLOCK) % ring.len();
-    ring.read_wrapped(from, ring.len().min(20 * BLOCK))
+    let from = (producer.wrapping_sub(4) as usize * BLOCK) % ring.size();
+    ring.read_wrapped(from, ring.size().min(20 * BLOCK))
 }
 
 impl Bench {

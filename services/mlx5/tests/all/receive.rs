@@ -64,7 +64,7 @@ fn invalid_buffer_lists_are_refused() {
     assert_eq!(three.error, RecvError::TooManySges { count: 3, max: 2 });
     let long = queue.post(1, &[Sge { length: 1 << 31, ..SGE }]).unwrap_err();
     assert_eq!(long.error, RecvError::SgeTooLong { length: 1 << 31 });
-    assert_eq!(ring.read(0, ring.len()), vec![POISON; ring.len()]);
+    assert_eq!(ring.read(0, ring.size()), vec![POISON; ring.size()]);
     assert_eq!(queue.complete(0), Err(UnknownRequest { wqe_counter: 0 }));
 }
 

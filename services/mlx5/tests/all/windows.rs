@@ -160,7 +160,7 @@ fn misuse_is_refused_without_effect() {
 
     let untouched = |bench: &Bench| {
         let rings = bench.fake.rings.lock().expect("not poisoned");
-        rings.iter().all(|ring| ring.read(0, ring.len()).iter().all(|byte| *byte == POISON))
+        rings.iter().all(|ring| ring.read(0, ring.size()).iter().all(|byte| *byte == POISON))
     };
     assert!(untouched(&bench) && bench.qp.send().producer() == 0, "nothing was written");
     let rkey = bench.bind(&mut window);

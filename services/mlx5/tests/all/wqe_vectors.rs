@@ -334,7 +334,7 @@ impl<'v> Bench<'v> {
         let (fence, index) = (self.queue.pending_fence(), self.queue.producer());
         self.record.fill(POISON);
         self.register.fill(UNTOUCHED);
-        let before = self.ring.read(0, self.ring.len());
+        let before = self.ring.read(0, self.ring.size());
         let (qpn, transport) = (self.queue.qpn(), self.transport);
         let mut refused = None;
         let mut batch = self.queue.batch();
@@ -380,9 +380,9 @@ impl<'v> Bench<'v> {
             let good = posts.iter().take_while(|other| !std::ptr::eq(**other, *post)).count();
             if good == 0 || api == "wr_api" {
                 assert_eq!((self.queue.pending_fence(), self.queue.producer()), (fence, index), "nothing changed");
-                assert_eq!(self.ring.read(0, self.ring.len()), before, "the ring is untouched");
+                assert_eq!(self.ring.read(0, self.ring.size()), before, "the ring is untouched");
                 assert_eq!(self.record.read(0, 8), [POISON; 8], "the record is untouched");
-                assert_eq!(self.register.read(0, self.register.len()), vec![UNTOUCHED; self.register.len()]);
+                assert_eq!(self.register.read(0, self.register.size()), vec![UNTOUCHED; self.register.size()]);
                 return;
             }
             // The doorbell of the earlier work requests has no expected bytes; its doorbell record has.
@@ -409,7 +409,7 @@ impl<'v> Bench<'v> {
         for post in posts {
             self.check_bytes(post, &mut expected);
         }
-        assert_eq!(hex(&self.ring.read(0, self.ring.len())), hex(&expected), "the ring outside the requests");
+        assert_eq!(hex(&self.ring.read(0, self.ring.size())), hex(&expected), "the ring outside the requests");
         self.outstanding.extend(posts);
     }
 
@@ -417,10 +417,10 @@ impl<'v> Bench<'v> {
     fn check_bytes(&self, post: &Value, expected: &mut [u8]) {
         let mut want = bytes_of(post, "wqe_hex");
         assert_eq!(want.len(), u64_of(post, "ds") as usize * 16, "ds");
-        let start = u16_of(post, "wqebb_start") as usize * BLOCK % self.ring.len();
+        let start = u16_of(post, "wqebb_start") as usize * BLOCK % self.ring.size();
         let mut got = self.ring.read_wrapped(start, want.len());
         for (at, byte) in got.iter().enumerate() {
-            expected[(start + at) % self.ring.len()] = *byte;
+            expected[(start + at) % self.ring.size()] = *byte;
         }
         for range in list(post, "unwritten") {
             let [at, length] = &range.as_array().expect("a range")[..] else { panic!("a range has two numbers") };
@@ -473,11 +473,11 @@ impl<'v> Bench<'v> {
         assert_eq!(self.record.read(0, 4), [POISON; 4], "the receive queue's record is not ours");
         let offset = u64_of(last, "doorbell_register_offset") as usize;
         let bytes = u64_of(last, "doorbell_write_bytes") as usize;
-        let mut want = vec![UNTOUCHED; self.register.len()];
-        let start = u16_of(last, "wqebb_start") as usize * BLOCK % self.ring.len();
+        let mut want = vec![UNTOUCHED; self.register.size()];
+        let start = u16_of(last, "wqebb_start") as usize * BLOCK % self.ring.size();
         want[offset..offset + bytes].copy_from_slice(&self.ring.read_wrapped(start, bytes));
         assert_eq!(hex(&want[offset..offset + 8]), text(last, "doorbell_register_hex"), "doorbell value");
-        assert_eq!(hex(&self.register.read(0, self.register.len())), hex(&want), "doorbell register");
+        assert_eq!(hex(&self.register.read(0, self.register.size())), hex(&want), "doorbell register");
         assert_eq!(u16_of(last, "next_index"), self.queue.producer() as u16, "next index");
         assert_eq!(fence(u8_of(last, "next_fence")), self.queue.pending_fence(), "next fence");
     }
@@ -498,7 +498,7 @@ impl<'v> Bench<'v> {
             };
             assert_eq!(done.kind, kind);
         }
-        assert_eq!(self.queue.free_blocks() as usize, self.ring.len() / BLOCK, "all is free again");
+        assert_eq!(self.queue.free_blocks() as usize, self.ring.size() / BLOCK, "all is free again");
     }
 }
 
