@@ -9,10 +9,10 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use soft_nic::card::signal::Signal;
 
 use crate::bindings as ib;
-use crate::context::context;
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::guard::{Errno, object, status};
-use crate::objects::{self, Object};
+use crate::objects::{self, Object, Open};
 use crate::uses::Uses;
 
 /// A pipe, into which the card writes the address of a completion queue for each event, as the kernel does: libfabric reads it itself.
@@ -28,15 +28,7 @@ pub(crate) struct Channel {
 // SAFETY: no other type has this kind.
 unsafe impl Object for Channel {
     const KIND: &'static str = "completion channel";
-}
-
-/// The channel behind a pointer of the program.
-///
-/// # Safety
-/// `channel` is null or an open channel.
-pub(crate) unsafe fn channel_at<'a>(channel: *const ib::ibv_comp_channel) -> Result<&'a Channel, Errno> {
-    // SAFETY: this function's caller passes null or the first field of an open `Channel`.
-    unsafe { channel.cast::<Channel>().as_ref() }.ok_or(Errno::INVAL)
+    type Raw = ib::ibv_comp_channel;
 }
 
 impl Channel {
@@ -58,16 +50,15 @@ impl Channel {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_comp_channel(raw: *mut ib::ibv_context) -> *mut ib::ibv_comp_channel {
+unsafe extern "C" fn ibv_create_comp_channel(raw: Open<Context>) -> *mut ib::ibv_comp_channel {
     object("ibv_create_comp_channel", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         // Only the program's end blocks, unless the program makes it non-blocking.
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         open.uses.begin();
         let channel = Channel {
-            raw: ib::ibv_comp_channel { context: raw, fd: reader.into_raw_fd(), refcnt: 0 },
+            raw: ib::ibv_comp_channel { context: raw.pointer(), fd: reader.into_raw_fd(), refcnt: 0 },
             writer,
             queues: Mutex::default(),
             uses: Uses::default(),
@@ -81,7 +72,7 @@ unsafe extern "C" fn ibv_destroy_comp_channel(raw: *mut ib::ibv_comp_channel) ->
     objects::destroy("ibv_destroy_comp_channel", raw, |channel: &Channel| {
         channel.uses.none()?;
         // SAFETY: the context of a channel is open.
-        unsafe { context(channel.raw.context) }?.uses.end();
+        unsafe { Open::<Context>::at(channel.raw.context) }.get()?.uses.end();
         // SAFETY: the call has no precondition, and the descriptor belongs to this channel alone.
         unsafe { libc::close(channel.raw.fd) };
         Ok(())
@@ -90,7 +81,7 @@ unsafe extern "C" fn ibv_destroy_comp_channel(raw: *mut ib::ibv_comp_channel) ->
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_cq_event(
-    raw: *mut ib::ibv_comp_channel,
+    raw: Open<Channel>,
     cq: *mut *mut ib::ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
@@ -99,8 +90,7 @@ unsafe extern "C" fn ibv_get_cq_event(
             return Err(Errno::INVAL);
         }
         loop {
-            // SAFETY: the program passes an open channel.
-            let channel = unsafe { channel_at(raw) }?;
+            let channel = raw.get()?;
             let mut number = [0; size_of::<u64>()];
             // SAFETY: the channel's descriptor is open, and the array has as many bytes. Writes of numbers are atomic.
             let read = unsafe { libc::read(channel.raw.fd.as_raw_fd(), number.as_mut_ptr().cast(), number.len()) };
@@ -122,9 +112,8 @@ unsafe extern "C" fn ibv_get_cq_event(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ib::ibv_cq, count: c_uint) {
-    // SAFETY: null, or an open queue, which is the first field of a `Cq`.
-    if let Some(cq) = unsafe { cq.cast::<Cq>().as_ref() } {
+unsafe extern "C" fn ibv_ack_cq_events(cq: Open<Cq>, count: c_uint) {
+    if let Ok(cq) = cq.get() {
         cq.acknowledge(count);
     }
 }

@@ -14,7 +14,7 @@ use soft_nic::fault::MAX_SQ_SIZE;
 use crate::bindings as ib;
 use crate::device::{self, Device};
 use crate::guard::{Errno, entry, status};
-use crate::objects;
+use crate::objects::{self, Object, Open, call2, call3, call4};
 use crate::queues::Queues;
 use crate::uses::Uses;
 use crate::{cq, parent, post, qp};
@@ -47,20 +47,14 @@ pub(crate) struct Context {
     pub(crate) uses: Uses,
 }
 
-const KIND: &str = "device";
-const CONTEXT_AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
-
-/// The context behind a pointer of the program.
-///
-/// # Safety
-/// `context` is null or an open context.
-pub(crate) unsafe fn context<'a>(context: *const ib::ibv_context) -> Result<&'a Context, Errno> {
-    if context.is_null() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: not null, so this function's caller passes the field of an open `Context`.
-    Ok(unsafe { &*context.wrapping_byte_sub(CONTEXT_AT).cast::<Context>() })
+// SAFETY: no other type has this kind.
+unsafe impl Object for Context {
+    const KIND: &'static str = "device";
+    type Raw = ib::ibv_context;
+    const AT: usize = CONTEXT_AT;
 }
+
+const CONTEXT_AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
 
 impl Context {
     pub(crate) fn open(device: &Device) -> Result<*mut ib::ibv_context, Errno> {
@@ -72,12 +66,12 @@ impl Context {
         let mut raw = ib::verbs_context {
             sz: size_of::<ib::verbs_context>(),
             query_port: Some(query_port),
-            query_device_ex: Some(query_device_ex),
-            create_cq_ex: Some(cq::create_ex),
-            create_qp_ex: Some(qp::create_ex),
-            alloc_td: Some(parent::alloc_td),
+            query_device_ex: Some(call4(query_device_ex)),
+            create_cq_ex: Some(call2(cq::create_ex)),
+            create_qp_ex: Some(call2(qp::create_ex)),
+            alloc_td: Some(call2(parent::alloc_td)),
             dealloc_td: Some(parent::dealloc_td),
-            alloc_parent_domain: Some(parent::alloc_parent_domain),
+            alloc_parent_domain: Some(call2(parent::alloc_parent_domain)),
             ..ib::verbs_context::default()
         };
         raw.context = ib::ibv_context {
@@ -89,10 +83,10 @@ impl Context {
             abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
             ..ib::ibv_context::default()
         };
-        raw.context.ops.poll_cq = Some(cq::poll);
-        raw.context.ops.req_notify_cq = Some(cq::req_notify);
-        raw.context.ops.post_send = Some(post::post_send);
-        raw.context.ops.post_recv = Some(post::post_recv);
+        raw.context.ops.poll_cq = Some(call3(cq::poll));
+        raw.context.ops.req_notify_cq = Some(call2(cq::req_notify));
+        raw.context.ops.post_send = Some(call3(post::post_send));
+        raw.context.ops.post_recv = Some(call3(post::post_recv));
         let context = Box::into_raw(Box::new(Self {
             raw,
             card,
@@ -103,7 +97,7 @@ impl Context {
             uses: Uses::default(),
         }));
         let context = context.wrapping_byte_add(CONTEXT_AT).cast();
-        objects::add(KIND, context);
+        objects::add(Context::KIND, context);
         Ok(context)
     }
 
@@ -116,9 +110,9 @@ impl Context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
     status("ibv_close_device", || {
-        objects::take("ibv_close_device", KIND, raw)?;
+        objects::take("ibv_close_device", Context::KIND, raw)?;
         // SAFETY: the context was among the open ones.
-        let open = unsafe { context(raw) }?;
+        let open = unsafe { Open::<Context>::at(raw) }.get()?;
         if open.uses.none().is_err() {
             // The kernel removes what is open, and the program may still call the destructors: the memory stays.
             let open: *mut Context = raw.wrapping_byte_sub(CONTEXT_AT).cast();
@@ -165,10 +159,9 @@ fn device_attributes(open: &Context) -> ib::ibv_device_attr {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_device(raw: *mut ib::ibv_context, attr: *mut ib::ibv_device_attr) -> c_int {
+unsafe extern "C" fn ibv_query_device(raw: Open<Context>, attr: *mut ib::ibv_device_attr) -> c_int {
     status("ibv_query_device", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         // SAFETY: null, or attributes of the program that are writable during the call.
         *unsafe { attr.as_mut() }.ok_or(Errno::INVAL)? = device_attributes(open);
         Ok(())
@@ -176,14 +169,13 @@ unsafe extern "C" fn ibv_query_device(raw: *mut ib::ibv_context, attr: *mut ib::
 }
 
 unsafe extern "C" fn query_device_ex(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     input: *const ib::ibv_query_device_ex_input,
     attr: *mut ib::ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
     status("ibv_query_device_ex", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         // SAFETY: null, or an input of the program that is readable during the call.
         if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0)
             || size < size_of::<ib::ibv_device_attr>()
@@ -249,13 +241,9 @@ unsafe extern "C" fn query_port(
 
 /// The call of programs that were built before the struct had a size: its last field is `flags`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_port(
-    raw: *mut ib::ibv_context,
-    port: u8,
-    attr: *mut ib::_compat_ibv_port_attr,
-) -> c_int {
+unsafe extern "C" fn ibv_query_port(raw: Open<Context>, port: u8, attr: *mut ib::_compat_ibv_port_attr) -> c_int {
     // SAFETY: the old struct is the beginning of the new one up to `port_cap_flags2`.
-    unsafe { query_port(raw, port, attr.cast(), offset_of!(ib::ibv_port_attr, port_cap_flags2)) }
+    unsafe { query_port(raw.pointer(), port, attr.cast(), offset_of!(ib::ibv_port_attr, port_cap_flags2)) }
 }
 
 /// The speed of the port's lanes in all, in units of 100 Mbit/s.
@@ -274,10 +262,9 @@ fn check_port(port: u32, index: u32) -> Result<(), Errno> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_gid(raw: *mut ib::ibv_context, port: u8, index: c_int, gid: *mut ib::ibv_gid) -> c_int {
+unsafe extern "C" fn ibv_query_gid(raw: Open<Context>, port: u8, index: c_int, gid: *mut ib::ibv_gid) -> c_int {
     let done = status("ibv_query_gid", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         check_port(port.into(), index as u32)?;
         // SAFETY: null, or a GID of the program that is writable during the call.
         unsafe { gid.as_mut() }.ok_or(Errno::INVAL)?.raw = open.gid;
@@ -298,7 +285,7 @@ fn gid_entry(open: &Context) -> ib::ibv_gid_entry {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_gid_ex(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     port: u32,
     index: u32,
     to: *mut ib::ibv_gid_entry,
@@ -306,8 +293,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     size: usize,
 ) -> c_int {
     status("ibv_query_gid_ex", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         check_port(port, index)?;
         if flags != 0 {
             return Err(Errno::UNSUPPORTED);
@@ -319,7 +305,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_gid_table(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     to: *mut ib::ibv_gid_entry,
     most: usize,
     flags: u32,
@@ -329,8 +315,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
         if flags != 0 || most == 0 {
             return -(libc::EINVAL as isize);
         }
-        // SAFETY: the program passes an open context.
-        let Ok(open) = (unsafe { context(raw) }) else { return -(libc::EINVAL as isize) };
+        let Ok(open) = raw.get() else { return -(libc::EINVAL as isize) };
         // SAFETY: the program gives room for `most` entries of `size` bytes, one at least.
         match unsafe { give(&gid_entry(open), to, size) } {
             Ok(()) => 1,
@@ -372,10 +357,9 @@ extern "C" fn ibv_get_pkey_index(_: *mut ib::ibv_context, port: u8, pkey: u16) -
 /// Waits for an asynchronous event. The card has none, so the call ends when the device is closed, or at once with `EAGAIN` when the
 /// program made the descriptor non-blocking.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_async_event(raw: *mut ib::ibv_context, _event: *mut ib::ibv_async_event) -> c_int {
+unsafe extern "C" fn ibv_get_async_event(raw: Open<Context>, _event: *mut ib::ibv_async_event) -> c_int {
     let body = || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         let (reader, _) = open.events.as_ref().ok_or(Errno(libc::ENODEV))?;
         nix::unistd::read(reader, &mut [0; 1])?;
         Err(Errno(libc::ENODEV))

@@ -9,10 +9,10 @@ use soft_nic::fault::COUNTER_MASK;
 use soft_nic::memory;
 
 use crate::bindings as ib;
-use crate::context::{Context, context, give};
+use crate::context::{Context, give};
 use crate::dv;
 use crate::guard::{Errno, object, refuse, status};
-use crate::objects::{self, Object};
+use crate::objects::{self, Object, Open};
 use crate::qp::ALL_EVENTS;
 use crate::uses::Uses;
 
@@ -30,6 +30,7 @@ pub(crate) struct CompCntr {
 // SAFETY: no other type has this kind.
 unsafe impl Object for CompCntr {
     const KIND: &'static str = "completion counter";
+    type Raw = ib::ibv_comp_cntr;
 }
 
 impl CompCntr {
@@ -40,7 +41,7 @@ impl CompCntr {
     /// The context, which a counter keeps open.
     fn open(&self) -> Result<&Context, Errno> {
         // SAFETY: a context counts its counters and is open.
-        unsafe { context(self.raw.context) }
+        unsafe { Open::<Context>::at(self.raw.context) }.get()
     }
 }
 
@@ -54,13 +55,12 @@ fn has_counters(open: &Context) -> Result<(), Errno> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_comp_cntr_caps(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     caps: *mut ib::ibv_comp_cntr_caps,
     size: usize,
 ) -> c_int {
     status("ibv_query_comp_cntr_caps", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         has_counters(open)?;
         let whole = ib::ibv_comp_cntr_caps {
             max_value: COUNTER_MASK,
@@ -102,12 +102,11 @@ unsafe fn word_at(location: &ib::efadv_memory_location, start: u64) -> Result<Wo
 /// # Safety
 /// `raw` is null or an open context; `attr` is null or the program's. The program keeps external memory mapped.
 unsafe fn create(
-    raw: *mut ib::ibv_context,
-    attr: *const ib::ibv_comp_cntr_init_attr,
+    raw: Open<Context>,
+    attr: *mut ib::ibv_comp_cntr_init_attr,
     dv: &ib::efadv_comp_cntr_init_attr,
 ) -> Result<*mut ib::ibv_comp_cntr, Errno> {
-    // SAFETY: this function's caller passes null or an open context.
-    let open = unsafe { context(raw) }?;
+    let open = raw.get()?;
     has_counters(open)?;
     // SAFETY: null, or attributes of the program, which it keeps during the call.
     let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
@@ -138,14 +137,14 @@ unsafe fn create(
         .open_counter(Counter { completions, errors, attached: 0 })
         .map_err(|error| refuse("ibv_create_comp_cntr", error.into(), format_args!("{error}")))?;
     open.uses.begin();
-    let raw = ib::ibv_comp_cntr { context: raw, handle: number };
+    let raw = ib::ibv_comp_cntr { context: raw.pointer(), handle: number };
     let cntr = CompCntr { raw, number, completions: at, errors: errors_at, uses: Uses::default() };
     Ok(objects::give(Box::new(cntr)))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_comp_cntr(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::ibv_comp_cntr_init_attr,
 ) -> *mut ib::ibv_comp_cntr {
     let dv = ib::efadv_comp_cntr_init_attr::default();
@@ -155,7 +154,7 @@ unsafe extern "C" fn ibv_create_comp_cntr(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_comp_cntr(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::ibv_comp_cntr_init_attr,
     dv: *mut ib::efadv_comp_cntr_init_attr,
     size: u32,
@@ -170,13 +169,6 @@ unsafe extern "C" fn efadv_create_comp_cntr(
     })
 }
 
-/// # Safety
-/// `raw` is null or an open counter.
-unsafe fn counter_at<'a>(raw: *const ib::ibv_comp_cntr) -> Result<&'a CompCntr, Errno> {
-    // SAFETY: this function's caller passes null or the first field of an open `CompCntr`.
-    unsafe { raw.cast::<CompCntr>().as_ref() }.ok_or(Errno::INVAL)
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int {
     objects::destroy("ibv_destroy_comp_cntr", raw, |cntr: &CompCntr| {
@@ -188,64 +180,51 @@ unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int
     })
 }
 
-/// # Safety
-/// `raw` is null or an open counter.
-unsafe fn change(call: &str, raw: *const ib::ibv_comp_cntr, how: impl FnOnce(&mut Counter)) -> c_int {
+fn change(call: &str, raw: Open<CompCntr>, how: impl FnOnce(&mut Counter)) -> c_int {
     status(call, || {
-        // SAFETY: this function's caller passes null or an open counter.
-        let cntr = unsafe { counter_at(raw) }?;
+        let cntr = raw.get()?;
         how(cntr.open()?.card.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_set_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
-    // SAFETY: the program passes an open counter.
-    unsafe { change("ibv_set_comp_cntr", raw, |counter| counter.completions.set(value)) }
+unsafe extern "C" fn ibv_set_comp_cntr(raw: Open<CompCntr>, value: u64) -> c_int {
+    change("ibv_set_comp_cntr", raw, |counter| counter.completions.set(value))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_inc_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
-    // SAFETY: the program passes an open counter.
-    unsafe { change("ibv_inc_comp_cntr", raw, |counter| counter.completions.add(value)) }
+unsafe extern "C" fn ibv_inc_comp_cntr(raw: Open<CompCntr>, value: u64) -> c_int {
+    change("ibv_inc_comp_cntr", raw, |counter| counter.completions.add(value))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_set_err_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
-    // SAFETY: the program passes an open counter.
-    unsafe { change("ibv_set_err_comp_cntr", raw, |counter| counter.errors.set(value)) }
+unsafe extern "C" fn ibv_set_err_comp_cntr(raw: Open<CompCntr>, value: u64) -> c_int {
+    change("ibv_set_err_comp_cntr", raw, |counter| counter.errors.set(value))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_inc_err_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: u64) -> c_int {
-    // SAFETY: the program passes an open counter.
-    unsafe { change("ibv_inc_err_comp_cntr", raw, |counter| counter.errors.add(value)) }
+unsafe extern "C" fn ibv_inc_err_comp_cntr(raw: Open<CompCntr>, value: u64) -> c_int {
+    change("ibv_inc_err_comp_cntr", raw, |counter| counter.errors.add(value))
 }
 
-/// # Safety
-/// `raw` is null or an open counter; `to` is null or a variable of the program.
-unsafe fn read(call: &str, raw: *const ib::ibv_comp_cntr, to: *mut u64, errors: bool) -> c_int {
+fn read(call: &str, raw: Open<CompCntr>, to: Option<&mut u64>, errors: bool) -> c_int {
     status(call, || {
-        // SAFETY: this function's caller passes null or an open counter.
-        let cntr = unsafe { counter_at(raw) }?;
+        let cntr = raw.get()?;
         cntr.open()?.card.poll();
         // SAFETY: the counter's words are mapped until the counter is destroyed.
         let value = unsafe { memory::load_acquire(if errors { cntr.errors } else { cntr.completions }) };
-        // SAFETY: null, or a variable of the program that is writable during the call.
-        *unsafe { to.as_mut() }.ok_or(Errno::INVAL)? = value;
+        *to.ok_or(Errno::INVAL)? = value;
         Ok(())
     })
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_read_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: *mut u64) -> c_int {
-    // SAFETY: the program passes an open counter and a variable.
-    unsafe { read("ibv_read_comp_cntr", raw, value, false) }
+unsafe extern "C" fn ibv_read_comp_cntr(raw: Open<CompCntr>, value: Option<&mut u64>) -> c_int {
+    read("ibv_read_comp_cntr", raw, value, false)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_read_err_comp_cntr(raw: *mut ib::ibv_comp_cntr, value: *mut u64) -> c_int {
-    // SAFETY: the program passes an open counter and a variable.
-    unsafe { read("ibv_read_err_comp_cntr", raw, value, true) }
+unsafe extern "C" fn ibv_read_err_comp_cntr(raw: Open<CompCntr>, value: Option<&mut u64>) -> c_int {
+    read("ibv_read_err_comp_cntr", raw, value, true)
 }

@@ -18,11 +18,11 @@ use soft_nic::card::signal::Signal;
 use soft_nic::memory::{self, Mapping};
 
 use crate::bindings as ib;
-use crate::channel::channel_at;
-use crate::context::{Context, MAX_CQE, VECTORS, context};
+use crate::channel::Channel;
+use crate::context::{Context, MAX_CQE, VECTORS};
 use crate::guard::{Errno, entry, object, refuse, status};
-use crate::objects::{self, Object};
-use crate::pd::pd_at;
+use crate::objects::{self, Object, Open, Param, call1, call2};
+use crate::pd::Pd;
 use crate::uses::{Turn, Uses};
 
 /// A completion queue. The program reads the fields of `raw`, of which `own` keeps what does not change.
@@ -52,16 +52,11 @@ pub(crate) struct Cq {
 // SAFETY: no other type has this kind.
 unsafe impl Object for Cq {
     const KIND: &'static str = "completion queue";
+    type Raw = ib::ibv_cq;
 }
 
-/// The queue behind a pointer of the program.
-///
-/// # Safety
-/// `cq` is null or an open completion queue.
-pub(crate) unsafe fn cq_at<'a>(cq: *const ib::ibv_cq) -> Result<&'a Cq, Errno> {
-    // SAFETY: this function's caller passes null or the first field of an open `Cq`.
-    unsafe { cq.cast::<Cq>().as_ref() }.ok_or(Errno::INVAL)
-}
+// SAFETY: `ibv_cq_ex` begins as `ibv_cq`, and `Open` is transparent.
+unsafe impl Param<*mut ib::ibv_cq_ex> for Open<'_, Cq> {}
 
 /// The program's position in the ring.
 struct Reader {
@@ -215,13 +210,12 @@ impl Cq {
 /// # Safety
 /// `raw` is null or an open context; `attr` and `dv` are the program's.
 unsafe fn create(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: &mut ib::ibv_cq_init_attr_ex,
     dv: &ib::efadv_cq_init_attr,
 ) -> Result<*mut ib::ibv_cq_ex, Errno> {
     const CALL: &str = "ibv_create_cq_ex";
-    // SAFETY: this function's caller passes null or an open context.
-    let open = unsafe { context(raw) }?;
+    let open = raw.get()?;
     if attr.comp_mask & !(ib::IBV_CQ_INIT_ATTR_MASK_FLAGS | ib::IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
         return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported comp_mask {:#x}", attr.comp_mask)));
     }
@@ -236,8 +230,8 @@ unsafe fn create(
     let has_parent = attr.comp_mask & ib::IBV_CQ_INIT_ATTR_MASK_PD != 0;
     let parent_domain = if has_parent { attr.parent_domain } else { ptr::null_mut() };
     // SAFETY: the program passes null or an open domain.
-    let parent = has_parent.then(|| unsafe { pd_at(parent_domain) }).transpose()?;
-    if parent.is_some_and(|parent| parent.parent.is_none() || parent.context() != raw) {
+    let parent = has_parent.then(|| unsafe { Open::<Pd>::at(parent_domain) }.get()).transpose()?;
+    if parent.is_some_and(|parent| parent.parent.is_none() || parent.context() != raw.pointer()) {
         return Err(refuse(CALL, Errno::INVAL, format_args!("parent_domain is no parent domain of the context")));
     }
     if attr.cqe == 0 || attr.cqe > MAX_CQE || attr.comp_vector >= VECTORS as u32 {
@@ -263,7 +257,7 @@ unsafe fn create(
         None
     } else {
         // SAFETY: not null, so the program passes an open channel.
-        Some(unsafe { channel_at(attr.channel) }?)
+        Some(unsafe { Open::<Channel>::at(attr.channel) }.get()?)
     };
     let place = Box::<Cq>::new_uninit();
     let number = place.as_ptr() as u64;
@@ -273,7 +267,7 @@ unsafe fn create(
     let reader = Reader { buffer: ring.buffer(), entries: attr.cqe, next: 0, current: None };
     let ring = open.card.lock().cqs.insert(ring);
     let fields = || ib::ibv_cq_ex {
-        context: raw,
+        context: raw.pointer(),
         channel: attr.channel,
         cq_context: attr.cq_context,
         handle: ring,
@@ -314,17 +308,17 @@ const STANDARD_FLAGS: u32 = 0x7f;
 /// The functions that the program asked for. As on hardware, the others are null.
 fn fill_functions(raw: &mut ib::ibv_cq_ex, flags: u64) {
     let has = |flag: u32| flags & u64::from(flag) != 0;
-    raw.start_poll = Some(start_poll);
-    raw.next_poll = Some(next_poll);
-    raw.end_poll = Some(end_poll);
-    raw.read_opcode = Some(read_opcode);
-    raw.read_vendor_err = Some(read_vendor_err);
-    raw.read_wc_flags = Some(read_wc_flags);
-    raw.read_byte_len = has(ib::IBV_WC_EX_WITH_BYTE_LEN).then_some(read_byte_len as _);
-    raw.read_imm_data = has(ib::IBV_WC_EX_WITH_IMM).then_some(read_imm_data as _);
-    raw.read_qp_num = has(ib::IBV_WC_EX_WITH_QP_NUM).then_some(read_qp_num as _);
-    raw.read_src_qp = has(ib::IBV_WC_EX_WITH_SRC_QP).then_some(read_src_qp as _);
-    raw.read_slid = has(ib::IBV_WC_EX_WITH_SLID).then_some(read_slid as _);
+    raw.start_poll = Some(call2(start_poll));
+    raw.next_poll = Some(call1(next_poll));
+    raw.end_poll = Some(call1(end_poll));
+    raw.read_opcode = Some(call1(read_opcode));
+    raw.read_vendor_err = Some(call1(read_vendor_err));
+    raw.read_wc_flags = Some(call1(read_wc_flags));
+    raw.read_byte_len = has(ib::IBV_WC_EX_WITH_BYTE_LEN).then_some(call1(read_byte_len));
+    raw.read_imm_data = has(ib::IBV_WC_EX_WITH_IMM).then_some(call1(read_imm_data));
+    raw.read_qp_num = has(ib::IBV_WC_EX_WITH_QP_NUM).then_some(call1(read_qp_num));
+    raw.read_src_qp = has(ib::IBV_WC_EX_WITH_SRC_QP).then_some(call1(read_src_qp));
+    raw.read_slid = has(ib::IBV_WC_EX_WITH_SLID).then_some(call1(read_slid));
     raw.read_sl = has(ib::IBV_WC_EX_WITH_SL).then_some(read_zero as _);
     raw.read_dlid_path_bits = has(ib::IBV_WC_EX_WITH_DLID_PATH_BITS).then_some(read_zero as _);
 }
@@ -340,17 +334,17 @@ fn dv_functions(flags: u64) -> ib::efadv_cq {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_cq(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     cqe: c_int,
     cq_context: *mut c_void,
-    channel: *mut ib::ibv_comp_channel,
+    channel: Open<Channel>,
     comp_vector: c_int,
 ) -> *mut ib::ibv_cq {
     object("ibv_create_cq", || {
         let mut attr = ib::ibv_cq_init_attr_ex {
             cqe: u32::try_from(cqe).map_err(|_| Errno::INVAL)?,
             cq_context,
-            channel,
+            channel: channel.pointer(),
             comp_vector: u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?,
             ..ib::ibv_cq_init_attr_ex::default()
         };
@@ -360,7 +354,7 @@ unsafe extern "C" fn ibv_create_cq(
 }
 
 pub(crate) unsafe extern "C" fn create_ex(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::ibv_cq_init_attr_ex,
 ) -> *mut ib::ibv_cq_ex {
     object("ibv_create_cq_ex", || {
@@ -373,7 +367,7 @@ pub(crate) unsafe extern "C" fn create_ex(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_cq(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::ibv_cq_init_attr_ex,
     dv: *mut ib::efadv_cq_init_attr,
     size: u32,
@@ -408,14 +402,14 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
             std::thread::sleep(Duration::from_millis(1));
         }
         // SAFETY: the context of a queue is open.
-        let open = unsafe { context(cq.own.context) }?;
+        let open = unsafe { Open::<Context>::at(cq.own.context) }.get()?;
         let ring = open.card.lock().close_cq(cq.ring)?;
         if cq.event.is_some() {
             // SAFETY: a channel counts its queues and is open.
-            unsafe { channel_at(cq.own.channel) }?.detach(raw as u64);
+            unsafe { Open::<Channel>::at(cq.own.channel) }.get()?.detach(raw as u64);
         }
         // SAFETY: a queue keeps its parent domain open.
-        if let Ok(parent) = unsafe { pd_at(cq.parent_domain) } {
+        if let Ok(parent) = unsafe { Open::<Pd>::at(cq.parent_domain) }.get() {
             parent.end_use();
         }
         open.uses.end();
@@ -424,10 +418,9 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
     })
 }
 
-pub(crate) unsafe extern "C" fn req_notify(raw: *mut ib::ibv_cq, solicited_only: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn req_notify(raw: Open<Cq>, solicited_only: c_int) -> c_int {
     status("ibv_req_notify_cq", || {
-        // SAFETY: the program passes an open queue.
-        let cq = unsafe { cq_at(raw) }?;
+        let cq = raw.get()?;
         if solicited_only != 0 {
             return Err(Errno::UNSUPPORTED);
         }
@@ -436,12 +429,11 @@ pub(crate) unsafe extern "C" fn req_notify(raw: *mut ib::ibv_cq, solicited_only:
     })
 }
 
-pub(crate) unsafe extern "C" fn poll(raw: *mut ib::ibv_cq, count: c_int, to: *mut ib::ibv_wc) -> c_int {
+pub(crate) unsafe extern "C" fn poll(raw: Open<Cq>, count: c_int, to: *mut ib::ibv_wc) -> c_int {
     entry("ibv_poll_cq", -libc::EIO, || {
-        // SAFETY: the program passes an open queue.
-        let Ok(cq) = (unsafe { cq_at(raw) }) else { return -libc::EINVAL };
+        let Ok(cq) = raw.get() else { return -libc::EINVAL };
         // SAFETY: the context of a queue is open.
-        let Ok(open) = (unsafe { context(cq.own.context) }) else { return -libc::EINVAL };
+        let Ok(open) = unsafe { Open::<Context>::at(cq.own.context) }.get() else { return -libc::EINVAL };
         let mut reader = cq.reader();
         for i in 0..count {
             let done = match reader.take(open) {
@@ -477,13 +469,10 @@ fn relax() {
     }
 }
 
-/// # Safety
-/// `raw` is an open queue in its turn.
-unsafe fn poll_one(raw: *mut ib::ibv_cq_ex) -> c_int {
-    // SAFETY: this function's caller passes an open queue.
-    let Ok(cq) = (unsafe { cq_at(raw.cast()) }) else { return libc::EINVAL };
+fn poll_one(raw: Open<Cq>) -> c_int {
+    let Ok(cq) = raw.get() else { return libc::EINVAL };
     // SAFETY: the context of a queue is open.
-    let Ok(open) = (unsafe { context(cq.own.context) }) else { return libc::EINVAL };
+    let Ok(open) = unsafe { Open::<Context>::at(cq.own.context) }.get() else { return libc::EINVAL };
     match cq.reader().take(open) {
         Ok(done) => {
             let (wr_id, status) = (offset_of!(ib::ibv_cq_ex, wr_id), offset_of!(ib::ibv_cq_ex, status));
@@ -498,17 +487,15 @@ unsafe fn poll_one(raw: *mut ib::ibv_cq_ex) -> c_int {
     }
 }
 
-unsafe extern "C" fn start_poll(raw: *mut ib::ibv_cq_ex, attr: *mut ib::ibv_poll_cq_attr) -> c_int {
+unsafe extern "C" fn start_poll(raw: Open<Cq>, attr: *mut ib::ibv_poll_cq_attr) -> c_int {
     entry("ibv_start_poll", libc::EIO, || {
         // SAFETY: null, or attributes of the program that are readable during the call.
         if unsafe { attr.as_ref() }.is_none_or(|attr| attr.comp_mask != 0) {
             return libc::EINVAL;
         }
-        // SAFETY: the program passes an open queue.
-        let Ok(cq) = (unsafe { cq_at(raw.cast()) }) else { return libc::EINVAL };
+        let Ok(cq) = raw.get() else { return libc::EINVAL };
         cq.turn.begin("ibv_start_poll", "ibv_end_poll");
-        // SAFETY: the program passes an open queue, and this thread has its turn.
-        let done = unsafe { poll_one(raw) };
+        let done = poll_one(raw);
         if done != 0 {
             cq.turn.end();
             relax();
@@ -517,26 +504,20 @@ unsafe extern "C" fn start_poll(raw: *mut ib::ibv_cq_ex, attr: *mut ib::ibv_poll
     })
 }
 
-unsafe extern "C" fn next_poll(raw: *mut ib::ibv_cq_ex) -> c_int {
-    // SAFETY: the program passes an open queue, whose turn it has since `ibv_start_poll`.
-    entry("ibv_next_poll", libc::EIO, || unsafe { poll_one(raw) })
+unsafe extern "C" fn next_poll(raw: Open<Cq>) -> c_int {
+    entry("ibv_next_poll", libc::EIO, || poll_one(raw))
 }
 
-unsafe extern "C" fn end_poll(raw: *mut ib::ibv_cq_ex) {
-    // SAFETY: the program passes an open queue.
-    if let Ok(cq) = unsafe { cq_at(raw.cast()) } {
+unsafe extern "C" fn end_poll(raw: Open<Cq>) {
+    if let Ok(cq) = raw.get() {
         cq.turn.end();
     }
 }
 
 /// The completion that the program reads, or the default.
-///
-/// # Safety
-/// `raw` is an open queue.
-unsafe fn current<T: Default>(raw: *mut ib::ibv_cq_ex, field: impl FnOnce(&Completion) -> T) -> T {
+fn current<T: Default>(raw: Open<Cq>, field: impl FnOnce(&Completion) -> T) -> T {
     let read = || {
-        // SAFETY: this function's caller passes an open queue.
-        let cq = unsafe { cq_at(raw.cast()) }.ok()?;
+        let cq = raw.get().ok()?;
         let current = cq.reader().current;
         current.as_ref().map(field)
     };
@@ -547,44 +528,36 @@ fn flags_of(done: &Completion) -> c_uint {
     if done.imm.is_some() { ib::IBV_WC_WITH_IMM } else { 0 }
 }
 
-unsafe extern "C" fn read_opcode(raw: *mut ib::ibv_cq_ex) -> ib::ibv_wc_opcode {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.opcode) }
+unsafe extern "C" fn read_opcode(raw: Open<Cq>) -> ib::ibv_wc_opcode {
+    current(raw, |done| done.opcode)
 }
 
-unsafe extern "C" fn read_vendor_err(raw: *mut ib::ibv_cq_ex) -> u32 {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.status.into()) }
+unsafe extern "C" fn read_vendor_err(raw: Open<Cq>) -> u32 {
+    current(raw, |done| done.status.into())
 }
 
-unsafe extern "C" fn read_wc_flags(raw: *mut ib::ibv_cq_ex) -> c_uint {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, flags_of) }
+unsafe extern "C" fn read_wc_flags(raw: Open<Cq>) -> c_uint {
+    current(raw, flags_of)
 }
 
-unsafe extern "C" fn read_byte_len(raw: *mut ib::ibv_cq_ex) -> u32 {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.len) }
+unsafe extern "C" fn read_byte_len(raw: Open<Cq>) -> u32 {
+    current(raw, |done| done.len)
 }
 
-unsafe extern "C" fn read_imm_data(raw: *mut ib::ibv_cq_ex) -> u32 {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.imm.unwrap_or(0).to_be()) }
+unsafe extern "C" fn read_imm_data(raw: Open<Cq>) -> u32 {
+    current(raw, |done| done.imm.unwrap_or(0).to_be())
 }
 
-unsafe extern "C" fn read_qp_num(raw: *mut ib::ibv_cq_ex) -> u32 {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.qpn.into()) }
+unsafe extern "C" fn read_qp_num(raw: Open<Cq>) -> u32 {
+    current(raw, |done| done.qpn.into())
 }
 
-unsafe extern "C" fn read_src_qp(raw: *mut ib::ibv_cq_ex) -> u32 {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.source.into()) }
+unsafe extern "C" fn read_src_qp(raw: Open<Cq>) -> u32 {
+    current(raw, |done| done.source.into())
 }
 
-unsafe extern "C" fn read_slid(raw: *mut ib::ibv_cq_ex) -> u32 {
-    // SAFETY: the program passes an open queue.
-    unsafe { current(raw, |done| done.slid().into()) }
+unsafe extern "C" fn read_slid(raw: Open<Cq>) -> u32 {
+    current(raw, |done| done.slid().into())
 }
 
 extern "C" fn read_zero(_raw: *mut ib::ibv_cq_ex) -> u8 {
@@ -592,13 +565,13 @@ extern "C" fn read_zero(_raw: *mut ib::ibv_cq_ex) -> u8 {
 }
 
 /// The queue of its EFA part.
-fn owner(dv: *mut ib::efadv_cq) -> *mut ib::ibv_cq_ex {
+fn owner(dv: *mut ib::efadv_cq) -> *mut ib::ibv_cq {
     dv.wrapping_byte_sub(offset_of!(Cq, dv)).cast()
 }
 
 unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: *mut ib::ibv_gid) -> c_int {
     // SAFETY: the program passes the EFA part of an open queue.
-    let sender = unsafe { current(owner(dv), |done| done.sender) };
+    let sender = current(unsafe { Open::at(owner(dv)) }, |done| done.sender);
     let Some(Sender::Gid(Some(raw))) = sender else { return -libc::ENOENT };
     // SAFETY: null, or a GID of the program that is writable during the call.
     match unsafe { gid.as_mut() } {
@@ -612,7 +585,7 @@ unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: *mut ib::ibv_gid) -> 
 
 unsafe extern "C" fn is_unsolicited(dv: *mut ib::efadv_cq) -> bool {
     // SAFETY: the program passes the EFA part of an open queue.
-    unsafe { current(owner(dv), |done| done.unsolicited) }
+    current(unsafe { Open::at(owner(dv)) }, |done| done.unsolicited)
 }
 
 #[unsafe(no_mangle)]
@@ -621,10 +594,9 @@ unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(raw: *mut ib::ibv_cq_ex) -> *mut ib
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn efadv_query_cq(raw: *mut ib::ibv_cq, attr: *mut ib::efadv_cq_attr, size: u32) -> c_int {
+unsafe extern "C" fn efadv_query_cq(raw: Open<Cq>, attr: *mut ib::efadv_cq_attr, size: u32) -> c_int {
     status("efadv_query_cq", || {
-        // SAFETY: the program passes an open queue.
-        let cq = unsafe { cq_at(raw) }?;
+        let cq = raw.get()?;
         if (size as usize) < offset_of!(ib::efadv_cq_attr, doorbell) {
             return Err(Errno::INVAL);
         }

@@ -8,8 +8,9 @@ use soft_nic::card::MAX_RDMA_SIZE;
 use soft_nic::fault::MAX_SQ_SIZE;
 
 use crate::bindings as ib;
-use crate::context::{Context, MAX_RQ, MAX_SGE, NARROW_INLINE, WIDE_INLINE, context, give};
+use crate::context::{Context, MAX_RQ, MAX_SGE, NARROW_INLINE, WIDE_INLINE, give};
 use crate::guard::{Errno, entry, status};
+use crate::objects::Open;
 
 /// The program's attributes, which may be shorter or longer than this library's. What they lack is zero.
 ///
@@ -46,14 +47,9 @@ pub(crate) fn max_inline(open: &Context) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn efadv_query_device(
-    raw: *mut ib::ibv_context,
-    attr: *mut ib::efadv_device_attr,
-    size: u32,
-) -> c_int {
+unsafe extern "C" fn efadv_query_device(raw: Open<Context>, attr: *mut ib::efadv_device_attr, size: u32) -> c_int {
     status("efadv_query_device", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         if (size as usize) < offset_of!(ib::efadv_device_attr, max_rdma_size) {
             return Err(Errno::INVAL);
         }
@@ -94,13 +90,12 @@ pub(crate) fn max_depth(request_size: u32) -> u32 {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_get_max_sq_depth(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::efadv_sq_depth_attr,
     size: u32,
 ) -> c_int {
     entry("efadv_get_max_sq_depth", -libc::EIO, || {
-        // SAFETY: the program passes an open context.
-        let Ok(open) = (unsafe { context(raw) }) else { return -libc::EINVAL };
+        let Ok(open) = raw.get() else { return -libc::EINVAL };
         // SAFETY: the program gives `size` readable bytes.
         let Ok(attr) = (unsafe { read(attr, size, size_of::<ib::efadv_sq_depth_attr>()) }) else {
             return -libc::EINVAL;
@@ -119,13 +114,12 @@ unsafe extern "C" fn efadv_get_max_sq_depth(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_get_max_rq_depth(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::efadv_rq_depth_attr,
     size: u32,
 ) -> c_int {
     entry("efadv_get_max_rq_depth", -libc::EIO, || {
-        // SAFETY: the program passes an open context.
-        if unsafe { context(raw) }.is_err() {
+        if raw.get().is_err() {
             return -libc::EINVAL;
         }
         // SAFETY: the program gives `size` readable bytes.

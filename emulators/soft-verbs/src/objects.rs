@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::guard::{Errno, refuse, status};
@@ -42,10 +43,86 @@ pub(crate) fn take<T>(call: &str, kind: &'static str, at: *const T) -> Result<()
 /// An object of which the program has the address.
 ///
 /// # Safety
-/// No other type has this kind.
+/// No other type has this kind, and the program's struct `Raw` lies in the object at `AT`.
 pub(crate) unsafe trait Object: Sized {
     /// Its name in messages.
     const KIND: &'static str;
+    /// The struct of verbs that the program sees.
+    type Raw;
+    const AT: usize = 0;
+}
+
+/// A parameter of an entry point: null, or the address of an open object.
+///
+/// Programs of verbs pass nothing else; that is the contract of each `unsafe extern "C"` entry point. Safe code makes no such value: it comes
+/// from C, or from [`Open::at`]. The object lives as long as the call, since programs destroy nothing that they use, and destructors refuse
+/// what is not among the open objects.
+#[repr(transparent)]
+pub(crate) struct Open<'a, T: Object>(*mut T::Raw, PhantomData<&'a T>);
+
+impl<T: Object> Clone for Open<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T: Object> Copy for Open<'_, T> {}
+
+impl<'a, T: Object> Open<'a, T> {
+    /// # Safety
+    /// `raw` is null or an object of this type that stays open as long as `'a`.
+    pub(crate) unsafe fn at(raw: *mut T::Raw) -> Self {
+        Self(raw, PhantomData)
+    }
+
+    pub(crate) fn pointer(self) -> *mut T::Raw {
+        self.0
+    }
+
+    /// # Errors
+    /// `EINVAL` for null.
+    pub(crate) fn get(self) -> Result<&'a T, Errno> {
+        if self.0.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: not null, so it is the program's struct in an object that is open as long as `'a`.
+        Ok(unsafe { &*self.0.wrapping_byte_sub(T::AT).cast::<T>() })
+    }
+}
+
+/// A parameter as entry points of this library have it, in place of the pointer `Raw` of a table of verbs.
+///
+/// # Safety
+/// Both have one ABI.
+pub(crate) unsafe trait Param<Raw> {}
+
+// SAFETY: the same type.
+unsafe impl<T> Param<T> for T {}
+// SAFETY: `Open` is transparent.
+unsafe impl<T: Object> Param<*mut T::Raw> for Open<'_, T> {}
+// SAFETY: a reference is a pointer, and `None` is null.
+unsafe impl<T> Param<*mut T> for Option<&T> {}
+// SAFETY: a reference is a pointer, and `None` is null.
+unsafe impl<T> Param<*mut T> for Option<&mut T> {}
+// SAFETY: a reference is a pointer, and `None` is null.
+unsafe impl<T> Param<*const T> for Option<&T> {}
+
+/// Makes a function of a table of verbs of an entry point, whose callers keep the same contract by either type.
+macro_rules! in_table {
+    ($($name:ident: $($param:ident $raw:ident),*;)*) => {$(
+        pub(crate) fn $name<$($param: Param<$raw>, $raw,)* R>(
+            entry: unsafe extern "C" fn($($param),*) -> R,
+        ) -> unsafe extern "C" fn($($raw),*) -> R {
+            // SAFETY: functions whose parameters have one ABI.
+            unsafe { std::mem::transmute(entry) }
+        }
+    )*};
+}
+in_table! {
+    call1: A X;
+    call2: A X, B Y;
+    call3: A X, B Y, C Z;
+    call4: A X, B Y, C Z, D W;
 }
 
 /// Gives an object to the program, which has it until [`destroy`].
@@ -80,6 +157,7 @@ mod tests {
     // SAFETY: only this test has things.
     unsafe impl Object for Thing {
         const KIND: &'static str = "thing";
+        type Raw = u8;
     }
 
     #[test]

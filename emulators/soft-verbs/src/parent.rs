@@ -3,10 +3,10 @@
 use std::ffi::c_int;
 
 use crate::bindings as ib;
-use crate::context::context;
+use crate::context::Context;
 use crate::guard::{Errno, object};
-use crate::objects::{self, Object};
-use crate::pd::{Pd, pd_at};
+use crate::objects::{self, Object, Open};
+use crate::pd::Pd;
 use crate::uses::Uses;
 
 /// A thread domain.
@@ -20,6 +20,7 @@ pub(crate) struct Td {
 // SAFETY: no other type has this kind.
 unsafe impl Object for Td {
     const KIND: &'static str = "thread domain";
+    type Raw = ib::ibv_td;
 }
 
 /// What a parent domain holds.
@@ -35,18 +36,14 @@ unsafe fn td_at<'a>(td: *const Td) -> Option<&'a Td> {
     unsafe { td.as_ref() }
 }
 
-pub(crate) unsafe extern "C" fn alloc_td(
-    raw: *mut ib::ibv_context,
-    attr: *mut ib::ibv_td_init_attr,
-) -> *mut ib::ibv_td {
+pub(crate) unsafe extern "C" fn alloc_td(raw: Open<Context>, attr: *mut ib::ibv_td_init_attr) -> *mut ib::ibv_td {
     object("ibv_alloc_td", || {
         // SAFETY: null, or attributes of the program that are readable during the call.
         if unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?.comp_mask != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        // SAFETY: the program passes an open context.
-        unsafe { context(raw) }?.uses.begin();
-        let td = Td { raw: ib::ibv_td { context: raw }, uses: Uses::default() };
+        raw.get()?.uses.begin();
+        let td = Td { raw: ib::ibv_td { context: raw.pointer() }, uses: Uses::default() };
         Ok(objects::give(Box::new(td)))
     })
 }
@@ -55,28 +52,28 @@ pub(crate) unsafe extern "C" fn dealloc_td(raw: *mut ib::ibv_td) -> c_int {
     objects::destroy("ibv_dealloc_td", raw, |td: &Td| {
         td.uses.none()?;
         // SAFETY: the context of a domain is open.
-        unsafe { context(td.raw.context) }?.uses.end();
+        unsafe { Open::<Context>::at(td.raw.context) }.get()?.uses.end();
         Ok(())
     })
 }
 
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::ibv_parent_domain_init_attr,
 ) -> *mut ib::ibv_pd {
     object("ibv_alloc_parent_domain", || {
         // SAFETY: null, or attributes of the program that are readable during the call.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         // SAFETY: the program passes null or an open domain.
-        let pd = unsafe { pd_at(attr.pd) }?;
+        let pd = unsafe { Open::<Pd>::at(attr.pd) }.get()?;
         if attr.comp_mask & !ib::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {
             return Err(Errno::UNSUPPORTED);
         }
         let td: *mut Td = attr.td.cast();
         // SAFETY: the program passes null or an open domain.
         let thread = unsafe { td_at(td) };
-        let foreign = thread.is_some_and(|thread| thread.raw.context != raw);
-        if pd.parent.is_some() || pd.context() != raw || foreign {
+        let foreign = thread.is_some_and(|thread| thread.raw.context != raw.pointer());
+        if pd.parent.is_some() || pd.context() != raw.pointer() || foreign {
             return Err(Errno::INVAL);
         }
         if let Some(thread) = thread {
@@ -95,7 +92,7 @@ impl Parent {
             thread.uses.end();
         }
         // SAFETY: a parent domain keeps its protection domain open.
-        unsafe { pd_at(self.of) }?.end_use();
+        unsafe { Open::<Pd>::at(self.of) }.get()?.end_use();
         Ok(())
     }
 }

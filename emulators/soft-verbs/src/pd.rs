@@ -11,9 +11,9 @@ use soft_nic::location::Location;
 use soft_nic::memory::{self, Mapping};
 
 use crate::bindings as ib;
-use crate::context::{PORT, context};
+use crate::context::{Context, PORT};
 use crate::guard::{Errno, object, refuse, status};
-use crate::objects::{self, Object};
+use crate::objects::{self, Object, Open};
 use crate::parent::Parent;
 use crate::uses::Uses;
 
@@ -31,15 +31,7 @@ pub(crate) struct Pd {
 // SAFETY: no other type has this kind.
 unsafe impl Object for Pd {
     const KIND: &'static str = "protection domain";
-}
-
-/// The domain behind a pointer of the program.
-///
-/// # Safety
-/// `pd` is null or an open protection domain.
-pub(crate) unsafe fn pd_at<'a>(pd: *const ib::ibv_pd) -> Result<&'a Pd, Errno> {
-    // SAFETY: this function's caller passes null or the first field of an open `Pd`.
-    unsafe { pd.cast::<Pd>().as_ref() }.ok_or(Errno::INVAL)
+    type Raw = ib::ibv_pd;
 }
 
 impl Pd {
@@ -60,14 +52,13 @@ impl Pd {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_alloc_pd(raw: *mut ib::ibv_context) -> *mut ib::ibv_pd {
+unsafe extern "C" fn ibv_alloc_pd(raw: Open<Context>) -> *mut ib::ibv_pd {
     object("ibv_alloc_pd", || {
-        // SAFETY: the program passes an open context.
-        let open = unsafe { context(raw) }?;
+        let open = raw.get()?;
         let number = open.card.new_domain();
         open.uses.begin();
         let pd = Pd {
-            raw: ib::ibv_pd { context: raw, handle: number },
+            raw: ib::ibv_pd { context: raw.pointer(), handle: number },
             card: open.card.clone(),
             number,
             parent: None,
@@ -84,7 +75,7 @@ unsafe extern "C" fn ibv_dealloc_pd(raw: *mut ib::ibv_pd) -> c_int {
         match &pd.parent {
             Some(parent) => parent.end()?,
             // SAFETY: the context of a domain is open.
-            None => unsafe { context(pd.raw.context) }?.uses.end(),
+            None => unsafe { Open::<Context>::at(pd.raw.context) }.get()?.uses.end(),
         }
         Ok(())
     })
@@ -99,6 +90,7 @@ struct Mr {
 // SAFETY: no other type has this kind.
 unsafe impl Object for Mr {
     const KIND: &'static str = "memory region";
+    type Raw = ib::ibv_mr;
 }
 
 const LOCAL_WRITE: c_uint = ib::IBV_ACCESS_LOCAL_WRITE;
@@ -120,16 +112,8 @@ fn access_of(asked: c_uint) -> Result<Access, Errno> {
     Ok(Access { local_write: has(LOCAL_WRITE), remote_read: has(REMOTE_READ), remote_write: has(REMOTE_WRITE) })
 }
 
-/// # Safety
-/// `raw` is null or an open protection domain.
-unsafe fn register(
-    raw: *mut ib::ibv_pd,
-    addr: *mut c_void,
-    memory: Memory,
-    access: Access,
-) -> Result<*mut ib::ibv_mr, Errno> {
-    // SAFETY: this function's caller passes null or an open domain.
-    let pd = unsafe { pd_at(raw) }?;
+fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, access: Access) -> Result<*mut ib::ibv_mr, Errno> {
+    let pd = raw.get()?;
     let length = memory.len as usize;
     let keys = {
         let mut core = pd.card.lock();
@@ -139,7 +123,7 @@ unsafe fn register(
     pd.uses.begin();
     let mr = ib::ibv_mr {
         context: pd.raw.context,
-        pd: raw,
+        pd: raw.pointer(),
         addr,
         length,
         handle: keys.lkey,
@@ -149,10 +133,8 @@ unsafe fn register(
     Ok(objects::give(Box::new(Mr { raw: mr, keys })))
 }
 
-/// # Safety
-/// The conditions of [`register`].
-unsafe fn register_address(
-    pd: *mut ib::ibv_pd,
+fn register_address(
+    pd: Open<Pd>,
     addr: *mut c_void,
     length: usize,
     iova: u64,
@@ -164,48 +146,39 @@ unsafe fn register_address(
     }
     memory::populate(addr as usize, length, access.local_write)?;
     let memory = Memory { base: iova, len: length as u64, at: Location::Host(addr.cast()), _map: None };
-    // SAFETY: this function's caller passes null or an open domain.
-    unsafe { register(pd, addr, memory, access) }
+    register(pd, addr, memory, access)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_reg_mr(
-    pd: *mut ib::ibv_pd,
-    addr: *mut c_void,
-    length: usize,
-    access: c_int,
-) -> *mut ib::ibv_mr {
-    // SAFETY: the program passes an open domain.
-    object("ibv_reg_mr", || unsafe { register_address(pd, addr, length, addr as u64, access as c_uint) })
+unsafe extern "C" fn ibv_reg_mr(pd: Open<Pd>, addr: *mut c_void, length: usize, access: c_int) -> *mut ib::ibv_mr {
+    object("ibv_reg_mr", || register_address(pd, addr, length, addr as u64, access as c_uint))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_mr_iova(
-    pd: *mut ib::ibv_pd,
+    pd: Open<Pd>,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_int,
 ) -> *mut ib::ibv_mr {
-    // SAFETY: the program passes an open domain.
-    object("ibv_reg_mr_iova", || unsafe { register_address(pd, addr, length, iova, access as c_uint) })
+    object("ibv_reg_mr_iova", || register_address(pd, addr, length, iova, access as c_uint))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_mr_iova2(
-    pd: *mut ib::ibv_pd,
+    pd: Open<Pd>,
     addr: *mut c_void,
     length: usize,
     iova: u64,
     access: c_uint,
 ) -> *mut ib::ibv_mr {
-    // SAFETY: the program passes an open domain.
-    object("ibv_reg_mr_iova2", || unsafe { register_address(pd, addr, length, iova, access) })
+    object("ibv_reg_mr_iova2", || register_address(pd, addr, length, iova, access))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_reg_dmabuf_mr(
-    pd: *mut ib::ibv_pd,
+    pd: Open<Pd>,
     offset: u64,
     length: usize,
     iova: u64,
@@ -224,8 +197,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let map = Mapping::shared(fd, offset, length)?;
         let memory = Memory { base: iova, len: length as u64, at: Location::Host(map.as_ptr()), _map: Some(map) };
-        // SAFETY: the program passes an open domain.
-        unsafe { register(pd, iova as usize as *mut c_void, memory, access) }
+        register(pd, iova as usize as *mut c_void, memory, access)
     })
 }
 
@@ -233,7 +205,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 unsafe extern "C" fn ibv_dereg_mr(raw: *mut ib::ibv_mr) -> c_int {
     objects::destroy("ibv_dereg_mr", raw, |mr: &Mr| {
         // SAFETY: a domain counts its regions and is open.
-        let pd = unsafe { pd_at(mr.raw.pd) }?;
+        let pd = unsafe { Open::<Pd>::at(mr.raw.pd) }.get()?;
         // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
         let memory = pd.card.lock().regions.remove(mr.keys);
         drop(memory);
@@ -252,22 +224,13 @@ pub(crate) struct Ah {
 // SAFETY: no other type has this kind.
 unsafe impl Object for Ah {
     const KIND: &'static str = "address handle";
-}
-
-/// The address handle behind a pointer of the program.
-///
-/// # Safety
-/// `ah` is null or an open address handle.
-pub(crate) unsafe fn ah_at<'a>(ah: *const ib::ibv_ah) -> Option<&'a Ah> {
-    // SAFETY: this function's caller passes null or the first field of an open `Ah`.
-    unsafe { ah.cast::<Ah>().as_ref() }
+    type Raw = ib::ibv_ah;
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_ah(raw: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah {
+unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah {
     object("ibv_create_ah", || {
-        // SAFETY: the program passes an open domain.
-        let pd = unsafe { pd_at(raw) }?;
+        let pd = raw.get()?;
         // SAFETY: null, or attributes of the program that are readable during the call.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         if attr.port_num != PORT {
@@ -278,7 +241,7 @@ unsafe extern "C" fn ibv_create_ah(raw: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_a
             .map_err(|error| refuse("ibv_create_ah", Errno::INVAL, format_args!("the destination GID {error}")))?;
         let number = pd.card.lock().open_handle(pd.number, gid)?;
         pd.uses.begin();
-        let ah = ib::ibv_ah { context: pd.raw.context, pd: raw, handle: number.into() };
+        let ah = ib::ibv_ah { context: pd.raw.context, pd: raw.pointer(), handle: number.into() };
         Ok(objects::give(Box::new(Ah { raw: ah, number })))
     })
 }
@@ -287,7 +250,7 @@ unsafe extern "C" fn ibv_create_ah(raw: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_a
 unsafe extern "C" fn ibv_destroy_ah(raw: *mut ib::ibv_ah) -> c_int {
     objects::destroy("ibv_destroy_ah", raw, |ah: &Ah| {
         // SAFETY: a domain counts its handles and is open.
-        let pd = unsafe { pd_at(ah.raw.pd) }?;
+        let pd = unsafe { Open::<Pd>::at(ah.raw.pd) }.get()?;
         pd.card.lock().close_handle(ah.number);
         pd.end_use();
         Ok(())
@@ -295,10 +258,9 @@ unsafe extern "C" fn ibv_destroy_ah(raw: *mut ib::ibv_ah) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn efadv_query_ah(ah: *mut ib::ibv_ah, attr: *mut ib::efadv_ah_attr, size: u32) -> c_int {
+unsafe extern "C" fn efadv_query_ah(ah: Open<Ah>, attr: *mut ib::efadv_ah_attr, size: u32) -> c_int {
     status("efadv_query_ah", || {
-        // SAFETY: the program passes an open handle.
-        let ah = unsafe { ah_at(ah) }.ok_or(Errno::INVAL)?;
+        let ah = ah.get()?;
         if (size as usize) < std::mem::offset_of!(ib::efadv_ah_attr, reserved) {
             return Err(Errno::INVAL);
         }

@@ -8,8 +8,9 @@ use efa_dp_direct::wqe::{Destination, Hints, Inline, Operation, RemoteMem, SendD
 
 use crate::bindings as ib;
 use crate::guard::{Errno, entry, status};
-use crate::pd::ah_at;
-use crate::qp::{QueuePair, owner, qp_at};
+use crate::objects::{Open, call1, call2, call3, call4};
+use crate::pd::Ah;
+use crate::qp::{QueuePair, owner};
 use crate::queues::SendQueue;
 
 /// The requests between `ibv_wr_start` and `ibv_wr_complete`.
@@ -94,12 +95,8 @@ fn set_inline(op: &mut Operation, inline: Inline, sq: &SendQueue) -> Result<(), 
     Ok(())
 }
 
-/// # Safety
-/// `ah` is null or an open address handle.
-unsafe fn destination(ah: *const ib::ibv_ah, qpn: u32, qkey: u32) -> Result<Destination, Errno> {
-    // SAFETY: this function's caller passes null or an open handle.
-    let ah = unsafe { ah_at(ah) }.ok_or(Errno::INVAL)?.number;
-    Ok(Destination { ah, qpn: qpn as u16, qkey })
+fn destination(ah: Open<Ah>, qpn: u32, qkey: u32) -> Result<Destination, Errno> {
+    Ok(Destination { ah: ah.get()?.number, qpn: qpn as u16, qkey })
 }
 
 /// A request of `ibv_post_send`.
@@ -117,7 +114,7 @@ unsafe fn request(qp: &QueuePair, sq: &SendQueue, wr: &ib::ibv_send_wr) -> Resul
     // SAFETY: UD and SRD requests have this union member.
     let ud = unsafe { wr.wr.ud };
     // SAFETY: the program passes an open handle.
-    let dest = unsafe { destination(ud.ah, ud.remote_qpn, ud.remote_qkey) }?;
+    let dest = destination(unsafe { Open::at(ud.ah) }, ud.remote_qpn, ud.remote_qkey)?;
     let mut op = Operation::Send { data: SendData::Empty, imm };
     // SAFETY: the program's list has as many entries as it says.
     let sges = unsafe { list(wr.sg_list, usize::try_from(wr.num_sge).map_err(|_| Errno::INVAL)?) }?;
@@ -139,13 +136,12 @@ unsafe fn request(qp: &QueuePair, sq: &SendQueue, wr: &ib::ibv_send_wr) -> Resul
 }
 
 pub(crate) unsafe extern "C" fn post_send(
-    raw: *mut ib::ibv_qp,
+    raw: Open<QueuePair>,
     first: *mut ib::ibv_send_wr,
     bad: *mut *mut ib::ibv_send_wr,
 ) -> c_int {
     status("ibv_post_send", || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+        let qp = raw.get()?;
         qp.turn.begin("ibv_wr_start", "ibv_wr_complete");
         let mut sq = qp.queues.send();
         let mut at = first;
@@ -171,13 +167,12 @@ pub(crate) unsafe extern "C" fn post_send(
 }
 
 pub(crate) unsafe extern "C" fn post_recv(
-    raw: *mut ib::ibv_qp,
+    raw: Open<QueuePair>,
     first: *mut ib::ibv_recv_wr,
     bad: *mut *mut ib::ibv_recv_wr,
 ) -> c_int {
     status("ibv_post_recv", || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+        let qp = raw.get()?;
         let mut rq = qp.queues.recv();
         let mut at = first;
         let mut done = Ok(());
@@ -213,34 +208,32 @@ pub(crate) unsafe extern "C" fn post_recv(
 /// The functions that the program asked for. As on hardware, the others are null.
 pub(crate) fn fill_functions(raw: &mut ib::ibv_qp_ex, ops: u64) {
     let has = |op: u32| ops & u64::from(op) != 0;
-    raw.wr_start = Some(wr_start);
-    raw.wr_complete = Some(wr_complete);
-    raw.wr_abort = Some(wr_abort);
-    raw.wr_send = has(ib::IBV_QP_EX_WITH_SEND).then_some(wr_send as _);
-    raw.wr_send_imm = has(ib::IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(wr_send_imm as _);
-    raw.wr_rdma_read = has(ib::IBV_QP_EX_WITH_RDMA_READ).then_some(wr_rdma_read as _);
-    raw.wr_rdma_write = has(ib::IBV_QP_EX_WITH_RDMA_WRITE).then_some(wr_rdma_write as _);
-    raw.wr_rdma_write_imm = has(ib::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(wr_rdma_write_imm as _);
-    raw.wr_set_sge = Some(wr_set_sge);
-    raw.wr_set_sge_list = Some(wr_set_sge_list);
-    raw.wr_set_inline_data = Some(wr_set_inline_data);
-    raw.wr_set_inline_data_list = Some(wr_set_inline_data_list);
-    raw.wr_set_ud_addr = Some(wr_set_ud_addr);
+    raw.wr_start = Some(call1(wr_start));
+    raw.wr_complete = Some(call1(wr_complete));
+    raw.wr_abort = Some(call1(wr_abort));
+    raw.wr_send = has(ib::IBV_QP_EX_WITH_SEND).then_some(call1(wr_send));
+    raw.wr_send_imm = has(ib::IBV_QP_EX_WITH_SEND_WITH_IMM).then_some(call2(wr_send_imm));
+    raw.wr_rdma_read = has(ib::IBV_QP_EX_WITH_RDMA_READ).then_some(call3(wr_rdma_read));
+    raw.wr_rdma_write = has(ib::IBV_QP_EX_WITH_RDMA_WRITE).then_some(call3(wr_rdma_write));
+    raw.wr_rdma_write_imm = has(ib::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).then_some(call4(wr_rdma_write_imm));
+    raw.wr_set_sge = Some(call4(wr_set_sge));
+    raw.wr_set_sge_list = Some(call3(wr_set_sge_list));
+    raw.wr_set_inline_data = Some(call3(wr_set_inline_data));
+    raw.wr_set_inline_data_list = Some(call3(wr_set_inline_data_list));
+    raw.wr_set_ud_addr = Some(call4(wr_set_ud_addr));
 }
 
-unsafe extern "C" fn wr_start(raw: *mut ib::ibv_qp_ex) {
+unsafe extern "C" fn wr_start(raw: Open<QueuePair>) {
     entry("ibv_wr_start", (), || {
-        // SAFETY: the program passes an open queue pair.
-        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        let Ok(qp) = raw.get() else { return };
         qp.turn.begin("ibv_wr_start", "ibv_wr_complete");
         *qp.session() = Session::default();
     });
 }
 
-unsafe extern "C" fn wr_complete(raw: *mut ib::ibv_qp_ex) -> c_int {
+unsafe extern "C" fn wr_complete(raw: Open<QueuePair>) -> c_int {
     status("ibv_wr_complete", || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw.cast()) }?;
+        let qp = raw.get()?;
         let session = std::mem::take(&mut *qp.session());
         let done = post_all(&mut qp.queues.send(), &session);
         qp.turn.end();
@@ -258,23 +251,18 @@ fn post_all(sq: &mut SendQueue, session: &Session) -> Result<(), Errno> {
     done
 }
 
-unsafe extern "C" fn wr_abort(raw: *mut ib::ibv_qp_ex) {
+unsafe extern "C" fn wr_abort(raw: Open<QueuePair>) {
     entry("ibv_wr_abort", (), || {
-        // SAFETY: the program passes an open queue pair.
-        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        let Ok(qp) = raw.get() else { return };
         *qp.session() = Session::default();
         qp.turn.end();
     });
 }
 
 /// Adds a request to the session.
-///
-/// # Safety
-/// `raw` is an open queue pair in a session of this thread.
-unsafe fn begin(raw: *mut ib::ibv_qp_ex, op: Operation) {
+fn begin(raw: Open<QueuePair>, op: Operation) {
     entry("ibv_wr", (), || {
-        // SAFETY: this function's caller passes an open queue pair.
-        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        let Ok(qp) = raw.get() else { return };
         let (wr_id, flags) = qp.next_request();
         let room = qp.queues.send().room();
         let mut session = qp.session();
@@ -290,13 +278,9 @@ unsafe fn begin(raw: *mut ib::ibv_qp_ex, op: Operation) {
 }
 
 /// Changes the latest request of the session.
-///
-/// # Safety
-/// `raw` is an open queue pair in a session of this thread.
-unsafe fn change(raw: *mut ib::ibv_qp_ex, how: impl FnOnce(&mut SendWqe, &SendQueue) -> Result<(), Errno>) {
+fn change(raw: Open<QueuePair>, how: impl FnOnce(&mut SendWqe, &SendQueue) -> Result<(), Errno>) {
     entry("ibv_wr_set", (), || {
-        // SAFETY: this function's caller passes an open queue pair.
-        let Ok(qp) = (unsafe { qp_at(raw.cast()) }) else { return };
+        let Ok(qp) = raw.get() else { return };
         let sq = qp.queues.send();
         let mut session = qp.session();
         if session.error.is_some() {
@@ -307,40 +291,34 @@ unsafe fn change(raw: *mut ib::ibv_qp_ex, how: impl FnOnce(&mut SendWqe, &SendQu
     });
 }
 
-unsafe extern "C" fn wr_send(raw: *mut ib::ibv_qp_ex) {
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { begin(raw, Operation::Send { data: SendData::Empty, imm: None }) }
+unsafe extern "C" fn wr_send(raw: Open<QueuePair>) {
+    begin(raw, Operation::Send { data: SendData::Empty, imm: None })
 }
 
-unsafe extern "C" fn wr_send_imm(raw: *mut ib::ibv_qp_ex, imm: u32) {
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { begin(raw, Operation::Send { data: SendData::Empty, imm: Some(u32::from_be(imm)) }) }
+unsafe extern "C" fn wr_send_imm(raw: Open<QueuePair>, imm: u32) {
+    begin(raw, Operation::Send { data: SendData::Empty, imm: Some(u32::from_be(imm)) })
 }
 
-unsafe extern "C" fn wr_rdma_read(raw: *mut ib::ibv_qp_ex, rkey: u32, addr: u64) {
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { begin(raw, Operation::Read { remote: RemoteMem { addr, rkey }, into: None }) }
+unsafe extern "C" fn wr_rdma_read(raw: Open<QueuePair>, rkey: u32, addr: u64) {
+    begin(raw, Operation::Read { remote: RemoteMem { addr, rkey }, into: None })
 }
 
-unsafe extern "C" fn wr_rdma_write(raw: *mut ib::ibv_qp_ex, rkey: u32, addr: u64) {
+unsafe extern "C" fn wr_rdma_write(raw: Open<QueuePair>, rkey: u32, addr: u64) {
     let op = Operation::Write { remote: RemoteMem { addr, rkey }, data: WriteData::Empty, imm: None };
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { begin(raw, op) }
+    begin(raw, op)
 }
 
-unsafe extern "C" fn wr_rdma_write_imm(raw: *mut ib::ibv_qp_ex, rkey: u32, addr: u64, imm: u32) {
+unsafe extern "C" fn wr_rdma_write_imm(raw: Open<QueuePair>, rkey: u32, addr: u64, imm: u32) {
     let imm = Some(u32::from_be(imm));
     let op = Operation::Write { remote: RemoteMem { addr, rkey }, data: WriteData::Empty, imm };
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { begin(raw, op) }
+    begin(raw, op)
 }
 
-unsafe extern "C" fn wr_set_sge(raw: *mut ib::ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { change(raw, |request, _| set_buffers(&mut request.op, &[Sge { addr, length, lkey }])) }
+unsafe extern "C" fn wr_set_sge(raw: Open<QueuePair>, lkey: u32, addr: u64, length: u32) {
+    change(raw, |request, _| set_buffers(&mut request.op, &[Sge { addr, length, lkey }]))
 }
 
-unsafe extern "C" fn wr_set_sge_list(raw: *mut ib::ibv_qp_ex, count: usize, sges: *const ib::ibv_sge) {
+unsafe extern "C" fn wr_set_sge_list(raw: Open<QueuePair>, count: usize, sges: *const ib::ibv_sge) {
     let how = |request: &mut SendWqe, sq: &SendQueue| {
         if count > sq.max_sge as usize {
             return Err(Errno::INVAL);
@@ -353,21 +331,19 @@ unsafe extern "C" fn wr_set_sge_list(raw: *mut ib::ibv_qp_ex, count: usize, sges
         }
         set_buffers(&mut request.op, &buffers[..count])
     };
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { change(raw, how) }
+    change(raw, how)
 }
 
-unsafe extern "C" fn wr_set_inline_data(raw: *mut ib::ibv_qp_ex, addr: *mut c_void, length: usize) {
+unsafe extern "C" fn wr_set_inline_data(raw: Open<QueuePair>, addr: *mut c_void, length: usize) {
     let how = |request: &mut SendWqe, sq: &SendQueue| {
         // SAFETY: the program keeps the data readable during the call.
         let inline = unsafe { inline_of(std::iter::once((addr.cast_const().cast(), length)), sq.max_inline) }?;
         set_inline(&mut request.op, inline, sq)
     };
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { change(raw, how) }
+    change(raw, how)
 }
 
-unsafe extern "C" fn wr_set_inline_data_list(raw: *mut ib::ibv_qp_ex, count: usize, from: *const ib::ibv_data_buf) {
+unsafe extern "C" fn wr_set_inline_data_list(raw: Open<QueuePair>, count: usize, from: *const ib::ibv_data_buf) {
     let how = |request: &mut SendWqe, sq: &SendQueue| {
         // SAFETY: the program's list has `count` entries, which are readable during the call.
         let buffers = unsafe { list(from, count) }?.iter().map(|buf| (buf.addr.cast_const().cast(), buf.length));
@@ -375,18 +351,15 @@ unsafe extern "C" fn wr_set_inline_data_list(raw: *mut ib::ibv_qp_ex, count: usi
         let inline = unsafe { inline_of(buffers, sq.max_inline) }?;
         set_inline(&mut request.op, inline, sq)
     };
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { change(raw, how) }
+    change(raw, how)
 }
 
-unsafe extern "C" fn wr_set_ud_addr(raw: *mut ib::ibv_qp_ex, ah: *mut ib::ibv_ah, qpn: u32, qkey: u32) {
+unsafe extern "C" fn wr_set_ud_addr(raw: Open<QueuePair>, ah: Open<Ah>, qpn: u32, qkey: u32) {
     let how = |request: &mut SendWqe, _: &SendQueue| {
-        // SAFETY: the program passes an open handle.
-        request.dest = unsafe { destination(ah, qpn, qkey) }?;
+        request.dest = destination(ah, qpn, qkey)?;
         Ok(())
     };
-    // SAFETY: the program passes an open queue pair in its session.
-    unsafe { change(raw, how) }
+    change(raw, how)
 }
 
 pub(crate) unsafe extern "C" fn set_hints(dv: *mut ib::efadv_qp, hints: u32) {
@@ -394,6 +367,6 @@ pub(crate) unsafe extern "C" fn set_hints(dv: *mut ib::efadv_qp, hints: u32) {
         request.hints = Hints::from_api(hints);
         Ok(())
     };
-    // SAFETY: the program passes the EFA part of an open queue pair in its session.
-    unsafe { change(owner(dv), how) }
+    // SAFETY: the program passes the EFA part of an open queue pair.
+    change(unsafe { Open::at(owner(dv)) }, how)
 }

@@ -10,13 +10,13 @@ use soft_nic::card::counter::{EVENTS, Event};
 use soft_nic::card::queue::RQ_ENTRY_LEN;
 
 use crate::bindings as ib;
-use crate::context::{Context, MAX_RQ, MAX_SGE, PORT, context, give};
+use crate::context::{Context, MAX_RQ, MAX_SGE, PORT, give};
 use crate::counter::CompCntr;
-use crate::cq::{Cq, cq_at};
+use crate::cq::Cq;
 use crate::dv;
 use crate::guard::{Errno, object, refuse, status};
-use crate::objects::{self, Object};
-use crate::pd::{Pd, pd_at};
+use crate::objects::{self, Object, Open, Param};
+use crate::pd::Pd;
 use crate::post::{self, Session};
 use crate::queues::{Queues, Sizes};
 use crate::uses::Turn;
@@ -42,6 +42,7 @@ pub(crate) struct QueuePair {
 // SAFETY: no other type has this kind.
 unsafe impl Object for QueuePair {
     const KIND: &'static str = "queue pair";
+    type Raw = ib::ibv_qp;
 }
 
 /// The state and what `ibv_modify_qp` sets.
@@ -54,14 +55,8 @@ struct Settings {
     counters: [Option<*mut CompCntr>; EVENTS],
 }
 
-/// The queue pair behind a pointer of the program.
-///
-/// # Safety
-/// `qp` is null or an open queue pair.
-pub(crate) unsafe fn qp_at<'a>(qp: *const ib::ibv_qp) -> Result<&'a QueuePair, Errno> {
-    // SAFETY: this function's caller passes null or the first field of an open `QueuePair`.
-    unsafe { qp.cast::<QueuePair>().as_ref() }.ok_or(Errno::INVAL)
-}
+// SAFETY: `ibv_qp` is the first field of `ibv_qp_ex`, and `Open` is transparent.
+unsafe impl Param<*mut ib::ibv_qp_ex> for Open<'_, QueuePair> {}
 
 const CALL: &str = "ibv_create_qp";
 const SEND_OPS: u64 = (ib::IBV_QP_EX_WITH_SEND | ib::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
@@ -121,20 +116,19 @@ fn check(open: &Context, attr: &ib::ibv_qp_init_attr_ex, dv: &ib::efadv_qp_init_
 /// # Safety
 /// `raw` is null or an open context; the objects of `attr` are null or open.
 unsafe fn create(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: &mut ib::ibv_qp_init_attr_ex,
     dv: &ib::efadv_qp_init_attr,
 ) -> Result<*mut ib::ibv_qp, Errno> {
-    // SAFETY: this function's caller passes null or an open context.
-    let open = unsafe { context(raw) }?;
+    let open = raw.get()?;
     check(open, attr, dv)?;
     // SAFETY: this function's caller passes null or an open domain.
-    let pd: &Pd = unsafe { pd_at(attr.pd) }?;
+    let pd: &Pd = unsafe { Open::at(attr.pd) }.get()?;
     // SAFETY: this function's caller passes null or an open queue.
-    let send_cq: &Cq = unsafe { cq_at(attr.send_cq) }?;
+    let send_cq: &Cq = unsafe { Open::at(attr.send_cq) }.get()?;
     // SAFETY: this function's caller passes null or an open queue.
-    let recv_cq: &Cq = unsafe { cq_at(attr.recv_cq) }?;
-    if [pd.context(), send_cq.context(), recv_cq.context()] != [raw; 3] {
+    let recv_cq: &Cq = unsafe { Open::at(attr.recv_cq) }.get()?;
+    if [pd.context(), send_cq.context(), recv_cq.context()] != [raw.pointer(); 3] {
         return Err(refuse(CALL, Errno::INVAL, format_args!("its objects belong to several contexts")));
     }
     let cap = &mut attr.cap;
@@ -162,7 +156,7 @@ unsafe fn create(
     };
     open.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).insert(number, queues.clone());
     let base = || ib::ibv_qp {
-        context: raw,
+        context: raw.pointer(),
         qp_context: attr.qp_context,
         pd: attr.pd,
         send_cq: attr.send_cq,
@@ -218,7 +212,7 @@ fn extended(pd: *mut ib::ibv_pd, attr: &ib::ibv_qp_init_attr) -> ib::ibv_qp_init
 /// # Safety
 /// `pd` is null or an open domain; `attr` is null or the program's.
 unsafe fn create_plain(
-    pd: *mut ib::ibv_pd,
+    pd: Open<Pd>,
     attr: *mut ib::ibv_qp_init_attr,
     wanted: (ib::ibv_qp_type, Errno),
     dv: &ib::efadv_qp_init_attr,
@@ -228,17 +222,17 @@ unsafe fn create_plain(
     if attr.qp_type != wanted.0 {
         return Err(refuse(CALL, wanted.1, format_args!("queue pair type {} is not that of this call", attr.qp_type)));
     }
-    // SAFETY: this function's caller passes null or an open domain.
-    let raw = unsafe { pd_at(pd) }?.context();
-    let mut whole = extended(pd, attr);
+    // SAFETY: a domain keeps its context open.
+    let context = unsafe { Open::at(pd.get()?.context()) };
+    let mut whole = extended(pd.pointer(), attr);
     // SAFETY: the program passes open objects.
-    let qp = unsafe { create(raw, &mut whole, dv) }?;
+    let qp = unsafe { create(context, &mut whole, dv) }?;
     attr.cap = whole.cap;
     Ok(qp)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_qp(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_qp_init_attr) -> *mut ib::ibv_qp {
+unsafe extern "C" fn ibv_create_qp(pd: Open<Pd>, attr: *mut ib::ibv_qp_init_attr) -> *mut ib::ibv_qp {
     let dv = ib::efadv_qp_init_attr::default();
     // SAFETY: the program passes an open domain and attributes.
     object(CALL, || unsafe { create_plain(pd, attr, (ib::IBV_QPT_UD, Errno::UNSUPPORTED), &dv) })
@@ -246,7 +240,7 @@ unsafe extern "C" fn ibv_create_qp(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_qp_in
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_driver_qp(
-    pd: *mut ib::ibv_pd,
+    pd: Open<Pd>,
     attr: *mut ib::ibv_qp_init_attr,
     driver_qp_type: u32,
 ) -> *mut ib::ibv_qp {
@@ -255,10 +249,7 @@ unsafe extern "C" fn efadv_create_driver_qp(
     object("efadv_create_driver_qp", || unsafe { create_plain(pd, attr, (ib::IBV_QPT_DRIVER, Errno::INVAL), &dv) })
 }
 
-pub(crate) unsafe extern "C" fn create_ex(
-    raw: *mut ib::ibv_context,
-    attr: *mut ib::ibv_qp_init_attr_ex,
-) -> *mut ib::ibv_qp {
+pub(crate) unsafe extern "C" fn create_ex(raw: Open<Context>, attr: *mut ib::ibv_qp_init_attr_ex) -> *mut ib::ibv_qp {
     object("ibv_create_qp_ex", || {
         // SAFETY: null, or attributes of the program, which it keeps during the call.
         let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
@@ -272,7 +263,7 @@ pub(crate) unsafe extern "C" fn create_ex(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_qp_ex(
-    raw: *mut ib::ibv_context,
+    raw: Open<Context>,
     attr: *mut ib::ibv_qp_init_attr_ex,
     dv: *mut ib::efadv_qp_init_attr,
     size: u32,
@@ -320,11 +311,10 @@ const KNOWN: u32 = ib::IBV_QP_STATE
     | ib::IBV_QP_RNR_RETRY;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_modify_qp(raw: *mut ib::ibv_qp, attr: *mut ib::ibv_qp_attr, mask: c_int) -> c_int {
+unsafe extern "C" fn ibv_modify_qp(raw: Open<QueuePair>, attr: *mut ib::ibv_qp_attr, mask: c_int) -> c_int {
     const CALL: &str = "ibv_modify_qp";
     status(CALL, || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+        let qp = raw.get()?;
         // SAFETY: null, or attributes of the program, which it keeps during the call.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         let mask = mask as u32;
@@ -388,7 +378,7 @@ impl QueuePair {
     /// The context, which a queue pair keeps open.
     fn open(&self) -> Result<&Context, Errno> {
         // SAFETY: a context counts its queue pairs and is open.
-        unsafe { context(self.own.context) }
+        unsafe { Open::<Context>::at(self.own.context) }.get()
     }
 
     fn apply(&self, attr: &ib::ibv_qp_attr, mask: u32, to: ib::ibv_qp_state) -> Result<(), Errno> {
@@ -418,7 +408,7 @@ impl QueuePair {
         } else if to == ib::IBV_QPS_RTR && !qp.enabled {
             // A queue pair that only receives stays in this state.
             // SAFETY: a queue pair keeps its completion queues open.
-            let cq = |cq| unsafe { cq_at(cq) }.map(|cq| cq.ring);
+            let cq = |cq| unsafe { Open::<Cq>::at(cq) }.get().map(|cq| cq.ring);
             let base = &self.own;
             let (send, recv) = (cq(base.send_cq)?, cq(base.recv_cq)?);
             // SAFETY: a queue pair keeps its counters open.
@@ -434,7 +424,7 @@ impl QueuePair {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_qp(
-    raw: *mut ib::ibv_qp,
+    raw: Open<QueuePair>,
     attr: *mut ib::ibv_qp_attr,
     mask: c_int,
     init: *mut ib::ibv_qp_init_attr,
@@ -447,8 +437,7 @@ unsafe extern "C" fn ibv_query_qp(
             | ib::IBV_QP_SQ_PSN
             | ib::IBV_QP_CAP
             | ib::IBV_QP_RNR_RETRY;
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+        let qp = raw.get()?;
         if mask as u32 & !KNOWN != 0 {
             return Err(Errno::UNSUPPORTED);
         }
@@ -489,14 +478,14 @@ unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
         let base = &qp.own;
         for cq in [base.send_cq, base.recv_cq] {
             // SAFETY: a queue pair keeps its completion queues open.
-            unsafe { cq_at(cq) }?.uses.end();
+            unsafe { Open::<Cq>::at(cq) }.get()?.uses.end();
         }
         for cntr in qp.settings.lock().unwrap_or_else(PoisonError::into_inner).counters.iter().flatten() {
             // SAFETY: a queue pair keeps its counters open.
             unsafe { &**cntr }.uses.end();
         }
         // SAFETY: a queue pair keeps its domain open.
-        unsafe { pd_at(base.pd) }?.end_use();
+        unsafe { Open::<Pd>::at(base.pd) }.get()?.end_use();
         open.uses.end();
         Ok(())
     })
@@ -504,8 +493,8 @@ unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_qp_to_qp_ex(raw: *mut ib::ibv_qp) -> *mut ib::ibv_qp_ex {
-    // SAFETY: the program passes an open queue pair.
-    match unsafe { qp_at(raw) } {
+    // SAFETY: the program passes null or an open queue pair.
+    match unsafe { Open::<QueuePair>::at(raw) }.get() {
         Ok(qp) if qp.extended => raw.cast(),
         _ => std::ptr::null_mut(),
     }
@@ -517,7 +506,7 @@ extern "C" fn efadv_qp_from_ibv_qp_ex(raw: *mut ib::ibv_qp_ex) -> *mut ib::efadv
 }
 
 /// The queue pair of its EFA part.
-pub(crate) fn owner(dv: *mut ib::efadv_qp) -> *mut ib::ibv_qp_ex {
+pub(crate) fn owner(dv: *mut ib::efadv_qp) -> *mut ib::ibv_qp {
     dv.wrapping_byte_sub(offset_of!(QueuePair, dv)).cast()
 }
 
@@ -529,14 +518,13 @@ extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ib::ibv_qp, _op: ib::ibv_wr_o
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_query_qp_wqs(
-    raw: *mut ib::ibv_qp,
+    raw: Open<QueuePair>,
     send: *mut ib::efadv_wq_attr,
     recv: *mut ib::efadv_wq_attr,
     size: u32,
 ) -> c_int {
     status("efadv_query_qp_wqs", || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+        let qp = raw.get()?;
         if (size as usize) < offset_of!(ib::efadv_wq_attr, caps) {
             return Err(Errno::INVAL);
         }
@@ -569,18 +557,15 @@ unsafe extern "C" fn efadv_query_qp_wqs(
 /// Attaches a counter to events of a queue pair, before the queue pair sends.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_qp_attach_comp_cntr(
-    raw: *mut ib::ibv_qp,
-    cntr: *mut ib::ibv_comp_cntr,
+    raw: Open<QueuePair>,
+    cntr: Open<CompCntr>,
     attr: *mut ib::ibv_qp_attach_comp_cntr_attr,
 ) -> c_int {
     status("ibv_qp_attach_comp_cntr", || {
-        // SAFETY: the program passes an open queue pair.
-        let qp = unsafe { qp_at(raw) }?;
+        let qp = raw.get()?;
         // SAFETY: null, or attributes of the program, which it keeps during the call.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
-        let cntr: *mut CompCntr = cntr.cast();
-        // SAFETY: the program passes null or an open counter.
-        let counter = unsafe { cntr.as_ref() }.ok_or(Errno::INVAL)?;
+        let counter = cntr.get()?;
         if attr.comp_mask != 0 || attr.op_mask & !ALL_EVENTS != 0 {
             return Err(Errno::UNSUPPORTED);
         }
@@ -600,7 +585,7 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
                 qp.open()?.card.lock().attach_counter(qp.number, *event, counter.number)?;
             }
             counter.uses.begin();
-            settings.counters[*event as usize] = Some(cntr);
+            settings.counters[*event as usize] = Some(cntr.pointer().cast());
         }
         Ok(())
     })
