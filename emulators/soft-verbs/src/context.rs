@@ -159,27 +159,23 @@ fn device_attributes(open: &Context) -> ib::ibv_device_attr {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_device(raw: Open<Context>, attr: *mut ib::ibv_device_attr) -> c_int {
+unsafe extern "C" fn ibv_query_device(raw: Open<Context>, attr: Option<&mut ib::ibv_device_attr>) -> c_int {
     status("ibv_query_device", || {
         let open = raw.get()?;
-        // SAFETY: null, or attributes of the program that are writable during the call.
-        *unsafe { attr.as_mut() }.ok_or(Errno::INVAL)? = device_attributes(open);
+        *attr.ok_or(Errno::INVAL)? = device_attributes(open);
         Ok(())
     })
 }
 
 unsafe extern "C" fn query_device_ex(
     raw: Open<Context>,
-    input: *const ib::ibv_query_device_ex_input,
+    input: Option<&ib::ibv_query_device_ex_input>,
     attr: *mut ib::ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
     status("ibv_query_device_ex", || {
         let open = raw.get()?;
-        // SAFETY: null, or an input of the program that is readable during the call.
-        if unsafe { input.as_ref() }.is_some_and(|input| input.comp_mask != 0)
-            || size < size_of::<ib::ibv_device_attr>()
-        {
+        if input.is_some_and(|input| input.comp_mask != 0) || size < size_of::<ib::ibv_device_attr>() {
             return Err(Errno::INVAL);
         }
         let whole = ib::ibv_device_attr_ex {
@@ -248,11 +244,10 @@ unsafe extern "C" fn ibv_query_port(raw: Open<Context>, port: u8, attr: *mut ib:
 
 /// The speed of the port's lanes in all, in units of 100 Mbit/s.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_port_speed(_raw: *mut ib::ibv_context, port: u32, speed: *mut u64) -> c_int {
+unsafe extern "C" fn ibv_query_port_speed(_raw: *mut ib::ibv_context, port: u32, speed: Option<&mut u64>) -> c_int {
     status("ibv_query_port_speed", || {
         check_port(port, 0)?;
-        // SAFETY: null, or a variable of the program that is writable during the call.
-        *unsafe { speed.as_mut() }.ok_or(Errno::INVAL)? = 1000;
+        *speed.ok_or(Errno::INVAL)? = 1000;
         Ok(())
     })
 }
@@ -262,12 +257,11 @@ fn check_port(port: u32, index: u32) -> Result<(), Errno> {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_gid(raw: Open<Context>, port: u8, index: c_int, gid: *mut ib::ibv_gid) -> c_int {
+unsafe extern "C" fn ibv_query_gid(raw: Open<Context>, port: u8, index: c_int, gid: Option<&mut ib::ibv_gid>) -> c_int {
     let done = status("ibv_query_gid", || {
         let open = raw.get()?;
         check_port(port.into(), index as u32)?;
-        // SAFETY: null, or a GID of the program that is writable during the call.
-        unsafe { gid.as_mut() }.ok_or(Errno::INVAL)?.raw = open.gid;
+        gid.ok_or(Errno::INVAL)?.raw = open.gid;
         Ok(())
     });
     if done == 0 { 0 } else { -1 }
@@ -325,11 +319,15 @@ unsafe extern "C" fn _ibv_query_gid_table(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_gid_type(_: *mut ib::ibv_context, port: u8, index: u32, kind: *mut c_int) -> c_int {
+unsafe extern "C" fn ibv_query_gid_type(
+    _: *mut ib::ibv_context,
+    port: u8,
+    index: u32,
+    kind: Option<&mut c_int>,
+) -> c_int {
     let done = status("ibv_query_gid_type", || {
         check_port(port.into(), index)?;
-        // SAFETY: null, or a variable of the program that is writable during the call.
-        *unsafe { kind.as_mut() }.ok_or(Errno::INVAL)? = 0;
+        *kind.ok_or(Errno::INVAL)? = 0;
         Ok(())
     });
     if done == 0 { 0 } else { -1 }
@@ -339,11 +337,10 @@ unsafe extern "C" fn ibv_query_gid_type(_: *mut ib::ibv_context, port: u8, index
 const PKEY: u16 = 0xffff;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_pkey(_: *mut ib::ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int {
+unsafe extern "C" fn ibv_query_pkey(_: *mut ib::ibv_context, port: u8, index: c_int, pkey: Option<&mut u16>) -> c_int {
     let done = status("ibv_query_pkey", || {
         check_port(port.into(), index as u32)?;
-        // SAFETY: null, or a variable of the program that is writable during the call.
-        *unsafe { pkey.as_mut() }.ok_or(Errno::INVAL)? = PKEY;
+        *pkey.ok_or(Errno::INVAL)? = PKEY;
         Ok(())
     });
     if done == 0 { 0 } else { -1 }

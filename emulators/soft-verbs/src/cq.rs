@@ -327,7 +327,7 @@ fn dv_functions(flags: u64) -> ib::efadv_cq {
     let has = |flag: u32| flags & u64::from(flag) != 0;
     ib::efadv_cq {
         comp_mask: 0,
-        wc_read_sgid: has(ib::EFADV_WC_EX_WITH_SGID).then_some(read_sgid as _),
+        wc_read_sgid: has(ib::EFADV_WC_EX_WITH_SGID).then_some(call2(read_sgid)),
         wc_is_unsolicited: has(ib::EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(is_unsolicited as _),
     }
 }
@@ -355,11 +355,10 @@ unsafe extern "C" fn ibv_create_cq(
 
 pub(crate) unsafe extern "C" fn create_ex(
     raw: Open<Context>,
-    attr: *mut ib::ibv_cq_init_attr_ex,
+    attr: Option<&mut ib::ibv_cq_init_attr_ex>,
 ) -> *mut ib::ibv_cq_ex {
     object("ibv_create_cq_ex", || {
-        // SAFETY: null, or attributes of the program, which it keeps during the call.
-        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         // SAFETY: the program passes an open context.
         unsafe { create(raw, attr, &ib::efadv_cq_init_attr::default()) }
     })
@@ -368,7 +367,7 @@ pub(crate) unsafe extern "C" fn create_ex(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_cq(
     raw: Open<Context>,
-    attr: *mut ib::ibv_cq_init_attr_ex,
+    attr: Option<&mut ib::ibv_cq_init_attr_ex>,
     dv: *mut ib::efadv_cq_init_attr,
     size: u32,
 ) -> *mut ib::ibv_cq_ex {
@@ -382,8 +381,7 @@ unsafe extern "C" fn efadv_create_cq(
         if dv.wc_flags & !known != 0 || dv.flags & !u64::from(ib::EFADV_CQ_INIT_FLAGS_EXT_MEM_DMABUF) != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        // SAFETY: null, or attributes of the program, which it keeps during the call.
-        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         // SAFETY: the program passes an open context.
         unsafe { create(raw, attr, &dv) }
     })
@@ -487,10 +485,9 @@ fn poll_one(raw: Open<Cq>) -> c_int {
     }
 }
 
-unsafe extern "C" fn start_poll(raw: Open<Cq>, attr: *mut ib::ibv_poll_cq_attr) -> c_int {
+unsafe extern "C" fn start_poll(raw: Open<Cq>, attr: Option<&ib::ibv_poll_cq_attr>) -> c_int {
     entry("ibv_start_poll", libc::EIO, || {
-        // SAFETY: null, or attributes of the program that are readable during the call.
-        if unsafe { attr.as_ref() }.is_none_or(|attr| attr.comp_mask != 0) {
+        if attr.is_none_or(|attr| attr.comp_mask != 0) {
             return libc::EINVAL;
         }
         let Ok(cq) = raw.get() else { return libc::EINVAL };
@@ -569,12 +566,11 @@ fn owner(dv: *mut ib::efadv_cq) -> *mut ib::ibv_cq {
     dv.wrapping_byte_sub(offset_of!(Cq, dv)).cast()
 }
 
-unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: *mut ib::ibv_gid) -> c_int {
+unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: Option<&mut ib::ibv_gid>) -> c_int {
     // SAFETY: the program passes the EFA part of an open queue.
     let sender = current(unsafe { Open::at(owner(dv)) }, |done| done.sender);
     let Some(Sender::Gid(Some(raw))) = sender else { return -libc::ENOENT };
-    // SAFETY: null, or a GID of the program that is writable during the call.
-    match unsafe { gid.as_mut() } {
+    match gid {
         Some(gid) => {
             gid.raw = raw;
             0

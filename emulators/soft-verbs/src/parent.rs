@@ -36,10 +36,9 @@ unsafe fn td_at<'a>(td: *const Td) -> Option<&'a Td> {
     unsafe { td.as_ref() }
 }
 
-pub(crate) unsafe extern "C" fn alloc_td(raw: Open<Context>, attr: *mut ib::ibv_td_init_attr) -> *mut ib::ibv_td {
+pub(crate) unsafe extern "C" fn alloc_td(raw: Open<Context>, attr: Option<&ib::ibv_td_init_attr>) -> *mut ib::ibv_td {
     object("ibv_alloc_td", || {
-        // SAFETY: null, or attributes of the program that are readable during the call.
-        if unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?.comp_mask != 0 {
+        if attr.ok_or(Errno::INVAL)?.comp_mask != 0 {
             return Err(Errno::UNSUPPORTED);
         }
         raw.get()?.uses.begin();
@@ -59,11 +58,10 @@ pub(crate) unsafe extern "C" fn dealloc_td(raw: *mut ib::ibv_td) -> c_int {
 
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     raw: Open<Context>,
-    attr: *mut ib::ibv_parent_domain_init_attr,
+    attr: Option<&ib::ibv_parent_domain_init_attr>,
 ) -> *mut ib::ibv_pd {
     object("ibv_alloc_parent_domain", || {
-        // SAFETY: null, or attributes of the program that are readable during the call.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         // SAFETY: the program passes null or an open domain.
         let pd = unsafe { Open::<Pd>::at(attr.pd) }.get()?;
         if attr.comp_mask & !ib::IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT != 0 {

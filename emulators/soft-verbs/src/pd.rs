@@ -228,11 +228,10 @@ unsafe impl Object for Ah {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah {
+unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: Option<&ib::ibv_ah_attr>) -> *mut ib::ibv_ah {
     object("ibv_create_ah", || {
         let pd = raw.get()?;
-        // SAFETY: null, or attributes of the program that are readable during the call.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         if attr.port_num != PORT {
             return Err(Errno::INVAL);
         }

@@ -249,10 +249,12 @@ unsafe extern "C" fn efadv_create_driver_qp(
     object("efadv_create_driver_qp", || unsafe { create_plain(pd, attr, (ib::IBV_QPT_DRIVER, Errno::INVAL), &dv) })
 }
 
-pub(crate) unsafe extern "C" fn create_ex(raw: Open<Context>, attr: *mut ib::ibv_qp_init_attr_ex) -> *mut ib::ibv_qp {
+pub(crate) unsafe extern "C" fn create_ex(
+    raw: Open<Context>,
+    attr: Option<&mut ib::ibv_qp_init_attr_ex>,
+) -> *mut ib::ibv_qp {
     object("ibv_create_qp_ex", || {
-        // SAFETY: null, or attributes of the program, which it keeps during the call.
-        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         if attr.qp_type != ib::IBV_QPT_UD {
             return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("only UD; efadv_create_qp_ex makes SRD")));
         }
@@ -264,13 +266,12 @@ pub(crate) unsafe extern "C" fn create_ex(raw: Open<Context>, attr: *mut ib::ibv
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_qp_ex(
     raw: Open<Context>,
-    attr: *mut ib::ibv_qp_init_attr_ex,
+    attr: Option<&mut ib::ibv_qp_init_attr_ex>,
     dv: *mut ib::efadv_qp_init_attr,
     size: u32,
 ) -> *mut ib::ibv_qp {
     object("efadv_create_qp_ex", || {
-        // SAFETY: null, or attributes of the program, which it keeps during the call.
-        let attr = unsafe { attr.as_mut() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         // SAFETY: the program gives `size` readable bytes.
         let dv = unsafe { dv::read(dv, size, offset_of!(ib::efadv_qp_init_attr, flags)) }?;
         if attr.qp_type != ib::IBV_QPT_DRIVER || dv.comp_mask != 0 || dv.reserved != 0 {
@@ -311,12 +312,11 @@ const KNOWN: u32 = ib::IBV_QP_STATE
     | ib::IBV_QP_RNR_RETRY;
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_modify_qp(raw: Open<QueuePair>, attr: *mut ib::ibv_qp_attr, mask: c_int) -> c_int {
+unsafe extern "C" fn ibv_modify_qp(raw: Open<QueuePair>, attr: Option<&ib::ibv_qp_attr>, mask: c_int) -> c_int {
     const CALL: &str = "ibv_modify_qp";
     status(CALL, || {
         let qp = raw.get()?;
-        // SAFETY: null, or attributes of the program, which it keeps during the call.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         let mask = mask as u32;
         let has = |bit| mask & bit != 0;
         if mask & !KNOWN != 0 {
@@ -559,12 +559,11 @@ unsafe extern "C" fn efadv_query_qp_wqs(
 unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     raw: Open<QueuePair>,
     cntr: Open<CompCntr>,
-    attr: *mut ib::ibv_qp_attach_comp_cntr_attr,
+    attr: Option<&ib::ibv_qp_attach_comp_cntr_attr>,
 ) -> c_int {
     status("ibv_qp_attach_comp_cntr", || {
         let qp = raw.get()?;
-        // SAFETY: null, or attributes of the program, which it keeps during the call.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = attr.ok_or(Errno::INVAL)?;
         let counter = cntr.get()?;
         if attr.comp_mask != 0 || attr.op_mask & !ALL_EVENTS != 0 {
             return Err(Errno::UNSUPPORTED);
