@@ -2,9 +2,7 @@
 //!
 //! On a small machine the thread that waits for the result of a poll also waits for the engine's core, so the engine mostly yields.
 //! A yield is cheap while all other threads of the core yield too. Beside a thread that computes without a pause, a yield costs a
-//! slice of the scheduler, which takes milliseconds. Then the engine sleeps for short times instead, and requests short slices: the
-//! scheduler prefers a thread with short slices that wakes up to a thread that computes.
-#![allow(unsafe_code)]
+//! slice of the scheduler, which takes milliseconds. Then the engine sleeps for short times instead.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -55,8 +53,6 @@ const MAX_SLEEPS: u32 = 4096;
 /// Short yields in a row after which the number of sleeps starts again at the least.
 const SHORT_YIELDS: u32 = 1024;
 const SHORT_SLEEP: Duration = Duration::from_micros(10);
-/// The shortest slice of the scheduler, in nanoseconds.
-const SHORT_SLICE_NS: u64 = 100_000;
 
 /// On machines with as many cores, threads that do not sleep have one each.
 const CORES: usize = 8;
@@ -105,7 +101,6 @@ impl Pace {
         if took >= LONG_YIELD {
             self.backoff = (2 * self.backoff).clamp(FIRST_SLEEPS, MAX_SLEEPS);
             (self.sleeps, self.short_yields) = (self.backoff, 0);
-            short_slices(true);
         } else if self.backoff > 0 {
             self.short_yields += 1;
             if self.short_yields >= SHORT_YIELDS {
@@ -137,28 +132,12 @@ impl Pace {
     }
 
     fn yield_or_sleep(&mut self) -> Pause {
-        match self.sleeps {
-            0 => return Pause::Yield,
-            1 => short_slices(false),
-            _ => {}
+        if self.sleeps == 0 {
+            return Pause::Yield;
         }
         self.sleeps -= 1;
         Pause::Sleep(SHORT_SLEEP)
     }
-}
-
-/// Requests short slices of the processor, or the usual ones. Older kernels ignore the request.
-fn short_slices(short: bool) {
-    // SAFETY: the struct has integers only, for which zero is a value.
-    let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the struct is a local variable of the stated size; 0 is the calling thread.
-    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size_of_val(&attr), 0) };
-    if got != 0 || attr.sched_policy != libc::SCHED_OTHER as u32 {
-        return;
-    }
-    attr.sched_runtime = if short { SHORT_SLICE_NS } else { 0 };
-    // SAFETY: the struct is a local variable that states its size; the kernel only reads it.
-    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
 }
 
 #[cfg(test)]
