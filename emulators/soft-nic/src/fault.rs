@@ -114,108 +114,106 @@ impl Faults {
     /// # Errors
     /// An unknown key or an invalid value.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        Self::parse_items(text).map_err(|problem| ConfigError::new(VARIABLE, text, problem))
+    }
+
+    fn parse_items(text: &str) -> Result<Self, String> {
         let mut faults = Self::default();
         let mut seen: Vec<&str> = Vec::new();
-        let mut status_given = false;
         for item in text.split(',') {
             let item = item.trim();
-            let wrong = |problem: String| ConfigError::new(VARIABLE, text, problem);
             let key = item.split('=').next().unwrap_or(item);
             if seen.contains(&key) {
-                return Err(wrong(format!("{key} is given twice")));
+                return Err(format!("{key} is given twice"));
             }
             seen.push(key);
-            let Some((key, value)) = item.split_once('=') else {
-                match item {
-                    "narrow_only" => faults.wqe_size = 64,
-                    "no_counters" => faults.no_counters = true,
-                    "no_hmem" => faults.no_hmem = true,
-                    "no_wait_fd" => faults.no_wait_fd = true,
-                    "close_drops" => faults.close_drops = true,
-                    "no_rx_cq_data" => faults.no_rx_cq_data = true,
-                    "refuse_tclass" => faults.refuse_tclass = true,
-                    "ignore_tclass" => faults.ignore_tclass = true,
-                    _ => {
-                        let problem =
-                            format!("{item:?} is neither key=value nor a flag; keys are {KEYS}; flags are {FLAGS}");
-                        return Err(wrong(problem));
-                    }
-                }
-                continue;
-            };
-            let number = |low: u64, high: u64| match value.parse::<u64>() {
-                Ok(n) if (low..=high).contains(&n) => Ok(n),
-                _ => Err(wrong(format!("{key} must be a whole number from {low} to {high}, not {value:?}"))),
-            };
-            let size = |high: u32| match number(2, u64::from(high))? as u32 {
-                size if size.is_power_of_two() => Ok(size),
-                size => Err(wrong(format!("{key} must be a power of two, not {size}"))),
-            };
-            match key {
-                "seed" => faults.seed = number(0, u64::MAX)?,
-                "reorder" => faults.reorder = number(0, 65536)? as u32,
-                "delay_us" => {
-                    let parts = value.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-                    faults.delay_us = match parts {
-                        Some((a, b)) if a <= b && b <= 10_000_000 => (a, b),
-                        _ => return Err(wrong(format!("delay_us must be A..B with A ≤ B ≤ 10000000, not {value:?}"))),
-                    };
-                }
-                "reread" => {
-                    faults.reread = match value.parse::<f64>() {
-                        Ok(p) if (0.0..=1.0).contains(&p) => p,
-                        _ => return Err(wrong(format!("reread must be a probability from 0 to 1, not {value:?}"))),
-                    };
-                }
-                "error_every" => faults.error_every = number(0, u64::MAX)?,
-                "error_status" => {
-                    status_given = true;
-                    faults.error_status = number(1, 255)? as u8;
-                }
-                "cntr_start" => faults.cntr_start = number(0, COUNTER_MASK)? as u32,
-                "max_batch" => faults.max_batch = number(1, 1024)? as u32,
-                "sq_size" => faults.sq_size = size(MAX_SQ_SIZE)?,
-                "rq_size" => faults.rq_size = size(MAX_RQ_SIZE)?,
-                "wqe_size" => {
-                    faults.wqe_size = match value {
-                        "64" => 64,
-                        "128" => 128,
-                        _ => return Err(wrong(format!("wqe_size must be 64 or 128, not {value:?}"))),
-                    };
-                }
-                "die_after" => faults.die_after = number(0, u64::MAX)?,
-                "cntr_budget" => faults.cntr_budget = number(0, 1 << 20)? as u32,
-                "qp_caps" => faults.qp_caps = number(0, u64::from(CAPS_64_BIT_REQUEST_IDS))? as u16,
-                "device" => {
-                    faults.device = match value {
-                        "efa0" => 0xefa0,
-                        "efa1" => 0xefa1,
-                        "efa2" => 0xefa2,
-                        "efa3" => 0xefa3,
-                        "efa4" => 0xefa4,
-                        _ => return Err(wrong(format!("device must be one of efa0 to efa4, not {value:?}"))),
-                    };
-                }
-                _ => return Err(wrong(format!("unknown key {key:?}; keys are {KEYS}; flags are {FLAGS}"))),
+            match item.split_once('=') {
+                Some((key, value)) => faults.set(key, value)?,
+                None => faults.set_flag(item)?,
             }
         }
-        if status_given && faults.error_every == 0 {
-            return Err(ConfigError::new(VARIABLE, text, "error_status does nothing without error_every"));
+        if seen.contains(&"error_status") && faults.error_every == 0 {
+            return Err("error_status does nothing without error_every".into());
         }
         if !seen.contains(&"max_batch") {
             faults.max_batch = faults.max_batch.min(faults.sq_size);
         }
         if seen.contains(&"narrow_only") && seen.contains(&"wqe_size") {
-            return Err(ConfigError::new(
-                VARIABLE,
-                text,
-                "narrow_only and wqe_size are the same fault: give one of them",
-            ));
+            return Err("narrow_only and wqe_size are the same fault: give one of them".into());
         }
         if faults.max_batch > faults.sq_size {
-            return Err(ConfigError::new(VARIABLE, text, "max_batch is greater than sq_size"));
+            return Err("max_batch is greater than sq_size".into());
         }
         Ok(faults)
+    }
+
+    fn set_flag(&mut self, flag: &str) -> Result<(), String> {
+        match flag {
+            "narrow_only" => self.wqe_size = 64,
+            "no_counters" => self.no_counters = true,
+            "no_hmem" => self.no_hmem = true,
+            "no_wait_fd" => self.no_wait_fd = true,
+            "close_drops" => self.close_drops = true,
+            "no_rx_cq_data" => self.no_rx_cq_data = true,
+            "refuse_tclass" => self.refuse_tclass = true,
+            "ignore_tclass" => self.ignore_tclass = true,
+            _ => return Err(format!("{flag:?} is neither key=value nor a flag; keys are {KEYS}; flags are {FLAGS}")),
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        let number = |low: u64, high: u64| match value.parse::<u64>() {
+            Ok(n) if (low..=high).contains(&n) => Ok(n),
+            _ => Err(format!("{key} must be a whole number from {low} to {high}, not {value:?}")),
+        };
+        let size = |high: u32| match number(2, u64::from(high))? as u32 {
+            size if size.is_power_of_two() => Ok(size),
+            size => Err(format!("{key} must be a power of two, not {size}")),
+        };
+        match key {
+            "seed" => self.seed = number(0, u64::MAX)?,
+            "reorder" => self.reorder = number(0, 65536)? as u32,
+            "delay_us" => {
+                let parts = value.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+                self.delay_us = parts
+                    .filter(|(a, b)| a <= b && *b <= 10_000_000)
+                    .ok_or_else(|| format!("delay_us must be A..B with A ≤ B ≤ 10000000, not {value:?}"))?;
+            }
+            "reread" => {
+                let probability = value.parse().ok().filter(|p| (0.0..=1.0).contains(p));
+                self.reread =
+                    probability.ok_or_else(|| format!("reread must be a probability from 0 to 1, not {value:?}"))?;
+            }
+            "error_every" => self.error_every = number(0, u64::MAX)?,
+            "error_status" => self.error_status = number(1, 255)? as u8,
+            "cntr_start" => self.cntr_start = number(0, COUNTER_MASK)? as u32,
+            "max_batch" => self.max_batch = number(1, 1024)? as u32,
+            "sq_size" => self.sq_size = size(MAX_SQ_SIZE)?,
+            "rq_size" => self.rq_size = size(MAX_RQ_SIZE)?,
+            "wqe_size" => {
+                self.wqe_size = match value {
+                    "64" => 64,
+                    "128" => 128,
+                    _ => return Err(format!("wqe_size must be 64 or 128, not {value:?}")),
+                }
+            }
+            "die_after" => self.die_after = number(0, u64::MAX)?,
+            "cntr_budget" => self.cntr_budget = number(0, 1 << 20)? as u32,
+            "qp_caps" => self.qp_caps = number(0, u64::from(CAPS_64_BIT_REQUEST_IDS))? as u16,
+            "device" => {
+                self.device = match value {
+                    "efa0" => 0xefa0,
+                    "efa1" => 0xefa1,
+                    "efa2" => 0xefa2,
+                    "efa3" => 0xefa3,
+                    "efa4" => 0xefa4,
+                    _ => return Err(format!("device must be one of efa0 to efa4, not {value:?}")),
+                }
+            }
+            _ => return Err(format!("unknown key {key:?}; keys are {KEYS}; flags are {FLAGS}")),
+        }
+        Ok(())
     }
 }
 
