@@ -1,21 +1,19 @@
 //! libfabric as the system has it.
-#![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use ferrogin_libfabric::Libfabric;
-use libloading::Library;
+use ferrogin_libfabric::{Error, Libfabric};
 
 /// Loads libfabric into the process, for providers take functions of it. Without libfabric `test` is skipped.
 pub fn have_libfabric(test: &str) -> bool {
-    static LOADED: OnceLock<Option<Library>> = OnceLock::new();
-    // SAFETY: libfabric's constructors only register its built-in providers.
-    let loaded = LOADED.get_or_init(|| unsafe { Library::new("libfabric.so.1") }.ok());
-    if loaded.is_none() {
-        super::skip(test, "libfabric.so.1 is not installed");
+    static LOADED: OnceLock<Result<Arc<Libfabric>, Error>> = OnceLock::new();
+    // This loader keeps the signal dispositions, so that SIGTERM ends the test program.
+    let loaded = LOADED.get_or_init(|| Libfabric::load(None));
+    if let Err(why) = loaded {
+        super::skip(test, why);
     }
-    loaded.is_some()
+    loaded.is_ok()
 }
 
 /// The installed libfabric, and the one that FERROGIN_LIBFABRIC_ALT names, in `make check`. Without the first, the test is skipped on it.
