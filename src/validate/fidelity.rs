@@ -10,7 +10,7 @@ use efa_dp_direct::sq;
 use efa_dp_direct::wqe::words::{self, Head, NARROW, WIDE};
 use efa_dp_direct::wqe::{Destination, RemoteMem, RequestIds, Sge};
 use ferrogin_libfabric::progress::Progress;
-use ferrogin_libfabric::{Libfabric, MemoryKind, MemoryRegion, Region, bindings};
+use ferrogin_libfabric::{FiAddr, Info, Libfabric, MemoryKind, MemoryRegion, Region, bindings};
 use mini_nccl::Bootstrap;
 use nccl_gin_ferrogin::address::EndpointAddress;
 use nccl_gin_ferrogin::cards::CardQuery;
@@ -89,20 +89,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let cards = query.find().map_err(text)?;
     let device = device.map_err(text)?;
     let card = cards.first().ok_or("no card")?;
-    seen.add("libfabric", query.lib.version());
-    seen.add("provider's version", card.provider_version());
-    seen.add("kernels", kind.name());
-    seen.add("cards", cards.len());
-    seen.add("page size", device::page_size());
-    let counted = |value: usize| if value == 0 { "not reported".to_owned() } else { value.to_string() };
-    seen.add("counters: highest value", counted(usize::try_from(card.max_counter_value()).unwrap_or(usize::MAX)));
-    seen.add("counters: number", counted(card.counter_count()));
-    seen.add("queue pairs: number", counted(card.endpoint_count()));
-    seen.add("longest transfer", card.max_msg_size());
-    seen.add(
-        "link speed",
-        card.link_speed().map_or("not reported".into(), |speed| format!("{} Gbit/s", speed / 1_000_000_000)),
-    );
+    observe_card(seen, &query, card, cards.len());
 
     let rail = Rail::open(0, card, bootstrap.nranks()).map_err(text)?;
     let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0, receives: 0 };
@@ -132,12 +119,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     };
     let data = open(Role::Data, &narrow, 0, 0)?;
     let signal = open(Role::Signal(0), &narrow, 1, 1)?;
-    seen.add("queue: capabilities", format!("{:#x}", data.sq.caps));
-    seen.yes_no("queue: 64-bit request ids", data.request_ids_64());
-    seen.add("queue: bytes of a request", data.sq.entry_size);
-    seen.add("queue: slots", data.sq.num_entries);
-    seen.add("queue: requests in a batch", data.sq.max_batch);
-    seen.add("queue: bytes of a completion", data.cq.entry_size);
+    observe_queue(seen, &data);
 
     let buffer = device.allocate(3 * AREA, Use::Window).map_err(text)?;
     let region = registrations(seen, &rail, &*buffer)?;
@@ -155,69 +137,18 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let all = bootstrap.allgather(own.to_string().as_bytes()).map_err(text)?;
     let all: Vec<Value> = all.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
     let next = (bootstrap.rank() + 1) % bootstrap.nranks();
-    let before = (bootstrap.rank() + bootstrap.nranks() - 1) % bootstrap.nranks();
-    let mut addresses = Vec::new();
-    for (rank, block) in all.iter().enumerate() {
-        for role in ["data", "signal"] {
-            let address: Vec<u8> = serde_json::from_value(block[role].clone()).unwrap_or_default();
-            let address = EndpointAddress::parse(&address);
-            addresses.push(
-                address.ok_or_else(|| format!("rank {rank} sent no address: run the same ferrogin on all ranks"))?,
-            );
-        }
-    }
-    let peers = insert(&rail, &addresses)?;
-    let number = peers.numbers()[2 * next + 1];
-    let target = rail.gda.query_addr(&data.qp, number).map_err(text)?;
-    let block = &all[next];
-    let remote = |offset: usize| RemoteMem {
-        addr: block["base"].as_u64().unwrap_or(0) + offset as u64,
-        rkey: block["rkey"].as_u64().unwrap_or(0) as u32,
-    };
-    let local = |offset: usize, length: usize| Sge {
-        addr: buffer.device_address() + offset as u64,
-        length: length as u32,
+    let peers = insert(&rail, &addresses(&all)?)?;
+    let to_next = ToNext {
+        bootstrap: &bootstrap,
+        rail: &rail,
+        memory: &memory,
+        base,
+        buffer: &*buffer,
         lkey,
+        target: peers.numbers()[2 * next + 1],
+        remote: (all[next]["base"].as_u64().unwrap_or(0), all[next]["rkey"].as_u64().unwrap_or(0) as u32),
     };
-    let destination = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
-    let mut queue = Queue::new(&data, rail.domain.progress())?;
-    let length = |number: usize| if number.is_multiple_of(2) { LONG } else { SHORT };
-    bootstrap.barrier().map_err(text)?;
-
-    // Writes: a long one and a short one in turn, so that a card that is not in order shows it.
-    let first = if data.request_ids_64() { HIGH_IDS } else { 0 };
-    for number in 0..REQUESTS {
-        let head = Head::new(first + number as u64, destination);
-        queue.post::<NARROW>(words::write(head, remote(AREA + number * LONG), local(number * LONG, length(number))));
-    }
-    let order = queue.completions(REQUESTS)?;
-    seen.add("writes: completions", order.len());
-    let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
-    let mut sorted = ids.clone();
-    sorted.sort_unstable();
-    seen.yes_no("writes: each request id came back once, whole", sorted == (0..REQUESTS as u64).collect::<Vec<_>>());
-    seen.add("writes: order of completions", order_of(&ids));
-    // The card counts a request after its completion entry.
-    seen.add("writes: completion counter", wait_for(&*memory.card, base, REQUESTS as u64, &queue)?);
-    bootstrap.barrier().map_err(text)?;
-    let counts = |place: usize, expected: u64| wait_for(&*memory.card, base + place * COUNTER_STRIDE, expected, &queue);
-    seen.add("writes: signal counter of the target", counts(2, REQUESTS as u64)?);
-    seen.yes_no("writes: data arrived", arrived(&*buffer, AREA, before, length)?);
-
-    // Reads of the same bytes from the next rank.
-    bootstrap.barrier().map_err(text)?;
-    for number in 0..REQUESTS {
-        let head = Head::new(first + number as u64, destination);
-        queue.post::<NARROW>(words::read(head, remote(number * LONG), local(2 * AREA + number * LONG, length(number))));
-    }
-    let order = queue.completions(REQUESTS)?;
-    let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
-    seen.add("reads: completions", order.len());
-    seen.add("reads: order of completions", order_of(&ids));
-    seen.add("reads: completion counter", wait_for(&*memory.card, base, 2 * REQUESTS as u64, &queue)?);
-    seen.yes_no("reads: data arrived", arrived(&*buffer, 2 * AREA, next, length)?);
-    seen.add("error counter", counter(&*memory.shared, COUNTER_STRIDE)?);
-    bootstrap.barrier().map_err(text)?;
+    to_next.writes_and_reads(seen, &data)?;
 
     // A wide request, which carries its bytes inline.
     let value = match &wide {
@@ -233,20 +164,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     }
     let value = value.ok().filter(Endpoint::wide);
     if let (true, Some(value)) = (bootstrap.all(value.is_some()).map_err(text)?, value) {
-        let all = bootstrap.allgather(&value.address().map_err(text)?.to_bytes()).map_err(text)?;
-        let addresses: Option<Vec<_>> = all.iter().map(|bytes| EndpointAddress::parse(bytes)).collect();
-        let _values = insert(&rail, &addresses.ok_or("a rank sent no address")?)?;
-        let target = rail.gda.query_addr(&value.qp, number).map_err(text)?;
-        let destination = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
-        let mut queue = Queue::new(&value, rail.domain.progress())?;
-        bootstrap.barrier().map_err(text)?;
-        queue.post::<WIDE>(words::write_value(Head::new(7, destination), remote(AREA), SENTINEL, 8));
-        let order = queue.completions(1)?;
-        bootstrap.barrier().map_err(text)?;
-        let mut bytes = [0; 8];
-        buffer.read(AREA, &mut bytes).map_err(text)?;
-        seen.yes_no("wide requests: inline value arrived", order.len() == 1 && u64::from_le_bytes(bytes) == SENTINEL);
-        bootstrap.barrier().map_err(text)?;
+        to_next.inline_value(seen, &value)?;
     }
     // Each ends before what it uses.
     drop(data);
@@ -255,6 +173,146 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     drop(region);
     drop(registered);
     Ok(())
+}
+
+/// The addresses of all ranks: of each the one for data, and the one for signals.
+fn addresses(all: &[Value]) -> Result<Vec<EndpointAddress>, String> {
+    let mut addresses = Vec::new();
+    for (rank, block) in all.iter().enumerate() {
+        for role in ["data", "signal"] {
+            let address: Vec<u8> = serde_json::from_value(block[role].clone()).unwrap_or_default();
+            let address = EndpointAddress::parse(&address);
+            addresses.push(
+                address.ok_or_else(|| format!("rank {rank} sent no address: run the same ferrogin on all ranks"))?,
+            );
+        }
+    }
+    Ok(addresses)
+}
+
+/// What the card reports of itself.
+fn observe_card(seen: &mut Observed, query: &CardQuery, card: &Info, cards: usize) {
+    seen.add("libfabric", query.lib.version());
+    seen.add("provider's version", card.provider_version());
+    seen.add("kernels", query.kind.name());
+    seen.add("cards", cards);
+    seen.add("page size", device::page_size());
+    let counted = |value: usize| if value == 0 { "not reported".to_owned() } else { value.to_string() };
+    seen.add("counters: highest value", counted(usize::try_from(card.max_counter_value()).unwrap_or(usize::MAX)));
+    seen.add("counters: number", counted(card.counter_count()));
+    seen.add("queue pairs: number", counted(card.endpoint_count()));
+    seen.add("longest transfer", card.max_msg_size());
+    seen.add(
+        "link speed",
+        card.link_speed().map_or("not reported".into(), |speed| format!("{} Gbit/s", speed / 1_000_000_000)),
+    );
+}
+
+/// What the card reports of a queue.
+fn observe_queue(seen: &mut Observed, data: &Endpoint) {
+    seen.add("queue: capabilities", format!("{:#x}", data.sq.caps));
+    seen.yes_no("queue: 64-bit request ids", data.request_ids_64());
+    seen.add("queue: bytes of a request", data.sq.entry_size);
+    seen.add("queue: slots", data.sq.num_entries);
+    seen.add("queue: requests in a batch", data.sq.max_batch);
+    seen.add("queue: bytes of a completion", data.cq.entry_size);
+}
+
+/// Requests from this rank's card to the next rank's.
+struct ToNext<'a> {
+    bootstrap: &'a Bootstrap,
+    rail: &'a Arc<Rail>,
+    memory: &'a ContextMemory,
+    /// Offset of the first completion counter.
+    base: usize,
+    buffer: &'a dyn DeviceBuffer,
+    lkey: u32,
+    /// libfabric's address of the next rank's endpoint for signals.
+    target: FiAddr,
+    /// Address and key of the next rank's buffer.
+    remote: (u64, u32),
+}
+
+impl ToNext<'_> {
+    fn destination(&self, endpoint: &Endpoint) -> Result<Destination, String> {
+        let target = self.rail.gda.query_addr(&endpoint.qp, self.target).map_err(text)?;
+        Ok(Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey })
+    }
+
+    fn local(&self, offset: usize, length: usize) -> Sge {
+        Sge { addr: self.buffer.device_address() + offset as u64, length: length as u32, lkey: self.lkey }
+    }
+
+    fn remote(&self, offset: usize) -> RemoteMem {
+        RemoteMem { addr: self.remote.0 + offset as u64, rkey: self.remote.1 }
+    }
+
+    fn barrier(&self) -> Result<(), String> {
+        self.bootstrap.barrier().map_err(text)
+    }
+
+    fn writes_and_reads(&self, seen: &mut Observed, data: &Endpoint) -> Result<(), String> {
+        let destination = self.destination(data)?;
+        let mut queue = Queue::new(data, self.rail.domain.progress())?;
+        let length = |number: usize| if number.is_multiple_of(2) { LONG } else { SHORT };
+        let (rank, nranks) = (self.bootstrap.rank(), self.bootstrap.nranks());
+        self.barrier()?;
+
+        // Writes: a long one and a short one in turn, so that a card that is not in order shows it.
+        let first = if data.request_ids_64() { HIGH_IDS } else { 0 };
+        for number in 0..REQUESTS {
+            let head = Head::new(first + number as u64, destination);
+            let (remote, local) = (self.remote(AREA + number * LONG), self.local(number * LONG, length(number)));
+            queue.post::<NARROW>(words::write(head, remote, local));
+        }
+        let order = queue.completions(REQUESTS)?;
+        seen.add("writes: completions", order.len());
+        let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
+        let mut sorted = ids.clone();
+        sorted.sort_unstable();
+        let whole = sorted == (0..REQUESTS as u64).collect::<Vec<_>>();
+        seen.yes_no("writes: each request id came back once, whole", whole);
+        seen.add("writes: order of completions", order_of(&ids));
+        // The card counts a request after its completion entry.
+        let counters = &*self.memory.card;
+        seen.add("writes: completion counter", wait_for(counters, self.base, REQUESTS as u64, &queue)?);
+        self.barrier()?;
+        let arrivals = wait_for(counters, self.base + 2 * COUNTER_STRIDE, REQUESTS as u64, &queue)?;
+        seen.add("writes: signal counter of the target", arrivals);
+        seen.yes_no("writes: data arrived", arrived(self.buffer, AREA, (rank + nranks - 1) % nranks, length)?);
+
+        // Reads of the same bytes from the next rank.
+        self.barrier()?;
+        for number in 0..REQUESTS {
+            let head = Head::new(first + number as u64, destination);
+            let (remote, local) = (self.remote(number * LONG), self.local(2 * AREA + number * LONG, length(number)));
+            queue.post::<NARROW>(words::read(head, remote, local));
+        }
+        let order = queue.completions(REQUESTS)?;
+        let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
+        seen.add("reads: completions", order.len());
+        seen.add("reads: order of completions", order_of(&ids));
+        seen.add("reads: completion counter", wait_for(counters, self.base, 2 * REQUESTS as u64, &queue)?);
+        seen.yes_no("reads: data arrived", arrived(self.buffer, 2 * AREA, (rank + 1) % nranks, length)?);
+        seen.add("error counter", counter(&*self.memory.shared, COUNTER_STRIDE)?);
+        self.barrier()
+    }
+
+    fn inline_value(&self, seen: &mut Observed, value: &Endpoint) -> Result<(), String> {
+        let all = self.bootstrap.allgather(&value.address().map_err(text)?.to_bytes()).map_err(text)?;
+        let addresses: Option<Vec<_>> = all.iter().map(|bytes| EndpointAddress::parse(bytes)).collect();
+        let _values = insert(self.rail, &addresses.ok_or("a rank sent no address")?)?;
+        let destination = self.destination(value)?;
+        let mut queue = Queue::new(value, self.rail.domain.progress())?;
+        self.barrier()?;
+        queue.post::<WIDE>(words::write_value(Head::new(7, destination), self.remote(AREA), SENTINEL, 8));
+        let order = queue.completions(1)?;
+        self.barrier()?;
+        let mut bytes = [0; 8];
+        self.buffer.read(AREA, &mut bytes).map_err(text)?;
+        seen.yes_no("wide requests: inline value arrived", order.len() == 1 && u64::from_le_bytes(bytes) == SENTINEL);
+        self.barrier()
+    }
 }
 
 fn pattern(rank: usize, at: usize) -> u8 {

@@ -188,18 +188,7 @@ impl Depths {
                     Space::Local => set(&mut self.local, bytes(count), value),
                     Space::Param => set(&mut self.params, bytes(count), value),
                     Space::Shared => {}
-                    _ => {
-                        self.cost.stores += 1;
-                        let mut start = start.max(value);
-                        if order.releases() {
-                            start = self.release(start, scope);
-                        }
-                        self.outstanding = self.outstanding.max(start);
-                        if doorbells.contains(&address) {
-                            self.cost.doorbells += 1;
-                            self.cost.doorbell.get_or_insert(start);
-                        }
-                    }
+                    _ => self.stored(start.max(value), order, scope, doorbells.contains(&address)),
                 }
                 return;
             }
@@ -248,6 +237,18 @@ impl Depths {
             _ => operands,
         };
         set(&mut self.slots, at(i.d)..at(i.d) + 1, result);
+    }
+
+    fn stored(&mut self, mut start: u32, order: Order, scope: Scope, is_doorbell: bool) {
+        self.cost.stores += 1;
+        if order.releases() {
+            start = self.release(start, scope);
+        }
+        self.outstanding = self.outstanding.max(start);
+        if is_doorbell {
+            self.cost.doorbells += 1;
+            self.cost.doorbell.get_or_insert(start);
+        }
     }
 
     fn returned(&mut self, depth: u32, order: Order) {

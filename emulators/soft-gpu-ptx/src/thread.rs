@@ -125,6 +125,14 @@ impl Fault {
     }
 }
 
+/// The label of a branch's table.
+fn entry(table: &[u32], index: u64) -> Result<u32, Fault> {
+    table.get(index as usize).copied().ok_or_else(|| {
+        let most = table.len();
+        Fault::new(TrapKind::Trap, format!("the index {index} is outside a branch's table of {most} labels"))
+    })
+}
+
 /// What all threads of a launch share.
 pub struct Core<'a> {
     pub program: &'a Program,
@@ -317,18 +325,8 @@ impl Thread {
                     slots[usize::from(i.d)] = u64::from(yes);
                 }
                 Op::Branch | Op::BranchTable => {
-                    let target = if i.op == Op::Branch {
-                        i.imm as u32
-                    } else {
-                        let (table, index) = (&body.tables[i.imm as usize], get(i.a));
-                        *table.get(index as usize).ok_or_else(|| {
-                            let most = table.len();
-                            Fault::new(
-                                TrapKind::Trap,
-                                format!("the index {index} is outside a branch's table of {most} labels"),
-                            )
-                        })?
-                    };
+                    let target =
+                        if i.op == Op::Branch { i.imm as u32 } else { entry(&body.tables[i.imm as usize], get(i.a))? };
                     self.at.pc = target;
                     if target <= pc && self.spin.round(pc) {
                         return Ok(Event::Spin);
@@ -337,14 +335,11 @@ impl Thread {
                 }
                 Op::Load { space, order, scope, signed, count } => {
                     let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
-                    if WEAK && core.weak.is_some() {
-                        let free = count == 1 && matches!(order, Order::Weak | Order::Relaxed);
-                        if self.is_late(core, shared, i, space, address, free.then_some((0, 0)))? {
-                            self.at.pc = pc + 1;
-                            continue;
-                        }
+                    let free = count == 1 && matches!(order, Order::Weak | Order::Relaxed);
+                    let weak = WEAK && core.weak.is_some();
+                    if !weak || !self.is_late(core, shared, i, space, address, free.then_some((0, 0)))? {
+                        self.load::<WEAK>(core, shared, i, space, order, scope, signed, count, address)?;
                     }
-                    self.load::<WEAK>(core, shared, i, space, order, scope, signed, count, address)?;
                 }
                 Op::Store { space, order, scope, count } => {
                     let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
@@ -358,22 +353,11 @@ impl Thread {
                 }
                 Op::Atomic { op, space, order, scope, signed } => {
                     let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
-                    let (b, c) = (get(i.b), get(i.c));
-                    if WEAK && core.weak.is_some() {
-                        if order.releases() {
-                            self.buffer().release(core, scope)?;
-                        }
-                        let free = matches!(order, Order::Relaxed | Order::Release);
-                        if self.is_late(core, shared, i, space, address, free.then_some((b, c)))? {
-                            self.at.pc = pc + 1;
-                            continue;
-                        }
-                        if order.acquires() {
-                            self.buffer().acquire(scope);
-                        }
+                    let operands = (get(i.b), get(i.c));
+                    if !WEAK || !self.is_late_atomic(core, shared, i, (space, order, scope), address, operands)? {
+                        let old = self.update::<WEAK>(core, shared, i, op, space, scope, signed, address, operands)?;
+                        self.slots[base + usize::from(i.d)] = old;
                     }
-                    let old = self.update::<WEAK>(core, shared, i, op, space, scope, signed, address, (b, c))?;
-                    self.slots[base + usize::from(i.d)] = old;
                 }
                 Op::Fence { order, scope } => {
                     core.statistics.fences += 1;
@@ -430,17 +414,12 @@ impl Thread {
                     slots[usize::from(i.d)] = u64::from(self.at.params).wrapping_add_signed(i64::from(i.imm))
                 }
                 Op::ToGeneric(space) => {
-                    let value = get(i.a).wrapping_add(window(space));
-                    slots[usize::from(i.d)] = low(value, i.width);
+                    slots[usize::from(i.d)] = low(get(i.a).wrapping_add(window(space)), i.width);
                 }
                 Op::FromGeneric(space) => {
-                    let value = get(i.a).wrapping_sub(window(space));
-                    slots[usize::from(i.d)] = low(value, i.width);
+                    slots[usize::from(i.d)] = low(get(i.a).wrapping_sub(window(space)), i.width);
                 }
-                Op::IsSpace(space) => {
-                    let value = get(i.a) & WINDOW == window(space);
-                    slots[usize::from(i.d)] = u64::from(value);
-                }
+                Op::IsSpace(space) => slots[usize::from(i.d)] = u64::from(get(i.a) & WINDOW == window(space)),
                 Op::AddCarry { take, give } => {
                     let sum = u128::from(get(i.a)) + u128::from(get(i.b)) + u128::from(take && self.carry);
                     slots[usize::from(i.d)] = low(sum as u64, i.width);

@@ -167,6 +167,33 @@ impl Thread {
         Ok(true)
     }
 
+    /// Whether the atomic is late; if it is not, the buffer has released and acquired for it.
+    #[inline(always)]
+    pub(super) fn is_late_atomic(
+        &mut self,
+        core: &mut Core<'_>,
+        shared: &mut [u8],
+        i: &Instruction,
+        (space, order, scope): (Space, Order, Scope),
+        address: u64,
+        operands: (u64, u64),
+    ) -> Result<bool, Fault> {
+        if core.weak.is_none() {
+            return Ok(false);
+        }
+        if order.releases() {
+            self.buffer().release(core, scope)?;
+        }
+        let free = matches!(order, Order::Relaxed | Order::Release);
+        if self.is_late(core, shared, i, space, address, free.then_some(operands))? {
+            return Ok(true);
+        }
+        if order.acquires() {
+            self.buffer().acquire(scope);
+        }
+        Ok(false)
+    }
+
     /// Late results that the instruction reads or replaces are there; all of them before a fence, a release, a return or a wait for
     /// other threads.
     #[cold]
