@@ -17,7 +17,7 @@
 //! A message of at most [`PACK`] bytes may hold several frames with inline bodies, one after the other.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use crate::{Body, Violation};
 
@@ -50,7 +50,7 @@ const MAGIC: [u8; 2] = *b"hr";
 const INLINE: u8 = 0x80;
 
 /// The kind of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// The first frame of each end.
@@ -63,19 +63,6 @@ pub enum Kind {
     Cancel = 4,
     /// The sender starts no further calls, or accepts none.
     Goodbye = 5,
-}
-
-impl Kind {
-    const fn from_code(code: u8) -> Option<Self> {
-        Some(match code {
-            1 => Self::Hello,
-            2 => Self::Request,
-            3 => Self::Answer,
-            4 => Self::Cancel,
-            5 => Self::Goodbye,
-            _ => return None,
-        })
-    }
 }
 
 /// A valid header; the [module](self) describes the fields.
@@ -133,7 +120,7 @@ impl Header {
         }
         let code = raw.kind & !INLINE;
         Ok(Self {
-            kind: Kind::from_code(code).ok_or(Violation::Kind(code))?,
+            kind: Kind::try_read_from_bytes(&[code]).map_err(|_| Violation::Kind(code))?,
             inline: raw.kind & INLINE != 0,
             code: raw.code.get(),
             call: raw.call.get(),
@@ -278,7 +265,7 @@ mod tests {
             (code, call, length) in any::<(u32, u64, u64)>(),
             (time, credits) in any::<(u32, u32)>(),
         ) {
-            let header = Header { kind: Kind::from_code(kind).unwrap(), inline, code, call, length, time, credits };
+            let header = Header { kind: Kind::try_read_from_bytes(&[kind]).unwrap(), inline, code, call, length, time, credits };
             prop_assert_eq!(Header::parse(&header.emit()), Ok(header));
         }
 
