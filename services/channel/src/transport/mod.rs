@@ -3,6 +3,7 @@
 mod closed;
 #[allow(unsafe_code)]
 mod provider_tags;
+mod purpose;
 #[allow(unsafe_code)]
 mod software_tags;
 
@@ -16,15 +17,7 @@ use provider_tags::ProviderTags;
 use software_tags::SoftwareTags;
 
 pub(crate) use closed::Closed;
-
-/// Why a transport is opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// To carry messages.
-    Messages,
-    /// To try whether it opens: without the memory that providers allocate for messages.
-    Check,
-}
+pub(crate) use purpose::Purpose;
 
 /// Opens the transport that `config` asks for.
 ///

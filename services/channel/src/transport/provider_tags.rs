@@ -12,7 +12,7 @@ use ferrogin_libfabric::{
     TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
-use super::Purpose;
+use super::purpose::Purpose;
 use crate::proto::tags::{CONTROL, Pattern};
 use crate::proto::transport::{
     Addr, Event, PAYLOAD_WINDOW, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use ferrogin_datagram::{LostReason, MessageEndpoint, Outbox, Peer, SendError};
 use ferrogin_libfabric::{Error, Libfabric, bindings, find_datagrams};
 
-use super::Purpose;
+use super::purpose::Purpose;
 use crate::proto::tags::Pattern;
 use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
 use crate::{Config, Matching, Payload};
