@@ -14,11 +14,12 @@ use mlx5::sq::{Flags, PostError};
 use mlx5::wire::{CqeOpcode, MkeyAccess};
 use mlx5::wqe::{Data, Limits, Op, Remote, Transport, Umr, WindowType, With, WorkRequest};
 
+use super::config::{Config, ConnectError};
 use super::frame::{Frame, HEADER};
+use super::inbox::{Request, Shared};
 use super::incoming::{Incoming, Read};
 use super::memory::{ExposedPayload, ReadBuffer, Slots};
 use super::outgoing::{Exposed, Outgoing};
-use super::{Config, ConnectError, Request, Shared};
 use crate::{SendDone, TransportError};
 
 /// Work requests for READs, FIN and close frames, beside those for messages.

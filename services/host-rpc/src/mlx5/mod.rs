@@ -8,69 +8,34 @@
 //!
 //! The two ends exchange the bytes of [`Connector::hello`] by any means; [`Connector::connect_over`] exchanges them over a stream.
 
+mod config;
 mod engine;
 mod frame;
+mod inbox;
 mod incoming;
 mod memory;
 mod outgoing;
 
-use std::collections::VecDeque;
-use std::io::{self, Read, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::{Read, Write};
+use std::sync::Arc;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use ferrogin_channel::Payload;
-use mlx5::device::{Device, DeviceError, Endpoint, RawEndpoint};
+use mlx5::device::{Device, Endpoint, RawEndpoint};
 
 use self::engine::Engine;
 use self::frame::{HEADER, Hello};
+use self::inbox::{Request, Shared};
 use crate::transport::deadline_after;
 use crate::{ReceiveDone, SendDone, Transport};
+
+pub use self::config::{Config, ConnectError};
 
 /// Time limit of a dropped connection for sending queued messages.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of the shortest and the longest eager limit.
 const EAGER_RANGE: std::ops::RangeInclusive<u32> = 64..=1 << 30;
-
-/// Sizes of a connection. The two ends need not agree.
-#[derive(Debug, Clone, Copy)]
-pub struct Config {
-    /// Bytes of the longest message that is copied into a slot.
-    pub eager: u32,
-    /// Slots for sends.
-    pub sends: u16,
-    /// Slots for receives.
-    pub receives: u16,
-    /// Ask for compressed completions where the device supports them.
-    pub compression: bool,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self { eager: 16 << 10, sends: 64, receives: 128, compression: true }
-    }
-}
-
-/// Why a connection could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// The device refused.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A size in [`Config`] is out of range.
-    #[error("{0}")]
-    Config(&'static str),
-    /// The peer is not such a connection, or has another version.
-    #[error("the peer's hello is not one of this version of ferrogin; use the same release at both ends")]
-    Hello,
-    /// The exchange of hellos failed.
-    #[error("exchanging hellos with the peer failed: {0}")]
-    Exchange(#[from] io::Error),
-    /// The thread of the connection did not start.
-    #[error("the thread of the connection did not start: {0}")]
-    Thread(#[source] io::Error),
-}
 
 /// Bytes of a hello.
 pub const HELLO: usize = size_of::<Hello>();
@@ -119,7 +84,7 @@ impl Connector {
         }
         let endpoint = Endpoint::try_from(&hello.endpoint).map_err(|_| ConnectError::Hello)?;
         self.engine.connect(&endpoint, eager.min(self.config.eager), peer)?;
-        let shared = Arc::new(Shared { inbox: Mutex::default() });
+        let shared = Arc::new(Shared::default());
         let of_thread = shared.clone();
         let thread = thread::Builder::new().name("rpc-mlx5".into()).spawn(move || self.engine.run(&of_thread));
         let thread = thread.map_err(ConnectError::Thread)?.thread().clone();
@@ -139,42 +104,12 @@ impl Connector {
     }
 }
 
-/// A request to the engine.
-enum Request {
-    Send(Payload, SendDone),
-    Receive(ReceiveDone),
-    Close(Instant),
-}
-
-#[derive(Default)]
-struct Inbox {
-    queue: VecDeque<Request>,
-    /// The engine has ended and reads no further request.
-    ended: bool,
-}
-
-struct Shared {
-    inbox: Mutex<Inbox>,
-}
-
-impl Shared {
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// A connection. Dropping it closes it, with one second for the messages that are queued.
 #[derive(Debug)]
 pub struct Connection {
     shared: Arc<Shared>,
     thread: Thread,
     peer: Box<str>,
-}
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Shared")
-    }
 }
 
 impl Connection {
