@@ -12,7 +12,8 @@ use super::long::{Long, LongReceived};
 use super::peer::{PeerState, State};
 use super::pool::{Context, Operation, Pool};
 use super::wire::{FLAG_SETS, Kind, PREFIX, emit};
-use super::{Config, Event, LostReason, NAME_MAX, Peer, SendError};
+use crate::config::{Config, NAME_MAX};
+use crate::event::{Event, LostReason, Peer, SendError};
 use ferrogin_libfabric::bindings::{self, iovec};
 use ferrogin_libfabric::{AddressVector, Endpoint, Error, entry};
 

@@ -7,7 +7,7 @@ use super::outbox::Outbox;
 use super::peer::{PeerState, State};
 use super::pool::{Context, Operation};
 use super::wire::{CLOSE_ACK, CLOSING, FLAG_SETS, Frame, Kind, PING};
-use super::{Event, LostReason, Peer};
+use crate::event::{Event, LostReason, Peer};
 use ferrogin_libfabric::bindings::iovec;
 use ferrogin_libfabric::{Error, FiAddr};
 
