@@ -31,9 +31,9 @@ AREAS = {
     "device": ("ferrogin-device-kernels", "device-kernels", [], []),
     "queue": ("efa-dp-direct", "efa-dp-direct", ["ferrogin-device-kernels"], ["schedules::"]),
     "plugin": ("ferrogin-host-plugin", "host-plugin", [], ["abi_fuzz::", "leaks::", "scale::", "control::"]),
-    "card": ("soft-nic", "soft-nic", ["softefa"], []),
-    "mlx5": ("mlx5", "mlx5", ["soft-mlx5"], []),
-    "channel": ("ferrogin-channel", "channel", [], ["idle::"]),
+    "card": ("soft-nic", "emulators/soft-nic", ["softefa"], []),
+    "mlx5": ("mlx5", "services/mlx5", ["soft-mlx5"], []),
+    "channel": ("ferrogin-channel", "services/channel", [], ["idle::"]),
 }
 
 # Values that rarely compile, because the type has no default.
