@@ -7,11 +7,14 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+/// fuzz-harness is a stage of its own: it turns on a feature of the emulators, which would then be compiled twice.
+const WORKSPACE_TESTS: &[&str] = &["test", "--release", "--workspace", "--exclude", "fuzz-harness", "--locked"];
+
 /// `make test`: the tests of every crate, and of the clients in other languages with one configuration each.
 pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
     let script = |name, path| script(name, root, path, dist);
     // With the examples, which some tests start.
-    let build = cargo(&["test", "--release", "--workspace", "--locked", "--no-run"]);
+    let build = cargo(&[WORKSPACE_TESTS, &["--no-run"]].concat());
     let seed = shuffle.map(|seed| format!("--shuffle-seed={seed}"));
     let for_tests: Vec<&str> = seed.iter().flat_map(|seed| ["-Zunstable-options", seed]).collect();
     let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &for_tests);
@@ -50,6 +53,8 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("CUDA kernels", "tests/cuda/run.sh"),
         // Stages whose processes poll come after each other, beside stages that build.
         tests,
+        Stage::of_tests("fuzz corpora", cargo(&["test", "--release", "--locked", "-p", "fuzz-harness"]))
+            .after("cargo test"),
         Stage::test("lint", lint),
         script("models", "device-kernels/tests/models.sh"),
         script("NCCL's device code", "tests/foreign/run.sh").after("cargo test"),
@@ -144,8 +149,7 @@ fn cargo(arguments: &[&str]) -> Vec<OsString> {
 
 /// The tests of the workspace, with more arguments for cargo and for the test programs.
 fn workspace_tests(name: &'static str, dist: &Path, for_cargo: &[&str], for_tests: &[&str]) -> Stage {
-    let arguments = ["test", "--release", "--workspace", "--locked", "--no-fail-fast"];
-    let command = cargo(&[&arguments, for_cargo, &["--"], for_tests].concat());
+    let command = cargo(&[WORKSPACE_TESTS, &["--no-fail-fast"], for_cargo, &["--"], for_tests].concat());
     // Tests of several processes wait for each other.
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).max(4);
     Stage::of_tests(name, command).env("FERROGIN_DIST", dist).env("RUST_TEST_THREADS", threads.to_string())
