@@ -1,4 +1,6 @@
 //! Contexts made by hand, as `createContext` lays them out, over plain memory.
+// The models have no contexts.
+#![cfg(not(loom))]
 #![allow(unsafe_code, missing_docs)]
 
 use efa_dp_direct::queue::{QpV0, SqV0, WqV0};
