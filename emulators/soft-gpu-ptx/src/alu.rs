@@ -1,6 +1,6 @@
 //! Arithmetic on the bits of registers.
 
-use crate::code::{Class, Combine, Compare, Float, Instruction, Op, low, signed};
+use crate::code::{Atomic, Class, Combine, Compare, Float, Instruction, Op, low, signed};
 
 /// Values of the four operands.
 pub struct Values {
@@ -255,5 +255,52 @@ pub fn combined(combine: Combine, found: bool, other: bool) -> bool {
         Combine::And => found && other,
         Combine::Or => found || other,
         Combine::Xor => found != other,
+    }
+}
+
+/// What an atomic makes of the old value.
+pub fn changed(op: Atomic, old: u64, b: u64, c: u64, width: u8, sign: bool) -> u64 {
+    let less = |one: u64, other: u64| if sign { signed(one, width) < signed(other, width) } else { one < other };
+    match op {
+        Atomic::Add => old.wrapping_add(b),
+        Atomic::Exchange => b,
+        Atomic::CompareExchange => {
+            if old == b {
+                c
+            } else {
+                old
+            }
+        }
+        Atomic::Min => {
+            if less(b, old) {
+                b
+            } else {
+                old
+            }
+        }
+        Atomic::Max => {
+            if less(old, b) {
+                b
+            } else {
+                old
+            }
+        }
+        Atomic::And => old & b,
+        Atomic::Or => old | b,
+        Atomic::Xor => old ^ b,
+        Atomic::Increment => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        Atomic::Decrement => {
+            if old == 0 || old > b {
+                b
+            } else {
+                old - 1
+            }
+        }
     }
 }

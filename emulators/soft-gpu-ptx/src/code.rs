@@ -335,6 +335,22 @@ pub enum Op {
     ActiveMask,
 }
 
+impl Op {
+    /// The lanes of a warp, or the threads of a block, execute the instruction together.
+    pub fn meets(self) -> bool {
+        matches!(
+            self,
+            Op::Barrier { .. }
+                | Op::WarpBarrier
+                | Op::Shuffle(_)
+                | Op::Vote(_)
+                | Op::Match { .. }
+                | Op::Reduce { .. }
+                | Op::ActiveMask
+        )
+    }
+}
+
 /// One instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct Instruction {

@@ -4,13 +4,7 @@
 //! memory begins at the greatest depth of its operands, of the branches before it and of the fences and acquires before it.
 
 use crate::code::{ALWAYS, Instruction, Op, Order, Scope, Space};
-use crate::error::Trap;
-use crate::launch::Launch;
-use crate::memory::Memory;
-use crate::program::{Kernel, Loaded};
-use crate::scheduler::Watch;
 use std::ops::Range;
-use std::sync::atomic::AtomicBool;
 
 /// What one thread spent on the last function that its kernel called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,24 +27,6 @@ pub struct Cost {
     pub doorbell: Option<u32>,
     /// Round trips before the function returns.
     pub end: u32,
-}
-
-/// Runs a kernel as [`run`](crate::run) does, and returns the cost of each thread in the order of blocks and threads.
-/// A store to an address of `doorbells` is that of a doorbell.
-///
-/// # Errors
-///
-/// The event that ended the kernel early.
-#[allow(clippy::result_large_err)]
-pub fn cost(
-    loaded: &Loaded,
-    kernel: &Kernel,
-    launch: &Launch,
-    memory: &dyn Memory,
-    stop: &AtomicBool,
-    doorbells: &[u64],
-) -> Result<Vec<Cost>, Trap> {
-    crate::launch::run_with(loaded, kernel, launch, memory, stop, Watch::Cost(doorbells)).map(|ended| ended.costs)
 }
 
 /// The depths of one thread.
@@ -211,13 +187,7 @@ impl Depths {
                 self.order = self.release(start, scope);
                 return;
             }
-            Op::Barrier { .. }
-            | Op::WarpBarrier
-            | Op::Shuffle(_)
-            | Op::Vote(_)
-            | Op::Match { .. }
-            | Op::Reduce { .. }
-            | Op::ActiveMask => {
+            op if op.meets() => {
                 self.arrival = operands.max(depth(i.x)).max(self.control);
                 self.arrival
             }

@@ -1,24 +1,31 @@
 #![doc = include_str!("../README.md")]
 
 mod alu;
+mod block;
 mod code;
+mod core;
 mod cost;
 mod decode;
 mod error;
 mod launch;
 mod memory;
 mod module;
+mod operand;
 mod parse;
 mod program;
+mod random;
+mod run;
 mod scheduler;
+mod stores;
 mod thread;
 mod token;
 mod warp;
 mod weak;
 
-pub use cost::{Cost, cost};
+pub use cost::Cost;
 pub use error::{Error, Kind, Trap, TrapKind};
-pub use launch::{Launch, Statistics, Time, executed, run};
+pub use launch::{Launch, Statistics, Time};
 pub use memory::{Memory, Process, Range};
 pub use module::Module;
 pub use program::{Global, Kernel, Loaded, Parameter, Program};
+pub use run::{cost, executed, run};

@@ -1,8 +1,6 @@
 //! One PTX text, parsed.
 
 use crate::code::Body;
-use crate::error::Error;
-use crate::parse;
 use std::collections::HashMap;
 
 /// One PTX text, parsed and decoded.
@@ -58,6 +56,23 @@ pub struct Function {
     pub required_block: Option<[u32; 3]>,
 }
 
+impl Function {
+    /// How two declarations of a function differ.
+    pub fn unlike(&self, other: &Self) -> Option<&'static str> {
+        let same =
+            |one: &[Slot], other: &[Slot]| one.iter().map(|slot| slot.size).eq(other.iter().map(|slot| slot.size));
+        if self.kernel != other.kernel {
+            Some("one is a kernel, the other a function")
+        } else if !same(&self.parameters, &other.parameters) {
+            Some("the parameters differ")
+        } else if !same(&self.results, &other.results) {
+            Some("the results differ")
+        } else {
+            None
+        }
+    }
+}
+
 /// The state space of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -84,15 +99,6 @@ pub struct Variable {
 }
 
 impl Module {
-    /// Parses `text`. `name` is for messages.
-    ///
-    /// # Errors
-    ///
-    /// The first defect of the text, with its line. A form that the interpreter does not know is a defect.
-    pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
-        parse::parse(name, text)
-    }
-
     /// The PTX version of `.version`, major and minor.
     pub fn version(&self) -> (u32, u32) {
         self.version

@@ -3,9 +3,11 @@
 use crate::code::{Body, Transfer};
 use crate::error::{Error, Kind};
 use crate::module::{Function, Linkage, Module, Place, Variable};
-use crate::parse::unlike;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+/// Calls in calls.
+pub const DEEPEST: usize = 128;
 
 /// One parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +191,7 @@ impl Linker {
             ));
         };
         let definition = &self.modules[other].functions[found];
-        if let Some(cause) = unlike(definition, function) {
+        if let Some(cause) = definition.unlike(function) {
             let module = &self.modules[other].name;
             return Err(self.error(
                 Kind::Signature,
@@ -401,7 +403,7 @@ impl Program {
         if let Some(&local) = known.get(&function) {
             return local;
         }
-        if calls > crate::thread::DEEPEST {
+        if calls > DEEPEST {
             return 0;
         }
         known.insert(function, 0);

@@ -1,14 +1,18 @@
 //! One scheduler for all threads of a launch: it chooses each turn from the seed.
 
-use crate::code::{ALWAYS, Op, Scope, Vote};
+use crate::block::Block;
+use crate::code::Op;
+use crate::core::{Core, Fault};
 use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, PROCESSORS, Statistics, Time};
 use crate::memory::{Memory, View};
 use crate::program::{Kernel, Loaded};
-use crate::thread::{Core, Event, Fault, Place, State, Thread};
+use crate::random::Random;
+use crate::stores::Weak;
+use crate::thread::{Event, Place, State, Thread};
 use crate::warp;
-use crate::weak::{Buffer, Random, Weak};
+use crate::weak::Buffer;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -19,29 +23,6 @@ const MOST_THREADS: usize = 1 << 16;
 const CHECK: u32 = 256;
 /// Instructions without a change of memory after which other processes get the processor.
 const QUIET: u64 = 1 << 16;
-
-/// A barrier of a block.
-#[derive(Clone, Copy, Debug, Default)]
-struct Barrier {
-    arrived: u32,
-    expected: u32,
-    /// True predicates, of a reduction.
-    yes: u32,
-    waiting: u32,
-}
-
-/// A block that runs.
-pub struct Block {
-    place: Place,
-    pub threads: Vec<Thread>,
-    shared: Vec<u8>,
-    barriers: [Barrier; 16],
-    /// The lanes of each warp that have ended.
-    pub ended: Vec<u32>,
-    live: u32,
-    /// Threads that wait for nothing.
-    ready: u32,
-}
 
 /// What a run notes beside its statistics.
 pub enum Watch<'a> {
@@ -165,14 +146,13 @@ impl<'a> Scheduler<'a> {
                 self.blocks.push(None);
                 self.blocks.len() - 1
             });
-            let shared = self.kernel.shared + self.launch.shared;
             let place = Place {
                 grid: self.launch.grid,
                 block: self.launch.block,
                 ctaid: coordinates(self.next, self.launch.grid),
                 sm: slot as u32 % PROCESSORS,
                 dynamic: self.launch.shared,
-                shared,
+                shared: self.kernel.shared + self.launch.shared,
             };
             let threads: Vec<Thread> = (0..threads)
                 .map(|index| {
@@ -184,15 +164,7 @@ impl<'a> Scheduler<'a> {
             let live = threads.len() as u32;
             self.core.statistics.threads += u64::from(live);
             self.active.extend((0..live).map(|index| (slot as u32, index)));
-            self.blocks[slot] = Some(Box::new(Block {
-                place,
-                ended: vec![0; live.div_ceil(32) as usize],
-                threads,
-                shared: vec![0xa5; shared as usize],
-                barriers: [Barrier::default(); 16],
-                live,
-                ready: live,
-            }));
+            self.blocks[slot] = Some(Box::new(Block::new(place, threads)));
             self.next += 1;
         }
     }
@@ -406,158 +378,5 @@ impl<'a> Scheduler<'a> {
             trap.line = self.core.program.line(thread.position());
         }
         trap
-    }
-}
-
-impl Block {
-    /// The threads of a warp.
-    pub fn warp(&self, warp: u32) -> &[Thread] {
-        let first = warp as usize * 32;
-        &self.threads[first..self.threads.len().min(first + 32)]
-    }
-
-    /// All lanes of a warp that have not ended wait for each other with masks that do not fit.
-    pub fn warp_stuck(&self, warp: u32, core: &Core<'_>) -> Result<(), Fault> {
-        if self.warp(warp).iter().any(|thread| !matches!(thread.state, State::Warp(_) | State::Ended)) {
-            return Ok(());
-        }
-        let mut cause = String::from("no lane of the warp can go on:");
-        for thread in self.warp(warp) {
-            if let State::Warp(mask) = thread.state {
-                let line = core.program.line(thread.position());
-                cause += &format!(" lane {} waits in line {line} with the mask {mask:#010x};", thread.lane());
-            }
-        }
-        cause += " all lanes of a mask arrive with the same mask";
-        Err(Fault::new(TrapKind::Convergence, cause))
-    }
-
-    /// No thread can go on.
-    fn stuck(&self, core: &Core<'_>) -> Result<(), Fault> {
-        if self.ready > 0 || self.live == 0 {
-            return Ok(());
-        }
-        let mut cause = String::from("no thread of the block can go on:");
-        for (number, barrier) in self.barriers.iter().enumerate().filter(|(_, barrier)| barrier.arrived > 0) {
-            cause += &format!(
-                " barrier {number} waits for {} threads, and {} have arrived;",
-                barrier.expected, barrier.arrived
-            );
-        }
-        for (state, what) in [(true, "a warp instruction"), (false, "a barrier")] {
-            let waits = |thread: &&Thread| match thread.state {
-                State::Warp(_) => state,
-                State::Barrier(_) => !state,
-                _ => false,
-            };
-            let count = self.threads.iter().filter(waits).count();
-            if let Some(thread) = self.threads.iter().find(waits) {
-                let mask = if let State::Warp(mask) = thread.state {
-                    format!(" with the mask {mask:#010x}")
-                } else {
-                    String::new()
-                };
-                let line = core.program.line(thread.position());
-                cause += &format!(" {count} threads wait at {what}, thread {} in line {line}{mask};", thread.index);
-            }
-        }
-        let ended = self.threads.len() as u32 - self.live;
-        cause += &format!(" {ended} threads have ended. All threads of a mask or a barrier have to arrive");
-        Err(Fault::new(TrapKind::Convergence, cause))
-    }
-
-    /// A thread arrives at a barrier of the block.
-    fn arrive(&mut self, index: usize, core: &mut Core<'_>, woken: &mut Vec<u32>) -> Result<(), Fault> {
-        let thread = &self.threads[index];
-        let i = thread.instruction(core.program);
-        let Op::Barrier { arrive, reduce } = i.op else { return Ok(()) };
-        let wrong = |cause: String| Err(Fault::new(TrapKind::Convergence, cause));
-        let number = thread.slot(i.a);
-        if number > 15 {
-            return wrong(format!("barrier {number}; a block has the barriers 0 to 15"));
-        }
-        let all = self.threads.len() as u64;
-        let mut expected = all;
-        if i.b != ALWAYS {
-            let asked = thread.slot(i.b);
-            if asked == 0 || !asked.is_multiple_of(32) || asked > all.next_multiple_of(32) {
-                return wrong(format!(
-                    "barrier {number} for {asked} threads; a barrier is for a multiple of 32 threads, and the block has {all}"
-                ));
-            }
-            expected = asked.min(all);
-        }
-        let yes = reduce.is_some() && (thread.slot(i.c) != 0) != (i.imm != 0);
-        let barrier = &mut self.barriers[number as usize];
-        if barrier.arrived > 0 && u64::from(barrier.expected) != expected {
-            let other = barrier.expected;
-            return wrong(format!(
-                "barrier {number} for {expected} threads; other threads wait for {other} at the same barrier"
-            ));
-        }
-        barrier.expected = expected as u32;
-        barrier.arrived += 1;
-        barrier.yes += u32::from(yes);
-        if core.weak.is_some() {
-            self.threads[index].buffer().release(core, Scope::Block)?;
-        }
-        if arrive {
-            self.threads[index].proceed();
-            woken.push(index as u32);
-        } else {
-            barrier.waiting += 1;
-            self.threads[index].state = State::Barrier(number as u32);
-        }
-        let Barrier { arrived, expected, yes, waiting } = self.barriers[number as usize];
-        if arrived < expected {
-            return Ok(());
-        }
-        self.barriers[number as usize] = Barrier::default();
-        if waiting == 0 {
-            return Ok(());
-        }
-        for thread in &mut self.threads {
-            if thread.state != State::Barrier(number as u32) {
-                continue;
-            }
-            let i = thread.instruction(core.program);
-            if let Op::Barrier { reduce: Some(reduce), .. } = i.op {
-                let value = match reduce {
-                    Vote::All => u32::from(yes == expected),
-                    Vote::Any => u32::from(yes > 0),
-                    _ => yes,
-                };
-                thread.set_slot(i.d, u64::from(value));
-            }
-            if let Some(buffer) = &mut thread.buffer {
-                buffer.acquire(Scope::Block);
-            }
-            thread.proceed();
-            woken.push(thread.index);
-        }
-        Ok(())
-    }
-
-    /// All other lanes of the warp are at an `activemask`, wait or have ended.
-    fn all_gathered(&self, index: usize) -> bool {
-        self.warp(index as u32 / 32).iter().all(|thread| thread.state != State::Running)
-    }
-
-    /// The lanes of a warp that are at the same `activemask` are the active ones.
-    fn gather(&mut self, index: usize, core: &Core<'_>) {
-        let at = self.threads[index].position();
-        let first = index / 32 * 32;
-        let last = self.threads.len().min(first + 32);
-        let gathered = |thread: &Thread| matches!(thread.state, State::Gather(_)) && thread.position() == at;
-        let mask = (first..last)
-            .filter(|&other| gathered(&self.threads[other]))
-            .fold(0u32, |mask, other| mask | 1 << (other - first));
-        for thread in &mut self.threads[first..last] {
-            if mask >> thread.lane() & 1 == 1 {
-                let i = thread.instruction(core.program);
-                thread.set_slot(i.d, u64::from(mask));
-                thread.proceed();
-            }
-        }
     }
 }

@@ -1,9 +1,11 @@
 //! Instructions of a warp: a lane waits until all lanes of its mask have arrived.
 
+use crate::alu::changed;
+use crate::block::Block;
 use crate::code::{Instruction, Op, Scope, Shuffle, Vote, low};
+use crate::core::{Core, Fault};
 use crate::error::TrapKind;
-use crate::scheduler::Block;
-use crate::thread::{Core, Fault, State, changed};
+use crate::thread::State;
 
 /// The slot of an instruction's mask.
 fn mask_slot(i: &Instruction) -> u16 {

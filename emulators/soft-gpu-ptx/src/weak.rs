@@ -7,109 +7,9 @@
 //! atomics late (`crate::thread`).
 
 use crate::code::{Order, Scope, low};
+use crate::core::{Core, Fault};
 use crate::memory::Refusal;
-use crate::thread::{Core, Fault};
-
-/// A store on its way.
-#[derive(Clone, Copy, Debug)]
-struct Store {
-    address: u64,
-    value: u64,
-    /// The block that sees it, or [`ALL`].
-    block: u32,
-    width: u8,
-    order: Order,
-}
-
-/// Every block of the GPU sees the store.
-const ALL: u32 = u32::MAX;
-
-impl Store {
-    fn overlaps(&self, address: u64, bytes: u64) -> bool {
-        self.address < address.saturating_add(bytes) && address < self.address.saturating_add(u64::from(self.width / 8))
-    }
-
-    fn bytes(&self) -> u64 {
-        u64::from(self.width / 8)
-    }
-
-    fn seen_by(&self, block: u32) -> bool {
-        self.block == ALL || self.block == block
-    }
-}
-
-/// Stores from the oldest, and how many there are to each of some words.
-#[derive(Debug)]
-struct Stores {
-    list: Vec<Store>,
-    counts: [u16; 64],
-}
-
-impl Default for Stores {
-    fn default() -> Self {
-        Self { list: Vec::new(), counts: [0; 64] }
-    }
-}
-
-/// Where the count of a word is. No access is longer than a word, and all are aligned.
-#[inline(always)]
-fn word_of(address: u64) -> usize {
-    ((address >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
-}
-
-impl Stores {
-    #[inline(always)]
-    fn has(&self, address: u64) -> bool {
-        self.counts[word_of(address)] != 0
-    }
-
-    #[inline(always)]
-    fn add(&mut self, store: Store) {
-        self.counts[word_of(store.address)] += 1;
-        self.list.push(store);
-    }
-
-    #[inline(always)]
-    fn remove(&mut self, at: usize) -> Store {
-        let store = self.list.remove(at);
-        self.counts[word_of(store.address)] -= 1;
-        store
-    }
-
-    /// The store that goes first if the store `at` is to go: no older store overlaps it.
-    #[inline(always)]
-    fn oldest(&self, mut at: usize) -> usize {
-        if self.counts[word_of(self.list[at].address)] > 1 {
-            while let Some(older) = self.before(at) {
-                at = older;
-            }
-        }
-        at
-    }
-
-    #[inline(always)]
-    fn before(&self, at: usize) -> Option<usize> {
-        let store = &self.list[at];
-        self.list[..at].iter().position(|older| older.overlaps(store.address, store.bytes()))
-    }
-
-    /// The latest store to some of these bytes, of those that the block sees.
-    #[inline(always)]
-    fn latest(&self, address: u64, bytes: u64, block: Option<u32>) -> Option<usize> {
-        if !self.has(address) {
-            return None;
-        }
-        let seen = |store: &Store| store.overlaps(address, bytes) && block.is_none_or(|block| store.seen_by(block));
-        self.list.iter().rposition(seen)
-    }
-}
-
-/// Stores that have left their threads, and the order of all.
-#[derive(Debug)]
-pub struct Weak {
-    random: Random,
-    stores: Stores,
-}
+use crate::stores::{ALL, Store, Stores};
 
 /// The last load of a word, and the value that the next one may return if its batch is that of the buffer.
 #[derive(Clone, Copy, Debug, Default)]
@@ -170,44 +70,6 @@ const MOST: usize = 16;
 const MOST_SHARED: usize = 48;
 /// Early values are taken after one turn of a thread in so many: a power of two.
 const PREFETCH: u64 = 2;
-
-/// A seeded sequence.
-#[derive(Clone, Debug)]
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// splitmix64.
-    #[inline(always)]
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    /// Less than `end`.
-    #[inline(always)]
-    pub fn below(&mut self, end: usize) -> usize {
-        ((u128::from(self.next()) * end as u128) >> 64) as usize
-    }
-}
-
-impl Weak {
-    pub fn new(seed: u64) -> Self {
-        Self { random: Random::new(seed ^ 0x7765_616b), stores: Stores::default() }
-    }
-
-    /// True once in `times`, a power of two.
-    #[inline(always)]
-    pub fn one_in(&mut self, times: u64) -> bool {
-        self.random.next() & (times - 1) == 0
-    }
-}
 
 impl Core<'_> {
     fn write(&mut self, store: Store) -> Result<(), Fault> {

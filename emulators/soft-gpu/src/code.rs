@@ -1,8 +1,7 @@
 //! The codes that calls return (`CUresult`), with their names and texts.
 
-use std::ffi::{CStr, c_char, c_int};
-
-use crate::guard::Out;
+use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The result of a call. The numbers are those of cuda.h.
 #[repr(transparent)]
@@ -45,6 +44,26 @@ impl Code {
     pub(crate) const NOT_PERMITTED: Self = Self(800);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const UNKNOWN: Self = Self(999);
+}
+
+/// The error that a kernel or a copy left, which later calls on the context return.
+#[derive(Debug, Default)]
+pub(crate) struct Fault(AtomicI32);
+
+impl Fault {
+    /// The first error stays.
+    pub(crate) fn set(&self, code: Code) {
+        let _ = self.0.compare_exchange(0, code.0, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// # Errors
+    /// The error that sticks to the context.
+    pub(crate) fn check(&self) -> Outcome {
+        match self.0.load(Ordering::SeqCst) {
+            0 => Ok(()),
+            code => Err(Code(code)),
+        }
+    }
 }
 
 /// The text of a code that no call of this library returns.
@@ -164,22 +183,9 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
-fn find(code: c_int) -> Option<&'static (c_int, &'static CStr, &'static CStr)> {
+/// The number of a code, its name and its text.
+pub(crate) fn find(code: c_int) -> Option<&'static (c_int, &'static CStr, &'static CStr)> {
     CODES.iter().find(|entry| entry.0 == code)
-}
-
-fn give(out: Out<*const c_char>, text: Option<&'static CStr>) -> Outcome {
-    out.set(text.map_or(std::ptr::null(), CStr::as_ptr))?;
-    text.map(drop).ok_or(Code::INVALID_VALUE)
-}
-
-api! {
-    cuGetErrorName(code: c_int, out: Out<*const c_char>) {
-        give(out, find(code).map(|entry| entry.1))
-    }
-    cuGetErrorString(code: c_int, out: Out<*const c_char>) {
-        give(out, find(code).map(|entry| entry.2))
-    }
 }
 
 impl std::fmt::Display for Code {

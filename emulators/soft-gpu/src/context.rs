@@ -1,19 +1,16 @@
-//! Contexts: primary ones and created ones, the stack of each thread, and errors that stick.
+//! Contexts, and the stack of each thread.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::ThreadId;
 
-use crate::code::{Code, Outcome};
+use crate::code::{Code, Fault, Outcome};
 use crate::device;
 use crate::guard::{In, Out, lock};
 use crate::handle::{Table, fresh};
-use crate::space::{self, Kind};
-use crate::stream::{STREAMS, Stream};
-use crate::{heap, host, ipc, module};
+use crate::queue::{GREATEST_PRIORITY, Streams};
+use crate::space;
 
 pub(crate) static CONTEXTS: Table<Context> = Table::new();
 
@@ -22,75 +19,40 @@ thread_local! {
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The error that a kernel or a copy left, which later calls on the context return.
-#[derive(Debug, Default)]
-pub(crate) struct Fault(AtomicI32);
-
-impl Fault {
-    /// The first error stays.
-    pub(crate) fn set(&self, code: Code) {
-        let _ = self.0.compare_exchange(0, code.0, Ordering::SeqCst, Ordering::SeqCst);
-    }
-
-    /// # Errors
-    /// The error that sticks to the context.
-    pub(crate) fn check(&self) -> Outcome {
-        match self.0.load(Ordering::SeqCst) {
-            0 => Ok(()),
-            code => Err(Code(code)),
-        }
-    }
-}
-
 pub(crate) struct Context {
     pub(crate) handle: usize,
     /// The ordinal of the device.
     pub(crate) device: usize,
     pub(crate) fault: Arc<Fault>,
-    flags: AtomicU32,
-    primary: bool,
+    pub(crate) flags: AtomicU32,
+    pub(crate) primary: bool,
     id: u64,
     /// Stack size, printf buffer, heap, device runtime depth and launches, L2 granularity, persisting L2.
     limits: Mutex<[usize; 7]>,
-    /// The default stream of all threads, and those of single threads.
-    pub(crate) legacy: Arc<Stream>,
-    of_threads: Mutex<HashMap<ThreadId, Arc<Stream>>>,
-    /// Makes the order between the default stream and the others the order of the calls.
-    pub(crate) order: Mutex<()>,
-}
-
-/// The primary context of a device: how often it is retained, and what it is while that is not 0.
-#[derive(Default)]
-pub(crate) struct Primary {
-    count: u32,
-    flags: u32,
-    context: Option<Arc<Context>>,
-    /// The handle, which the next primary context of the device gets too.
-    handle: usize,
+    pub(crate) streams: Arc<Streams>,
 }
 
 /// Spin, yield, blocking; map host; resize local memory; core dumps; synchronous memory operations.
 const FLAGS: u32 = 0xff;
 
-fn valid_flags(flags: u32) -> Outcome {
+pub(crate) fn valid_flags(flags: u32) -> Outcome {
     let schedules = [0, 1, 2, 4].contains(&(flags & 7));
     if flags & !FLAGS == 0 && schedules { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
 impl Context {
-    fn create(device: usize, flags: u32, handle: usize, primary: bool) -> Arc<Self> {
+    /// A context that no thread has pushed.
+    pub(crate) fn create(device: usize, flags: u32, handle: usize, primary: bool) -> Arc<Self> {
         let fault = Arc::<Fault>::default();
         let context = Arc::new(Self {
             handle,
             device,
-            legacy: Stream::legacy(handle, fault.clone()),
+            streams: Streams::new(handle, fault.clone()),
             fault,
             flags: AtomicU32::new(flags),
             primary,
             id: fresh() as u64,
             limits: Mutex::new([1024, 1 << 20, 8 << 20, 0, 2048, 64, 0]),
-            of_threads: Mutex::default(),
-            order: Mutex::default(),
         });
         CONTEXTS.insert(handle, context.clone());
         context
@@ -102,50 +64,9 @@ impl Context {
         self.fault.check()
     }
 
-    /// The default stream of the calling thread alone.
-    pub(crate) fn of_thread(&self) -> Arc<Stream> {
-        let new = || Stream::of_thread(self.handle, self.fault.clone());
-        lock(&self.of_threads).entry(std::thread::current().id()).or_insert_with(new).clone()
-    }
-
-    /// All streams with which the default stream keeps an order.
-    pub(crate) fn blocking_streams(&self) -> Vec<Arc<Stream>> {
-        let mut streams = STREAMS.all(|stream| stream.context == self.handle && !stream.non_blocking());
-        streams.extend(lock(&self.of_threads).values().cloned());
-        streams
-    }
-
-    fn streams(&self) -> Vec<Arc<Stream>> {
-        let mut streams = STREAMS.all(|stream| stream.context == self.handle);
-        streams.extend(lock(&self.of_threads).values().cloned());
-        streams.push(self.legacy.clone());
-        streams
-    }
-
     /// Waits for all work that was given to the context before.
     pub(crate) fn wait(&self) {
-        let last: Vec<_> = self.streams().iter().filter_map(Stream::last).collect();
-        last.iter().for_each(|point| point.wait());
-    }
-
-    /// Ends the context and all that belongs to it.
-    fn destroy(&self) {
-        self.wait();
-        CONTEXTS.remove(self.handle);
-        lock(&self.of_threads).values().chain([&self.legacy]).for_each(|stream| stream.close());
-        STREAMS.remove_if(|stream| stream.context == self.handle).iter().for_each(|stream| stream.close());
-        crate::event::EVENTS.remove_if(|event| event.context == self.handle);
-        module::forget(self.handle);
-        for start in space::starts(|entry| entry.context == self.handle) {
-            // What the context has, it releases; a call of another thread may have done it first.
-            let _ = match space::find(start).map(|entry| entry.kind) {
-                Some(Kind::HostAlloc(_)) => host::release(start),
-                Some(Kind::Registered(_)) => host::unregister(start),
-                Some(Kind::Opened) => ipc::close_all(start),
-                Some(_) => heap::release(start, |_| true),
-                None => Ok(()),
-            };
-        }
+        self.streams.wait();
     }
 }
 
@@ -166,8 +87,17 @@ fn top() -> Outcome<Arc<Context>> {
     CONTEXTS.get(handle.ok_or(Code::INVALID_CONTEXT)?).ok_or(Code::CONTEXT_IS_DESTROYED)
 }
 
-fn by_handle(handle: usize) -> Outcome<Arc<Context>> {
+pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Context>> {
     CONTEXTS.get(handle).ok_or(Code::INVALID_CONTEXT)
+}
+
+/// Takes a context off this thread's stack if it is current.
+pub(crate) fn pop(handle: usize) {
+    STACK.with_borrow_mut(|stack| {
+        if stack.last() == Some(&handle) {
+            stack.pop();
+        }
+    });
 }
 
 fn create(out: Out<usize>, flags: u32, number: c_int) -> Outcome {
@@ -178,19 +108,6 @@ fn create(out: Out<usize>, flags: u32, number: c_int) -> Outcome {
     let context = Context::create(ordinal, flags, fresh(), false);
     STACK.with_borrow_mut(|stack| stack.push(context.handle));
     out.set(context.handle)
-}
-
-/// A context that no thread has pushed.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn create_on(ordinal: usize) -> Arc<Context> {
-    Context::create(ordinal, 0, fresh(), false)
-}
-
-fn reset_primary(primary: &mut Primary) {
-    if let Some(context) = primary.context.take() {
-        context.destroy();
-    }
-    primary.count = 0;
 }
 
 api! {
@@ -211,17 +128,6 @@ api! {
             return Err(Code::NOT_SUPPORTED);
         }
         create(out, flags, number)
-    }
-
-    cuCtxDestroy_v2(handle: usize) {
-        device::started()?;
-        let context = by_handle(handle)?;
-        if context.primary {
-            return Err(Code::INVALID_CONTEXT);
-        }
-        STACK.with_borrow_mut(|stack| if stack.last() == Some(&handle) { stack.pop(); });
-        context.destroy();
-        Ok(())
     }
 
     cuCtxPushCurrent_v2(handle: usize) {
@@ -341,10 +247,19 @@ api! {
         current().map(drop)
     }
 
+    /// There is no profiler, as on a machine where none is attached.
+    cuProfilerStart() {
+        current().map(drop)
+    }
+
+    cuProfilerStop() {
+        current().map(drop)
+    }
+
     cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
         current()?;
         least.set_at(0, 0);
-        greatest.set_at(0, crate::stream::GREATEST_PRIORITY);
+        greatest.set_at(0, GREATEST_PRIORITY);
         Ok(())
     }
 
@@ -364,63 +279,5 @@ api! {
         let context = current()?;
         let peer = by_handle(peer)?;
         if space::set_peer(context.device, peer.device, false) { Ok(()) } else { Err(Code::PEER_ACCESS_NOT_ENABLED) }
-    }
-
-    cuDevicePrimaryCtxRetain(out: Out<usize>, number: c_int) {
-        let device = device::by_number(number)?;
-        out.present()?;
-        let mut primary = lock(&device.primary);
-        if primary.context.is_none() {
-            if primary.handle == 0 {
-                primary.handle = fresh();
-            }
-            primary.context = Some(Context::create(device.ordinal, primary.flags, primary.handle, true));
-        }
-        primary.count += 1;
-        out.set(primary.handle)
-    }
-
-    cuDevicePrimaryCtxRelease_v2(number: c_int) {
-        let device = device::by_number(number)?;
-        let mut primary = lock(&device.primary);
-        primary.count = primary.count.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
-        if primary.count == 0 {
-            reset_primary(&mut primary);
-        }
-        Ok(())
-    }
-
-    /// Also clears the error that sticks to it.
-    cuDevicePrimaryCtxReset_v2(number: c_int) {
-        let device = device::by_number(number)?;
-        let mut primary = lock(&device.primary);
-        let count = primary.count;
-        if primary.context.is_some() {
-            reset_primary(&mut primary);
-            // The owners keep it: the handle names a new context.
-            primary.context = Some(Context::create(device.ordinal, primary.flags, primary.handle, true));
-            primary.count = count;
-        }
-        Ok(())
-    }
-
-    cuDevicePrimaryCtxSetFlags_v2(number: c_int, flags: u32) {
-        let device = device::by_number(number)?;
-        valid_flags(flags)?;
-        let mut primary = lock(&device.primary);
-        primary.flags = flags;
-        if let Some(context) = &primary.context {
-            context.flags.store(flags, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    cuDevicePrimaryCtxGetState(number: c_int, flags: Out<u32>, active: Out<c_int>) {
-        let device = device::by_number(number)?;
-        flags.present()?;
-        active.present()?;
-        let primary = lock(&device.primary);
-        flags.set(primary.flags)?;
-        active.set(c_int::from(primary.context.is_some()))
     }
 }

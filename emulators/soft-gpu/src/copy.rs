@@ -4,13 +4,14 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::code::{Code, Outcome};
-use crate::context::Fault;
+use crate::code::{Code, Fault, Outcome};
+use crate::context::{self, CONTEXTS};
 use crate::device;
 use crate::guard::{In, log};
 use crate::memfd;
+use crate::queue::Stream;
 use crate::space::{self, Entry, Running};
-use crate::stream::{self, Stream};
+use crate::stream;
 
 /// What an argument of a copy must be.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -361,7 +362,7 @@ impl CuboidCorner {
 }
 
 fn copy_rectangle(rectangle: In<Rectangle>, stream: usize, asynchronous: bool) -> Outcome {
-    crate::context::current()?;
+    context::current()?;
     let rectangle = rectangle.get()?;
     let (from, from_side) = rectangle.from.rows(rectangle.width)?;
     let (to, to_side) = rectangle.to.rows(rectangle.width)?;
@@ -370,7 +371,7 @@ fn copy_rectangle(rectangle: In<Rectangle>, stream: usize, asynchronous: bool) -
 }
 
 fn copy_cuboid(cuboid: In<Cuboid>, stream: usize, asynchronous: bool) -> Outcome {
-    crate::context::current()?;
+    context::current()?;
     let cuboid = cuboid.get()?;
     let (from, from_side) = cuboid.from.rows(&cuboid)?;
     let (to, to_side) = cuboid.to.rows(&cuboid)?;
@@ -517,8 +518,8 @@ fn rows_to_set(start: u64, pitch: usize, height: usize) -> Rows {
 }
 
 fn peers(to: usize, from: usize) -> Outcome {
-    crate::context::current()?;
-    let known = |handle| crate::context::CONTEXTS.get(handle).map(drop).ok_or(Code::INVALID_CONTEXT);
+    context::current()?;
+    let known = |handle| CONTEXTS.get(handle).map(drop).ok_or(Code::INVALID_CONTEXT);
     known(to)?;
     known(from)
 }

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::code::{Code, Outcome};
-use crate::context::Primary;
 use crate::guard::{Out, Text, lock, log, write_text};
 use crate::heap::Heap;
 use crate::memfd;
@@ -34,7 +33,6 @@ pub(crate) struct Driver {
 
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
-    pub(crate) primary: Mutex<Primary>,
     pub(crate) heap: Mutex<Option<Heap>>,
     memory: u64,
     used: AtomicU64,
@@ -124,9 +122,6 @@ const REDUCTIONS: c_int = 148;
 
 /// Attributes that the program has set.
 static SET: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
-/// Calls of cuFlushGPUDirectRDMAWrites, and reductions of streams since the last one.
-static FLUSHES: AtomicU64 = AtomicU64::new(0);
-static REDUCED: AtomicU64 = AtomicU64::new(0);
 
 /// Whether programs may access memory of devices by the CPU: the driver says so of Grace.
 pub(crate) fn is_coherent() -> bool {
@@ -138,9 +133,9 @@ pub(crate) fn reduces() -> bool {
     lock(&SET).get(&REDUCTIONS).is_none_or(|value| *value != 0)
 }
 
-/// Counts a reduction of a stream.
-pub(crate) fn count_reduction() {
-    REDUCED.fetch_add(1, Ordering::SeqCst);
+/// Whether the host may flush the writes of cards.
+pub(crate) fn host_flushes() -> bool {
+    lock(&SET).get(&FLUSH_OPTIONS).is_none_or(|options| options & FLUSH_BY_HOST != 0)
 }
 
 /// The attribute's value; 0 for features that there are not. The reference lists the numbers.
@@ -237,7 +232,6 @@ api! {
         }
         let device = |ordinal| Device {
             ordinal,
-            primary: Mutex::default(),
             heap: Mutex::default(),
             memory: settings.memory,
             used: AtomicU64::new(0),
@@ -344,40 +338,11 @@ api! {
         }
     }
 
-    /// There is no profiler, as on a machine where none is attached.
-    cuProfilerStart() {
-        crate::context::current().map(drop)
-    }
-
-    cuProfilerStop() {
-        crate::context::current().map(drop)
-    }
-
-    /// Processors of other GPUs and the host see writes at once.
-    cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
-        crate::context::current()?;
-        if lock(&SET).get(&FLUSH_OPTIONS).is_some_and(|options| options & FLUSH_BY_HOST == 0) {
-            return Err(Code::NOT_SUPPORTED);
-        }
-        if target != 0 || (scope != 100 && scope != 200) {
-            return Err(Code::INVALID_VALUE);
-        }
-        FLUSHES.fetch_add(1, Ordering::SeqCst);
-        REDUCED.store(0, Ordering::SeqCst);
-        Ok(())
-    }
-
     /// Sets an attribute of all devices in this process, for tests of programs that choose by attributes. NVIDIA's driver has no such function.
     cuSoftGpuSetAttribute(number: c_int, value: c_int) {
         started()?;
         lock(&SET).insert(number, value);
         Ok(())
-    }
-
-    /// The number of flushes by this process, and of reductions by streams since the last one. NVIDIA's driver has no such function.
-    cuSoftGpuFlushes(flushes: Out<u64>, reduced: Out<u64>) {
-        flushes.set(FLUSHES.load(Ordering::SeqCst))?;
-        reduced.set(REDUCED.load(Ordering::SeqCst))
     }
 }
 

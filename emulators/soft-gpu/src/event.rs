@@ -8,8 +8,9 @@ use crate::context;
 use crate::device;
 use crate::guard::{Out, lock};
 use crate::handle::{Table, fresh};
+use crate::queue::Point;
 use crate::shared::Shared;
-use crate::stream::{self, Point};
+use crate::stream;
 
 pub(crate) static EVENTS: Table<Event> = Table::new();
 
@@ -27,7 +28,7 @@ pub(crate) struct Event {
 }
 
 /// A record that is not reached.
-pub(crate) enum Pending {
+enum Pending {
     Here(Point),
     /// A record of an event of several processes, by its number.
     Shared(Arc<Shared>, u64),
@@ -49,7 +50,7 @@ impl Event {
     }
 
     /// The last record, unless it is reached.
-    pub(crate) fn pending(&self) -> Option<Pending> {
+    fn pending(&self) -> Option<Pending> {
         if let Some(shared) = &self.shared {
             return shared.pending().map(|number| Pending::Shared(shared.clone(), number));
         }
@@ -131,6 +132,22 @@ api! {
 
     cuEventRecordWithFlags(handle: usize, stream: usize, flags: u32) {
         record(handle, stream, flags)
+    }
+
+    cuStreamWaitEvent(handle: usize, event: usize, flags: u32) {
+        let stream = stream::resolve(handle)?;
+        let event = by_handle(event)?;
+        if flags > 1 {
+            return Err(Code::INVALID_VALUE);
+        }
+        match event.pending() {
+            None => {}
+            Some(Pending::Here(point)) => drop(stream.give_always(vec![point], |_| ())),
+            Some(Pending::Shared(shared, number)) => drop(stream.give_always(Vec::new(), move |fault| {
+                shared.wait(number).unwrap_or_else(|code| fault.set(code));
+            })),
+        }
+        Ok(())
     }
 
     cuEventQuery(handle: usize) {

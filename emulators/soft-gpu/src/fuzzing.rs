@@ -7,10 +7,11 @@ use std::time::Duration;
 use soft_gpu_ptx::Launch;
 
 use crate::context::Context;
+use crate::device;
+use crate::handle::fresh;
 use crate::link::Image;
 use crate::module::{self, MODULES};
 use crate::space::{Running, View};
-use crate::{context, device};
 
 /// An image: it is loaded, and one thread runs each kernel with parameters of zeros.
 pub fn images(data: &[u8]) {
@@ -23,7 +24,7 @@ pub fn images(data: &[u8]) {
     static CONTEXT: OnceLock<Arc<Context>> = OnceLock::new();
     let context = CONTEXT.get_or_init(|| {
         assert_eq!(device::cuInit(0), crate::code::Code::SUCCESS);
-        context::create_on(0)
+        Context::create(0, 0, fresh(), false)
     });
     let Ok(handle) = module::load(context, program, false) else { return };
     let Some(loaded) = MODULES.get(handle) else { return };

@@ -2,11 +2,11 @@
 //! codes.
 
 use std::collections::HashSet;
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::code::{Code, Outcome};
+use crate::code::{self, Code, Outcome};
 
 /// Prints a line on standard error.
 pub(crate) fn log(text: std::fmt::Arguments<'_>) {
@@ -216,6 +216,20 @@ pub(crate) fn write_text(to: Out<c_char>, room: usize, text: &str) -> Outcome {
     bytes.iter().enumerate().for_each(|(index, byte)| to.set_at(index, *byte as c_char));
     to.set_at(bytes.len(), 0);
     Ok(())
+}
+
+fn give(out: Out<*const c_char>, text: Option<&'static CStr>) -> Outcome {
+    out.set(text.map_or(std::ptr::null(), CStr::as_ptr))?;
+    text.map(drop).ok_or(Code::INVALID_VALUE)
+}
+
+api! {
+    cuGetErrorName(code: c_int, out: Out<*const c_char>) {
+        give(out, code::find(code).map(|entry| entry.1))
+    }
+    cuGetErrorString(code: c_int, out: Out<*const c_char>) {
+        give(out, code::find(code).map(|entry| entry.2))
+    }
 }
 
 #[cfg(test)]

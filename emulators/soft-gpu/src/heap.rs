@@ -1,4 +1,4 @@
-//! Memory of cuMemAlloc: parts of one memory file a device, which the process maps whole.
+//! The memory of a device: parts of one memory file, which the process maps whole.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,11 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use crate::code::{Code, Outcome};
-use crate::context::{self, Context};
-use crate::device::{self, Device};
-use crate::guard::{Out, lock, log};
+use crate::guard::log;
 use crate::memfd;
-use crate::space::{self, Entry, Kind};
 
 /// The memory of a device: addresses, and what of them is free.
 pub(crate) struct Heap {
@@ -33,23 +30,22 @@ pub(crate) fn alignment(bytes: u64) -> u64 {
 }
 
 impl Heap {
-    fn open(device: &Device, len: u64) -> Outcome<Self> {
+    pub(crate) fn open(ordinal: usize, len: u64) -> Outcome<Self> {
         let open = || {
-            let file = memfd::create(&format!("{NAME}{}", device.ordinal), len)?;
+            let file = memfd::create(&format!("{NAME}{ordinal}"), len)?;
             let base = memfd::shared(0, len as usize, &file, 0)? as u64;
             Ok(Self { file, base, free: BTreeMap::from([(0, len)]) })
         };
         open().map_err(|error: std::io::Error| {
             log(format_args!(
-                "no memory file of {len} bytes for the memory of device {}: {error}; set SOFTGPU_MEMORY_BYTES to less, or raise the limits \
-                 of file sizes and address space (ulimit -f, ulimit -v)",
-                device.ordinal
+                "no memory file of {len} bytes for the memory of device {ordinal}: {error}; set SOFTGPU_MEMORY_BYTES to less, or raise the \
+                 limits of file sizes and address space (ulimit -f, ulimit -v)"
             ));
             Code::OUT_OF_MEMORY
         })
     }
 
-    fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
+    pub(crate) fn take(&mut self, bytes: u64, align: u64) -> Option<u64> {
         let need = bytes.checked_next_multiple_of(UNIT)?.checked_add(UNIT)?;
         let (start, at, len) = self.free.iter().find_map(|(start, len)| {
             let at = start.next_multiple_of(align.max(UNIT));
@@ -64,7 +60,7 @@ impl Heap {
         Some(at)
     }
 
-    fn give_back(&mut self, at: u64, bytes: u64) {
+    pub(crate) fn give_back(&mut self, at: u64, bytes: u64) {
         let (mut start, mut end) = (at, at + bytes.next_multiple_of(UNIT) + UNIT);
         if let Some((before, len)) = self.free.range(..start).next_back().map(|(at, len)| (*at, *len))
             && before + len == start
@@ -83,101 +79,6 @@ impl Heap {
             let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
             let _ = fallocate(self.file.as_fd(), punch, from as i64, (to - from) as i64);
         }
-    }
-}
-
-/// Takes memory of a context's device and adds it to the ranges.
-///
-/// # Errors
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-pub(crate) fn allocate(context: &Context, bytes: u64, align: u64, kind: Kind) -> Outcome<u64> {
-    allocate_on(context.device, context, bytes, align, kind)
-}
-
-/// The same for memory of the device `ordinal`.
-///
-/// # Errors
-/// `CUDA_ERROR_OUT_OF_MEMORY`.
-pub(crate) fn allocate_on(ordinal: usize, context: &Context, bytes: u64, align: u64, kind: Kind) -> Outcome<u64> {
-    let device = device::by_ordinal(ordinal)?;
-    device.charge(bytes)?;
-    let mut heap = lock(&device.heap);
-    let taken = match &mut *heap {
-        Some(heap) => Ok(heap),
-        none => Heap::open(device, device.heap_bytes()).map(|heap| none.insert(heap)),
-    };
-    let taken = taken.and_then(|heap| Ok(heap.base + heap.take(bytes, align).ok_or(Code::OUT_OF_MEMORY)?));
-    let address = taken.inspect_err(|_| device.discharge(bytes))?;
-    space::add(Entry::new(address, bytes, kind, ordinal, context.handle));
-    Ok(address)
-}
-
-/// Takes a range of [`allocate`] out of the ranges and gives its memory back.
-pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
-    let entry = space::remove(start, "memory that was freed", wanted).ok_or(Code::INVALID_VALUE)?;
-    let device = device::by_ordinal(entry.device)?;
-    device.discharge(entry.len);
-    if let Kind::Pooled(pool) = &entry.kind {
-        pool.discharge(entry.len);
-    }
-    if let Some(heap) = &mut *lock(&device.heap) {
-        let at = start - heap.base;
-        heap.give_back(at, entry.len);
-    }
-    Ok(())
-}
-
-/// True for memory of cuMemAlloc or of a pool, until it is freed.
-pub(crate) fn is_allocated(entry: &Entry) -> bool {
-    matches!(entry.kind, Kind::Heap | Kind::Pooled(_)) && !entry.freed
-}
-
-api! {
-    cuMemAlloc_v2(out: Out<u64>, bytes: usize) {
-        let context = context::current()?;
-        out.present()?;
-        if bytes == 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        out.set(allocate(&context, bytes as u64, alignment(bytes as u64), Kind::Heap)?)
-    }
-
-    /// Rows of a multiple of 512 bytes.
-    cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
-        let context = context::current()?;
-        out.present()?;
-        pitch.present()?;
-        if ![4, 8, 16].contains(&element) || width == 0 || height == 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        let row = width.checked_next_multiple_of(UNIT as usize).ok_or(Code::INVALID_VALUE)?;
-        let bytes = row.checked_mul(height).ok_or(Code::OUT_OF_MEMORY)?;
-        out.set(allocate(&context, bytes as u64, UNIT, Kind::Heap)?)?;
-        pitch.set(row)
-    }
-
-    /// The driver waits for the work of the context before it frees memory other than that of pools, and so does this call.
-    cuMemFree_v2(address: u64) {
-        let context = context::current()?;
-        if address == 0 {
-            return Ok(());
-        }
-        let entry = space::find(address).filter(|entry| entry.start == address && is_allocated(entry)).ok_or(Code::INVALID_VALUE)?;
-        match context::CONTEXTS.get(entry.context) {
-            _ if matches!(entry.kind, Kind::Pooled(_)) => {}
-            Some(owner) if owner.handle != context.handle => owner.wait(),
-            _ => context.wait(),
-        }
-        release(address, is_allocated)?;
-        context.check()
-    }
-
-    cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        let device = device::by_ordinal(context::current()?.device)?;
-        free.present()?;
-        total.present()?;
-        free.set((device.memory() - device.used()) as usize)?;
-        total.set(device.memory() as usize)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::memfd;
 use crate::space::{self, Entry, Kind};
 
 /// `CU_MEMHOSTREGISTER_READ_ONLY`.
-pub(crate) const READ_ONLY: u32 = 8;
+const READ_ONLY: u32 = 8;
 
 fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     let context = context::current()?;
@@ -73,7 +73,7 @@ api! {
         if !mapped {
             return Err(Code::INVALID_VALUE);
         }
-        let entry = Entry::new(start, len, Kind::Registered(flags), context.device, context.handle);
+        let entry = Entry::new(start, len, Kind::Registered(flags & READ_ONLY != 0), context.device, context.handle);
         if space::add(entry) { Ok(()) } else { Err(Code::HOST_MEMORY_ALREADY_REGISTERED) }
     }
 

@@ -6,8 +6,9 @@ use soft_gpu_ptx::{Kernel, Launch, Time, TrapKind};
 
 use crate::code::{Code, Outcome};
 use crate::device::{self, MOST_BLOCK, MOST_GRID};
+use crate::function;
 use crate::guard::{In, log};
-use crate::module::{self, MODULES};
+use crate::module::MODULES;
 use crate::space::{Running, View};
 use crate::stream;
 
@@ -98,7 +99,7 @@ fn code_of(kind: TrapKind) -> Code {
 
 fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) -> Outcome {
     let (context, stream) = stream::for_work(stream)?;
-    let function = module::function(handle)?;
+    let function = function::function(handle)?;
     let module = MODULES.get(function.module).filter(|module| module.context == context.handle);
     let module = module.ok_or(Code::INVALID_HANDLE)?;
     shape.check(&function.kernel, function.dynamic.load(Ordering::Relaxed))?;

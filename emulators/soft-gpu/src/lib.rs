@@ -10,11 +10,13 @@
 
 #[macro_use]
 mod guard;
+mod alloc;
 mod code;
 mod context;
 mod copy;
 mod device;
 mod event;
+mod function;
 #[cfg(feature = "fuzzing")]
 #[allow(missing_docs)]
 pub mod fuzzing;
@@ -24,13 +26,16 @@ mod host;
 mod ipc;
 mod launch;
 mod library;
+mod lifetime;
 mod link;
 mod lookup;
 mod memfd;
 mod memop;
 mod module;
+mod physical;
 mod pointer;
 mod pool;
+mod queue;
 mod settings;
 mod shared;
 mod space;

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use soft_gpu_ptx::{Kernel, Program};
+use soft_gpu_ptx::Kernel;
 
 use crate::code::{Code, Outcome};
 use crate::context::{self, CONTEXTS, Context};
@@ -55,7 +55,7 @@ fn kernel(handle: usize) -> Outcome<Arc<LibraryKernel>> {
 }
 
 fn load(image: Image, logs: &Logs) -> Outcome<usize> {
-    let program = module::link(&image, logs)?;
+    let program = image.program(logs)?;
     let handle = fresh();
     let kernels = module::kernels_of(&program).into_iter().map(|kernel| {
         let name = CString::new(kernel.name.clone()).unwrap_or_default();
@@ -87,8 +87,7 @@ impl Library {
         if let Some(module) = modules.get(&context.handle).and_then(|handle| MODULES.get(*handle)) {
             return Ok(module);
         }
-        let program: Program = module::link(&self.image, &Logs::default())?;
-        let handle = module::load(context, program, true)?;
+        let handle = module::load(context, self.image.program(&Logs::default())?, true)?;
         modules.insert(context.handle, handle);
         let module = MODULES.get(handle).ok_or(Code::UNKNOWN)?;
         for (function, kernel) in module.functions.iter().zip(&self.kernels) {

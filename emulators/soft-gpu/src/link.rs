@@ -5,13 +5,12 @@
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex};
 
-use soft_gpu_ptx::{Error, Module, Program};
+use soft_gpu_ptx::{Error, Kind, Module, Program};
 
 use crate::code::{Code, Outcome};
 use crate::context;
 use crate::guard::{In, Out, Text, lock, log, write_text};
 use crate::handle::{Table, fresh};
-use crate::module::code_of;
 
 /// `CU_JIT_INPUT_PTX`.
 const PTX: c_int = 1;
@@ -116,6 +115,21 @@ impl Image {
         let modules = self.texts.iter().map(|(name, text)| Module::parse(name, text));
         Program::link(modules.collect::<Result<_, _>>()?)
     }
+
+    /// The same, with what the compiler says in `logs`.
+    pub(crate) fn program(&self, logs: &Logs) -> Outcome<Program> {
+        self.link().map_err(|error| logs.defect(&error))
+    }
+}
+
+/// The code of a defect of PTX, as the interpreter's crate names it.
+fn code_of(error: &Error) -> Code {
+    match error.kind {
+        Kind::Version => Code::UNSUPPORTED_PTX_VERSION,
+        Kind::Limit => Code::OUT_OF_MEMORY,
+        Kind::Symbol if error.line == 0 => Code::NOT_FOUND,
+        _ => Code::INVALID_PTX,
+    }
 }
 
 /// The code for an image of machine code, which a software GPU does not execute.
@@ -197,6 +211,13 @@ impl Logs {
             buffer.write(text);
         }
     }
+
+    /// Says what is wrong with the PTX, also to the user, and returns the code.
+    fn defect(&self, error: &Error) -> Code {
+        log(format_args!("{error}"));
+        self.error(&error.to_string());
+        code_of(error)
+    }
 }
 
 /// A linker at work.
@@ -234,11 +255,7 @@ fn add(handle: usize, kind: c_int, name: String, bytes: &[u8]) -> Outcome {
     }
     let image = Image::of_bytes(&name, bytes)?;
     for (name, text) in image.texts {
-        Module::parse(&name, &text).map_err(|error| {
-            log(format_args!("{error}"));
-            linker.logs.error(&error.to_string());
-            code_of(&error)
-        })?;
+        Module::parse(&name, &text).map_err(|error| linker.logs.defect(&error))?;
         linker.image.texts.push((name, text));
     }
     Ok(())
@@ -284,11 +301,7 @@ api! {
             return Err(Code::INVALID_VALUE);
         }
         if linker.done.is_none() {
-            linker.image.link().map_err(|error| {
-                log(format_args!("{error}"));
-                linker.logs.error(&error.to_string());
-                code_of(&error)
-            })?;
+            linker.image.program(&linker.logs)?;
             linker.done = Some(linker.image.to_bytes());
         }
         let done = linker.done.as_ref().ok_or(Code::UNKNOWN)?;

@@ -8,6 +8,9 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 
+/// Sizes and addresses of virtual memory management are multiples of this, as on hardware.
+pub(crate) const GRANULARITY: usize = 2 << 20;
+
 /// A memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
 ///
 /// # Errors
@@ -53,7 +56,7 @@ pub(crate) fn backing(address: u64) -> u64 {
 /// Addresses of the zone of devices, which nothing has used before.
 fn next_of_zone(len: usize) -> io::Result<usize> {
     static NEXT: AtomicU64 = AtomicU64::new(ZONE << ZONE_BITS);
-    let whole = (len as u64).next_multiple_of(crate::vmm::GRANULARITY as u64);
+    let whole = (len as u64).next_multiple_of(GRANULARITY as u64);
     let address = NEXT.fetch_add(whole, Ordering::Relaxed);
     let fits = address.checked_add(whole).is_some_and(|end| end <= (ZONE + 1) << ZONE_BITS);
     if fits { Ok(address as usize) } else { Err(io::ErrorKind::OutOfMemory.into()) }
@@ -160,6 +163,7 @@ pub(crate) fn mapped(address: u64, len: u64, write: bool) -> io::Result<bool> {
 
 /// Bytes of a page.
 pub(crate) fn page_size() -> u64 {
-    // SAFETY: the call has no precondition. It fails for unknown names only, and this name is known.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    // Linux always answers.
+    size.map_or(1 << 16, |size| size as u64)
 }

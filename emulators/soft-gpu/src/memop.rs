@@ -1,12 +1,13 @@
-//! Operations of streams on words of memory: waits for a value, writes, and atomic reductions.
+//! Operations of streams on words of memory (waits for a value, writes, and atomic reductions), and flushes of the writes of cards.
 
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::code::{Code, Outcome};
-use crate::context::{CONTEXTS, Fault};
+use crate::code::{Code, Fault, Outcome};
+use crate::context::{self, CONTEXTS};
 use crate::device;
-use crate::guard::{In, log};
+use crate::guard::{In, Out, log};
 use crate::memfd;
 use crate::space::{self, Running};
 use crate::stream;
@@ -44,6 +45,10 @@ const WAIT_AND_FLUSH: u32 = 1 << 30;
 const MOST: u32 = 256;
 /// Between two looks at a word.
 const PAUSE: Duration = Duration::from_micros(20);
+
+/// Calls of cuFlushGPUDirectRDMAWrites, and reductions of streams since the last one.
+static FLUSHES: AtomicU64 = AtomicU64::new(0);
+static REDUCED: AtomicU64 = AtomicU64::new(0);
 
 /// What a wait wants: `CUstreamWaitValue_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +172,7 @@ impl Operation {
             unsafe { AtomicU64::from_ptr(memfd::backing(self.address) as *mut u64) }
         });
         if let Act::Reduce(_) = self.act {
-            device::count_reduction();
+            REDUCED.fetch_add(1, Ordering::SeqCst);
         }
         match (&self.act, wide) {
             (Act::Write, Some(word)) => word.store(self.value, Ordering::SeqCst),
@@ -255,6 +260,26 @@ api! {
 
     cuStreamBatchMemOp_v2(stream: usize, count: u32, all: In<Parameters>, flags: u32) {
         batch(stream, count, all, flags, true)
+    }
+
+    /// Processors of other GPUs and the host see writes at once.
+    cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
+        context::current()?;
+        if !device::host_flushes() {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        if target != 0 || (scope != 100 && scope != 200) {
+            return Err(Code::INVALID_VALUE);
+        }
+        FLUSHES.fetch_add(1, Ordering::SeqCst);
+        REDUCED.store(0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The number of flushes by this process, and of reductions by streams since the last one. NVIDIA's driver has no such function.
+    cuSoftGpuFlushes(flushes: Out<u64>, reduced: Out<u64>) {
+        flushes.set(FLUSHES.load(Ordering::SeqCst))?;
+        reduced.set(REDUCED.load(Ordering::SeqCst))
     }
 }
 

@@ -1,19 +1,19 @@
-//! Modules: images that were loaded, their functions and their variables.
+//! Modules: images that were loaded, their variables, and what their kernels are.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_int};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
-use soft_gpu_ptx::{Error, Kernel, Kind as Defect, Loaded, Program};
+use soft_gpu_ptx::{Kernel, Loaded, Program};
 
 use crate::code::{Code, Outcome};
 use crate::context::{self, Context};
 use crate::device::{self, MOST_SHARED, SHARED};
-use crate::guard::{In, Out, Text, log};
+use crate::guard::{In, Out, Text};
 use crate::handle::{Table, fresh};
 use crate::link::{self, Image, Logs};
 use crate::space::Kind;
-use crate::{copy, heap, library};
+use crate::{alloc, copy};
 
 pub(crate) struct Module {
     pub(crate) handle: usize,
@@ -34,35 +34,16 @@ pub(crate) struct Function {
     /// The handle of the module.
     pub(crate) module: usize,
     pub(crate) kernel: Kernel,
-    name: CString,
+    pub(crate) name: CString,
     /// Most bytes of dynamic shared memory: `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     pub(crate) dynamic: AtomicU32,
 }
 
 pub(crate) static MODULES: Table<Module> = Table::new();
-static FUNCTIONS: Table<Function> = Table::new();
+pub(crate) static FUNCTIONS: Table<Function> = Table::new();
 
-/// The function, or that of a library's kernel in the current context.
-///
-/// # Errors
-/// `CUDA_ERROR_INVALID_HANDLE`.
-pub(crate) fn function(handle: usize) -> Outcome<Arc<Function>> {
-    device::started()?;
-    FUNCTIONS.get(handle).map_or_else(|| library::function(handle), Ok)
-}
-
-fn module(handle: usize) -> Outcome<Arc<Module>> {
+pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Module>> {
     MODULES.get(handle).ok_or(Code::INVALID_HANDLE)
-}
-
-/// The code of a defect of PTX, as the interpreter's crate names it.
-pub(crate) fn code_of(error: &Error) -> Code {
-    match error.kind {
-        Defect::Version => Code::UNSUPPORTED_PTX_VERSION,
-        Defect::Limit => Code::OUT_OF_MEMORY,
-        Defect::Symbol if error.line == 0 => Code::NOT_FOUND,
-        _ => Code::INVALID_PTX,
-    }
 }
 
 /// The kernels by the order of their names.
@@ -77,7 +58,7 @@ pub(crate) fn load(context: &Context, program: Program, of_library: bool) -> Out
     let mut variables = Vec::new();
     let globals = program.globals().to_vec();
     for global in &globals {
-        let placed = heap::allocate(context, global.size.max(1), global.align, Kind::Variable(global.constant));
+        let placed = alloc::allocate(context, global.size.max(1), global.align, Kind::Variable(global.constant));
         variables.push(placed.inspect_err(|_| release(&variables))?);
     }
     for index in 0..globals.len() {
@@ -99,21 +80,12 @@ pub(crate) fn load(context: &Context, program: Program, of_library: bool) -> Out
 fn release(variables: &[u64]) {
     for variable in variables {
         // The end of a context may have released it.
-        let _ = heap::release(*variable, |entry| matches!(entry.kind, Kind::Variable(_)));
+        let _ = alloc::release(*variable, |entry| matches!(entry.kind, Kind::Variable(_)));
     }
 }
 
-/// The program of an image, with what the compiler says in `logs`.
-pub(crate) fn link(image: &Image, logs: &Logs) -> Outcome<Program> {
-    image.link().map_err(|error| {
-        log(format_args!("{error}"));
-        logs.error(&error.to_string());
-        code_of(&error)
-    })
-}
-
 fn load_image(context: &Context, image: &Image, logs: &Logs) -> Outcome<usize> {
-    load(context, link(image, logs)?, false)
+    load(context, image.program(logs)?, false)
 }
 
 /// Ends the modules of a context.
@@ -165,7 +137,7 @@ api! {
 
     cuModuleUnload(handle: usize) {
         let context = context::current()?;
-        if module(handle)?.of_library {
+        if by_handle(handle)?.of_library {
             return Err(Code::NOT_PERMITTED);
         }
         context.wait();
@@ -176,126 +148,33 @@ api! {
     cuModuleGetFunction(out: Out<usize>, handle: usize, name: Text) {
         context::current()?;
         out.present()?;
-        let (module, name) = (module(handle)?, name.string()?);
+        let (module, name) = (by_handle(handle)?, name.string()?);
         let found = module.functions.iter().find(|function| function.kernel.name == name);
         out.set(found.ok_or(Code::NOT_FOUND)?.handle)
     }
 
     cuModuleGetFunctionCount(out: Out<u32>, handle: usize) {
         context::current()?;
-        out.set(module(handle)?.functions.len() as u32)
+        out.set(by_handle(handle)?.functions.len() as u32)
     }
 
     cuModuleEnumerateFunctions(out: Out<usize>, count: u32, handle: usize) {
         context::current()?;
         out.present()?;
-        let module = module(handle)?;
+        let module = by_handle(handle)?;
         module.functions.iter().take(count as usize).enumerate().for_each(|(index, function)| out.set_at(index, function.handle));
         Ok(())
     }
 
     cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, handle: usize, name: Text) {
         context::current()?;
-        module(handle)?.give_global(&name.string()?, address, bytes)
+        by_handle(handle)?.give_global(&name.string()?, address, bytes)
     }
 
     /// Eager.
     cuModuleGetLoadingMode(out: Out<c_int>) {
         device::started()?;
         out.set(1)
-    }
-
-    cuFuncGetModule(out: Out<usize>, handle: usize) {
-        out.present()?;
-        out.set(module(function(handle)?.module)?.handle)
-    }
-
-    cuFuncGetAttribute(out: Out<c_int>, number: c_int, handle: usize) {
-        let function = function(handle)?;
-        out.present()?;
-        out.set(attribute(&function.kernel, function.dynamic.load(Ordering::Relaxed), number)?)
-    }
-
-    cuFuncGetName(out: Out<*const c_char>, handle: usize) {
-        out.present()?;
-        // The reference states this code for null.
-        let function = if handle == 0 { Err(Code::INVALID_VALUE) } else { function(handle) };
-        out.set(function?.name.as_ptr())
-    }
-
-    cuFuncSetAttribute(handle: usize, number: c_int, value: c_int) {
-        context::current()?;
-        let function = function(handle)?;
-        if let Some(bytes) = check_attribute(&function.kernel, number, value)? {
-            function.dynamic.store(bytes, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    cuFuncSetCacheConfig(handle: usize, preference: c_int) {
-        context::current()?;
-        function(handle)?;
-        if (0..=3).contains(&preference) { Ok(()) } else { Err(Code::INVALID_VALUE) }
-    }
-
-    cuFuncGetParamInfo(handle: usize, index: usize, offset: Out<usize>, size: Out<usize>) {
-        give_parameter(&function(handle)?.kernel, index, offset, size)
-    }
-
-    cuFuncGetParamCount(handle: usize, out: Out<usize>) {
-        out.set(function(handle)?.kernel.parameters.len())
-    }
-
-    /// Functions are loaded with their modules.
-    cuFuncLoad(handle: usize) {
-        function(handle).map(drop)
-    }
-
-    cuFuncIsLoaded(out: Out<c_int>, handle: usize) {
-        function(handle)?;
-        out.set(1)
-    }
-
-    cuOccupancyMaxActiveBlocksPerMultiprocessor(out: Out<c_int>, handle: usize, threads: c_int, shared: usize) {
-        out.set(occupancy(handle, threads, shared)?)
-    }
-
-    cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(out: Out<c_int>, handle: usize, threads: c_int, shared: usize, flags: u32) {
-        if flags > 1 {
-            return Err(Code::INVALID_VALUE);
-        }
-        out.set(occupancy(handle, threads, shared)?)
-    }
-
-    /// The most dynamic shared memory with which `blocks` blocks are on a processor at once.
-    cuOccupancyAvailableDynamicSMemPerBlock(out: Out<usize>, handle: usize, blocks: c_int, threads: c_int) {
-        let function = function(handle)?;
-        out.present()?;
-        let (blocks, threads) = (u32::try_from(blocks), u32::try_from(threads));
-        let (Ok(blocks @ 1..), Ok(threads @ 1..)) = (blocks, threads) else { return Err(Code::INVALID_VALUE) };
-        let fits = |bytes: &u32| device::blocks_of_processor(threads, function.kernel.shared + bytes) >= blocks;
-        let most = MOST_SHARED.saturating_sub(function.kernel.shared);
-        let sizes = (0..=most).rev().step_by(1024).chain([0]);
-        out.set(sizes.into_iter().find(fits).unwrap_or(0) as usize)
-    }
-
-    /// The largest block that the function can have.
-    cuOccupancyMaxPotentialBlockSize(
-        grid: Out<c_int>,
-        block: Out<c_int>,
-        handle: usize,
-        shared_of: Option<extern "C" fn(c_int) -> usize>,
-        shared: usize,
-        limit: c_int,
-    ) {
-        let function = function(handle)?;
-        grid.present()?;
-        block.present()?;
-        let most = function.kernel.max_threads as c_int;
-        let threads = if limit > 0 { most.min(limit) } else { most };
-        let shared = shared_of.map_or(shared, |shared_of| shared_of(threads));
-        block.set(threads)?;
-        grid.set(occupancy(handle, threads, shared)? * device::PROCESSORS as c_int)
     }
 }
 
@@ -363,12 +242,4 @@ impl Module {
         bytes.set_at(0, len as usize);
         Ok(())
     }
-}
-
-fn occupancy(handle: usize, threads: c_int, shared: usize) -> Outcome<c_int> {
-    let function = function(handle)?;
-    let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0).ok_or(Code::INVALID_VALUE)?;
-    let shared = u32::try_from(shared).unwrap_or(u32::MAX).saturating_add(function.kernel.shared);
-    let fits = threads <= function.kernel.max_threads && shared <= MOST_SHARED;
-    Ok(if fits { device::blocks_of_processor(threads, shared) as c_int } else { 0 })
 }

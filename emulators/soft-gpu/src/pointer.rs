@@ -31,7 +31,7 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
         12 | 18 => out.cast::<usize>().set(entry.len as usize),
         13 => out.cast::<u32>().set(1),
         14 => out.cast::<u64>().set(match &entry.kind {
-            Kind::Mapped(physical) => physical.handle_types() as u64,
+            Kind::Mapped(physical) => physical.handle_types as u64,
             _ => 0,
         }),
         15 => out.cast::<u32>().set(match &entry.kind {
@@ -44,7 +44,7 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
             out.cast::<u64>().set(if writable { 3 } else { u64::from(readable) })
         }
         17 => out.cast::<usize>().set(match &entry.kind {
-            Kind::Pooled(pool) => pool.handle,
+            Kind::Pooled(pool) => *pool,
             _ => 0,
         }),
         _ => Err(Code::INVALID_VALUE),

@@ -1,21 +1,16 @@
-//! Memory pools, and allocations in the order of a stream.
-//!
-//! Memory of a pool is memory of the device's heap. An allocation is there when the call returns, which is before the stream gets to it, and
-//! freed memory is gone when the stream gets there. A pool keeps none: what it has reserved is what is in use.
+//! Memory pools: how much of a device's heap the allocations of each use, and which devices may touch it. A pool keeps no free memory: what
+//! it has reserved is what is in use.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::code::{Code, Outcome};
-use crate::context::CONTEXTS;
+use crate::device;
 use crate::guard::{In, Out, lock};
 use crate::handle::{Table, fresh};
 use crate::space::{self, Kind};
-use crate::stream::{self, Stream};
 use crate::vmm::{Access, DESCRIPTOR, PINNED, Place, READ_WRITE};
-use crate::{device, heap};
 
 /// `CUmemPoolProps`.
 #[repr(C)]
@@ -32,22 +27,18 @@ pub(crate) struct Properties {
 
 const _: () = assert!(size_of::<Properties>() == 88 && std::mem::offset_of!(Properties, usage) == 32);
 
-/// A pool. Its allocations keep it.
-#[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) handle: usize,
     /// The ordinal of the device.
-    device: usize,
+    pub(crate) device: usize,
     /// Most bytes.
     most: u64,
-    /// The other devices that may use the memory, a bit each.
-    open_to: AtomicU64,
     numbers: Mutex<Numbers>,
 }
 
-/// Values of the attributes.
-#[derive(Debug)]
 struct Numbers {
+    /// The devices that may touch the memory, a bit each.
+    users: u64,
     /// Which freed memory may be used again: three flags without an effect here.
     reuse: [c_int; 3],
     threshold: u64,
@@ -70,42 +61,44 @@ const USED_HIGH: c_int = 8;
 
 impl Pool {
     fn create(device: usize, most: u64) -> Arc<Self> {
-        let numbers = Numbers { reuse: [1; 3], threshold: 0, used: 0, reserved_high: 0, used_high: 0 };
-        let pool =
-            Arc::new(Self { handle: fresh(), device, most, open_to: AtomicU64::new(0), numbers: Mutex::new(numbers) });
+        let users = 1 << device;
+        let numbers = Numbers { users, reuse: [1; 3], threshold: 0, used: 0, reserved_high: 0, used_high: 0 };
+        let pool = Arc::new(Self { handle: fresh(), device, most, numbers: Mutex::new(numbers) });
         POOLS.insert(pool.handle, pool.clone());
         pool
     }
 
-    /// Whether kernels of another device may touch the memory.
-    pub(crate) fn is_open_to(&self, device: usize) -> bool {
-        self.open_to.load(Ordering::Relaxed) & (1 << device) != 0
-    }
-
-    fn charge(&self, bytes: u64) -> Outcome {
+    /// Counts `bytes` as used if `place` finds room for them, for the devices of the bits that it gets.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`, and those of `place`.
+    pub(crate) fn take(&self, bytes: u64, place: impl FnOnce(u64) -> Outcome<u64>) -> Outcome<u64> {
         let mut numbers = lock(&self.numbers);
         let used = numbers.used.checked_add(bytes).filter(|used| *used <= self.most).ok_or(Code::OUT_OF_MEMORY)?;
+        let address = place(numbers.users)?;
         numbers.used = used;
         numbers.used_high = numbers.used_high.max(used);
         numbers.reserved_high = numbers.reserved_high.max(used);
-        Ok(())
+        Ok(address)
     }
+}
 
-    /// Counts memory as free again.
-    pub(crate) fn discharge(&self, bytes: u64) {
-        lock(&self.numbers).used -= bytes;
+/// Counts memory of a pool as free again, unless the pool is destroyed.
+pub(crate) fn give_back(pool: usize, bytes: u64) {
+    if let Some(pool) = POOLS.get(pool) {
+        lock(&pool.numbers).used -= bytes;
     }
 }
 
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE`.
-fn by_handle(handle: usize) -> Outcome<Arc<Pool>> {
+pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Pool>> {
     device::started()?;
     POOLS.get(handle).ok_or(Code::INVALID_VALUE)
 }
 
 /// The default pool and the current pool of a device, with `change` applied to them.
-fn of_device<T>(number: c_int, change: impl FnOnce(&mut [Arc<Pool>; 2]) -> T) -> Outcome<T> {
+pub(crate) fn of_device<T>(number: c_int, change: impl FnOnce(&mut [Arc<Pool>; 2]) -> T) -> Outcome<T> {
     let ordinal = device::by_number(number)?.ordinal;
     let mut all = lock(&OF_DEVICES);
     Ok(change(all.entry(ordinal).or_insert_with(|| {
@@ -114,50 +107,7 @@ fn of_device<T>(number: c_int, change: impl FnOnce(&mut [Arc<Pool>; 2]) -> T) ->
     })))
 }
 
-fn allocate(out: Out<u64>, bytes: usize, pool: Option<Arc<Pool>>, stream: &Stream) -> Outcome {
-    out.present()?;
-    if bytes == 0 {
-        return Err(Code::INVALID_VALUE);
-    }
-    let context = CONTEXTS.get(stream.context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-    let pool = match pool {
-        Some(pool) => pool,
-        None => of_device(context.device as c_int, |[_, current]| current.clone())?,
-    };
-    let len = bytes as u64;
-    pool.charge(len)?;
-    let placed = heap::allocate_on(pool.device, &context, len, heap::alignment(len), Kind::Pooled(pool.clone()));
-    out.set(placed.inspect_err(|_| pool.discharge(len))?)
-}
-
 api! {
-    cuMemAllocAsync(out: Out<u64>, bytes: usize, stream: usize) {
-        let stream = stream::resolve(stream)?;
-        allocate(out, bytes, None, &stream)
-    }
-
-    cuMemAllocFromPoolAsync(out: Out<u64>, bytes: usize, pool: usize, stream: usize) {
-        let stream = stream::resolve(stream)?;
-        allocate(out, bytes, Some(by_handle(pool)?), &stream)
-    }
-
-    /// Also for memory of cuMemAlloc.
-    cuMemFreeAsync(address: u64, stream: usize) {
-        let stream = stream::resolve(stream)?;
-        if address == 0 {
-            return Ok(());
-        }
-        let entry = space::find(address).filter(|entry| entry.start == address).ok_or(Code::INVALID_VALUE)?;
-        if !space::update(address, entry.len, heap::is_allocated, |entry| entry.freed = true) {
-            return Err(Code::INVALID_VALUE);
-        }
-        stream.give_always(Vec::new(), move |_| {
-            // The end of the context may have released it.
-            let _ = heap::release(address, |entry| entry.freed);
-        });
-        Ok(())
-    }
-
     cuDeviceGetDefaultMemPool(out: Out<usize>, number: c_int) {
         out.present()?;
         out.set(of_device(number, |[default, _]| default.handle)?)
@@ -259,9 +209,12 @@ api! {
                 _ => return Err(Code::INVALID_VALUE),
             }
         }
-        pool.open_to.fetch_and(!closed, Ordering::SeqCst);
-        pool.open_to.fetch_or(opened, Ordering::SeqCst);
-        space::changed();
+        let mut numbers = lock(&pool.numbers);
+        numbers.users = numbers.users & !closed | opened;
+        space::update_all(
+            |entry| matches!(entry.kind, Kind::Pooled(owner) if owner == pool.handle),
+            |entry| (entry.readers, entry.writers) = (numbers.users, numbers.users),
+        );
         Ok(())
     }
 
@@ -269,6 +222,6 @@ api! {
         let pool = by_handle(pool)?;
         out.present()?;
         let device = place.get()?.device()?;
-        out.set(if device == pool.device || pool.is_open_to(device) { READ_WRITE } else { 0 })
+        out.set(if lock(&pool.numbers).users & (1 << device) != 0 { READ_WRITE } else { 0 })
     }
 }

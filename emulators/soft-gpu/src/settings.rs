@@ -64,7 +64,7 @@ impl Settings {
             None => Ok(usual),
             Some(text) => text.parse().ok().filter(|value| valid(*value)).ok_or_else(|| refused(name, &text)),
         };
-        const UNIT: u64 = crate::vmm::GRANULARITY as u64;
+        const UNIT: u64 = crate::memfd::GRANULARITY as u64;
         let capability = one("SOFTGPU_CAPABILITY").unwrap_or_else(|| "9.0".to_owned());
         let parts =
             capability.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));

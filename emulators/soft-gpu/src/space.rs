@@ -8,17 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use soft_gpu_ptx::{Memory, Range};
 
 use crate::guard::lock;
-use crate::pool::Pool;
+use crate::physical::Physical;
 use crate::settings::MOST_DEVICES;
-use crate::vmm::Physical;
 
 /// What a range is.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
     /// An allocation of cuMemAlloc.
     Heap,
-    /// An allocation of a memory pool.
-    Pooled(Arc<Pool>),
+    /// An allocation of the memory pool of this handle.
+    Pooled(usize),
     /// Memory of another process, by its IPC handle.
     Opened,
     /// A global variable of a module. The flag is true if kernels only read it.
@@ -27,8 +26,8 @@ pub(crate) enum Kind {
     Mapped(Arc<Physical>),
     /// An allocation of cuMemHostAlloc, with its flags.
     HostAlloc(u32),
-    /// Memory of cuMemHostRegister, with its flags.
-    Registered(u32),
+    /// Memory of cuMemHostRegister. The flag is true if kernels only read it.
+    Registered(bool),
 }
 
 /// A range.
@@ -41,7 +40,7 @@ pub(crate) struct Entry {
     pub(crate) device: usize,
     /// The handle of the context that the memory belongs to; 0 for mappings of cuMemMap, which belong to no context.
     pub(crate) context: usize,
-    /// For mappings of cuMemMap and memory of other processes: the devices that may read it and write it, a bit each.
+    /// For mappings of cuMemMap, memory of pools and memory of other processes: the devices that may read it and write it, a bit each.
     pub(crate) readers: u64,
     pub(crate) writers: u64,
     /// A number that no other range of this process has.
@@ -75,11 +74,12 @@ impl Entry {
         let owned = self.device == device || peers(device) & (1 << self.device) != 0;
         match &self.kind {
             Kind::Heap => (owned, owned),
-            Kind::Pooled(pool) => [self.device == device || pool.is_open_to(device); 2].into(),
             Kind::Variable(constant) => (owned, owned && !constant),
-            Kind::Mapped(_) | Kind::Opened => (self.readers & (1 << device) != 0, self.writers & (1 << device) != 0),
+            Kind::Mapped(_) | Kind::Opened | Kind::Pooled(_) => {
+                (self.readers & (1 << device) != 0, self.writers & (1 << device) != 0)
+            }
             Kind::HostAlloc(_) => (true, true),
-            Kind::Registered(flags) => (true, flags & crate::host::READ_ONLY == 0),
+            Kind::Registered(constant) => (true, !constant),
         }
     }
 }
@@ -108,7 +108,7 @@ pub(crate) fn set_peer(device: usize, peer: usize, allowed: bool) -> bool {
 }
 
 /// Lets kernels that run look rights up again.
-pub(crate) fn changed() {
+fn changed() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -154,6 +154,11 @@ pub(crate) fn update(start: u64, len: u64, wanted: impl Fn(&Entry) -> bool, act:
         }
         whole.iter().filter_map(|start| ranges.get_mut(start).map(&act)).count() > 0
     })
+}
+
+/// Changes all ranges of which `wanted` is true.
+pub(crate) fn update_all(wanted: impl Fn(&Entry) -> bool, act: impl Fn(&mut Entry)) {
+    change(|ranges| ranges.values_mut().filter(|entry| wanted(entry)).for_each(act));
 }
 
 /// The starts of the ranges that make up `len` bytes from `start` exactly.

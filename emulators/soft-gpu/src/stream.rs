@@ -1,231 +1,14 @@
-//! Streams: queues whose tasks run in their order, each queue with a thread of its own.
-//!
-//! A task waits for points of other streams: those of events, and those by which the default stream keeps its order. Points are of tasks
-//! that were given before, so streams never wait in a circle. A copy whose stream has nothing to do runs on the thread of the caller.
+//! The calls on streams.
 
-use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use crate::code::{Code, Outcome};
-use crate::context::{self, CONTEXTS, Context, Fault};
+use crate::context::{self, CONTEXTS, Context};
 use crate::device;
-use crate::event::{self, Event, Pending};
-use crate::guard::{Out, lock, log};
-use crate::handle::{Table, fresh};
-
-/// Streams of cuStreamCreate.
-pub(crate) static STREAMS: Table<Stream> = Table::new();
-
-pub(crate) const GREATEST_PRIORITY: c_int = -5;
-const NON_BLOCKING: u32 = 1;
-/// Handles of the default streams.
-const LEGACY: usize = 1;
-const OF_THREAD: usize = 2;
-
-type Work = Box<dyn FnOnce(&Fault) + Send>;
-
-struct Task {
-    after: Vec<Point>,
-    /// Runs also after an error: events and callbacks.
-    always: bool,
-    work: Work,
-}
-
-#[derive(Default)]
-struct State {
-    queue: VecDeque<Task>,
-    /// Tasks given, and tasks done. One may run between.
-    given: u64,
-    done: u64,
-    running: bool,
-    /// The stream has its thread.
-    thread: bool,
-    closed: bool,
-}
-
-pub(crate) struct Stream {
-    pub(crate) handle: usize,
-    /// The handle of the context.
-    pub(crate) context: usize,
-    pub(crate) fault: Arc<Fault>,
-    flags: u32,
-    priority: c_int,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-/// The end of a task.
-#[derive(Clone)]
-pub(crate) struct Point {
-    stream: Arc<Stream>,
-    number: u64,
-}
-
-impl Point {
-    pub(crate) fn reached(&self) -> bool {
-        lock(&self.stream.state).done >= self.number
-    }
-
-    pub(crate) fn wait(&self) {
-        let mut state = lock(&self.stream.state);
-        while state.done < self.number {
-            state = self.stream.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-impl Stream {
-    fn new(handle: usize, context: usize, fault: Arc<Fault>, flags: u32, priority: c_int) -> Arc<Self> {
-        let (state, changed) = Default::default();
-        Arc::new(Self { handle, context, fault, flags, priority, state, changed })
-    }
-
-    pub(crate) fn legacy(context: usize, fault: Arc<Fault>) -> Arc<Self> {
-        Self::new(LEGACY, context, fault, 0, 0)
-    }
-
-    pub(crate) fn of_thread(context: usize, fault: Arc<Fault>) -> Arc<Self> {
-        Self::new(OF_THREAD, context, fault, 0, 0)
-    }
-
-    pub(crate) fn non_blocking(&self) -> bool {
-        self.flags & NON_BLOCKING != 0
-    }
-
-    /// The end of the last task, unless all are done.
-    pub(crate) fn last(self: &Arc<Self>) -> Option<Point> {
-        let state = lock(&self.state);
-        (state.done < state.given).then(|| Point { stream: self.clone(), number: state.given })
-    }
-
-    /// Gives the stream a task.
-    pub(crate) fn give(self: &Arc<Self>, work: impl FnOnce(&Fault) + Send + 'static) -> Point {
-        self.add(Vec::new(), false, false, Box::new(work))
-    }
-
-    /// The same for a task that runs also after an error.
-    pub(crate) fn give_always(
-        self: &Arc<Self>,
-        after: Vec<Point>,
-        work: impl FnOnce(&Fault) + Send + 'static,
-    ) -> Point {
-        self.add(after, true, false, Box::new(work))
-    }
-
-    /// Runs the task on this thread if the stream has nothing else to do, and gives it to the stream otherwise.
-    pub(crate) fn run_or_give(self: &Arc<Self>, work: impl FnOnce(&Fault) + Send + 'static) -> Point {
-        self.add(Vec::new(), false, true, Box::new(work))
-    }
-
-    fn add(self: &Arc<Self>, mut after: Vec<Point>, always: bool, here: bool, work: Work) -> Point {
-        let context = CONTEXTS.get(self.context);
-        let ordered = context.as_deref().filter(|_| !self.non_blocking());
-        let order = ordered.map(|context| lock(&context.order));
-        if let Some(context) = ordered {
-            let others = if self.handle == LEGACY { context.blocking_streams() } else { vec![context.legacy.clone()] };
-            after.extend(others.iter().filter_map(Self::last));
-        }
-        after.retain(|point| !Arc::ptr_eq(&point.stream, self) && !point.reached());
-        let mut state = lock(&self.state);
-        state.given += 1;
-        let point = Point { stream: self.clone(), number: state.given };
-        if here && after.is_empty() && state.queue.is_empty() && !state.running {
-            state.running = true;
-            drop((state, order));
-            self.run(Task { after, always, work });
-            if !lock(&self.state).thread {
-                self.work_off();
-            }
-            return point;
-        }
-        state.queue.push_back(Task { after, always, work });
-        self.wake(state);
-        point
-    }
-
-    /// Lets the stream's thread go on, after it is started if there is none.
-    fn wake(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State>) {
-        if state.thread {
-            self.changed.notify_all();
-            return;
-        }
-        state.thread = true;
-        drop(state);
-        let own = self.clone();
-        let started = std::thread::Builder::new().name("softgpu-stream".to_owned()).spawn(move || {
-            // Signals are for the threads of the program.
-            let _ = nix::sys::signal::SigSet::all().thread_block();
-            own.work();
-        });
-        if let Err(error) = started {
-            log(format_args!(
-                "no thread for a stream ({error}): its work runs in the thread that gives it; raise the limit of threads (ulimit -u)"
-            ));
-            lock(&self.state).thread = false;
-            self.work_off();
-        }
-    }
-
-    /// The life of the stream's thread.
-    fn work(&self) {
-        let mut state = lock(&self.state);
-        loop {
-            if state.running || state.queue.is_empty() {
-                if state.closed && state.queue.is_empty() {
-                    // Work that comes all the same gets a new thread.
-                    state.thread = false;
-                    return;
-                }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            if let Some(task) = state.queue.pop_front() {
-                state.running = true;
-                drop(state);
-                self.run(task);
-                state = lock(&self.state);
-            }
-        }
-    }
-
-    /// Runs what is in the queue on this thread.
-    fn work_off(&self) {
-        loop {
-            let mut state = lock(&self.state);
-            if state.running {
-                return;
-            }
-            let Some(task) = state.queue.pop_front() else { return };
-            state.running = true;
-            drop(state);
-            self.run(task);
-        }
-    }
-
-    /// Runs a task; `running` is set.
-    fn run(&self, task: Task) {
-        task.after.iter().for_each(Point::wait);
-        if task.always || self.fault.check().is_ok() {
-            let work = std::panic::AssertUnwindSafe(|| (task.work)(&self.fault));
-            if std::panic::catch_unwind(work).is_err() {
-                log(format_args!("work on a stream failed inside the software GPU: this is a bug of soft-gpu"));
-                self.fault.set(Code::UNKNOWN);
-            }
-        }
-        let mut state = lock(&self.state);
-        state.running = false;
-        state.done += 1;
-        self.changed.notify_all();
-    }
-
-    /// The thread ends when all work is done.
-    pub(crate) fn close(&self) {
-        lock(&self.state).closed = true;
-        self.changed.notify_all();
-    }
-}
+use crate::guard::Out;
+use crate::queue::{GREATEST_PRIORITY, NON_BLOCKING, OF_THREAD, STREAMS, Stream};
 
 /// The stream of a handle, among them the default streams of the current context.
 ///
@@ -239,7 +22,7 @@ pub(crate) fn resolve(handle: usize) -> Outcome<Arc<Stream>> {
         return Ok(stream);
     }
     let context = context::current()?;
-    Ok(if handle == OF_THREAD { context.of_thread() } else { context.legacy.clone() })
+    Ok(if handle == OF_THREAD { context.streams.of_thread() } else { context.streams.legacy.clone() })
 }
 
 /// The same for work on the current context: a stream of another context is refused.
@@ -256,9 +39,7 @@ fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
         return Err(Code::INVALID_VALUE);
     }
     let priority = priority.clamp(GREATEST_PRIORITY, 0);
-    let stream = Stream::new(fresh(), context.handle, context.fault.clone(), flags, priority);
-    STREAMS.insert(stream.handle, stream.clone());
-    out.set(stream.handle)
+    out.set(context.streams.create(flags, priority))
 }
 
 type HostFunction = extern "C" fn(*mut c_void);
@@ -308,22 +89,6 @@ api! {
     cuStreamQuery(handle: usize) {
         let stream = resolve(handle)?;
         if stream.last().is_some() { Err(Code::NOT_READY) } else { stream.fault.check() }
-    }
-
-    cuStreamWaitEvent(handle: usize, event: usize, flags: u32) {
-        let stream = resolve(handle)?;
-        let event: Arc<Event> = event::by_handle(event)?;
-        if flags > 1 {
-            return Err(Code::INVALID_VALUE);
-        }
-        match event.pending() {
-            None => {}
-            Some(Pending::Here(point)) => drop(stream.give_always(vec![point], |_| ())),
-            Some(Pending::Shared(shared, number)) => drop(stream.give_always(Vec::new(), move |fault| {
-                shared.wait(number).unwrap_or_else(|code| fault.set(code));
-            })),
-        }
-        Ok(())
     }
 
     /// A task after an error is not run, as in the driver.

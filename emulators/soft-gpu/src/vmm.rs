@@ -12,11 +12,9 @@ use crate::context;
 use crate::device;
 use crate::guard::{In, Out, lock, log};
 use crate::handle::{Table, fresh};
-use crate::memfd;
+use crate::memfd::{self, GRANULARITY};
+use crate::physical::Physical;
 use crate::space::{self, Entry, Kind};
-
-/// Sizes and addresses are multiples of this, as on hardware.
-pub(crate) const GRANULARITY: usize = 2 << 20;
 
 pub(crate) const PINNED: c_int = 1;
 const ON_DEVICE: c_int = 1;
@@ -58,32 +56,6 @@ const _: () = assert!(size_of::<Properties>() == 32 && std::mem::offset_of!(Prop
 pub(crate) struct Access {
     pub(crate) place: Place,
     pub(crate) flags: c_int,
-}
-
-/// Memory of cuMemCreate. It lives until it is released and no mapping has it.
-#[derive(Debug)]
-pub(crate) struct Physical {
-    file: OwnedFd,
-    bytes: u64,
-    device: usize,
-    handle_types: c_int,
-    pub(crate) rdma: bool,
-    /// Memory of another process costs this one's device nothing.
-    imported: bool,
-}
-
-impl Drop for Physical {
-    fn drop(&mut self) {
-        if let (false, Ok(device)) = (self.imported, device::by_ordinal(self.device)) {
-            device.discharge(self.bytes);
-        }
-    }
-}
-
-impl Physical {
-    pub(crate) fn handle_types(&self) -> c_int {
-        self.handle_types
-    }
 }
 
 /// Memory by handle; cuMemRetainAllocationHandle gives the same memory another.

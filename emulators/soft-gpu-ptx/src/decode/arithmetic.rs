@@ -1,9 +1,11 @@
 //! Instructions that compute from registers.
 
-use super::{Form, Instr, Operand, Type, blank};
+use super::form::{Form, Instr, blank};
 use crate::code::{Class, Combine, Compare, Float, Op};
 use crate::error::{Error, Kind};
-use crate::parse::{Context, Parser};
+use crate::operand::{Operand, Type};
+use crate::parse::context::Context;
+use crate::parse::parser::Parser;
 
 const COMPARES: &[(&str, (Compare, bool))] = &[
     ("eq", (Compare::Eq, false)),

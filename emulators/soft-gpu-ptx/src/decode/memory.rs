@@ -1,9 +1,11 @@
 //! Loads, stores and atomics.
 
-use super::{ATOMICS, Form, Instr, Operand, SCOPES, SPACES, blank};
+use super::form::{ATOMICS, Form, Instr, SCOPES, SPACES, blank};
 use crate::code::{Atomic, Op, Order, Scope, Space};
 use crate::error::Error;
-use crate::parse::{Context, Parser};
+use crate::operand::Operand;
+use crate::parse::context::Context;
+use crate::parse::parser::Parser;
 
 const CACHES: &[(&str, ())] =
     &[("ca", ()), ("cg", ()), ("cs", ()), ("lu", ()), ("cv", ()), ("wb", ()), ("wt", ()), ("nc", ())];

@@ -1,9 +1,11 @@
 //! Barriers, and instructions of a warp.
 
-use super::{ATOMICS, Form, Instr, Operand, Type, blank};
+use super::form::{ATOMICS, Form, Instr, blank};
 use crate::code::{ALWAYS, Atomic, Op, Shuffle, Vote};
 use crate::error::Error;
-use crate::parse::{Context, Parser};
+use crate::operand::{Operand, Type};
+use crate::parse::context::Context;
+use crate::parse::parser::Parser;
 
 impl<'a> Parser<'a> {
     pub(super) fn barrier(

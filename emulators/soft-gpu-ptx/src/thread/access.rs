@@ -1,7 +1,9 @@
 //! Loads, stores and atomics of a thread, in each space; with weak memory some of them are late.
 
-use super::{Core, Fault, Thread};
+use super::{Late, Thread};
+use crate::alu::changed;
 use crate::code::{Atomic, Instruction, Op, Order, Scope, Space, low, signed};
+use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::memory::Refusal;
 
@@ -10,16 +12,6 @@ const SHARED: u64 = 1 << 60;
 const LOCAL: u64 = 2 << 60;
 const PARAM: u64 = 3 << 60;
 pub(super) const WINDOW: u64 = 0xf << 60;
-
-/// A load or an atomic that happens when its result is needed, or when an order or an access to the same word requires it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Late {
-    i: Instruction,
-    address: u64,
-    operands: (u64, u64),
-    /// The slot of the result, of all frames.
-    slot: usize,
-}
 
 /// A load or an atomic in this many is late, and stays so until one turn in this many: a power of two.
 pub(super) const LATE: u64 = 4;
@@ -57,53 +49,6 @@ pub(super) fn window(space: Space) -> u64 {
         Space::Local | Space::LocalFrame => LOCAL,
         Space::Param | Space::ParamFrame => PARAM,
         Space::Generic | Space::Global | Space::Constant => 0,
-    }
-}
-
-/// What an atomic makes of the old value.
-pub fn changed(op: Atomic, old: u64, b: u64, c: u64, width: u8, sign: bool) -> u64 {
-    let less = |one: u64, other: u64| if sign { signed(one, width) < signed(other, width) } else { one < other };
-    match op {
-        Atomic::Add => old.wrapping_add(b),
-        Atomic::Exchange => b,
-        Atomic::CompareExchange => {
-            if old == b {
-                c
-            } else {
-                old
-            }
-        }
-        Atomic::Min => {
-            if less(b, old) {
-                b
-            } else {
-                old
-            }
-        }
-        Atomic::Max => {
-            if less(old, b) {
-                b
-            } else {
-                old
-            }
-        }
-        Atomic::And => old & b,
-        Atomic::Or => old | b,
-        Atomic::Xor => old ^ b,
-        Atomic::Increment => {
-            if old >= b {
-                0
-            } else {
-                old + 1
-            }
-        }
-        Atomic::Decrement => {
-            if old == 0 || old > b {
-                b
-            } else {
-                old - 1
-            }
-        }
     }
 }
 
@@ -205,18 +150,9 @@ impl Thread {
         base: usize,
     ) -> Result<(), Fault> {
         let all = match i.op {
-            Op::Fence { .. }
-            | Op::Return
-            | Op::Exit
-            | Op::Barrier { .. }
-            | Op::WarpBarrier
-            | Op::Shuffle(_)
-            | Op::Vote(_)
-            | Op::Match { .. }
-            | Op::Reduce { .. }
-            | Op::ActiveMask => true,
+            Op::Fence { .. } | Op::Return | Op::Exit => true,
             Op::Store { order, .. } | Op::Atomic { order, .. } => order.releases(),
-            _ => false,
+            op => op.meets(),
         };
         let slots = [i.d, i.a, i.b, i.c, i.x].map(|slot| base + usize::from(slot));
         self.happen(core, shared, |late| all || slots.contains(&late.slot))

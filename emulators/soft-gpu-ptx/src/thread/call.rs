@@ -1,12 +1,10 @@
 //! Calls and returns: the frames of a thread.
 
 use super::access::peek;
-use super::{Core, Fault, Frame, Thread};
+use super::{Frame, Thread};
+use crate::core::{Core, Fault};
 use crate::error::TrapKind;
-use crate::program::{BuiltIn, Program};
-
-/// Calls in calls.
-pub const DEEPEST: usize = 128;
+use crate::program::{BuiltIn, DEEPEST, Program};
 
 /// Bytes of local memory of a thread, as on a GPU.
 const MOST_LOCAL: usize = 512 << 10;

@@ -1,0 +1,391 @@
+//! The modifiers of an instruction, and its operands as slots.
+
+use crate::code::{ALWAYS, Atomic, Instruction, Op, Scope, Space, Special, low};
+use crate::error::{Error, Kind};
+use crate::module::{Place, Symbol};
+use crate::operand::{Operand, Type};
+use crate::parse::context::{Context, Local};
+use crate::parse::parser::Parser;
+
+/// An opcode's modifiers, from first to last.
+pub struct Form<'a> {
+    pub text: &'a str,
+    pub line: u32,
+    pub rest: std::iter::Peekable<std::str::Split<'a, char>>,
+}
+
+impl<'a> Form<'a> {
+    /// Takes the next modifier if it is this one.
+    pub fn take(&mut self, modifier: &str) -> bool {
+        self.rest.next_if(|next| *next == modifier).is_some()
+    }
+
+    /// Takes the next modifier if it is in the table.
+    pub fn pick<T: Copy>(&mut self, table: &[(&str, T)]) -> Option<T> {
+        let next = *self.rest.peek()?;
+        let found = table.iter().find(|entry| entry.0 == next)?.1;
+        self.rest.next();
+        Some(found)
+    }
+}
+
+pub const SCOPES: &[(&str, Scope)] =
+    &[("cta", Scope::Block), ("cluster", Scope::Gpu), ("gpu", Scope::Gpu), ("sys", Scope::System)];
+pub const SPACES: &[(&str, Space)] = &[
+    ("global", Space::Global),
+    ("const", Space::Constant),
+    ("shared", Space::Shared),
+    ("shared::cta", Space::Shared),
+    ("local", Space::Local),
+    ("param", Space::Param),
+    ("param::entry", Space::Param),
+    ("param::func", Space::Param),
+];
+pub const ATOMICS: &[(&str, Atomic)] = &[
+    ("add", Atomic::Add),
+    ("exch", Atomic::Exchange),
+    ("cas", Atomic::CompareExchange),
+    ("min", Atomic::Min),
+    ("max", Atomic::Max),
+    ("and", Atomic::And),
+    ("or", Atomic::Or),
+    ("xor", Atomic::Xor),
+    ("inc", Atomic::Increment),
+    ("dec", Atomic::Decrement),
+];
+
+/// An address as an instruction takes it.
+pub struct Address {
+    pub slot: u16,
+    pub offset: i32,
+    pub space: Space,
+}
+
+pub type Instr = Instruction;
+
+impl<'a> Parser<'a> {
+    pub fn bad(&self, form: &Form<'_>, cause: impl Into<String>) -> Error {
+        self.error(Kind::Operand, form.line, form.text, cause)
+    }
+
+    pub fn unknown_form(&self, form: &Form<'_>) -> Error {
+        self.error(
+            Kind::Form,
+            form.line,
+            form.text,
+            "the interpreter knows no such form of an instruction; see the table of emulators/soft-gpu-ptx/README.md",
+        )
+    }
+
+    /// All modifiers are used up.
+    pub fn done(&self, form: &mut Form<'_>) -> Result<(), Error> {
+        if form.rest.peek().is_some() { Err(self.unknown_form(form)) } else { Ok(()) }
+    }
+
+    /// The last modifier, a type.
+    pub fn ty(&self, form: &mut Form<'_>) -> Result<Type, Error> {
+        let ty = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
+        self.done(form)?;
+        Ok(ty)
+    }
+
+    pub fn integer_type(&self, form: &mut Form<'_>, least: u8) -> Result<Type, Error> {
+        let ty = self.ty(form)?;
+        if ty.integer() && (least..=64).contains(&ty.bits) { Ok(ty) } else { Err(self.unknown_form(form)) }
+    }
+
+    pub fn count(&self, form: &Form<'_>, operands: &[Operand<'a>], count: usize) -> Result<(), Error> {
+        if operands.len() == count {
+            return Ok(());
+        }
+        Err(self.bad(form, format!("the instruction has {count} operands, not {}", operands.len())))
+    }
+
+    /// The slot of an operand of exactly `width` bits that is read.
+    pub fn value(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        ty: Type,
+    ) -> Result<u16, Error> {
+        self.value_of(context, form, operand, ty, false).map(|(slot, _)| slot)
+    }
+
+    /// As `value`; with `wider`, a register may have more bits. Returns the register's width, too.
+    pub fn value_of(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        ty: Type,
+        wider: bool,
+    ) -> Result<(u16, u8), Error> {
+        let fits = |width: u8| width == ty.bits || wider && width > ty.bits && ty.bits > 1;
+        match *operand {
+            Operand::Name(name) => match context.find(name) {
+                Some(Local::Register { slot, width }) if fits(width) => Ok((slot, width)),
+                Some(Local::Register { width, .. }) => {
+                    Err(self.bad(form, format!("{name} has {width} bits, and the instruction takes {}", ty.bits)))
+                }
+                Some(_) => self.address_value(context, form, name, 0, ty),
+                None if name == "WARP_SZ" => Ok((self.constant(context, 32, form.line)?, ty.bits)),
+                None => match special(name) {
+                    Some((special, bits)) if ty.bits >= 16 && ty.bits <= 64 => {
+                        if bits > ty.bits && special != Special::Clock && ty.bits != 32 {
+                            return Err(self
+                                .bad(form, format!("{name} has {bits} bits, and the instruction takes {}", ty.bits)));
+                        }
+                        let slot = self.temporary(context, form.line)?;
+                        let mut read = blank(Op::Special(special), ty.bits);
+                        read.d = slot;
+                        self.emit(context, form, read)?;
+                        Ok((slot, ty.bits))
+                    }
+                    _ if name.starts_with('%') => Err(self.error(
+                        Kind::Symbol,
+                        form.line,
+                        name,
+                        "no register has this name, and no special register that the interpreter knows",
+                    )),
+                    None => self.address_value(context, form, name, 0, ty),
+                    Some(_) => Err(self.bad(form, format!("{name} does not fit {} bits", ty.bits))),
+                },
+            },
+            Operand::Sum(name, addend) => self.address_value(context, form, name, addend, ty),
+            Operand::Integer(value) => {
+                let bits = ty.bits.min(64);
+                let value = match (ty.kind, bits) {
+                    // LLVM writes true as -1.
+                    ('p', _) => u64::from(value != 0),
+                    ('f', _) => return Err(self.bad(form, "a float is written as 0f or 0d with its bits")),
+                    _ => value,
+                };
+                Ok((self.constant(context, low(value, bits), form.line)?, bits))
+            }
+            Operand::Float(bits) if ty.bits == 32 => Ok((self.constant(context, u64::from(bits), form.line)?, 32)),
+            Operand::Double(bits) if ty.bits == 64 => Ok((self.constant(context, bits, form.line)?, 64)),
+            _ => Err(self.bad(form, "the instruction takes no such operand")),
+        }
+    }
+
+    /// The address of a variable as a value.
+    fn address_value(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        name: &str,
+        addend: i64,
+        ty: Type,
+    ) -> Result<(u16, u8), Error> {
+        if !ty.integer() || !matches!(ty.bits, 32 | 64) {
+            return Err(self.bad(form, format!("the address of {name} needs an integer of 64 bits")));
+        }
+        let op = match context.find(name) {
+            Some(Local::Stack(offset)) => (Op::LocalAddress, i64::from(offset)),
+            Some(Local::Param(slot)) => (Op::ParamAddress, i64::from(slot.offset)),
+            Some(Local::Register { .. }) => {
+                return Err(self.bad(form, format!("{name} is a register; only an address takes an offset")));
+            }
+            found => {
+                let variable = match found {
+                    Some(Local::Variable(variable)) => variable,
+                    _ => self.variable_index(form, name)?,
+                };
+                if ty.bits == 32 && self.module.variables[variable].place != Place::Shared {
+                    return Err(self.bad(form, format!("the address of {name} has 64 bits")));
+                }
+                return Ok((self.address(context, variable, addend, ty.bits, form.line)?, ty.bits));
+            }
+        };
+        let mut read = blank(op.0, ty.bits);
+        read.d = self.temporary(context, form.line)?;
+        read.imm = i32::try_from(op.1 + addend).map_err(|_| self.bad(form, "the offset is too large"))?;
+        self.emit(context, form, read)?;
+        Ok((read.d, ty.bits))
+    }
+
+    fn variable_index(&self, form: &Form<'_>, name: &str) -> Result<usize, Error> {
+        match self.module.symbols.get(name) {
+            Some(&Symbol::Variable(index)) => Ok(index),
+            Some(Symbol::Function(_)) => Err(self.error(
+                Kind::Form,
+                form.line,
+                form.text,
+                format!(
+                    "{name} is a function, and calls are direct only; make the call's target known to the compiler"
+                ),
+            )),
+            None => Err(self.error(
+                Kind::Symbol,
+                form.line,
+                name,
+                "the name has no declaration before this line; declare it, `.extern` if it is in another module",
+            )),
+        }
+    }
+
+    /// The slot of a register that is written, and its width.
+    pub fn target(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        bits: u8,
+        wider: bool,
+    ) -> Result<(u16, u8), Error> {
+        match *operand {
+            Operand::Name("_") => Ok((self.temporary(context, form.line)?, bits)),
+            Operand::Name(name) => match context.find(name) {
+                Some(Local::Register { slot, width }) if width == bits || wider && width > bits && bits > 1 => {
+                    Ok((slot, width))
+                }
+                Some(Local::Register { width, .. }) => {
+                    Err(self.bad(form, format!("{name} has {width} bits, and the result has {bits}")))
+                }
+                _ => Err(self.error(
+                    Kind::Symbol,
+                    form.line,
+                    name,
+                    "the result needs a register, and no register has this name",
+                )),
+            },
+            _ => Err(self.bad(form, "the result needs a register")),
+        }
+    }
+
+    pub fn result(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        bits: u8,
+    ) -> Result<u16, Error> {
+        self.target(context, form, operand, bits, false).map(|(slot, _)| slot)
+    }
+
+    /// A predicate that is read, and whether it is negated.
+    pub fn predicate(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+    ) -> Result<(u16, bool), Error> {
+        let ty = Type { kind: 'p', bits: 1 };
+        match *operand {
+            Operand::Not(name) => Ok((self.value(context, form, &Operand::Name(name), ty)?, true)),
+            _ => Ok((self.value(context, form, operand, ty)?, false)),
+        }
+    }
+
+    pub fn place_of(
+        &self,
+        context: &mut Context<'a>,
+        form: &Form<'_>,
+        operand: &Operand<'a>,
+        space: Space,
+    ) -> Result<Address, Error> {
+        let Operand::Address(base, offset) = operand else {
+            return Err(self.bad(form, "an address in brackets is expected"));
+        };
+        let far = || self.bad(form, "the offset is larger than 31 bits");
+        let ty = Type { kind: 'b', bits: 64 };
+        let offset32 = i32::try_from(*offset).map_err(|_| far())?;
+        let name = match **base {
+            Operand::Name(name) => name,
+            ref other => {
+                return Ok(Address { slot: self.value(context, form, other, ty)?, offset: offset32, space });
+            }
+        };
+        let frame = |start: u32| i32::try_from(i64::from(start) + offset).map_err(|_| far());
+        match context.find(name) {
+            Some(Local::Register { slot, width }) => {
+                let narrow = matches!(space, Space::Shared | Space::Local | Space::Param) && width == 32;
+                if width != 64 && !narrow {
+                    return Err(self.bad(form, format!("{name} has {width} bits, and an address has 64")));
+                }
+                Ok(Address { slot, offset: offset32, space })
+            }
+            Some(Local::Param(slot)) if space == Space::Param => {
+                let start = self.constant(context, 0, form.line)?;
+                Ok(Address { slot: start, offset: frame(slot.offset)?, space: Space::ParamFrame })
+            }
+            Some(Local::Stack(at)) if space == Space::Local => {
+                let start = self.constant(context, 0, form.line)?;
+                Ok(Address { slot: start, offset: frame(at)?, space: Space::LocalFrame })
+            }
+            Some(Local::Param(_) | Local::Stack(_)) => Err(self.bad(form, format!("{name} is in another state space"))),
+            found => {
+                let variable = match found {
+                    Some(Local::Variable(variable)) => variable,
+                    _ if name.starts_with('%') => {
+                        return Err(self.error(Kind::Symbol, form.line, name, "no register has this name"));
+                    }
+                    _ => self.variable_index(form, name)?,
+                };
+                let fits = match self.module.variables[variable].place {
+                    Place::Global => matches!(space, Space::Global | Space::Generic),
+                    Place::Constant => matches!(space, Space::Constant | Space::Generic),
+                    Place::Shared => space == Space::Shared,
+                };
+                if !fits {
+                    return Err(self.bad(form, format!("{name} is in another state space")));
+                }
+                let slot = self.address(context, variable, 0, 64, form.line)?;
+                Ok(Address { slot, offset: offset32, space })
+            }
+        }
+    }
+
+    pub fn emit(&self, context: &mut Context<'a>, form: &Form<'_>, instruction: Instr) -> Result<(), Error> {
+        if context.body.code.len() >= 1 << 24 {
+            return Err(self.error(Kind::Limit, form.line, form.text, "a function has at most 16777216 instructions"));
+        }
+        context.body.code.push(instruction);
+        context.body.lines.push(form.line);
+        Ok(())
+    }
+}
+
+pub fn blank(op: Op, width: u8) -> Instr {
+    Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
+}
+
+/// A special register, and its width.
+fn special(name: &str) -> Option<(Special, u8)> {
+    let axis = |name: &str| match name {
+        ".x" => Some(0),
+        ".y" => Some(1),
+        ".z" => Some(2),
+        _ => None,
+    };
+    for (prefix, make) in [
+        ("%tid", Special::Tid as fn(u8) -> Special),
+        ("%ntid", Special::Ntid),
+        ("%ctaid", Special::Ctaid),
+        ("%nctaid", Special::Nctaid),
+    ] {
+        if let Some(axis) = name.strip_prefix(prefix).and_then(axis) {
+            return Some((make(axis), 32));
+        }
+    }
+    Some(match name {
+        "%laneid" => (Special::Lane, 32),
+        "%warpid" => (Special::Warp, 32),
+        "%nwarpid" => (Special::Warps, 32),
+        "%smid" => (Special::Sm, 32),
+        "%nsmid" => (Special::Sms, 32),
+        "%gridid" => (Special::Grid, 64),
+        "%lanemask_eq" => (Special::MaskEq, 32),
+        "%lanemask_le" => (Special::MaskLe, 32),
+        "%lanemask_lt" => (Special::MaskLt, 32),
+        "%lanemask_ge" => (Special::MaskGe, 32),
+        "%lanemask_gt" => (Special::MaskGt, 32),
+        "%clock" | "%clock64" => (Special::Clock, if name == "%clock" { 32 } else { 64 }),
+        "%globaltimer" | "%globaltimer_lo" => (Special::Timer, if name == "%globaltimer" { 64 } else { 32 }),
+        "%globaltimer_hi" => (Special::TimerHigh, 32),
+        "%dynamic_smem_size" => (Special::DynamicShared, 32),
+        "%total_smem_size" => (Special::TotalShared, 32),
+        _ => return None,
+    })
+}

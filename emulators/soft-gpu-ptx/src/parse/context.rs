@@ -1,0 +1,156 @@
+//! The function whose body is being parsed: its names, and its slots.
+
+use super::parser::Parser;
+use crate::code::{Body, Relocation};
+use crate::error::{Error, Kind};
+use crate::module::Slot;
+use std::collections::HashMap;
+
+/// What a name of a function means.
+#[derive(Clone, Copy, Debug)]
+pub enum Local {
+    Register {
+        slot: u16,
+        width: u8,
+    },
+    /// An offset from the frame's parameters.
+    Param(Slot),
+    /// An offset from the frame's local memory.
+    Stack(u32),
+    Variable(usize),
+}
+
+/// Names of a block in a function's body.
+#[derive(Default)]
+pub struct Names<'a> {
+    pub names: HashMap<&'a str, Local>,
+    /// `%r<9>`: prefix, first slot, count, width.
+    pub ranges: Vec<(&'a str, u16, u32, u8)>,
+    pub labels: HashMap<&'a str, u32>,
+    pub tables: HashMap<&'a str, usize>,
+    pub parent: usize,
+}
+
+/// The function whose body is being parsed.
+pub struct Context<'a> {
+    pub body: Body,
+    pub scopes: Vec<Names<'a>>,
+    pub scope: usize,
+    constants: HashMap<u64, u16>,
+    addresses: HashMap<(usize, i64, u8), u16>,
+    /// Instruction, scope and label of each branch.
+    pub branches: Vec<(usize, usize, &'a str)>,
+    /// Table, entry, scope, label and line of each entry of a table.
+    pub entries: Vec<(usize, usize, usize, &'a str, u32)>,
+    /// Instruction, scope and name of each use of a table.
+    pub uses: Vec<(usize, usize, &'a str)>,
+}
+
+impl<'a> Context<'a> {
+    /// The context of a body with these parameters and results, which have `params` bytes.
+    pub fn new(params: u32, named: impl Iterator<Item = (&'a str, Slot)>) -> Self {
+        let names = named.map(|(name, slot)| (name, Local::Param(slot))).collect();
+        Self {
+            body: Body { params, ..Body::default() },
+            scopes: vec![Names { names, ..Names::default() }],
+            scope: 0,
+            constants: HashMap::new(),
+            addresses: HashMap::new(),
+            branches: Vec::new(),
+            entries: Vec::new(),
+            uses: Vec::new(),
+        }
+    }
+
+    /// What the name means here.
+    pub fn find(&self, name: &str) -> Option<Local> {
+        let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
+        let number = name[digits..].parse::<u32>().ok();
+        let mut scope = self.scope;
+        loop {
+            let names = &self.scopes[scope];
+            if let Some(&found) = names.names.get(name) {
+                return Some(found);
+            }
+            if let Some(number) = number {
+                let range = names.ranges.iter().find(|range| range.0 == &name[..digits] && number < range.2);
+                if let Some(&(_, first, _, width)) = range {
+                    return Some(Local::Register { slot: first + number as u16, width });
+                }
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = names.parent;
+        }
+    }
+
+    pub fn label(&self, mut scope: usize, label: &str) -> Option<u32> {
+        loop {
+            if let Some(&target) = self.scopes[scope].labels.get(label) {
+                return Some(target);
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = self.scopes[scope].parent;
+        }
+    }
+
+    /// The next instruction branches to `label`.
+    pub fn branch(&mut self, label: &'a str) {
+        self.branches.push((self.body.code.len(), self.scope, label));
+    }
+
+    /// The next instruction branches over the table `name`.
+    pub fn branch_table(&mut self, name: &'a str) {
+        self.uses.push((self.body.code.len(), self.scope, name));
+    }
+}
+
+impl<'a> Parser<'a> {
+    pub fn slots(&self, context: &mut Context<'a>, count: u32, width: u8, line: u32) -> Result<u16, Error> {
+        let first = context.body.slots.len();
+        // Two slots are more than any instruction needs; the guard's number for "no guard" is no slot.
+        if first + count as usize > usize::from(u16::MAX) - 1 {
+            return Err(self.error(Kind::Limit, line, ".reg", "a function has at most 65534 registers and constants"));
+        }
+        // An undefined register has a value that no program expects.
+        let poison = 0xa5a5_a5a5_a5a5_a5a5 & (u64::MAX >> (64 - u32::from(width)));
+        context.body.slots.resize(first + count as usize, poison);
+        Ok(first as u16)
+    }
+
+    pub fn temporary(&self, context: &mut Context<'a>, line: u32) -> Result<u16, Error> {
+        self.slots(context, 1, 64, line)
+    }
+
+    /// The slot of a constant.
+    pub fn constant(&self, context: &mut Context<'a>, value: u64, line: u32) -> Result<u16, Error> {
+        if let Some(&slot) = context.constants.get(&value) {
+            return Ok(slot);
+        }
+        let slot = self.slots(context, 1, 64, line)?;
+        context.body.slots[usize::from(slot)] = value;
+        context.constants.insert(value, slot);
+        Ok(slot)
+    }
+
+    /// The slot of a variable's address.
+    pub fn address(
+        &self,
+        context: &mut Context<'a>,
+        variable: usize,
+        addend: i64,
+        width: u8,
+        line: u32,
+    ) -> Result<u16, Error> {
+        if let Some(&slot) = context.addresses.get(&(variable, addend, width)) {
+            return Ok(slot);
+        }
+        let slot = self.slots(context, 1, 64, line)?;
+        context.body.relocations.push(Relocation { slot, variable, addend, width });
+        context.addresses.insert((variable, addend, width), slot);
+        Ok(slot)
+    }
+}

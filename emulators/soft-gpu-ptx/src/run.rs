@@ -1,0 +1,126 @@
+//! Runs of kernels: the checks of a launch, and what its caller wants to know.
+
+use crate::cost::Cost;
+use crate::error::{Trap, TrapKind};
+use crate::launch::{Launch, Statistics};
+use crate::memory::Memory;
+use crate::program::{Kernel, Loaded};
+use crate::scheduler::{Ended, Scheduler, Watch};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Bytes of shared memory of a block.
+const MOST_SHARED: u64 = 227 << 10;
+
+/// Runs a kernel on this thread until all of its threads have ended.
+///
+/// # Errors
+///
+/// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
+pub fn run(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+) -> Result<Statistics, Trap> {
+    run_with(loaded, kernel, launch, memory, stop, Watch::Nothing).map(|ended| ended.statistics)
+}
+
+/// Runs a kernel as [`run`] does, and returns the lines of its modules that threads have executed.
+///
+/// # Errors
+///
+/// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
+pub fn executed(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+) -> Result<BTreeSet<(Arc<str>, u32)>, Trap> {
+    let ended = run_with(loaded, kernel, launch, memory, stop, Watch::Lines)?;
+    let functions = loaded.program().functions.iter().zip(&ended.executed);
+    let lines = functions.flat_map(|(function, executed)| {
+        let lines = function.body.lines.iter().zip(executed).filter(|(_, executed)| **executed);
+        lines.map(|(&line, _)| (function.module.clone(), line))
+    });
+    Ok(lines.collect())
+}
+
+/// Runs a kernel as [`run`] does, and returns the cost of each thread in the order of blocks and threads.
+/// A store to an address of `doorbells` is that of a doorbell.
+///
+/// # Errors
+///
+/// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
+pub fn cost(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+    doorbells: &[u64],
+) -> Result<Vec<Cost>, Trap> {
+    run_with(loaded, kernel, launch, memory, stop, Watch::Cost(doorbells)).map(|ended| ended.costs)
+}
+
+/// Runs a kernel, and notes what the caller asks for.
+#[allow(clippy::result_large_err)]
+fn run_with(
+    loaded: &Loaded,
+    kernel: &Kernel,
+    launch: &Launch,
+    memory: &dyn Memory,
+    stop: &AtomicBool,
+    watch: Watch<'_>,
+) -> Result<Ended, Trap> {
+    if let Err((kind, cause)) = possible(kernel, launch) {
+        return Err(Trap {
+            kind,
+            kernel: kernel.name.clone(),
+            block: [0; 3],
+            thread: [0; 3],
+            module: String::new(),
+            function: String::new(),
+            line: 0,
+            cause,
+        });
+    }
+    Scheduler::new(loaded, kernel, launch, memory, stop, watch).run().map_err(|trap| *trap)
+}
+
+/// Whether a GPU could start the launch.
+fn possible(kernel: &Kernel, launch: &Launch) -> Result<(), (TrapKind, String)> {
+    let wrong = |cause: String| Err((TrapKind::Launch, cause));
+    let ([gx, gy, gz], [bx, by, bz]) = (launch.grid, launch.block);
+    let threads = u64::from(bx) * u64::from(by) * u64::from(bz);
+    if gx == 0 || gy == 0 || gz == 0 || gx > i32::MAX as u32 || gy > 65535 || gz > 65535 {
+        return wrong(format!("a grid of {gx} x {gy} x {gz} blocks; a grid has 1 to 2147483647 x 65535 x 65535"));
+    }
+    if threads == 0 || threads > u64::from(kernel.max_threads) || bx > 1024 || by > 1024 || bz > 64 {
+        let most = kernel.max_threads;
+        return wrong(format!(
+            "a block of {bx} x {by} x {bz} threads; a block of this kernel has 1 to {most}, and at most 64 in z"
+        ));
+    }
+    if let Some(required) = kernel.required_block.filter(|required| *required != launch.block) {
+        return wrong(format!("a block of {bx} x {by} x {bz} threads; the kernel requires {required:?} (.reqntid)"));
+    }
+    let bytes = kernel.parameters.last().map_or(0, |last| last.offset + last.size) as usize;
+    if launch.parameters.len() < bytes {
+        return wrong(format!("{} bytes of parameters; the kernel has {bytes}", launch.parameters.len()));
+    }
+    let shared = u64::from(kernel.shared) + u64::from(launch.shared);
+    if shared > MOST_SHARED {
+        return Err((
+            TrapKind::Resources,
+            format!("{shared} bytes of shared memory; a block has at most {MOST_SHARED}"),
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Stores of weak memory that are on their way.
+
+use crate::code::Order;
+use crate::random::Random;
+
+/// A store on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Store {
+    pub address: u64,
+    pub value: u64,
+    /// The block that sees it, or [`ALL`].
+    pub block: u32,
+    pub width: u8,
+    pub order: Order,
+}
+
+/// Every block of the GPU sees the store.
+pub const ALL: u32 = u32::MAX;
+
+impl Store {
+    pub fn overlaps(&self, address: u64, bytes: u64) -> bool {
+        self.address < address.saturating_add(bytes) && address < self.address.saturating_add(u64::from(self.width / 8))
+    }
+
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.width / 8)
+    }
+
+    pub fn seen_by(&self, block: u32) -> bool {
+        self.block == ALL || self.block == block
+    }
+}
+
+/// Stores from the oldest, and how many there are to each of some words.
+#[derive(Debug)]
+pub struct Stores {
+    pub list: Vec<Store>,
+    counts: [u16; 64],
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self { list: Vec::new(), counts: [0; 64] }
+    }
+}
+
+/// Where the count of a word is. No access is longer than a word, and all are aligned.
+#[inline(always)]
+fn word_of(address: u64) -> usize {
+    ((address >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
+}
+
+impl Stores {
+    #[inline(always)]
+    pub fn has(&self, address: u64) -> bool {
+        self.counts[word_of(address)] != 0
+    }
+
+    #[inline(always)]
+    pub fn add(&mut self, store: Store) {
+        self.counts[word_of(store.address)] += 1;
+        self.list.push(store);
+    }
+
+    #[inline(always)]
+    pub fn remove(&mut self, at: usize) -> Store {
+        let store = self.list.remove(at);
+        self.counts[word_of(store.address)] -= 1;
+        store
+    }
+
+    /// The store that goes first if the store `at` is to go: no older store overlaps it.
+    #[inline(always)]
+    pub fn oldest(&self, mut at: usize) -> usize {
+        if self.counts[word_of(self.list[at].address)] > 1 {
+            while let Some(older) = self.before(at) {
+                at = older;
+            }
+        }
+        at
+    }
+
+    #[inline(always)]
+    fn before(&self, at: usize) -> Option<usize> {
+        let store = &self.list[at];
+        self.list[..at].iter().position(|older| older.overlaps(store.address, store.bytes()))
+    }
+
+    /// The latest store to some of these bytes, of those that the block sees.
+    #[inline(always)]
+    pub fn latest(&self, address: u64, bytes: u64, block: Option<u32>) -> Option<usize> {
+        if !self.has(address) {
+            return None;
+        }
+        let seen = |store: &Store| store.overlaps(address, bytes) && block.is_none_or(|block| store.seen_by(block));
+        self.list.iter().rposition(seen)
+    }
+}
+
+/// Stores that have left their threads, and the order of all.
+#[derive(Debug)]
+pub struct Weak {
+    pub random: Random,
+    pub stores: Stores,
+}
+
+impl Weak {
+    pub fn new(seed: u64) -> Self {
+        Self { random: Random::new(seed ^ 0x7765_616b), stores: Stores::default() }
+    }
+
+    /// True once in `times`, a power of two.
+    #[inline(always)]
+    pub fn one_in(&mut self, times: u64) -> bool {
+        self.random.next() & (times - 1) == 0
+    }
+}

@@ -1,0 +1,125 @@
+//! The end of contexts: that of cuCtxDestroy, and that of primary contexts with their last owner.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::code::{Code, Outcome};
+use crate::context::{self, CONTEXTS, Context};
+use crate::device;
+use crate::event::EVENTS;
+use crate::guard::{Out, lock};
+use crate::handle::fresh;
+use crate::settings::MOST_DEVICES;
+use crate::space::{self, Kind};
+use crate::{alloc, host, ipc, module};
+
+/// The primary context of a device: how often it is retained, and what it is while that is not 0.
+struct Primary {
+    count: u32,
+    flags: u32,
+    context: Option<Arc<Context>>,
+    /// The handle, which the next primary context of the device gets too.
+    handle: usize,
+}
+
+static PRIMARY: [Mutex<Primary>; MOST_DEVICES] =
+    [const { Mutex::new(Primary { count: 0, flags: 0, context: None, handle: 0 }) }; MOST_DEVICES];
+
+/// The primary context of a device, by the number that a program gives, with the ordinal of the device.
+fn primary(number: c_int) -> Outcome<(usize, MutexGuard<'static, Primary>)> {
+    let ordinal = device::by_number(number)?.ordinal;
+    Ok((ordinal, lock(&PRIMARY[ordinal])))
+}
+
+/// Ends a context and all that belongs to it.
+fn destroy(context: &Context) {
+    context.wait();
+    CONTEXTS.remove(context.handle);
+    context.streams.close();
+    EVENTS.remove_if(|event| event.context == context.handle);
+    module::forget(context.handle);
+    for start in space::starts(|entry| entry.context == context.handle) {
+        // What the context has, it releases; a call of another thread may have done it first.
+        let _ = match space::find(start).map(|entry| entry.kind) {
+            Some(Kind::HostAlloc(_)) => host::release(start),
+            Some(Kind::Registered(_)) => host::unregister(start),
+            Some(Kind::Opened) => ipc::close_all(start),
+            Some(_) => alloc::release(start, |_| true),
+            None => Ok(()),
+        };
+    }
+}
+
+fn reset_primary(primary: &mut Primary) {
+    if let Some(context) = primary.context.take() {
+        destroy(&context);
+    }
+    primary.count = 0;
+}
+
+api! {
+    cuCtxDestroy_v2(handle: usize) {
+        device::started()?;
+        let context = context::by_handle(handle)?;
+        if context.primary {
+            return Err(Code::INVALID_CONTEXT);
+        }
+        context::pop(handle);
+        destroy(&context);
+        Ok(())
+    }
+
+    cuDevicePrimaryCtxRetain(out: Out<usize>, number: c_int) {
+        let (ordinal, mut primary) = primary(number)?;
+        out.present()?;
+        if primary.context.is_none() {
+            if primary.handle == 0 {
+                primary.handle = fresh();
+            }
+            primary.context = Some(Context::create(ordinal, primary.flags, primary.handle, true));
+        }
+        primary.count += 1;
+        out.set(primary.handle)
+    }
+
+    cuDevicePrimaryCtxRelease_v2(number: c_int) {
+        let (_, mut primary) = primary(number)?;
+        primary.count = primary.count.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
+        if primary.count == 0 {
+            reset_primary(&mut primary);
+        }
+        Ok(())
+    }
+
+    /// Also clears the error that sticks to it.
+    cuDevicePrimaryCtxReset_v2(number: c_int) {
+        let (ordinal, mut primary) = primary(number)?;
+        let count = primary.count;
+        if primary.context.is_some() {
+            reset_primary(&mut primary);
+            // The owners keep it: the handle names a new context.
+            primary.context = Some(Context::create(ordinal, primary.flags, primary.handle, true));
+            primary.count = count;
+        }
+        Ok(())
+    }
+
+    cuDevicePrimaryCtxSetFlags_v2(number: c_int, flags: u32) {
+        let (_, mut primary) = primary(number)?;
+        context::valid_flags(flags)?;
+        primary.flags = flags;
+        if let Some(context) = &primary.context {
+            context.flags.store(flags, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    cuDevicePrimaryCtxGetState(number: c_int, flags: Out<u32>, active: Out<c_int>) {
+        let (_, primary) = primary(number)?;
+        flags.present()?;
+        active.present()?;
+        flags.set(primary.flags)?;
+        active.set(c_int::from(primary.context.is_some()))
+    }
+}
