@@ -9,13 +9,13 @@ use mlx5::device::DeviceError;
 use mlx5::wire::Syndrome;
 use soft_nic::random::Random;
 
-use super::Settings;
 use super::connection::{Address, Connection};
 use super::cq::{Completion, CompletionQueue};
 use super::frame::{Frame, Kind, VERSION};
 use super::mkey::MkeyTable;
 use super::qp::{Issued, Progress, QueuePair, State};
 use super::receive::{Receive, ReceiveQueue};
+use super::settings::Settings;
 
 /// The card's connection with itself: requests are sent on the first end and arrive on the second.
 pub(super) const LOOP_OUT: u32 = 0;

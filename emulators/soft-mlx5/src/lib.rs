@@ -39,12 +39,14 @@ mod qp;
 mod receive;
 mod requester;
 mod responder;
+mod settings;
 mod shared;
 
 pub use connection::Address;
+pub use settings::Settings;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,25 +62,6 @@ use soft_nic::random::Random;
 
 /// Most bytes of a datagram.
 pub const DATAGRAM_MTU: usize = 4096;
-
-/// The behaviour of a card.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// Seed of all random choices; `None` for a random seed.
-    pub seed: Option<u64>,
-    /// The longest delay of a key change.
-    pub max_bind_delay: Duration,
-    /// The time for which a message waits for the peer to post a receive; `None` for no limit.
-    pub rnr_timeout: Option<Duration>,
-    /// The IP address for other cards.
-    pub listen: Ipv4Addr,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self { seed: None, max_bind_delay: Duration::from_micros(200), rnr_timeout: None, listen: Ipv4Addr::LOCALHOST }
-    }
-}
 
 /// The card's state, which the engine and set-up share.
 struct Inner {

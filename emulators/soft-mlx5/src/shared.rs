@@ -4,7 +4,7 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cq_writer::CqMemory;
 use mlx5::cq::Slots;
@@ -85,23 +85,18 @@ impl Shared {
 
     /// A big-endian word of a doorbell record.
     pub(super) fn record(&self, at: usize) -> u32 {
-        // SAFETY: the word lies in the mapping and is 4-byte aligned by the queues' layout; both sides access it atomically.
-        let word = unsafe { AtomicU32::from_ptr(self.address(at, 4).as_ptr().cast()) };
-        u32::from_be(word.load(Ordering::Acquire))
+        u32::from_be(self.0.u32_at(at).load(Ordering::Acquire))
     }
 
     /// The value that was written into a register since the last call, in memory order; 0 for none.
     pub(super) fn take_register(&self, at: usize) -> u64 {
-        // SAFETY: the register lies in the mapping and is 8-byte aligned by the queues' layout; the driver stores whole words.
-        let word = unsafe { AtomicU64::from_ptr(self.address(at, 8).as_ptr().cast()) };
+        let word = self.0.u64_at(at);
         if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
     }
 
     /// Copies bytes that the driver wrote.
     pub(super) fn read(&self, at: usize, into: &mut [u8]) {
-        let from = self.address(at, into.len()).as_ptr();
-        // SAFETY: `from` lies in the mapping for as many bytes as `into` has.
-        unsafe { memory::copy(into.as_mut_ptr(), from, into.len()) };
+        self.0.read(at, into);
     }
 }
 

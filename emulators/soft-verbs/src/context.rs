@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use nix::fcntl::OFlag;
 use soft_nic::card::{Card, MAX_SEND_SIZE};
@@ -14,10 +14,10 @@ use soft_nic::fault::MAX_SQ_SIZE;
 use crate::bindings as ib;
 use crate::device::{self, Device};
 use crate::guard::{Errno, entry, status};
-use crate::objects::{self, Object, Open, call2, call3, call4};
+use crate::objects::{self, Object, Open};
+use crate::params::{Size, Struct};
 use crate::queues::Queues;
 use crate::uses::Uses;
-use crate::{cq, parent, post, qp};
 
 /// Inline bytes of 64-byte and of 128-byte work requests.
 pub(crate) const NARROW_INLINE: u32 = 32;
@@ -36,69 +36,55 @@ const MAX_OBJECTS: c_int = 65535;
 /// An open device. `ibv_context` is the last field of `verbs_context`.
 #[repr(C)]
 pub(crate) struct Context {
-    pub(crate) raw: ib::verbs_context,
+    raw: ib::verbs_context,
     pub(crate) card: Arc<Card>,
     pub(crate) number: u32,
     pub(crate) gid: [u8; 16],
     /// The open queue pairs, by number.
     pub(crate) queue_pairs: RwLock<HashMap<u16, Arc<Queues>>>,
     /// Asynchronous events, of which the card has none: closing the device ends the waits for them.
-    events: Option<(OwnedFd, OwnedFd)>,
-    pub(crate) uses: Uses,
+    events: Mutex<Option<(Arc<OwnedFd>, OwnedFd)>>,
+    uses: Uses,
 }
 
-// SAFETY: no other type has this kind.
+// SAFETY: no other type has this kind, and `AT` is the place of the struct.
 unsafe impl Object for Context {
     const KIND: &'static str = "device";
     type Raw = ib::ibv_context;
-    const AT: usize = CONTEXT_AT;
+    const AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
 }
 
-const CONTEXT_AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
-
 impl Context {
-    pub(crate) fn open(device: &Device) -> Result<*mut ib::ibv_context, Errno> {
+    /// Opens a device; `raw` has the calls of its tables.
+    pub(crate) fn open(device: &Device, mut raw: ib::verbs_context) -> Result<*mut ib::ibv_context, Errno> {
         let config = device::settings("ibv_open_device")?;
-        let card = Card::open_with_late_wire(device.number, &config)?;
+        let card = Card::open(device.number, &config)?;
         card.start()?;
         let gid = card.lock().gid.to_bytes();
-        let events = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let mut raw = ib::verbs_context {
-            sz: size_of::<ib::verbs_context>(),
-            query_port: Some(query_port),
-            query_device_ex: Some(call4(query_device_ex)),
-            create_cq_ex: Some(call2(cq::create_ex)),
-            create_qp_ex: Some(call2(qp::create_ex)),
-            alloc_td: Some(call2(parent::alloc_td)),
-            dealloc_td: Some(parent::dealloc_td),
-            alloc_parent_domain: Some(call2(parent::alloc_parent_domain)),
-            ..ib::verbs_context::default()
-        };
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        raw.sz = size_of::<ib::verbs_context>();
         raw.context = ib::ibv_context {
             device: (&raw const device.raw).cast_mut(),
             cmd_fd: -1,
-            async_fd: events.0.as_raw_fd(),
+            async_fd: reader.as_raw_fd(),
             num_comp_vectors: VECTORS,
             // `__VERBS_ABI_IS_EXTENDED`
             abi_compat: ptr::without_provenance_mut::<c_void>(usize::MAX),
-            ..ib::ibv_context::default()
+            ..raw.context
         };
-        raw.context.ops.poll_cq = Some(call3(cq::poll));
-        raw.context.ops.req_notify_cq = Some(call2(cq::req_notify));
-        raw.context.ops.post_send = Some(call3(post::post_send));
-        raw.context.ops.post_recv = Some(call3(post::post_recv));
-        let context = Box::into_raw(Box::new(Self {
+        Ok(objects::give(Box::new(Self {
             raw,
             card,
             number: device.number,
             gid,
             queue_pairs: RwLock::default(),
-            events: Some(events),
+            events: Mutex::new(Some((Arc::new(reader), writer))),
             uses: Uses::default(),
-        }));
-        let context = context.wrapping_byte_add(CONTEXT_AT).cast();
-        objects::add(Context::KIND, context);
-        Ok(context)
+        })))
     }
 
     /// The work queues of an open queue pair.
@@ -110,22 +96,13 @@ impl Context {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
     status("ibv_close_device", || {
-        objects::take("ibv_close_device", Context::KIND, raw)?;
-        // SAFETY: the context was among the open ones.
-        let open = unsafe { Open::<Context>::at(raw) }.get()?;
-        if open.uses.none().is_err() {
-            // The kernel removes what is open, and the program may still call the destructors: the memory stays.
-            let open: *mut Context = raw.wrapping_byte_sub(CONTEXT_AT).cast();
-            // SAFETY: the context is open, and the program calls nothing else of it meanwhile.
-            let open = unsafe { &mut *open };
-            for qpn in open.queue_pairs.get_mut().unwrap_or_else(PoisonError::into_inner).keys() {
-                open.card.close_qp(*qpn);
-            }
-            open.events = None;
-            return Ok(());
+        let open = objects::take::<Context>("ibv_close_device", raw)?;
+        // The kernel removes what is open, and the program may still call the destructors: the memory stays.
+        for qpn in open.queue_pairs.read().unwrap_or_else(PoisonError::into_inner).keys() {
+            open.card.close_qp(*qpn);
         }
-        // SAFETY: `Context::open` made the context from a box, no object uses it, and the program does not use it after this call.
-        drop(unsafe { Box::from_raw(raw.wrapping_byte_sub(CONTEXT_AT).cast::<Context>()) });
+        drop(open.events.lock().unwrap_or_else(PoisonError::into_inner).take());
+        open.free();
         Ok(())
     })
 }
@@ -167,15 +144,15 @@ unsafe extern "C" fn ibv_query_device(raw: Open<Context>, attr: Option<&mut ib::
     })
 }
 
-unsafe extern "C" fn query_device_ex(
+pub(crate) unsafe extern "C" fn query_device_ex(
     raw: Open<Context>,
     input: Option<&ib::ibv_query_device_ex_input>,
-    attr: *mut ib::ibv_device_attr_ex,
-    size: usize,
+    attr: Struct<ib::ibv_device_attr_ex>,
+    size: Size<usize>,
 ) -> c_int {
     status("ibv_query_device_ex", || {
         let open = raw.get()?;
-        if input.is_some_and(|input| input.comp_mask != 0) || size < size_of::<ib::ibv_device_attr>() {
+        if input.is_some_and(|input| input.comp_mask != 0) || size.bytes() < size_of::<ib::ibv_device_attr>() {
             return Err(Errno::INVAL);
         }
         let whole = ib::ibv_device_attr_ex {
@@ -183,63 +160,46 @@ unsafe extern "C" fn query_device_ex(
             phys_port_cnt_ex: PORT.into(),
             ..ib::ibv_device_attr_ex::default()
         };
-        // SAFETY: the program gives `size` writable bytes.
-        unsafe { give(&whole, attr, size) }
+        attr.fill(&whole, size)
     })
 }
 
-/// Writes as much of `whole` as the program's struct has, and zeros behind it.
-///
-/// # Safety
-/// `to` is null, or `size` bytes that are writable during the call.
-pub(crate) unsafe fn give<T>(whole: &T, to: *mut T, size: usize) -> Result<(), Errno> {
-    if to.is_null() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: not null, and this function's caller gives `size` writable bytes.
-    unsafe { ptr::write_bytes(to.cast::<u8>(), 0, size) };
-    // SAFETY: the same bytes, of which at most the size of `whole` is copied from it.
-    unsafe { ptr::copy_nonoverlapping(ptr::from_ref(whole).cast::<u8>(), to.cast(), size.min(size_of::<T>())) };
-    Ok(())
+fn port_attributes(port: u8) -> Result<ib::ibv_port_attr, Errno> {
+    check_port(port.into(), 0)?;
+    Ok(ib::ibv_port_attr {
+        state: ib::IBV_PORT_ACTIVE,
+        max_mtu: ib::IBV_MTU_4096,
+        active_mtu: ib::IBV_MTU_4096,
+        gid_tbl_len: 1,
+        // One packet, as the driver says: RDMA has a limit of its own (`efadv_query_device`).
+        max_msg_sz: MAX_SEND_SIZE,
+        pkey_tbl_len: 1,
+        max_vl_num: 1,
+        // Four lanes of 25 Gbit/s, as the link speed of softefa.
+        active_width: 2,
+        active_speed: 32,
+        active_speed_ex: 32,
+        phys_state: 5,
+        link_layer: ib::IBV_LINK_LAYER_UNSPECIFIED as u8,
+        ..ib::ibv_port_attr::default()
+    })
 }
 
-unsafe extern "C" fn query_port(
+pub(crate) unsafe extern "C" fn query_port(
     _raw: *mut ib::ibv_context,
     port: u8,
-    attr: *mut ib::ibv_port_attr,
-    size: usize,
+    attr: Struct<ib::ibv_port_attr>,
+    size: Size<usize>,
 ) -> c_int {
-    status("ibv_query_port", || {
-        if port != PORT {
-            return Err(Errno::INVAL);
-        }
-        let whole = ib::ibv_port_attr {
-            state: ib::IBV_PORT_ACTIVE,
-            max_mtu: ib::IBV_MTU_4096,
-            active_mtu: ib::IBV_MTU_4096,
-            gid_tbl_len: 1,
-            // One packet, as the driver says: RDMA has a limit of its own (`efadv_query_device`).
-            max_msg_sz: MAX_SEND_SIZE,
-            pkey_tbl_len: 1,
-            max_vl_num: 1,
-            // Four lanes of 25 Gbit/s, as the link speed of softefa.
-            active_width: 2,
-            active_speed: 32,
-            active_speed_ex: 32,
-            phys_state: 5,
-            link_layer: ib::IBV_LINK_LAYER_UNSPECIFIED as u8,
-            ..ib::ibv_port_attr::default()
-        };
-        // SAFETY: the program gives `size` writable bytes.
-        unsafe { give(&whole, attr, size) }
-    })
+    status("ibv_query_port", || attr.fill(&port_attributes(port)?, size))
 }
 
 /// The call of programs that were built before the struct had a size: its last field is `flags`.
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_port(raw: Open<Context>, port: u8, attr: *mut ib::_compat_ibv_port_attr) -> c_int {
+unsafe extern "C" fn ibv_query_port(_raw: *mut ib::ibv_context, port: u8, attr: Struct<ib::ibv_port_attr>) -> c_int {
+    const OLD_SIZE: usize = offset_of!(ib::ibv_port_attr, port_cap_flags2);
     // SAFETY: the old struct is the beginning of the new one up to `port_cap_flags2`.
-    unsafe { query_port(raw.pointer(), port, attr.cast(), offset_of!(ib::ibv_port_attr, port_cap_flags2)) }
+    status("ibv_query_port", || unsafe { attr.fill_bytes(&port_attributes(port)?, OLD_SIZE) })
 }
 
 /// The speed of the port's lanes in all, in units of 100 Mbit/s.
@@ -282,9 +242,9 @@ unsafe extern "C" fn _ibv_query_gid_ex(
     raw: Open<Context>,
     port: u32,
     index: u32,
-    to: *mut ib::ibv_gid_entry,
+    to: Struct<ib::ibv_gid_entry>,
     flags: u32,
-    size: usize,
+    size: Size<usize>,
 ) -> c_int {
     status("ibv_query_gid_ex", || {
         let open = raw.get()?;
@@ -292,26 +252,24 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         if flags != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        // SAFETY: the program gives `size` writable bytes.
-        unsafe { give(&gid_entry(open), to, size) }
+        to.fill(&gid_entry(open), size)
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_gid_table(
     raw: Open<Context>,
-    to: *mut ib::ibv_gid_entry,
+    to: Struct<ib::ibv_gid_entry>,
     most: usize,
     flags: u32,
-    size: usize,
+    size: Size<usize>,
 ) -> isize {
     entry("ibv_query_gid_table", -(libc::EIO as isize), || {
         if flags != 0 || most == 0 {
             return -(libc::EINVAL as isize);
         }
         let Ok(open) = raw.get() else { return -(libc::EINVAL as isize) };
-        // SAFETY: the program gives room for `most` entries of `size` bytes, one at least.
-        match unsafe { give(&gid_entry(open), to, size) } {
+        match to.fill(&gid_entry(open), size) {
             Ok(()) => 1,
             Err(errno) => -(errno.0 as isize),
         }
@@ -357,8 +315,11 @@ extern "C" fn ibv_get_pkey_index(_: *mut ib::ibv_context, port: u8, pkey: u16) -
 unsafe extern "C" fn ibv_get_async_event(raw: Open<Context>, _event: *mut ib::ibv_async_event) -> c_int {
     let body = || {
         let open = raw.get()?;
-        let (reader, _) = open.events.as_ref().ok_or(Errno(libc::ENODEV))?;
-        nix::unistd::read(reader, &mut [0; 1])?;
+        let reader = {
+            let events = open.events.lock().unwrap_or_else(PoisonError::into_inner);
+            events.as_ref().map(|(reader, _)| reader.clone()).ok_or(Errno(libc::ENODEV))?
+        };
+        nix::unistd::read(&reader, &mut [0; 1])?;
         Err(Errno(libc::ENODEV))
     };
     status("ibv_get_async_event", body);

@@ -1,49 +1,52 @@
 //! Completion counters, which the card can keep in memory of the program.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 
-use soft_nic::card::counter::{Counter, Word};
+use soft_nic::card::counter::{Counter, EVENTS, Event, Word};
 use soft_nic::fault::COUNTER_MASK;
 use soft_nic::memory;
 
 use crate::bindings as ib;
-use crate::context::{Context, give};
-use crate::dv;
+use crate::context::Context;
 use crate::guard::{Errno, object, refuse, status};
-use crate::objects::{self, Object, Open};
-use crate::qp::ALL_EVENTS;
+use crate::objects::{self, Held, Object, Open};
+use crate::params::{Size, Struct};
 use crate::uses::Uses;
 
 #[repr(C)]
 pub(crate) struct CompCntr {
     raw: ib::ibv_comp_cntr,
+    pub(crate) context: Held<Context>,
     /// Number on the card.
     pub(crate) number: u32,
     completions: *const u64,
     errors: *const u64,
     /// Queue pairs that it counts for.
-    pub(crate) uses: Uses,
+    uses: Uses,
 }
 
-// SAFETY: no other type has this kind.
+// SAFETY: no other type has this kind, and the struct is the first field.
 unsafe impl Object for CompCntr {
     const KIND: &'static str = "completion counter";
     type Raw = ib::ibv_comp_cntr;
-}
 
-impl CompCntr {
-    pub(crate) fn context(&self) -> *mut ib::ibv_context {
-        self.raw.context
-    }
-
-    /// The context, which a counter keeps open.
-    fn open(&self) -> Result<&Context, Errno> {
-        // SAFETY: a context counts its counters and is open.
-        unsafe { Open::<Context>::at(self.raw.context) }.get()
+    fn uses(&self) -> &Uses {
+        &self.uses
     }
 }
+
+/// The events of a queue pair that a counter counts, by their bits.
+pub(crate) const EVENT_OF: [(c_uint, Event); EVENTS] = [
+    (ib::IBV_QP_ATTACH_COMP_CNTR_OP_SEND, Event::Send),
+    (ib::IBV_QP_ATTACH_COMP_CNTR_OP_RECV, Event::Recv),
+    (ib::IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_READ, Event::Read),
+    (ib::IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_READ, Event::RemoteRead),
+    (ib::IBV_QP_ATTACH_COMP_CNTR_OP_RDMA_WRITE, Event::Write),
+    (ib::IBV_QP_ATTACH_COMP_CNTR_OP_REMOTE_RDMA_WRITE, Event::RemoteWrite),
+];
+pub(crate) const ALL_EVENTS: c_uint = (1 << EVENTS) - 1;
 
 fn has_counters(open: &Context) -> Result<(), Errno> {
     if open.card.lock().config.faults.no_counters {
@@ -56,8 +59,8 @@ fn has_counters(open: &Context) -> Result<(), Errno> {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     raw: Open<Context>,
-    caps: *mut ib::ibv_comp_cntr_caps,
-    size: usize,
+    caps: Struct<ib::ibv_comp_cntr_caps>,
+    size: Size<usize>,
 ) -> c_int {
     status("ibv_query_comp_cntr_caps", || {
         let open = raw.get()?;
@@ -67,8 +70,7 @@ unsafe extern "C" fn _ibv_query_comp_cntr_caps(
             max_counters: open.card.lock().config.faults.cntr_budget,
             supported_qp_attach_ops: ALL_EVENTS,
         };
-        // SAFETY: the program gives `size` writable bytes.
-        unsafe { give(&whole, caps, size) }
+        caps.fill(&whole, size)
     })
 }
 
@@ -100,16 +102,15 @@ unsafe fn word_at(location: &ib::efadv_memory_location, start: u64) -> Result<Wo
 }
 
 /// # Safety
-/// `raw` is null or an open context; `attr` is null or the program's. The program keeps external memory mapped.
+/// The program keeps the external memory of `dv` mapped and writable until it destroys the counter.
 unsafe fn create(
     raw: Open<Context>,
-    attr: *mut ib::ibv_comp_cntr_init_attr,
+    attr: Option<&ib::ibv_comp_cntr_init_attr>,
     dv: &ib::efadv_comp_cntr_init_attr,
 ) -> Result<*mut ib::ibv_comp_cntr, Errno> {
     let open = raw.get()?;
     has_counters(open)?;
-    // SAFETY: null, or attributes of the program, which it keeps during the call.
-    let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+    let attr = attr.ok_or(Errno::INVAL)?;
     let known = ib::EFADV_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM | ib::EFADV_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
     if attr.comp_mask != 0
         || attr.flags != 0
@@ -136,35 +137,38 @@ unsafe fn create(
         .lock()
         .open_counter(Counter { completions, errors, attached: 0 })
         .map_err(|error| refuse("ibv_create_comp_cntr", error.into(), format_args!("{error}")))?;
-    open.uses.begin();
-    let raw = ib::ibv_comp_cntr { context: raw.pointer(), handle: number };
-    let cntr = CompCntr { raw, number, completions: at, errors: errors_at, uses: Uses::default() };
-    Ok(objects::give(Box::new(cntr)))
+    Ok(objects::give(Box::new(CompCntr {
+        raw: ib::ibv_comp_cntr { context: raw.pointer(), handle: number },
+        context: Held::new(open),
+        number,
+        completions: at,
+        errors: errors_at,
+        uses: Uses::default(),
+    })))
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_comp_cntr(
     raw: Open<Context>,
-    attr: *mut ib::ibv_comp_cntr_init_attr,
+    attr: Option<&ib::ibv_comp_cntr_init_attr>,
 ) -> *mut ib::ibv_comp_cntr {
     let dv = ib::efadv_comp_cntr_init_attr::default();
-    // SAFETY: the program passes an open context and attributes.
+    // SAFETY: there is no external memory.
     object("ibv_create_comp_cntr", || unsafe { create(raw, attr, &dv) })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_create_comp_cntr(
     raw: Open<Context>,
-    attr: *mut ib::ibv_comp_cntr_init_attr,
-    dv: *mut ib::efadv_comp_cntr_init_attr,
-    size: u32,
+    attr: Option<&ib::ibv_comp_cntr_init_attr>,
+    dv: Struct<ib::efadv_comp_cntr_init_attr>,
+    size: Size<u32>,
 ) -> *mut ib::ibv_comp_cntr {
     object("efadv_create_comp_cntr", || {
         let least =
             offset_of!(ib::efadv_comp_cntr_init_attr, err_cntr_ext_mem) + size_of::<ib::efadv_memory_location>();
-        // SAFETY: the program gives `size` readable bytes.
-        let dv = unsafe { dv::read(dv, size, least) }?;
-        // SAFETY: the program passes an open context and attributes, and keeps external memory mapped.
+        let dv = dv.read(size, least)?;
+        // SAFETY: the manual page has the program keep external memory until it destroys the counter.
         unsafe { create(raw, attr, &dv) }
     })
 }
@@ -172,10 +176,7 @@ unsafe extern "C" fn efadv_create_comp_cntr(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int {
     objects::destroy("ibv_destroy_comp_cntr", raw, |cntr: &CompCntr| {
-        cntr.uses.none()?;
-        let open = cntr.open()?;
-        drop(open.card.lock().close_counter(cntr.number)?);
-        open.uses.end();
+        drop(cntr.context.card.lock().close_counter(cntr.number)?);
         Ok(())
     })
 }
@@ -183,7 +184,7 @@ unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int
 fn change(call: &str, raw: Open<CompCntr>, how: impl FnOnce(&mut Counter)) -> c_int {
     status(call, || {
         let cntr = raw.get()?;
-        how(cntr.open()?.card.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
+        how(cntr.context.card.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
         Ok(())
     })
 }
@@ -211,7 +212,7 @@ unsafe extern "C" fn ibv_inc_err_comp_cntr(raw: Open<CompCntr>, value: u64) -> c
 fn read(call: &str, raw: Open<CompCntr>, to: Option<&mut u64>, errors: bool) -> c_int {
     status(call, || {
         let cntr = raw.get()?;
-        cntr.open()?.card.poll();
+        cntr.context.card.poll();
         // SAFETY: the counter's words are mapped until the counter is destroyed.
         let value = unsafe { memory::load_acquire(if errors { cntr.errors } else { cntr.completions }) };
         *to.ok_or(Errno::INVAL)? = value;

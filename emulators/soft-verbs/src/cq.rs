@@ -5,7 +5,6 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,19 +17,22 @@ use soft_nic::card::signal::Signal;
 use soft_nic::memory::{self, Mapping};
 
 use crate::bindings as ib;
-use crate::channel::Channel;
+use crate::channel::{Channel, Unacknowledged};
 use crate::context::{Context, MAX_CQE, VECTORS};
 use crate::guard::{Errno, entry, object, refuse, status};
-use crate::objects::{self, Object, Open, Param, call1, call2};
+use crate::objects::{self, Efa, EfaPart, Held, Object, Open, Param, call1, call2};
+use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::uses::{Turn, Uses};
 
-/// A completion queue. The program reads the fields of `raw`, of which `own` keeps what does not change.
+/// A completion queue. The program reads the fields of `raw`.
 #[repr(C)]
 pub(crate) struct Cq {
     raw: UnsafeCell<ib::ibv_cq_ex>,
     dv: ib::efadv_cq,
-    own: ib::ibv_cq_ex,
+    pub(crate) context: Held<Context>,
+    channel: Option<Held<Channel>>,
+    _parent_domain: Option<Held<Pd>>,
     /// Number of the ring on the card.
     pub(crate) ring: u32,
     /// The ring in the program's memory.
@@ -40,19 +42,27 @@ pub(crate) struct Cq {
     doorbell: *mut u32,
     /// The signal of events.
     event: Option<Arc<Signal>>,
-    parent_domain: *mut ib::ibv_pd,
     turn: Turn,
     reader: Mutex<Reader>,
     /// Queue pairs that complete here.
-    pub(crate) uses: Uses,
-    /// Events given to the program, less those that it acknowledged.
-    unacknowledged: AtomicU32,
+    uses: Uses,
+    unacknowledged: Arc<Unacknowledged>,
 }
 
-// SAFETY: no other type has this kind.
+// SAFETY: no other type has this kind, and the struct, with which `ibv_cq_ex` begins, is the first field.
 unsafe impl Object for Cq {
     const KIND: &'static str = "completion queue";
     type Raw = ib::ibv_cq;
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+// SAFETY: the field of this type.
+unsafe impl EfaPart for Cq {
+    type Part = ib::efadv_cq;
+    const PART_AT: usize = offset_of!(Cq, dv);
 }
 
 // SAFETY: `ibv_cq_ex` begins as `ibv_cq`, and `Open` is transparent.
@@ -192,24 +202,13 @@ impl Cq {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn context(&self) -> *mut ib::ibv_context {
-        self.own.context
-    }
-
-    /// Counts an event that the program gets, and returns the program's context of the queue.
-    pub(crate) fn note_event(&self) -> *mut c_void {
-        self.unacknowledged.fetch_add(1, Ordering::AcqRel);
-        self.own.cq_context
-    }
-
-    pub(crate) fn acknowledge(&self, count: c_uint) {
-        self.unacknowledged.fetch_sub(count, Ordering::AcqRel);
+    /// Takes the next completion, as [`Reader::take`].
+    fn take(&self) -> Result<Completion, Errno> {
+        self.reader().take(&self.context)
     }
 }
 
-/// # Safety
-/// `raw` is null or an open context; `attr` and `dv` are the program's.
-unsafe fn create(
+fn create(
     raw: Open<Context>,
     attr: &mut ib::ibv_cq_init_attr_ex,
     dv: &ib::efadv_cq_init_attr,
@@ -228,10 +227,8 @@ unsafe fn create(
         return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("unsupported wc_flags {:#x}", attr.wc_flags)));
     }
     let has_parent = attr.comp_mask & ib::IBV_CQ_INIT_ATTR_MASK_PD != 0;
-    let parent_domain = if has_parent { attr.parent_domain } else { ptr::null_mut() };
-    // SAFETY: the program passes null or an open domain.
-    let parent = has_parent.then(|| unsafe { Open::<Pd>::at(parent_domain) }.get()).transpose()?;
-    if parent.is_some_and(|parent| parent.parent.is_none() || parent.context() != raw.pointer()) {
+    let parent: Option<&Pd> = has_parent.then(|| raw.named(attr.parent_domain)?.get()).transpose()?;
+    if parent.is_some_and(|parent| !parent.is_parent() || !parent.context.is(open)) {
         return Err(refuse(CALL, Errno::INVAL, format_args!("parent_domain is no parent domain of the context")));
     }
     if attr.cqe == 0 || attr.cqe > MAX_CQE || attr.comp_vector >= VECTORS as u32 {
@@ -253,12 +250,7 @@ unsafe fn create(
     };
     let buffer: *mut u8 =
         if external && !dv.ext_mem_dmabuf.buffer.is_null() { dv.ext_mem_dmabuf.buffer.cast() } else { ring.buffer() };
-    let channel = if attr.channel.is_null() {
-        None
-    } else {
-        // SAFETY: not null, so the program passes an open channel.
-        Some(unsafe { Open::<Channel>::at(attr.channel) }.get()?)
-    };
+    let channel: Option<&Channel> = if attr.channel.is_null() { None } else { Some(raw.named(attr.channel)?.get()?) };
     let place = Box::<Cq>::new_uninit();
     let number = place.as_ptr() as u64;
     let event = channel.map(|channel| channel.signal(number)).transpose()?;
@@ -266,7 +258,7 @@ unsafe fn create(
     let doorbell = if event.is_some() { ring.add_doorbell()? } else { ptr::null_mut() };
     let reader = Reader { buffer: ring.buffer(), entries: attr.cqe, next: 0, current: None };
     let ring = open.card.lock().cqs.insert(ring);
-    let fields = || ib::ibv_cq_ex {
+    let mut shown = ib::ibv_cq_ex {
         context: raw.pointer(),
         channel: attr.channel,
         cq_context: attr.cq_context,
@@ -274,30 +266,27 @@ unsafe fn create(
         cqe: attr.cqe as c_int,
         ..ib::ibv_cq_ex::default()
     };
-    let mut shown = fields();
     fill_functions(&mut shown, attr.wc_flags);
     let cq = Cq {
         raw: UnsafeCell::new(shown),
         dv: dv_functions(dv.wc_flags),
-        own: fields(),
+        context: Held::new(open),
+        channel: channel.map(Held::new),
+        _parent_domain: parent.map(Held::new),
         ring,
         buffer,
         entries: attr.cqe,
         doorbell,
         event,
-        parent_domain,
         turn: Turn::default(),
         reader: Mutex::new(reader),
         uses: Uses::default(),
-        unacknowledged: AtomicU32::new(0),
+        unacknowledged: Arc::default(),
     };
-    let cq: *mut Cq = objects::give(Box::write(place, cq));
-    open.uses.begin();
-    if let Some(parent) = parent {
-        parent.uses.begin();
-    }
+    let unacknowledged = cq.unacknowledged.clone();
+    let cq = objects::give(Box::write(place, cq));
     if let Some(channel) = channel {
-        channel.attach(number, cq);
+        channel.attach(cq, attr.cq_context, unacknowledged);
     }
     Ok(cq.cast())
 }
@@ -328,7 +317,7 @@ fn dv_functions(flags: u64) -> ib::efadv_cq {
     ib::efadv_cq {
         comp_mask: 0,
         wc_read_sgid: has(ib::EFADV_WC_EX_WITH_SGID).then_some(call2(read_sgid)),
-        wc_is_unsolicited: has(ib::EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(is_unsolicited as _),
+        wc_is_unsolicited: has(ib::EFADV_WC_EX_WITH_IS_UNSOLICITED).then_some(call1(is_unsolicited)),
     }
 }
 
@@ -348,8 +337,7 @@ unsafe extern "C" fn ibv_create_cq(
             comp_vector: u32::try_from(comp_vector).map_err(|_| Errno::INVAL)?,
             ..ib::ibv_cq_init_attr_ex::default()
         };
-        // SAFETY: the program passes an open context.
-        unsafe { create(raw, &mut attr, &ib::efadv_cq_init_attr::default()) }.map(<*mut _>::cast)
+        create(raw, &mut attr, &ib::efadv_cq_init_attr::default()).map(<*mut _>::cast)
     })
 }
 
@@ -359,8 +347,7 @@ pub(crate) unsafe extern "C" fn create_ex(
 ) -> *mut ib::ibv_cq_ex {
     object("ibv_create_cq_ex", || {
         let attr = attr.ok_or(Errno::INVAL)?;
-        // SAFETY: the program passes an open context.
-        unsafe { create(raw, attr, &ib::efadv_cq_init_attr::default()) }
+        create(raw, attr, &ib::efadv_cq_init_attr::default())
     })
 }
 
@@ -368,12 +355,11 @@ pub(crate) unsafe extern "C" fn create_ex(
 unsafe extern "C" fn efadv_create_cq(
     raw: Open<Context>,
     attr: Option<&mut ib::ibv_cq_init_attr_ex>,
-    dv: *mut ib::efadv_cq_init_attr,
-    size: u32,
+    dv: Struct<ib::efadv_cq_init_attr>,
+    size: Size<u32>,
 ) -> *mut ib::ibv_cq_ex {
     object("efadv_create_cq", || {
-        // SAFETY: the program gives `size` readable bytes.
-        let dv = unsafe { crate::dv::read(dv, size, offset_of!(ib::efadv_cq_init_attr, flags)) }?;
+        let dv = dv.read(size, offset_of!(ib::efadv_cq_init_attr, flags))?;
         if dv.comp_mask != 0 {
             return Err(Errno::INVAL);
         }
@@ -382,35 +368,25 @@ unsafe extern "C" fn efadv_create_cq(
             return Err(Errno::UNSUPPORTED);
         }
         let attr = attr.ok_or(Errno::INVAL)?;
-        // SAFETY: the program passes an open context.
-        unsafe { create(raw, attr, &dv) }
+        create(raw, attr, &dv)
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
     objects::destroy("ibv_destroy_cq", raw, |cq: &Cq| {
-        cq.uses.none()?;
         let since = Instant::now();
-        while cq.unacknowledged.load(Ordering::Acquire) as i32 > 0 {
+        while cq.unacknowledged.any() {
             if since.elapsed() > ACKNOWLEDGE_LIMIT {
                 let why = "events of the queue are not acknowledged: call ibv_ack_cq_events for each event";
                 return Err(refuse("ibv_destroy_cq", Errno::BUSY, format_args!("{why}")));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // SAFETY: the context of a queue is open.
-        let open = unsafe { Open::<Context>::at(cq.own.context) }.get()?;
-        let ring = open.card.lock().close_cq(cq.ring)?;
-        if cq.event.is_some() {
-            // SAFETY: a channel counts its queues and is open.
-            unsafe { Open::<Channel>::at(cq.own.channel) }.get()?.detach(raw as u64);
+        let ring = cq.context.card.lock().close_cq(cq.ring)?;
+        if let Some(channel) = &cq.channel {
+            channel.detach(raw as u64);
         }
-        // SAFETY: a queue keeps its parent domain open.
-        if let Ok(parent) = unsafe { Open::<Pd>::at(cq.parent_domain) }.get() {
-            parent.end_use();
-        }
-        open.uses.end();
         drop(ring);
         Ok(())
     })
@@ -430,11 +406,9 @@ pub(crate) unsafe extern "C" fn req_notify(raw: Open<Cq>, solicited_only: c_int)
 pub(crate) unsafe extern "C" fn poll(raw: Open<Cq>, count: c_int, to: *mut ib::ibv_wc) -> c_int {
     entry("ibv_poll_cq", -libc::EIO, || {
         let Ok(cq) = raw.get() else { return -libc::EINVAL };
-        // SAFETY: the context of a queue is open.
-        let Ok(open) = unsafe { Open::<Context>::at(cq.own.context) }.get() else { return -libc::EINVAL };
         let mut reader = cq.reader();
         for i in 0..count {
-            let done = match reader.take(open) {
+            let done = match reader.take(&cq.context) {
                 Ok(done) => done,
                 Err(Errno(libc::ENOENT)) if i == 0 => {
                     drop(reader);
@@ -469,9 +443,7 @@ fn relax() {
 
 fn poll_one(raw: Open<Cq>) -> c_int {
     let Ok(cq) = raw.get() else { return libc::EINVAL };
-    // SAFETY: the context of a queue is open.
-    let Ok(open) = unsafe { Open::<Context>::at(cq.own.context) }.get() else { return libc::EINVAL };
-    match cq.reader().take(open) {
+    match cq.take() {
         Ok(done) => {
             let (wr_id, status) = (offset_of!(ib::ibv_cq_ex, wr_id), offset_of!(ib::ibv_cq_ex, status));
             let fields = cq.raw.get();
@@ -508,6 +480,13 @@ unsafe extern "C" fn next_poll(raw: Open<Cq>) -> c_int {
 unsafe extern "C" fn end_poll(raw: Open<Cq>) {
     if let Ok(cq) = raw.get() {
         cq.turn.end();
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_ack_cq_events(raw: Open<Cq>, count: c_uint) {
+    if let Ok(cq) = raw.get() {
+        cq.unacknowledged.acknowledge(count);
     }
 }
 
@@ -561,14 +540,8 @@ extern "C" fn read_zero(_raw: *mut ib::ibv_cq_ex) -> u8 {
     0
 }
 
-/// The queue of its EFA part.
-fn owner(dv: *mut ib::efadv_cq) -> *mut ib::ibv_cq {
-    dv.wrapping_byte_sub(offset_of!(Cq, dv)).cast()
-}
-
-unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: Option<&mut ib::ibv_gid>) -> c_int {
-    // SAFETY: the program passes the EFA part of an open queue.
-    let sender = current(unsafe { Open::at(owner(dv)) }, |done| done.sender);
+unsafe extern "C" fn read_sgid(dv: Efa<Cq>, gid: Option<&mut ib::ibv_gid>) -> c_int {
+    let sender = current(dv.object(), |done| done.sender);
     let Some(Sender::Gid(Some(raw))) = sender else { return -libc::ENOENT };
     match gid {
         Some(gid) => {
@@ -579,9 +552,8 @@ unsafe extern "C" fn read_sgid(dv: *mut ib::efadv_cq, gid: Option<&mut ib::ibv_g
     }
 }
 
-unsafe extern "C" fn is_unsolicited(dv: *mut ib::efadv_cq) -> bool {
-    // SAFETY: the program passes the EFA part of an open queue.
-    current(unsafe { Open::at(owner(dv)) }, |done| done.unsolicited)
+unsafe extern "C" fn is_unsolicited(dv: Efa<Cq>) -> bool {
+    current(dv.object(), |done| done.unsolicited)
 }
 
 #[unsafe(no_mangle)]
@@ -590,10 +562,10 @@ unsafe extern "C" fn efadv_cq_from_ibv_cq_ex(raw: *mut ib::ibv_cq_ex) -> *mut ib
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn efadv_query_cq(raw: Open<Cq>, attr: *mut ib::efadv_cq_attr, size: u32) -> c_int {
+unsafe extern "C" fn efadv_query_cq(raw: Open<Cq>, attr: Struct<ib::efadv_cq_attr>, size: Size<u32>) -> c_int {
     status("efadv_query_cq", || {
         let cq = raw.get()?;
-        if (size as usize) < offset_of!(ib::efadv_cq_attr, doorbell) {
+        if size.bytes() < offset_of!(ib::efadv_cq_attr, doorbell) {
             return Err(Errno::INVAL);
         }
         let whole = ib::efadv_cq_attr {
@@ -603,8 +575,7 @@ unsafe extern "C" fn efadv_query_cq(raw: Open<Cq>, attr: *mut ib::efadv_cq_attr,
             doorbell: cq.doorbell,
             ..ib::efadv_cq_attr::default()
         };
-        // SAFETY: the program gives `size` writable bytes.
-        unsafe { crate::context::give(&whole, attr, size as usize) }
+        attr.fill(&whole, size)
     })
 }
 

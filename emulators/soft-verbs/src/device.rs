@@ -4,15 +4,15 @@ use std::ffi::{c_char, c_int};
 use std::ptr;
 use std::sync::OnceLock;
 
-use soft_nic::config::{Config, WireChoice};
+use soft_nic::config::{Config, MAX_NICS};
 use soft_nic::host;
 
 use crate::bindings as ib;
-use crate::context::Context;
-use crate::guard::{Errno, entry, object, refuse, status};
-use crate::objects;
+use crate::guard::{Errno, entry, object, refuse};
+use crate::objects::{self, Object};
+use crate::uses::Uses;
 
-/// A device, which lives as long as the process: programs keep pointers to it.
+/// A device, which lives as long as the process: programs keep pointers to it, and pass them as the address of `raw`.
 #[repr(C)]
 pub(crate) struct Device {
     pub(crate) raw: ib::ibv_device,
@@ -41,14 +41,7 @@ fn put<const N: usize>(field: &mut [c_char; N], text: &str) {
 
 /// The settings of the environment.
 pub(crate) fn settings(call: &str) -> Result<Config, Errno> {
-    let config = Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))?;
-    if let WireChoice::Provider(name) = &config.wire
-        && name.starts_with("verbs")
-    {
-        let why = "SOFTEFA_WIRE=verbs would be a wire over this card itself: set tcp, or unset it";
-        return Err(refuse(call, Errno::INVAL, format_args!("{why}")));
-    }
-    Ok(config)
+    Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))
 }
 
 fn devices() -> Result<&'static [Device], Errno> {
@@ -73,57 +66,48 @@ fn devices() -> Result<&'static [Device], Errno> {
     made.as_ref().map(|devices| devices.0.as_slice()).map_err(|errno| *errno)
 }
 
-const LIST: &str = "device list";
+/// A list of devices as the program gets it: the entries, and null behind them.
+#[repr(C)]
+struct DeviceList {
+    entries: [*mut ib::ibv_device; MAX_NICS as usize + 1],
+    uses: Uses,
+}
+
+// SAFETY: no other type has this kind, and the entries are the first field.
+unsafe impl Object for DeviceList {
+    const KIND: &'static str = "device list";
+    type Raw = *mut ib::ibv_device;
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ib::ibv_device {
+unsafe extern "C" fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *mut ib::ibv_device {
     object("ibv_get_device_list", || {
         let devices = devices()?;
-        // SAFETY: the call has no precondition. The list has one entry more, which stays null.
-        let list: *mut *mut ib::ibv_device =
-            unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ib::ibv_device>()) }.cast();
-        if list.is_null() {
-            return Err(Errno::NOMEM);
+        let mut list = DeviceList { entries: [ptr::null_mut(); _], uses: Uses::default() };
+        for (entry, device) in list.entries.iter_mut().zip(devices) {
+            *entry = (&raw const device.raw).cast_mut();
         }
-        for (i, device) in devices.iter().enumerate() {
-            // SAFETY: the list has an entry for each device.
-            unsafe { list.wrapping_add(i).write((&raw const device.raw).cast_mut()) };
-        }
-        // SAFETY: null, or a variable of the program that is writable during the call.
-        if let Some(count) = unsafe { count.as_mut() } {
+        if let Some(count) = count {
             *count = devices.len() as c_int;
         }
-        objects::add(LIST, list);
-        Ok(list)
+        Ok(objects::give(Box::new(list)))
     })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ib::ibv_device) {
-    if list.is_null() {
-        return;
+    if !list.is_null() {
+        objects::destroy("ibv_free_device_list", list, |_: &DeviceList| Ok(()));
     }
-    status("ibv_free_device_list", || {
-        objects::take("ibv_free_device_list", LIST, list)?;
-        // SAFETY: the list was among the open ones, so `ibv_get_device_list` allocated it and nobody has freed it.
-        unsafe { libc::free(list.cast()) };
-        Ok(())
-    });
-}
-
-/// The device behind a pointer of the program.
-///
-/// # Safety
-/// `device` is null or an entry of a device list.
-unsafe fn device_at<'a>(device: *const ib::ibv_device) -> Option<&'a Device> {
-    // SAFETY: this function's caller passes null or an entry of a list, which is the first field of a `Device`.
-    unsafe { device.cast::<Device>().as_ref() }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_device_name(device: *mut ib::ibv_device) -> *const c_char {
-    // SAFETY: the program passes an entry of a device list.
-    unsafe { device_at(device) }.map_or(ptr::null(), |device| device.raw.name.as_ptr())
+unsafe extern "C" fn ibv_get_device_name(device: Option<&Device>) -> *const c_char {
+    device.map_or(ptr::null(), |device| device.raw.name.as_ptr())
 }
 
 /// The GUID names the host and the card, and nothing of the card's GID.
@@ -132,22 +116,11 @@ pub(crate) fn guid(number: u32) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_device_guid(device: *mut ib::ibv_device) -> u64 {
-    // SAFETY: the program passes an entry of a device list.
-    entry("ibv_get_device_guid", 0, || unsafe { device_at(device) }.map_or(0, |device| guid(device.number)))
+unsafe extern "C" fn ibv_get_device_guid(device: Option<&Device>) -> u64 {
+    entry("ibv_get_device_guid", 0, || device.map_or(0, |device| guid(device.number)))
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_get_device_index(device: *mut ib::ibv_device) -> c_int {
-    // SAFETY: the program passes an entry of a device list.
-    unsafe { device_at(device) }.map_or(-1, |device| device.number as c_int)
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_open_device(device: *mut ib::ibv_device) -> *mut ib::ibv_context {
-    object("ibv_open_device", || {
-        // SAFETY: the program passes an entry of a device list.
-        let device = unsafe { device_at(device) }.ok_or(Errno::INVAL)?;
-        Context::open(device)
-    })
+unsafe extern "C" fn ibv_get_device_index(device: Option<&Device>) -> c_int {
+    device.map_or(-1, |device| device.number as c_int)
 }

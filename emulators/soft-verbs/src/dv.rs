@@ -1,40 +1,16 @@
-//! The EFA calls of a device, and how sizes of structs are told.
+//! The EFA calls of a device.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
-use std::ptr;
 
 use soft_nic::card::MAX_RDMA_SIZE;
 use soft_nic::fault::MAX_SQ_SIZE;
 
 use crate::bindings as ib;
-use crate::context::{Context, MAX_RQ, MAX_SGE, NARROW_INLINE, WIDE_INLINE, give};
+use crate::context::{Context, MAX_RQ, MAX_SGE, NARROW_INLINE, WIDE_INLINE};
 use crate::guard::{Errno, entry, status};
 use crate::objects::Open;
-
-/// The program's attributes, which may be shorter or longer than this library's. What they lack is zero.
-///
-/// # Errors
-/// `EINVAL` for attributes without the first `least` bytes, and for longer ones with bytes that are not zero.
-///
-/// # Safety
-/// `from` is null, or `size` bytes that are readable during the call.
-pub(crate) unsafe fn read<T: Default + Copy>(from: *const T, size: u32, least: usize) -> Result<T, Errno> {
-    let size = size as usize;
-    if from.is_null() || size < least {
-        return Err(Errno::INVAL);
-    }
-    let mut whole = T::default();
-    // SAFETY: `from` has `size` bytes, and `whole` those of its type; the lesser number is copied.
-    unsafe { ptr::copy_nonoverlapping(from.cast::<u8>(), (&raw mut whole).cast(), size.min(size_of::<T>())) };
-    for at in size_of::<T>()..size {
-        // SAFETY: `from` has `size` bytes, of which this is one.
-        if unsafe { from.cast::<u8>().wrapping_add(at).read() } != 0 {
-            return Err(Errno::INVAL);
-        }
-    }
-    Ok(whole)
-}
+use crate::params::{Size, Struct};
 
 /// True when the card has 128-byte requests (fault `narrow_only`).
 fn has_wide_requests(open: &Context) -> bool {
@@ -47,10 +23,14 @@ pub(crate) fn max_inline(open: &Context) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn efadv_query_device(raw: Open<Context>, attr: *mut ib::efadv_device_attr, size: u32) -> c_int {
+unsafe extern "C" fn efadv_query_device(
+    raw: Open<Context>,
+    attr: Struct<ib::efadv_device_attr>,
+    size: Size<u32>,
+) -> c_int {
     status("efadv_query_device", || {
         let open = raw.get()?;
-        if (size as usize) < offset_of!(ib::efadv_device_attr, max_rdma_size) {
+        if size.bytes() < offset_of!(ib::efadv_device_attr, max_rdma_size) {
             return Err(Errno::INVAL);
         }
         let mut caps = ib::EFADV_DEVICE_ATTR_CAPS_RDMA_READ
@@ -73,8 +53,7 @@ unsafe extern "C" fn efadv_query_device(raw: Open<Context>, attr: *mut ib::efadv
             max_rdma_size: MAX_RDMA_SIZE,
             ..ib::efadv_device_attr::default()
         };
-        // SAFETY: the program gives `size` writable bytes.
-        unsafe { give(&whole, attr, size as usize) }
+        attr.fill(&whole, size)
     })
 }
 
@@ -91,15 +70,12 @@ pub(crate) fn max_depth(request_size: u32) -> u32 {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_get_max_sq_depth(
     raw: Open<Context>,
-    attr: *mut ib::efadv_sq_depth_attr,
-    size: u32,
+    attr: Struct<ib::efadv_sq_depth_attr>,
+    size: Size<u32>,
 ) -> c_int {
     entry("efadv_get_max_sq_depth", -libc::EIO, || {
         let Ok(open) = raw.get() else { return -libc::EINVAL };
-        // SAFETY: the program gives `size` readable bytes.
-        let Ok(attr) = (unsafe { read(attr, size, size_of::<ib::efadv_sq_depth_attr>()) }) else {
-            return -libc::EINVAL;
-        };
+        let Ok(attr) = attr.read(size, size_of::<ib::efadv_sq_depth_attr>()) else { return -libc::EINVAL };
         if attr.comp_mask != 0
             || attr.max_send_sge > MAX_SGE
             || attr.max_rdma_sge > 1
@@ -115,15 +91,14 @@ unsafe extern "C" fn efadv_get_max_sq_depth(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn efadv_get_max_rq_depth(
     raw: Open<Context>,
-    attr: *mut ib::efadv_rq_depth_attr,
-    size: u32,
+    attr: Struct<ib::efadv_rq_depth_attr>,
+    size: Size<u32>,
 ) -> c_int {
     entry("efadv_get_max_rq_depth", -libc::EIO, || {
         if raw.get().is_err() {
             return -libc::EINVAL;
         }
-        // SAFETY: the program gives `size` readable bytes.
-        match unsafe { read(attr, size, offset_of!(ib::efadv_rq_depth_attr, max_recv_sge) + size_of::<u32>()) } {
+        match attr.read(size, offset_of!(ib::efadv_rq_depth_attr, max_recv_sge) + size_of::<u32>()) {
             Ok(attr) if attr.comp_mask == 0 && (1..=MAX_SGE).contains(&attr.max_recv_sge) => {
                 (MAX_RQ / attr.max_recv_sge) as c_int
             }

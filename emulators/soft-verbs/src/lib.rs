@@ -7,6 +7,7 @@
 //! them.
 #![allow(unsafe_code)]
 
+mod ah;
 #[allow(non_camel_case_types, non_snake_case, missing_docs, dead_code, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[allow(clippy::multiple_unsafe_ops_per_block, unused_imports)]
 mod bindings;
@@ -24,12 +25,15 @@ pub mod fuzzing {
     pub use crate::guard::QUIET;
 }
 mod guard;
+mod mr;
 mod objects;
-mod parent;
+mod params;
 mod pd;
 mod post;
 mod qp;
+mod qp_create;
 mod queues;
+mod table;
 mod text;
 #[allow(non_upper_case_globals)]
 mod unsupported;

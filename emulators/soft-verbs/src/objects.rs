@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::marker::PhantomData;
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::guard::{Errno, refuse, status};
+use crate::uses::Uses;
 
 /// The kinds of the open objects, by the addresses that the program has.
 static OPEN: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
@@ -14,42 +16,19 @@ fn open() -> MutexGuard<'static, BTreeMap<usize, &'static str>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Notes an object that the program gets.
-pub(crate) fn add<T>(kind: &'static str, at: *const T) {
-    open().insert(at.addr(), kind);
-}
-
-/// Takes an object that the program destroys. Of two threads that destroy the same object, one gets it.
-///
-/// # Errors
-/// `EINVAL` if no object of this kind is open there; a line in the log names the mistake.
-pub(crate) fn take<T>(call: &str, kind: &'static str, at: *const T) -> Result<(), Errno> {
-    let mut open = open();
-    let why = match open.get(&at.addr()) {
-        Some(found) if *found == kind => {
-            open.remove(&at.addr());
-            return Ok(());
-        }
-        Some(found) => format!("{at:p} is of another kind: expected {kind}, found {found}"),
-        None if at.is_null() => format!("the {kind} is null"),
-        None => {
-            format!("{at:p} is not an open {kind}: it was destroyed before, or never created; destroy each {kind} once")
-        }
-    };
-    drop(open);
-    Err(refuse(call, Errno::INVAL, format_args!("{why}")))
-}
-
 /// An object of which the program has the address.
 ///
 /// # Safety
-/// No other type has this kind, and the program's struct `Raw` lies in the object at `AT`.
+/// No other type has this kind, and the program's struct `Raw` lies in the object at `AT`. `uses` returns the same count each time.
 pub(crate) unsafe trait Object: Sized {
     /// Its name in messages.
     const KIND: &'static str;
     /// The struct of verbs that the program sees.
     type Raw;
     const AT: usize = 0;
+
+    /// The open objects that use this one.
+    fn uses(&self) -> &Uses;
 }
 
 /// A parameter of an entry point: null, or the address of an open object.
@@ -79,6 +58,15 @@ impl<'a, T: Object> Open<'a, T> {
         self.0
     }
 
+    /// Another object, which an attribute of the same call names.
+    ///
+    /// # Errors
+    /// `EINVAL` if no object of this kind is open there.
+    pub(crate) fn named<U: Object>(self, raw: *mut U::Raw) -> Result<Open<'a, U>, Errno> {
+        let found = open().get(&raw.addr()) == Some(&U::KIND);
+        if found { Ok(Open(raw, PhantomData)) } else { Err(Errno::INVAL) }
+    }
+
     /// # Errors
     /// `EINVAL` for null.
     pub(crate) fn get(self) -> Result<&'a T, Errno> {
@@ -87,6 +75,28 @@ impl<'a, T: Object> Open<'a, T> {
         }
         // SAFETY: not null, so it is the program's struct in an object that is open as long as `'a`.
         Ok(unsafe { &*self.0.wrapping_byte_sub(T::AT).cast::<T>() })
+    }
+}
+
+/// A parameter that is the address of the part of an object for the EFA calls.
+#[repr(transparent)]
+pub(crate) struct Efa<'a, T: EfaPart>(*mut T::Part, PhantomData<&'a T>);
+
+/// An object with a part for the EFA calls.
+///
+/// # Safety
+/// The part lies in the object at `PART_AT`.
+pub(crate) unsafe trait EfaPart: Object {
+    type Part;
+    const PART_AT: usize;
+}
+
+impl<'a, T: EfaPart> Efa<'a, T> {
+    pub(crate) fn object(self) -> Open<'a, T> {
+        if self.0.is_null() {
+            return Open(std::ptr::null_mut(), PhantomData);
+        }
+        Open(self.0.wrapping_byte_sub(T::PART_AT).wrapping_byte_add(T::AT).cast(), PhantomData)
     }
 }
 
@@ -100,6 +110,8 @@ pub(crate) unsafe trait Param<Raw> {}
 unsafe impl<T> Param<T> for T {}
 // SAFETY: `Open` is transparent.
 unsafe impl<T: Object> Param<*mut T::Raw> for Open<'_, T> {}
+// SAFETY: `Efa` is transparent.
+unsafe impl<T: EfaPart> Param<*mut T::Part> for Efa<'_, T> {}
 // SAFETY: a reference is a pointer, and `None` is null.
 unsafe impl<T> Param<*mut T> for Option<&T> {}
 // SAFETY: a reference is a pointer, and `None` is null.
@@ -126,53 +138,156 @@ in_table! {
 }
 
 /// Gives an object to the program, which has it until [`destroy`].
-pub(crate) fn give<T: Object, Raw>(object: Box<T>) -> *mut Raw {
-    let at = Box::into_raw(object);
-    add(T::KIND, at);
+pub(crate) fn give<T: Object>(object: Box<T>) -> *mut T::Raw {
+    let at = Box::into_raw(object).wrapping_byte_add(T::AT);
+    open().insert(at.addr(), T::KIND);
     at.cast()
 }
 
-/// A destructor of the program's: frees the object after `close`, and leaves it open if that fails.
-pub(crate) fn destroy<T: Object, Raw>(call: &str, raw: *mut Raw, close: impl FnOnce(&T) -> Result<(), Errno>) -> c_int {
-    let at: *mut T = raw.cast();
-    status(call, || {
-        take(call, T::KIND, at)?;
-        // SAFETY: `OPEN` had the address with this kind, so `give` made it from a box of this type that nobody has freed.
-        if let Err(errno) = close(unsafe { &*at }) {
-            add(T::KIND, at);
-            return Err(errno);
+/// An object that a destructor took out of the open ones: no other call gets it.
+pub(crate) struct Taken<T: Object>(*mut T);
+
+/// Takes an object that the program destroys. Of two threads that destroy the same object, one gets it.
+///
+/// # Errors
+/// `EINVAL` if no object of this kind is open there; a line in the log names the mistake.
+pub(crate) fn take<T: Object>(call: &str, raw: *mut T::Raw) -> Result<Taken<T>, Errno> {
+    let kind = T::KIND;
+    let mut open = open();
+    let why = match open.get(&raw.addr()) {
+        Some(found) if *found == kind => {
+            open.remove(&raw.addr());
+            return Ok(Taken(raw.wrapping_byte_sub(T::AT).cast()));
         }
-        // SAFETY: as above. This call took the address out of `OPEN`, so no other call frees the box.
-        drop(unsafe { Box::from_raw(at) });
-        Ok(())
+        Some(found) => format!("{raw:p} is of another kind: expected {kind}, found {found}"),
+        None if raw.is_null() => format!("the {kind} is null"),
+        None => {
+            format!(
+                "{raw:p} is not an open {kind}: it was destroyed before, or never created; destroy each {kind} once"
+            )
+        }
+    };
+    drop(open);
+    Err(refuse(call, Errno::INVAL, format_args!("{why}")))
+}
+
+impl<T: Object> Taken<T> {
+    fn put_back(self) {
+        open().insert(self.0.addr() + T::AT, T::KIND);
+    }
+
+    /// Frees the object. If others use it, its memory stays.
+    pub(crate) fn free(self) {
+        if self.uses().none().is_ok() {
+            // SAFETY: `give` made the address from a box of this type. Nothing uses the object, and no other call gets it.
+            drop(unsafe { Box::from_raw(self.0) });
+        }
+    }
+}
+
+impl<T: Object> Deref for Taken<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: `give` made the address from a box of this type, and only `free`, which takes this value, frees it.
+        unsafe { &*self.0 }
+    }
+}
+
+/// A destructor of the program's: frees the object after `close`, and leaves it open if that fails or others use it.
+pub(crate) fn destroy<T: Object>(call: &str, raw: *mut T::Raw, close: impl FnOnce(&T) -> Result<(), Errno>) -> c_int {
+    status(call, || {
+        let object = take::<T>(call, raw)?;
+        let closed = object.uses().none().and_then(|()| close(&object));
+        if closed.is_ok() {
+            object.free()
+        } else {
+            object.put_back()
+        }
+        closed
     })
+}
+
+/// An object that another one uses: it stays open as long.
+pub(crate) struct Held<T: Object>(*const T);
+
+impl<T: Object> Held<T> {
+    pub(crate) fn new(object: &T) -> Self {
+        object.uses().begin();
+        Self(object)
+    }
+
+    pub(crate) fn is(&self, object: &T) -> bool {
+        std::ptr::eq(self.0, object)
+    }
+}
+
+impl<T: Object> Deref for Held<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the object is in a box that `Taken::free` alone frees, and not while the count of uses has this one.
+        unsafe { &*self.0 }
+    }
+}
+
+impl<T: Object> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.uses().end();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    struct Thing(u8);
+    #[repr(C)]
+    struct Thing(u8, Uses);
 
-    // SAFETY: only this test has things.
+    // SAFETY: only this test has things, and the byte is the first field.
     unsafe impl Object for Thing {
         const KIND: &'static str = "thing";
         type Raw = u8;
+
+        fn uses(&self) -> &Uses {
+            &self.1
+        }
+    }
+
+    #[repr(C)]
+    struct OtherThing(u8, Uses);
+
+    // SAFETY: only this test has these, and the byte is the first field.
+    unsafe impl Object for OtherThing {
+        const KIND: &'static str = "other thing";
+        type Raw = u8;
+
+        fn uses(&self) -> &Uses {
+            &self.1
+        }
     }
 
     #[test]
     fn object_is_destroyed_once_and_stays_while_it_is_used() {
-        let thing: *mut u8 = give(Box::new(Thing(7)));
+        let thing = give(Box::new(Thing(7, Uses::default())));
+        let param: Open<Thing> = Open(thing, PhantomData);
         assert_eq!(destroy("test", thing, |_: &Thing| Err(Errno::BUSY)), libc::EBUSY);
-        assert_eq!(take("test", "other thing", thing), Err(Errno::INVAL));
-        let within = |thing: &Thing| {
+        assert_eq!(take::<OtherThing>("test", thing).err(), Some(Errno::INVAL));
+        assert_eq!(param.named::<OtherThing>(thing).err(), Some(Errno::INVAL));
+
+        let held = Held::new(param.named::<Thing>(thing).unwrap().get().unwrap());
+        assert_eq!(destroy("test", thing, |_: &Thing| panic!("closed")), libc::EBUSY);
+        assert_eq!((*held).0, 7);
+        drop(held);
+
+        let within = |_: &Thing| {
             // As a second thread would.
-            assert_eq!(take("test", Thing::KIND, thing), Err(Errno::INVAL));
-            assert_eq!(thing.0, 7);
+            assert_eq!(take::<Thing>("test", thing).err(), Some(Errno::INVAL));
             Ok(())
         };
         assert_eq!(destroy("test", thing, within), 0);
         assert_eq!(destroy("test", thing, |_: &Thing| panic!("freed")), libc::EINVAL);
-        assert_eq!(destroy("test", std::ptr::null_mut::<u8>(), |_: &Thing| panic!("null")), libc::EINVAL);
+        assert_eq!(param.named::<Thing>(thing).err(), Some(Errno::INVAL));
+        assert_eq!(destroy("test", std::ptr::null_mut(), |_: &Thing| panic!("null")), libc::EINVAL);
     }
 }

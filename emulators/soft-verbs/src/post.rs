@@ -1,23 +1,37 @@
 //! Posting: `ibv_post_send`, `ibv_post_recv` and the calls `ibv_wr_*`.
 
-use std::ffi::{c_int, c_uint, c_void};
-use std::slice;
+use std::ffi::{c_int, c_uint};
 
 use efa_dp_direct::wire::TX_DESC_INLINE_MAX_SIZE_128;
 use efa_dp_direct::wqe::{Destination, Hints, Inline, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
+use crate::ah::Ah;
 use crate::bindings as ib;
+use crate::context::MAX_SGE;
 use crate::guard::{Errno, entry, status};
-use crate::objects::{Open, call1, call2, call3, call4};
-use crate::pd::Ah;
-use crate::qp::{QueuePair, owner};
-use crate::queues::SendQueue;
+use crate::objects::{Efa, Open, call1, call2, call3, call4};
+use crate::params::{Length, List, Posted, Request, Requests};
+use crate::qp::QueuePair;
+use crate::queues::{SendQueue, Session};
 
-/// The requests between `ibv_wr_start` and `ibv_wr_complete`.
-#[derive(Debug, Default)]
-pub(crate) struct Session {
-    requests: Vec<SendWqe>,
-    error: Option<Errno>,
+impl Request for ib::ibv_send_wr {
+    fn next(&self) -> *mut Self {
+        self.next
+    }
+
+    fn buffers(&self) -> (*const ib::ibv_sge, c_int) {
+        (self.sg_list, self.num_sge)
+    }
+}
+
+impl Request for ib::ibv_recv_wr {
+    fn next(&self) -> *mut Self {
+        self.next
+    }
+
+    fn buffers(&self) -> (*const ib::ibv_sge, c_int) {
+        (self.sg_list, self.num_sge)
+    }
 }
 
 const NOWHERE: Destination = Destination { ah: 0, qpn: 0, qkey: 0 };
@@ -32,23 +46,30 @@ fn validate(qp: &QueuePair, flags: c_uint) -> Result<(), Errno> {
     Ok(())
 }
 
-fn sge_of(sge: &ib::ibv_sge) -> Sge {
-    Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }
+/// The buffers of a request as the card has them.
+#[derive(Default)]
+struct Buffers {
+    all: [Sge; MAX_SGE as usize],
+    len: usize,
 }
 
-/// The program's list of `len` entries.
-///
-/// # Safety
-/// `from` has `len` entries, which the program keeps readable as long as the list is used.
-unsafe fn list<'a, T>(from: *const T, len: usize) -> Result<&'a [T], Errno> {
-    if len == 0 {
-        return Ok(&[]);
+impl Buffers {
+    /// # Errors
+    /// `EINVAL` for more buffers than `max`.
+    fn of(sges: &[ib::ibv_sge], max: u32) -> Result<Self, Errno> {
+        let mut buffers = Self { len: sges.len(), ..Self::default() };
+        if sges.len() > buffers.all.len().min(max as usize) {
+            return Err(Errno::INVAL);
+        }
+        for (to, from) in buffers.all.iter_mut().zip(sges) {
+            *to = Sge { addr: from.addr, length: from.length, lkey: from.lkey };
+        }
+        Ok(buffers)
     }
-    if from.is_null() {
-        return Err(Errno::INVAL);
+
+    fn get(&self) -> &[Sge] {
+        &self.all[..self.len]
     }
-    // SAFETY: not null, and this function's caller gives `len` entries.
-    Ok(unsafe { slice::from_raw_parts(from, len) })
 }
 
 /// Copies the program's buffers into inline data.
@@ -100,10 +121,7 @@ fn destination(ah: Open<Ah>, qpn: u32, qkey: u32) -> Result<Destination, Errno> 
 }
 
 /// A request of `ibv_post_send`.
-///
-/// # Safety
-/// `wr` and what it names are valid during the call.
-unsafe fn request(qp: &QueuePair, sq: &SendQueue, wr: &ib::ibv_send_wr) -> Result<SendWqe, Errno> {
+fn request(qp: &QueuePair, sq: &SendQueue, wr: Posted<ib::ibv_send_wr>) -> Result<SendWqe, Errno> {
     validate(qp, wr.send_flags)?;
     let imm = match wr.opcode {
         ib::IBV_WR_SEND => None,
@@ -113,52 +131,30 @@ unsafe fn request(qp: &QueuePair, sq: &SendQueue, wr: &ib::ibv_send_wr) -> Resul
     };
     // SAFETY: UD and SRD requests have this union member.
     let ud = unsafe { wr.wr.ud };
-    // SAFETY: the program passes an open handle.
+    // SAFETY: a request of the program names an open handle.
     let dest = destination(unsafe { Open::at(ud.ah) }, ud.remote_qpn, ud.remote_qkey)?;
     let mut op = Operation::Send { data: SendData::Empty, imm };
-    // SAFETY: the program's list has as many entries as it says.
-    let sges = unsafe { list(wr.sg_list, usize::try_from(wr.num_sge).map_err(|_| Errno::INVAL)?) }?;
+    let sges = wr.buffers()?;
     if wr.send_flags & ib::IBV_SEND_INLINE != 0 {
         let buffers = sges.iter().map(|sge| (sge.addr as usize as *const u8, sge.length as usize));
         // SAFETY: the program keeps inline buffers readable during the call.
         set_inline(&mut op, unsafe { inline_of(buffers, sq.max_inline) }?, sq)?;
     } else {
-        if sges.len() > sq.max_sge as usize {
-            return Err(Errno::INVAL);
-        }
-        let mut buffers = [Sge::default(); 2];
-        for (to, from) in buffers.iter_mut().zip(sges) {
-            *to = sge_of(from);
-        }
-        set_buffers(&mut op, &buffers[..sges.len()])?;
+        set_buffers(&mut op, Buffers::of(sges, sq.max_sge)?.get())?;
     }
     Ok(SendWqe::new(wr.wr_id, dest, op))
 }
 
 pub(crate) unsafe extern "C" fn post_send(
     raw: Open<QueuePair>,
-    first: *mut ib::ibv_send_wr,
-    bad: *mut *mut ib::ibv_send_wr,
+    requests: Requests<ib::ibv_send_wr>,
+    bad: Option<&mut *mut ib::ibv_send_wr>,
 ) -> c_int {
     status("ibv_post_send", || {
         let qp = raw.get()?;
         qp.turn.begin("ibv_wr_start", "ibv_wr_complete");
         let mut sq = qp.queues.send();
-        let mut at = first;
-        let mut done = Ok(());
-        // SAFETY: null, or a request of the program's list, which it keeps readable during the call.
-        while let Some(wr) = unsafe { at.as_ref() } {
-            // SAFETY: the request and what it names are valid during the call.
-            done = unsafe { request(qp, &sq, wr) }.and_then(|request| sq.post(request));
-            if done.is_err() {
-                // SAFETY: null, or a variable of the program that is writable during the call.
-                if let Some(bad) = unsafe { bad.as_mut() } {
-                    *bad = at;
-                }
-                break;
-            }
-            at = wr.next;
-        }
+        let done = requests.post_each(bad, |wr| request(qp, &sq, wr).and_then(|request| sq.post(request)));
         sq.ring();
         drop(sq);
         qp.turn.end();
@@ -168,38 +164,19 @@ pub(crate) unsafe extern "C" fn post_send(
 
 pub(crate) unsafe extern "C" fn post_recv(
     raw: Open<QueuePair>,
-    first: *mut ib::ibv_recv_wr,
-    bad: *mut *mut ib::ibv_recv_wr,
+    requests: Requests<ib::ibv_recv_wr>,
+    bad: Option<&mut *mut ib::ibv_recv_wr>,
 ) -> c_int {
     status("ibv_post_recv", || {
         let qp = raw.get()?;
         let mut rq = qp.queues.recv();
-        let mut at = first;
-        let mut done = Ok(());
-        // SAFETY: null, or a request of the program's list, which it keeps readable during the call.
-        while let Some(wr) = unsafe { at.as_ref() } {
-            let count = usize::try_from(wr.num_sge).unwrap_or(usize::MAX);
-            done = if matches!(qp.state(), ib::IBV_QPS_RESET | ib::IBV_QPS_ERR) || count > rq.max_sge as usize {
-                Err(Errno::INVAL)
-            } else {
-                // SAFETY: the program's list has as many entries as it says.
-                unsafe { list(wr.sg_list, count) }.and_then(|sges| {
-                    let mut buffers = [Sge::default(); 2];
-                    for (to, from) in buffers.iter_mut().zip(sges) {
-                        *to = sge_of(from);
-                    }
-                    rq.post(wr.wr_id, &buffers[..count])
-                })
-            };
-            if done.is_err() {
-                // SAFETY: null, or a variable of the program that is writable during the call.
-                if let Some(bad) = unsafe { bad.as_mut() } {
-                    *bad = at;
-                }
-                break;
+        let done = requests.post_each(bad, |wr| {
+            if matches!(qp.state(), ib::IBV_QPS_RESET | ib::IBV_QPS_ERR) {
+                return Err(Errno::INVAL);
             }
-            at = wr.next;
-        }
+            let buffers = Buffers::of(wr.buffers()?, rq.max_sge)?;
+            rq.post(wr.wr_id, buffers.get())
+        });
         rq.ring();
         done
     })
@@ -235,20 +212,10 @@ unsafe extern "C" fn wr_complete(raw: Open<QueuePair>) -> c_int {
     status("ibv_wr_complete", || {
         let qp = raw.get()?;
         let session = std::mem::take(&mut *qp.session());
-        let done = post_all(&mut qp.queues.send(), &session);
+        let done = qp.queues.send().post_all(&session);
         qp.turn.end();
         done
     })
-}
-
-/// Posts all requests of a session, or none.
-fn post_all(sq: &mut SendQueue, session: &Session) -> Result<(), Errno> {
-    if let Some(error) = session.error {
-        return Err(error);
-    }
-    let done = session.requests.iter().try_for_each(|request| sq.post(*request));
-    sq.ring();
-    done
 }
 
 unsafe extern "C" fn wr_abort(raw: Open<QueuePair>) {
@@ -318,35 +285,27 @@ unsafe extern "C" fn wr_set_sge(raw: Open<QueuePair>, lkey: u32, addr: u64, leng
     change(raw, |request, _| set_buffers(&mut request.op, &[Sge { addr, length, lkey }]))
 }
 
-unsafe extern "C" fn wr_set_sge_list(raw: Open<QueuePair>, count: usize, sges: *const ib::ibv_sge) {
+unsafe extern "C" fn wr_set_sge_list(raw: Open<QueuePair>, count: Length, sges: List<ib::ibv_sge>) {
     let how = |request: &mut SendWqe, sq: &SendQueue| {
-        if count > sq.max_sge as usize {
+        set_buffers(&mut request.op, Buffers::of(sges.entries(count)?, sq.max_sge)?.get())
+    };
+    change(raw, how)
+}
+
+unsafe extern "C" fn wr_set_inline_data(raw: Open<QueuePair>, data: List<u8>, length: Length) {
+    let how = |request: &mut SendWqe, sq: &SendQueue| {
+        let data = data.entries(length)?;
+        if data.len() > sq.max_inline as usize {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the program's list has `count` entries, which are readable during the call.
-        let sges = unsafe { list(sges, count) }?;
-        let mut buffers = [Sge::default(); 2];
-        for (to, from) in buffers.iter_mut().zip(sges) {
-            *to = sge_of(from);
-        }
-        set_buffers(&mut request.op, &buffers[..count])
+        set_inline(&mut request.op, Inline::new(data).ok_or(Errno::INVAL)?, sq)
     };
     change(raw, how)
 }
 
-unsafe extern "C" fn wr_set_inline_data(raw: Open<QueuePair>, addr: *mut c_void, length: usize) {
+unsafe extern "C" fn wr_set_inline_data_list(raw: Open<QueuePair>, count: Length, list: List<ib::ibv_data_buf>) {
     let how = |request: &mut SendWqe, sq: &SendQueue| {
-        // SAFETY: the program keeps the data readable during the call.
-        let inline = unsafe { inline_of(std::iter::once((addr.cast_const().cast(), length)), sq.max_inline) }?;
-        set_inline(&mut request.op, inline, sq)
-    };
-    change(raw, how)
-}
-
-unsafe extern "C" fn wr_set_inline_data_list(raw: Open<QueuePair>, count: usize, from: *const ib::ibv_data_buf) {
-    let how = |request: &mut SendWqe, sq: &SendQueue| {
-        // SAFETY: the program's list has `count` entries, which are readable during the call.
-        let buffers = unsafe { list(from, count) }?.iter().map(|buf| (buf.addr.cast_const().cast(), buf.length));
+        let buffers = list.entries(count)?.iter().map(|buf| (buf.addr.cast_const().cast(), buf.length));
         // SAFETY: the program keeps the data readable during the call.
         let inline = unsafe { inline_of(buffers, sq.max_inline) }?;
         set_inline(&mut request.op, inline, sq)
@@ -362,11 +321,10 @@ unsafe extern "C" fn wr_set_ud_addr(raw: Open<QueuePair>, ah: Open<Ah>, qpn: u32
     change(raw, how)
 }
 
-pub(crate) unsafe extern "C" fn set_hints(dv: *mut ib::efadv_qp, hints: u32) {
+pub(crate) unsafe extern "C" fn set_hints(dv: Efa<QueuePair>, hints: u32) {
     let how = |request: &mut SendWqe, _: &SendQueue| {
         request.hints = Hints::from_api(hints);
         Ok(())
     };
-    // SAFETY: the program passes the EFA part of an open queue pair.
-    change(unsafe { Open::at(owner(dv)) }, how)
+    change(dv.object(), how)
 }

@@ -159,6 +159,16 @@ impl SendQueue {
         Ok(())
     }
 
+    /// Posts all requests of a session, or none.
+    pub(crate) fn post_all(&mut self, session: &Session) -> Result<(), Errno> {
+        if let Some(error) = session.error {
+            return Err(error);
+        }
+        let done = session.requests.iter().try_for_each(|request| self.post(*request));
+        self.ring();
+        done
+    }
+
     pub(crate) fn ring(&mut self) {
         if self.unrung > 0 {
             self.unrung = 0;
@@ -170,6 +180,13 @@ impl SendQueue {
     pub(crate) fn finish(&mut self, id: u64) -> Option<u64> {
         self.ids.finish(id)
     }
+}
+
+/// The requests between `ibv_wr_start` and `ibv_wr_complete`.
+#[derive(Debug, Default)]
+pub(crate) struct Session {
+    pub(crate) requests: Vec<SendWqe>,
+    pub(crate) error: Option<Errno>,
 }
 
 /// The program's side of a receive queue.

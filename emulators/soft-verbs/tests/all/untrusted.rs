@@ -114,9 +114,7 @@ fn card_without_the_gid_is_not_reached_over_shared_memory() {
     without_the_gid("card_without_the_gid_is_not_reached_over_shared_memory", &[]);
 }
 
-/// The card gives up a connection after 5 s, twice.
 #[test]
-#[ignore = "make check"]
 fn card_without_the_gid_is_not_reached_over_tcp() {
     without_the_gid("card_without_the_gid_is_not_reached_over_tcp", &[("SOFTEFA_WIRE", "tcp")]);
 }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use ferrogin_test_support::own_host;
+
 use crate::{Running, libraries, on_card, run};
 
 /// The program of `tests/NAME.c`; nothing without a compiler or headers.
@@ -72,9 +74,10 @@ fn handles_belong_to_domains_and_parent_domains_hold_them() {
 #[test]
 fn nothing_listens_for_other_hosts_before_a_queue_pair_may_receive() {
     let test = "nothing_listens_for_other_hosts_before_a_queue_pair_may_receive";
-    if let Some(program) = program(test).filter(|_| ferrogin_test_support::have_libfabric(test)) {
+    if let Some(program) = program(test) {
         let mut command = on_card(program);
-        command.arg("port").env("SOFTEFA_WIRE", "tcp");
+        // An address of this test alone: a listener of another process may have the same port at the usual one.
+        command.arg("port").env("SOFTEFA_WIRE", "tcp").env("SOFTEFA_IFADDR", own_host().to_string());
         let text = run(command);
         assert!(text.contains("port: good"), "{text}");
     }
@@ -136,21 +139,11 @@ fn memory_of_a_gpu_is_registered_by_its_dma_buf() {
 }
 
 #[test]
-fn missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it() {
-    let Some(program) = program("missing_wire_to_other_hosts_is_an_error_only_where_settings_ask_for_it") else {
-        return;
-    };
-    let missing = ("FERROGIN_LIBFABRIC", "/nonexistent/libfabric.so.1");
-    for (variables, passes, cause) in [
-        ([missing, ("SOFTEFA_WIRE", "")], true, "no wire to other hosts"),
-        ([missing, ("SOFTEFA_WIRE", "tcp")], false, "/nonexistent"),
-        ([("SOFTEFA_WIRE", "tcp"), ("SOFTEFA_IFADDR", "203.0.113.9")], false, "must be an address of this host"),
-    ] {
-        let mut command = on_card(&program);
-        command.arg("srd").envs(variables);
-        let output = Running::start(command).output();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), passes, "{variables:?}: {text}");
-        assert!(text.contains(cause), "{variables:?}: {text}");
-    }
+fn address_of_another_host_is_an_error() {
+    let Some(program) = program("address_of_another_host_is_an_error") else { return };
+    let mut command = on_card(&program);
+    command.arg("srd").env("SOFTEFA_IFADDR", "203.0.113.9");
+    let output = Running::start(command).output();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("must be an address of this host"), "{text}");
 }

@@ -1,0 +1,176 @@
+//! Registered memory.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::os::fd::BorrowedFd;
+
+use soft_nic::card::Core;
+use soft_nic::card::region::{Access, Keys, Memory};
+use soft_nic::location::Location;
+use soft_nic::memory::{self, Mapping};
+
+use crate::bindings as ib;
+use crate::guard::{Errno, object, status};
+use crate::objects::{self, Held, Object, Open};
+use crate::params::{Size, Struct};
+use crate::pd::Pd;
+use crate::uses::Uses;
+
+#[repr(C)]
+struct Mr {
+    raw: ib::ibv_mr,
+    pd: Held<Pd>,
+    keys: Keys,
+    uses: Uses,
+}
+
+// SAFETY: no other type has this kind, and the struct is the first field.
+unsafe impl Object for Mr {
+    const KIND: &'static str = "memory region";
+    type Raw = ib::ibv_mr;
+
+    fn uses(&self) -> &Uses {
+        &self.uses
+    }
+}
+
+const LOCAL_WRITE: c_uint = ib::IBV_ACCESS_LOCAL_WRITE;
+const REMOTE_WRITE: c_uint = ib::IBV_ACCESS_REMOTE_WRITE;
+const REMOTE_READ: c_uint = ib::IBV_ACCESS_REMOTE_READ;
+/// `IBV_ACCESS_OPTIONAL_RANGE`: rights that a card may ignore.
+const OPTIONAL: c_uint = 0x3ff0_0000;
+
+/// # Errors
+/// `EOPNOTSUPP` for rights that the card lacks, `EINVAL` for remote writes without local ones.
+fn access_of(asked: c_uint) -> Result<Access, Errno> {
+    if asked & !(LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | OPTIONAL) != 0 {
+        return Err(Errno::UNSUPPORTED);
+    }
+    let has = |bit| asked & bit != 0;
+    if has(REMOTE_WRITE) && !has(LOCAL_WRITE) {
+        return Err(Errno::INVAL);
+    }
+    Ok(Access { local_write: has(LOCAL_WRITE), remote_read: has(REMOTE_READ), remote_write: has(REMOTE_WRITE) })
+}
+
+fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, access: Access) -> Result<*mut ib::ibv_mr, Errno> {
+    let pd = raw.get()?;
+    let length = memory.len as usize;
+    let keys = {
+        let mut core = pd.card().lock();
+        let Core { regions, random, .. } = &mut *core;
+        regions.insert(pd.number, access, memory, random).ok_or(Errno::NOMEM)?
+    };
+    let mr = ib::ibv_mr {
+        context: pd.context_pointer(),
+        pd: raw.pointer(),
+        addr,
+        length,
+        handle: keys.lkey,
+        lkey: keys.lkey,
+        rkey: keys.rkey,
+    };
+    Ok(objects::give(Box::new(Mr { raw: mr, pd: Held::new(pd), keys, uses: Uses::default() })))
+}
+
+fn register_address(
+    pd: Open<Pd>,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> Result<*mut ib::ibv_mr, Errno> {
+    let access = access_of(access)?;
+    if length == 0 {
+        return Err(Errno::INVAL);
+    }
+    memory::populate(addr as usize, length, access.local_write)?;
+    let memory = Memory { base: iova, len: length as u64, at: Location::Host(addr.cast()), _map: None };
+    register(pd, addr, memory, access)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr(pd: Open<Pd>, addr: *mut c_void, length: usize, access: c_int) -> *mut ib::ibv_mr {
+    object("ibv_reg_mr", || register_address(pd, addr, length, addr as u64, access as c_uint))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova(
+    pd: Open<Pd>,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ib::ibv_mr {
+    object("ibv_reg_mr_iova", || register_address(pd, addr, length, iova, access as c_uint))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_mr_iova2(
+    pd: Open<Pd>,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ib::ibv_mr {
+    object("ibv_reg_mr_iova2", || register_address(pd, addr, length, iova, access))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: Open<Pd>,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ib::ibv_mr {
+    object("ibv_reg_dmabuf_mr", || {
+        let access = access_of(access as c_uint)?;
+        if length == 0 {
+            return Err(Errno::INVAL);
+        }
+        if fd < 0 {
+            return Err(Errno(libc::EBADF));
+        }
+        // SAFETY: the program keeps the descriptor open during the call; the mapping does not need it afterwards.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let map = Mapping::shared(fd, offset, length)?;
+        let memory = Memory { base: iova, len: length as u64, at: Location::Host(map.as_ptr()), _map: Some(map) };
+        register(pd, iova as usize as *mut c_void, memory, access)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ibv_dereg_mr(raw: *mut ib::ibv_mr) -> c_int {
+    objects::destroy("ibv_dereg_mr", raw, |mr: &Mr| {
+        // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
+        let memory = mr.pd.card().lock().regions.remove(mr.keys);
+        drop(memory);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn efadv_query_mr(mr: *mut ib::ibv_mr, attr: Struct<ib::efadv_mr_attr>, size: Size<u32>) -> c_int {
+    status("efadv_query_mr", || {
+        if mr.is_null() || size.bytes() < size_of::<ib::efadv_mr_attr>() {
+            return Err(Errno::INVAL);
+        }
+        // The software card has one way to memory, so no interconnect has a number.
+        attr.fill(&ib::efadv_mr_attr::default(), size)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_mapped_to_card() {
+        assert_eq!(access_of(0), Ok(Access::default()));
+        let all = Access { local_write: true, remote_read: true, remote_write: true };
+        assert_eq!(access_of(LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | 1 << 20), Ok(all));
+        assert_eq!(access_of(REMOTE_WRITE), Err(Errno::INVAL));
+        assert_eq!(access_of(ib::IBV_ACCESS_REMOTE_ATOMIC), Err(Errno::UNSUPPORTED));
+    }
+}
