@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endi
 use crate::wire::assert_layout;
 
 /// Version of all that two cards must agree on: the GID, the hello and the packets.
-pub const WIRE_VERSION: u8 = 3;
+pub const WIRE_VERSION: u8 = 4;
 /// The first byte of a software card's GID; real ones begin with 0xfe (link local).
 const MAGIC: u8 = 0x5e;
 /// Bytes of an address.
@@ -21,9 +21,9 @@ pub const ADDRESS_LEN: usize = 32;
 /// A GID carries nothing of its host but the address: cards of one host find each other under a name that is made of the GID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gid {
-    /// IP address of the datagram wire.
+    /// IP address for cards of other hosts.
     pub ip: Ipv4Addr,
-    /// Port of the datagram wire; 0 without one.
+    /// TCP port at that address; 0 for a card without a wire to other hosts.
     pub port: u16,
     /// Random bytes, which a later card does not have. Logs never show them.
     pub secret: [u8; 8],
@@ -74,7 +74,7 @@ impl Gid {
 
     /// 32 bits of a hash, which name the card in logs and traces in place of the secret.
     pub fn short(&self) -> u32 {
-        let hash = blake3::derive_key("softefa wire 3: card in a log", &self.to_bytes());
+        let hash = blake3::derive_key("softefa wire 4: card in a log", &self.to_bytes());
         u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
     }
 
@@ -202,7 +202,7 @@ mod tests {
     fn address_text_round_trips() {
         assert_eq!(Address::from_text(&address().text()), Some(address()));
         for text in
-            ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1:2", "fi_addr_efa://[5e03::1]:1", "127.0.0.1"]
+            ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1:2", "fi_addr_efa://[5e04::1]:1", "127.0.0.1"]
         {
             assert_eq!(Address::from_text(text), None, "{text}");
         }
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn address_is_emitted_as_golden_bytes() {
         let bytes = address().to_bytes();
-        assert_eq!(bytes[..16], *b"\x5e\x03\x0a\x00\x00\x09\x12\xb78 bytes.");
+        assert_eq!(bytes[..16], *b"\x5e\x04\x0a\x00\x00\x09\x12\xb78 bytes.");
         assert_eq!(bytes[16..24], [0x34, 0x12, 0, 0, 0xef, 0xcd, 0xab, 0x89]);
         assert_eq!(bytes[24..], [0; 8]);
     }
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(with(0, 0xfe), Err(AddressError::Foreign(0xfe)));
         assert_eq!(with(1, 2), Err(AddressError::Version(2)));
         let text = AddressError::Version(2).to_string();
-        assert!(text.contains("version 2") && text.contains("version 3"), "{text}");
+        assert!(text.contains("version 2") && text.contains("version 4"), "{text}");
         let mut no_qp = good;
         no_qp[16..18].fill(0);
         assert_eq!(Address::from_bytes(&no_qp), Err(AddressError::NoQueuePair));

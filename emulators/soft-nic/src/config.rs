@@ -14,8 +14,8 @@ pub enum WireChoice {
     Auto,
     /// Shared memory only.
     Shm,
-    /// This libfabric provider only.
-    Provider(String),
+    /// TCP only.
+    Tcp,
 }
 
 /// Where a card lies on the PCI bus.
@@ -73,7 +73,7 @@ const VARIABLES: [&str; 5] = ["NICS", "WIRE", "IFADDR", "FAULTS", "TRACE"];
 const OF_TESTS: [&str; 2] = ["TEST_", "FUZZ_"];
 
 /// Most cards of a process. A larger number is a typing error.
-const MAX_NICS: u32 = 64;
+pub const MAX_NICS: u32 = 64;
 
 impl Config {
     /// Reads the environment.
@@ -126,9 +126,9 @@ impl Config {
         if let Some(value) = set("SOFTEFA_WIRE") {
             config.wire = match value.as_str() {
                 "shm" => WireChoice::Shm,
-                name if is_provider_name(name) => WireChoice::Provider(name.to_owned()),
+                "tcp" => WireChoice::Tcp,
                 _ => {
-                    let problem = "allowed are shm, tcp, or the name of a libfabric provider that carries messages";
+                    let problem = "allowed are shm and tcp";
                     return Err(ConfigError::new("SOFTEFA_WIRE", &value, problem));
                 }
             };
@@ -154,13 +154,6 @@ impl Config {
     }
 }
 
-/// True for the name of a libfabric provider that carries messages (`tcp`, `tcp;ofi_rxm`). `softefa` is not one of them.
-fn is_provider_name(name: &str) -> bool {
-    let first = name.split(';').next().unwrap_or_default();
-    matches!(first, "tcp" | "udp" | "sockets" | "verbs" | "net")
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, ';' | '_'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -180,13 +173,13 @@ mod tests {
     fn settings_are_parsed() {
         let config = config(&[
             ("SOFTEFA_NICS", "3"),
-            ("SOFTEFA_WIRE", "tcp;ofi_rxm"),
+            ("SOFTEFA_WIRE", "tcp"),
             ("SOFTEFA_IFADDR", "10.1.2.3"),
             ("SOFTEFA_TRACE", "/tmp/%p"),
         ])
         .unwrap();
         assert_eq!(config.nics, 3);
-        assert_eq!(config.wire, WireChoice::Provider("tcp;ofi_rxm".into()));
+        assert_eq!(config.wire, WireChoice::Tcp);
         assert_eq!(config.ifaddr, Some(Ipv4Addr::new(10, 1, 2, 3)));
         assert_eq!(config.trace, Some(PathBuf::from("/tmp/%p")));
     }
@@ -231,7 +224,7 @@ mod tests {
             ("SOFTEFA_NICS", "0000:00:+1.0"),
             ("SOFTEFA_WIRE", "softefa"),
             ("SOFTEFA_WIRE", "shmem"),
-            ("SOFTEFA_WIRE", "tcp ofi"),
+            ("SOFTEFA_WIRE", "tcp;ofi_rxm"),
             ("SOFTEFA_IFADDR", "eth0"),
             ("SOFTEFA_IFADDR", "0.0.0.0"),
             ("SOFTEFA_FAULTS", "sed=1"),

@@ -37,22 +37,35 @@ pub enum CudaError {
     },
 }
 
-type Context = *mut c_void;
-type Stream = *mut c_void;
+/// A context that the driver gave, retained until the process ends; or none.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Context(*mut c_void);
 
-/// Entries of the driver. Types by cuda.h, releases 11 to 13.
+/// A stream that the driver gave, which is never destroyed; or none.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct Stream(*mut c_void);
+
+// SAFETY: a handle of the driver, which any thread may use.
+unsafe impl Send for Context {}
+// SAFETY: a handle of the driver, which any thread may use.
+unsafe impl Send for Stream {}
+
+/// Entries of the driver. Types by cuda.h, releases 11 to 13. Those that are not unsafe take all values of their types: the driver checks
+/// numbers, a reference is a variable that it sets, and contexts and streams are its own.
 struct Entries {
-    init: unsafe extern "C" fn(u32) -> c_int,
-    text: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
+    init: extern "C" fn(u32) -> c_int,
+    text: extern "C" fn(c_int, &mut *const c_char) -> c_int,
     attribute: unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int,
-    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
-    retain: unsafe extern "C" fn(*mut Context, c_int) -> c_int,
-    push: unsafe extern "C" fn(Context) -> c_int,
-    pop: unsafe extern "C" fn(*mut Context) -> c_int,
-    stream: unsafe extern "C" fn(*mut Stream, u32) -> c_int,
+    device: extern "C" fn(&mut c_int, c_int) -> c_int,
+    retain: extern "C" fn(&mut Context, c_int) -> c_int,
+    push: extern "C" fn(Context) -> c_int,
+    pop: extern "C" fn(&mut Context) -> c_int,
+    stream: extern "C" fn(&mut Stream, u32) -> c_int,
     to_device: unsafe extern "C" fn(u64, *const c_void, usize, Stream) -> c_int,
     from_device: unsafe extern "C" fn(*mut c_void, u64, usize, Stream) -> c_int,
-    synchronize: unsafe extern "C" fn(Stream) -> c_int,
+    synchronize: extern "C" fn(Stream) -> c_int,
 }
 
 /// `CU_POINTER_ATTRIBUTE_*`.
@@ -76,9 +89,6 @@ struct Device {
     stream: Stream,
 }
 
-// SAFETY: contexts and streams are handles of the driver, which any thread may use.
-unsafe impl Send for Device {}
-
 impl Driver {
     /// The driver of this process, loaded on first use.
     ///
@@ -94,7 +104,7 @@ impl Driver {
         let library = unsafe { Library::new(name) }.map_err(|error| CudaError::Absent(error.to_string()))?;
         macro_rules! entry {
             ($name:literal) => {{
-                // SAFETY: cuda.h declares the function with the type of the field.
+                // SAFETY: cuda.h declares the function with the type of the field, which says what it takes.
                 let symbol = unsafe { library.get(concat!($name, "\0").as_bytes()) };
                 *symbol.map_err(|_| CudaError::Missing($name))?
             }};
@@ -113,8 +123,7 @@ impl Driver {
             synchronize: entry!("cuStreamSynchronize"),
         };
         let driver = Self { entries, devices: Mutex::default(), _library: library };
-        // SAFETY: cuInit is the first call of the driver and may be repeated.
-        driver.check("cuInit", unsafe { (driver.entries.init)(0) })?;
+        driver.check("cuInit", (driver.entries.init)(0))?;
         Ok(driver)
     }
 
@@ -123,12 +132,11 @@ impl Driver {
             return Ok(());
         }
         let mut text = ptr::null();
-        // SAFETY: the driver sets `text` to a constant of its own or to null.
-        unsafe { (self.entries.text)(code, &raw mut text) };
+        (self.entries.text)(code, &mut text);
         let text = if text.is_null() {
             "unknown".to_owned()
         } else {
-            // SAFETY: not null, and constants of the driver are terminated.
+            // SAFETY: not null, so the driver set it to a constant of its own, which is terminated.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(CudaError::Failed { call, code, text })
@@ -166,16 +174,10 @@ impl Driver {
         if let Some(device) = devices.get(at).copied().flatten() {
             return Ok(device);
         }
-        let (mut number, mut context, mut stream) = (0, ptr::null_mut(), ptr::null_mut());
-        // SAFETY: `number` is a local variable, which the driver sets on success.
-        self.check("cuDeviceGet", unsafe { (self.entries.device)(&raw mut number, ordinal as c_int) })?;
-        // SAFETY: `context` is a local variable, which the driver sets on success. The context is retained until the process ends.
-        let code = unsafe { (self.entries.retain)(&raw mut context, number) };
-        self.check("cuDevicePrimaryCtxRetain", code)?;
-        self.within(context, || {
-            // SAFETY: the context is current; `stream` is a local variable, which the driver sets on success.
-            self.check("cuStreamCreate", unsafe { (self.entries.stream)(&raw mut stream, NON_BLOCKING) })
-        })?;
+        let (mut number, mut context, mut stream) = (0, Context(ptr::null_mut()), Stream(ptr::null_mut()));
+        self.check("cuDeviceGet", (self.entries.device)(&mut number, ordinal as c_int))?;
+        self.check("cuDevicePrimaryCtxRetain", (self.entries.retain)(&mut context, number))?;
+        self.within(context, || self.check("cuStreamCreate", (self.entries.stream)(&mut stream, NON_BLOCKING)))?;
         let device = Device { context, stream };
         if devices.len() <= at {
             devices.resize(at + 1, None);
@@ -186,13 +188,10 @@ impl Driver {
 
     /// Runs `act` with `context` current, and restores the thread's context.
     fn within(&self, context: Context, act: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
-        // SAFETY: the context is retained until the process ends.
-        self.check("cuCtxPushCurrent", unsafe { (self.entries.push)(context) })?;
+        self.check("cuCtxPushCurrent", (self.entries.push)(context))?;
         let result = act();
-        let mut popped = ptr::null_mut();
-        // SAFETY: the context on top is the one that was pushed above.
-        let code = unsafe { (self.entries.pop)(&raw mut popped) };
-        result.and(self.check("cuCtxPopCurrent", code))
+        let mut popped = Context(ptr::null_mut());
+        result.and(self.check("cuCtxPopCurrent", (self.entries.pop)(&mut popped)))
     }
 
     /// Copies to GPU memory. The bytes are there when the call returns.
@@ -208,8 +207,7 @@ impl Driver {
             // SAFETY: this function's caller keeps `len` bytes at `from` readable and at `to` mapped in the device's memory.
             let code = unsafe { (self.entries.to_device)(to, from.cast(), len, stream) };
             self.check("cuMemcpyHtoDAsync", code)?;
-            // SAFETY: the stream was created on this context and is never destroyed.
-            self.check("cuStreamSynchronize", unsafe { (self.entries.synchronize)(stream) })
+            self.check("cuStreamSynchronize", (self.entries.synchronize)(stream))
         })
     }
 
@@ -226,8 +224,7 @@ impl Driver {
             // SAFETY: this function's caller keeps `len` bytes at `to` writable and at `from` mapped in the device's memory.
             let code = unsafe { (self.entries.from_device)(to.cast(), from, len, stream) };
             self.check("cuMemcpyDtoHAsync", code)?;
-            // SAFETY: the stream was created on this context and is never destroyed.
-            self.check("cuStreamSynchronize", unsafe { (self.entries.synchronize)(stream) })
+            self.check("cuStreamSynchronize", (self.entries.synchronize)(stream))
         })
     }
 }

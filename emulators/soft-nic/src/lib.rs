@@ -13,10 +13,10 @@ pub mod fault;
 #[doc(hidden)]
 pub mod fuzzing {
     //! The formats and wires between cards, for the harness of the fuzz targets.
-    pub use crate::wire::datagram::{open, parse};
-    pub use crate::wire::handshake::{Initiator, respond};
+    pub use crate::wire::handshake::{initiate, respond};
     pub use crate::wire::packet::{Header, Kind};
     pub use crate::wire::shm::{Accepting, Listener, RingPair};
+    pub use crate::wire::tcp::Input;
 }
 pub mod host;
 pub mod location;

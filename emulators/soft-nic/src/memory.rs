@@ -20,8 +20,9 @@ use nix::sys::stat::FileStat;
 
 /// Bytes of a page: 4 KiB on x86-64, up to 64 KiB on aarch64.
 pub fn page_size() -> usize {
-    // SAFETY: the call has no precondition. It fails for unknown names only, and this name is known.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
+    let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
+    // Linux always answers.
+    size.map_or(1 << 16, |size| size as usize)
 }
 
 /// An owned, shared or private mapping, readable and writable.
@@ -96,6 +97,75 @@ impl Mapping {
     /// The first byte of the caller's range.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.skip)
+    }
+
+    /// The address of `len` bytes at `at`.
+    ///
+    /// # Panics
+    /// They are not in the caller's range, or not aligned to `align`.
+    #[inline]
+    fn place(&self, at: usize, len: usize, align: usize) -> *mut u8 {
+        let place = self.as_ptr().wrapping_add(at);
+        let inside = at.checked_add(len).is_some_and(|end| end <= self.len());
+        assert!(inside && place.addr().is_multiple_of(align), "{len} bytes at {at} of a mapping of {}", self.len());
+        place
+    }
+
+    /// A 32-bit word, which others may access at the same time.
+    ///
+    /// # Panics
+    /// The word is not in the mapping, or not aligned.
+    #[inline]
+    pub fn u32_at(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: an aligned word of the mapping, which lives as long as `self` and is accessed by atomics only.
+        unsafe { AtomicU32::from_ptr(self.place(at, 4, 4).cast()) }
+    }
+
+    /// A 64-bit word, which others may access at the same time.
+    ///
+    /// # Panics
+    /// As [`u32_at`](Self::u32_at).
+    #[inline]
+    pub fn u64_at(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: an aligned word of the mapping, which lives as long as `self` and is accessed by atomics only.
+        unsafe { AtomicU64::from_ptr(self.place(at, 8, 8).cast()) }
+    }
+
+    /// `N` 64-bit words that others write: a work request in its slot.
+    ///
+    /// # Panics
+    /// As [`u32_at`](Self::u32_at).
+    #[inline]
+    pub fn words_at<const N: usize>(&self, at: usize) -> [u64; N] {
+        // SAFETY: aligned words of the mapping.
+        unsafe { load_words(self.place(at, 8 * N, 8)) }
+    }
+
+    /// Copies bytes from the mapping, which others may write at the same time.
+    ///
+    /// # Panics
+    /// They are not in the mapping.
+    pub fn read(&self, at: usize, into: &mut [u8]) {
+        // SAFETY: bytes of the mapping, and as many of the slice.
+        unsafe { copy(into.as_mut_ptr(), self.place(at, into.len(), 1), into.len()) };
+    }
+
+    /// Copies bytes to the mapping, which others may read at the same time.
+    ///
+    /// # Panics
+    /// They are not in the mapping.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        // SAFETY: bytes of the mapping, and as many of the slice.
+        unsafe { copy(self.place(at, bytes.len(), 1), bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Sets the first `len` bytes to zero. Nobody else accesses them meanwhile.
+    ///
+    /// # Panics
+    /// They are not in the mapping.
+    pub fn clear(&self, len: usize) {
+        // SAFETY: bytes of the mapping.
+        unsafe { ptr::write_bytes(self.place(0, len, 1), 0, len) };
     }
 
     /// Bytes of the caller's range.
@@ -324,10 +394,8 @@ mod tests {
         let whole = Mapping::shared(fd.as_fd(), 0, 8192).unwrap();
         let part = Mapping::shared(fd.as_fd(), 4100, 16).unwrap();
         let value = 0x1122_3344_u32;
-        // SAFETY: both mappings are alive and hold these bytes.
-        unsafe { copy(whole.as_ptr().wrapping_add(4100), (&raw const value).cast(), 4) };
-        // SAFETY: both mappings are alive and hold these bytes; 4100 is a multiple of 4.
-        assert_eq!(unsafe { load_doorbell(part.as_ptr().cast()) }, value);
+        whole.write(4100, &value.to_ne_bytes());
+        assert_eq!(part.u32_at(0).load(Ordering::Relaxed), value);
         assert_eq!(part.len(), 16);
         assert!(Mapping::shared(fd.as_fd(), 8000, 400).is_err(), "beyond the end");
         assert!(is_sealed_memfd(fd.as_fd(), 8192));
@@ -344,11 +412,9 @@ mod tests {
         let (first, last) = (word(&one, 0), word(&one, page - 8));
         assert!(Arc::ptr_eq(&first.0, &last.0) && last.1 as usize == first.1 as usize + page - 8);
         assert!(!Arc::ptr_eq(&first.0, &word(&one, page).0) && !Arc::ptr_eq(&first.0, &word(&other, 0).0));
-        // SAFETY: the mapping is alive, and the word is aligned.
-        unsafe { store_release(last.1, 7) };
+        last.0.u64_at(page - 8).store(7, Ordering::Relaxed);
         drop((first, last));
-        // SAFETY: the temporary mapping lives until the end of the statement, and the word is aligned.
-        assert_eq!(unsafe { load_acquire(word(&one, page - 8).1) }, 7, "a new mapping of the page");
+        assert_eq!(word(&one, page - 8).0.u64_at(page - 8).load(Ordering::Relaxed), 7, "a new mapping of the page");
         assert!(Mapping::word(one.as_fd(), 2 * page as u64).is_err(), "beyond the end");
         assert!(Mapping::word(one.as_fd(), 4).is_err(), "not aligned");
     }
@@ -361,10 +427,8 @@ mod tests {
             nix::unistd::lseek(&fd, 4096, nix::unistd::Whence::SeekSet).unwrap();
             let part = Mapping::shared(fd.as_fd(), 8, 16).unwrap();
             let value = 0x1122_3344_u32;
-            // SAFETY: the mapping is alive and holds these bytes.
-            unsafe { copy(whole.as_ptr().wrapping_add(skip + 8), (&raw const value).cast(), 4) };
-            // SAFETY: the mapping is alive and holds these bytes; its start is a multiple of 4.
-            assert_eq!(unsafe { load_doorbell(part.as_ptr().cast()) }, value, "{name}");
+            whole.write(skip + 8, &value.to_ne_bytes());
+            assert_eq!(part.u32_at(0).load(Ordering::Relaxed), value, "{name}");
         }
     }
 }

@@ -1,21 +1,33 @@
 //! Opening, accepting and losing connections to other cards.
 
+use std::net::IpAddr;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 use efa_dp_direct::wire::CompStatus;
+use ferrogin_rendezvous::proof::ProofError;
 use nix::sys::epoll::{EpollEvent, EpollTimeout};
 
-use super::connection::{Connection, Stage, Transport};
-use super::core::{Core, LISTENER};
+use super::connection::{Connection, Transport};
+use super::core::{Core, Listeners, SHM_LISTENER, TCP_LISTENER};
+use super::egress::MOST_POLLS;
 use super::qp::Token;
-use crate::wire::shm::{self, ShmError};
+use crate::address::Gid;
+use crate::config::WireChoice;
+use crate::wire::tcp::Progress;
+use crate::wire::{WireError, shm, tcp};
 
-/// Connections without a good hello at most. A card sends its hello at once, so the oldest is the least likely to be one.
+/// Connections at most whose other end is not proven. A card sends its hello at once, so the oldest without one is the least likely to
+/// be a card's.
 const MAX_UNPROVEN: usize = 64;
 /// Connections that are accepted before the card does other work.
 const ACCEPTS: usize = 64;
 /// Without descriptors the card accepts nothing for this long.
 const ACCEPT_PAUSE_US: u64 = 100_000;
+/// The pause before the next try to connect to a card that closed the connection.
+const RETRY_US: u64 = 10_000;
+/// Time that a closing card has to send its answers.
+const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 
 impl Core {
     /// The connection to the card of an address handle, opened if there is none.
@@ -28,20 +40,12 @@ impl Core {
         if let Some(status) = peer.dead {
             return Err(status);
         }
-        if !self.has_shared_memory() {
-            return self.connect_datagram(gid);
-        }
-        // A card is on this host if its name is: names reach as far as shared memory can be agreed on.
-        let rings = shm::RingPair::connect(&self.gid, &gid);
-        if matches!(rings, Err(ShmError::Absent)) && self.may_be_elsewhere(&gid) {
-            return self.connect_datagram(gid);
-        }
         let mut connection = Connection::connecting(gid, self.clock_us);
         connection.has_handle = true;
         let at = self.connections.insert(connection);
         self.remote_cards.entry(gid).or_default().connection = Some(at);
         self.pair(at);
-        self.connected(at, rings);
+        self.connect(at);
         self.remote_cards.get(&gid).and_then(|p| p.connection).ok_or(CompStatus::LocalUnreachableRemote)
     }
 
@@ -59,20 +63,30 @@ impl Core {
         }
     }
 
+    /// Connects to the card of a connection.
     fn connect(&mut self, at: u32) {
         let Some(peer) = self.connections.get(at).and_then(|c| c.peer) else { return };
-        self.connected(at, shm::RingPair::connect(&self.gid, &peer));
+        // A card is on this host if its name is: names reach as far as shared memory can be agreed on.
+        if self.has_shared_memory() {
+            match shm::RingPair::connect(&self.gid, &peer) {
+                Err(WireError::Absent) if self.may_be_elsewhere(&peer) => {}
+                rings => return self.connected(at, rings.map(|rings| Some(Transport::Shm(Box::new(rings?))))),
+            }
+        }
+        let stream = match &self.listeners.tcp {
+            _ if peer.port == 0 => Err(WireError::NoWire("it")),
+            None => Err(WireError::NoWire("this card")),
+            // This card has told the other that it may go on.
+            Some(_) if self.connections.iter().any(|(_, other)| other.is_welcome(&peer)) => Ok(None),
+            Some(_) => tcp::Stream::connect(&self.gid, &peer).map(|stream| Some(Transport::Tcp(Box::new(stream)))),
+        };
+        self.connected(at, stream);
     }
 
     /// Takes the result of a connect.
-    fn connected(&mut self, at: u32, rings: Result<Option<shm::RingPair>, ShmError>) {
-        match rings {
-            Ok(Some(rings)) => {
-                self.watch(rings.fd(), u64::from(at));
-                if let Some(connection) = self.connections.get_mut(at) {
-                    connection.transport = Transport::Shm(Box::new(rings));
-                }
-            }
+    fn connected(&mut self, at: u32, transport: Result<Option<Transport>, WireError>) {
+        match transport {
+            Ok(Some(transport)) => self.set_transport(at, transport),
             Ok(None) => {}
             // Tried again until the request has waited too long.
             Err(error) if error.is_exhaustion() => {
@@ -82,31 +96,44 @@ impl Core {
         }
     }
 
-    /// Handles the events of the sockets, and peers that have become silent. True when there was an event.
-    pub(crate) fn poll_sockets(&mut self) -> bool {
-        if self.accept_after.is_some_and(|after| after <= self.clock_us) {
-            self.accept_after = None;
-            if let Some(listener) = &self.listener {
-                self.watch(listener.fd(), LISTENER);
-            }
+    /// Replaces the transport of a connection, and watches the new one.
+    fn set_transport(&mut self, at: u32, transport: Transport) {
+        let Some(connection) = self.connections.get_mut(at) else { return };
+        let old = std::mem::replace(&mut connection.transport, transport);
+        if let Some(fd) = old.fd() {
+            let _ = self.epoll.delete(fd);
         }
+        if let Some(fd) = self.connections.get(at).and_then(|connection| connection.transport.fd()) {
+            self.watch(fd, u64::from(at));
+        }
+    }
+
+    /// Handles the events of the sockets. True when there was one.
+    pub(crate) fn poll_sockets(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 32];
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         for event in &events[..count] {
             match event.data() {
-                LISTENER => self.accept(),
+                SHM_LISTENER | TCP_LISTENER => self.accept(event.data()),
                 at => self.poll_socket(at as u32),
             }
+        }
+        count > 0
+    }
+
+    /// Connects where it is time to, and gives up peers that have become silent.
+    pub(crate) fn check_connections(&mut self) {
+        if self.accept_after.is_some_and(|after| after <= self.clock_us) {
+            self.accept_after = None;
+            self.watch_listeners();
         }
         let mut late = Vec::new();
         for at in 0..self.connections.bound() {
             let Some(connection) = self.connections.get(at) else { continue };
             if connection.is_late(self.clock_us) {
                 late.push(at);
-            } else if matches!(connection.transport, Transport::Connecting) {
+            } else if matches!(connection.transport, Transport::Connecting) && connection.retry_us <= self.clock_us {
                 self.connect(at);
-            } else if matches!(connection.transport, Transport::Datagram { stage: Stage::Pending(_), .. }) {
-                self.send_hello(at);
             }
         }
         for at in late {
@@ -124,19 +151,25 @@ impl Core {
                 None => {}
             }
         }
-        count > 0
     }
 
-    fn accept(&mut self) {
+    /// The next connection on one of the listeners.
+    fn next_accepted(&self, listener: u64) -> Result<Option<Transport>, WireError> {
+        let Listeners { shm, tcp } = &self.listeners;
+        match (listener, shm, tcp) {
+            (SHM_LISTENER, Some(listener), _) => Ok(listener.accept()?.map(Transport::Accepting)),
+            (TCP_LISTENER, _, Some(listener)) => Ok(listener.accept()?.map(|s| Transport::Tcp(Box::new(s)))),
+            _ => Ok(None),
+        }
+    }
+
+    fn accept(&mut self, listener: u64) {
         for _ in 0..ACCEPTS {
-            let Some(listener) = &self.listener else { return };
-            match listener.accept() {
+            match self.next_accepted(listener) {
                 Ok(None) => return,
-                Ok(Some(accepting)) => {
-                    let at = self.connections.insert(Connection::accepting(accepting, self.clock_us));
-                    if let Some(Transport::Accepting(accepting)) = self.connections.get(at).map(|c| &c.transport)
-                        && let Some(fd) = accepting.fd()
-                    {
+                Ok(Some(transport)) => {
+                    let at = self.connections.insert(Connection::accepting(transport, self.clock_us));
+                    if let Some(fd) = self.connections.get(at).and_then(|connection| connection.transport.fd()) {
                         self.watch(fd, u64::from(at));
                     }
                     self.poll_socket(at);
@@ -145,8 +178,11 @@ impl Core {
                 Err(error) if error.is_exhaustion() => {
                     if !self.limit_unproven(0) {
                         self.log_exhaustion(format_args!("accepts no connections for now: {error}"));
-                        if let Some(listener) = &self.listener {
-                            let _ = self.epoll.delete(listener.fd());
+                        let Listeners { shm, tcp } = &self.listeners;
+                        let both =
+                            [shm.as_ref().map(|listener| listener.fd()), tcp.as_ref().map(|listener| listener.fd())];
+                        for fd in both.into_iter().flatten() {
+                            let _ = self.epoll.delete(fd);
                         }
                         self.accept_after = Some(self.clock_us + ACCEPT_PAUSE_US);
                         return;
@@ -157,13 +193,14 @@ impl Core {
         }
     }
 
-    /// Closes the oldest connection without a good hello, if there are more than `limit`.
+    /// Closes a connection whose other end is not proven, if there are more than `limit`: the oldest without a good hello first.
     pub(crate) fn limit_unproven(&mut self, limit: usize) -> bool {
-        let unproven = || self.connections.iter().filter(|(_, connection)| connection.is_silent());
+        let unproven = || self.connections.iter().filter(|(_, connection)| connection.is_unproven());
         if unproven().count() <= limit {
             return false;
         }
-        let Some((at, _)) = unproven().min_by_key(|(_, connection)| connection.heard_us) else { return false };
+        let rank = |connection: &Connection| (!connection.is_silent(), connection.heard_us);
+        let Some((at, _)) = unproven().min_by_key(|(_, connection)| rank(connection)) else { return false };
         self.refuse(at, "too many others connect and do not prove to be cards");
         true
     }
@@ -178,7 +215,7 @@ impl Core {
         let own = self.gid;
         let Some(connection) = self.connections.get_mut(at) else { return };
         match &mut connection.transport {
-            Transport::Loopback | Transport::Connecting | Transport::Datagram { .. } => {}
+            Transport::Loopback | Transport::Connecting => {}
             Transport::Accepting(accepting) => match accepting.proceed(&own) {
                 Ok(None) => {}
                 Ok(Some((peer, link))) => {
@@ -196,27 +233,88 @@ impl Core {
                     self.fail(at, &error);
                 }
             }
+            Transport::Tcp(stream) => match stream.proceed(&own) {
+                Ok(Progress::Nothing) => {}
+                Ok(Progress::Hello { peer, from, welcome }) => self.answer_hello(at, &peer, from, &welcome),
+                Ok(Progress::Proven(caller)) => self.proven(at, caller),
+                Err(error) => self.fail(at, &error),
+            },
         }
     }
 
-    fn fail(&mut self, at: u32, error: &ShmError) {
+    /// Answers a good hello that arrived on a stream. Of two calls that cross, that of the card with the smaller GID counts.
+    ///
+    /// The welcome is a promise: this card does not call the other while that may go on here.
+    fn answer_hello(&mut self, at: u32, peer: &Gid, from: IpAddr, welcome: &[u8]) {
+        let card = self.remote_cards.get(peer);
+        let dead = card.is_some_and(|card| card.dead.is_some());
+        let own = card.and_then(|card| card.connection).and_then(|own| self.connections.get(own));
+        let crossed = own.is_some_and(|own| match &own.transport {
+            Transport::Connecting => false,
+            Transport::Tcp(stream) if stream.is_calling() => self.gid.to_bytes() < peer.to_bytes(),
+            _ => true,
+        });
+        let refused = if from != IpAddr::V4(peer.ip) {
+            Some("it came from another address than the card's")
+        } else if self.config.wire == WireChoice::Auto && peer.ip == self.gid.ip {
+            Some("a card of this host connects by shared memory")
+        } else if dead {
+            Some("the connection to that card failed before")
+        } else {
+            None
+        };
+        let Some(Transport::Tcp(stream)) = self.connections.get_mut(at).map(|c| &mut c.transport) else { return };
+        if let Some(why) = refused {
+            stream.refuse();
+            self.refuse(at, &format!("card {peer}: {why}"));
+        } else if crossed {
+            self.drop_connection(at, CompStatus::LocalUnreachableRemote);
+        } else if let Err(error) = stream.send(welcome) {
+            self.fail(at, &error);
+        }
+    }
+
+    /// Uses a stream whose ends are proven. It carries the requests that wait for its card.
+    fn proven(&mut self, at: u32, caller: Option<Gid>) {
+        let now = self.clock_us;
+        let mut carrier = at;
+        if let Some(peer) = caller {
+            let has_handle = self.has_handle(&peer);
+            let card = self.remote_cards.entry(peer).or_default();
+            if let Some(status) = card.dead {
+                return self.drop_connection(at, status);
+            }
+            carrier = *card.connection.get_or_insert(at);
+            if carrier == at {
+                let Some(connection) = self.connections.get_mut(at) else { return };
+                (connection.peer, connection.has_handle) = (Some(peer), has_handle);
+            } else if let Some(accepted) = self.connections.remove(at) {
+                let _ = accepted.transport.fd().map(|fd| self.epoll.delete(fd));
+                self.set_transport(carrier, accepted.transport);
+            }
+        }
+        if let Some(connection) = self.connections.get_mut(carrier) {
+            (connection.heard_us, connection.responsive) = (now, true);
+        }
+    }
+
+    pub(crate) fn fail(&mut self, at: u32, error: &WireError) {
         let Some(connection) = self.connections.get_mut(at) else { return };
-        if let (ShmError::Gone, Transport::Shm(rings)) = (error, &connection.transport)
-            && !rings.is_open()
-            && connection.waiting > 0
-        {
-            // The other card closed the connection unread: it may have had too many.
-            let _ = self.epoll.delete(rings.fd());
-            connection.transport = Transport::Connecting;
+        if matches!(error, WireError::Gone) && !connection.is_open() && connection.waiting > 0 {
+            // The other card closed the connection unread: it may have had too many, or call this one.
+            connection.retry_us = self.clock_us + RETRY_US;
+            self.set_transport(at, Transport::Connecting);
             return;
         }
         let status = match error {
-            ShmError::Disagreement(_) => CompStatus::RemoteFeatureMismatch,
-            ShmError::Absent | ShmError::Foreign(_) => CompStatus::LocalUnreachableRemote,
+            WireError::Proof(ProofError::Version { .. }) => CompStatus::RemoteFeatureMismatch,
+            WireError::Proof(_) | WireError::Absent | WireError::NoWire(_) | WireError::Foreign(_) => {
+                CompStatus::LocalUnreachableRemote
+            }
             _ if !connection.responsive && connection.waiting > 0 => CompStatus::LocalUnreachableRemote,
             _ => CompStatus::LocalUnresponsiveRemote,
         };
-        let quiet = matches!(error, ShmError::Gone) && connection.waiting == 0;
+        let quiet = matches!(error, WireError::Gone) && connection.waiting == 0;
         if quiet {
             self.drop_connection(at, status);
         } else {
@@ -250,22 +348,8 @@ impl Core {
             // A card's GID is never used again: the next card has another one.
             (peer.connection, peer.dead) = (None, Some(status));
         }
-        match &connection.transport {
-            Transport::Shm(link) => {
-                let _ = self.epoll.delete(link.fd());
-            }
-            Transport::Accepting(accepting) => {
-                let _ = accepting.fd().map(|fd| self.epoll.delete(fd));
-            }
-            Transport::Datagram { peer, .. } => {
-                self.connection_of.remove(peer);
-                match &mut self.datagrams {
-                    Some(wire) => wire.forget(*peer),
-                    // The wire is being polled.
-                    None => self.forgotten.push(*peer),
-                }
-            }
-            Transport::Loopback | Transport::Connecting => {}
+        if let Some(fd) = connection.transport.fd() {
+            let _ = self.epoll.delete(fd);
         }
         let lost: Vec<Token> = self.qps.iter().flat_map(|(_, qp)| qp.tokens_on(at)).collect();
         for token in lost {
@@ -274,6 +358,26 @@ impl Core {
                 entry.connection = None;
             }
             self.finish(token, status.raw());
+        }
+    }
+
+    /// Sends the queued answers before the card closes.
+    pub(crate) fn drain(&mut self) {
+        if self.dead_since.is_some() {
+            return;
+        }
+        // A peer's finished request would fail without its acknowledgement.
+        self.polls = self.polls.wrapping_add(MOST_POLLS);
+        let start = Instant::now();
+        loop {
+            for at in 0..self.connections.bound() {
+                self.pump(at);
+            }
+            let owed = self.connections.iter().any(|(_, connection)| connection.owes());
+            if !owed || start.elapsed() >= DRAIN_LIMIT {
+                break;
+            }
+            std::thread::yield_now();
         }
     }
 
@@ -302,8 +406,8 @@ impl std::fmt::Debug for Transport {
             Transport::Loopback => f.write_str("Loopback"),
             Transport::Connecting => f.write_str("Connecting"),
             Transport::Accepting(accepting) => write!(f, "Accepting({:?})", accepting.fd()),
-            Transport::Datagram { peer, stage } => write!(f, "Datagram({peer:?}, {stage:?})"),
             Transport::Shm(link) => write!(f, "Shm({})", link.fd().as_raw_fd()),
+            Transport::Tcp(stream) => write!(f, "Tcp({})", stream.fd().as_raw_fd()),
         }
     }
 }

@@ -1,51 +1,40 @@
 //! A connection to another card: what is queued for sending, and which requests have arrived in part.
 
 use std::collections::{HashMap, VecDeque};
-
-use ferrogin_datagram::Peer;
+use std::os::fd::BorrowedFd;
 
 use super::qp::Token;
 use crate::address::Gid;
-use crate::wire::handshake::{Initiator, Session};
 use crate::wire::packet::Header;
-use crate::wire::shm;
+use crate::wire::{shm, tcp};
 
 /// A card that owes answers and has sent no packet for this long does not respond. A side that connects has this long to
 /// prove that it is a card.
 pub(crate) const SILENCE_US: u64 = 5_000_000;
 
-/// A message of a handshake, kept until the wire is not being polled.
-pub(crate) struct HandshakeMessage {
-    pub is_hello: bool,
-    pub address: Vec<u8>,
-    pub number: u64,
-    pub bytes: Vec<u8>,
-}
-
 /// What carries the packets.
 pub(crate) enum Transport {
     /// The card itself.
     Loopback,
-    /// The other card has not accepted yet.
+    /// The other card has not accepted yet, or it is its turn to connect.
     Connecting,
     /// A peer has connected and is not proven.
     Accepting(shm::Accepting),
     /// Shared memory.
     Shm(Box<shm::RingPair>),
-    /// Datagrams of a libfabric provider. Packets can be sent once the handshake is done.
-    Datagram { peer: Peer, stage: Stage },
+    /// A stream to or from a card of another host.
+    Tcp(Box<tcp::Stream>),
 }
 
-/// How far the handshake of a datagram connection has come.
-#[derive(Debug)]
-pub(crate) enum Stage {
-    /// The hello is still to be sent.
-    Pending(Initiator),
-    /// The hello is sent, and the answer has not arrived.
-    HelloSent(Initiator),
-    /// This card knows that the other card sent the hello or the answer. The first packet that the session opens proves that it
-    /// sent them for this session.
-    Agreed { session: Box<Session>, proven: bool },
+impl Transport {
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Loopback | Self::Connecting => None,
+            Self::Accepting(accepting) => accepting.fd(),
+            Self::Shm(rings) => Some(rings.fd()),
+            Self::Tcp(stream) => Some(stream.fd()),
+        }
+    }
 }
 
 /// A write of which some packets have not arrived. Packets arrive in any order, so the card counts bytes.
@@ -63,19 +52,19 @@ pub(crate) struct Serving {
 }
 
 pub(crate) struct Connection {
-    /// The other card; `None` before a good hello.
+    /// The other card; `None` before it is proven, if it connected.
     pub peer: Option<Gid>,
     pub transport: Transport,
-    /// The other card connected, for its requests.
+    /// The other card connected.
     pub accepted: bool,
-    /// The connection between the same cards that the other side made: each card connects for its own requests.
+    /// The connection between the same cards that the other side made: in shared memory each card connects for its own requests.
     pub opposite: Option<u32>,
     /// This card has an address handle for the other.
     pub has_handle: bool,
-    /// Answers without payload. They are sent first, because the peer waits for them. Where a packet is expensive, answers
-    /// travel behind another packet or wait for more answers.
+    /// Answers without payload. They are sent first, because the peer waits for them.
     pub answers: VecDeque<Header>,
-    /// The engine's poll in which the oldest answer was queued.
+    /// The stream has collected acknowledgements and nothing else, since this poll of the engine.
+    pub only_answers: bool,
     pub answers_since: u32,
     /// Reads of the peer that are to be answered.
     pub serving: VecDeque<Serving>,
@@ -89,6 +78,8 @@ pub(crate) struct Connection {
     pub heard_us: u64,
     /// A packet of the peer has arrived on this connection.
     pub responsive: bool,
+    /// The card's clock from which on the card tries again to connect.
+    pub retry_us: u64,
 }
 
 impl Connection {
@@ -100,6 +91,7 @@ impl Connection {
             opposite: None,
             has_handle: false,
             answers: VecDeque::new(),
+            only_answers: false,
             answers_since: 0,
             serving: VecDeque::new(),
             requests: VecDeque::new(),
@@ -107,6 +99,7 @@ impl Connection {
             waiting: 0,
             heard_us: now_us,
             responsive: false,
+            retry_us: 0,
         }
     }
 
@@ -118,12 +111,9 @@ impl Connection {
         Self::new(Some(peer), Transport::Connecting, now_us)
     }
 
-    pub(crate) fn datagram(gid: Gid, peer: Peer, stage: Stage, now_us: u64) -> Self {
-        Self::new(Some(gid), Transport::Datagram { peer, stage }, now_us)
-    }
-
-    pub(crate) fn accepting(socket: shm::Accepting, now_us: u64) -> Self {
-        Self { accepted: true, ..Self::new(None, Transport::Accepting(socket), now_us) }
+    /// The other side connected.
+    pub(crate) fn accepting(transport: Transport, now_us: u64) -> Self {
+        Self { accepted: true, ..Self::new(None, transport, now_us) }
     }
 
     /// Packets can go out.
@@ -131,23 +121,38 @@ impl Connection {
         match &self.transport {
             Transport::Loopback => true,
             Transport::Shm(rings) => rings.is_open(),
-            Transport::Datagram { stage, .. } => matches!(stage, Stage::Agreed { proven: true, .. }),
+            Transport::Tcp(stream) => stream.is_open(),
             Transport::Connecting | Transport::Accepting(_) => false,
         }
     }
 
     /// The other side connected, and has sent nothing that only a card knows.
     pub(crate) fn is_silent(&self) -> bool {
-        matches!(&self.transport, Transport::Accepting(accepting) if accepting.is_silent())
+        match &self.transport {
+            Transport::Accepting(accepting) => accepting.is_silent(),
+            Transport::Tcp(stream) => stream.is_silent(),
+            _ => false,
+        }
     }
 
     /// The other side connected, and is not proven.
     pub(crate) fn is_unproven(&self) -> bool {
         match &self.transport {
             Transport::Accepting(_) => true,
-            Transport::Datagram { stage, .. } => matches!(stage, Stage::Agreed { proven: false, .. }),
-            Transport::Loopback | Transport::Connecting | Transport::Shm(_) => false,
+            Transport::Tcp(stream) => stream.is_silent() || stream.unproven().is_some(),
+            _ => false,
         }
+    }
+
+    /// The other side connected, and this card told it that it may go on as `peer`.
+    pub(crate) fn is_welcome(&self, peer: &Gid) -> bool {
+        matches!(&self.transport, Transport::Tcp(stream) if stream.unproven() == Some(*peer))
+    }
+
+    /// Answers are not sent, or not taken by the socket.
+    pub(crate) fn owes(&self) -> bool {
+        let unsent = matches!(&self.transport, Transport::Tcp(stream) if stream.has_output());
+        self.is_open() && (unsent || !self.answers.is_empty())
     }
 
     /// The other side had to say something and did not for [`SILENCE_US`]. The card itself answers at once; its requests to itself may wait

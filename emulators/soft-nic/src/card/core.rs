@@ -7,23 +7,21 @@ use std::path::Path;
 use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_libfabric::statistics::Statistics;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::connection::{Connection, HandshakeMessage};
+use super::connection::{Connection, Transport};
 use super::counter::{Counter, Event};
 use super::qp::{Qp, Token};
 use super::queue::{CompletionRing, Watch};
 use super::region::Regions;
 use super::reorder::ReorderBuffer;
 use super::slab::Slab;
+use super::statistics::Statistics;
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::random::Random;
 use crate::trace;
-use crate::wire::datagram::Wire;
-use crate::wire::handshake::Welcome;
-use crate::wire::shm::Listener;
+use crate::wire::{shm, tcp};
 
 /// An address handle: names a card that requests of a protection domain go to.
 #[derive(Debug)]
@@ -44,10 +42,11 @@ pub(crate) struct RemoteCard {
     pub handles: u32,
 }
 
-/// The wires of a card.
-pub(crate) struct Wires {
-    pub listener: Option<Listener>,
-    pub datagrams: Option<Wire>,
+/// Where other cards reach a card: within its host, and from other hosts.
+#[derive(Default)]
+pub(crate) struct Listeners {
+    pub shm: Option<shm::Listener>,
+    pub tcp: Option<tcp::Listener>,
 }
 
 /// The state of a card.
@@ -73,16 +72,9 @@ pub struct Core {
     pub(crate) handle_of: HashMap<(u32, Gid), u32>,
     pub(crate) remote_cards: HashMap<Gid, RemoteCard>,
     pub(crate) connections: Slab<Connection>,
-    pub(crate) listener: Option<Listener>,
-    /// The wire to cards of other hosts.
-    pub(crate) datagrams: Option<Wire>,
-    /// Connections of that wire.
-    pub(crate) connection_of: HashMap<ferrogin_datagram::Peer, u32>,
-    /// Peers to remove from the wire, and messages of handshakes. Both wait until the wire is not being polled.
-    pub(crate) forgotten: Vec<ferrogin_datagram::Peer>,
-    pub(crate) handshake_messages: Vec<HandshakeMessage>,
-    /// Answers to hellos for which the wire had no room.
-    pub(crate) welcomes: Vec<(ferrogin_datagram::Peer, Welcome)>,
+    pub(crate) listeners: Listeners,
+    /// The port for other hosts takes connections.
+    pub(crate) listens: bool,
     /// The card's clock from which on connections are accepted again, after descriptors were used up.
     pub(crate) accept_after: Option<u64>,
     /// A line of the log has said that descriptors are used up.
@@ -114,8 +106,9 @@ pub struct Core {
     pub(crate) trace: Option<trace::Writer>,
 }
 
-/// The listening socket among the epoll events.
-pub(crate) const LISTENER: u64 = u64::MAX;
+/// The listening sockets among the epoll events.
+pub(crate) const SHM_LISTENER: u64 = u64::MAX;
+pub(crate) const TCP_LISTENER: u64 = u64::MAX - 1;
 /// Connection 0 leads to the card itself.
 pub(crate) const LOOPBACK: u32 = 0;
 /// Log lines of a card at most. A broken program can violate one rule a million times.
@@ -135,7 +128,7 @@ fn open_trace(path: &Path, card: u32, gid: &Gid) -> std::io::Result<trace::Write
 }
 
 impl Core {
-    pub(crate) fn new(card: u32, gid: Gid, config: Config, wires: Wires) -> std::io::Result<Self> {
+    pub(crate) fn new(card: u32, gid: Gid, config: Config, listeners: Listeners) -> std::io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let trace = config.trace.as_deref().map(|path| open_trace(path, card, &gid)).transpose()?;
         let reorder_buffer = config.faults.hold().then(|| ReorderBuffer::new(&config.faults, card));
@@ -153,12 +146,8 @@ impl Core {
             handle_of: HashMap::new(),
             remote_cards: HashMap::new(),
             connections: Slab::default(),
-            listener: None,
-            datagrams: None,
-            connection_of: HashMap::new(),
-            forgotten: Vec::new(),
-            handshake_messages: Vec::new(),
-            welcomes: Vec::new(),
+            listeners,
+            listens: false,
             accept_after: None,
             exhausted: false,
             refusals: 0,
@@ -178,11 +167,18 @@ impl Core {
         };
         core.connections.insert(Connection::loopback(gid));
         core.remote_cards.insert(gid, RemoteCard { connection: Some(LOOPBACK), ..RemoteCard::default() });
-        if let Some(listener) = &wires.listener {
-            core.watch(listener.fd(), LISTENER);
-        }
-        (core.listener, core.datagrams) = (wires.listener, wires.datagrams);
+        core.watch_listeners();
         Ok(core)
+    }
+
+    /// Adds the sockets that take connections to the epoll set.
+    pub(crate) fn watch_listeners(&self) {
+        if let Some(listener) = &self.listeners.shm {
+            self.watch(listener.fd(), SHM_LISTENER);
+        }
+        if let Some(listener) = self.listeners.tcp.as_ref().filter(|_| self.listens) {
+            self.watch(listener.fd(), TCP_LISTENER);
+        }
     }
 
     /// Adds a socket to the epoll set.
@@ -231,9 +227,14 @@ impl Core {
         self.lines = MAX_LINES + 1;
     }
 
+    /// Whether packets may arrive on a socket.
+    pub(crate) fn has_streams(&self) -> bool {
+        self.connections.iter().any(|(_, connection)| matches!(connection.transport, Transport::Tcp(_)))
+    }
+
     /// Whether this card looks for others on its own host first.
     pub(crate) fn has_shared_memory(&self) -> bool {
-        !matches!(self.config.wire, WireChoice::Provider(_))
+        !matches!(self.config.wire, WireChoice::Tcp)
     }
 
     /// Whether a card that is not found on this host may be on another one.
@@ -242,7 +243,7 @@ impl Core {
             // A card with this host's address is here, or nowhere.
             WireChoice::Auto => peer.ip != self.gid.ip,
             WireChoice::Shm => false,
-            WireChoice::Provider(_) => true,
+            WireChoice::Tcp => true,
         }
     }
 

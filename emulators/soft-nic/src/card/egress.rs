@@ -1,27 +1,28 @@
 //! Egress: requests, answers and read data become packets.
 #![allow(unsafe_code)]
 
+use std::ptr;
+
 use efa_dp_direct::wire::CompStatus;
 use efa_dp_direct::wqe::Sge;
-use ferrogin_datagram::SendError;
 
 use super::complete::OK;
-use super::connection::{Serving, Stage, Transport};
+use super::connection::{Serving, Transport};
 use super::core::Core;
 use super::counter::Event;
 use super::qp::Token;
 use super::request::{Local, MAX_SEND_SIZE, Operation};
 use crate::location::Location;
-use crate::wire::datagram::{self, Payload};
-use crate::wire::packet::{Acknowledgement, HAS_IMM, Header, Kind};
-use crate::wire::ring;
+use crate::wire::packet::{HAS_IMM, Header, Kind};
+use crate::wire::{ring, tcp};
 
 /// Payload bytes of a packet at most, on every wire.
 const MAX_PAYLOAD: u32 = 64 * 1024;
-const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= datagram::MAX_PAYLOAD);
+const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= tcp::MAX_PAYLOAD);
 
-/// Where a packet is expensive, answers wait for a packet to the same card, or for [`QUIET_POLLS`] idle polls in a row: a program
-/// whose request was just answered often posts the next one at once. After [`MOST_POLLS`] polls the card sends them in any case.
+/// Over TCP each write is a system call. So acknowledgements wait for a request to the same card, or for [`QUIET_POLLS`] idle polls in a
+/// row: a program whose request was just answered often posts the next one at once. After [`MOST_POLLS`] polls the card sends them in
+/// any case.
 const QUIET_POLLS: u32 = 3;
 pub(super) const MOST_POLLS: u32 = 16;
 
@@ -70,7 +71,7 @@ impl Core {
     pub(crate) fn pump(&mut self, at: u32) -> bool {
         let Some(connection) = self.connections.get(at) else { return false };
         if !connection.has_work() || !connection.is_open() {
-            return false;
+            return self.send_collected(at);
         }
         let mut moved = false;
         loop {
@@ -84,30 +85,39 @@ impl Core {
                 }
             }
         }
-        if let Some(Transport::Shm(rings)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
-            rings.flush();
-        }
-        moved
+        self.send_collected(at) || moved
+    }
+
+    /// Gives the transport what it has collected. True when some was sent.
+    fn send_collected(&mut self, at: u32) -> bool {
+        let (quiet, polls) = (self.idle_polls, self.polls);
+        let Some(connection) = self.connections.get_mut(at) else { return false };
+        let waited = polls.wrapping_sub(connection.answers_since);
+        let waits = connection.only_answers && quiet.min(waited) < QUIET_POLLS && waited < MOST_POLLS;
+        connection.only_answers &= waits;
+        let flushed = match Some(&mut connection.transport) {
+            Some(Transport::Shm(rings)) => {
+                rings.flush();
+                Ok(false)
+            }
+            Some(Transport::Tcp(stream)) if !waits => stream.flush(),
+            _ => Ok(false),
+        };
+        flushed.unwrap_or_else(|error| {
+            self.fail(at, &error);
+            true
+        })
     }
 
     /// Sends one packet; `None` when nothing is queued.
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
-        let (quiet, polls) = (self.idle_polls, self.polls);
         let connection = self.connections.get_mut(at)?;
-        let expensive = matches!(connection.transport, Transport::Datagram { .. });
         if let Some(header) = connection.answers.front().copied() {
-            let waited = polls.wrapping_sub(connection.answers_since);
-            let enough = connection.answers.len() >= datagram::MAX_ACKS;
-            // Acknowledgements behind another answer would not travel with a request.
-            let other = header.kind() != Some(Kind::Ack);
-            if !expensive || other || enough || quiet.min(waited) >= QUIET_POLLS || waited >= MOST_POLLS {
-                let acks = expensive && header.kind() == Some(Kind::Ack);
-                let sent = self.emit(at, &if acks { Header::new(Kind::Acks, 0) } else { header }, Payload::Nothing);
-                if sent == Sent::Yes && !acks {
-                    self.connections.get_mut(at)?.answers.pop_front();
-                }
-                return Some(sent);
+            let sent = self.emit(at, &header, ptr::null());
+            if sent == Sent::Yes {
+                self.connections.get_mut(at)?.answers.pop_front();
             }
+            return Some(sent);
         }
         if let Some(serving) = connection.serving.front().copied() {
             return Some(self.serve(at, serving));
@@ -138,7 +148,7 @@ impl Core {
             imm: request.imm.unwrap_or(0),
             ..Header::new(kind_of(request.operation), token.0)
         };
-        let mut payload = Payload::Nothing;
+        let mut payload = ptr::null();
         let inline;
         let mut gathered;
         if request.operation != Operation::Read {
@@ -147,7 +157,7 @@ impl Core {
             match request.local {
                 Local::Inline(data) => {
                     inline = data;
-                    payload = Payload::Bytes(&inline[..header.len as usize]);
+                    payload = inline[..header.len as usize].as_ptr();
                 }
                 Local::Region { .. } | Local::Two(_) if header.len == 0 => {}
                 Local::Two(sges) => {
@@ -156,12 +166,12 @@ impl Core {
                         self.finish(token, CompStatus::LocalInvalidLkey.raw());
                         return self.next_request(at);
                     }
-                    payload = Payload::Bytes(&gathered[..header.len as usize]);
+                    payload = gathered[..header.len as usize].as_ptr();
                 }
                 Local::Region { addr, lkey } => {
                     let source = self.regions.local(pd, lkey, addr + u64::from(sent), header.len, false);
                     match source.ok().and_then(|source| self.readable(source, header.len)) {
-                        Some(source) => payload = Payload::Memory(source),
+                        Some(source) => payload = source,
                         None => {
                             // The memory was deregistered since the request was checked.
                             if sent > 0 {
@@ -240,11 +250,11 @@ impl Core {
             self.regions.remote(pd, asked.rkey, addr, len, false).ok()
         });
         let payload = match source.and_then(|source| self.readable(source, header.len)) {
-            Some(source) => Payload::Memory(source),
+            Some(source) => source,
             None => {
                 // The queue pair was closed or the memory deregistered since the request was checked.
                 (header.len, header.status) = (0, CompStatus::RemoteBadAddress.raw());
-                Payload::Nothing
+                ptr::null()
             }
         };
         let outcome = self.emit(at, &header, payload);
@@ -271,58 +281,37 @@ impl Core {
 
     /// Queues an answer without payload.
     pub(crate) fn answer(&mut self, at: u32, header: Header) {
-        let polls = self.polls;
         if let Some(connection) = self.connections.get_mut(at) {
-            if connection.answers.is_empty() {
-                connection.answers_since = polls;
-            }
             connection.answers.push_back(header);
         }
     }
 
     /// Gives one packet to the transport of a connection.
-    fn emit(&mut self, at: u32, header: &Header, payload: Payload<'_>) -> Sent {
+    fn emit(&mut self, at: u32, header: &Header, payload: *const u8) -> Sent {
         let Some(connection) = self.connections.get_mut(at) else { return Sent::Gone };
-        let start = match payload {
-            Payload::Nothing => std::ptr::null(),
-            Payload::Bytes(bytes) => bytes.as_ptr(),
-            Payload::Memory(at) => at,
-        };
-        match &mut connection.transport {
+        let room = match &mut connection.transport {
             Transport::Loopback => {
-                self.receive(at, header, start);
-                Sent::Yes
+                self.receive(at, header, payload);
+                return Sent::Yes;
             }
-            Transport::Shm(rings) => {
-                // SAFETY: the caller found `header.len` payload bytes in a region or in a request. The card's lock, which is
-                // held, keeps regions registered and requests in the table during the call.
-                match unsafe { rings.tx.push(header, start) } {
-                    Ok(true) => Sent::Yes,
-                    Ok(false) => Sent::Full,
-                    Err(_) => Sent::Gone,
+            // SAFETY: the caller found `header.len` payload bytes in a region or in a request. The card's lock, which is
+            // held, keeps regions registered and requests in the table during the call.
+            Transport::Shm(rings) => unsafe { rings.tx.push(header, payload) }.map_err(|_| ()),
+            Transport::Tcp(stream) => {
+                let is_answer = header.kind() == Some(Kind::Ack);
+                if !stream.has_output() && is_answer {
+                    (connection.only_answers, connection.answers_since) = (true, self.polls);
                 }
+                connection.only_answers &= is_answer;
+                // SAFETY: as above; the stream copies them or gives them to the kernel.
+                unsafe { stream.push(header, payload) }.map_err(|_| ())
             }
-            Transport::Datagram { peer, stage: Stage::Agreed { session, proven: true } } => {
-                let Some(wire) = &mut self.datagrams else { return Sent::Gone };
-                let mut acks = [Acknowledgement::new(0, OK); datagram::MAX_ACKS];
-                let waiting = connection.answers.iter().take_while(|answer| answer.kind() == Some(Kind::Ack));
-                let mut count = 0;
-                for (ack, answer) in acks.iter_mut().zip(waiting) {
-                    *ack = Acknowledgement::new(answer.token, answer.status);
-                    count += 1;
-                }
-                // SAFETY: the caller found `header.len` payload bytes in a region or in a request, and the card's lock keeps
-                // both during the call, in which the wire copies them.
-                match unsafe { wire.send(*peer, header, payload, &acks[..count], session) } {
-                    Ok(()) => {
-                        connection.answers.drain(..count);
-                        Sent::Yes
-                    }
-                    Err(SendError::Full) => Sent::Full,
-                    Err(SendError::Gone | SendError::TooLong) => Sent::Gone,
-                }
-            }
-            Transport::Connecting | Transport::Accepting(_) | Transport::Datagram { .. } => Sent::Full,
+            Transport::Connecting | Transport::Accepting(_) => Ok(false),
+        };
+        match room {
+            Ok(true) => Sent::Yes,
+            Ok(false) => Sent::Full,
+            Err(()) => Sent::Gone,
         }
     }
 

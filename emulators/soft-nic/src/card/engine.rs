@@ -149,7 +149,7 @@ fn run(shared: &Shared, events: &OwnedFd) {
             let mut core = shared.core.lock().unwrap_or_else(PoisonError::into_inner);
             result.moved = core.poll(now, pace.idle_time() >= YIELD);
             result.delayed = core.reorder_buffer.as_ref().is_some_and(|buffer| !buffer.is_empty());
-            result.short_wait = !core.connection_of.is_empty() || !core.unready.is_empty();
+            result.short_wait = !core.unready.is_empty();
         }
         match pace.pause(result, now) {
             Pause::Spin => std::hint::spin_loop(),
@@ -194,13 +194,13 @@ impl Core {
         }
         self.polls = self.polls.wrapping_add(1);
         let thoroughly = thoroughly || self.polls.is_multiple_of(SOCKET_EVERY);
-        // Rung requests go first, because a poll of the datagram wire takes longer than everything else.
+        // Rung requests go first, because system calls take longer than everything else.
         let mut moved = self.poll_doorbells();
         if moved {
             self.pump_all();
         }
-        if thoroughly || !self.connection_of.is_empty() {
-            moved |= self.poll_datagrams();
+        if thoroughly || self.has_streams() {
+            moved |= self.poll_sockets();
         }
         for at in 0..self.connections.bound() {
             moved |= self.poll_connection(at);
@@ -215,7 +215,7 @@ impl Core {
         moved |= self.poll_unready();
         moved |= self.pump_all();
         if thoroughly {
-            moved |= self.poll_sockets();
+            self.check_connections();
             self.check_batches();
             for cq in 0..self.cqs.bound() {
                 if let Some(ring) = self.cqs.get_mut(cq) {
@@ -259,7 +259,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Wires;
+    use super::super::core::Listeners;
     use super::*;
     use crate::address::Gid;
     use crate::config::Config;
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn setup_call_takes_precedence_over_progress_call() {
         let gid = Gid { ip: std::net::Ipv4Addr::LOCALHOST, port: 0, secret: [1; 8] };
-        let core = Core::new(0, gid, Config::default(), Wires { listener: None, datagrams: None }).unwrap();
+        let core = Core::new(0, gid, Config::default(), Listeners::default()).unwrap();
         let card = Shared::new(core);
         card.poll();
         assert_eq!(card.external_polls(), 1);

@@ -3,10 +3,10 @@
 use std::io;
 use std::time::Instant;
 
-use super::core::{Core, Wires};
+use super::core::{Core, Listeners};
 use crate::address::Gid;
 use crate::config::Config;
-use crate::wire::packet::{Acknowledgement, Header};
+use crate::wire::packet::Header;
 use crate::wire::shm::Listener;
 
 impl Core {
@@ -15,7 +15,7 @@ impl Core {
     /// # Errors
     /// The system has no descriptor left.
     pub fn silent(gid: Gid, config: Config, listener: Option<Listener>) -> io::Result<Self> {
-        let mut core = Self::new(0, gid, config, Wires { listener, datagrams: None })?;
+        let mut core = Self::new(0, gid, config, Listeners { shm: listener, tcp: None })?;
         core.mute_log();
         Ok(core)
     }
@@ -32,7 +32,7 @@ impl Core {
     }
 
     /// A packet arrives on a connection.
-    pub fn arrive(&mut self, connection: u32, header: &Header, payload: &[u8], acks: &[Acknowledgement]) {
-        self.packet(connection, header, payload, acks);
+    pub fn arrive(&mut self, connection: u32, header: &Header, payload: &[u8]) {
+        self.receive(connection, header, payload.as_ptr());
     }
 }

@@ -13,7 +13,7 @@ use super::qp::{State, Token};
 use super::recv_queue::NOT_READY;
 use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::location::Location;
-use crate::wire::packet::{Acknowledgement, Header, Kind};
+use crate::wire::packet::{Header, Kind};
 
 /// Unfinished writes of one peer at most. All queues of a correct peer hold fewer requests.
 const MAX_PARTIALS: usize = 1 << 20;
@@ -40,6 +40,7 @@ impl Core {
     fn look(&mut self, at: u32) -> bool {
         match self.connections.get_mut(at).map(|connection| &mut connection.transport) {
             Some(Transport::Shm(rings)) => rings.rx.look(),
+            Some(Transport::Tcp(stream)) => stream.look(),
             _ => false,
         }
     }
@@ -49,14 +50,20 @@ impl Core {
         let mut taken = 0;
         while taken < most {
             let Some(connection) = self.connections.get_mut(at) else { return taken };
-            let Transport::Shm(rings) = &mut connection.transport else { return taken };
-            match rings.rx.peek() {
+            let next = match &mut connection.transport {
+                Transport::Shm(rings) => rings.rx.peek(),
+                Transport::Tcp(stream) => stream.peek(),
+                _ => return taken,
+            };
+            match next {
                 Ok(None) => break,
                 Ok(Some((header, payload))) => {
                     self.receive(at, &header, payload);
                     taken += 1;
-                    if let Some(Transport::Shm(rings)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
-                        rings.rx.pop(header.len);
+                    match self.connections.get_mut(at).map(|c| &mut c.transport) {
+                        Some(Transport::Shm(rings)) => rings.rx.pop(header.len),
+                        Some(Transport::Tcp(stream)) => stream.pop(header.len),
+                        _ => {}
                     }
                 }
                 Err(_) => {
@@ -80,20 +87,19 @@ impl Core {
             Some(Kind::Write) => self.receive_write(at, header, payload),
             Some(Kind::Read) => self.receive_read(at, header),
             Some(Kind::Data) => self.receive_data(at, header, payload),
-            Some(Kind::Ack) => self.receive_ack(at, Acknowledgement::new(header.token, header.status)),
+            Some(Kind::Ack) => self.receive_ack(at, header),
             Some(Kind::Abort) => {
                 if let Some(connection) = self.connections.get_mut(at) {
                     connection.partials.remove(&header.token);
                 }
             }
-            // The datagram wire handles these kinds before; no other wire has them.
-            Some(Kind::Hello | Kind::Welcome | Kind::Acks) | None => {}
+            None => {}
         }
     }
 
     /// Handles the acknowledgement of a request.
-    pub(crate) fn receive_ack(&mut self, at: u32, ack: Acknowledgement) {
-        let token = Token(ack.token());
+    fn receive_ack(&mut self, at: u32, ack: &Header) {
+        let token = Token(ack.token);
         let Some(entry) = self.outstanding(token).filter(|entry| entry.connection == Some(at)) else { return };
         // A read ends with data, so an acknowledgement of success is invalid.
         let invalid = entry.request.operation == Operation::Read && ack.status == OK;

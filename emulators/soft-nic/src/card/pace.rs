@@ -28,7 +28,7 @@ pub(super) struct PollResult {
     pub moved: bool,
     /// The reorder buffer has requests, which become due at a time.
     pub delayed: bool,
-    /// Waits must be short: cards of other hosts are connected, whose datagrams do not wake the engine, or a send will be retried.
+    /// Waits must be short: a send will be retried.
     pub short_wait: bool,
 }
 

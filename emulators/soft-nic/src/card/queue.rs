@@ -3,7 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use efa_dp_direct::cq::RawCqe;
 use efa_dp_direct::wire::{LkeyCtrl, RxDesc};
@@ -49,17 +49,14 @@ impl WorkQueue {
 
     /// Stores an entry word by word, as the card reads it. Bytes beyond an entry are left out.
     pub fn store(&self, index: u32, bytes: &[u8]) {
-        let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * self.entry_size as usize);
+        let slot = self.slot_of(index) as usize * self.entry_size as usize;
         for (i, word) in bytes.as_chunks::<8>().0.iter().take(self.entry_size as usize / 8).enumerate() {
-            // SAFETY: the slot lies in the ring, which `map` keeps mapped, on a multiple of 16, and the word in the slot.
-            let at = unsafe { AtomicU64::from_ptr(slot.wrapping_add(8 * i).cast()) };
-            at.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            self.map.u64_at(slot + 8 * i).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         }
     }
 
     fn register(&self) -> &AtomicU32 {
-        // SAFETY: the doorbell lies in the mapping, at a multiple of 64, and is only accessed atomically.
-        unsafe { AtomicU32::from_ptr(self.doorbell()) }
+        self.map.u32_at(self.doorbell_at)
     }
 
     /// Rings the doorbell, after all entries that were stored before.
@@ -89,8 +86,8 @@ impl WorkQueue {
 
     /// Empties the ring, whose next request has the index `start`.
     pub fn clear(&self, start: u32) {
-        // SAFETY: the mapping holds as many entries before the doorbell, and the owner of the queue pair posts nothing meanwhile.
-        unsafe { std::ptr::write_bytes(self.buffer(), 0, self.entry_size as usize * self.entries as usize) };
+        // The owner of the queue pair posts nothing meanwhile.
+        self.map.clear(self.entry_size as usize * self.entries as usize);
         self.preset(start);
     }
 
@@ -106,9 +103,7 @@ impl WorkQueue {
 
     /// The receive descriptor of `index`.
     pub fn fetch_receive(&self, index: u32) -> RxDesc {
-        let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * RQ_ENTRY_LEN as usize);
-        // SAFETY: the slot lies in the ring, on a multiple of 16.
-        let [addr, rest]: [u64; 2] = unsafe { memory::load_words(slot) };
+        let [addr, rest]: [u64; 2] = self.map.words_at(self.slot_of(index) as usize * RQ_ENTRY_LEN as usize);
         RxDesc {
             buf_addr_lo: addr as u32,
             buf_addr_hi: (addr >> 32) as u32,
@@ -120,15 +115,9 @@ impl WorkQueue {
 
     /// Copies the entry of `index` out of the ring: 64 or 128 bytes of `entry`.
     pub fn fetch(&self, index: u32, entry: &mut [u8; 128]) {
-        let slot = self.buffer().wrapping_add(self.slot_of(index) as usize * self.entry_size as usize);
-        // SAFETY: the slot lies in the ring, on a multiple of 64.
-        let low: [u64; 8] = unsafe { memory::load_words(slot) };
-        let high: [u64; 8] = if self.entry_size == 128 {
-            // SAFETY: a wide slot holds 128 bytes.
-            unsafe { memory::load_words(slot.wrapping_add(64)) }
-        } else {
-            [0; 8]
-        };
+        let slot = self.slot_of(index) as usize * self.entry_size as usize;
+        let low: [u64; 8] = self.map.words_at(slot);
+        let high: [u64; 8] = if self.entry_size == 128 { self.map.words_at(slot + 64) } else { [0; 8] };
         for (bytes, word) in entry.chunks_exact_mut(8).zip(low.into_iter().chain(high)) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
@@ -200,8 +189,7 @@ impl ArmDoorbell {
     /// The register holds the last write alone, so a write without the wish may stand for an earlier one with it: once the reader has taken all
     /// events, every write arms. At worst the reader gets one event more.
     fn look(&mut self, next: u32) -> bool {
-        // SAFETY: the register is the first word of a mapped page.
-        let value = unsafe { memory::load_doorbell(self.map.as_ptr().cast()) };
+        let value = self.map.u32_at(0).load(Ordering::Acquire);
         if value == self.seen {
             return false;
         }
@@ -267,8 +255,8 @@ impl CompletionRing {
         {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // SAFETY: `len` bytes are mapped. The phase of an unwritten entry must be that of the lap before: 0.
-        unsafe { std::ptr::write_bytes(map.as_ptr(), 0, len) };
+        // The phase of an unwritten entry must be that of the lap before: 0.
+        map.clear(len);
         Ok(Self::over(map, entries))
     }
 
@@ -284,10 +272,10 @@ impl CompletionRing {
         for (word, bytes) in words.iter_mut().zip(emit(phase).0.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
-        let slot = self.buffer().wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
+        let slot = (self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize;
         for (i, word) in words.into_iter().enumerate().rev() {
-            // SAFETY: the slot has 32 mapped bytes. The phase is in word 0, which goes last and releases the others.
-            unsafe { memory::store_release(slot.wrapping_add(8 * i).cast(), word) };
+            // The phase is in word 0, which goes last and releases the others.
+            self.map.u64_at(slot + 8 * i).store(word, Ordering::Release);
         }
         self.next = self.next.wrapping_add(1);
         if let Some(doorbell) = &mut self.doorbell {
@@ -341,8 +329,7 @@ mod tests {
         for size in [64u8, 128] {
             let queue = WorkQueue::new(size.into(), 2, 0).unwrap();
             for at in 0..2 * usize::from(size) {
-                // SAFETY: the ring has two slots of `size` bytes.
-                unsafe { queue.buffer().wrapping_add(at).write(at as u8) };
+                queue.map.write(at, &[at as u8]);
             }
             let mut bytes = [0xa5; 128];
             queue.fetch(3, &mut bytes);
@@ -355,9 +342,9 @@ mod tests {
     fn receive_is_read_from_its_slot_with_all_its_bits() {
         let queue = WorkQueue::new(RQ_ENTRY_LEN, 8, 0).unwrap();
         let desc = RxDesc::single(0x1234, 0x0123_4567_89ab_cdef, 0x5678, 0x9a_bcde);
-        let slot = queue.buffer().wrapping_add(5 * RQ_ENTRY_LEN as usize).cast::<[u64; 2]>();
-        // SAFETY: the ring has eight slots of 16 bytes.
-        unsafe { slot.write(desc.to_words()) };
+        for (i, word) in desc.to_words().into_iter().enumerate() {
+            queue.map.u64_at(5 * RQ_ENTRY_LEN as usize + 8 * i).store(word, Ordering::Relaxed);
+        }
         assert_eq!(queue.fetch_receive(13), desc);
         assert_ne!(queue.fetch_receive(12), desc);
     }
@@ -385,11 +372,10 @@ mod tests {
         assert!(refused(from(16, 256), 8), "not aligned");
         assert!(refused(from(0, 256), 6), "no power of two");
         let map = from(32, 257);
-        // SAFETY: the mapping has 257 bytes.
-        unsafe { std::ptr::write_bytes(map.as_ptr(), 0xa5, 257) };
+        map.write(0, &[0xa5; 257]);
         let ring = CompletionRing::in_memory(map, 8).unwrap();
-        // SAFETY: the ring has 256 bytes, and one follows.
-        let bytes = unsafe { ring.buffer().cast::<[u8; 257]>().read() };
+        let mut bytes = [0; 257];
+        ring.map.read(0, &mut bytes);
         assert_eq!((&bytes[..256], bytes[256]), (&[0; 256][..], 0xa5));
     }
 
@@ -403,8 +389,8 @@ mod tests {
                 RawCqe([n; 32])
             });
             assert_eq!(phase_of_entry, Some(n / 4 % 2 == 0), "entry {n}");
-            // SAFETY: the ring has four slots of 32 bytes.
-            let slots = unsafe { ring.buffer().cast::<[[u8; 32]; 4]>().read() };
+            let mut slots = [[0; 32]; 4];
+            ring.map.read(0, slots.as_flattened_mut());
             assert_eq!(slots[usize::from(n) % 4], [n; 32]);
             let before = n.saturating_sub(1);
             assert_eq!(slots[usize::from(before) % 4], [before; 32], "the entry before stays");

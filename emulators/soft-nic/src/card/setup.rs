@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use efa_dp_direct::wire::CompStatus;
 
-use super::core::{Core, Handle};
+use super::core::{Core, Handle, TCP_LISTENER};
 use super::counter::{Counter, EVENTS, Event};
 use super::qp::{Qp, State};
 use super::queue::{CompletionRing, Watch, WorkQueue};
@@ -62,10 +62,10 @@ impl Core {
         Ok(qpn)
     }
 
-    /// Starts a queue pair: the card reads its doorbell from now on.
+    /// Starts a queue pair: the card reads its doorbell from now on, and cards of other hosts can connect.
     ///
     /// # Errors
-    /// The queue pair, a completion queue or a counter does not exist.
+    /// The queue pair, a completion queue or a counter does not exist, or the system does not let the card listen.
     pub fn enable_qp(
         &mut self,
         qpn: u16,
@@ -73,6 +73,7 @@ impl Core {
         recv_cq: Option<u32>,
         counters: [Vec<u32>; EVENTS],
     ) -> Result<(), SetupError> {
+        self.listen()?;
         for id in counters.iter().flatten() {
             self.counters.get_mut(*id).ok_or(SetupError::Busy)?.attached += 1;
         }
@@ -84,6 +85,21 @@ impl Core {
         qp.enabled = true;
         let watch = Watch::new(qpn, qp.sq.clone(), qp.taken);
         self.active.push(watch);
+        Ok(())
+    }
+
+    /// Takes connections of other hosts from now on. A process that only looks at its cards never gets here.
+    fn listen(&mut self) -> Result<(), SetupError> {
+        if !self.listens
+            && let Some(listener) = &self.listeners.tcp
+        {
+            if let Err(error) = listener.listen() {
+                self.log(format_args!("cards of other hosts cannot connect: listen: {error}"));
+                return Err(SetupError::Memory);
+            }
+            self.watch(listener.fd(), TCP_LISTENER);
+        }
+        self.listens = true;
         Ok(())
     }
 

@@ -5,29 +5,28 @@ use std::net::Ipv4Addr;
 use efa_dp_direct::cq::{Cqe, RawCqe, Status};
 use efa_dp_direct::wire::{CompStatus, LkeyCtrl, RxDesc};
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, RemoteMem, RequestIds, SendData, SendWqe, Sge, WriteData};
-use ferrogin_datagram::Peer;
 use zerocopy::IntoBytes;
 
 use super::complete::OK;
-use super::connection::{Connection, SILENCE_US, Stage, Transport};
-use super::core::{LOOPBACK, RemoteCard};
+use super::connection::{Connection, SILENCE_US, Transport};
+use super::core::{LOOPBACK, Listeners, RemoteCard};
 use super::counter::{Counter, EVENTS, Event, Word};
 use super::qp::Token;
 use super::queue::CompletionRing;
 use super::recv_queue::NOT_READY;
 use super::region::{Access, Keys, Memory};
 use super::request::MAX_SEND_SIZE;
-use super::{Core, SetupError, Wires};
+use super::{Core, SetupError};
 use crate::address::Gid;
-use crate::config::Config;
+use crate::config::{Config, WireChoice};
 use crate::fault::Faults;
 use crate::location::Location;
 use crate::memory;
 use crate::random::Random;
-use crate::wire::handshake::{self, Initiator, Session};
-use crate::wire::packet::{HEADER_LEN, Header, Kind};
+use crate::wire::packet::{Header, Kind};
 
 mod order;
+mod streams;
 mod traced;
 
 const PD: u32 = 1;
@@ -62,8 +61,7 @@ impl World {
     }
 
     fn of(config: Config) -> Self {
-        let wires = Wires { listener: None, datagrams: None };
-        let mut core = Core::new(0, gid(1), config, wires).unwrap();
+        let mut core = Core::new(0, gid(1), config, Listeners::default()).unwrap();
         core.mute_log();
         let mut bytes = Box::new([0; 8]);
         let at = bytes.as_mut_ptr();
@@ -327,131 +325,6 @@ fn aborted_write_is_forgotten() {
     assert_eq!((begun(&world), *world.bytes), (0, [9; 8]));
     let answers = &world.core.connections.get(world.asked).unwrap().answers;
     assert_eq!(answers.iter().copied().collect::<Vec<_>>(), [Header { status: OK, ..Header::new(Kind::Ack, 7) }]);
-}
-
-/// A card whose request goes to a card on the datagram wire; gives the other side's session too.
-fn over_datagrams(world: &mut World) -> Session {
-    let (own, peer) = (gid(1), gid(2));
-    let initiator = Initiator::new(own, peer, [1; 16]);
-    let accepted = handshake::respond(initiator.hello().as_bytes(), &peer, [2; 16]).unwrap();
-    let session = initiator.welcomed(accepted.welcome.as_bytes()).unwrap();
-    let stage = Stage::Agreed { session: Box::new(session), proven: true };
-    world.core.connections.get_mut(world.asked).unwrap().transport = Transport::Datagram { peer: peer_number(), stage };
-    world.core.connection_of.insert(peer_number(), world.asked);
-    accepted.session
-}
-
-/// The peer of the wire that names the card which is asked.
-fn peer_number() -> Peer {
-    Peer::from_index(0)
-}
-
-/// The packet with its seal, as it travels.
-fn sealed(session: &mut Session, header: Header, payload: &[u8]) -> ([u8; HEADER_LEN], Vec<u8>) {
-    let header = header.to_bytes();
-    let seal = session.seal(&[&header, payload]);
-    (header, [payload, seal.as_bytes()].concat())
-}
-
-/// What an attacker may do with the name and the numbers of a peer: forge, change, repeat, splice, cut.
-#[test]
-fn packets_that_the_peer_did_not_seal_change_nothing() {
-    let mut world = World::open();
-    let (dst_qpn, qkey) = (world.qpn, world.core.qp(world.qpn).unwrap().qkey);
-    let (rkey, addr) = (world.keys.rkey, world.bytes.as_ptr() as u64);
-    let mut peer = over_datagrams(&mut world);
-    // The same two cards in another session.
-    let mut other = {
-        let initiator = Initiator::new(gid(2), gid(1), [3; 16]);
-        let accepted = handshake::respond(initiator.hello().as_bytes(), &gid(1), [4; 16]).unwrap();
-        initiator.welcomed(accepted.welcome.as_bytes()).unwrap()
-    };
-    let operation = world.write(world.sge());
-    let token = world.post(operation, false).unwrap();
-    let ack = Header { status: OK, ..Header::new(Kind::Ack, token.0) };
-    let write = Header { dst_qpn, qkey, rkey, addr, total: 8, len: 8, ..Header::new(Kind::Write, 7) };
-    let harmless = |world: &mut World| {
-        assert_eq!((world.awaited(), *world.bytes), (vec![token], [0; 8]), "nothing is written or acknowledged");
-        assert!(world.core.connections.get(world.asked).unwrap().answers.is_empty());
-    };
-    for (header, payload) in [(ack, &b""[..]), (write, b"8 bytes.")] {
-        let (head, rest) = sealed(&mut peer, header, payload);
-        let mut bad = vec![(head, payload.to_vec()), (head, [payload, &[0; 24]].concat())];
-        bad.push(sealed(&mut other, header, payload));
-        for at in 0..rest.len() {
-            let mut changed = rest.clone();
-            changed[at] ^= 1;
-            bad.push((head, changed));
-            bad.push((head, rest[..at].to_vec()));
-        }
-        for at in 0..head.len() {
-            let mut changed = head;
-            changed[at] ^= 1;
-            bad.push((changed, rest.clone()));
-        }
-        for (head, rest) in bad {
-            world.core.packet_arrived(peer_number(), &head, &rest);
-            harmless(&mut world);
-        }
-        world.core.packet_arrived(peer_number(), &head[1..], &rest);
-        harmless(&mut world);
-    }
-    // The peer's own packet is taken, once.
-    let (head, rest) = sealed(&mut peer, write, b"8 bytes.");
-    for bytes in [*b"8 bytes.", [0; 8]] {
-        world.core.packet_arrived(peer_number(), &head, &rest);
-        assert_eq!(*world.bytes, bytes, "a repeated write is not done again");
-        world.bytes.fill(0);
-    }
-    let (head, rest) = sealed(&mut peer, ack, b"");
-    world.core.packet_arrived(peer_number(), &head, &rest);
-    assert_eq!(world.awaited(), []);
-}
-
-#[test]
-fn packet_that_never_comes_ends_the_connection() {
-    let mut world = World::open();
-    let mut peer = over_datagrams(&mut world);
-    let operation = world.write(world.sge());
-    world.post(operation, false).unwrap();
-    let _removed = sealed(&mut peer, Header::new(Kind::Acks, 0), b"");
-    for _ in 0..2000 {
-        let (head, rest) = sealed(&mut peer, Header::new(Kind::Acks, 0), b"");
-        world.core.packet_arrived(peer_number(), &head, &rest);
-    }
-    assert_eq!((world.awaited(), world.counts()[1]), (vec![], (0, 1)));
-}
-
-/// Acknowledgements travel with a request, and one behind the refusal of a read would come after a reply.
-#[test]
-fn refusal_of_a_read_does_not_wait_for_a_request() {
-    for (kind, sent) in [(Kind::Ack, false), (Kind::Data, true)] {
-        let mut world = World::open();
-        let _peer = over_datagrams(&mut world);
-        world.core.answer(world.asked, Header { status: 7, ..Header::new(kind, 7) });
-        // There is no wire, so the first packet ends the connection.
-        assert_eq!(world.core.pump(world.asked), sent);
-        assert_eq!(world.core.connections.get(world.asked).is_none(), sent);
-    }
-}
-
-#[test]
-fn requests_wait_for_the_proof_of_a_card_that_connected() {
-    let mut world = World::open();
-    let mut peer = over_datagrams(&mut world);
-    if let Transport::Datagram { stage: Stage::Agreed { proven, .. }, .. } =
-        &mut world.core.connections.get_mut(world.asked).unwrap().transport
-    {
-        *proven = false;
-    }
-    let operation = world.write(world.sge());
-    let token = world.post(operation, false).unwrap();
-    assert!(!world.core.pump(world.asked), "nothing is sent");
-    // A side that does not prove itself is given up.
-    let (head, rest) = sealed(&mut peer, Header::new(Kind::Acks, 0), b"");
-    world.core.packet_arrived(peer_number(), &head, &rest);
-    assert!(world.core.connections.get(world.asked).unwrap().is_open());
-    assert_eq!(world.awaited(), [token]);
 }
 
 #[test]

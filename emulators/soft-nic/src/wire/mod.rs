@@ -12,9 +12,11 @@ macro_rules! assert_layout {
 }
 pub(crate) use assert_layout;
 
-pub(crate) mod datagram;
+mod error;
 pub(crate) mod handshake;
 pub(crate) mod packet;
 pub(crate) mod ring;
 pub(crate) mod shm;
-pub(crate) mod window;
+pub(crate) mod tcp;
+
+pub use error::{WireError, is_exhaustion};

@@ -17,14 +17,8 @@ pub enum Kind {
     Data = 4,
     /// The sender gave up a request: the peer forgets the packets that it has of it.
     Abort = 5,
-    /// [`Hello`](super::handshake::Hello), on a wire without connections of its own.
-    Hello = 6,
-    /// [`Welcome`](super::handshake::Welcome): the answer to a hello.
-    Welcome = 7,
-    /// No packet but the [`Acknowledgement`]s behind it, which may follow every datagram.
-    Acks = 8,
     /// A whole send, with payload.
-    Send = 9,
+    Send = 6,
 }
 
 impl Kind {
@@ -35,10 +29,7 @@ impl Kind {
             3 => Self::Read,
             4 => Self::Data,
             5 => Self::Abort,
-            6 => Self::Hello,
-            7 => Self::Welcome,
-            8 => Self::Acks,
-            9 => Self::Send,
+            6 => Self::Send,
             _ => return None,
         })
     }
@@ -175,11 +166,6 @@ impl Header {
         raw.into()
     }
 
-    /// The header in `bytes`; `None` when they are more or fewer than a header has.
-    pub fn read(bytes: &[u8]) -> Option<Self> {
-        bytes.try_into().ok().map(Self::from_bytes)
-    }
-
     /// Immediate data of a send or a write.
     pub fn immediate(&self) -> Option<u32> {
         (self.flags & HAS_IMM != 0).then_some(self.imm)
@@ -191,40 +177,18 @@ impl Header {
             return false;
         }
         match self.kind() {
-            Some(Kind::Write | Kind::Data | Kind::Hello | Kind::Welcome) => {
-                self.offset.checked_add(self.len).is_some_and(|end| end <= self.total)
-            }
+            Some(Kind::Write | Kind::Data) => self.offset.checked_add(self.len).is_some_and(|end| end <= self.total),
             Some(Kind::Send) => self.offset == 0 && self.len == self.total,
-            Some(Kind::Ack | Kind::Acks | Kind::Read | Kind::Abort) => self.len == 0,
+            Some(Kind::Ack | Kind::Read | Kind::Abort) => self.len == 0,
             None => false,
         }
     }
 }
 
-/// The result of a request, as it travels behind other packets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub struct Acknowledgement {
-    token: U64,
-    /// EFA completion status.
-    pub status: u8,
-    reserved: [u8; 7],
-}
-assert_layout!(Acknowledgement, 16, { token @ 0, status @ 8, reserved @ 9 });
-
-/// Bytes of an acknowledgement.
-pub const ACKNOWLEDGEMENT_LEN: usize = size_of::<Acknowledgement>();
-
-impl Acknowledgement {
-    pub fn new(token: u64, status: u8) -> Self {
-        Self { token: token.into(), status, reserved: [0; 7] }
-    }
-
-    /// The requester's name of the request.
-    pub fn token(&self) -> u64 {
-        self.token.get()
-    }
-}
+/// The peer wrote an impossible packet, or an impossible cursor of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer sent a corrupt packet")]
+pub struct Corrupt;
 
 #[cfg(test)]
 mod tests {
@@ -273,15 +237,6 @@ mod tests {
             BYTES,
             "words of shared memory are the same bytes"
         );
-    }
-
-    #[test]
-    fn acknowledgement_is_emitted_and_parsed_as_golden_bytes() {
-        let bytes = [8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 0, 0, 0, 0];
-        let one = Acknowledgement::new(0x0102_0304_0506_0708, 9);
-        assert_eq!(one.as_bytes(), bytes);
-        let parsed = Acknowledgement::read_from_bytes(&bytes).unwrap();
-        assert_eq!((parsed, parsed.token(), parsed.status), (one, 0x0102_0304_0506_0708, 9));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use super::packet::{HEADER_LEN, HEADER_WORDS, Header};
+use super::packet::{Corrupt, HEADER_LEN, HEADER_WORDS, Header};
 use crate::memory;
 
 /// Bytes of payload that a ring can hold.
@@ -63,11 +63,6 @@ pub struct Producer {
     head: u64,
     unannounced: bool,
 }
-
-/// The peer wrote an impossible cursor or packet into the shared memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the peer's ring is corrupt")]
-pub struct Corrupt;
 
 impl Producer {
     /// # Safety

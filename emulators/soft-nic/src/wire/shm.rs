@@ -6,85 +6,38 @@
 //! the socket of a process that dies, so nothing is left behind and the other side knows.
 //!
 //! The kernel names the user at the other end, and either side leaves before it reads a byte of another user. No other
-//! user reaches the socket or the memory then, so packets in the rings carry no seals.
+//! user reaches the socket or the memory then.
 #![allow(unsafe_code)]
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use ferrogin_rendezvous::proof::{HELLO_LEN, Initiator, ProofError, Responder, WELCOME_LEN};
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{
     self, AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, sockopt,
 };
 
-use zerocopy::{FromBytes, IntoBytes};
-
-use super::handshake::{self, Disagreement, HELLO_LEN, Initiator, Response, Seal, Session, WELCOME_LEN};
-use super::ring::{CONTROL_LEN, Consumer, Corrupt, Producer, RING_LEN};
+use super::error::{WireError, system};
+use super::handshake::{self, Response};
+use super::ring::{CONTROL_LEN, Consumer, Producer, RING_LEN};
 use crate::address::Gid;
 use crate::memory::{self, Mapping};
-use crate::random;
 
 const FILE_LEN: usize = 2 * (CONTROL_LEN + RING_LEN);
 
-/// Why a connection could not be made or kept.
-#[derive(Debug, thiserror::Error)]
-pub enum ShmError {
-    #[error("no card listens there")]
-    Absent,
-    #[error("the other card is gone")]
-    Gone,
-    #[error(transparent)]
-    Disagreement(#[from] Disagreement),
-    #[error("the process at the other end belongs to user {0}, and this card accepts its own user and root alone")]
-    Foreign(u32),
-    #[error(transparent)]
-    Corrupt(#[from] Corrupt),
-    #[error("{0}: {1}{hint}", hint = cure(.1))]
-    System(&'static str, io::Error),
-}
-
-impl ShmError {
-    /// The process or the system has no descriptor or no memory for one more connection.
-    pub fn is_exhaustion(&self) -> bool {
-        matches!(self, Self::System(_, error) if error.raw_os_error().is_some_and(is_exhaustion))
-    }
-}
-
-/// True for the errors of a process or system without free descriptors or memory.
-pub fn is_exhaustion(errno: i32) -> bool {
-    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EFBIG)
-}
-
-/// What to do about a failed system call.
-fn cure(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
-        Some(libc::ENFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
-        Some(libc::ENOBUFS | libc::ENOMEM) => {
-            "; raise the process's limit of memory (ulimit -v), or free memory of this machine"
-        }
-        Some(libc::EFBIG) => "; raise the process's limit of file sizes (ulimit -f), which bounds shared memory",
-        _ => "",
-    }
-}
-
-fn system(call: &'static str) -> impl Fn(Errno) -> ShmError {
-    move |errno| ShmError::System(call, errno.into())
-}
-
-fn address_of(gid: &Gid, call: &'static str) -> Result<UnixAddr, ShmError> {
+fn address_of(gid: &Gid, call: &'static str) -> Result<UnixAddr, WireError> {
     UnixAddr::new_abstract(handshake::abstract_name(gid).as_bytes()).map_err(system(call))
 }
 
-fn new_socket() -> Result<OwnedFd, ShmError> {
+fn new_socket() -> Result<OwnedFd, WireError> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(system("socket"))
 }
 
-fn sending(errno: Errno) -> ShmError {
-    if matches!(errno, Errno::EPIPE | Errno::ECONNRESET) { ShmError::Gone } else { system("send")(errno) }
+fn sending(errno: Errno) -> WireError {
+    if matches!(errno, Errno::EPIPE | Errno::ECONNRESET) { WireError::Gone } else { system("send")(errno) }
 }
 
 /// The socket on which a card is found.
@@ -96,8 +49,8 @@ pub struct Listener {
 impl Listener {
     /// # Errors
     /// The system's, for `bind` and the calls around it; no memory file of this process may be as long as a connection's.
-    pub fn bind(gid: &Gid) -> Result<Self, ShmError> {
-        memory::check_file_size(FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
+    pub fn bind(gid: &Gid) -> Result<Self, WireError> {
+        memory::check_file_size(FILE_LEN).map_err(|e| WireError::System("memfd_create", e))?;
         let socket = new_socket()?;
         socket::bind(socket.as_raw_fd(), &address_of(gid, "bind")?).map_err(system("bind"))?;
         socket::listen(&socket, Backlog::MAXCONN).map_err(system("listen"))?;
@@ -111,8 +64,8 @@ impl Listener {
     /// The next connection; `None` when there is none now.
     ///
     /// # Errors
-    /// [`ShmError::Foreign`]: the connection was of another user, and is closed. The system's, for `accept4`.
-    pub fn accept(&self) -> Result<Option<Accepting>, ShmError> {
+    /// [`WireError::Foreign`]: the connection was of another user, and is closed. The system's, for `accept4`.
+    pub fn accept(&self) -> Result<Option<Accepting>, WireError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
             let socket = match socket::accept4(self.socket.as_raw_fd(), flags) {
@@ -129,10 +82,10 @@ impl Listener {
 }
 
 /// Refuses a process of another user, unless the user is root, who may read this process's memory anyway.
-fn check_user(socket: &OwnedFd) -> Result<(), ShmError> {
+fn check_user(socket: &OwnedFd) -> Result<(), WireError> {
     let peer = socket::getsockopt(socket, sockopt::PeerCredentials).map_err(system("SO_PEERCRED"))?;
     let trusted = peer.uid() == nix::unistd::geteuid().as_raw() || peer.uid() == 0;
-    if trusted { Ok(()) } else { Err(ShmError::Foreign(peer.uid())) }
+    if trusted { Ok(()) } else { Err(WireError::Foreign(peer.uid())) }
 }
 
 /// A connection whose other end is not proven.
@@ -140,8 +93,8 @@ fn check_user(socket: &OwnedFd) -> Result<(), ShmError> {
 pub struct Accepting {
     /// Taken by the [`RingPair`] that follows.
     socket: Option<OwnedFd>,
-    /// The card that sent a good hello, and the session that its proof belongs to.
-    initiator: Option<(Gid, Session)>,
+    /// The card that sent a good hello, and what its confirm is compared with.
+    initiator: Option<(Gid, Responder)>,
 }
 
 impl Accepting {
@@ -156,30 +109,30 @@ impl Accepting {
     }
 
     /// Reads what has arrived. Returns the peer's GID and the connection once the peer is proven.
-    pub fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, ShmError> {
+    pub fn proceed(&mut self, own: &Gid) -> Result<Option<(Gid, RingPair)>, WireError> {
         loop {
             let Some(socket) = &self.socket else { return Ok(None) };
             let mut bytes = [0; HELLO_LEN + 1];
             let Some((len, fds)) = receive(socket, &mut bytes)? else { return Ok(None) };
-            let Some((peer, session)) = &mut self.initiator else {
-                let nonce = random::secret().map_err(|e| ShmError::System("getrandom", e))?;
-                match handshake::respond(&bytes[..len], own, nonce) {
-                    Ok(Response { peer, welcome, session }) => {
-                        answer(socket, welcome.as_bytes());
-                        self.initiator = Some((peer, session));
+            let Some((peer, responder)) = &self.initiator else {
+                let hello = bytes[..len].try_into().map_err(|_| ProofError::Protocol);
+                match hello.and_then(|hello| handshake::respond(own, hello)) {
+                    Ok(Response { peer, responder, welcome }) => {
+                        answer(socket, &welcome);
+                        self.initiator = Some((peer, responder));
                     }
-                    Err(disagreement) => {
-                        answer(socket, handshake::refusal(&bytes[..len]).as_bytes());
-                        return Err(disagreement.into());
+                    Err(error) => {
+                        answer(socket, &handshake::refusal());
+                        return Err(error.into());
                     }
                 }
                 continue;
             };
-            let seal = Seal::read_from_bytes(&bytes[..len]).map_err(|_| Disagreement::Protocol)?;
-            session.open(&seal, &[]).map_err(|_| Disagreement::Unproven)?;
+            let confirm = bytes[..len].try_into().map_err(|_| ProofError::Protocol)?;
+            responder.confirmed(confirm)?;
             let file = fds.first().filter(|fd| memory::is_sealed_memfd(fd.as_fd(), FILE_LEN));
-            let file = file.ok_or(Disagreement::Protocol)?;
-            let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
+            let file = file.ok_or(ProofError::Protocol)?;
+            let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| WireError::System("mmap", e))?;
             let peer = *peer;
             return Ok(self.socket.take().map(|socket| (peer, RingPair::new(socket, map, None))));
         }
@@ -187,14 +140,14 @@ impl Accepting {
 }
 
 /// The next message and the descriptors that came with it; `None` when there is no message now.
-fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, ShmError> {
+fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, WireError> {
     let mut control = cmsg_space!([RawFd; 4]);
     let mut parts = [IoSliceMut::new(bytes)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = match socket::recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control), flags) {
         Ok(message) => message,
         Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-        Err(Errno::ECONNRESET) => return Err(ShmError::Gone),
+        Err(Errno::ECONNRESET) => return Err(WireError::Gone),
         Err(errno) => return Err(system("recvmsg")(errno)),
     };
     let truncated = message.flags.contains(MsgFlags::MSG_CTRUNC);
@@ -209,7 +162,7 @@ fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<(usize, Vec<Owne
     if truncated && fds.is_empty() {
         return Err(system("recvmsg")(Errno::EMFILE));
     }
-    if message.bytes == 0 { Err(ShmError::Gone) } else { Ok(Some((message.bytes, fds))) }
+    if message.bytes == 0 { Err(WireError::Gone) } else { Ok(Some((message.bytes, fds))) }
 }
 
 fn answer(socket: &OwnedFd, message: &[u8]) {
@@ -252,22 +205,20 @@ impl RingPair {
     /// Connects to `peer`; packets may be pushed when [`RingPair::is_open`].
     ///
     /// # Errors
-    /// [`ShmError::Absent`] when no such card is alive; `Ok(None)` when its queue of connections is full: try later.
-    pub fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, ShmError> {
+    /// [`WireError::Absent`] when no such card is alive; `Ok(None)` when its queue of connections is full: try later.
+    pub fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, WireError> {
         let socket = new_socket()?;
         match socket::connect(socket.as_raw_fd(), &address_of(peer, "connect")?) {
             Ok(()) => {}
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            Err(Errno::ECONNREFUSED | Errno::ENOENT) => return Err(ShmError::Absent),
+            Err(Errno::ECONNREFUSED | Errno::ENOENT) => return Err(WireError::Absent),
             Err(errno) => return Err(system("connect")(errno)),
         }
         check_user(&socket)?;
-        let file = memory::sealed_memfd("softefa wire", FILE_LEN).map_err(|e| ShmError::System("memfd_create", e))?;
-        let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| ShmError::System("mmap", e))?;
-        let nonce = random::secret().map_err(|e| ShmError::System("getrandom", e))?;
-        let initiator = Initiator::new(*own, *peer, nonce);
-        let hello = initiator.hello();
-        socket::send(socket.as_raw_fd(), hello.as_bytes(), MsgFlags::MSG_NOSIGNAL).map_err(sending)?;
+        let file = memory::sealed_memfd("softefa wire", FILE_LEN).map_err(|e| WireError::System("memfd_create", e))?;
+        let map = Mapping::shared(file.as_fd(), 0, FILE_LEN).map_err(|e| WireError::System("mmap", e))?;
+        let initiator = handshake::initiate(own, peer).map_err(system("getrandom"))?;
+        socket::send(socket.as_raw_fd(), &initiator.hello(), MsgFlags::MSG_NOSIGNAL).map_err(sending)?;
         Ok(Some(Self::new(socket, map, Some(Box::new(Pending { initiator, file })))))
     }
 
@@ -290,23 +241,23 @@ impl RingPair {
     ///
     /// # Errors
     /// The connection is over, for the reason given.
-    pub fn proceed(&mut self) -> Result<(), ShmError> {
+    pub fn proceed(&mut self) -> Result<(), WireError> {
         let mut bytes = [0; WELCOME_LEN + 1];
         loop {
             let len = match socket::recv(self.socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
-                Ok(0) => return Err(ShmError::Gone),
+                Ok(0) => return Err(WireError::Gone),
                 Ok(len) => len,
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => continue,
-                Err(Errno::ECONNRESET | Errno::EPIPE) => return Err(ShmError::Gone),
+                Err(Errno::ECONNRESET | Errno::EPIPE) => return Err(WireError::Gone),
                 Err(errno) => return Err(system("recv")(errno)),
             };
             if let Some(Pending { initiator, file }) = self.pending.as_deref() {
-                let mut session = initiator.welcomed(&bytes[..len])?;
-                let proof = session.seal(&[]);
+                let welcome = bytes[..len].try_into().map_err(|_| ProofError::Protocol)?;
+                let confirm = initiator.welcomed(welcome)?;
                 let fds = [file.as_raw_fd()];
                 let control = [ControlMessage::ScmRights(&fds)];
-                let parts = [IoSlice::new(proof.as_bytes())];
+                let parts = [IoSlice::new(&confirm)];
                 socket::sendmsg::<()>(self.socket.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)
                     .map_err(sending)?;
                 self.pending = None;
@@ -333,7 +284,7 @@ mod tests {
     use super::*;
 
     fn gid() -> Gid {
-        Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: random::secret().unwrap() }
+        Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: crate::random::secret().unwrap() }
     }
 
     fn pair() -> (RingPair, RingPair) {
@@ -396,12 +347,12 @@ mod tests {
         let (mut a, b) = pair();
         assert!(a.proceed().is_ok());
         drop(b);
-        assert!(matches!(wait_for("end of the connection", || a.proceed().err()), ShmError::Gone));
+        assert!(matches!(wait_for("end of the connection", || a.proceed().err()), WireError::Gone));
     }
 
     #[test]
     fn connect_to_missing_card_fails() {
-        assert!(matches!(RingPair::connect(&gid(), &gid()), Err(ShmError::Absent)));
+        assert!(matches!(RingPair::connect(&gid(), &gid()), Err(WireError::Absent)));
     }
 
     #[test]
@@ -409,30 +360,29 @@ mod tests {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
         let socket = connected(&b);
-        let initiator = Initiator::new(gid(), b, random::secret().unwrap());
-        let mut hello = initiator.hello();
-        hello.version = 9;
-        sent(&socket, hello.as_bytes());
+        let mut hello = handshake::initiate(&gid(), &b).unwrap().hello();
+        hello[7] = 9;
+        sent(&socket, &hello);
         let mut accepting = wait_for("connection", || listener.accept().unwrap());
         let error = wait_for("refusal", || accepting.proceed(&b).err());
         assert!(error.to_string().contains("version 9"), "{error}");
-        assert_eq!(initiator.welcomed(&received(&socket)).err(), Some(Disagreement::Refused));
+        assert_eq!(received(&socket), handshake::refusal());
     }
 
     #[test]
     fn malformed_hello_is_refused() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
-        let unproven = Initiator::new(gid(), gid(), random::secret().unwrap()).hello();
+        let unproven = handshake::initiate(&gid(), &gid()).unwrap().hello();
         for (hello, reason) in [
-            (b"GET / HTTP/1.1".to_vec(), Disagreement::Protocol),
-            (unproven.as_bytes().to_vec(), Disagreement::Unproven),
-            (unproven.as_bytes()[..40].to_vec(), Disagreement::Protocol),
+            (b"GET / HTTP/1.1".to_vec(), ProofError::Protocol),
+            (unproven.to_vec(), ProofError::Unproven),
+            (unproven[..40].to_vec(), ProofError::Protocol),
         ] {
             sent(&connected(&b), &hello);
             let mut accepting = wait_for("connection", || listener.accept().unwrap());
             let error = wait_for("refusal", || accepting.proceed(&b).err());
-            assert!(matches!(error, ShmError::Disagreement(seen) if seen == reason), "{error}");
+            assert!(matches!(error, WireError::Proof(seen) if seen == reason), "{error}");
         }
     }
 
@@ -440,32 +390,20 @@ mod tests {
     fn repeated_hello_without_proof_is_refused() {
         let b = gid();
         let listener = Listener::bind(&b).unwrap();
-        let initiator = Initiator::new(gid(), b, random::secret().unwrap());
-        let mut session = None;
+        let initiator = handshake::initiate(&gid(), &b).unwrap();
+        let mut confirm = None;
         // The second connection repeats everything that the first sent.
         for repeated in [false, true] {
             let socket = connected(&b);
-            sent(&socket, initiator.hello().as_bytes());
+            sent(&socket, &initiator.hello());
             let mut accepting = wait_for("connection", || listener.accept().unwrap());
             assert!(accepting.proceed(&b).unwrap().is_none());
             let welcome = received(&socket);
-            let proof = *session.get_or_insert_with(|| initiator.welcomed(&welcome).unwrap().seal(&[]));
-            sent(&socket, proof.as_bytes());
+            let welcome = welcome.as_slice().try_into().unwrap();
+            sent(&socket, confirm.get_or_insert_with(|| initiator.welcomed(welcome).unwrap()));
             let error = wait_for("refusal", || accepting.proceed(&b).err());
-            let expected = if repeated { Disagreement::Unproven } else { Disagreement::Protocol };
-            assert!(matches!(error, ShmError::Disagreement(seen) if seen == expected), "{error}: no memory came");
+            let expected = if repeated { ProofError::Unproven } else { ProofError::Protocol };
+            assert!(matches!(error, WireError::Proof(seen) if seen == expected), "{error}: no memory came");
         }
-    }
-
-    #[test]
-    fn exhaustion_names_its_cure() {
-        let error = system("accept4")(Errno::EMFILE);
-        assert!(error.is_exhaustion() && error.to_string().contains("ulimit -n"), "{error}");
-        for (errno, cure) in [(Errno::ENFILE, "fs.file-max"), (Errno::ENOMEM, "ulimit -v"), (Errno::EFBIG, "ulimit -f")]
-        {
-            let error = system("memfd_create")(errno);
-            assert!(error.is_exhaustion() && error.to_string().contains(cure), "{error}");
-        }
-        assert!(!system("accept4")(Errno::EPERM).is_exhaustion());
     }
 }

@@ -1,63 +1,64 @@
-//! The order in which a card reports what it hears of another over shared memory. Each test polls both cards itself.
+//! The order in which a card reports what it hears of another. Each test polls both cards itself.
 
 use std::time::{Duration, Instant};
 
 use ferrogin_test_support::wait::wait_until;
 
+use super::super::announce;
 use super::*;
-use crate::random;
-use crate::wire::shm::Listener;
 
 /// A completion: of a send or of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Done {
+pub(super) enum Done {
     Send,
     Receive,
 }
 use Done::{Receive, Send};
 
-const NO_FAULTS: &str = "seed=1";
+pub(super) const NO_FAULTS: &str = "seed=1";
 
-struct Card {
-    core: Core,
+/// A card with a queue pair for messages.
+pub(super) struct Card {
+    pub core: Core,
     qpn: u16,
     cq: u32,
     to: Destination,
     sent: u32,
     received: u32,
     /// A clock that each poll advances.
-    now: Instant,
+    pub now: Instant,
 }
 
 impl Card {
-    fn open(faults: &str) -> Self {
-        let gid = Gid { secret: random::secret::<8>().unwrap(), ..gid(0) };
-        let wires = Wires { listener: Some(Listener::bind(&gid).unwrap()), datagrams: None };
-        let mut core =
-            Core::new(0, gid, Config { faults: Faults::parse(faults).unwrap(), ..Config::default() }, wires).unwrap();
+    pub(super) fn open(wire: WireChoice, faults: &str) -> Self {
+        let faults = Faults::parse(faults).unwrap();
+        let config = Config { wire, faults, ifaddr: Some(Ipv4Addr::LOCALHOST), ..Config::default() };
+        let (gid, listeners) = announce(&config).unwrap();
+        let mut core = Core::new(0, gid, config, listeners).unwrap();
+        core.mute_log();
         let qpn = core.open_qp(PD, 64, 16, 16).unwrap();
         let cq = core.cqs.insert(CompletionRing::new(64).unwrap());
         core.enable_qp(qpn, cq, Some(cq), Default::default()).unwrap();
         Self { core, qpn, cq, to: Destination::default(), sent: 0, received: 0, now: Instant::now() }
     }
 
-    fn connect(&mut self, other: &mut Self) {
+    pub(super) fn connect(&mut self, other: &mut Self) {
         let (ah, qp) = (self.core.open_handle(PD, other.core.gid).unwrap(), other.core.qp(other.qpn).unwrap());
         self.to = Destination { ah, qpn: qp.qpn, qkey: qp.qkey };
     }
 
-    fn poll(&mut self) {
+    pub(super) fn poll(&mut self) {
         self.now += Duration::from_micros(1);
         self.core.poll(self.now, true);
     }
 
     /// Sends an empty message, for which the other card has a receive.
-    fn send(&mut self, other: &mut Self) {
+    pub(super) fn send(&mut self, other: &mut Self) {
         other.post_receive();
         self.send_unexpected();
     }
 
-    fn post_receive(&mut self) {
+    pub(super) fn post_receive(&mut self) {
         let qp = self.core.qp(self.qpn).unwrap();
         let slot = qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(qp.rq.slot_of(self.received) as usize);
         // SAFETY: the slot lies in the ring and has as many bytes.
@@ -66,7 +67,7 @@ impl Card {
         qp.rq.preset(self.received);
     }
 
-    fn send_unexpected(&mut self) {
+    pub(super) fn send_unexpected(&mut self) {
         let mut wqe = SendWqe::new(0, self.to, Operation::Send { data: SendData::Empty, imm: None });
         let qp = self.core.qp(self.qpn).unwrap();
         wqe.phase = qp.sq.phase_of(self.sent) == 1;
@@ -79,8 +80,13 @@ impl Card {
         qp.sq.preset(self.sent);
     }
 
-    /// All completions so far.
-    fn done(&mut self) -> Vec<Done> {
+    /// All completions so far, which are of success.
+    pub(super) fn done(&mut self) -> Vec<Done> {
+        self.done_with_errors().into_iter().map(|(done, good)| good.then_some(done).expect("success")).collect()
+    }
+
+    /// All completions so far, and whether they are of success.
+    pub(super) fn done_with_errors(&mut self) -> Vec<(Done, bool)> {
         let ring = self.core.cqs.get_mut(self.cq).unwrap();
         // SAFETY: the ring has 64 entries of 32 bytes.
         let entries = unsafe { ring.buffer().cast::<[[u8; 32]; 64]>().read() };
@@ -89,7 +95,7 @@ impl Card {
             Cqe::Send(cqe) => (Send, cqe.status),
             Cqe::Recv(cqe) => (Receive, cqe.status),
         });
-        done.map(|(done, status)| (status == Status::Known(CompStatus::Ok)).then_some(done).expect("success")).collect()
+        done.map(|(done, status)| (done, status == Status::Known(CompStatus::Ok))).collect()
     }
 
     /// The connection that the other card made.
@@ -100,7 +106,7 @@ impl Card {
 }
 
 /// Polls both cards until the first has this number of completions.
-fn until(a: &mut Card, b: &mut Card, completions: usize) {
+pub(super) fn until(a: &mut Card, b: &mut Card, completions: usize) {
     wait_until("completions", || {
         a.poll();
         b.poll();
@@ -108,9 +114,13 @@ fn until(a: &mut Card, b: &mut Card, completions: usize) {
     });
 }
 
-/// Two cards that are connected in both directions. The first polls the connection that the other made before its own.
+/// Two cards that are connected in shared memory, in both directions. The first polls the connection that the other made before its own.
 fn connected(faults: &str) -> (Card, Card) {
-    let (mut a, mut b) = (Card::open(faults), Card::open(NO_FAULTS));
+    connected_by(WireChoice::Shm, faults)
+}
+
+pub(super) fn connected_by(wire: WireChoice, faults: &str) -> (Card, Card) {
+    let (mut a, mut b) = (Card::open(wire.clone(), faults), Card::open(wire, NO_FAULTS));
     a.connect(&mut b);
     b.connect(&mut a);
     b.send(&mut a);
@@ -196,7 +206,12 @@ fn delivery_and_completion_wait_for_their_delays() {
 
 #[test]
 fn silent_card_is_lost_after_5_s() {
-    let (mut a, mut b) = connected(NO_FAULTS);
+    for wire in [WireChoice::Shm, WireChoice::Tcp] {
+        silent_card_is_lost(connected_by(wire, NO_FAULTS));
+    }
+}
+
+fn silent_card_is_lost((mut a, mut b): (Card, Card)) {
     a.send(&mut b);
     a.poll();
     // The other card is not polled any more. A poll advances the card's clock by 50 ms at most.

@@ -1,0 +1,69 @@
+//! Why a connection to another card could not be made or kept.
+
+use std::io;
+
+use ferrogin_rendezvous::proof::ProofError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    #[error("no card listens there")]
+    Absent,
+    #[error("it is not on this host, and {0} has no wire to other hosts")]
+    NoWire(&'static str),
+    #[error("the other card is gone")]
+    Gone,
+    #[error(transparent)]
+    Proof(#[from] ProofError),
+    #[error("the process at the other end belongs to user {0}, and this card accepts its own user and root alone")]
+    Foreign(u32),
+    #[error("{0}: {1}{hint}", hint = cure(.1))]
+    System(&'static str, io::Error),
+}
+
+impl WireError {
+    /// The process or the system has no descriptor or no memory for one more connection.
+    pub fn is_exhaustion(&self) -> bool {
+        matches!(self, Self::System(_, error) if error.raw_os_error().is_some_and(is_exhaustion))
+    }
+}
+
+/// True for the errors of a process or system without free descriptors or memory.
+pub fn is_exhaustion(errno: i32) -> bool {
+    matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EFBIG)
+}
+
+/// What to do about a failed system call.
+fn cure(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
+        Some(libc::ENFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
+        Some(libc::ENOBUFS | libc::ENOMEM) => {
+            "; raise the process's limit of memory (ulimit -v), or free memory of this machine"
+        }
+        Some(libc::EFBIG) => "; raise the process's limit of file sizes (ulimit -f), which bounds shared memory",
+        _ => "",
+    }
+}
+
+/// An error of the system call `call`.
+pub(super) fn system<E: Into<io::Error>>(call: &'static str) -> impl Fn(E) -> WireError {
+    move |error| WireError::System(call, error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exhaustion_names_its_cure() {
+        for (errno, cure) in [
+            (libc::EMFILE, "ulimit -n"),
+            (libc::ENFILE, "fs.file-max"),
+            (libc::ENOMEM, "ulimit -v"),
+            (libc::EFBIG, "ulimit -f"),
+        ] {
+            let error = system("accept4")(io::Error::from_raw_os_error(errno));
+            assert!(error.is_exhaustion() && error.to_string().contains(cure), "{error}");
+        }
+    }
+}
