@@ -15,6 +15,9 @@ mod completion;
 pub mod continuation;
 mod emulated;
 mod fast_path;
+#[cfg(target_arch = "nvptx64")]
+mod group;
+mod payload;
 mod slow_path;
 mod tables;
 #[cfg(target_arch = "nvptx64")]

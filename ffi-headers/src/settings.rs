@@ -4,13 +4,12 @@
 //! that is in none of these lists.
 
 /// Settings of the host plugin.
-pub const PLUGIN: [&str; 10] = [
+pub const PLUGIN: [&str; 9] = [
     "FERROGIN_PROVIDER",
     "FERROGIN_DEVICE",
     "FERROGIN_POST",
     "FERROGIN_SIGNALS",
     "FERROGIN_TIMEOUT",
-    "FERROGIN_CONTROL",
     "FERROGIN_LIBFABRIC",
     "FERROGIN_TRACE",
     "FERROGIN_METRICS",
@@ -19,7 +18,7 @@ pub const PLUGIN: [&str; 10] = [
 
 /// Settings of programs of the host API, for the case that no launcher sets rank and ranks; the plugin takes the rank for the name of
 /// the metrics file from them.
-pub const HOST_API: [&str; 3] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK"];
+pub const HOST_API: [&str; 4] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK", "FERROGIN_SECRET"];
 
 /// Settings of the software card.
 pub const SOFTWARE_CARD: [&str; 5] =

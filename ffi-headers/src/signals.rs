@@ -22,7 +22,8 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`signal`] | a signal, its route from the sender, and the reasons to refuse one |
+//! | [`signal`] | a signal, and the reasons to refuse one |
+//! | [`sender`] | the route of a signal from its sender |
 //! | [`immediate`] | the 32-bit form, which travels with a write |
 //! | [`message`] | the 32-byte form, which travels as a send |
 //! | [`receiver`] | from a completion to one add |
@@ -34,10 +35,12 @@ pub mod immediate;
 pub mod message;
 pub mod receiver;
 pub mod receives;
+pub mod sender;
 pub mod signal;
 
 pub use immediate::Immediate;
 pub use message::Message;
-pub use receiver::{Receiver, Region};
+pub use receiver::Receiver;
 pub use receives::Receives;
-pub use signal::{Generation, Refusal, Route, Sender, Signal, Strength, Target, Vehicle};
+pub use sender::{Route, Sender, Vehicle};
+pub use signal::{Generation, Refusal, Region, Signal, Strength, Target};

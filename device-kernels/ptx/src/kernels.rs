@@ -1,6 +1,6 @@
 //! Compiles the kernels of the scenarios (scenarios/scenario-kernels): the programs by rustc, and their calls of gin.cuh by clang.
 
-use crate::{COMPILER_LINE, Compiler, GPU, ISA, REFRESH, SOURCE_LINE, source_hash};
+use crate::{COMPILER_LINE, Compiler, GPU, ISA, REFRESH, SOURCE_LINE, SOURCES, source_hash};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -8,30 +8,20 @@ use std::process::{Command, Stdio};
 pub struct Kernels {
     /// Relative to the repository.
     pub path: &'static str,
-    /// Files, and directories with `.rs` files.
-    pub sources: &'static [&'static str],
+    /// Lists of files, and of directories with `.rs` files.
+    pub sources: &'static [&'static [&'static str]],
 }
 
 /// The programs.
 pub const PROGRAMS: Kernels = Kernels {
     path: "scenarios/scenario-kernels/ptx/scenarios.ptx",
-    sources: &[
-        "scenarios/scenario-kernels/src",
-        "scenarios/scenario-kernels/Cargo.toml",
-        "device-kernels/src",
-        "device-kernels/Cargo.toml",
-        "efa-dp-direct/src",
-        "efa-dp-direct/Cargo.toml",
-        "ffi-headers/src",
-        "ffi-headers/Cargo.toml",
-        "device-kernels/ptx/src/lib.rs",
-    ],
+    sources: &[&["scenarios/scenario-kernels/src", "scenarios/scenario-kernels/Cargo.toml"], &SOURCES],
 };
 
 /// The operations of gin.cuh.
 pub const GIN: Kernels = Kernels {
     path: "scenarios/scenario-kernels/ptx/gin.ptx",
-    sources: &[
+    sources: &[&[
         "scenarios/scenario-kernels/gin.cu",
         "scenarios/scenario-kernels/cuda.h",
         "ffi-headers/include/ferrogin/gin.h",
@@ -39,17 +29,16 @@ pub const GIN: Kernels = Kernels {
         "ffi-headers/include/ferrogin/post.cuh",
         "ffi-headers/include/ferrogin/fast_path.cuh",
         "device-kernels/ptx/src/kernels.rs",
-    ],
+    ]],
 };
 
 impl Kernels {
     /// The file: where the PTX comes from, then the PTX.
     pub fn file(&self, root: &Path, compiler: &str, ptx: &str) -> Result<String, String> {
-        let source = source_hash(root, self.sources)?;
+        let source = source_hash(root, &self.sources.concat())?;
         Ok(format!(
             "// Kernels of the scenarios (scenarios/scenario-kernels). Made by `{REFRESH}`; `source` is a hash of the sources.\n\
-             {}{source:016x}\n{}{compiler}\n//\n{ptx}",
-            SOURCE_LINE, COMPILER_LINE
+             {SOURCE_LINE}{source:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
         ))
     }
 }
@@ -75,17 +64,8 @@ pub fn gin(clang: &str, root: &Path) -> Result<String, String> {
         .current_dir(root)
         .stdin(Stdio::null())
         .args(["-x", "cuda", "-std=c++17", "--cuda-device-only", "-nocudainc", "-nocudalib", "-O2", "-S", "-o", "-"])
-        .args([
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-I",
-            "ffi-headers/include",
-            "-include",
-            "scenarios/scenario-kernels/cuda.h",
-        ])
-        .arg(format!("--cuda-gpu-arch={}", GPU))
-        .arg(format!("--cuda-feature=+{}", ISA))
+        .args(["-Wall", "-Wextra", "-Werror", "-Iffi-headers/include", "-include", "scenarios/scenario-kernels/cuda.h"])
+        .args([&format!("--cuda-gpu-arch={GPU}"), &format!("--cuda-feature=+{ISA}")])
         .arg("scenarios/scenario-kernels/gin.cu");
     let output = command.output().map_err(|error| format!("{clang}: {error}"))?;
     if !output.status.success() {

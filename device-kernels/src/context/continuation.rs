@@ -3,11 +3,11 @@
 //! assembly (`ferrogin/fast_path.cuh`), and call `fgin_continue_*` only where something is left to do. Their arguments fit in the
 //! registers of a call, so that a kernel needs no stack for them.
 
-use super::emulated::Payload;
 use super::fast_path::{
     self, FastPathRequest, POST, Path, Put, Rest, SLOW_PATH, Sides, Value, finish_put, finish_value, post_and_finish,
 };
 pub use super::fast_path::{AGGREGATE, INVALID, KIND_SHIFT, TOGETHER};
+use super::payload::Payload;
 use super::slow_path::Operation;
 use super::tables::{Name, Named, ON_GPU, Tables, context_of};
 use super::{Checked, Context, FIRST_COUNTER, Window};
@@ -74,7 +74,7 @@ fn carry_out<'a, R: FastPathRequest<'a>>(
 fn post_again<'a>(request: impl FastPathRequest<'a>, rest: Rest) -> Code {
     #[cfg(target_arch = "nvptx64")]
     if rest.is_together() {
-        return super::warp::join(request.path().poster.endpoint(), rest.is_aggregate(), request).into();
+        return super::group::join(request.path().poster.endpoint(), rest.is_aggregate(), request).into();
     }
     post_and_finish::<Gpu>(request, rest.is_aggregate())
 }

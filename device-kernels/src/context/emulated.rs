@@ -1,14 +1,15 @@
-//! Signals that are words of the peer's memory, to which the peer's agent adds. `ferrogin-signals` has the protocol.
+//! Signals that are words of the peer's memory, to which the peer's agent adds. [`ferrogin_ffi::signals`] has the protocol.
 //!
 //! All of them go to the peer's inbox, a queue pair that only receives. A weak signal that an immediate can hold travels with its own put, and
 //! the call behind the fast path posts both as one request. Any other is a request of its own on this rank's data endpoint, posted when all has
 //! completed that the signal covers: its own put, or with [`Flags::STRONG`] every earlier operation of the context.
 
+use super::payload::Payload;
 use super::slow_path::{Operation, empty, value_request};
 use super::tables::{ON_GPU, Route, Tables};
 use super::{Context, DATA, Span, VALUE, post};
 use crate::action::{Action, Flags};
-use crate::endpoint::{Remote, Sge};
+use crate::endpoint::Sge;
 use crate::platform::in_register;
 use crate::status::{Code, Status};
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
@@ -31,47 +32,6 @@ enum Word {
 struct Raise {
     word: Word,
     amount: u64,
-}
-
-/// The bytes of an operation.
-#[derive(Clone, Copy)]
-pub(super) enum Payload {
-    None,
-    /// At least one byte.
-    Put {
-        remote: Remote,
-        local: Sge,
-        bytes: u64,
-    },
-    Value {
-        remote: Remote,
-        value: u64,
-        bytes: u32,
-    },
-}
-
-impl Payload {
-    /// A put to that peer, which exists; one without bytes has no payload.
-    pub(super) fn put(tables: Tables<'_>, peer: u32, dst: Span, src: Span, bytes: u64) -> Result<Self, Status> {
-        match bytes {
-            0 => Ok(Payload::None),
-            _ if dst.is_null() || src.is_null() => Err(Status::InvalidArgument),
-            _ => Ok(Payload::put_at(tables.remote(dst, peer, true), tables.local(src, true, 0), bytes)),
-        }
-    }
-
-    /// A put between these places.
-    pub(super) fn put_at(remote: Remote, local: Sge, bytes: u64) -> Self {
-        if bytes == 0 { Payload::None } else { Payload::Put { remote, local, bytes } }
-    }
-
-    /// A value to that peer, which exists.
-    pub(super) fn value(tables: Tables<'_>, peer: u32, dst: Span, value: u64, bytes: u32) -> Result<Self, Status> {
-        if dst.is_null() {
-            return Err(Status::InvalidArgument);
-        }
-        Ok(Payload::Value { remote: tables.remote(dst, peer, true), value, bytes })
-    }
 }
 
 impl<'a> Context<'a> {

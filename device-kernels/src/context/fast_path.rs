@@ -179,7 +179,7 @@ fn finish<S: Share>(endpoint: Endpoint<'_>, place: impl EncodeWqe, rest: Rest, w
     let aggregate = rest.is_aggregate();
     let Some(mut reserved) = rest.reserved(word) else {
         #[cfg(target_arch = "nvptx64")]
-        return super::warp::join(endpoint, aggregate, place);
+        return super::group::join(endpoint, aggregate, place);
         #[cfg(not(target_arch = "nvptx64"))]
         return Err(Status::InvalidArgument);
     };

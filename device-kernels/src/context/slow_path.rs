@@ -1,7 +1,7 @@
 //! The slow path: the `locked` policy, transfers without bytes or of more than one work request, signals that are raised by more
 //! than one, and emulated signals.
 
-use super::emulated::Payload;
+use super::payload::Payload;
 use super::tables::{Name, Named, ON_GPU, Route, Tables};
 use super::{Context, DATA, Span, VALUE};
 use crate::action::{Action, Flags};

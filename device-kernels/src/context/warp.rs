@@ -5,13 +5,12 @@
 //! the `locked` policy.
 
 use super::fast_path::FastPathRequest;
-use super::tables::{ON_GPU, limits_of};
+use super::group::{key_of, post};
+use super::tables::ON_GPU;
 use super::{Checked, Context, Span};
 use crate::action::{Action, Flags};
-use crate::endpoint::Endpoint;
 use crate::lanes::Lanes;
-use crate::post::combining::run::{Run, admit_run, reserve_run, ring_run};
-use crate::post::{EncodeWqe, Gpu, Sharing};
+use crate::post::Sharing;
 use crate::status::Status;
 
 /// The operations of lanes of a warp. In the sharing mode THREAD, no thread but the lanes of the call uses the context meanwhile.
@@ -139,73 +138,4 @@ fn post_in_groups<'a, R: FastPathRequest<'a>>(
         (None, Some(context)) => alone(context, flags),
         (None, None) => Err(Status::InvalidArgument),
     }
-}
-
-/// Posts the requests of the lanes that make this call at the same time.
-pub(super) fn join(poster: Endpoint<'_>, aggregate: bool, request: impl EncodeWqe) -> Result<(), Status> {
-    let group = Lanes::active().with_key(key_of(poster, aggregate));
-    post(group, poster, aggregate, request)
-}
-
-/// Lanes with the same key are a group.
-fn key_of(poster: Endpoint<'_>, aggregate: bool) -> u64 {
-    poster.as_ptr() as u64 | u64::from(aggregate)
-}
-
-/// Posts the requests of a group. Its first lane is the leader.
-#[inline(always)]
-fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request: impl EncodeWqe) -> Result<(), Status> {
-    let (rank, posts) = (group.rank(), group.count());
-    let leads = rank == 0;
-    let own = if leads { reserve_run::<Gpu, _>(poster, posts).reserved } else { 0 };
-    let first = group.of_first(own as u32);
-    let mut run = Run { reserved: own, posts };
-    let mut done = 0;
-    loop {
-        let mut message = 0;
-        if leads {
-            message = match admit(poster, run) {
-                Ok(part) => part,
-                Err(status) => FAILED | status as u32,
-            };
-        }
-        let part = group.of_first(message);
-        // What the leader has acquired comes before the requests of all lanes.
-        group.sync();
-        if part & FAILED != 0 {
-            return Err(failure(part & !FAILED));
-        }
-        if rank.wrapping_sub(done) < part {
-            request.encode(first.wrapping_add(rank));
-        }
-        // The leader's fence comes after the requests of all lanes.
-        group.sync();
-        if leads {
-            ring(poster, run.part(part), aggregate);
-        }
-        done += part;
-        if done == posts {
-            return Ok(());
-        }
-        run = run.rest(part);
-    }
-}
-
-/// The bit of the leader's message that says why a wait for room ended: a status. Otherwise the message is the length of a part.
-const FAILED: u32 = 1 << 31;
-
-fn failure(status: u32) -> Status {
-    let ends_wait = [Status::Aborted, Status::Timeout, Status::CardError];
-    ends_wait.into_iter().find(|known| *known as u32 == status).unwrap_or(Status::Poisoned)
-}
-
-/// Calls of all operations, so that the module has one copy.
-#[inline(never)]
-fn admit(poster: Endpoint<'_>, run: Run) -> Result<u32, Status> {
-    admit_run::<Gpu, _>(poster, limits_of(poster), run)
-}
-
-#[inline(never)]
-fn ring(poster: Endpoint<'_>, part: Run, aggregate: bool) {
-    ring_run::<Gpu, _>(poster, part, aggregate);
 }

@@ -5,26 +5,7 @@
 
 use super::immediate::Immediate;
 use super::message::Message;
-use super::signal::{Generation, Refusal, Signal, Target};
-
-/// A registered window of this rank, in the addresses that peers use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
-    /// The address of the first byte.
-    pub start: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-impl Region {
-    /// Whether all 8 bytes at `address` lie in the window.
-    pub const fn has_word(&self, address: u64) -> bool {
-        match address.checked_sub(self.start) {
-            Some(offset) => self.bytes >= 8 && offset <= self.bytes - 8,
-            None => false,
-        }
-    }
-}
+use super::signal::{Generation, Refusal, Region, Signal, Target};
 
 /// The constants of one context, at the receiver. The queue pair of the completion names the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,77 @@
+//! Posts the requests of a group of lanes, which have one endpoint, with one reservation, one fence and one doorbell.
+
+use super::tables::limits_of;
+use crate::endpoint::Endpoint;
+use crate::lanes::Lanes;
+use crate::post::combining::run::{Run, admit_run, reserve_run, ring_run};
+use crate::post::{EncodeWqe, Gpu};
+use crate::status::Status;
+
+/// Posts the requests of the lanes that make this call at the same time.
+pub(super) fn join(poster: Endpoint<'_>, aggregate: bool, request: impl EncodeWqe) -> Result<(), Status> {
+    let group = Lanes::active().with_key(key_of(poster, aggregate));
+    post(group, poster, aggregate, request)
+}
+
+/// Lanes with the same key are a group.
+pub(super) fn key_of(poster: Endpoint<'_>, aggregate: bool) -> u64 {
+    poster.as_ptr() as u64 | u64::from(aggregate)
+}
+
+/// Posts the requests of a group. Its first lane is the leader.
+#[inline(always)]
+pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request: impl EncodeWqe) -> Result<(), Status> {
+    let (rank, posts) = (group.rank(), group.count());
+    let leads = rank == 0;
+    let own = if leads { reserve_run::<Gpu, _>(poster, posts).reserved } else { 0 };
+    let first = group.of_first(own as u32);
+    let mut run = Run { reserved: own, posts };
+    let mut done = 0;
+    loop {
+        let mut message = 0;
+        if leads {
+            message = match admit(poster, run) {
+                Ok(part) => part,
+                Err(status) => FAILED | status as u32,
+            };
+        }
+        let part = group.of_first(message);
+        // What the leader has acquired comes before the requests of all lanes.
+        group.sync();
+        if part & FAILED != 0 {
+            return Err(failure(part & !FAILED));
+        }
+        if rank.wrapping_sub(done) < part {
+            request.encode(first.wrapping_add(rank));
+        }
+        // The leader's fence comes after the requests of all lanes.
+        group.sync();
+        if leads {
+            ring(poster, run.part(part), aggregate);
+        }
+        done += part;
+        if done == posts {
+            return Ok(());
+        }
+        run = run.rest(part);
+    }
+}
+
+/// The bit of the leader's message that says why a wait for room ended: a status. Otherwise the message is the length of a part.
+const FAILED: u32 = 1 << 31;
+
+fn failure(status: u32) -> Status {
+    let ends_wait = [Status::Aborted, Status::Timeout, Status::CardError];
+    ends_wait.into_iter().find(|known| *known as u32 == status).unwrap_or(Status::Poisoned)
+}
+
+/// Calls of all operations, so that the module has one copy.
+#[inline(never)]
+fn admit(poster: Endpoint<'_>, run: Run) -> Result<u32, Status> {
+    admit_run::<Gpu, _>(poster, limits_of(poster), run)
+}
+
+#[inline(never)]
+fn ring(poster: Endpoint<'_>, part: Run, aggregate: bool) {
+    ring_run::<Gpu, _>(poster, part, aggregate);
+}
