@@ -1,7 +1,6 @@
 //! A communicator, which calls the plugin in NCCL's order.
 #![allow(unsafe_code)]
 
-use crate::bootstrap::Bootstrap;
 use crate::connection::{Connection, Instance, ListenComm};
 use crate::context::GinContext;
 use crate::error::Error;
@@ -10,6 +9,7 @@ use crate::memory::DeviceMemory;
 use crate::plugin::{Plugin, check};
 use crate::window::Window;
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinPropertiesV14, NetPropertiesV12};
+use ferrogin_rendezvous::Bootstrap;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -139,13 +139,8 @@ impl Comm {
     }
 
     /// The exchange between the ranks.
-    pub fn bootstrap(&self) -> &Bootstrap {
+    pub fn bootstrap(&self) -> &Arc<Bootstrap> {
         &self.bootstrap
-    }
-
-    /// The exchange between the ranks, for another communicator of these ranks.
-    pub fn bootstrap_handle(&self) -> Arc<Bootstrap> {
-        Arc::clone(&self.bootstrap)
     }
 
     /// `getProperties` of the device.

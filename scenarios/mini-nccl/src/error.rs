@@ -1,6 +1,6 @@
 //! Errors of this crate.
 
-use ferrogin_bootstrap::BootstrapError;
+use ferrogin_rendezvous::BootstrapError;
 use std::path::PathBuf;
 
 /// Failure of a call of this crate.

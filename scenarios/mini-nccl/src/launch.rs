@@ -1,9 +1,10 @@
 //! Launchers: start N ranks of a command on this host, as child processes or through an mpirun on PATH.
 //!
-//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (an abstract socket name that no other job has),
-//! which [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads. When a rank fails, the other ranks have a grace period to end by
+//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (an abstract socket name that no other job has), and both
+//! set FERROGIN_SECRET, which [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads. When a rank fails, the other ranks have a grace period to end by
 //! themselves, and the launcher kills them afterwards; at once if the rank's output was closed. The ranks die with the launcher.
 
+use ferrogin_rendezvous::Secret;
 pub use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
@@ -50,6 +51,9 @@ pub enum LaunchError {
     /// PATH has no mpirun.
     #[error("mpirun is not on PATH: install openmpi-bin, or use the built-in launcher")]
     NoMpirun,
+    /// The system has no random numbers.
+    #[error("cannot make a secret for the job: {0}")]
+    Secret(std::io::Error),
     /// A rank does not start.
     #[error("cannot start {program}: {source}", program = program.display())]
     Spawn {
@@ -190,6 +194,7 @@ impl Job {
             Launcher::Auto => find_mpirun(),
             Launcher::Mpirun => Some(find_mpirun().ok_or(LaunchError::NoMpirun)?),
         };
+        let secret = Secret::random().map_err(LaunchError::Secret)?;
         let mut running = Running {
             children: Vec::new(),
             sink: Arc::default(),
@@ -200,7 +205,7 @@ impl Job {
         };
         match mpirun {
             Some(mpirun) => {
-                let mut command = self.mpirun_command(&mpirun);
+                let mut command = self.mpirun_command(&mpirun, secret);
                 running.spawn(&mut command, &mpirun, None, self.output)?;
             }
             None => {
@@ -208,7 +213,7 @@ impl Job {
                 for rank in 0..self.ranks {
                     let mut command = Command::new(&self.program);
                     command.args(&self.args);
-                    self.apply_env(&mut command);
+                    self.apply_env(&mut command, secret);
                     command.env("FERROGIN_RANK", rank.to_string());
                     command.env("FERROGIN_NRANKS", self.ranks.to_string());
                     command.env("FERROGIN_BOOTSTRAP", &address);
@@ -219,7 +224,9 @@ impl Job {
         Ok(running)
     }
 
-    fn apply_env(&self, command: &mut Command) {
+    /// The job's variables, with a secret of its own that its ranks prove to each other.
+    fn apply_env(&self, command: &mut Command, secret: Secret) {
+        command.env("FERROGIN_SECRET", secret.to_hex());
         for (name, value) in &self.env {
             match value {
                 Some(value) => command.env(name, value),
@@ -228,7 +235,7 @@ impl Job {
         }
     }
 
-    fn mpirun_command(&self, mpirun: &Path) -> Command {
+    fn mpirun_command(&self, mpirun: &Path, secret: Secret) -> Command {
         let mut command = Command::new(mpirun);
         command.arg("-n").arg(self.ranks.to_string());
         if is_open_mpi(mpirun) {
@@ -241,6 +248,7 @@ impl Job {
             }
             // Ranks on this host inherit the environment; ranks on other hosts get only the variables of -x.
             let own = std::env::vars_os().map(|(name, _)| name).chain(self.env.iter().map(|(name, _)| name.clone()));
+            let own = own.chain(["FERROGIN_SECRET".into()]);
             let mut names: Vec<String> = own
                 .filter_map(|name| name.into_string().ok())
                 .filter(|name| ["FERROGIN_", "SOFTEFA_", "NCCL_", "FI_"].iter().any(|p| name.starts_with(p)))
@@ -254,7 +262,7 @@ impl Job {
             }
         }
         command.arg(&self.program).args(&self.args);
-        self.apply_env(&mut command);
+        self.apply_env(&mut command, secret);
         // In a job within a job, mpirun sets the ranks' identity.
         for name in INHERITED_IDENTITY {
             command.env_remove(name);

@@ -3,7 +3,7 @@
 //! It has the parts of NCCL that the tests, the tool and the benches need: the loader's symbol search
 //! ([`Plugin`]), the call order of a communicator ([`Comm`]: init, devices, properties, listen, connect, closeListen,
 //! …, closeColl, finalize), windows ([`Window`]), GIN contexts ([`GinContext`]), a debug logger ([`log`]), an
-//! out-of-band exchange between the ranks of a job ([`Bootstrap`], of the crate `ferrogin-bootstrap`) and launchers for such a job ([`launch`]).
+//! out-of-band exchange between the ranks of a job ([`Bootstrap`], of the crate `ferrogin-rendezvous`) and launchers for such a job ([`launch`]).
 
 pub mod comm;
 mod connection;
@@ -20,7 +20,7 @@ pub mod window;
 pub use comm::Comm;
 pub use context::GinContext;
 pub use error::Error;
-pub use ferrogin_bootstrap::{self as bootstrap, Bootstrap, BootstrapError};
+pub use ferrogin_rendezvous::{self as bootstrap, Bootstrap, BootstrapError};
 pub use memory::{DeviceMemory, GpuMemory};
 pub use plugin::Plugin;
 pub use window::Window;

@@ -7,9 +7,11 @@
 
 use crate::error::Error;
 use ferrogin_ffi::nccl;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -76,27 +78,18 @@ impl DeviceMemory {
     /// # Errors
     /// The system has too little memory.
     pub fn alloc(bytes: usize) -> Result<DeviceMemory, Error> {
-        let failed = |call| Error::Memory { call, bytes, source: io::Error::last_os_error() };
+        let failed = |call, source| Error::Memory { call, bytes, source };
         let len = bytes.max(1).checked_next_multiple_of(GRANULARITY);
         let len = len.filter(|&len| isize::try_from(len).is_ok());
         let len = len.ok_or_else(|| Error::Usage(format!("{bytes} bytes are more than an address space has")))?;
-        // SAFETY: the name is a NUL-terminated constant.
-        let raw = unsafe { libc::memfd_create(c"mini-nccl".as_ptr(), libc::MFD_CLOEXEC) };
-        if raw < 0 {
-            return Err(failed("memfd_create"));
-        }
-        // SAFETY: memfd_create opened this descriptor, and no other code has it.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        // SAFETY: ftruncate takes no pointers, and `fd` keeps the descriptor open.
-        if unsafe { libc::ftruncate(raw, len as libc::off_t) } != 0 {
-            return Err(failed("ftruncate"));
-        }
+        let fd = memfd_create("mini-nccl", MFdFlags::MFD_CLOEXEC).map_err(|why| failed("memfd_create", why.into()))?;
+        ftruncate(&fd, len as libc::off_t).map_err(|why| failed("ftruncate", why.into()))?;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: the kernel chooses the address, so the mapping replaces no other.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, access, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
         match NonNull::new(at.cast::<u8>()) {
             Some(base) if at != libc::MAP_FAILED => Ok(DeviceMemory { base, len, home: Home::Host(fd) }),
-            _ => Err(failed("mmap")),
+            _ => Err(failed("mmap", io::Error::last_os_error())),
         }
     }
 

@@ -57,6 +57,30 @@ macro_rules! entry {
     };
 }
 
+/// The functions of a table of either version.
+macro_rules! table {
+    ($table:ident, $create_context:path, $get_gin_properties:expr) => {
+        Table {
+            init: entry!($table.init),
+            devices: entry!($table.devices),
+            get_gin_properties: $get_gin_properties,
+            get_properties: entry!($table.get_properties),
+            listen: entry!($table.listen),
+            connect: entry!($table.connect),
+            create_context: $create_context(entry!($table.create_context)),
+            reg_mr_sym: entry!($table.reg_mr_sym),
+            reg_mr_sym_dma_buf: $table.reg_mr_sym_dma_buf,
+            dereg_mr_sym: entry!($table.dereg_mr_sym),
+            destroy_context: entry!($table.destroy_context),
+            close_coll: entry!($table.close_coll),
+            close_listen: entry!($table.close_listen),
+            gin_progress: $table.gin_progress,
+            query_last_error: entry!($table.query_last_error),
+            finalize: entry!($table.finalize),
+        }
+    };
+}
+
 /// A loaded GIN plugin, which stays loaded until the last reference is dropped.
 #[derive(Debug)]
 pub struct Plugin {
@@ -119,24 +143,7 @@ impl Plugin {
     }
 
     fn from_v14(path: &Path, library: Library, t: &GinV14) -> Result<Arc<Plugin>, Error> {
-        let table = Table {
-            init: entry!(t.init),
-            devices: entry!(t.devices),
-            get_gin_properties: Some(entry!(t.get_gin_properties)),
-            get_properties: entry!(t.get_properties),
-            listen: entry!(t.listen),
-            connect: entry!(t.connect),
-            create_context: CreateContext::V14(entry!(t.create_context)),
-            reg_mr_sym: entry!(t.reg_mr_sym),
-            reg_mr_sym_dma_buf: t.reg_mr_sym_dma_buf,
-            dereg_mr_sym: entry!(t.dereg_mr_sym),
-            destroy_context: entry!(t.destroy_context),
-            close_coll: entry!(t.close_coll),
-            close_listen: entry!(t.close_listen),
-            gin_progress: t.gin_progress,
-            query_last_error: entry!(t.query_last_error),
-            finalize: entry!(t.finalize),
-        };
+        let table = table!(t, CreateContext::V14, Some(entry!(t.get_gin_properties)));
         Plugin::new(path, library, AbiVersion::V14, t.name, table)
     }
 
@@ -147,24 +154,7 @@ impl Plugin {
         let t = pointer
             .and_then(ffi::read)
             .ok_or_else(|| Error::NoSymbol { path: path.to_path_buf(), symbol: "ncclGinPlugin_v13" })?;
-        let table = Table {
-            init: entry!(t.init),
-            devices: entry!(t.devices),
-            get_gin_properties: None,
-            get_properties: entry!(t.get_properties),
-            listen: entry!(t.listen),
-            connect: entry!(t.connect),
-            create_context: CreateContext::V13(entry!(t.create_context)),
-            reg_mr_sym: entry!(t.reg_mr_sym),
-            reg_mr_sym_dma_buf: t.reg_mr_sym_dma_buf,
-            dereg_mr_sym: entry!(t.dereg_mr_sym),
-            destroy_context: entry!(t.destroy_context),
-            close_coll: entry!(t.close_coll),
-            close_listen: entry!(t.close_listen),
-            gin_progress: t.gin_progress,
-            query_last_error: entry!(t.query_last_error),
-            finalize: entry!(t.finalize),
-        };
+        let table = table!(t, CreateContext::V13, None);
         Plugin::new(path, library, AbiVersion::V13, t.name, table)
     }
 

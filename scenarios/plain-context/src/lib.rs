@@ -14,7 +14,7 @@ use ferrogin_ffi::ext::{
     VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
 use std::ffi::c_void;
-use std::mem::{offset_of, zeroed};
+use std::mem::{MaybeUninit, offset_of, zeroed};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -194,7 +194,8 @@ fn endpoint(
     // Poison: a request must overwrite all bytes of its slot.
     let words = leak_all(0xa5a5_a5a5_a5a5_a5a5u64, (of.entries * wqe_size / 8) as usize);
     let start = u64::from(of.start);
-    let (doorbell, completed) = (leak(AtomicU32::new(of.start)), leak(AtomicU64::new(start & 0x7fff_ffff)));
+    let doorbell: &AtomicU32 = Box::leak(Box::new(AtomicU32::new(of.start)));
+    let completed: &AtomicU64 = Box::leak(Box::new(AtomicU64::new(start & 0x7fff_ffff)));
     // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let mut qp: QpV0 = unsafe { zeroed() };
     qp.sq = SqV0 {
@@ -209,19 +210,19 @@ fn endpoint(
             // The flush barrier, until the first flush.
             phase: of.start as i32,
             buf: words.cast(),
-            db: doorbell.cast(),
+            db: doorbell.as_ptr().cast(),
             ..qp.sq.wq
         },
         ..qp.sq
     };
     // SAFETY: the struct has numbers and pointers, for which zero is a value.
     let base = EndpointHandle { submitted_count: start, sq_size: of.entries, ..unsafe { zeroed() } };
-    let handle = leak(CounterHandle { base, cntr_value: completed.cast(), cntr_offset: 0 });
+    let handle = leak(CounterHandle { base, cntr_value: completed.as_ptr().cast(), cntr_offset: 0 });
     let submitted = handle.cast::<EndpointHandle>().wrapping_byte_add(offset_of!(EndpointHandle, submitted_count));
     let config = EndpointConfig {
         ring: RingConfig {
             sq_buf: words.cast(),
-            sq_db: doorbell.cast(),
+            sq_db: doorbell.as_ptr().cast(),
             ring_mask: of.entries * wqe_size - 1,
             wqe_size,
             phase_bit: of.entries,
@@ -238,7 +239,7 @@ fn endpoint(
         handle: handle.cast(),
         sq_size: of.entries,
         max_batch: of.max_batch,
-        completed: completed.cast(),
+        completed: completed.as_ptr().cast(),
         errors: leak(0u64).cast_const(),
         errors_base: 0,
         write_inline: if of.wide { 80 } else { 0 },
@@ -256,16 +257,8 @@ fn endpoint(
     let ext = EndpointExt { config, posting, queue };
     // SAFETY: `QueueMemory` has more bytes than a `QpV0` and its alignment, and no other thread has `ext` yet.
     unsafe { ptr::from_ref(&ext.queue).cast_mut().cast::<QpV0>().write(qp) };
-    let ring = Ring {
-        words,
-        spec_entries: of.entries as usize,
-        wide: of.wide,
-        // SAFETY: the doorbell was leaked above, and all threads access it atomically.
-        doorbell: unsafe { &*doorbell },
-        // SAFETY: the counter was leaked above, and all threads access it atomically.
-        completed: unsafe { &*completed },
-        queue: ptr::null(),
-    };
+    let ring =
+        Ring { words, spec_entries: of.entries as usize, wide: of.wide, doorbell, completed, queue: ptr::null() };
     (ext, ring, handle)
 }
 
@@ -284,10 +277,7 @@ pub fn make_context(spec: &Spec) -> TestContext {
 }
 
 pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
-    // SAFETY: both structs have numbers and pointers, for which zero is a value.
-    let block = leak(Block { header: unsafe { zeroed() }, dev: unsafe { zeroed() } });
-    // SAFETY: the struct has numbers and pointers, for which zero is a value.
-    let context: *mut ContextExt = leak(unsafe { zeroed() });
+    let context: *mut ContextExt = leak(MaybeUninit::<ContextExt>::uninit()).cast();
     let (mut exts, mut rings, mut handles) = (Vec::new(), Vec::new(), Vec::new());
     for (of, index) in spec.endpoints.iter().zip(0..) {
         let (mut ext, ring, handle) = endpoint(spec, (of, index), context);
@@ -309,9 +299,8 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
     let signals = handles[first_signal..].iter().map(|&handle| counted(handle)).collect();
     let endpoints = exts.leak().as_mut_ptr();
     for (i, ring) in rings.iter_mut().enumerate() {
-        // SAFETY: `endpoints` are leaked, and `i` is below their number.
-        let queue = unsafe { &raw const (*endpoints.wrapping_add(i)).queue };
-        ring.queue = queue.cast::<u8>().wrapping_add(efa_dp_direct::queue::SQ_WQ_OFFSET).cast();
+        let queue = endpoints.wrapping_add(i).wrapping_byte_add(offset_of!(EndpointExt, queue));
+        ring.queue = queue.wrapping_byte_add(efa_dp_direct::queue::SQ_WQ_OFFSET).cast();
     }
     let targets: Vec<TargetWords> = spec
         .targets
@@ -324,8 +313,9 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
         })
         .collect();
     let nranks = spec.nranks as usize;
-    // SAFETY: the block is leaked, and no other thread has it yet.
-    let dev = unsafe { &mut (*block).dev };
+    // SAFETY: the struct has numbers and pointers, for which zero is a value.
+    let mut block: Block = unsafe { zeroed() };
+    let dev = &mut block.dev;
     dev.n_counters = spec.n_counters as i32;
     dev.n_signals = spec.n_signals as i32;
     dev.nranks = spec.nranks as i32;
@@ -336,6 +326,11 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
     let (addrs, rkeys): (Vec<u64>, Vec<u32>) = spec.scratch.peers.iter().copied().unzip();
     dev.scratch_remote_addrs = addrs.leak().as_mut_ptr();
     dev.scratch_remote_rkeys = rkeys.leak().as_mut_ptr();
+    block.header.magic = HEADER_MAGIC;
+    block.header.version = HEADER_VERSION;
+    block.header.n_contexts = 1;
+    block.header.contexts = context;
+    let dev: *mut DevHandle = leak(block).wrapping_byte_add(offset_of!(Block, dev)).cast();
     let scratch = leak_all(0u128, 1 + nranks).cast::<MrHandle>();
     write_handle(&spec.scratch, scratch);
     let (summaries, leaves) = used_words(spec.endpoints.len() as u32);
@@ -368,14 +363,7 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
             emulated: extras.emulated,
         })
     };
-    // SAFETY: the block is leaked, and no other thread has it yet.
-    let header = unsafe { &mut (*block).header };
-    header.magic = HEADER_MAGIC;
-    header.version = HEADER_VERSION;
-    header.n_contexts = 1;
-    header.contexts = context;
-    let handle: *mut DevHandle = dev;
     // SAFETY: the handle has the header and the tables that the plugin makes, all leaked.
-    let context = unsafe { Context::from_handle(handle.cast(), 0) }.unwrap();
+    let context = unsafe { Context::from_handle(dev.cast(), 0) }.unwrap();
     TestContext { context, rings, signals, counters, progress_calls }
 }

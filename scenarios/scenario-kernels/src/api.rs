@@ -1,9 +1,9 @@
 //! The device API that the programs call.
 
 #[cfg(not(target_arch = "nvptx64"))]
-pub use cpu::{Context, OfOneLane, sibling};
+pub use cpu::{Context, put_by_lanes, put_value_by_lanes, sibling, signal_by_lanes};
 #[cfg(target_arch = "nvptx64")]
-pub use gpu::{Context, Group, Order, sibling};
+pub use gpu::{Context, Group, Order, put_by_lanes, put_value_by_lanes, sibling, signal_by_lanes};
 
 /// The operations of a CPU thread's context.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -21,59 +21,37 @@ mod cpu {
         unsafe { Context::from_handle(plan.handle, id) }
     }
 
-    /// The operations of lanes of a warp, which has one thread here.
-    #[allow(clippy::missing_errors_doc)]
-    pub trait OfOneLane {
-        /// As [`Context::put`].
-        fn put_by_lanes(
-            &self,
-            peer: u32,
-            dst: Span,
-            src: Span,
-            bytes: u64,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status>;
-        /// As [`Context::put_value`].
-        fn put_value_by_lanes(
-            &self,
-            peer: u32,
-            dst: Span,
-            value: u64,
-            bytes: u32,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status>;
-        /// As [`Context::signal`].
-        fn signal_by_lanes(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status>;
+    // The operations of lanes of a warp, which has one thread here.
+
+    /// As [`Context::put`].
+    pub fn put_by_lanes(
+        context: &Context<'_>,
+        peer: u32,
+        dst: Span,
+        src: Span,
+        bytes: u64,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        context.put(peer, dst, src, bytes, action, flags)
     }
 
-    impl OfOneLane for Context<'_> {
-        fn put_by_lanes(
-            &self,
-            peer: u32,
-            dst: Span,
-            src: Span,
-            bytes: u64,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            self.put(peer, dst, src, bytes, action, flags)
-        }
-        fn put_value_by_lanes(
-            &self,
-            peer: u32,
-            dst: Span,
-            value: u64,
-            bytes: u32,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            self.put_value(peer, dst, value, bytes, action, flags)
-        }
-        fn signal_by_lanes(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-            self.signal(peer, action, flags)
-        }
+    /// As [`Context::put_value`].
+    pub fn put_value_by_lanes(
+        context: &Context<'_>,
+        peer: u32,
+        dst: Span,
+        value: u64,
+        bytes: u32,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        context.put_value(peer, dst, value, bytes, action, flags)
+    }
+
+    /// As [`Context::signal`].
+    pub fn signal_by_lanes(context: &Context<'_>, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+        context.signal(peer, action, flags)
     }
 }
 
@@ -86,58 +64,63 @@ mod gpu {
     use core::sync::atomic::{AtomicU32, Ordering};
     use ferrogin_device::coop::{Coop, Cta, Thread, Warp};
     use ferrogin_device::lanes::Lanes;
-    use ferrogin_device::{Action, Flags, FlushRequest, Span, Status, platform};
+    use ferrogin_device::{Action, Flags, FlushRequest, Span, Status, Window, platform};
     use ferrogin_ffi::ext::ContextExt;
 
-    type Ctx = *const ContextExt;
     type Ptr = *mut c_void;
 
-    // The functions of ferrogin/gin.h, in the module that ships.
+    /// A context that is open, as C has it.
+    #[derive(Clone, Copy)]
+    #[repr(transparent)]
+    struct Ctx(*const ContextExt);
+
+    // The functions of ferrogin/gin.h, in the module that ships. As the methods of the Rust crate, all but that which opens the context are
+    // safe to call with a context that is open: they check what they are given.
     #[rustfmt::skip]
     unsafe extern "C" {
-        fn fgin_open(handle: Ptr, id: u32, out: *mut Ctx) -> c_int;
-        fn fgin_put(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
-        fn fgin_put_value(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
-        fn fgin_get(ctx: Ctx, peer: u32, remote: Ptr, remote_off: u64, local: Ptr, local_off: u64, bytes: u64, flags: u32) -> c_int;
-        fn fgin_signal(ctx: Ctx, peer: u32, action: u64, flags: u32) -> c_int;
-        fn fgin_put_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, word: Ptr, word_off: u64, amount: u64, counter: u64, flags: u32) -> c_int;
-        fn fgin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, word: Ptr, word_off: u64, amount: u64, flags: u32) -> c_int;
-        fn fgin_signal_at(ctx: Ctx, peer: u32, word: Ptr, word_off: u64, amount: u64, flags: u32) -> c_int;
-        fn fgin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
-        fn fgin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
-        fn fgin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: u64, flags: u32) -> c_int;
-        fn fgin_flush_part(ctx: Ctx, rank: u32, size: u32) -> c_int;
-        fn fgin_flush_async(ctx: Ctx, out: *mut FlushRequest) -> c_int;
-        fn fgin_wait_request(ctx: Ctx, request: *const FlushRequest) -> c_int;
-        fn fgin_test_request(ctx: Ctx, request: *const FlushRequest, done: *mut c_int) -> c_int;
-        fn fgin_set_timeout(ctx: Ctx, ns: u64) -> c_int;
-        fn fgin_read_signal(ctx: Ctx, id: u32, out: *mut u64) -> c_int;
-        fn fgin_wait_signal(ctx: Ctx, id: u32, least: u64) -> c_int;
-        fn fgin_reset_signal(ctx: Ctx, id: u32) -> c_int;
-        fn fgin_read_counter(ctx: Ctx, id: u32, out: *mut u64) -> c_int;
-        fn fgin_wait_counter(ctx: Ctx, id: u32, least: u64) -> c_int;
-        fn fgin_reset_counter(ctx: Ctx, id: u32) -> c_int;
+        fn fgin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
+        safe fn fgin_put(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags) -> c_int;
+        safe fn fgin_put_value(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> c_int;
+        safe fn fgin_get(ctx: Ctx, peer: u32, remote: Window, remote_off: u64, local: Window, local_off: u64, bytes: u64, flags: Flags) -> c_int;
+        safe fn fgin_signal(ctx: Ctx, peer: u32, action: Action, flags: Flags) -> c_int;
+        safe fn fgin_put_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, word: Window, word_off: u64, amount: u64, counter: Action, flags: Flags) -> c_int;
+        safe fn fgin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, word: Window, word_off: u64, amount: u64, flags: Flags) -> c_int;
+        safe fn fgin_signal_at(ctx: Ctx, peer: u32, word: Window, word_off: u64, amount: u64, flags: Flags) -> c_int;
+        safe fn fgin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags) -> c_int;
+        safe fn fgin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> c_int;
+        safe fn fgin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: Action, flags: Flags) -> c_int;
+        safe fn fgin_flush_part(ctx: Ctx, rank: u32, size: u32) -> c_int;
+        safe fn fgin_flush_async(ctx: Ctx, out: &mut FlushRequest) -> c_int;
+        safe fn fgin_wait_request(ctx: Ctx, request: &FlushRequest) -> c_int;
+        safe fn fgin_test_request(ctx: Ctx, request: &FlushRequest, done: &mut c_int) -> c_int;
+        safe fn fgin_set_timeout(ctx: Ctx, ns: u64) -> c_int;
+        safe fn fgin_read_signal(ctx: Ctx, id: u32, out: &mut u64) -> c_int;
+        safe fn fgin_wait_signal(ctx: Ctx, id: u32, least: u64) -> c_int;
+        safe fn fgin_reset_signal(ctx: Ctx, id: u32) -> c_int;
+        safe fn fgin_read_counter(ctx: Ctx, id: u32, out: &mut u64) -> c_int;
+        safe fn fgin_wait_counter(ctx: Ctx, id: u32, least: u64) -> c_int;
+        safe fn fgin_reset_counter(ctx: Ctx, id: u32) -> c_int;
     }
 
     // The functions of gin.cu, by ferrogin/gin.cuh. `by` is the group that calls.
     #[rustfmt::skip]
     unsafe extern "C" {
-        fn gin_open(handle: Ptr, id: u32, out: *mut Ctx) -> c_int;
-        fn gin_put(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_put_value(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_get(ctx: Ctx, peer: u32, remote: Ptr, remote_off: u64, local: Ptr, local_off: u64, bytes: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_signal(ctx: Ctx, peer: u32, action: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_put_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, word: Ptr, word_off: u64, amount: u64, counter: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Ptr, dst_off: u64, value: u64, word: Ptr, word_off: u64, amount: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_signal_at(ctx: Ctx, peer: u32, word: Ptr, word_off: u64, amount: u64, flags: u32, by: Threads) -> c_int;
-        fn gin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, src: Ptr, src_off: u64, bytes: u64, action: u64, flags: u32) -> c_int;
-        fn gin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Ptr, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) -> c_int;
-        fn gin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: u64, flags: u32) -> c_int;
-        fn gin_flush(ctx: Ctx, by: Threads) -> c_int;
-        fn gin_flush_async(ctx: Ctx, out: *mut FlushRequest, by: Threads) -> c_int;
-        fn gin_wait_request(ctx: Ctx, request: *const FlushRequest, by: Threads) -> c_int;
-        fn gin_wait_signal(ctx: Ctx, id: u32, least: u64, by: Threads) -> c_int;
-        fn gin_wait_counter(ctx: Ctx, id: u32, least: u64, by: Threads) -> c_int;
+        fn gin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
+        safe fn gin_put(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_put_value(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_get(ctx: Ctx, peer: u32, remote: Window, remote_off: u64, local: Window, local_off: u64, bytes: u64, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_signal(ctx: Ctx, peer: u32, action: Action, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_put_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, word: Window, word_off: u64, amount: u64, counter: Action, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, word: Window, word_off: u64, amount: u64, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_signal_at(ctx: Ctx, peer: u32, word: Window, word_off: u64, amount: u64, flags: Flags, by: Threads) -> c_int;
+        safe fn gin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags) -> c_int;
+        safe fn gin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> c_int;
+        safe fn gin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: Action, flags: Flags) -> c_int;
+        safe fn gin_flush(ctx: Ctx, by: Threads) -> c_int;
+        safe fn gin_flush_async(ctx: Ctx, out: &mut FlushRequest, by: Threads) -> c_int;
+        safe fn gin_wait_request(ctx: Ctx, request: &FlushRequest, by: Threads) -> c_int;
+        safe fn gin_wait_signal(ctx: Ctx, id: u32, least: u64, by: Threads) -> c_int;
+        safe fn gin_wait_counter(ctx: Ctx, id: u32, least: u64, by: Threads) -> c_int;
     }
 
     fn checked(code: c_int) -> Result<(), Status> {
@@ -269,10 +252,8 @@ mod gpu {
                 let ordered =
                     if id == self.id { Ok(*self) } else { unsafe { Context::open(self.api, self.handle, id, *group) } };
                 let result = ordered.and_then(|context| match (call, self.api) {
-                    // SAFETY: threads of another rank than 0 only synchronise.
-                    (LEAD, Api::Cuda) => {
-                        checked(unsafe { gin_flush_async(context.raw.as_ptr(), &mut words, group.threads) })
-                    }
+                    // Threads of another rank than 0 only synchronise.
+                    (LEAD, Api::Cuda) => checked(gin_flush_async(context.ctx(), &mut words, group.threads)),
                     (LEAD, _) => context.raw.lead(group, |_| Ok(())),
                     _ => context.flush_part(),
                 });
@@ -307,24 +288,39 @@ mod gpu {
         ) -> Result<(), Status> {
             self.order(LEAD, || match self.api {
                 Api::Rust => self.raw.lead(&self.group, rust),
-                Api::C => self.raw.lead(&self.group, |context| checked(c(context.as_ptr()))),
-                Api::Cuda => checked(cuda(self.raw.as_ptr(), self.group.threads)),
+                Api::C => self.raw.lead(&self.group, |_| checked(c(self.ctx()))),
+                Api::Cuda => checked(cuda(self.ctx(), self.group.threads)),
             })
         }
 
+        /// An operation of one thread, which gin.cuh passes on to the functions of gin.h.
+        fn alone<T: Default>(
+            &self,
+            rust: impl FnOnce(&ferrogin_device::Context<'a>) -> Result<T, Status>,
+            c: impl FnOnce(Ctx, &mut T) -> c_int,
+        ) -> Result<T, Status> {
+            let mut result = T::default();
+            match self.api {
+                Api::Rust => rust(&self.raw),
+                _ => checked(c(self.ctx(), &mut result)).map(|()| result),
+            }
+        }
+
+        fn ctx(&self) -> Ctx {
+            Ctx(self.raw.as_ptr())
+        }
+
         fn flush_part(&self) -> Result<(), Status> {
-            let (group, at) = (&self.group, self.raw.as_ptr());
+            let (group, ctx) = (&self.group, self.ctx());
             match self.api {
                 Api::Rust => self.raw.flush_with(group),
                 Api::C => {
                     group.sync();
-                    // SAFETY: the context is open.
-                    let code = unsafe { fgin_flush_part(at, group.rank(), group.size()) };
+                    let code = fgin_flush_part(ctx, group.rank(), group.size());
                     group.sync();
                     checked(code)
                 }
-                // SAFETY: the context is open.
-                Api::Cuda => checked(unsafe { gin_flush(at, group.threads) }),
+                Api::Cuda => checked(gin_flush(ctx, group.threads)),
             }
         }
 
@@ -339,14 +335,11 @@ mod gpu {
             action: Action,
             flags: Flags,
         ) -> Result<(), Status> {
-            let (to, from) = ((dst.window.0, dst.offset), (src.window.0, src.offset));
-            let (bits, flag_bits) = (action.bits(), flags.bits());
+            let (to, at, from, src_at) = (dst.window, dst.offset, src.window, src.offset);
             self.lead(
                 |context| context.put(peer, dst, src, bytes, action, flags),
-                // SAFETY: the context is open, and the windows are registered.
-                |at| unsafe { fgin_put(at, peer, to.0, to.1, from.0, from.1, bytes, bits, flag_bits) },
-                // SAFETY: the context is open, and the windows are registered.
-                |at, threads| unsafe { gin_put(at, peer, to.0, to.1, from.0, from.1, bytes, bits, flag_bits, threads) },
+                |ctx| fgin_put(ctx, peer, to, at, from, src_at, bytes, action, flags),
+                |ctx, by| gin_put(ctx, peer, to, at, from, src_at, bytes, action, flags, by),
             )
         }
 
@@ -361,39 +354,31 @@ mod gpu {
             action: Action,
             flags: Flags,
         ) -> Result<(), Status> {
-            let (to, bits, flag_bits) = ((dst.window.0, dst.offset), action.bits(), flags.bits());
             self.lead(
                 |context| context.put_value(peer, dst, value, bytes, action, flags),
-                // SAFETY: the context is open, and the window is registered.
-                |at| unsafe { fgin_put_value(at, peer, to.0, to.1, value, bytes, bits, flag_bits) },
-                // SAFETY: the context is open, and the window is registered.
-                |at, threads| unsafe { gin_put_value(at, peer, to.0, to.1, value, bytes, bits, flag_bits, threads) },
+                |ctx| fgin_put_value(ctx, peer, dst.window, dst.offset, value, bytes, action, flags),
+                |ctx, by| gin_put_value(ctx, peer, dst.window, dst.offset, value, bytes, action, flags, by),
             )
         }
 
         /// As [`ferrogin_device::Context::get`].
         #[inline(never)]
         pub fn get(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
-            let (from, to, bits) = ((remote.window.0, remote.offset), (local.window.0, local.offset), flags.bits());
+            let (from, at, to, local_at) = (remote.window, remote.offset, local.window, local.offset);
             self.lead(
                 |context| context.get(peer, remote, local, bytes, flags),
-                // SAFETY: the context is open, and the windows are registered.
-                |at| unsafe { fgin_get(at, peer, from.0, from.1, to.0, to.1, bytes, bits) },
-                // SAFETY: the context is open, and the windows are registered.
-                |at, threads| unsafe { gin_get(at, peer, from.0, from.1, to.0, to.1, bytes, bits, threads) },
+                |ctx| fgin_get(ctx, peer, from, at, to, local_at, bytes, flags),
+                |ctx, by| gin_get(ctx, peer, from, at, to, local_at, bytes, flags, by),
             )
         }
 
         /// As [`ferrogin_device::Context::signal`].
         #[inline(never)]
         pub fn signal(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-            let (bits, flag_bits) = (action.bits(), flags.bits());
             self.lead(
                 |context| context.signal(peer, action, flags),
-                // SAFETY: the context is open.
-                |at| unsafe { fgin_signal(at, peer, bits, flag_bits) },
-                // SAFETY: the context is open.
-                |at, threads| unsafe { gin_signal(at, peer, bits, flag_bits, threads) },
+                |ctx| fgin_signal(ctx, peer, action, flags),
+                |ctx, by| gin_signal(ctx, peer, action, flags, by),
             )
         }
 
@@ -411,21 +396,12 @@ mod gpu {
             counter: Action,
             flags: Flags,
         ) -> Result<(), Status> {
-            let [to, from, at] = [dst, src, word].map(|span| (span.window.0, span.offset));
-            let (bits, flag_bits) = (counter.bits(), flags.bits());
+            let [(to, to_at), (from, from_at), (w, w_at)] = [dst, src, word].map(|span| (span.window, span.offset));
             self.lead(
                 |context| context.put_signal_at(peer, dst, src, bytes, word, amount, counter, flags),
-                // SAFETY: the context is open, and the windows are registered.
-                |ctx| unsafe {
-                    fgin_put_signal_at(
-                        ctx, peer, to.0, to.1, from.0, from.1, bytes, at.0, at.1, amount, bits, flag_bits,
-                    )
-                },
-                // SAFETY: the context is open, and the windows are registered.
-                |ctx, by| unsafe {
-                    gin_put_signal_at(
-                        ctx, peer, to.0, to.1, from.0, from.1, bytes, at.0, at.1, amount, bits, flag_bits, by,
-                    )
+                |ctx| fgin_put_signal_at(ctx, peer, to, to_at, from, from_at, bytes, w, w_at, amount, counter, flags),
+                |ctx, by| {
+                    gin_put_signal_at(ctx, peer, to, to_at, from, from_at, bytes, w, w_at, amount, counter, flags, by)
                 },
             )
         }
@@ -443,30 +419,21 @@ mod gpu {
             amount: u64,
             flags: Flags,
         ) -> Result<(), Status> {
-            let ([to, at], bits) = ([dst, word].map(|span| (span.window.0, span.offset)), flags.bits());
+            let [(to, to_at), (w, w_at)] = [dst, word].map(|span| (span.window, span.offset));
             self.lead(
                 |context| context.put_value_signal_at(peer, dst, value, bytes, word, amount, flags),
-                // SAFETY: the context is open, and the windows are registered.
-                |ctx| unsafe {
-                    fgin_put_value_signal_at(ctx, peer, to.0, to.1, value, bytes, at.0, at.1, amount, bits)
-                },
-                // SAFETY: the context is open, and the windows are registered.
-                |ctx, by| unsafe {
-                    gin_put_value_signal_at(ctx, peer, to.0, to.1, value, at.0, at.1, amount, bits, by)
-                },
+                |ctx| fgin_put_value_signal_at(ctx, peer, to, to_at, value, bytes, w, w_at, amount, flags),
+                |ctx, by| gin_put_value_signal_at(ctx, peer, to, to_at, value, w, w_at, amount, flags, by),
             )
         }
 
         /// As [`ferrogin_device::Context::signal_at`].
         #[inline(never)]
         pub fn signal_at(&self, peer: u32, word: Span, amount: u64, flags: Flags) -> Result<(), Status> {
-            let (at, bits) = ((word.window.0, word.offset), flags.bits());
             self.lead(
                 |context| context.signal_at(peer, word, amount, flags),
-                // SAFETY: the context is open, and the window is registered.
-                |ctx| unsafe { fgin_signal_at(ctx, peer, at.0, at.1, amount, bits) },
-                // SAFETY: the context is open, and the window is registered.
-                |ctx, by| unsafe { gin_signal_at(ctx, peer, at.0, at.1, amount, bits, by) },
+                |ctx| fgin_signal_at(ctx, peer, word.window, word.offset, amount, flags),
+                |ctx, by| gin_signal_at(ctx, peer, word.window, word.offset, amount, flags, by),
             )
         }
 
@@ -486,71 +453,6 @@ mod gpu {
             }
         }
 
-        /// As [`ferrogin_device::Context::put`], by all lanes of the warp.
-        #[inline(never)]
-        pub fn put_by_lanes(
-            &self,
-            peer: u32,
-            dst: Span,
-            src: Span,
-            bytes: u64,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            let (lanes, at, action_bits, flag_bits) = (self.lanes(), self.raw.as_ptr(), action.bits(), flags.bits());
-            let (to, from) = ((dst.window.0, dst.offset), (src.window.0, src.offset));
-            checked(match self.api {
-                Api::Rust => return self.raw.put_by_lanes(lanes, peer, dst, src, bytes, action, flags),
-                // SAFETY: the context is open, and the windows are registered.
-                Api::C => unsafe {
-                    fgin_warp_put(at, lanes.0, peer, to.0, to.1, from.0, from.1, bytes, action_bits, flag_bits)
-                },
-                // SAFETY: the context is open, and the windows are registered.
-                Api::Cuda => unsafe {
-                    gin_warp_put(at, lanes.0, peer, to.0, to.1, from.0, from.1, bytes, action_bits, flag_bits)
-                },
-            })
-        }
-
-        /// As [`ferrogin_device::Context::put_value`], by all lanes of the warp.
-        #[inline(never)]
-        pub fn put_value_by_lanes(
-            &self,
-            peer: u32,
-            dst: Span,
-            value: u64,
-            bytes: u32,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            let (lanes, at, action_bits, flag_bits) = (self.lanes(), self.raw.as_ptr(), action.bits(), flags.bits());
-            let to = (dst.window.0, dst.offset);
-            checked(match self.api {
-                Api::Rust => return self.raw.put_value_by_lanes(lanes, peer, dst, value, bytes, action, flags),
-                // SAFETY: the context is open, and the window is registered.
-                Api::C => unsafe {
-                    fgin_warp_put_value(at, lanes.0, peer, to.0, to.1, value, bytes, action_bits, flag_bits)
-                },
-                // SAFETY: the context is open, and the window is registered.
-                Api::Cuda => unsafe {
-                    gin_warp_put_value(at, lanes.0, peer, to.0, to.1, value, bytes, action_bits, flag_bits)
-                },
-            })
-        }
-
-        /// As [`ferrogin_device::Context::signal`], by all lanes of the warp.
-        #[inline(never)]
-        pub fn signal_by_lanes(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-            let (lanes, at) = (self.lanes(), self.raw.as_ptr());
-            checked(match self.api {
-                Api::Rust => return self.raw.signal_by_lanes(lanes, peer, action, flags),
-                // SAFETY: the context is open.
-                Api::C => unsafe { fgin_warp_signal(at, lanes.0, peer, action.bits(), flags.bits()) },
-                // SAFETY: the context is open.
-                Api::Cuda => unsafe { gin_warp_signal(at, lanes.0, peer, action.bits(), flags.bits()) },
-            })
-        }
-
         /// A flush by all threads of the group; the status is this thread's, or that of another thread that failed.
         #[inline(never)]
         pub fn flush(&self) -> Result<(), Status> {
@@ -562,15 +464,17 @@ mod gpu {
         /// As [`ferrogin_device::Context::flush_async`].
         #[inline(never)]
         pub fn flush_async(&self) -> Result<FlushRequest, Status> {
-            let (mut request, mut words) = (FlushRequest::default(), FlushRequest::default());
-            let out = &raw mut words;
-            let rust = |context: &ferrogin_device::Context<'a>| context.flush_async().map(|begun| request = begun);
-            // SAFETY: the context is open, and the result is a local variable.
-            let c = |at| unsafe { fgin_flush_async(at, out) };
-            // SAFETY: the context is open, and the result is a local variable.
-            let cuda = |at, threads| unsafe { gin_flush_async(at, out, threads) };
-            self.lead(rust, c, cuda)?;
-            Ok(if matches!(self.api, Api::Rust) { request } else { words })
+            self.order(LEAD, || {
+                let mut request = FlushRequest::default();
+                let begun = match self.api {
+                    Api::Rust => {
+                        self.raw.lead(&self.group, |context| context.flush_async().map(|begun| request = begun))
+                    }
+                    Api::C => self.raw.lead(&self.group, |_| checked(fgin_flush_async(self.ctx(), &mut request))),
+                    Api::Cuda => checked(gin_flush_async(self.ctx(), &mut request, self.group.threads)),
+                };
+                begun.map(|()| request)
+            })
         }
 
         /// As [`ferrogin_device::Context::wait_flush`].
@@ -578,10 +482,8 @@ mod gpu {
         pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
             self.lead(
                 |context| context.wait_flush(request),
-                // SAFETY: the context is open, and the request is a reference.
-                |at| unsafe { fgin_wait_request(at, request) },
-                // SAFETY: the context is open, and the request is a reference.
-                |at, threads| unsafe { gin_wait_request(at, request, threads) },
+                |ctx| fgin_wait_request(ctx, request),
+                |ctx, by| gin_wait_request(ctx, request, by),
             )
         }
 
@@ -590,10 +492,8 @@ mod gpu {
         pub fn wait_signal(&self, id: u32, least: u64) -> Result<(), Status> {
             self.lead(
                 |context| context.wait_signal(id, least),
-                // SAFETY: the context is open.
-                |at| unsafe { fgin_wait_signal(at, id, least) },
-                // SAFETY: the context is open.
-                |at, threads| unsafe { gin_wait_signal(at, id, least, threads) },
+                |ctx| fgin_wait_signal(ctx, id, least),
+                |ctx, by| gin_wait_signal(ctx, id, least, by),
             )
         }
 
@@ -602,75 +502,99 @@ mod gpu {
         pub fn wait_counter(&self, id: u32, least: u64) -> Result<(), Status> {
             self.lead(
                 |context| context.wait_counter(id, least),
-                // SAFETY: the context is open.
-                |at| unsafe { fgin_wait_counter(at, id, least) },
-                // SAFETY: the context is open.
-                |at, threads| unsafe { gin_wait_counter(at, id, least, threads) },
+                |ctx| fgin_wait_counter(ctx, id, least),
+                |ctx, by| gin_wait_counter(ctx, id, least, by),
             )
         }
 
-        // gin.cuh passes what follows on to the functions of gin.h, for one thread.
-
         /// As [`ferrogin_device::Context::test_flush`].
         pub fn test_flush(&self, request: &FlushRequest) -> Result<bool, Status> {
-            let mut done = 0;
-            match self.api {
-                Api::Rust => self.raw.test_flush(request),
-                // SAFETY: the context is open, the request is a reference, and the result is a local variable.
-                _ => checked(unsafe { fgin_test_request(self.raw.as_ptr(), request, &mut done) }).map(|()| done != 0),
-            }
+            let rust = |context: &ferrogin_device::Context<'a>| context.test_flush(request).map(c_int::from);
+            self.alone(rust, |ctx, done| fgin_test_request(ctx, request, done)).map(|done| done != 0)
         }
 
         /// As [`ferrogin_device::Context::set_timeout_ns`].
         pub fn set_timeout_ns(&self, ns: u64) {
             match self.api {
                 Api::Rust => self.raw.set_timeout_ns(ns),
-                // SAFETY: the context is open. The call fails for no other.
-                _ => drop(unsafe { fgin_set_timeout(self.raw.as_ptr(), ns) }),
+                // The call fails for no context that is open.
+                _ => drop(fgin_set_timeout(self.ctx(), ns)),
             }
         }
 
         /// As [`ferrogin_device::Context::read_signal`].
         pub fn read_signal(&self, id: u32) -> Result<u64, Status> {
-            let mut count = 0;
-            match self.api {
-                Api::Rust => self.raw.read_signal(id),
-                // SAFETY: the context is open, and the result is a local variable.
-                _ => checked(unsafe { fgin_read_signal(self.raw.as_ptr(), id, &mut count) }).map(|()| count),
-            }
+            self.alone(|context| context.read_signal(id), |ctx, count| fgin_read_signal(ctx, id, count))
         }
 
         /// As [`ferrogin_device::Context::reset_signal`].
         pub fn reset_signal(&self, id: u32) -> Result<(), Status> {
-            match self.api {
-                Api::Rust => self.raw.reset_signal(id),
-                // SAFETY: the context is open.
-                _ => checked(unsafe { fgin_reset_signal(self.raw.as_ptr(), id) }),
-            }
+            self.alone(|context| context.reset_signal(id), |ctx, ()| fgin_reset_signal(ctx, id))
         }
 
         /// As [`ferrogin_device::Context::read_counter`].
         pub fn read_counter(&self, id: u32) -> Result<u64, Status> {
-            let mut count = 0;
-            match self.api {
-                Api::Rust => self.raw.read_counter(id),
-                // SAFETY: the context is open, and the result is a local variable.
-                _ => checked(unsafe { fgin_read_counter(self.raw.as_ptr(), id, &mut count) }).map(|()| count),
-            }
+            self.alone(|context| context.read_counter(id), |ctx, count| fgin_read_counter(ctx, id, count))
         }
 
         /// As [`ferrogin_device::Context::reset_counter`].
         pub fn reset_counter(&self, id: u32) -> Result<(), Status> {
-            match self.api {
-                Api::Rust => self.raw.reset_counter(id),
-                // SAFETY: the context is open.
-                _ => checked(unsafe { fgin_reset_counter(self.raw.as_ptr(), id) }),
-            }
+            self.alone(|context| context.reset_counter(id), |ctx, ()| fgin_reset_counter(ctx, id))
         }
 
         /// Waits a moment, in a loop that polls.
         pub fn relax(&self, _round: u32) {
             platform::relax();
         }
+    }
+
+    /// As [`ferrogin_device::Context::put_by_lanes`].
+    #[inline(never)]
+    pub fn put_by_lanes(
+        context: &Context<'_>,
+        peer: u32,
+        dst: Span,
+        src: Span,
+        bytes: u64,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        let (lanes, ctx) = (context.lanes(), context.ctx());
+        let (to, at, from, src_at) = (dst.window, dst.offset, src.window, src.offset);
+        checked(match context.api {
+            Api::Rust => return context.raw.put_by_lanes(lanes, peer, dst, src, bytes, action, flags),
+            Api::C => fgin_warp_put(ctx, lanes.0, peer, to, at, from, src_at, bytes, action, flags),
+            Api::Cuda => gin_warp_put(ctx, lanes.0, peer, to, at, from, src_at, bytes, action, flags),
+        })
+    }
+
+    /// As [`ferrogin_device::Context::put_value_by_lanes`].
+    #[inline(never)]
+    pub fn put_value_by_lanes(
+        context: &Context<'_>,
+        peer: u32,
+        dst: Span,
+        value: u64,
+        bytes: u32,
+        action: Action,
+        flags: Flags,
+    ) -> Result<(), Status> {
+        let (lanes, ctx) = (context.lanes(), context.ctx());
+        checked(match context.api {
+            Api::Rust => return context.raw.put_value_by_lanes(lanes, peer, dst, value, bytes, action, flags),
+            Api::C => fgin_warp_put_value(ctx, lanes.0, peer, dst.window, dst.offset, value, bytes, action, flags),
+            Api::Cuda => gin_warp_put_value(ctx, lanes.0, peer, dst.window, dst.offset, value, bytes, action, flags),
+        })
+    }
+
+    /// As [`ferrogin_device::Context::signal_by_lanes`].
+    #[inline(never)]
+    pub fn signal_by_lanes(context: &Context<'_>, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
+        let (lanes, ctx) = (context.lanes(), context.ctx());
+        checked(match context.api {
+            Api::Rust => return context.raw.signal_by_lanes(lanes, peer, action, flags),
+            Api::C => fgin_warp_signal(ctx, lanes.0, peer, action, flags),
+            Api::Cuda => gin_warp_signal(ctx, lanes.0, peer, action, flags),
+        })
     }
 }

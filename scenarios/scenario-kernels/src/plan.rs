@@ -1,6 +1,5 @@
 //! The arguments and the result of a device program: plain data, the same for CPU threads and for a kernel launch.
 
-use crate::timed::Operation;
 use core::ffi::c_void;
 use ferrogin_device::{Status, Window};
 
@@ -150,6 +149,25 @@ pub enum Pattern {
     Ring = 0,
     /// Each rank sends to each other rank.
     AllPairs,
+}
+
+/// An operation between two ranks. Latencies are in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operation {
+    /// A put; its latency is the time until the end of the flush after it.
+    #[default]
+    Put = 0,
+    /// A put with a signal; its latency is half a round trip.
+    PutSignal,
+    /// A value; its latency is half a round trip, in which the ranks poll memory. Values of a stream have a signal.
+    PutValue,
+    /// A get; its latency is the time until the end of the flush after it.
+    Get,
+    /// A signal without bytes; its latency is half a round trip.
+    Signal,
+    /// A flush; its latency is the time of the flush alone, after one put.
+    Flush,
 }
 
 /// What the measuring programs repeat, and the places in the window.

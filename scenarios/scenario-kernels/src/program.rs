@@ -89,7 +89,7 @@ impl Run<'_> {
     /// What the report has as `began` and `measured`.
     fn dispatch(&self, rep: &mut u32) -> Result<(u64, u64), Failure> {
         match self.plan.program {
-            Program::ValuePoll => self.rounds(rep, Run::send_values, Run::poll_values, Run::no_step)?,
+            Program::ValuePoll => self.rounds(rep, Run::send_values, Run::poll_values, |_, _| Ok(()))?,
             Program::ValueSignal => self.rounds(rep, Run::send_signalled, Run::take_signalled, Run::await_acks)?,
             Program::ValueSizes => self.rounds(rep, Run::send_sizes, Run::take_sizes, Run::await_acks)?,
             Program::PutSignal => self.rounds(rep, Run::send_put, Run::take_put, Run::await_acks_and_flush)?,
@@ -143,10 +143,6 @@ impl Run<'_> {
             }
             finish(self, round)?;
         }
-        Ok(())
-    }
-
-    fn no_step(&self, _rep: u32) -> Step {
         Ok(())
     }
 
@@ -381,21 +377,22 @@ impl Run<'_> {
         }
     }
 
-    /// Compares a buffer of `bytes`. The bytes after it, up to a whole word, must be those of `behind`.
-    fn expect_buffer(&self, offset: u64, bytes: u64, source: u32, rep: u32, k: u32, behind: u64) -> Step {
+    /// Compares a buffer of `bytes`. The bytes after it, up to a whole word, must be 0.
+    fn expect_buffer(&self, offset: u64, bytes: u64, source: u32, rep: u32, k: u32) -> Step {
         for i in 0..bytes.div_ceil(8) {
             let word = pattern_word(source, rep, k, i);
             let left = bytes - i * 8;
-            let expected = match left {
-                8.. => word,
-                _ => {
-                    let mask = (1u64 << (left * 8)) - 1;
-                    word & mask | behind & !mask
-                }
-            };
+            let expected = if left < 8 { word & ((1 << (left * 8)) - 1) } else { word };
             self.expect_word(offset + i * 8, expected, source)?;
         }
         Ok(())
+    }
+
+    /// Clears the words of a buffer for the next round, whose buffer may be shorter.
+    fn clear(&self, offset: u64, bytes: u64) {
+        for i in 0..bytes.div_ceil(8) {
+            self.store(offset + i * 8, 0);
+        }
     }
 
     fn size_of_round(rep: u32) -> u64 {
@@ -418,11 +415,8 @@ impl Run<'_> {
         for source in self.plan.sources() {
             let inbox = self.plan.inbox(source);
             self.await_signal(source, u64::from(rep) + 1, source)?;
-            self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;
-            // Clears the words for the next round, whose put may be shorter.
-            for i in 0..bytes.div_ceil(8) {
-                self.store(inbox + i * 8, 0);
-            }
+            self.expect_buffer(inbox, bytes, source, rep, 0)?;
+            self.clear(inbox, bytes);
             self.ack(source)?;
         }
         Ok(())
@@ -445,10 +439,8 @@ impl Run<'_> {
             let got = self.context.get(source, window.at(self.plan.outbox()), window.at(inbox), bytes, Flags::NONE);
             got.map_err(|status| Failure::of(status, source))?;
             self.flush()?;
-            self.expect_buffer(inbox, bytes, source, rep, 0, 0)?;
-            for i in 0..bytes.div_ceil(8) {
-                self.store(inbox + i * 8, 0);
-            }
+            self.expect_buffer(inbox, bytes, source, rep, 0)?;
+            self.clear(inbox, bytes);
             self.ack(source)?;
         }
         Ok(())
@@ -480,7 +472,7 @@ impl Run<'_> {
             self.await_signal(source, u64::from(rep) + 1, source)?;
             for k in 0..self.plan.burst {
                 let at = self.plan.inbox(source) + u64::from(k) * Self::REUSED;
-                self.expect_buffer(at, Self::REUSED, source, rep, k, 0)?;
+                self.expect_buffer(at, Self::REUSED, source, rep, k)?;
             }
             self.ack(source)?;
         }

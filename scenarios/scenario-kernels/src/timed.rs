@@ -1,29 +1,11 @@
 //! Timed operations between two ranks: the loops by which the demo and `ferrogin perf` measure.
 
 use crate::api::Context;
+use crate::plan::Operation;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Flags, Status, Window};
-
-/// An operation between two ranks. Latencies are in nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Operation {
-    /// A put; its latency is the time until the end of the flush after it.
-    #[default]
-    Put = 0,
-    /// A put with a signal; its latency is half a round trip.
-    PutSignal,
-    /// A value; its latency is half a round trip, in which the ranks poll memory. Values of a stream have a signal.
-    PutValue,
-    /// A get; its latency is the time until the end of the flush after it.
-    Get,
-    /// A signal without bytes; its latency is half a round trip.
-    Signal,
-    /// A flush; its latency is the time of the flush alone, after one put.
-    Flush,
-}
 
 /// Words that the values of one lane use in turn.
 pub const VALUE_SLOTS: u32 = 512;

@@ -5,12 +5,15 @@
 #![allow(unsafe_code)]
 
 use crate::RunError;
+use crate::driver::{check, cuda};
 use crate::machine::Machine;
 use crate::plan::{Api, Plan, Report, Threads};
-use crate::runner::Runner;
+use crate::runner::{CpuThreads, Runner};
+use crate::step::CTA;
 use cudarc::driver::sys as cu;
 use mini_nccl::{DeviceMemory, GpuMemory};
-use nccl_gin_ferrogin::device::{Device, DeviceBuffer, Use, bytes_of};
+use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::device::{self, Device, DeviceBuffer, DeviceKind, Use, bytes_of};
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -43,7 +46,7 @@ pub struct Launch {
 impl Launch {
     /// The group, and the blocks and threads of a grid, for `lanes` programs in the sharing mode of `plan`.
     fn grid(&self, plan: &Plan, lanes: u32) -> (Threads, u32, u32) {
-        let is_cta = plan.sharing & crate::scenario::CTA != 0;
+        let is_cta = plan.sharing & CTA != 0;
         let in_one = lanes > 1 && (self.packed || is_cta);
         // Several programs cannot have a block each in one block.
         let threads = if in_one && self.threads == Threads::Block { Threads::Warp } else { self.threads };
@@ -55,6 +58,20 @@ impl Launch {
         };
         if in_one { (threads, 1, lanes * size) } else { (threads, lanes, size) }
     }
+}
+
+/// The runner for the device that the plugin chooses by FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
+///
+/// # Errors
+/// There is no such device, or the driver refuses the kernels.
+pub fn runner_from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
+    // The plugin refuses a setting that is not valid, in its log.
+    let Ok(config) = Config::from_env() else { return Ok(Box::new(CpuThreads)) };
+    let device = device::open(config.device, config.provider).map_err(|error| RunError::Gpu(error.to_string()))?;
+    Ok(match device.kind() {
+        DeviceKind::Cpu => Box::new(CpuThreads),
+        DeviceKind::Cuda => Box::new(Gpu::open(device, launch)?),
+    })
 }
 
 /// Runs programs on a GPU.
@@ -69,28 +86,6 @@ pub struct Gpu {
     /// A kernel of the build of `gin.cu` that runs before the programs, or null.
     setup: cu::CUfunction,
 }
-
-pub(crate) fn check(call: &str, result: cu::CUresult) -> Result<(), String> {
-    if result == cu::CUresult::CUDA_SUCCESS {
-        return Ok(());
-    }
-    let mut name = std::ptr::null();
-    // SAFETY: the driver writes the address of a constant string, or null, into a local variable.
-    let _ = unsafe { cu::cuGetErrorName(result, &mut name) };
-    // SAFETY: not null, so it is the driver's NUL-terminated constant string.
-    let text = if name.is_null() { c"unknown" } else { unsafe { CStr::from_ptr(name) } };
-    Err(format!("{call} failed: {} ({})", text.to_string_lossy(), result as u32))
-}
-
-/// A call of the driver.
-macro_rules! cuda {
-    ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, every pointer leads to a live variable of the type that the call takes, and handles are
-        // those that the driver gave.
-        check(stringify!($function), unsafe { cu::$function($($arg),*) })
-    }};
-}
-pub(crate) use cuda;
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))

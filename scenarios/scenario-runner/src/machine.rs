@@ -1,7 +1,7 @@
 //! A GPU and its driver: whether kernels run there, and the reason where they do not.
 #![allow(unsafe_code)]
 
-use crate::gpu::{check, cuda};
+use crate::driver::{check, cuda};
 use cudarc::driver::sys as cu;
 use nccl_gin_ferrogin::device::Device;
 use nccl_gin_ferrogin::device::cuda::CudaDevice;

@@ -3,15 +3,14 @@
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use mini_nccl::bootstrap::Identity;
-use mini_nccl::launch::{Job, Launcher, Output};
+use mini_nccl::launch::{Job, Output};
 use mini_nccl::{Bootstrap, Error};
-use scenario_runner::gpu::Launch;
+use scenario_runner::RunError;
+use scenario_runner::gpu::{self, Launch};
 use scenario_runner::machine::Machine;
 use scenario_runner::plan::{Api, Spoil, Threads};
-use scenario_runner::runner;
 use scenario_runner::scenario::{self, SCENARIOS, Scenario, WORKLOADS};
 use scenario_runner::world::{Config, MOST_LANES, World};
-use scenario_runner::{RunError, measure};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -39,15 +38,9 @@ struct Args {
     /// Limit of one wait in seconds [default: 30, or FERROGIN_TIMEOUT if less].
     #[arg(long, overrides_with = "deadline")]
     deadline: Option<u64>,
-    /// Also measure latencies and rates.
-    #[arg(long)]
-    measure: bool,
     /// Number of ranks to launch.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Launch with mpirun.
-    #[arg(long)]
-    mpirun: bool,
     /// Threads or groups of each rank in the steps that have several on a context.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_LANES.into()))]
     lanes: Option<u32>,
@@ -134,8 +127,7 @@ fn launch(args: &Args) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let launcher = if args.mpirun { Launcher::Mpirun } else { Launcher::Builtin };
-    let job = Job::new(program, args.ranks).args(std::env::args_os().skip(1)).launcher(launcher);
+    let job = Job::new(program, args.ranks).args(std::env::args_os().skip(1));
     match job.output(Output::Prefix).run() {
         Ok(outcome) => {
             if let Some(failure) = &outcome.failure {
@@ -173,7 +165,7 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
     let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(Error::from)?;
     let (gin, image) = (args.gin.clone(), args.image.clone());
     let launch = Launch { threads: args.threads, api: args.api, packed: args.packed, gin, image };
-    let world = World::open(&config, bootstrap, runner::from_env(launch)?)?;
+    let world = World::open(&config, bootstrap, gpu::runner_from_env(launch)?)?;
     let first = world.rank() == 0;
     if first {
         let device = world.comm().device_name();
@@ -185,12 +177,6 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
         scenario::run(&world, scenario, args.reps)?;
         if first {
             println!("PASS {:<14} {:>8.2?}", scenario.name, began.elapsed());
-        }
-    }
-    if args.measure {
-        let rows = measure::table(&world, args.reps)?;
-        if first {
-            print!("{}", measure::render(&rows));
         }
     }
     world.close()

@@ -1,9 +1,9 @@
 //! Latencies and rates, measured between ranks 0 and 1.
 
 use crate::RunError;
-use crate::plan::{Measured, Plan, Program};
-use crate::scenario::Step;
-use crate::timed::{Operation, percentile, repetitions};
+use crate::plan::{Measured, Operation, Plan, Program};
+use crate::step::Step;
+use crate::timed::{percentile, repetitions};
 use crate::world::World;
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ pub struct Row {
 }
 
 /// Sizes of the measured puts.
-pub const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
+const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 
 /// Collective: measures all rows, with about `reps` repetitions of the small operations; rank 0 gets them.
 ///

@@ -1,14 +1,11 @@
 //! Runners of device programs.
 
 use crate::RunError;
-use crate::gpu::{Gpu, Launch};
 use crate::machine::Machine;
 use crate::plan::{Plan, Report, Verdict};
 use crate::program;
 use ferrogin_device::Context;
 use mini_nccl::DeviceMemory;
-use nccl_gin_ferrogin::config::Config;
-use nccl_gin_ferrogin::device::{self, DeviceKind};
 
 /// Runs the device programs of one rank at once, each in its own thread or group of threads.
 pub trait Runner {
@@ -35,20 +32,6 @@ pub trait Runner {
     fn run(&self, plans: &[Plan]) -> Result<Vec<Report>, String>;
 }
 
-/// The runner for the device that the plugin chooses by FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
-///
-/// # Errors
-/// There is no such device, or the driver refuses the kernels.
-pub fn from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
-    // The plugin refuses a setting that is not valid, in its log.
-    let Ok(config) = Config::from_env() else { return Ok(Box::new(CpuThreads)) };
-    let device = device::open(config.device, config.provider).map_err(|error| RunError::Gpu(error.to_string()))?;
-    Ok(match device.kind() {
-        DeviceKind::Cpu => Box::new(CpuThreads),
-        DeviceKind::Cuda => Box::new(Gpu::open(device, launch)?),
-    })
-}
-
 /// Threads of this process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuThreads;
@@ -63,15 +46,7 @@ impl Runner for CpuThreads {
             return Ok(vec![run(plan)]);
         }
         std::thread::scope(|scope| {
-            let threads: Vec<_> = plans
-                .iter()
-                .map(|&plan| {
-                    scope.spawn(move || {
-                        let whole = plan;
-                        run(&whole)
-                    })
-                })
-                .collect();
+            let threads: Vec<_> = plans.iter().map(|&plan| scope.spawn(move || run(&{ plan }))).collect();
             let panicked = Report { verdict: Verdict::Status, ..Report::PASSED };
             Ok(threads.into_iter().map(|thread| thread.join().unwrap_or(panicked)).collect())
         })

@@ -1,103 +1,9 @@
 //! The list of scenarios.
 
 use crate::RunError;
-use crate::plan::{Pattern, Program, Turn};
+use crate::plan::Program;
+use crate::step::{CTA, Order, Step, THREAD};
 use crate::world::World;
-
-/// The ranks that send before they receive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// Rank 0 sends first and each other rank answers, so that one message is under way at a time.
-    FirstBegins,
-    /// The last rank sends first.
-    LastBegins,
-    /// All ranks send first.
-    AllBegin,
-}
-
-impl Order {
-    /// The turn of one rank.
-    pub fn turn(self, rank: usize, nranks: usize) -> Turn {
-        let begins = match self {
-            Order::FirstBegins => rank == 0,
-            Order::LastBegins => rank + 1 == nranks,
-            Order::AllBegin => true,
-        };
-        if begins { Turn::First } else { Turn::Second }
-    }
-}
-
-/// One program on all ranks.
-#[derive(Debug, Clone, Copy)]
-pub struct Step {
-    /// The program of each rank.
-    pub program: Program,
-    /// The ranks that send first.
-    pub order: Order,
-    /// The pairs of ranks that communicate.
-    pub pattern: Pattern,
-    /// Values or puts of a round.
-    pub burst: u32,
-    /// All values of a round but the last have the aggregate flag.
-    pub aggregate: bool,
-    /// Threads of each rank.
-    pub lanes: u32,
-    /// Threads use different contexts.
-    pub spread: bool,
-    /// Sharing mode of the values of a storm, as flags of the device API.
-    pub sharing: u32,
-    /// The number of rounds is the number of repetitions divided by this.
-    pub divisor: u32,
-}
-
-/// Flags of the sharing modes (`FGIN_SHARING_CTA`, `FGIN_SHARING_THREAD`).
-pub(crate) const CTA: u32 = 0x100;
-const THREAD: u32 = 0x200;
-
-impl Step {
-    /// One thread, one value a round to the next rank; all ranks send first.
-    pub const fn new(program: Program) -> Step {
-        Step {
-            program,
-            order: Order::AllBegin,
-            pattern: Pattern::Ring,
-            burst: 1,
-            aggregate: false,
-            lanes: 1,
-            spread: false,
-            sharing: 0,
-            divisor: 1,
-        }
-    }
-
-    const fn order(self, order: Order) -> Step {
-        Step { order, ..self }
-    }
-
-    const fn all_pairs(self) -> Step {
-        Step { pattern: Pattern::AllPairs, ..self }
-    }
-
-    const fn burst(self, burst: u32) -> Step {
-        Step { burst, ..self }
-    }
-
-    const fn aggregated(self) -> Step {
-        Step { aggregate: true, ..self }
-    }
-
-    const fn lanes(self, lanes: u32, spread: bool) -> Step {
-        Step { lanes, spread, ..self }
-    }
-
-    const fn shared(self, sharing: u32) -> Step {
-        Step { sharing, ..self }
-    }
-
-    const fn divided(self, divisor: u32) -> Step {
-        Step { divisor, ..self }
-    }
-}
 
 impl Scenario {
     /// True if it is one of [`WORKLOADS`].
@@ -328,14 +234,5 @@ mod tests {
         assert!(find("flood").is_some() && find("nothing").is_none());
         assert!(WORKLOADS.iter().all(Scenario::is_workload) && !SCENARIOS.iter().any(Scenario::is_workload));
         assert!(WORKLOADS.iter().all(|workload| find(workload.name).is_some_and(Scenario::is_workload)));
-    }
-
-    #[test]
-    fn at_least_one_rank_sends_first() {
-        for order in [Order::FirstBegins, Order::LastBegins, Order::AllBegin] {
-            for nranks in 2..5 {
-                assert!((0..nranks).any(|rank| order.turn(rank, nranks) == Turn::First));
-            }
-        }
     }
 }

@@ -6,7 +6,7 @@ use crate::plan::{
 };
 use crate::program::{self, workloads};
 use crate::runner::Runner;
-use crate::scenario::Step;
+use crate::step::Step;
 use ferrogin_device::Window as DeviceWindow;
 use ferrogin_ffi::nccl::GinConfigV14;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};

@@ -73,11 +73,12 @@ fn mpirun_starts_ranks() {
         ferrogin_test_support::skip("mpirun_starts_ranks", "mpirun is not on PATH (apt-get install openmpi-bin)");
         return;
     }
-    let script = "echo r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} f=$FERROGIN_RANK x=$X; exit ${CODE:-0}";
+    let script =
+        "echo r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK} f=$FERROGIN_RANK x=$X s=${#FERROGIN_SECRET}; exit ${CODE:-0}";
     let job = sh(script, 2).launcher(Launcher::Mpirun).env("X", "7").env("FERROGIN_RANK", "5");
     let outcome = job.clone().run().unwrap();
     assert!(outcome.success(), "{outcome:?}");
-    assert!(outcome.text().contains("r=0 f= x=7") && outcome.text().contains("r=1 f= x=7"), "{outcome:?}");
+    assert!(outcome.text().contains("r=0 f= x=7 s=32") && outcome.text().contains("r=1 f= x=7 s=32"), "{outcome:?}");
     let outcome = job.env("CODE", "3").run().unwrap();
     assert_eq!(outcome.code, 3, "{outcome:?}");
 }

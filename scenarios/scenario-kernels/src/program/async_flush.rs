@@ -47,7 +47,7 @@ impl Run<'_> {
         for source in self.plan.sources() {
             self.await_signal(source, u64::from(rep) + 1, source)?;
             for k in 0..2 * self.plan.burst {
-                self.expect_buffer(self.plan.inbox(source) + u64::from(k) * BYTES, BYTES, source, rep, k, 0)?;
+                self.expect_buffer(self.plan.inbox(source) + u64::from(k) * BYTES, BYTES, source, rep, k)?;
             }
             self.ack(source)?;
         }

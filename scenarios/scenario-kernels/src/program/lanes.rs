@@ -1,8 +1,7 @@
 //! Threads of a rank that post together: the lanes of a warp on a GPU.
 
 use super::{COUNTERS, Failure, Run, Step, signals, value};
-#[cfg(not(target_arch = "nvptx64"))]
-use crate::api::OfOneLane;
+use crate::api;
 use crate::plan::{LANE, Plan, Verdict};
 use core::ptr::null_mut;
 use ferrogin_device::{Action, Flags, Status, Window};
@@ -47,7 +46,7 @@ impl Run<'_> {
             }
         }
         for target in self.plan.targets() {
-            let posted = self.context.signal_by_lanes(target, self.sent(), self.mode(0));
+            let posted = api::signal_by_lanes(&self.context, target, self.sent(), self.mode(0));
             failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
         }
         failed?;
@@ -81,8 +80,15 @@ impl Run<'_> {
         for k in 0..ROW {
             let action = if round.is_multiple_of(2) { self.sent() } else { Action::NONE };
             let to = window.at(there + u64::from(k) * 8);
-            let posted =
-                self.context.put_value_by_lanes(target, to, value(rank, lane, round, k), 8, action, self.mode(k));
+            let posted = api::put_value_by_lanes(
+                &self.context,
+                target,
+                to,
+                value(rank, lane, round, k),
+                8,
+                action,
+                self.mode(k),
+            );
             failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
         }
         let bytes = self.length();
@@ -93,7 +99,7 @@ impl Run<'_> {
             }
             let action = if round.is_multiple_of(3) { Action::counter(0) } else { Action::NONE };
             let (to, from) = (window.at(there + at), window.at(here + at));
-            let posted = self.context.put_by_lanes(target, to, from, bytes, action, self.mode(k));
+            let posted = api::put_by_lanes(&self.context, target, to, from, bytes, action, self.mode(k));
             failed = failed.and(posted.map_err(|status| Failure::of(status, target)));
         }
         failed
@@ -112,7 +118,8 @@ impl Run<'_> {
         ];
         let refused = bad.get(lane as usize % 7);
         let &(peer, dst, bytes, action) = refused.unwrap_or(&(target, window, 8, Action::NONE));
-        let got = self.context.put_value_by_lanes(peer, dst.at(to), !u64::from(lane), bytes, action, self.mode(ROW));
+        let got =
+            api::put_value_by_lanes(&self.context, peer, dst.at(to), !u64::from(lane), bytes, action, self.mode(ROW));
         let expected = if refused.is_some() { Err(Status::InvalidArgument) } else { Ok(()) };
         if got == expected {
             return Ok(());

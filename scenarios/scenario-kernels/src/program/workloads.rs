@@ -205,7 +205,7 @@ impl Run<'_> {
                 self.meet(0, barriers, flags)?;
             }
             for peer in 0..nranks {
-                self.expect_buffer(self.plan.inbox(peer), BLOCK, peer, round, number(rank), 0)?;
+                self.expect_buffer(self.plan.inbox(peer), BLOCK, peer, round, number(rank))?;
             }
             self.flush()?;
             barriers += 1;
@@ -471,7 +471,7 @@ impl Run<'_> {
             let (id, count) = (expert * nranks + from, words(round, expert, from, rank));
             self.await_step(id, 0, count + 1).map_err(|failure| Failure { peer: from, ..failure })?;
             let at = self.at(from, u64::from(expert) * MOST_WORDS * 8);
-            self.expect_buffer(at, count * 8, from, round, expert << 8 | rank, 0)?;
+            self.expect_buffer(at, count * 8, from, round, expert << 8 | rank)?;
             if !self.is_undone(round, expert) {
                 self.context.reset_signal(id).map_err(|status| Failure::of(status, from))?;
             }

@@ -42,7 +42,7 @@ fn invalid_settings_are_refused() {
     }
     // The card cannot write to NCCL's log: the plugin names the setting there, and the card its valid values on standard error.
     for (name, value, cure) in [
-        ("SOFTEFA_WIRE", "pigeon", "allowed are shm, tcp"),
+        ("SOFTEFA_WIRE", "pigeon", "allowed are shm and tcp"),
         ("SOFTEFA_FAULTS", "gremlins=1", "reorder"),
         ("SOFTEFA_NICS", "none", "1 to 64"),
     ] {

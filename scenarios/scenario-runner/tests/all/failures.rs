@@ -2,7 +2,7 @@
 //! hangs. tests/foreign has the same table for NCCL's own device code.
 #![allow(unsafe_code)]
 
-use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role, scenarios};
+use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_test_support::address_space;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
@@ -106,8 +106,6 @@ fn all_name_cause_and_cure(test: &str, failures: &'static [Failure]) {
             let dist = &dist;
             scope.spawn(move || {
                 let job = child(dist, test, failure.name, 2).env("SOFTEFA_WIRE", "shm");
-                // With the control plane on the cards, those are connected, and have handled requests, before the traffic.
-                let job = job.env("FERROGIN_CONTROL", "tcp");
                 let outcome = job.run().expect("the job starts");
                 assert!(outcome.success(), "{}: {}", failure.name, report(&outcome));
                 assert!(failure.limit.is_none() || outcome.text().contains("(ulimit -"), "the card names the limit");
@@ -117,21 +115,6 @@ fn all_name_cause_and_cure(test: &str, failures: &'static [Failure]) {
             });
         }
     });
-}
-
-/// The control plane on a card that dies: set-up fails, and libfabric does not end the process.
-#[test]
-#[ignore = "make check"]
-fn card_that_dies_in_set_up_fails_it() {
-    let name = "card_that_dies_in_set_up_fails_it";
-    let Some(dist) = dist(name) else { return };
-    let job = scenarios(&dist, 2).env("FERROGIN_CONTROL", if over_efa() { "efa" } else { "softefa" });
-    let job = job.env("SOFTEFA_FAULTS", "die_after=1").env("FERROGIN_TIMEOUT", "20");
-    let outcome = job.run().expect("the job starts");
-    for status in &outcome.statuses {
-        assert_eq!(status.and_then(|status| status.code()), Some(1), "{}", report(&outcome));
-    }
-    assert!(outcome.text().contains("GIN/ferrogin: connect: "), "{}", report(&outcome));
 }
 
 /// Sets the soft limit of a resource.

@@ -3,7 +3,6 @@
 use crate::common::{dist, must_pass, must_pass_all, not_over_efa, repeated, report, scenarios};
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
 use nccl_gin_ferrogin::device::cuda::CudaDevice;
-use scenario_runner::measure::SIZES;
 use scenario_runner::scenario::SCENARIOS;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -127,26 +126,6 @@ fn kernels_pass_with_four_ranks() {
     let Some(dist) = gpu(name) else { return };
     all_pass(kernels(&dist, 4, &[]));
     all_pass(kernels(&dist, 4, &["--api", "cuda"]).launcher(mpirun(name)));
-}
-
-#[test]
-#[ignore = "make check"]
-fn kernels_are_measured() {
-    let Some(dist) = gpu("kernels_are_measured") else { return };
-    let options = ["--only", "value-signal", "--measure", "--reps", "100"];
-    let outcome = on_gpu(&dist, scenarios(&dist, 2).args(options)).run().expect("the job starts");
-    must_pass(&outcome);
-    // Bytes, latencies and rates; a bandwidth may round to 0. A stream of aggregated values has no latency.
-    for (operation, rows, above_0) in
-        [("putValue ", 1, 4), ("putValue, 8 aggregated ", 1, 2), ("put with signal ", SIZES.len(), 4)]
-    {
-        let found = outcome.lines.iter().filter_map(|line| line.text.strip_prefix(operation));
-        let numbers =
-            found.map(|row| row.split_whitespace().filter(|field| *field != "-").map(str::parse::<f64>).take(above_0));
-        let good = numbers
-            .filter(|row| row.clone().count() == above_0 && row.clone().all(|field| field.is_ok_and(|n| n > 0.0)));
-        assert_eq!(good.count(), rows, "{operation}: {}", report(&outcome));
-    }
 }
 
 /// 132 blocks post on one endpoint and flush while others post; and 132 threads of one block do, in the mode CTA.

@@ -62,8 +62,7 @@ const UNORDERED: &str = "seed=7,reorder=32,delay_us=0..200,reread=0.2";
 fn passes_with_faults(test: &str, cards: &[(&str, &str, u64, String)]) {
     let Some(dist) = dist(test) else { return };
     for (wire, layout, full, faults) in cards.iter().filter(|(wire, ..)| wires().contains(wire)) {
-        // Queues that libfabric drives itself begin at 0, so the control plane over `efa` does not pass on a card of other beginnings.
-        let job = repeated(&dist, 2, *full).args(["--backend-version", layout]).env("FERROGIN_CONTROL", "tcp");
+        let job = repeated(&dist, 2, *full).args(["--backend-version", layout]);
         let outcome = run(job.env("SOFTEFA_WIRE", wire).env("SOFTEFA_FAULTS", faults));
         assert_eq!(passes(&outcome), SCENARIOS.len());
     }

@@ -28,6 +28,7 @@ for host in $(seq $hosts); do
     ip link add v$host type veth peer name eth0 netns $pid && ip link set v$host master br0 up || exit 77
   fi
   { nsenter -t $pid -n ip addr add 192.0.2.$host/24 dev eth0 && nsenter -t $pid -n ip link set eth0 up &&
+    nsenter -t $pid -n ip addr add fd00::$host/64 dev eth0 nodad &&
     nsenter -t $pid -n ip link set lo up; } || exit 77
 done
 for rank in $(seq 0 $((hosts * each - 1))); do
@@ -96,6 +97,16 @@ fn two_hosts_of_two_ranks_pass_scenarios() {
 }
 
 #[test]
+fn hosts_meet_over_ipv6_with_secret() {
+    let variables = [
+        ("FERROGIN_BOOTSTRAP", "[fd00::1]:7700"),
+        ("NCCL_SOCKET_FAMILY", "AF_INET6"),
+        ("FERROGIN_SECRET", "00112233445566778899aabbccddeeff"),
+    ];
+    across("hosts_meet_over_ipv6_with_secret", (2, 1), &["--reps", "20", "--only", "put-signal"], &variables, 1);
+}
+
+#[test]
 #[ignore = "make check"]
 fn four_hosts_pass_scenarios() {
     across("four_hosts_pass_scenarios", (4, 1), FEW, &[], 3);
@@ -103,18 +114,3 @@ fn four_hosts_pass_scenarios() {
 
 /// Scenarios in which every rank posts to every other, or on several contexts.
 const FEW: &[&str] = &["--reps", "20", "--only", "put-signal", "--only", "all-pairs", "--only", "contexts"];
-
-/// The control plane is libfabric's own provider `efa` over SRD, on a software card below verbs. libfabric's shared memory would be another way
-/// to a peer of one host.
-#[test]
-#[ignore = "make check"]
-fn ranks_meet_across_network_namespaces_over_efa() {
-    let test = "ranks_meet_across_network_namespaces_over_efa";
-    let Some(card) = ferrogin_test_support::verbs(test) else { return };
-    let [sysfs, libraries] = card.each_ref().map(|(name, value)| (*name, &**value));
-    for faults in ["seed=1", "seed=2,reorder=64,reread=0.2"] {
-        let control = [("FERROGIN_CONTROL", "efa"), ("FI_EFA_ENABLE_SHM_TRANSFER", "0")];
-        let variables = [&[sysfs, libraries, ("SOFTEFA_FAULTS", faults)][..], &control].concat();
-        across(test, (2, 1), &["--reps", "20", "--only", "put-signal", "--only", "contexts"], &variables, 2);
-    }
-}

@@ -25,9 +25,7 @@ fn many() -> u32 {
 /// Settings of a card that completes in any order and reads sources again, and whose counters wrap during the posts of an endpoint.
 fn with_hard_faults(job: Job, values: u32) -> Job {
     let start = (1u32 << 31) - values / 4;
-    // Queues that libfabric drives itself begin at 0: the control plane over `efa` does not pass here.
-    job.env("FERROGIN_CONTROL", "tcp")
-        .env("SOFTEFA_FAULTS", format!("seed=11,reorder=64,reread=0.2,cntr_start={start}"))
+    job.env("SOFTEFA_FAULTS", format!("seed=11,reorder=64,reread=0.2,cntr_start={start}"))
 }
 
 fn storm(test: &str, policy: &str, layout: &str, values: u32) {
