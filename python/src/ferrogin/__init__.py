@@ -9,7 +9,7 @@ docs/python.md describes the package; docs/host-api.md the rules of the calls.
 
 from ferrogin import paths
 from ferrogin._library import version
-from ferrogin.comm import Comm, Context, Memory, Window
+from ferrogin.comm import Comm, Memory
 from ferrogin.errors import (
     ArgumentError,
     CudaError,
@@ -23,7 +23,8 @@ from ferrogin.errors import (
     SystemCallError,
     UsageError,
 )
-from ferrogin.gin import Gin, Request
+from ferrogin.gin import Context, Gin, Request
+from ferrogin.window import Window
 
 __all__ = [
     "ArgumentError",

@@ -1,4 +1,4 @@
-"""The operations of kernels, for CPU threads: ferrogin/gin.h.
+"""Contexts, and the operations of kernels for CPU threads: ferrogin/gin.h.
 
 A put or get is complete after a flush, a peer's data are there when its signal has arrived. A failed operation raises GinError.
 """
@@ -6,18 +6,52 @@ A put or get is complete after a flush, a peer's data are there when its signal 
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int, c_uint64
-from typing import TYPE_CHECKING, Any, Optional, SupportsIndex, Union
+from ctypes import byref, c_int, c_uint64, c_void_p
+from typing import Any, Optional, SupportsIndex, Union
 
 from ferrogin import _library, errors
-from ferrogin._library import LAST_ID, unsigned
-from ferrogin.comm import using
-
-if TYPE_CHECKING:
-    from ferrogin.comm import Context, Window
+from ferrogin._handle import Owned, Owner, using
+from ferrogin._library import LAST_ID, call, pointer, unsigned
+from ferrogin.window import Window
 
 _AGGREGATE = 2
 _STRONG = 0x400
+
+
+class Context(Owned):
+    """The queues, signals and counters that kernels post on. `Comm.context` makes it."""
+
+    _kind = "context"
+    _close_with = "destroy"
+
+    def __init__(self, comm: Owner, handle: int, contexts: int, signals: int, counters: int, timeout: Optional[float]) -> None:
+        super().__init__(handle)
+        self._comm = comm
+        self.contexts = contexts
+        self.signals = signals
+        self.counters = counters
+        self.timeout = timeout
+        self.handle: int = pointer("ferrogin_context_handle", handle)
+        """The handle for kernels: the first argument of `fgin_open`."""
+
+    def gin(self, context: int = 0) -> Gin:
+        """The operations of context number `context` for CPU threads. UsageError if kernels run on a GPU."""
+        number = unsigned("context", context, 32)
+        out = c_void_p()
+        call("ferrogin_context_device", self._require(), number, byref(out))
+        assert out.value is not None
+        return Gin(self, out.value, self.timeout)
+
+    def check(self) -> None:
+        """UsageError after a request of the context has failed."""
+        call("ferrogin_context_check", self._require())
+
+    def destroy(self) -> None:
+        """Destroys the context, which no kernel uses any more. UsageError while another thread uses it."""
+        self._close_by("ferrogin_context_destroy", ())
+        self._comm._children.discard(self)
+
+    close = destroy
 
 
 class Gin:
@@ -51,8 +85,6 @@ class Gin:
         return number
 
     def _window(self, name: str, window: Window) -> Window:
-        from ferrogin.comm import Window
-
         if not isinstance(window, Window):
             raise TypeError(f"{name} is a {type(window).__name__}: pass a ferrogin.Window, such as Comm.register(array) gives")
         if window._comm is not self._context._comm:

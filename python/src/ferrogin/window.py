@@ -1,0 +1,122 @@
+"""Windows: memory that the kernels of all ranks can name."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, Optional, Sequence, Union
+
+from ferrogin import _library
+from ferrogin._handle import Owned, Owner
+from ferrogin._library import pointer, unsigned
+from ferrogin.memory import Span
+
+
+class Window(Owned):
+    """Memory that the kernels of all ranks can name. `Comm.allocate` and `Comm.register` make it."""
+
+    _kind = "window"
+    _close_with = "free"
+
+    def __init__(self, comm: Owner, handle: int, span: Optional[Span], nbytes: int) -> None:
+        super().__init__(handle)
+        self._comm = comm
+        self._span = span
+        self._view: Optional[weakref.ref[Any]] = None
+        self.nbytes = nbytes
+        self.handle: int = pointer("ferrogin_window_handle", handle)
+        """The window for kernels: the `fgin_window` of ferrogin/gin.h."""
+        self.address: int = pointer("ferrogin_window_address", handle)
+        """The address of the first byte for kernels."""
+
+    @property
+    def dtype(self) -> str:
+        """The type of the elements of a registered array; "uint8" of allocated memory."""
+        return self._span.dtype if self._span else "uint8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a registered array."""
+        return self._span.shape if self._span else (self.nbytes,)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self._span.itemsize if self._span else 1
+
+    @property
+    def host_address(self) -> int:
+        """The address of the first byte for the host. UsageError for memory of a GPU."""
+        return pointer("ferrogin_window_host_address", self._require())
+
+    def view(self) -> memoryview:
+        """The bytes of the window, without a copy. UsageError for memory of a GPU.
+
+        While a view of allocated memory lives, the window cannot be freed.
+        """
+        address = self.host_address
+        buffer = self._view() if self._view else None
+        if buffer is None:
+            kind: Any = ctypes.c_ubyte * self.nbytes
+            buffer = kind.from_address(address)
+            # The view keeps the registered memory, or the window that allocated it.
+            buffer.owner = self if self._span is None else self._span
+            self._view = weakref.ref(buffer)
+        return memoryview(buffer).cast("B")
+
+    def numpy(self, dtype: Any = None, shape: Union[int, Sequence[int], None] = None) -> Any:
+        """The window as a numpy array, without a copy. UsageError for memory of a GPU.
+
+        `dtype` and `shape` are by default those of the registered array, or bytes. ValueError if they do not fit the window.
+        """
+        import numpy
+
+        kind = numpy.dtype(self.dtype if dtype is None else dtype)
+        if kind.hasobject or kind.itemsize == 0:
+            raise TypeError(f"dtype {kind} has references or no size: pass numbers")
+        if shape is None:
+            shape = self.shape if dtype is None else (self.nbytes // kind.itemsize,)
+        lengths = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        wanted = kind.itemsize
+        for length in lengths:
+            wanted *= unsigned("a length of shape", length, 63)
+        if wanted != self.nbytes:
+            raise ValueError(
+                f"an array of {kind} and shape {lengths} has {wanted} bytes, and the window {self.nbytes}: pass a shape that fills the window"
+            )
+        return numpy.frombuffer(self.view(), dtype=kind).reshape(lengths)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The bytes of a window in GPU memory, for cupy, torch and numba; they must not be used after free()."""
+        handle = self._require()
+        if _library.load().ferrogin_window_host_address(handle) is not None:
+            raise AttributeError("the window is in host memory: use numpy() or view()")
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3, "strides": None}
+
+    def _check_can_close(self) -> None:
+        super()._check_can_close()
+        if self._span is None and self._view is not None and self._view() is not None:
+            raise BufferError(
+                f"the window of {self.nbytes} bytes has views (view(), numpy()) that are alive: delete them (del array) before the window "
+                "is freed, or register an array of your own"
+            )
+
+    def _release(self) -> None:
+        if self._span is not None:
+            self._span = self._span._replace(owner=None)
+
+    def free(self) -> None:
+        """Deregisters the window, and frees memory that `Comm.allocate` allocated.
+
+        UsageError, and the window stays open, while requests of the communicator's contexts are not complete, or while another
+        thread uses it; BufferError while a view of allocated memory lives.
+        """
+        self._close_by("ferrogin_window_free", ())
+        self._comm._children.discard(self)
+
+    close = free
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"at {self.address:#x}"
+        return f"<ferrogin.Window of {self.nbytes} bytes, {self.dtype}{list(self.shape)}, {state}>"
