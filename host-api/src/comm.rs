@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::introduction::Introduction;
-use ferrogin_bootstrap::{Bootstrap, BootstrapError, Identity};
+use ferrogin_rendezvous::{Bootstrap, BootstrapError, Identity};
 use nccl_gin_ferrogin::comm::{CollComm, ListenComm};
 use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::control::Step;
@@ -74,14 +74,16 @@ impl Comm {
     }
 
     /// Opens as `rank` of `ranks`, which meet at `address`: `host:port` of rank 0, or within a host any other text, which names
-    /// an abstract Unix socket. Any process that can connect to `host:port` can take the place of a rank.
+    /// an abstract Unix socket. Without FERROGIN_SECRET, any process that can connect to `host:port` can take the place of a rank.
     ///
     /// # Errors
     /// Those of [`open`](Self::open); a rank does not connect within FERROGIN_TIMEOUT.
     pub fn join(address: &str, rank: usize, ranks: usize, options: &Options) -> Result<Self, Error> {
         // Open reports an invalid setting, to the other ranks too.
         let timeout = Config::from_env().map_or(TIMEOUT_DEFAULT, |config| config.timeout);
-        let bootstrap = Bootstrap::join(&Identity { rank, nranks: ranks, address: address.to_owned() }, timeout)?;
+        let secret = Identity::secret_from_env()?;
+        let identity = Identity { rank, nranks: ranks, address: address.to_owned(), secret };
+        let bootstrap = Bootstrap::join(&identity, timeout)?;
         Self::open(rank, ranks, options, |block| Ok(bootstrap.allgather(block)?))
     }
 

@@ -1,7 +1,7 @@
 //! The error of a call, and its code in C.
 
-use ferrogin_bootstrap::BootstrapError;
 use ferrogin_ffi::nccl;
+use ferrogin_rendezvous::BootstrapError;
 use nccl_gin_ferrogin::registry::HandleError;
 
 /// The class of an error. The numbers are those of `ncclResult_t` and of `ferrogin_status` in C.

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"ferrogin";
 /// The version of this block.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// One rank's block. Texts end at the first NUL byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -22,13 +22,12 @@ pub struct Introduction {
     failed: U32,
     release: [u8; 24],
     provider: [u8; 24],
-    control: [u8; 48],
     handle: [u8; HANDLE_MAXSIZE],
     text: [u8; 512],
 }
 
-ferrogin_ffi::assert_layout!(Introduction, size 760, align 1, {
-    magic @ 0, version @ 8, rank @ 12, ranks @ 16, failed @ 20, release @ 24, provider @ 48, control @ 72, handle @ 120, text @ 248,
+ferrogin_ffi::assert_layout!(Introduction, size 712, align 1, {
+    magic @ 0, version @ 8, rank @ 12, ranks @ 16, failed @ 20, release @ 24, provider @ 48, handle @ 72, text @ 200,
 });
 
 /// `text` as a field, shortened to whole characters and a NUL byte.
@@ -55,14 +54,12 @@ impl Introduction {
             failed: 0.into(),
             release: field(env!("CARGO_PKG_VERSION")),
             provider: [0; 24],
-            control: [0; 48],
             handle: [0; HANDLE_MAXSIZE],
             text: [0; 512],
         };
         match ready {
             Ok((config, handle)) => {
                 block.provider = field(config.provider.name());
-                block.control = field(config.control());
                 block.handle = handle;
             }
             Err(error) => {
@@ -120,15 +117,11 @@ impl Introduction {
             return Err(Error::Peer { rank: failed.rank.get() as usize, text: text(&failed.text) });
         }
         for (rank, other) in all.iter().enumerate() {
-            let settings = [
-                ("FERROGIN_PROVIDER", &other.provider[..], &self.provider[..]),
-                ("FERROGIN_CONTROL", &other.control[..], &self.control[..]),
-            ];
-            if let Some((name, theirs, ours)) = settings.into_iter().find(|(_, theirs, ours)| theirs != ours) {
+            if other.provider != self.provider {
                 return Err(Error::Disagreement(format!(
-                    "rank {rank} has {name}={}, but rank {own} has {name}={}: set it to the same value on all ranks",
-                    text(theirs),
-                    text(ours)
+                    "rank {rank} has FERROGIN_PROVIDER={}, but rank {own} has FERROGIN_PROVIDER={}: set it to the same value on all ranks",
+                    text(&other.provider),
+                    text(&self.provider)
                 )));
             }
         }
@@ -174,10 +167,6 @@ mod tests {
             (block(0, 2, "softefa"), "the process at place 1 of the allgather opened as rank 0"),
             (failed, "rank 1 failed in open: no card: é"),
             (other(|block| block.release = field("9.9")), "rank 1 has ferrogin 9.9, but rank 0 has"),
-            (
-                other(|block| block.control = field("shm")),
-                "rank 1 has FERROGIN_CONTROL=shm, but rank 0 has FERROGIN_CONTROL=tcp",
-            ),
             (other(|block| block.magic = [0; 8]), "it returned no valid block of rank 1"),
         ] {
             let error = compared(&own, &[own, other]).unwrap_err();

@@ -20,6 +20,6 @@ pub mod window;
 pub use comm::{Comm, Options};
 pub use context::{Context, ContextOptions};
 pub use error::{Error, Status};
-pub use ferrogin_bootstrap as bootstrap;
 pub use ferrogin_device as device;
+pub use ferrogin_rendezvous as bootstrap;
 pub use window::{Memory, Window};

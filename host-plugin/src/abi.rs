@@ -8,6 +8,7 @@ use crate::comm::{CollComm, ListenComm};
 use crate::config::Signals;
 use crate::context::{Context, Shape};
 use crate::error::Error;
+use crate::nccl_version::{self, NcclVersion};
 use crate::plugin::{NAME, Plugin};
 use crate::registry::{self, Kind};
 use crate::window::{Source, Window};
@@ -333,7 +334,10 @@ unsafe extern "C" fn create_context_v14(
     dev_handle: *mut *mut NetDeviceHandleV11,
 ) -> nccl::Result {
     guard("createContext", || {
-        let shape = read(config, "config").and_then(|config| Shape::new(&config));
+        let shape = read(config, "config").and_then(|config| {
+            nccl_version::check(NcclVersion::of_caller(), config.backend_version)?;
+            Shape::new(&config)
+        });
         create(coll_comm, shape, gin_ctx, dev_handle)
     })
 }

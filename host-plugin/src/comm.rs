@@ -30,8 +30,7 @@ impl ListenComm {
     pub fn open(plugin: Arc<Plugin>, device: c_int) -> Result<Self, Error> {
         plugin.device(device)?;
         let _span = trace::span("listen", 0);
-        let config = &plugin.config;
-        Ok(Self { listener: Listener::open(&plugin.query.lib, config.control(), config.timeout)?, device })
+        Ok(Self { listener: Listener::open()?, device })
     }
 
     /// The handle for the other ranks.

@@ -74,8 +74,6 @@ pub struct Config {
     pub policy: Policy,
     /// FERROGIN_SIGNALS.
     pub signals: Signals,
-    /// FERROGIN_CONTROL: a libfabric provider for the control plane; the default is in [`Config::control`].
-    pub control: Option<String>,
     /// FERROGIN_TIMEOUT: the limit of each wait for a peer during set-up.
     pub timeout: Duration,
     /// FERROGIN_TRACE: the file for the set-up trace.
@@ -88,18 +86,31 @@ pub struct Config {
     pub unknown: Vec<String>,
 }
 
-/// A variable has an invalid value.
+/// A variable is not usable.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{variable}={value} is not valid: set it to {allowed}, or unset it for the default {default}")]
-pub struct ConfigError {
-    /// The variable.
-    pub variable: &'static str,
-    /// Its value, lossily converted to text.
-    pub value: String,
-    /// The valid values.
-    pub allowed: &'static str,
-    /// The default.
-    pub default: &'static str,
+pub enum ConfigError {
+    /// It has an invalid value.
+    #[error("{variable}={value} is not valid: set it to {allowed}, or unset it for the default {default}")]
+    Invalid {
+        /// The variable.
+        variable: &'static str,
+        /// Its value, lossily converted to text.
+        value: String,
+        /// The valid values.
+        allowed: &'static str,
+        /// The default.
+        default: &'static str,
+    },
+    /// It was a setting of earlier releases.
+    #[error(
+        "{variable} is no setting any more: unset it. Set-up uses TCP, on the interface that {replacement} chooses"
+    )]
+    Removed {
+        /// The variable.
+        variable: &'static str,
+        /// The variable in its place.
+        replacement: &'static str,
+    },
 }
 
 /// The largest FERROGIN_TIMEOUT in seconds: a day.
@@ -108,16 +119,6 @@ const TIMEOUT_MAX: u64 = 86_400;
 const METRICS_INTERVAL_MAX: u64 = 60;
 
 impl Config {
-    /// The libfabric provider of the control plane. Hardware uses its own provider. The software card uses tcp, because its
-    /// faults are meant for the kernels' traffic.
-    pub fn control(&self) -> &str {
-        match (&self.control, self.provider) {
-            (Some(provider), _) => provider,
-            (None, Provider::Efa) => "efa",
-            (None, Provider::SoftEfa) => "tcp",
-        }
-    }
-
     /// Reads the process environment.
     pub fn from_env() -> Result<Self, ConfigError> {
         let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
@@ -129,6 +130,9 @@ impl Config {
     /// Reads the settings through `lookup`. An empty value counts as unset.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
+        if get("FERROGIN_CONTROL").is_some() {
+            return Err(ConfigError::Removed { variable: "FERROGIN_CONTROL", replacement: "NCCL_SOCKET_IFNAME" });
+        }
         let provider = choice(get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
@@ -145,7 +149,6 @@ impl Config {
             device,
             policy,
             signals,
-            control: text("FERROGIN_CONTROL", ("a libfabric provider", "of the card"))?,
             timeout,
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
             metrics: text("FERROGIN_METRICS", ("a path in UTF-8", "of no file"))?,
@@ -186,7 +189,7 @@ fn seconds(
 }
 
 fn error(variable: &'static str, value: OsString, (allowed, default): (&'static str, &'static str)) -> ConfigError {
-    ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed, default }
+    ConfigError::Invalid { variable, value: value.to_string_lossy().into_owned(), allowed, default }
 }
 
 #[cfg(test)]
@@ -246,6 +249,13 @@ mod tests {
         assert_eq!(config.metrics.as_deref(), Some("/run/{rank}.prom"));
         assert_eq!(config.metrics_interval, Duration::from_secs(60));
         assert_eq!(read(&[("FERROGIN_DEVICE", "cuda")]).unwrap().device, DeviceChoice::Cuda);
+    }
+
+    #[test]
+    fn removed_setting_names_its_replacement() {
+        let text = read(&[("FERROGIN_CONTROL", "tcp")]).unwrap_err().to_string();
+        assert!(text.contains("FERROGIN_CONTROL") && text.contains("NCCL_SOCKET_IFNAME"), "{text}");
+        assert!(read(&[("FERROGIN_CONTROL", "")]).is_ok());
     }
 
     #[test]

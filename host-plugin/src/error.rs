@@ -81,7 +81,7 @@ impl Error {
             Self::Usage(_) | Self::Forked { .. } | Self::Config(_) | Self::Queue { .. } => nccl::INVALID_USAGE,
             Self::Control(error) => match error {
                 ControlError::BadHandle { .. } | ControlError::WrongOrder { .. } => nccl::INVALID_ARGUMENT,
-                ControlError::Socket { .. } | ControlError::Endpoint { .. } | ControlError::NoInterface { .. } => {
+                ControlError::Socket { .. } | ControlError::Listen { .. } | ControlError::Interface(_) => {
                     nccl::SYSTEM_ERROR
                 }
                 ControlError::BlockTooLarge { .. } => nccl::INVALID_USAGE,

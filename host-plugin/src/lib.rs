@@ -34,6 +34,7 @@ pub mod fault;
 pub mod log;
 pub mod memory;
 pub mod metrics;
+pub mod nccl_version;
 pub mod platform;
 pub mod plugin;
 pub mod rail;

@@ -32,15 +32,19 @@ pub fn set(logger: DebugLogger) {
     }
 }
 
+/// The address of the logger, if NCCL gave one.
+pub fn logger() -> Option<usize> {
+    Some(LOGGER.load(Ordering::Acquire)).filter(|address| *address != 0)
+}
+
 /// Writes one line. `file` and `line` are its place in the plugin's source.
 pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>) {
-    let address = LOGGER.load(Ordering::Acquire);
-    if address == 0 {
+    let Some(address) = logger() else {
         if level == Level::Warn {
             eprintln!("ferrogin WARN {message}");
         }
         return;
-    }
+    };
     let (level, subsystem) = match level {
         Level::Warn => (nccl::LOG_WARN, nccl::SUBSYS_INIT | nccl::SUBSYS_NET),
         Level::Info => (nccl::LOG_INFO, nccl::SUBSYS_INIT | nccl::SUBSYS_NET),

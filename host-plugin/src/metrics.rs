@@ -14,7 +14,7 @@ mod text;
 use crate::config::Config;
 use crate::error::Error;
 use crate::rail::Rail;
-use ferrogin_bootstrap::Identity;
+use ferrogin_rendezvous::Identity;
 use source::{Counts, Source};
 use state::State;
 use std::collections::hash_map::RandomState;

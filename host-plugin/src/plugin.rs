@@ -12,7 +12,7 @@ use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePro
 use ferrogin_ffi::settings;
 use ferrogin_libfabric::{Info, Libfabric};
 use std::collections::BTreeSet;
-use std::ffi::{CStr, CString, OsString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -82,7 +82,7 @@ impl Plugin {
         let nearest = nearest.unwrap_or(0);
         let mut plugin = Self { query, devices, nearest, metrics: None, ptr_support, config };
         plugin.check_cards(&*device)?;
-        check_control(&plugin.query.lib, &plugin.config)?;
+        Listener::open()?;
         plugin.metrics = Metrics::open(
             &plugin.config,
             &[
@@ -179,18 +179,6 @@ impl Plugin {
             plane_id: -1,
         })
     }
-}
-
-/// Checks, once for each setting, that the control plane's endpoint opens. Closes the endpoint again.
-fn check_control(lib: &Arc<Libfabric>, config: &Config) -> Result<(), Error> {
-    static GOOD: Mutex<BTreeSet<(String, Option<OsString>)>> = Mutex::new(BTreeSet::new());
-    let setting = (config.control().to_owned(), std::env::var_os("NCCL_SOCKET_IFNAME"));
-    let mut good = GOOD.lock().unwrap_or_else(PoisonError::into_inner);
-    if !good.contains(&setting) {
-        Listener::check(lib, config.control(), config.timeout)?;
-        good.insert(setting);
-    }
-    Ok(())
 }
 
 /// Groups cards into NCCL devices: up to [`RAILS_MAX`] neighbours below one PCI switch; software cards in order.

@@ -7,6 +7,7 @@
 use crate::control::ControlError;
 use crate::device::DeviceError;
 use crate::error::Error;
+use ferrogin_rendezvous::interface::InterfaceError;
 use nix::sys::resource::{Resource, getrlimit};
 use std::fmt;
 
@@ -70,9 +71,11 @@ pub fn of(error: &Error) -> Option<Shortage> {
         Error::System { source, .. } | Error::Device(DeviceError::System { source, .. }) => {
             of_code(source.raw_os_error())
         }
-        Error::Control(ControlError::Socket { source, .. } | ControlError::Endpoint { source, .. }) => {
-            of_code(source.raw_os_error())
-        }
+        Error::Control(
+            ControlError::Socket { source, .. }
+            | ControlError::Listen { source, .. }
+            | ControlError::Interface(InterfaceError::System(source)),
+        ) => of_code(source.raw_os_error()),
         // The driver needs descriptors and addresses of this process too, and says only that it got none.
         Error::Device(DeviceError::Cuda { code: OUT_OF_MEMORY | OPERATING_SYSTEM, .. }) => now().or_else(file_size),
         // The CUDA driver is a library that may not load either.

@@ -3,7 +3,7 @@
 //! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under
 //! a file lock, also to the steps of an earlier run.
 
-use ferrogin_libfabric::open_own_file;
+use ferrogin_rendezvous::open_own_file;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::time::{ClockId, clock_gettime};

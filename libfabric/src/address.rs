@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bindings::{self, fi_av_attr, fi_av_type, fid_av};
+use crate::entry;
+use crate::table::Object;
 use crate::{Domain, Error};
-use crate::{entry, table};
 
 /// A peer's number in one address vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,15 +33,10 @@ pub fn socket_address(name: &[u8]) -> Option<SocketAddr> {
 
 /// A table of peers, shared by all endpoints that are bound to it.
 pub struct AddressVector {
-    raw: *mut fid_av,
+    object: Object<fid_av>,
     insertions: AtomicU64,
     domain: Arc<Domain>,
 }
-
-// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access; the last owner alone closes the object.
-unsafe impl Send for AddressVector {}
-// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
-unsafe impl Sync for AddressVector {}
 
 impl AddressVector {
     /// `fi_av_open` for about `count` peers (a hint; the table grows), as a table: numbers are given in order of insertion.
@@ -48,14 +44,13 @@ impl AddressVector {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, count: usize) -> Result<Arc<Self>, Error> {
-        let lib = domain.library();
-        let open = entry!(lib, domain.ops(), fi_ops_domain, av_open, "fi_av_open")?;
+        let open = entry!(domain.object(), ops: fi_ops_domain, av_open, "fi_av_open")?;
         let mut attr = fi_av_attr { type_: fi_av_type::FI_AV_TABLE, count, ..Default::default() };
-        let mut raw = ptr::null_mut();
-        // SAFETY: the domain is open and the attributes are live; the provider writes `raw` on success only.
-        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
-        lib.check("fi_av_open", code)?;
-        Ok(Arc::new(Self { raw, insertions: AtomicU64::new(0), domain: Arc::clone(domain) }))
+        let object = Object::open(domain.library(), "fi_av_open", |raw| {
+            // SAFETY: the domain is open and the attributes are live.
+            unsafe { open(domain.as_ptr(), &mut attr, raw, ptr::null_mut()) }
+        })?;
+        Ok(Arc::new(Self { object, insertions: AtomicU64::new(0), domain: Arc::clone(domain) }))
     }
 
     /// Adds the peer whose endpoint name ([`crate::Endpoint::name`]) is `address`.
@@ -93,15 +88,12 @@ impl AddressVector {
         // Providers read as many bytes of each address as their format has, and get no length.
         let mut padded = vec![0u8; count * bindings::FI_NAME_MAX as usize];
         padded[..addresses.len()].copy_from_slice(addresses);
-        let lib = self.domain.library();
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).ops };
-        let insert = entry!(lib, ops, fi_ops_av, insert, "fi_av_insert")?;
+        let insert = entry!(&self.object, ops: fi_ops_av, insert, "fi_av_insert")?;
         let mut numbers = vec![bindings::FI_ADDR_NOTAVAIL; count];
         let (from, to) = (padded.as_ptr().cast(), numbers.as_mut_ptr());
         // SAFETY: the vector is open; the buffer has `count` times the bytes of the longest fixed format, and the array `count` numbers.
-        let inserted = unsafe { insert(self.raw, from, count, to, 0, ptr::null_mut()) };
-        lib.check("fi_av_insert", inserted)?;
+        let inserted = unsafe { insert(self.as_ptr(), from, count, to, 0, ptr::null_mut()) };
+        self.object.library().check("fi_av_insert", inserted)?;
         let result =
             |number| if number == bindings::FI_ADDR_NOTAVAIL { Err(self.refused()) } else { Ok(FiAddr(number)) };
         let results: Vec<_> = numbers.into_iter().map(result).collect();
@@ -119,25 +111,15 @@ impl AddressVector {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn remove(&self, peer: FiAddr) -> Result<(), Error> {
-        let lib = self.domain.library();
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).ops };
-        let remove = entry!(lib, ops, fi_ops_av, remove, "fi_av_remove")?;
+        let remove = entry!(&self.object, ops: fi_ops_av, remove, "fi_av_remove")?;
         let mut number = peer.0;
         // SAFETY: the vector is open; the array has the one number that the call states.
-        lib.check("fi_av_remove", unsafe { remove(self.raw, &mut number, 1, 0) })?;
+        self.object.library().check("fi_av_remove", unsafe { remove(self.as_ptr(), &mut number, 1, 0) })?;
         Ok(())
     }
 
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_av {
-        self.raw
-    }
-}
-
-impl Drop for AddressVector {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. Endpoints bound to it hold an Arc of this object, so none is left.
-        unsafe { table::close(self.domain.library(), self.raw.cast(), "an address vector") }
+        self.object.as_ptr()
     }
 }

@@ -7,9 +7,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::bindings::{self, fi_cq_attr, fi_cq_data_entry, fi_cq_err_entry, fi_cq_format, fi_wait_obj, fid_cq};
+use crate::entry;
+use crate::table::Object;
 use crate::wait::Wait;
 use crate::{Domain, Error, Libfabric};
-use crate::{entry, table};
 
 /// Attributes of a completion queue. Entries have the format of [`Completion`]; the queue has no wait object.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,16 +84,11 @@ impl CompletionError {
 
 /// A completion queue.
 pub struct CompletionQueue {
-    raw: *mut fid_cq,
+    object: Object<fid_cq>,
     // Dropped after the queue is closed.
     wait: Wait,
     domain: Arc<Domain>,
 }
-
-// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access; the last owner alone closes the object.
-unsafe impl Send for CompletionQueue {}
-// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
-unsafe impl Sync for CompletionQueue {}
 
 fn raw_attr(attr: &CqAttr) -> fi_cq_attr {
     fi_cq_attr {
@@ -103,14 +99,12 @@ fn raw_attr(attr: &CqAttr) -> fi_cq_attr {
     }
 }
 
-fn open_raw(domain: &Domain, mut attr: fi_cq_attr) -> Result<*mut fid_cq, Error> {
-    let lib = domain.library();
-    let open = entry!(lib, domain.ops(), fi_ops_domain, cq_open, "fi_cq_open")?;
-    let mut raw = ptr::null_mut();
-    // SAFETY: the domain is open and the attributes are live; the provider writes `raw` on success only.
-    let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
-    lib.check("fi_cq_open", code)?;
-    Ok(raw)
+fn open_raw(domain: &Domain, mut attr: fi_cq_attr) -> Result<Object<fid_cq>, Error> {
+    let open = entry!(domain.object(), ops: fi_ops_domain, cq_open, "fi_cq_open")?;
+    Object::open(domain.library(), "fi_cq_open", |raw| {
+        // SAFETY: the domain is open and the attributes are live.
+        unsafe { open(domain.as_ptr(), &mut attr, raw, ptr::null_mut()) }
+    })
 }
 
 impl CompletionQueue {
@@ -119,8 +113,8 @@ impl CompletionQueue {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, attr: &CqAttr) -> Result<Arc<Self>, Error> {
-        let (raw, wait) = (open_raw(domain, raw_attr(attr))?, Wait::Never);
-        Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
+        let (object, wait) = (open_raw(domain, raw_attr(attr))?, Wait::Never);
+        Ok(Arc::new(Self { object, wait, domain: Arc::clone(domain) }))
     }
 
     /// `fi_cq_open` of a queue with a descriptor to wait for, where `provider` has one; entries have the format `format`.
@@ -134,8 +128,8 @@ impl CompletionQueue {
         format: fi_cq_format::Type,
     ) -> Result<Arc<Self>, Error> {
         let attr = fi_cq_attr { size, format, ..Default::default() };
-        let (raw, wait) = Wait::open(domain, provider, attr, |attr| open_raw(domain, attr))?;
-        Ok(Arc::new(Self { raw, wait, domain: Arc::clone(domain) }))
+        let (object, wait) = Wait::open(domain, provider, attr, |attr| open_raw(domain, attr))?;
+        Ok(Arc::new(Self { object, wait, domain: Arc::clone(domain) }))
     }
 
     /// The descriptor that becomes readable when there is something to read, if the queue has one.
@@ -145,8 +139,7 @@ impl CompletionQueue {
 
     /// True when a thread may sleep on the descriptor now; false when there is something to read.
     pub fn may_wait(&self) -> bool {
-        // SAFETY: `raw` is open until drop, and was opened on this fabric.
-        unsafe { self.wait.may_wait(self.domain.fabric(), self.raw) }
+        self.wait.may_wait(self.domain.fabric(), &self.object)
     }
 
     /// The domain that the queue was opened on.
@@ -156,12 +149,11 @@ impl CompletionQueue {
 
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_cq {
-        self.raw
+        self.object.as_ptr()
     }
 
-    fn ops(&self) -> *mut bindings::fi_ops_cq {
-        // SAFETY: `raw` is open until drop.
-        unsafe { (*self.raw).ops }
+    pub(crate) fn object(&self) -> &Object<fid_cq> {
+        &self.object
     }
 
     /// Takes out as many entries as fit, without waiting. Drives the provider's progress.
@@ -170,9 +162,9 @@ impl CompletionQueue {
     /// [`Error::Call`] with the provider's error, other than "nothing there" and "a failed operation is next".
     pub fn read(&self, entries: &mut [Completion]) -> Result<Read, Error> {
         let lib = self.domain.library();
-        let read = entry!(lib, self.ops(), fi_ops_cq, read, "fi_cq_read")?;
+        let read = entry!(&self.object, ops: fi_ops_cq, read, "fi_cq_read")?;
         // SAFETY: the queue is open and was created for entries of this layout; the array has room for that many.
-        let count = unsafe { read(self.raw, entries.as_mut_ptr().cast(), entries.len()) };
+        let count = unsafe { read(self.as_ptr(), entries.as_mut_ptr().cast(), entries.len()) };
         read_result(lib, count)
     }
 
@@ -182,11 +174,11 @@ impl CompletionQueue {
     /// [`Error::Call`] with the provider's error.
     pub fn read_error(&self) -> Result<Option<CompletionError>, Error> {
         let lib = self.domain.library();
-        let read = entry!(lib, self.ops(), fi_ops_cq, readerr, "fi_cq_readerr")?;
+        let read = entry!(&self.object, ops: fi_ops_cq, readerr, "fi_cq_readerr")?;
         let mut raw = fi_cq_err_entry::default();
         // SAFETY: the queue is open. The entry has the newest size, and older libraries write less. The entry has no buffer for
         // provider data.
-        let count = unsafe { read(self.raw, &mut raw, 0) };
+        let count = unsafe { read(self.as_ptr(), &mut raw, 0) };
         match (count, i32::try_from(-count)) {
             (1.., _) => Ok(Some(CompletionError {
                 context: raw.op_context,
@@ -204,12 +196,13 @@ impl CompletionQueue {
     fn provider_text(&self, error: &fi_cq_err_entry) -> String {
         let lib = self.domain.library();
         let general = lib.error_text(error.err);
-        let Ok(strerror) = entry!(lib, self.ops(), fi_ops_cq, strerror, "fi_cq_strerror") else {
+        let Ok(strerror) = entry!(&self.object, ops: fi_ops_cq, strerror, "fi_cq_strerror") else {
             return general;
         };
         let mut buffer = [0; 256];
         // SAFETY: the queue is open and wrote the error entry; the buffer has the stated length.
-        let text = unsafe { strerror(self.raw, error.prov_errno, error.err_data, buffer.as_mut_ptr(), buffer.len()) };
+        let text =
+            unsafe { strerror(self.as_ptr(), error.prov_errno, error.err_data, buffer.as_mut_ptr(), buffer.len()) };
         if text.is_null() {
             return general;
         }
@@ -226,12 +219,5 @@ pub(crate) fn read_result(lib: &Libfabric, count: isize) -> Result<Read, Error> 
         (_, Ok(bindings::FI_EAGAIN)) => Ok(Read::Entries(0)),
         (_, Ok(bindings::FI_EAVAIL)) => Ok(Read::Failure),
         (_, code) => Err(lib.failure("fi_cq_read", code.unwrap_or(bindings::FI_EOTHER))),
-    }
-}
-
-impl Drop for CompletionQueue {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. Endpoints bound to it hold an Arc of this object, so none is left.
-        unsafe { table::close(self.domain.library(), self.raw.cast(), "a completion queue") }
     }
 }

@@ -8,8 +8,9 @@ use crate::bindings::{
     self, fi_cntr_attr, fi_cntr_events, fi_efa_comp_cntr_init_attr, fi_efa_memory_location,
     fi_efa_memory_location_type, fi_wait_obj, fid_cntr,
 };
+use crate::entry;
+use crate::table::Object;
 use crate::{Domain, Error, GdaOps};
-use crate::{entry, table};
 
 /// Where the card keeps a counter: 8 bytes that only the card writes.
 #[derive(Clone, Copy, Debug)]
@@ -46,14 +47,9 @@ impl Location<'_> {
 
 /// A completion counter. Endpoints that are bound to it hold an `Arc` of it, so the counter outlives them.
 pub struct Counter {
-    raw: *mut fid_cntr,
-    domain: Arc<Domain>,
+    object: Object<fid_cntr>,
+    _domain: Arc<Domain>,
 }
-
-// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access; the last owner alone closes the object.
-unsafe impl Send for Counter {}
-// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
-unsafe impl Sync for Counter {}
 
 fn raw_attr() -> fi_cntr_attr {
     fi_cntr_attr {
@@ -69,14 +65,13 @@ impl Counter {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>) -> Result<Arc<Self>, Error> {
-        let lib = domain.library();
-        let open = entry!(lib, domain.ops(), fi_ops_domain, cntr_open, "fi_cntr_open")?;
+        let open = entry!(domain.object(), ops: fi_ops_domain, cntr_open, "fi_cntr_open")?;
         let mut attr = raw_attr();
-        let mut raw = ptr::null_mut();
-        // SAFETY: the domain is open and the attributes are live; the provider writes `raw` on success only.
-        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut()) };
-        lib.check("fi_cntr_open", code)?;
-        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+        let object = Object::open(domain.library(), "fi_cntr_open", |raw| {
+            // SAFETY: the domain is open and the attributes are live.
+            unsafe { open(domain.as_ptr(), &mut attr, raw, ptr::null_mut()) }
+        })?;
+        Ok(Arc::new(Self { object, _domain: Arc::clone(domain) }))
     }
 
     /// `cntr_open_ext` of the EFA operations: a counter in the caller's memory, and, with `error`, a counter for errors beside it.
@@ -99,12 +94,11 @@ impl Counter {
             init.flags |= bindings::FI_EFA_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
             init.err_cntr_ext_mem = error.raw();
         }
-        let mut raw = ptr::null_mut();
-        // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the counter is dropped. The
-        // provider writes `raw` on success only.
-        let code = unsafe { open(domain.as_ptr(), &mut attr, &mut raw, ptr::null_mut(), &mut init) };
-        domain.library().check("cntr_open_ext", code)?;
-        Ok(Arc::new(Self { raw, domain: Arc::clone(domain) }))
+        let object = Object::open(domain.library(), "cntr_open_ext", |raw| {
+            // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the counter is dropped.
+            unsafe { open(domain.as_ptr(), &mut attr, raw, ptr::null_mut(), &mut init) }
+        })?;
+        Ok(Arc::new(Self { object, _domain: Arc::clone(domain) }))
     }
 
     /// The number of completions, through the provider.
@@ -112,11 +106,9 @@ impl Counter {
     /// # Errors
     /// [`Error::Call`] when the provider does not implement the call.
     pub fn read(&self) -> Result<u64, Error> {
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).ops };
-        let read = entry!(self.domain.library(), ops, fi_ops_cntr, read, "fi_cntr_read")?;
-        // SAFETY: `raw` is open until drop.
-        Ok(unsafe { read(self.raw) })
+        let read = entry!(&self.object, ops: fi_ops_cntr, read, "fi_cntr_read")?;
+        // SAFETY: the counter is open.
+        Ok(unsafe { read(self.as_ptr()) })
     }
 
     /// The number of failed operations, through the provider.
@@ -124,22 +116,13 @@ impl Counter {
     /// # Errors
     /// [`Error::Call`] when the provider does not implement the call.
     pub fn read_error(&self) -> Result<u64, Error> {
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).ops };
-        let read = entry!(self.domain.library(), ops, fi_ops_cntr, readerr, "fi_cntr_readerr")?;
-        // SAFETY: `raw` is open until drop.
-        Ok(unsafe { read(self.raw) })
+        let read = entry!(&self.object, ops: fi_ops_cntr, readerr, "fi_cntr_readerr")?;
+        // SAFETY: the counter is open.
+        Ok(unsafe { read(self.as_ptr()) })
     }
 
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_cntr {
-        self.raw
-    }
-}
-
-impl Drop for Counter {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. Endpoints bound to it hold an Arc of this object, so none is left.
-        unsafe { table::close(self.domain.library(), self.raw.cast(), "a counter") }
+        self.object.as_ptr()
     }
 }

@@ -4,23 +4,17 @@ use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::bindings::{self, fi_threading, fid_domain, fid_fabric};
+use crate::bindings::{fi_threading, fid_domain, fid_fabric};
+use crate::entry;
 use crate::progress::{self, Progress, ProgressOps};
 use crate::statistics::{self, Statistics, StatisticsOps};
+use crate::table::Object;
 use crate::{Error, Info, Libfabric};
-use crate::{entry, table};
 
 /// An open fabric.
 pub struct Fabric {
-    raw: *mut fid_fabric,
-    lib: Arc<Libfabric>,
+    object: Object<fid_fabric>,
 }
-
-// SAFETY: this crate uses a fabric only to open domains and operation tables, which libfabric allows from several threads at once. The
-// last owner alone closes it.
-unsafe impl Send for Fabric {}
-// SAFETY: opening domains and operation tables from several threads at once is allowed.
-unsafe impl Sync for Fabric {}
 
 impl Fabric {
     /// `fi_fabric` for the info's fabric.
@@ -28,47 +22,38 @@ impl Fabric {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn open(info: &Info) -> Result<Arc<Self>, Error> {
-        let lib = Arc::clone(info.library());
-        // SAFETY: the attribute belongs to a live info of this library.
-        let raw = unsafe { lib.open_fabric(info.raw().fabric_attr) }?;
-        Ok(Arc::new(Self { raw, lib }))
+        let object = Object::open(info.library(), "fi_fabric", |raw| {
+            // SAFETY: the attribute belongs to a live info of this library.
+            unsafe { info.library().open_fabric(info.raw().fabric_attr, raw) }
+        })?;
+        Ok(Arc::new(Self { object }))
     }
 
     /// The library of the fabric.
     pub fn library(&self) -> &Arc<Libfabric> {
-        &self.lib
+        self.object.library()
+    }
+
+    pub(crate) fn object(&self) -> &Object<fid_fabric> {
+        &self.object
     }
 
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_fabric {
-        self.raw
+        self.object.as_ptr()
     }
 
     pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut std::ffi::c_void> {
-        // SAFETY: `raw` is open until drop, and the fid is its first member.
-        unsafe { table::open_ops(&self.lib, self.raw.cast(), name) }
-    }
-}
-
-impl Drop for Fabric {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. Every domain holds an Arc of this fabric, so none is left.
-        unsafe { table::close(&self.lib, self.raw.cast(), "a fabric") }
+        self.object.open_ops(name)
     }
 }
 
 /// An open domain: one card (rail) with its queues, memory and addresses.
 pub struct Domain {
-    raw: *mut fid_domain,
+    object: Object<fid_domain>,
     mr_mode: i32,
     fabric: Arc<Fabric>,
 }
-
-// SAFETY: `open` demands FI_THREAD_SAFE, under which the provider serialises access to the domain and to everything opened on it. The
-// last owner alone closes it.
-unsafe impl Send for Domain {}
-// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
-unsafe impl Sync for Domain {}
 
 impl Domain {
     /// `fi_domain` for the info's domain.
@@ -85,15 +70,12 @@ impl Domain {
                 ),
             });
         }
-        let lib = fabric.library();
-        // SAFETY: the fabric is open.
-        let ops = unsafe { (*fabric.as_ptr()).ops };
-        let open = entry!(lib, ops, fi_ops_fabric, domain, "fi_domain")?;
-        let mut raw = ptr::null_mut();
-        // SAFETY: the fabric is open and the info is live; the provider writes `raw` on success only.
-        let code = unsafe { open(fabric.as_ptr(), info.as_ptr(), &mut raw, ptr::null_mut()) };
-        lib.check("fi_domain", code)?;
-        Ok(Arc::new(Self { raw, mr_mode: info.mr_mode(), fabric: Arc::clone(fabric) }))
+        let open = entry!(fabric.object(), ops: fi_ops_fabric, domain, "fi_domain")?;
+        let object = Object::open(fabric.library(), "fi_domain", |raw| {
+            // SAFETY: the fabric is open and the info is live.
+            unsafe { open(fabric.as_ptr(), info.as_ptr(), raw, ptr::null_mut()) }
+        })?;
+        Ok(Arc::new(Self { object, mr_mode: info.mr_mode(), fabric: Arc::clone(fabric) }))
     }
 
     /// The fabric that the domain was opened on.
@@ -108,7 +90,7 @@ impl Domain {
 
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_domain {
-        self.raw
+        self.object.as_ptr()
     }
 
     /// The memory registration modes that the provider demands, `FI_MR_*`.
@@ -117,8 +99,7 @@ impl Domain {
     }
 
     pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut std::ffi::c_void> {
-        // SAFETY: `raw` is open until drop, and the fid is its first member.
-        unsafe { table::open_ops(self.library(), self.raw.cast(), name) }
+        self.object.open_ops(name)
     }
 
     /// The function by which a waiting thread makes the domain's card progress; `None` for providers that need no such call.
@@ -126,7 +107,7 @@ impl Domain {
         let table: *const ProgressOps = self.open_ops(progress::OPS)?.cast();
         // SAFETY: a provider's table of this name is constant data and has this one entry.
         let function = unsafe { (*table).progress }?;
-        Some(Progress { function, arg: self.raw.cast() })
+        Some(Progress { function, arg: self.as_ptr().cast() })
     }
 
     /// What the domain's card has counted; `None` for providers without the table.
@@ -136,19 +117,11 @@ impl Domain {
         let read = unsafe { (*table).read }?;
         let mut found = Statistics::default();
         // SAFETY: the domain is open until drop, and `found` has room for as many bytes as the call may write.
-        let code = unsafe { read(self.raw.cast(), &raw mut found, size_of::<Statistics>()) };
+        let code = unsafe { read(self.as_ptr().cast(), &raw mut found, size_of::<Statistics>()) };
         (code == 0).then_some(found)
     }
 
-    pub(crate) fn ops(&self) -> *mut bindings::fi_ops_domain {
-        // SAFETY: `raw` is open until drop.
-        unsafe { (*self.raw).ops }
-    }
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. Everything opened on the domain holds an Arc of it, so nothing is left.
-        unsafe { table::close(self.fabric.library(), self.raw.cast(), "a domain") }
+    pub(crate) fn object(&self) -> &Object<fid_domain> {
+        &self.object
     }
 }

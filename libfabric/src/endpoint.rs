@@ -5,21 +5,18 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::bindings::{self, fid, fid_ep};
+use crate::entry;
+use crate::table::Object;
 use crate::{AddressVector, CompletionQueue, Counter, Domain, Error, EventQueue, Info};
-use crate::{entry, table};
 
 /// An endpoint and the objects that are bound to it.
 pub struct Endpoint {
-    raw: *mut fid_ep,
-    /// The bound objects. The endpoint is closed before they are.
+    // Dropped, and so closed, first.
+    object: Object<fid_ep>,
+    /// The bound objects.
     bound: Vec<Arc<dyn Any + Send + Sync>>,
     domain: Arc<Domain>,
 }
-
-// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access. Binding and enabling take `&mut self`.
-unsafe impl Send for Endpoint {}
-// SAFETY: the provider serialises access from several threads (FI_THREAD_SAFE).
-unsafe impl Sync for Endpoint {}
 
 impl Endpoint {
     /// `fi_endpoint` as the info describes it. The endpoint is usable once it is bound and enabled.
@@ -27,20 +24,21 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn open(domain: &Arc<Domain>, info: &Info) -> Result<Self, Error> {
-        let lib = domain.library();
-        let open = entry!(lib, domain.ops(), fi_ops_domain, endpoint, "fi_endpoint")?;
-        let mut raw = ptr::null_mut();
-        // SAFETY: the domain is open and the info is live; the provider writes `raw` on success only.
-        let code = unsafe { open(domain.as_ptr(), info.as_ptr(), &mut raw, ptr::null_mut()) };
-        lib.check("fi_endpoint", code)?;
-        Ok(Self { raw, bound: Vec::new(), domain: Arc::clone(domain) })
+        let open = entry!(domain.object(), ops: fi_ops_domain, endpoint, "fi_endpoint")?;
+        let object = Object::open(domain.library(), "fi_endpoint", |raw| {
+            // SAFETY: the domain is open and the info is live.
+            unsafe { open(domain.as_ptr(), info.as_ptr(), raw, ptr::null_mut()) }
+        })?;
+        Ok(Self { object, bound: Vec::new(), domain: Arc::clone(domain) })
     }
 
     fn bind(&mut self, other: *mut fid, flags: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
         // Kept even if the provider refuses, because it may have taken a reference before it refused.
         self.bound.push(keep);
+        let bind = entry!(&self.object, fi_ops, bind, "fi_bind")?;
         // SAFETY: the endpoint is open. `bound` keeps `other` open, and is dropped after the endpoint is closed.
-        unsafe { table::bind(self.domain.library(), self.raw.cast(), other, flags, "fi_ep_bind") }
+        self.object.library().check("fi_ep_bind", unsafe { bind(self.object.fid(), other, flags) })?;
+        Ok(())
     }
 
     /// Binds the address vector that gives peers their numbers.
@@ -93,15 +91,12 @@ impl Endpoint {
     }
 
     fn set<T: Copy>(&mut self, option: std::ffi::c_int, value: T) -> Result<(), Error> {
-        let lib = self.domain.library();
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).ops };
-        let set = entry!(lib, ops, fi_ops_ep, setopt, "fi_setopt")?;
+        let set = entry!(&self.object, ops: fi_ops_ep, setopt, "fi_setopt")?;
         let level = bindings::FI_OPT_ENDPOINT as std::ffi::c_int;
         let value = ptr::from_ref(&value);
         // SAFETY: the endpoint is open; `value` is a C bool or size_t, which have the layouts of Rust's, and outlives the call.
-        let code = unsafe { set(self.raw.cast(), level, option, value.cast(), size_of::<T>()) };
-        lib.check("fi_setopt", code)?;
+        let code = unsafe { set(self.object.fid(), level, option, value.cast(), size_of::<T>()) };
+        self.object.library().check("fi_setopt", code)?;
         Ok(())
     }
 
@@ -110,13 +105,10 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn enable(&mut self) -> Result<(), Error> {
-        let lib = self.domain.library();
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).fid.ops };
-        let control = entry!(lib, ops, fi_ops, control, "fi_enable")?;
-        // SAFETY: `raw` is open until drop; FI_ENABLE takes no argument.
-        let code = unsafe { control(self.raw.cast(), bindings::FI_ENABLE, ptr::null_mut()) };
-        lib.check("fi_enable", code)?;
+        let control = entry!(&self.object, fi_ops, control, "fi_enable")?;
+        // SAFETY: the endpoint is open; FI_ENABLE takes no argument.
+        let code = unsafe { control(self.object.fid(), bindings::FI_ENABLE, ptr::null_mut()) };
+        self.object.library().check("fi_enable", code)?;
         Ok(())
     }
 
@@ -125,15 +117,12 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn name(&self) -> Result<Vec<u8>, Error> {
-        let lib = self.domain.library();
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).cm };
-        let getname = entry!(lib, ops, fi_ops_cm, getname, "fi_getname")?;
+        let getname = entry!(&self.object, cm: fi_ops_cm, getname, "fi_getname")?;
         let mut name = vec![0u8; 256];
         let mut len = name.len();
         // SAFETY: the endpoint is open; `len` is the size of the buffer, and the provider sets it to the length of the name.
-        let code = unsafe { getname(self.raw.cast(), name.as_mut_ptr().cast(), &mut len) };
-        lib.check("fi_getname", code)?;
+        let code = unsafe { getname(self.object.fid(), name.as_mut_ptr().cast(), &mut len) };
+        self.object.library().check("fi_getname", code)?;
         name.truncate(len);
         Ok(name)
     }
@@ -143,15 +132,13 @@ impl Endpoint {
         &self.domain
     }
 
+    /// The open object, for [`entry!`].
+    pub fn object(&self) -> &Object<fid_ep> {
+        &self.object
+    }
+
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_ep {
-        self.raw
-    }
-}
-
-impl Drop for Endpoint {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. The objects bound to it are open until they are dropped after this call.
-        unsafe { table::close(self.domain.library(), self.raw.cast(), "an endpoint") }
+        self.object.as_ptr()
     }
 }

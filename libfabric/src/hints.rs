@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::bindings::{self, fi_ep_type, fi_threading};
+use crate::info::write_part;
 use crate::library::c_string;
 use crate::{Error, Info, Libfabric};
 
@@ -144,21 +145,13 @@ impl Hints {
         raw.caps = self.caps;
         raw.mode = self.mode;
         raw.addr_format = self.addr_format;
-        let (tx, rx, ep, domain) = (raw.tx_attr, raw.rx_attr, raw.ep_attr, raw.domain_attr);
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*tx).inject_size = self.inject_size };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*tx).size = self.tx_size };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists; libfabric has the field since 1.9.
-        unsafe { (*tx).tclass = self.tclass };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*rx).size = self.rx_size };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*ep).type_ = fi_ep_type::FI_EP_RDM };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*domain).threading = self.threading };
-        // SAFETY: `Info::empty` made this part, and no other pointer to it exists.
-        unsafe { (*domain).mr_mode = self.mr_mode };
+        write_part!(&mut info, tx_attr.inject_size, self.inject_size);
+        write_part!(&mut info, tx_attr.size, self.tx_size);
+        write_part!(&mut info, tx_attr.tclass, self.tclass);
+        write_part!(&mut info, rx_attr.size, self.rx_size);
+        write_part!(&mut info, ep_attr.type_, fi_ep_type::FI_EP_RDM);
+        write_part!(&mut info, domain_attr.threading, self.threading);
+        write_part!(&mut info, domain_attr.mr_mode, self.mr_mode);
         info.set_names(
             self.provider.as_deref().map(|name| c_string("provider", name)).transpose()?,
             self.fabric.as_deref().map(|name| c_string("fabric", name)).transpose()?,

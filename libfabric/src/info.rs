@@ -41,18 +41,43 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// `read!(pointer, field)`: a field behind a part pointer that may be null, or its default.
+/// `part!(info, path.to.field)`: where a field of an info's part lies; `None` without the part.
+macro_rules! part {
+    ($info:expr, $part:ident.$field:ident) => {{
+        let info: &$crate::Info = $info;
+        $crate::info::part!(@field info.raw().$part, $field)
+    }};
+    ($info:expr, $part:ident.$inner:ident.$field:ident) => {{
+        let info: &$crate::Info = $info;
+        $crate::info::part!(@field $crate::info::read!(info, $part.$inner).unwrap_or(std::ptr::null_mut()), $field)
+    }};
+    (@field $part:expr, $field:ident) => {{
+        let part = $part;
+        // SAFETY: a part of a live fi_info is live or null, and all supported releases have the field.
+        ::core::ptr::NonNull::new(part).map(|part| unsafe { &raw mut (*part.as_ptr()).$field })
+    }};
+}
+
+/// `read!(info, path.to.field)`: a field of an info's part; `None` without the part.
 macro_rules! read {
-    ($pointer:expr, $field:ident) => {{
-        let pointer = $pointer;
-        if pointer.is_null() {
-            Default::default()
-        } else {
-            // SAFETY: a part of a live fi_info is live or null; all supported releases have the field.
-            unsafe { (*pointer).$field }
+    ($info:expr, $($path:ident).+) => {
+        // SAFETY: the field of a live part, which only `&mut Info` changes.
+        part!($info, $($path).+).map(|field| unsafe { field.read() })
+    };
+}
+
+/// `write_part!(info, part.field, value)`: sets a field of an info's part, if there is the part.
+macro_rules! write_part {
+    ($info:expr, $($path:ident).+, $value:expr) => {{
+        let value = $value;
+        let info: &mut $crate::Info = $info;
+        if let Some(field) = $crate::info::part!(info, $($path).+) {
+            // SAFETY: the field of a live part, which `&mut Info` changes alone.
+            unsafe { field.write(value) };
         }
     }};
 }
+pub(crate) use {part, read, write_part};
 
 impl Info {
     pub(crate) fn empty(lib: &Arc<Libfabric>) -> Result<Self, Error> {
@@ -109,19 +134,14 @@ impl Info {
         fabric: Option<CString>,
         domain: Option<CString>,
     ) -> Result<(), Error> {
-        let fabric_attr = self.raw().fabric_attr;
-        let domain_attr = self.raw().domain_attr;
         if let Some(name) = provider {
-            // SAFETY: `empty` made this part, and its name was null.
-            unsafe { (*fabric_attr).prov_name = self.duplicate_string(&name)? };
+            write_part!(self, fabric_attr.prov_name, self.duplicate_string(&name)?);
         }
         if let Some(name) = fabric {
-            // SAFETY: `empty` made this part, and its name was null.
-            unsafe { (*fabric_attr).name = self.duplicate_string(&name)? };
+            write_part!(self, fabric_attr.name, self.duplicate_string(&name)?);
         }
         if let Some(name) = domain {
-            // SAFETY: `empty` made this part, and its name was null.
-            unsafe { (*domain_attr).name = self.duplicate_string(&name)? };
+            write_part!(self, domain_attr.name, self.duplicate_string(&name)?);
         }
         Ok(())
     }
@@ -134,22 +154,22 @@ impl Info {
 
     /// The provider's name (`efa`, `tcp;ofi_rxm`).
     pub fn provider(&self) -> String {
-        text(read_name(self.raw().fabric_attr, |attr| read!(attr, prov_name)))
+        text(read!(self, fabric_attr.prov_name))
     }
 
     /// The provider's own version.
     pub fn provider_version(&self) -> Version {
-        Version::from_raw(read!(self.raw().fabric_attr, prov_version))
+        Version::from_raw(read!(self, fabric_attr.prov_version).unwrap_or_default())
     }
 
     /// The fabric's name (`efa-direct`).
     pub fn fabric_name(&self) -> String {
-        text(read_name(self.raw().fabric_attr, |attr| read!(attr, name)))
+        text(read!(self, fabric_attr.name))
     }
 
     /// The domain's name (`rdmap0s6-rdm`).
     pub fn domain_name(&self) -> String {
-        text(read_name(self.raw().domain_attr, |attr| read!(attr, name)))
+        text(read!(self, domain_attr.name))
     }
 
     /// The local address, in the format of [`Info::addr_format`]; empty when the provider gives none.
@@ -179,17 +199,17 @@ impl Info {
 
     /// Mode bits of receives that the application must support.
     pub fn rx_mode(&self) -> u64 {
-        read!(self.raw().rx_attr, mode)
+        read!(self, rx_attr.mode).unwrap_or_default()
     }
 
     /// Memory registration modes that the application must support.
     pub fn mr_mode(&self) -> i32 {
-        read!(self.raw().domain_attr, mr_mode)
+        read!(self, domain_attr.mr_mode).unwrap_or_default()
     }
 
     /// Bytes of a remote key.
     pub fn mr_key_size(&self) -> usize {
-        read!(self.raw().domain_attr, mr_key_size)
+        read!(self, domain_attr.mr_key_size).unwrap_or_default()
     }
 
     /// The highest count of a completion counter: `u64::MAX` when the provider counts in software only. 0 before libfabric 2.5.
@@ -197,85 +217,71 @@ impl Info {
         if self.lib.version() < Version::new(2, 5) {
             return 0;
         }
-        read!(self.raw().domain_attr, max_cntr_value)
+        read!(self, domain_attr.max_cntr_value).unwrap_or_default()
     }
 
     /// Completion counters that the domain can have, by the provider's account.
     pub fn counter_count(&self) -> usize {
-        read!(self.raw().domain_attr, cntr_cnt)
+        read!(self, domain_attr.cntr_cnt).unwrap_or_default()
     }
 
     /// Endpoints that the domain can have, by the provider's account.
     pub fn endpoint_count(&self) -> usize {
-        read!(self.raw().domain_attr, ep_cnt)
+        read!(self, domain_attr.ep_cnt).unwrap_or_default()
     }
 
     /// Threading level of the objects, `fi_threading::FI_THREAD_*`.
     pub fn threading(&self) -> fi_threading::Type {
-        read!(self.raw().domain_attr, threading)
+        read!(self, domain_attr.threading).unwrap_or_default()
     }
 
     /// Entries of the send queue.
     pub fn tx_size(&self) -> usize {
-        read!(self.raw().tx_attr, size)
+        read!(self, tx_attr.size).unwrap_or_default()
     }
 
     /// Traffic class of the send queue, `FI_TC_*`. The provider may give another class than the hints name.
     pub fn tclass(&self) -> u32 {
-        read!(self.raw().tx_attr, tclass)
+        read!(self, tx_attr.tclass).unwrap_or_default()
     }
 
     /// Sets the traffic class of endpoints that are opened with this info, whatever class the provider gave.
     pub fn set_tclass(&mut self, tclass: u32) {
-        let attr = self.raw().tx_attr;
-        if !attr.is_null() {
-            // SAFETY: `attr` is a part of this entry, and `&mut self` is exclusive; all supported releases have the field.
-            unsafe { (*attr).tclass = tclass };
-        }
+        write_part!(self, tx_attr.tclass, tclass);
     }
 
     /// Entries of the receive queue.
     pub fn rx_size(&self) -> usize {
-        read!(self.raw().rx_attr, size)
+        read!(self, rx_attr.size).unwrap_or_default()
     }
 
     /// Limits the send and the receive queue of endpoints that are opened with this info to `entries` each.
     pub fn limit_queues(&mut self, entries: usize) {
-        // SAFETY: the pointer is null or a live part of the info, and `&mut self` is exclusive.
-        if let Some(tx) = unsafe { self.raw_mut().tx_attr.as_mut() } {
-            tx.size = tx.size.min(entries);
-        }
-        // SAFETY: the pointer is null or a live part of the info, and `&mut self` is exclusive.
-        if let Some(rx) = unsafe { self.raw_mut().rx_attr.as_mut() } {
-            rx.size = rx.size.min(entries);
-        }
+        write_part!(self, tx_attr.size, self.tx_size().min(entries));
+        write_part!(self, rx_attr.size, self.rx_size().min(entries));
     }
 
     /// Scatter-gather elements of one send.
     pub fn tx_iov_limit(&self) -> usize {
-        read!(self.raw().tx_attr, iov_limit)
+        read!(self, tx_attr.iov_limit).unwrap_or_default()
     }
 
     /// Bytes that an operation can carry inline.
     pub fn inject_size(&self) -> usize {
-        read!(self.raw().tx_attr, inject_size)
+        read!(self, tx_attr.inject_size).unwrap_or_default()
     }
 
     /// Bytes of the largest single transfer.
     pub fn max_msg_size(&self) -> usize {
-        read!(self.raw().ep_attr, max_msg_size)
+        read!(self, ep_attr.max_msg_size).unwrap_or_default()
     }
 
     /// The card's PCI address, if the provider gives it.
     pub fn pci_address(&self) -> Option<PciAddress> {
-        let bus = read_pointer(self.raw().nic, read_bus)?;
-        // SAFETY: `bus` is a live part of the nic attributes.
-        let kind = unsafe { (*bus).bus_type };
-        if kind != fi_bus_type::FI_BUS_PCI {
+        if read!(self, nic.bus_attr.bus_type)? != fi_bus_type::FI_BUS_PCI {
             return None;
         }
-        // SAFETY: `bus` is a live part of the nic attributes.
-        let attr = unsafe { (*bus).attr };
+        let attr = read!(self, nic.bus_attr.attr)?;
         // SAFETY: the bus is a PCI bus, so the union holds a PCI address.
         let pci = unsafe { attr.pci };
         Some(PciAddress { domain: pci.domain_id, bus: pci.bus_id, device: pci.device_id, function: pci.function_id })
@@ -283,12 +289,7 @@ impl Info {
 
     /// The link's speed in bits per second, if the provider gives it.
     pub fn link_speed(&self) -> Option<u64> {
-        let link = read_pointer(self.raw().nic, |nic| {
-            // SAFETY: `nic` is a part of a live fi_info.
-            unsafe { (*nic).link_attr }
-        })?;
-        // SAFETY: `link` is a live part of the nic attributes.
-        match unsafe { (*link).speed } {
+        match read!(self, nic.link_attr.speed)? {
             0 => None,
             speed => Some(speed as u64),
         }
@@ -296,40 +297,17 @@ impl Info {
 
     /// The card's device name (`rdmap0s6`), if the provider gives it.
     pub fn device_name(&self) -> Option<String> {
-        let device = read_pointer(self.raw().nic, |nic| {
-            // SAFETY: `nic` is a part of a live fi_info.
-            unsafe { (*nic).device_attr }
-        })?;
-        // SAFETY: `device` is a live part of the nic attributes.
-        let name = unsafe { (*device).name };
-        if name.is_null() { None } else { Some(text(name)) }
+        let name = read!(self, nic.device_attr.name)?;
+        (!name.is_null()).then(|| text(Some(name)))
     }
 }
 
-fn read_bus(nic: *mut bindings::fid_nic) -> *mut bindings::fi_bus_attr {
-    // SAFETY: `nic` is a part of a live fi_info.
-    unsafe { (*nic).bus_attr }
-}
-
-/// The pointer that `read` reads from `part`, if neither is null.
-fn read_pointer<T, U>(part: *mut T, read: impl Fn(*mut T) -> *mut U) -> Option<*mut U> {
-    if part.is_null() {
-        return None;
+fn text(string: Option<*mut c_char>) -> String {
+    match string {
+        // SAFETY: strings of a live fi_info are NUL-terminated.
+        Some(string) if !string.is_null() => unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned(),
+        _ => String::new(),
     }
-    let inner = read(part);
-    if inner.is_null() { None } else { Some(inner) }
-}
-
-fn read_name<T>(part: *mut T, read: impl Fn(*mut T) -> *mut c_char) -> *mut c_char {
-    read_pointer(part, read).unwrap_or(std::ptr::null_mut())
-}
-
-fn text(string: *const c_char) -> String {
-    if string.is_null() {
-        return String::new();
-    }
-    // SAFETY: strings of a live fi_info are NUL-terminated.
-    unsafe { CStr::from_ptr(string) }.to_string_lossy().into_owned()
 }
 
 impl Clone for Info {

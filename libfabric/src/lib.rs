@@ -8,7 +8,6 @@
 //!   handles can be dropped in any order.
 //! - [`GdaOps`]: the EFA provider's operations for queues that a device (or device code on the CPU) drives itself.
 //! - [`find_datagrams`], [`TaggedQueue`], [`ConnectionLimit`], [`entry!`]: the needs of a layer above reliable datagram endpoints.
-//! - [`open_own_file`]: a file that a setting names, such as a trace, safe from other users.
 //! - [`bindings`]: the C interface, for providers; `libfabric/bindgen.sh` generates it, and names the libfabric commit.
 //!
 //! **Versions.** The bindings describe libfabric 2.6. Structs grew at their ends over time. The library itself allocates every
@@ -62,7 +61,6 @@ mod info;
 mod library;
 #[allow(unsafe_code)]
 mod memory;
-mod own_file;
 #[allow(unsafe_code)]
 pub mod progress;
 #[allow(unsafe_code)]
@@ -93,6 +91,5 @@ pub use hints::{Hints, MR_MODE_ALL};
 pub use info::{Info, PciAddress};
 pub use library::Libfabric;
 pub use memory::{MemoryKind, MemoryRegion, Region};
-pub use own_file::open_own_file;
 pub use tagged_queue::{TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend};
 pub use version::Version;

@@ -17,8 +17,9 @@ type GetInfo = unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *con
 type FreeInfo = unsafe extern "C" fn(*mut fi_info);
 type DupInfo = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
 type OpenFabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *mut c_void) -> c_int;
-type GetVersion = unsafe extern "C" fn() -> u32;
-type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
+// These two take any value.
+type GetVersion = extern "C" fn() -> u32;
+type StrError = extern "C" fn(c_int) -> *const c_char;
 
 /// A loaded libfabric.
 ///
@@ -124,8 +125,7 @@ impl Libfabric {
 
     /// The release of the library.
     pub fn version(&self) -> Version {
-        // SAFETY: fi_version takes no argument and returns a constant.
-        Version::from_raw(unsafe { (self.version)() })
+        Version::from_raw((self.version)())
     }
 
     /// The API version of calls: the library's, but no newer than the bindings.
@@ -190,8 +190,7 @@ impl Libfabric {
 
     /// libfabric's text for an error code of either sign.
     pub fn error_text(&self, code: i32) -> String {
-        // SAFETY: fi_strerror takes any value and returns a static string.
-        let text = unsafe { (self.strerror)(code.saturating_abs()) };
+        let text = (self.strerror)(code.saturating_abs());
         if text.is_null() {
             return String::new();
         }
@@ -227,13 +226,9 @@ impl Libfabric {
 
     /// # Safety
     /// `attr` is the fabric attribute of an info made by this library.
-    pub(crate) unsafe fn open_fabric(&self, attr: *mut fi_fabric_attr) -> Result<*mut fid_fabric, Error> {
-        let mut fabric = ptr::null_mut();
-        // SAFETY: this function's caller passes the fabric attribute of an info that this library made; the provider writes `fabric`
-        // on success only.
-        let code = unsafe { (self.fabric)(attr, &mut fabric, ptr::null_mut()) };
-        self.check("fi_fabric", code)?;
-        Ok(fabric)
+    pub(crate) unsafe fn open_fabric(&self, attr: *mut fi_fabric_attr, fabric: &mut *mut fid_fabric) -> c_int {
+        // SAFETY: this function's caller passes the fabric attribute of an info that this library made.
+        unsafe { (self.fabric)(attr, fabric, ptr::null_mut()) }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr;
 use std::sync::Arc;
 
 use crate::bindings::{self, fi_hmem_iface, fi_mr_attr, fi_mr_dmabuf, fid_mr, iovec};
+use crate::table::Object;
 use crate::{Domain, Error, Version};
-use crate::{entry, table};
+use crate::{entry, field};
 
 /// The memory to register.
 #[derive(Clone, Copy, Debug)]
@@ -44,15 +44,9 @@ pub enum MemoryKind {
 
 /// A memory region. Drop closes it, and peers reach it no longer.
 pub struct MemoryRegion {
-    raw: *mut fid_mr,
+    object: Object<fid_mr>,
     domain: Arc<Domain>,
 }
-
-// SAFETY: `Domain::open` demands FI_THREAD_SAFE, so the provider serialises access. After registration this crate reads constant
-// fields only.
-unsafe impl Send for MemoryRegion {}
-// SAFETY: after registration this crate reads constant fields only.
-unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
     /// `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`, `FI_RECV`).
@@ -92,9 +86,7 @@ impl MemoryRegion {
         kind: MemoryKind,
     ) -> Result<Self, Error> {
         let lib = domain.library();
-        // SAFETY: the domain is open as long as its Arc lives.
-        let ops = unsafe { (*domain.as_ptr()).mr };
-        let register = entry!(lib, ops, fi_ops_mr, regattr, "fi_mr_regattr")?;
+        let register = entry!(domain.object(), mr: fi_ops_mr, regattr, "fi_mr_regattr")?;
         let mut attr = fi_mr_attr {
             iov_count: 1,
             access,
@@ -124,33 +116,30 @@ impl MemoryRegion {
                 bindings::FI_MR_DMABUF
             }
         };
-        let mut raw = ptr::null_mut();
-        // SAFETY: the domain is open. The attributes and their targets outlive the call. The caller keeps the memory valid until the
-        // region is dropped.
-        let code = unsafe { register(domain.as_ptr().cast(), &attr, flags, &mut raw) };
+        let opened = Object::open(lib, "fi_mr_regattr", |raw| {
+            // SAFETY: the domain is open. The attributes and their targets outlive the call. The caller keeps the memory valid until the
+            // region is dropped.
+            unsafe { register(domain.as_ptr().cast(), &attr, flags, raw) }
+        });
         let needed = Version::new(1, 20);
-        if code < 0 && flags != 0 && lib.version() < needed {
-            log::debug!("{}", lib.failure("fi_mr_regattr", code));
-            return Err(Error::TooOld {
-                feature: "registering a dma-buf (FI_MR_DMABUF)",
-                needed,
-                found: lib.version(),
-            });
-        }
-        lib.check("fi_mr_regattr", code)?;
-        Ok(Self { raw, domain: Arc::clone(domain) })
+        let object = opened.map_err(|error| {
+            if flags == 0 || lib.version() >= needed {
+                return error;
+            }
+            log::debug!("{error}");
+            Error::TooOld { feature: "registering a dma-buf (FI_MR_DMABUF)", needed, found: lib.version() }
+        })?;
+        Ok(Self { object, domain: Arc::clone(domain) })
     }
 
     /// The key by which peers name the region.
     pub fn key(&self) -> u64 {
-        // SAFETY: `raw` is open until drop; the field is constant.
-        unsafe { (*self.raw).key }
+        field!(&self.object, key)
     }
 
     /// The descriptor that local operations on the region carry where the provider demands one (`FI_MR_LOCAL`).
     pub fn descriptor(&self) -> *mut c_void {
-        // SAFETY: `raw` is open until drop; the field is constant.
-        unsafe { (*self.raw).mem_desc }
+        field!(&self.object, mem_desc)
     }
 
     /// The domain that the region is registered with.
@@ -160,13 +149,6 @@ impl MemoryRegion {
 
     /// The libfabric object, alive as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_mr {
-        self.raw
-    }
-}
-
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open, and this is its last use.
-        unsafe { table::close(self.domain.library(), self.raw.cast(), "a memory region") }
+        self.object.as_ptr()
     }
 }

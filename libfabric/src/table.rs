@@ -1,13 +1,107 @@
-//! Reading the operations tables of libfabric objects.
+//! Open objects of libfabric, and reading their operations tables.
 //!
 //! Every `fi_ops_*` begins with its size in bytes. A provider built with older headers has a shorter table, and a read past its end
 //! would read foreign memory. Entries may also be NULL.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 
-use crate::bindings::fid;
-use crate::{Error, Libfabric};
+use crate::bindings::{self, fid};
+use crate::{Error, Libfabric, entry};
+
+/// A struct that begins with a [`fid`].
+///
+/// # Safety
+/// It does, and libfabric allows calls on the object from several threads, under [`crate::Domain`]'s `FI_THREAD_SAFE`.
+pub unsafe trait Fid {
+    /// The object in messages.
+    const WHAT: &str;
+}
+
+macro_rules! fids {
+    ($($name:ident: $what:literal;)*) => {$(
+        // SAFETY: libfabric's struct begins with a fid, and providers serialise the calls on it.
+        unsafe impl Fid for bindings::$name {
+            const WHAT: &str = $what;
+        }
+    )*};
+}
+fids! {
+    fid_fabric: "a fabric";
+    fid_domain: "a domain";
+    fid_av: "an address vector";
+    fid_cq: "a completion queue";
+    fid_eq: "an event queue";
+    fid_cntr: "a counter";
+    fid_ep: "an endpoint";
+    fid_mr: "a memory region";
+    fid_wait: "a wait set";
+}
+
+/// An open object, which is closed on drop. Its owner drops it before what it was opened on, and after what it is bound to.
+pub struct Object<T: Fid> {
+    raw: *mut T,
+    lib: Arc<Libfabric>,
+}
+
+// SAFETY: the provider serialises access, by the contract of `Fid`; the last owner alone closes the object.
+unsafe impl<T: Fid> Send for Object<T> {}
+// SAFETY: the provider serialises access from several threads.
+unsafe impl<T: Fid> Sync for Object<T> {}
+
+impl<T: Fid> Object<T> {
+    /// The object that the function `call` of libfabric sets if it succeeds.
+    ///
+    /// # Errors
+    /// [`Error::Call`] with the provider's error.
+    pub(crate) fn open(
+        lib: &Arc<Libfabric>,
+        call: &'static str,
+        open: impl FnOnce(&mut *mut T) -> c_int,
+    ) -> Result<Self, Error> {
+        let mut raw = ptr::null_mut();
+        lib.check(call, open(&mut raw))?;
+        Ok(Self { raw, lib: Arc::clone(lib) })
+    }
+
+    /// The struct of libfabric, alive as long as `self`.
+    pub fn as_ptr(&self) -> *mut T {
+        self.raw
+    }
+
+    pub(crate) fn fid(&self) -> *mut fid {
+        self.raw.cast()
+    }
+
+    /// The library of the object.
+    pub fn library(&self) -> &Arc<Libfabric> {
+        &self.lib
+    }
+
+    /// `fi_open_ops`: a table of provider-specific operations, which lives as long as the provider; None when the object has no table
+    /// of that name.
+    pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut c_void> {
+        let open = entry!(self, fi_ops, ops_open, "fi_open_ops").ok()?;
+        let mut table = ptr::null_mut();
+        // SAFETY: the object is open and the name NUL-terminated; the provider writes `table` on success only.
+        let code = unsafe { open(self.fid(), name.as_ptr(), 0, &mut table, ptr::null_mut()) };
+        if code == 0 && !table.is_null() { Some(table) } else { None }
+    }
+}
+
+impl<T: Fid> Drop for Object<T> {
+    /// A refusal is logged, because a drop cannot return it.
+    fn drop(&mut self) {
+        let result = entry!(self, fi_ops, close, "fi_close").and_then(|close| {
+            // SAFETY: the object is open, and this is its last use. Objects that depend on it hold it open.
+            self.lib.check("fi_close", unsafe { close(self.fid()) })
+        });
+        if let Err(error) = result {
+            log::warn!("closing {}: {error}", T::WHAT);
+        }
+    }
+}
 
 /// True when the table whose first word is at `size` has a whole entry at `offset`.
 ///
@@ -18,67 +112,36 @@ pub unsafe fn covers(size: *const usize, offset: usize) -> bool {
     !size.is_null() && unsafe { size.read() } >= offset + size_of::<usize>()
 }
 
-/// `entry!(lib, table, fi_ops_x, name, "fi_call")`: the function in entry `name`, or the error that `fi_call` is not implemented.
-/// `table` must be null or point to a live table, which the use of the macro argues.
+/// `field!(object, name)`: a field of the struct of an [`Object`](crate::table::Object), which every supported release has.
+#[macro_export]
+macro_rules! field {
+    ($object:expr, $name:ident) => {{
+        let object: &$crate::table::Object<_> = $object;
+        // SAFETY: the object is open. Its struct may be that of an older release, so no reference to the whole is made.
+        unsafe { (*object.as_ptr()).$name }
+    }};
+}
+
+/// `entry!(object, field: fi_ops_x, name, "fi_call")`: the function in entry `name` of the table in a field of an
+/// [`Object`](crate::table::Object), or the error that `fi_call` is not implemented. Without a field: of the table `fi_ops` of every object.
 #[macro_export]
 macro_rules! entry {
-    ($lib:expr, $table:expr, $type:ident, $name:ident, $call:literal) => {{
+    ($object:expr, fi_ops, $name:ident, $call:literal) => {{
+        let object: &$crate::table::Object<_> = $object;
+        // SAFETY: the object is open, and its struct begins with a fid.
+        $crate::entry!(@table object, unsafe { (*object.as_ptr().cast::<$crate::bindings::fid>()).ops }, fi_ops, $name, $call)
+    }};
+    ($object:expr, $field:ident: $type:ident, $name:ident, $call:literal) => {{
+        let object: &$crate::table::Object<_> = $object;
+        $crate::entry!(@table object, $crate::field!(object, $field), $type, $name, $call)
+    }};
+    (@table $object:ident, $table:expr, $type:ident, $name:ident, $call:literal) => {{
         let table: *mut $crate::bindings::$type = $table;
         let offset = ::core::mem::offset_of!($crate::bindings::$type, $name);
         // SAFETY: an operations table is null or static data of a loaded provider.
         let present = unsafe { $crate::table::covers(table.cast(), offset) };
         // SAFETY: `covers` checked that the table has this entry.
         let function = if present { unsafe { (*table).$name } } else { None };
-        function.ok_or_else(|| $lib.failure($call, -$crate::bindings::FI_ENOSYS))
+        function.ok_or_else(|| $object.library().failure($call, -$crate::bindings::FI_ENOSYS))
     }};
-}
-
-/// Closes an object. A refusal is logged, because a drop cannot return it.
-///
-/// # Safety
-/// `fid` is a live object that is not used afterwards.
-pub(crate) unsafe fn close(lib: &Libfabric, fid: *mut fid, what: &str) {
-    // SAFETY: this function's caller passes a live object.
-    let ops = unsafe { (*fid).ops };
-    let result = entry!(lib, ops, fi_ops, close, "fi_close").and_then(|close| {
-        // SAFETY: the object is live, and this function's caller does not use it afterwards.
-        lib.check("fi_close", unsafe { close(fid) })
-    });
-    if let Err(error) = result {
-        log::warn!("closing {what}: {error}");
-    }
-}
-
-/// `fi_*_bind`: ties `other` to the object `fid`.
-///
-/// # Safety
-/// Both are live, and `other` stays so until `fid` is closed.
-pub(crate) unsafe fn bind(
-    lib: &Libfabric,
-    fid: *mut fid,
-    other: *mut fid,
-    flags: u64,
-    call: &'static str,
-) -> Result<(), Error> {
-    // SAFETY: this function's caller passes a live object.
-    let ops = unsafe { (*fid).ops };
-    let bind = entry!(lib, ops, fi_ops, bind, "fi_bind")?;
-    // SAFETY: this function's caller passes two live objects, and keeps `other` open until `fid` is closed.
-    lib.check(call, unsafe { bind(fid, other, flags) })?;
-    Ok(())
-}
-
-/// `fi_open_ops`: a table of provider-specific operations, which lives as long as the provider; None when the object has no table of
-/// that name.
-///
-/// # Safety
-/// `fid` is live.
-pub(crate) unsafe fn open_ops(lib: &Libfabric, fid: *mut fid, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: this function's caller passes a live object.
-    let ops = unsafe { (*fid).ops };
-    let open = entry!(lib, ops, fi_ops, ops_open, "fi_open_ops").ok()?;
-    let mut table = ptr::null_mut();
-    // SAFETY: the object is live and the name NUL-terminated; the provider writes `table` on success only.
-    let code = unsafe { open(fid, name.as_ptr(), 0, &mut table, ptr::null_mut()) };
-    if code == 0 && !table.is_null() { Some(table) } else { None }
 }

@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
-use std::ptr;
 use std::sync::Arc;
 
-use crate::bindings::{self, fi_cq_attr, fi_wait_attr, fi_wait_obj, fid, fid_cq, fid_wait};
-use crate::{Domain, Error, Fabric, Libfabric, Version};
-use crate::{entry, table};
+use crate::bindings::{self, fi_cq_attr, fi_wait_attr, fi_wait_obj, fid_cq, fid_wait};
+use crate::entry;
+use crate::table::{Fid, Object};
+use crate::{Domain, Error, Fabric, Version};
 
 /// How a thread waits for a queue.
 pub(crate) enum Wait {
@@ -50,25 +50,23 @@ impl Wait {
         domain: &Domain,
         provider: &str,
         attr: fi_cq_attr,
-        open: impl Fn(fi_cq_attr) -> Result<*mut fid_cq, Error>,
-    ) -> Result<(*mut fid_cq, Self), Error> {
-        let lib = domain.library();
-        match WaitKind::of(provider, lib.version()) {
+        open: impl Fn(fi_cq_attr) -> Result<Object<fid_cq>, Error>,
+    ) -> Result<(Object<fid_cq>, Self), Error> {
+        match WaitKind::of(provider, domain.library().version()) {
             WaitKind::Set => {
                 let in_set = WaitSet::open(domain.fabric()).and_then(|set| {
                     let wait_obj = fi_wait_obj::FI_WAIT_SET;
-                    let raw = open(fi_cq_attr { wait_obj, wait_set: set.raw, ..attr })?;
-                    Ok((raw, Self::Set(set)))
+                    let queue = open(fi_cq_attr { wait_obj, wait_set: set.object.as_ptr(), ..attr })?;
+                    Ok((queue, Self::Set(set)))
                 });
                 if let Ok(opened) = in_set {
                     return Ok(opened);
                 }
             }
             WaitKind::Queue => {
-                if let Ok(raw) = open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..attr }) {
-                    // SAFETY: `open` just opened the queue, which no other code closes.
-                    let fd = unsafe { descriptor(lib, raw.cast()) };
-                    return Ok((raw, fd.map_or(Self::Never, Self::Queue)));
+                if let Ok(queue) = open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..attr }) {
+                    let fd = descriptor(&queue);
+                    return Ok((queue, fd.map_or(Self::Never, Self::Queue)));
                 }
             }
             WaitKind::Never => {}
@@ -86,87 +84,59 @@ impl Wait {
     }
 
     /// True when a thread may sleep until the descriptor of `queue`, whose wait this is, becomes readable.
-    ///
-    /// # Safety
-    /// `queue` is an open queue of `fabric`.
-    pub unsafe fn may_wait(&self, fabric: &Fabric, queue: *mut fid_cq) -> bool {
+    pub fn may_wait(&self, fabric: &Fabric, queue: &Object<fid_cq>) -> bool {
         match self {
             // Providers do not expect fi_trywait of a queue without a wait object.
             Self::Never => false,
-            // SAFETY: this function's caller keeps the queue open.
-            Self::Queue(_) => unsafe { may_wait_for(fabric, queue) },
+            Self::Queue(_) => may_wait_for(fabric, queue),
             Self::Set(set) => set.is_quiet(),
         }
     }
 }
 
-/// `fi_trywait`.
-///
-/// # Safety
-/// `queue` is an open queue of `fabric`.
-unsafe fn may_wait_for(fabric: &Fabric, queue: *mut fid_cq) -> bool {
-    // SAFETY: the fabric is open as long as its Arc lives.
-    let ops = unsafe { (*fabric.as_ptr()).ops };
-    let Ok(trywait) = entry!(fabric.library(), ops, fi_ops_fabric, trywait, "fi_trywait") else { return false };
-    let mut fids: [*mut fid; 1] = [queue.cast()];
-    // SAFETY: the fabric is open, and the array has the one object that the call states, which this function's caller keeps open.
+/// `fi_trywait` of a queue of the fabric.
+fn may_wait_for(fabric: &Fabric, queue: &Object<fid_cq>) -> bool {
+    let Ok(trywait) = entry!(fabric.object(), ops: fi_ops_fabric, trywait, "fi_trywait") else { return false };
+    let mut fids = [queue.fid()];
+    // SAFETY: both objects are open, and the array has the one that the call states.
     unsafe { trywait(fabric.as_ptr(), fids.as_mut_ptr(), 1) == 0 }
 }
 
 /// The descriptor of a queue or a set that was opened with `FI_WAIT_FD`.
-///
-/// # Safety
-/// `object` is open.
-unsafe fn descriptor(lib: &Libfabric, object: *mut fid) -> Option<RawFd> {
-    // SAFETY: this function's caller keeps the object open.
-    let ops = unsafe { (*object).ops };
-    let control = entry!(lib, ops, fi_ops, control, "fi_control").ok()?;
+fn descriptor<T: Fid>(object: &Object<T>) -> Option<RawFd> {
+    let control = entry!(object, fi_ops, control, "fi_control").ok()?;
     let mut fd: RawFd = -1;
     // SAFETY: the object is open; FI_GETWAIT of an object with FI_WAIT_FD writes an int.
-    let code = unsafe { control(object, bindings::FI_GETWAIT as i32, (&raw mut fd).cast::<c_void>()) };
+    let code = unsafe { control(object.fid(), bindings::FI_GETWAIT as i32, (&raw mut fd).cast::<c_void>()) };
     (code == 0 && fd >= 0).then_some(fd)
 }
 
 /// A wait set with a descriptor.
 pub(crate) struct WaitSet {
-    raw: *mut fid_wait,
+    object: Object<fid_wait>,
     fd: RawFd,
-    fabric: Arc<Fabric>,
+    _fabric: Arc<Fabric>,
 }
 
 impl WaitSet {
     fn open(fabric: &Arc<Fabric>) -> Result<Self, Error> {
-        let lib = fabric.library();
-        // SAFETY: the fabric is open as long as its Arc lives.
-        let ops = unsafe { (*fabric.as_ptr()).ops };
-        let open = entry!(lib, ops, fi_ops_fabric, wait_open, "fi_wait_open")?;
+        let open = entry!(fabric.object(), ops: fi_ops_fabric, wait_open, "fi_wait_open")?;
         let mut attr = fi_wait_attr { wait_obj: fi_wait_obj::FI_WAIT_FD, ..Default::default() };
-        let mut raw = ptr::null_mut();
-        // SAFETY: the fabric is open and the attributes are live; the provider writes `raw` on success only.
-        let code = unsafe { open(fabric.as_ptr(), &mut attr, &mut raw) };
-        lib.check("fi_wait_open", code)?;
-        let mut set = Self { raw, fd: -1, fabric: Arc::clone(fabric) };
-        // SAFETY: the set was just opened.
-        let fd = unsafe { descriptor(lib, raw.cast()) };
-        set.fd = fd.ok_or_else(|| lib.failure("fi_control", -bindings::FI_ENOSYS))?;
-        Ok(set)
+        let object = Object::open(fabric.library(), "fi_wait_open", |raw| {
+            // SAFETY: the fabric is open and the attributes are live.
+            unsafe { open(fabric.as_ptr(), &mut attr, raw) }
+        })?;
+        let fd = descriptor(&object);
+        let fd = fd.ok_or_else(|| fabric.library().failure("fi_control", -bindings::FI_ENOSYS))?;
+        Ok(Self { object, fd, _fabric: Arc::clone(fabric) })
     }
 
     /// `fi_wait` with time-out 0: consumes the signal and polls the queue. True when the queue is empty.
     fn is_quiet(&self) -> bool {
-        // SAFETY: `raw` is open until drop.
-        let ops = unsafe { (*self.raw).ops };
-        let Ok(wait) = entry!(self.fabric.library(), ops, fi_ops_wait, wait, "fi_wait") else { return false };
+        let Ok(wait) = entry!(&self.object, ops: fi_ops_wait, wait, "fi_wait") else { return false };
         // SAFETY: the set is open.
-        let code = unsafe { wait(self.raw, 0) };
+        let code = unsafe { wait(self.object.as_ptr(), 0) };
         code == -bindings::FI_ETIMEDOUT
-    }
-}
-
-impl Drop for WaitSet {
-    fn drop(&mut self) {
-        // SAFETY: `raw` is open. `CompletionQueue` closes the set's queue before, or the queue was never opened.
-        unsafe { table::close(self.fabric.library(), self.raw.cast(), "a wait set") }
     }
 }
 

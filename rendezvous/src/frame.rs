@@ -1,106 +1,109 @@
-//! Messages between the ranks: a header and a payload. Integers are little endian.
+//! Frames on a stream: a head and a body. Integers are little endian.
 
-use zerocopy::little_endian::{U32, U64};
+use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-const MAGIC: [u8; 4] = *b"fgbs";
-/// Blocks are handles and small reports; the limit catches messages of other programs.
-const MAX_PAYLOAD: u64 = 64 << 20;
+/// The first bytes of each frame.
+const MAGIC: [u8; 4] = *b"fGIN";
 
-/// A header on the wire, with any values.
+/// The head of a frame on the wire, with any values.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawHeader {
+struct RawHead {
     magic: [u8; 4],
-    kind: U32,
-    sequence: U64,
-    length: U64,
+    kind: U16,
+    step: U16,
+    sequence: U32,
+    origin: U32,
+    len: U32,
 }
 
-ferrogin_ffi::assert_layout!(RawHeader, size 24, align 1, { magic @ 0, kind @ 4, sequence @ 8, length @ 16 });
+ferrogin_ffi::assert_layout!(RawHead, size 20, align 1, {
+    magic @ 0, kind @ 4, step @ 6, sequence @ 8, origin @ 12, len @ 16,
+});
 
-/// The payload of a hello.
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-pub(super) struct Hello {
-    pub rank: U64,
-    pub nranks: U64,
-}
+/// Largest body, far above any block of set-up.
+pub const BODY_MAX: usize = 256 << 20;
 
-ferrogin_ffi::assert_layout!(Hello, size 16, align 1, { rank @ 0, nranks @ 8 });
-
-/// The kind of a message.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(super) enum MessageKind {
-    /// The first message of a rank: a [`Hello`].
-    Hello = 1,
-    /// A rank's block of an allgather.
-    Block = 2,
-    /// All blocks: for each rank a u64 length and the bytes.
-    Blocks = 3,
-    /// The end of the job; the payload is the reason.
-    Abort = 4,
+#[repr(u16)]
+pub enum FrameKind {
+    /// A block of an allgather follows.
+    Block = 0,
+    /// Instead of a block: its rank could not do its part. No body.
+    Failed = 1,
+    /// The sender leaves because rank `origin` failed. The body may say why.
+    Abort = 2,
+    /// The sender leaves because rank `origin`, perhaps itself, closed its communicator. No body.
+    Left = 3,
+    /// The sender is in the call and waits for blocks. No body.
+    Waiting = 4,
 }
 
-impl MessageKind {
-    fn from_raw(raw: u32) -> Option<MessageKind> {
-        [Self::Hello, Self::Block, Self::Blocks, Self::Abort].into_iter().find(|kind| *kind as u32 == raw)
+impl FrameKind {
+    fn from_code(code: u16) -> Option<Self> {
+        [Self::Block, Self::Failed, Self::Abort, Self::Left, Self::Waiting]
+            .into_iter()
+            .find(|kind| *kind as u16 == code)
     }
 }
 
-/// A valid header.
+/// The head of a valid frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Header {
-    pub kind: MessageKind,
-    pub sequence: u64,
-    pub length: usize,
+pub struct Frame {
+    /// Its kind.
+    pub kind: FrameKind,
+    /// The code of the sender's step; a newer sender may have unknown ones.
+    pub step: u16,
+    /// The number of allgathers before this one.
+    pub sequence: u32,
+    /// The rank that the frame is about.
+    pub origin: u32,
+    /// Bytes of the body.
+    pub len: u32,
 }
 
-impl Header {
-    /// Bytes on the wire.
-    pub const SIZE: usize = size_of::<RawHeader>();
+impl Frame {
+    /// Bytes of a head.
+    pub const HEAD: usize = size_of::<RawHead>();
 
-    /// The message of this header and `payload`, whose length `length` says.
-    pub fn emit(self, payload: &[u8]) -> Vec<u8> {
-        let header = RawHeader {
+    /// A head with no body.
+    pub fn new(kind: FrameKind, step: u16, sequence: u32, origin: usize) -> Self {
+        Self { kind, step, sequence, origin: origin as u32, len: 0 }
+    }
+
+    /// The bytes of this head.
+    pub fn emit(&self) -> [u8; Self::HEAD] {
+        zerocopy::transmute!(RawHead {
             magic: MAGIC,
-            kind: (self.kind as u32).into(),
+            kind: (self.kind as u16).into(),
+            step: self.step.into(),
             sequence: self.sequence.into(),
-            length: (self.length as u64).into(),
-        };
-        [header.as_bytes(), payload].concat()
+            origin: self.origin.into(),
+            len: self.len.into(),
+        })
     }
 
-    /// The header in [`Header::SIZE`] bytes, or a description of the bytes.
-    pub fn parse(bytes: &[u8]) -> Result<Header, String> {
-        let raw = RawHeader::read_from_bytes(bytes).map_err(|_| format!("{} bytes are no header", bytes.len()))?;
-        if raw.magic != MAGIC {
-            return Err(format!("{:02x?} is no bootstrap message", raw.magic));
+    /// The head in [`Frame::HEAD`] bytes; `None` if it is not valid.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let head = RawHead::read_from_bytes(bytes).ok()?;
+        if head.magic != MAGIC || head.len.get() as usize > BODY_MAX {
+            return None;
         }
-        let kind = MessageKind::from_raw(raw.kind.get()).ok_or_else(|| format!("unknown message kind {}", raw.kind))?;
-        if raw.length.get() > MAX_PAYLOAD {
-            return Err(format!("a message of {} bytes", raw.length));
-        }
-        Ok(Header { kind, sequence: raw.sequence.get(), length: raw.length.get() as usize })
+        Some(Self {
+            kind: FrameKind::from_code(head.kind.get())?,
+            step: head.step.get(),
+            sequence: head.sequence.get(),
+            origin: head.origin.get(),
+            len: head.len.get(),
+        })
     }
-}
 
-/// The payload of [`MessageKind::Blocks`].
-pub(super) fn emit_blocks(blocks: &[Vec<u8>]) -> Vec<u8> {
-    blocks.iter().flat_map(|block| [U64::new(block.len() as u64).as_bytes(), block].concat()).collect()
-}
-
-/// The blocks of `nranks` ranks; `None` if the payload is not valid.
-pub(super) fn parse_blocks(mut payload: &[u8], nranks: usize) -> Option<Vec<Vec<u8>>> {
-    let mut blocks = Vec::with_capacity(nranks);
-    for _ in 0..nranks {
-        let (length, rest) = U64::read_from_prefix(payload).ok()?;
-        let (block, rest) = rest.split_at_checked(usize::try_from(length.get()).ok()?)?;
-        blocks.push(block.to_vec());
-        payload = rest;
+    /// The sender leaves.
+    pub fn is_abort(&self) -> bool {
+        matches!(self.kind, FrameKind::Abort | FrameKind::Left)
     }
-    payload.is_empty().then_some(blocks)
 }
 
 #[cfg(test)]
@@ -108,28 +111,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_round_trip_and_invalid_ones_are_refused() {
-        let header = Header { kind: MessageKind::Blocks, sequence: 0x0807_0605_0403_0201, length: 2 };
-        let bytes = header.emit(b"ab");
-        assert_eq!(bytes, b"fgbs\x03\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08\x02\0\0\0\0\0\0\0ab");
-        assert_eq!(Header::parse(&bytes[..Header::SIZE]), Ok(header));
-        for (at, value) in [(0, b'F'), (4, 9), (23, 1)] {
-            let mut invalid = bytes[..Header::SIZE].to_vec();
-            invalid[at] = value;
-            assert!(Header::parse(&invalid).is_err(), "byte {at}");
-        }
-        assert!(Header::parse(&bytes[..23]).is_err());
+    fn frame_bytes_are_as_documented() {
+        let frame = Frame { kind: FrameKind::Left, step: 0x0201, sequence: 0x0403_0201, origin: 7, len: 4 };
+        let expected = b"fGIN\x03\x00\x01\x02\x01\x02\x03\x04\x07\x00\x00\x00\x04\x00\x00\x00";
+        assert_eq!(&frame.emit(), expected);
+        assert_eq!(Frame::parse(expected), Some(frame));
     }
 
     #[test]
-    fn blocks_round_trip_and_truncated_ones_are_refused() {
-        let blocks = vec![vec![1, 2, 3], vec![], vec![4; 100]];
-        let payload = emit_blocks(&blocks);
-        assert_eq!(parse_blocks(&payload, 3), Some(blocks));
-        for len in 0..payload.len() {
-            assert_eq!(parse_blocks(&payload[..len], 3), None);
+    fn frames_of_each_kind_round_trip_and_truncated_ones_are_refused() {
+        for code in 0..5 {
+            let kind = FrameKind::from_code(code).unwrap();
+            let frame = Frame { kind, step: 2, sequence: u32::MAX, origin: 7, len: 3 };
+            assert_eq!(Frame::parse(&frame.emit()), Some(frame));
+            for len in 0..Frame::HEAD {
+                assert_eq!(Frame::parse(&frame.emit()[..len]), None);
+            }
         }
-        assert_eq!(parse_blocks(&payload, 2), None);
-        assert_eq!(parse_blocks(&[0xff; 16], 1), None);
+    }
+
+    #[test]
+    fn frames_with_other_magic_or_kind_or_huge_body_are_refused() {
+        assert_eq!(Frame::parse(&[0xa5; Frame::HEAD]), None);
+        for (at, value) in [(0, b'F'), (4, 9), (19, 0x40)] {
+            let mut bytes = Frame::new(FrameKind::Block, 2, 0, 0).emit();
+            bytes[at] = value;
+            assert_eq!(Frame::parse(&bytes), None, "byte {at}");
+        }
     }
 }

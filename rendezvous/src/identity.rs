@@ -1,6 +1,7 @@
 //! The rank of this process in its job, from the variables of a launcher.
 
 use crate::error::BootstrapError;
+use crate::secret::Secret;
 
 /// The rank of this process in its job.
 ///
@@ -23,6 +24,9 @@ pub struct Identity {
     pub nranks: usize,
     /// The address of rank 0: `host:port`, or the name of an abstract Unix socket.
     pub address: String,
+    /// FERROGIN_SECRET, which the ranks prove to rank 0. Without one, any process that can connect to `host:port` can take the place of
+    /// a rank; a Unix socket takes only processes of the same user.
+    pub secret: Option<Secret>,
 }
 
 /// The variables of rank and number of ranks, by launcher.
@@ -70,7 +74,22 @@ impl Identity {
             (None, Some(host)) if source == TORCH => Identity::beside_torch(get, &host)?,
             _ => Identity::same_host_address(get, nranks)?,
         };
-        Ok(Some(Identity { rank, nranks, address }))
+        Ok(Some(Identity { rank, nranks, address, secret: Identity::secret(get)? }))
+    }
+
+    /// FERROGIN_SECRET.
+    ///
+    /// # Errors
+    /// It is no secret.
+    pub fn secret_from_env() -> Result<Option<Secret>, BootstrapError> {
+        Identity::secret(&variable)
+    }
+
+    fn secret(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>, BootstrapError> {
+        let Some(text) = get("FERROGIN_SECRET") else { return Ok(None) };
+        let invalid =
+            "FERROGIN_SECRET is not 32 hexadecimal digits: set it to the output of `openssl rand -hex 16` on all ranks";
+        Secret::parse(&text).map(Some).ok_or_else(|| BootstrapError::Environment(invalid.to_owned()))
     }
 
     /// The names of a launcher's variables, with the rank and the number of ranks in them.

@@ -1,39 +1,84 @@
-//! The network interface of the control plane's sockets.
+//! The network interfaces that NCCL's variables allow.
 
-use super::error::ControlError;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
+use std::io;
 use std::net::IpAddr;
 
-/// The address of the first interface that is up and that `filter` allows, IPv4 before IPv6. Without a filter and without
-/// another interface it is the loopback address, which serves ranks of one host.
-pub(super) fn source_address(filter: &str) -> Result<IpAddr, ControlError> {
-    let interfaces = getifaddrs().map_err(|errno| ControlError::Socket { call: "getifaddrs", source: errno.into() })?;
-    let mut v6 = None;
-    for interface in interfaces {
-        if !interface.flags.contains(InterfaceFlags::IFF_UP) || !allowed(filter, &interface.interface_name) {
-            continue;
-        }
-        let Some(address) = interface.address.as_ref() else { continue };
-        if let Some(v4) = address.as_sockaddr_in() {
-            return Ok(IpAddr::V4(v4.ip()));
-        }
+/// No interface is usable.
+#[derive(Debug, thiserror::Error)]
+pub enum InterfaceError {
+    /// The system does not list its interfaces.
+    #[error("getifaddrs failed: {0}")]
+    System(io::Error),
+    /// NCCL_SOCKET_FAMILY has an invalid value.
+    #[error("NCCL_SOCKET_FAMILY={0} is not valid: set it to AF_INET or AF_INET6, or unset it")]
+    Family(String),
+    /// No interface is up that the variables allow.
+    #[error(
+        "NCCL_SOCKET_IFNAME={filter:?}{family} allows no network interface of this host that is up; compare it with `ip address`"
+    )]
+    NoneAllowed {
+        /// NCCL_SOCKET_IFNAME.
+        filter: String,
+        /// The rest of the message about NCCL_SOCKET_FAMILY.
+        family: String,
+    },
+}
+
+/// The addresses that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, IPv4 before IPv6; without NCCL_SOCKET_IFNAME that of the first
+/// interface, container bridges and the loopback interface last.
+///
+/// # Errors
+/// There is none.
+pub fn addresses() -> Result<Vec<IpAddr>, InterfaceError> {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    let (filter, family) = (variable("NCCL_SOCKET_IFNAME"), variable("NCCL_SOCKET_FAMILY"));
+    let interfaces = getifaddrs().map_err(|errno| InterfaceError::System(errno.into()))?;
+    let up = interfaces.filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP));
+    let found = up.filter_map(|interface| {
+        let address = interface.address.as_ref()?;
+        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        let v6 = address.as_sockaddr_in6().map(|v6| v6.ip());
         // Other hosts cannot use a link-local address, which is valid on one interface only.
-        let usable = address.as_sockaddr_in6().map(|v6| v6.ip()).filter(|ip| !ip.is_unicast_link_local());
-        v6 = v6.or(usable);
+        let v6 = v6.filter(|ip| !ip.is_unicast_link_local()).map(IpAddr::V6);
+        Some((interface.interface_name, v4.or(v6)?))
+    });
+    choose(found.collect(), &filter, &family)
+}
+
+fn choose(mut found: Vec<(String, IpAddr)>, filter: &str, family: &str) -> Result<Vec<IpAddr>, InterfaceError> {
+    match family {
+        "" => {}
+        "AF_INET" => found.retain(|(_, address)| address.is_ipv4()),
+        "AF_INET6" => found.retain(|(_, address)| address.is_ipv6()),
+        _ => return Err(InterfaceError::Family(family.to_owned())),
     }
-    match v6 {
-        Some(address) => Ok(IpAddr::V6(address)),
-        None if filter.is_empty() => Ok(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)),
-        None => Err(ControlError::NoInterface { filter: filter.to_owned() }),
+    found.retain(|(name, _)| allowed(filter, name));
+    if filter.is_empty() {
+        found.sort_by_key(|(name, address)| (rank(name), address.is_ipv6()));
+        found.truncate(1);
+    } else {
+        found.sort_by_key(|(_, address)| address.is_ipv6());
     }
+    if found.is_empty() {
+        let family = if family.is_empty() { String::new() } else { format!(" with NCCL_SOCKET_FAMILY={family}") };
+        return Err(InterfaceError::NoneAllowed { filter: filter.to_owned(), family });
+    }
+    Ok(found.into_iter().map(|(_, address)| address).collect())
+}
+
+/// NCCL's order of interfaces: InfiniBand first, then all but those that lead to no other host.
+fn rank(name: &str) -> usize {
+    let last = ["docker", "lo", "virbr"].iter().position(|prefix| name.starts_with(prefix));
+    last.map_or(usize::from(!name.starts_with("ib")), |at| at + 2)
 }
 
 /// NCCL_SOCKET_IFNAME is a comma list of name prefixes; a leading `=` makes them whole names, a leading `^` excludes them. An
-/// empty filter allows all interfaces but loopback and container bridges.
+/// empty filter allows all interfaces.
 fn allowed(filter: &str, name: &str) -> bool {
     if filter.is_empty() {
-        return name != "lo" && !name.starts_with("docker") && !name.starts_with("virbr");
+        return true;
     }
     let (exclude, rest) = match filter.strip_prefix('^') {
         Some(rest) => (true, rest),
@@ -59,8 +104,7 @@ mod tests {
     fn interface_filter_follows_nccl() {
         for (filter, name, expected) in [
             ("", "eth0", true),
-            ("", "lo", false),
-            ("", "docker0", false),
+            ("", "lo", true),
             ("eth", "eth0", true),
             ("eth", "ens5", false),
             ("eth,ens", "ens5", true),
@@ -74,5 +118,38 @@ mod tests {
         ] {
             assert_eq!(allowed(filter, name), expected, "{filter} {name}");
         }
+    }
+
+    #[test]
+    fn addresses_are_those_that_nccl_would_take() {
+        let found = || {
+            [
+                ("lo", "127.0.0.1"),
+                ("docker0", "172.17.0.1"),
+                ("eth1", "fd00::1"),
+                ("eth0", "10.0.0.1"),
+                ("eth1", "10.1.0.1"),
+            ]
+            .map(|(name, address)| (name.to_owned(), address.parse().unwrap()))
+            .to_vec()
+        };
+        let chosen = |found, filter, family| {
+            let chosen = choose(found, filter, family).map_err(|error| error.to_string())?;
+            Ok::<_, String>(chosen.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(" "))
+        };
+        for (filter, family, expected) in [
+            ("", "", "10.0.0.1"),
+            ("", "AF_INET6", "fd00::1"),
+            ("=eth1", "", "10.1.0.1 fd00::1"),
+            ("eth", "AF_INET", "10.0.0.1 10.1.0.1"),
+            ("^eth", "", "127.0.0.1 172.17.0.1"),
+        ] {
+            assert_eq!(chosen(found(), filter, family).as_deref(), Ok(expected), "{filter} {family}");
+        }
+        assert_eq!(chosen(found()[..2].to_vec(), "", "").as_deref(), Ok("172.17.0.1"));
+        assert_eq!(chosen(found()[..1].to_vec(), "", "").as_deref(), Ok("127.0.0.1"));
+        let error = chosen(found(), "eth0", "AF_INET6").unwrap_err();
+        assert!(error.contains("NCCL_SOCKET_IFNAME=\"eth0\" with NCCL_SOCKET_FAMILY=AF_INET6 allows no"), "{error}");
+        assert!(chosen(found(), "", "inet").unwrap_err().contains("NCCL_SOCKET_FAMILY=inet is not valid"));
     }
 }

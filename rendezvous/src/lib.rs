@@ -1,20 +1,37 @@
 #![doc = include_str!("../README.md")]
 //!
-//! Rank 0 is the hub: it gathers a block from each rank and sends all blocks to each rank. [`Identity`] reads the variables of
-//! launchers.
+//! A [`Stream`] carries frames between two ranks that have proved to each other that they know a secret ([`proof`]): a [`Listener`]
+//! accepts it, a [`Dial`] makes it. [`interface`] chooses the address of a listener as NCCL does. The plugin's control plane and
+//! [`Bootstrap`] are made of these. In a `Bootstrap`, rank 0 is the hub: it gathers a block from each rank and sends all blocks to each
+//! rank. [`Identity`] reads the variables of launchers.
 
-mod connection;
+mod dial;
 mod error;
+mod frame;
 mod hub;
 mod identity;
-mod message;
-mod rendezvous;
-mod threads;
+pub mod interface;
+mod listener;
+mod meet;
+mod own_file;
+mod place;
+pub mod proof;
+mod secret;
+pub mod stream;
 
+pub use dial::{Address, Dial};
 pub use error::BootstrapError;
+pub use frame::{BODY_MAX, Frame, FrameKind};
 pub use identity::Identity;
+pub use listener::Listener;
+pub use own_file::open_own_file;
+pub use place::Place;
+pub use secret::Secret;
+pub use stream::{End, InvalidFrame, Stream};
 
-use std::time::Duration;
+use hub::Hub;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// The largest number of ranks.
 const RANKS_MAX: usize = 1 << 20;
@@ -25,27 +42,27 @@ pub struct Bootstrap {
     rank: usize,
     nranks: usize,
     timeout: Duration,
-    transport: Transport,
-}
-
-#[derive(Debug)]
-enum Transport {
-    Single,
-    Sockets(hub::Sockets),
-    Threads(threads::Member),
+    hub: Mutex<Hub>,
 }
 
 impl Bootstrap {
+    fn new(rank: usize, nranks: usize, timeout: Duration, peers: Vec<Stream>) -> Bootstrap {
+        Bootstrap { rank, nranks, timeout, hub: Mutex::new(Hub::new(rank, nranks, peers)) }
+    }
+
     /// A job of one rank.
     pub fn single() -> Bootstrap {
-        Bootstrap { rank: 0, nranks: 1, timeout: Duration::from_secs(60), transport: Transport::Single }
+        Bootstrap::new(0, 1, Duration::from_secs(60), Vec::new())
     }
 
     /// A job whose `nranks` ranks are threads of this process: one element for each rank.
+    ///
+    /// # Panics
+    /// The system has no sockets left for this process.
     pub fn threads(nranks: usize, timeout: Duration) -> Vec<Bootstrap> {
-        let members = threads::Member::all(nranks);
-        let make = |(rank, member)| Bootstrap { rank, nranks, timeout, transport: Transport::Threads(member) };
-        members.into_iter().enumerate().map(make).collect()
+        let hubs = Hub::threads(nranks).expect("two sockets for each rank");
+        let make = |(rank, hub)| Bootstrap { rank, nranks, timeout, hub: Mutex::new(hub) };
+        hubs.into_iter().enumerate().map(make).collect()
     }
 
     /// Joins the job of a launcher's variables; without a launcher it is a job of one rank.
@@ -70,11 +87,19 @@ impl Bootstrap {
                 "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
             )));
         }
-        let transport = match nranks {
-            1 => Transport::Single,
-            _ => Transport::Sockets(hub::Sockets::connect(identity, timeout)?),
+        if nranks > 1 && rank == 0 && identity.secret.is_none() && meet::is_tcp(&identity.address) {
+            eprintln!(
+                "ferrogin: any process that can connect to {} can take the place of a rank: set FERROGIN_SECRET on all ranks to the output of \
+                 `openssl rand -hex 16`",
+                identity.address
+            );
+        }
+        let peers = match (nranks, rank) {
+            (1, _) => Vec::new(),
+            (_, 0) => meet::Meeting::open(identity, Instant::now(), timeout)?.finish()?,
+            _ => vec![meet::connect(identity, timeout)?],
         };
-        Ok(Bootstrap { rank, nranks, timeout, transport })
+        Ok(Bootstrap::new(rank, nranks, timeout, peers))
     }
 
     /// This rank.
@@ -102,11 +127,7 @@ impl Bootstrap {
     /// # Errors
     /// A rank ended, or did not call before the timeout. Later calls fail too.
     pub fn allgather(&self, block: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        match &self.transport {
-            Transport::Single => Ok(vec![block.to_vec()]),
-            Transport::Sockets(sockets) => sockets.allgather(block, self.timeout),
-            Transport::Threads(member) => member.allgather(self.rank, block, self.timeout),
-        }
+        self.hub.lock().unwrap_or_else(PoisonError::into_inner).allgather(block, self.timeout)
     }
 
     /// Returns when all ranks have called it.

@@ -1,97 +1,80 @@
-//! Rank 0 waits for the connections of the other ranks.
+//! The ranks meet at rank 0: it waits for the other ranks, which connect to it.
 
-use super::connection::{ConnectionError, Listener, Peer, wait};
-use super::identity::Identity;
-use super::message::{Hello, MessageKind};
 use crate::error::BootstrapError;
-use nix::poll::PollFlags;
-use std::collections::VecDeque;
-use std::io::ErrorKind::{ConnectionAborted, Interrupted, PermissionDenied, WouldBlock};
+use crate::identity::Identity;
+use crate::listener::{Listener, own_addresses};
+use crate::place::Place;
+use crate::stream::{Stream, wait};
+use crate::{Address, Dial, Frame, FrameKind};
+use std::io;
+use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-/// Connections without a hello that rank 0 keeps, in addition to one for each rank.
-const SILENT_MAX: usize = 256;
+/// The protocol between the ranks of a host program.
+pub(crate) const DOMAIN: [u8; 8] = *b"ferroHA\x02";
 
-/// The ranks that have connected to rank 0, and the connections that may be of ranks.
-pub(super) struct Rendezvous<'a> {
+pub(crate) fn is_tcp(address: &str) -> bool {
+    address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
+/// The ranks that have connected to rank 0.
+pub(crate) struct Meeting<'a> {
     identity: &'a Identity,
     timeout: Duration,
     deadline: Instant,
     listener: Listener,
-    /// Connections whose hello is not complete, the oldest first.
-    silent: VecDeque<Peer>,
     /// The ranks 1, 2, …
-    ranks: Vec<Option<Peer>>,
-    /// The last hello that was refused.
+    ranks: Vec<Option<Stream>>,
+    /// The last process that was refused.
     refused: Option<String>,
 }
 
-impl<'a> Rendezvous<'a> {
+impl<'a> Meeting<'a> {
     pub fn open(identity: &'a Identity, now: Instant, timeout: Duration) -> Result<Self, BootstrapError> {
-        let listener = Listener::bind(&identity.address).map_err(|error| listen_error(identity, &error))?;
+        let listener = listen(identity).map_err(|error| listen_error(identity, &error))?;
         let ranks = (1..identity.nranks).map(|_| None).collect();
-        let deadline = now + timeout;
-        Ok(Self { identity, timeout, deadline, listener, silent: VecDeque::new(), ranks, refused: None })
+        Ok(Self { identity, timeout, deadline: now + timeout, listener, ranks, refused: None })
     }
 
-    /// Waits for all ranks, and returns their connections in order.
-    pub fn finish(mut self) -> Result<Vec<Peer>, BootstrapError> {
+    /// Waits for all ranks, and returns their streams in order.
+    pub fn finish(mut self) -> Result<Vec<Stream>, BootstrapError> {
         while !self.poll(Instant::now())? {
-            let fds = self.silent.iter().map(|peer| peer.stream.fd()).chain([self.listener.fd()]);
-            if let Err(ConnectionError::Closed(error)) = wait(fds, PollFlags::POLLIN, self.deadline) {
-                return Err(listen_error(self.identity, &error));
-            }
+            let mut fds: Vec<_> = self.listener.interest().collect();
+            wait(&mut fds, self.deadline).map_err(|error| listen_error(self.identity, &error))?;
         }
         Ok(self.ranks.into_iter().flatten().collect())
     }
 
-    /// Accepts at most one connection and reads the hellos that have arrived; true when all ranks are connected. A connection that
-    /// sends no valid hello is of no rank of this job: it neither ends nor delays the rendezvous.
+    /// Accepts the ranks that have connected; true when all have.
     pub fn poll(&mut self, now: Instant) -> Result<bool, BootstrapError> {
-        if now >= self.deadline {
-            return Err(self.timed_out());
+        while let Some((stream, place)) =
+            self.listener.poll(now).map_err(|error| listen_error(self.identity, &error))?
+        {
+            self.admit(stream, place)?;
         }
-        match self.listener.accept() {
-            Ok(stream) => {
-                if self.silent.len() == self.ranks.len() + SILENT_MAX {
-                    self.silent.pop_front();
-                }
-                self.silent.extend(Peer::new(stream));
-            }
-            Err(error) if matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted | PermissionDenied) => {}
-            // This process has no descriptor left, for example: the oldest silent connection makes room.
-            Err(error) if self.silent.pop_front().is_none() => return Err(listen_error(self.identity, &error)),
-            Err(_) => {}
+        if self.ranks.iter().all(Option::is_some) {
+            return Ok(true);
         }
-        for mut peer in std::mem::take(&mut self.silent) {
-            match peer.try_receive_hello() {
-                Ok(None) => self.silent.push_back(peer),
-                Ok(Some(hello)) => self.admit(peer, hello)?,
-                Err(_) => {}
-            }
-        }
-        Ok(self.ranks.iter().all(Option::is_some))
+        if now >= self.deadline { Err(self.timed_out()) } else { Ok(false) }
     }
 
-    fn admit(&mut self, mut peer: Peer, hello: Hello) -> Result<(), BootstrapError> {
-        let (rank, n, nranks) = (hello.rank.get(), hello.nranks.get(), self.identity.nranks);
-        let problem = match self.ranks.get_mut((rank as usize).wrapping_sub(1)) {
-            _ if n != nranks as u64 => {
+    fn admit(&mut self, mut stream: Stream, place: Place) -> Result<(), BootstrapError> {
+        let (Place { rank, nranks: n, .. }, nranks) = (place, self.identity.nranks);
+        let problem = match self.ranks.get_mut(rank.wrapping_sub(1)) {
+            _ if n != nranks => {
                 format!("rank {rank} was started as one of {n} ranks, but rank 0 as one of {nranks}")
             }
             None => format!("a process connected as rank {rank} of {n}"),
             Some(Some(_)) => format!("two processes connected as rank {rank}"),
             Some(place) => {
-                *place = Some(peer);
+                *place = Some(stream);
                 return Ok(());
             }
         };
-        let abort = |peer: &mut Peer| {
-            // A new connection has room for the message, so this does not wait.
-            let _ = peer.send(MessageKind::Abort, 0, problem.as_bytes(), Instant::now());
-        };
-        abort(&mut peer);
-        if self.listener.checks_user() {
+        let abort = |stream: &mut Stream| stream.send(Frame::new(FrameKind::Abort, 0, 0, 0), problem.as_bytes());
+        abort(&mut stream);
+        // Only this user's own process can be wrong, so all ranks end. Without a secret, anyone's can be.
+        if !is_tcp(&self.identity.address) || self.identity.secret.is_some() {
             self.ranks.iter_mut().flatten().for_each(abort);
             return Err(BootstrapError::Protocol { rank: 0, problem });
         }
@@ -109,9 +92,58 @@ impl<'a> Rendezvous<'a> {
     }
 }
 
+fn listen(identity: &Identity) -> io::Result<Listener> {
+    let (address, secret) = (&identity.address, identity.secret.unwrap_or_default());
+    if !is_tcp(address) {
+        return Listener::bind_unix(address, DOMAIN, secret);
+    }
+    let mut result = Err(io::Error::from(io::ErrorKind::AddrNotAvailable));
+    for addresses in own_addresses(address)? {
+        result = Listener::bind(&addresses, DOMAIN, secret).map(|(listener, _)| listener).map_err(|(_, error)| error);
+        if result.is_ok() {
+            break;
+        }
+    }
+    result
+}
+
 fn listen_error(identity: &Identity, error: &dyn std::fmt::Display) -> BootstrapError {
     let address = identity.address.clone();
     BootstrapError::Socket { rank: 0, action: "listen on", address, text: error.to_string() }
+}
+
+/// Connects to rank 0, which may start later.
+pub(crate) fn connect(identity: &Identity, timeout: Duration) -> Result<Stream, BootstrapError> {
+    let &Identity { rank, nranks, ref address, .. } = identity;
+    let failed = |text: String| {
+        let text = format!("{text} (waited {timeout:?} for rank 0)");
+        BootstrapError::Socket { rank, action: "connect to", address: address.clone(), text }
+    };
+    let deadline = Instant::now() + timeout;
+    let addresses = match is_tcp(address) {
+        true => address.to_socket_addrs().map_err(|error| failed(error.to_string()))?.map(Address::Tcp).collect(),
+        false => vec![Address::Unix(address.clone())],
+    };
+    let place = Place { rank, nranks, called: 0 };
+    let mut dial = Dial::new(addresses, DOMAIN, identity.secret.unwrap_or_default(), place);
+    loop {
+        let now = Instant::now();
+        match dial.poll(now) {
+            Ok(Some(stream)) => return Ok(stream),
+            Err(error) => return Err(failed(format!("{error}; all ranks need the same FERROGIN_SECRET"))),
+            Ok(None) if now >= deadline => {
+                let text = match dial.is_accepted() {
+                    true => "it accepted the connection, but did not answer".to_owned(),
+                    false => dial.last_error().to_string(),
+                };
+                return Err(failed(text));
+            }
+            Ok(None) => {}
+        }
+        let until = dial.wakes().map_or(deadline, |wakes| wakes.min(deadline));
+        let mut fds: Vec<_> = dial.interest().into_iter().collect();
+        wait(&mut fds, until).map_err(|error| failed(error.to_string()))?;
+    }
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use std::path::Path;
 /// The system's; `path` is a symbolic link, is no regular file, or belongs to another user.
 pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> Result<File> {
     // The open of a FIFO without a reader would wait for one.
-    options.create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options.create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK);
     let file = options.open(path).map_err(|error| match error.raw_os_error() {
-        Some(libc::ELOOP) => Error::new(ErrorKind::InvalidInput, "it is a symbolic link: name the file itself"),
+        Some(nix::libc::ELOOP) => Error::new(ErrorKind::InvalidInput, "it is a symbolic link: name the file itself"),
         _ => error,
     })?;
     let about = file.metadata()?;

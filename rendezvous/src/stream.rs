@@ -1,247 +1,261 @@
-//! Sockets between the ranks, which carry whole messages.
+//! A stream of frames between two ranks, over TCP or a Unix socket. No call blocks; [`wait`] waits for several streams at once.
 
-use super::message::{Header, Hello, MessageKind};
+use crate::frame::Frame;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
+use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
-use std::time::{Duration, Instant};
-use zerocopy::FromBytes;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
+/// A socket that does not block.
 #[derive(Debug)]
-pub(super) enum Stream {
-    Unix(UnixStream),
+pub(crate) enum Socket {
     Tcp(TcpStream),
+    Unix(UnixStream),
 }
 
-impl Stream {
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => s.set_nonblocking(true),
-            Stream::Tcp(s) => s.set_nonblocking(true).and_then(|()| s.set_nodelay(true)),
-        }
+impl Socket {
+    pub fn tcp(socket: TcpStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        Ok(Self::Tcp(socket))
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(s) => s.as_fd(),
-            Stream::Tcp(s) => s.as_fd(),
+    /// Refuses the process of another user at the other end.
+    pub fn unix(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        let (other, own) = (getsockopt(&socket, PeerCredentials)?.uid(), geteuid().as_raw());
+        if other != own {
+            let text = format!("a process of user {other} has this socket, and this process is of user {own}");
+            return Err(io::Error::new(ErrorKind::PermissionDenied, text));
         }
+        Ok(Self::Unix(socket))
     }
 
-    /// Refuses the process of another user at the other end of a Unix socket.
-    fn check_user(self) -> io::Result<Stream> {
-        if let Stream::Unix(stream) = &self {
-            let (other, own) = (getsockopt(stream, PeerCredentials)?.uid(), geteuid().as_raw());
-            if other != own {
-                let text = format!("a process of user {other} has this socket, and this process is of user {own}");
-                return Err(io::Error::new(ErrorKind::PermissionDenied, text));
-            }
-        }
-        Ok(self)
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(s) => s.read(bytes),
-            Stream::Tcp(s) => s.read(bytes),
-        }
-    }
-
-    pub fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(s) => s.write(bytes),
-            Stream::Tcp(s) => s.write(bytes),
-        }
-    }
-}
-
-/// The reason why a connection has no message.
-#[derive(Debug)]
-pub(super) enum ConnectionError {
-    Timeout,
-    Closed(String),
-    InvalidMessage(String),
-}
-
-impl ConnectionError {
-    fn from_io(error: &io::Error) -> ConnectionError {
-        ConnectionError::Closed(error.to_string())
-    }
-}
-
-/// Waits until one of `fds` has one of `events`.
-pub(super) fn wait<'a>(
-    fds: impl IntoIterator<Item = BorrowedFd<'a>>,
-    events: PollFlags,
-    deadline: Instant,
-) -> Result<(), ConnectionError> {
-    let mut fds: Vec<_> = fds.into_iter().map(|fd| PollFd::new(fd, events)).collect();
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ConnectionError::Timeout);
-        }
-        let left = PollTimeout::try_from(left.min(Duration::from_secs(1))).unwrap_or(PollTimeout::ZERO);
-        match poll(&mut fds, left) {
-            Ok(0) | Err(nix::errno::Errno::EINTR) => {}
-            Ok(_) => return Ok(()),
-            Err(error) => return Err(ConnectionError::Closed(error.to_string())),
-        }
-    }
-}
-
-/// A connection, with the received part of the next message.
-#[derive(Debug)]
-pub(super) struct Peer {
-    pub stream: Stream,
-    partial: Vec<u8>,
-}
-
-impl Peer {
-    pub fn new(stream: Stream) -> io::Result<Peer> {
-        stream.set_nonblocking()?;
-        Ok(Peer { stream, partial: Vec::new() })
-    }
-
-    pub fn send(
-        &mut self,
-        kind: MessageKind,
-        sequence: u64,
-        payload: &[u8],
-        deadline: Instant,
-    ) -> Result<(), ConnectionError> {
-        let bytes = Header { kind, sequence, length: payload.len() }.emit(payload);
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            match self.stream.write(rest) {
-                Ok(n) => rest = &rest[n..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    wait([self.stream.fd()], PollFlags::POLLOUT, deadline)?;
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(ConnectionError::from_io(&error)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads the available bytes of one message, and returns the message if it is complete.
-    pub fn try_receive(&mut self) -> Result<Option<(Header, Vec<u8>)>, ConnectionError> {
-        if !self.fill(Header::SIZE)? {
-            return Ok(None);
-        }
-        let header = Header::parse(&self.partial[..Header::SIZE]).map_err(ConnectionError::InvalidMessage)?;
-        if !self.fill(Header::SIZE + header.length)? {
-            return Ok(None);
-        }
-        let payload = self.partial.split_off(Header::SIZE);
-        self.partial.clear();
-        Ok(Some((header, payload)))
-    }
-
-    /// As [`Peer::try_receive`], for a hello. It reads no more bytes than a hello has, because anyone may have sent them.
-    pub fn try_receive_hello(&mut self) -> Result<Option<Hello>, ConnectionError> {
-        if !self.fill(Header::SIZE + size_of::<Hello>())? {
-            return Ok(None);
-        }
-        let bytes = std::mem::take(&mut self.partial);
-        let (header, hello) = bytes.split_at(Header::SIZE);
-        match (Header::parse(header).map_err(ConnectionError::InvalidMessage)?, Hello::read_from_bytes(hello)) {
-            (Header { kind: MessageKind::Hello, length, .. }, Ok(hello)) if length == size_of::<Hello>() => {
-                Ok(Some(hello))
-            }
-            (header, _) => Err(ConnectionError::InvalidMessage(format!("{header:?} is no hello"))),
-        }
-    }
-
-    /// Reads until `len` bytes of the message are there; false if the rest has not arrived.
-    fn fill(&mut self, len: usize) -> Result<bool, ConnectionError> {
-        while self.partial.len() < len {
-            let have = self.partial.len();
-            self.partial.resize(len, 0);
-            let got = self.stream.read(&mut self.partial[have..]);
-            self.partial.truncate(have + got.as_ref().copied().unwrap_or(0));
+    /// Reads at most the rest of `len` bytes of `into`; true once all are there.
+    pub fn read_up_to(&mut self, into: &mut Vec<u8>, len: usize) -> io::Result<bool> {
+        while into.len() < len {
+            let have = into.len();
+            into.resize(len, 0);
+            let got = self.read(&mut into[have..]);
+            into.truncate(have + got.as_ref().copied().unwrap_or(0));
             match got {
-                Ok(0) => return Err(ConnectionError::Closed("its connection was closed".into())),
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(ConnectionError::from_io(&error)),
+                Err(error) => return Err(error),
             }
         }
         Ok(true)
     }
 
-    pub fn receive(&mut self, deadline: Instant) -> Result<(Header, Vec<u8>), ConnectionError> {
-        loop {
-            if let Some(message) = self.try_receive()? {
-                return Ok(message);
+    pub fn interest(&self, flags: PollFlags) -> PollFd<'_> {
+        PollFd::new(self.as_fd(), flags)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+        }
+    }
+}
+
+impl Read for Socket {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(socket) => socket.read(bytes),
+            Self::Unix(socket) => socket.read(bytes),
+        }
+    }
+}
+
+impl Write for Socket {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(socket) => socket.write(bytes),
+            Self::Unix(socket) => socket.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Why a peer's frames ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// The peer said that it closes the stream.
+    Left,
+    /// The system's reason.
+    Closed(String),
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Left => f.write_str("it left"),
+            Self::Closed(reason) => f.write_str(reason),
+        }
+    }
+}
+
+/// Bytes of one read.
+const CHUNK: usize = 32 << 10;
+
+/// A stream whose ends have proved that they know a secret.
+#[derive(Debug)]
+pub struct Stream {
+    socket: Socket,
+    /// Received bytes, of which the first `parsed` are done.
+    input: Vec<u8>,
+    parsed: usize,
+    /// Bytes to send, of which the first `written` are done.
+    output: Vec<u8>,
+    written: usize,
+    /// Why nothing can be sent any more.
+    broken: Option<io::Error>,
+    /// The peer's frames have ended. Those before may still be in `input`.
+    ended: Option<End>,
+    heard: Instant,
+}
+
+impl Stream {
+    pub(crate) fn new(socket: Socket) -> Self {
+        let (input, output) = (Vec::new(), Vec::new());
+        Self { socket, input, parsed: 0, output, written: 0, broken: None, ended: None, heard: Instant::now() }
+    }
+
+    /// Two streams that lead to each other, within this process.
+    ///
+    /// # Errors
+    /// The system has no sockets left for this process.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = UnixStream::pair()?;
+        Ok((Self::new(Socket::unix(one)?), Self::new(Socket::unix(other)?)))
+    }
+
+    /// Adds a frame with `body` to the bytes that [`Stream::flush`] sends.
+    pub fn queue(&mut self, frame: Frame, body: &[u8]) {
+        self.output.extend_from_slice(&Frame { len: body.len() as u32, ..frame }.emit());
+        self.output.extend_from_slice(body);
+    }
+
+    /// Sends a frame with `body`. What the socket does not take now, later calls of [`Stream::flush`] send.
+    pub fn send(&mut self, frame: Frame, body: &[u8]) {
+        self.queue(frame, body);
+        self.flush();
+    }
+
+    /// Sends waiting bytes; true when none are left.
+    pub fn flush(&mut self) -> bool {
+        while self.written < self.output.len() {
+            match self.socket.write(&self.output[self.written..]) {
+                Ok(n) => self.written += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.broken = Some(error);
+                    break;
+                }
             }
-            wait([self.stream.fd()], PollFlags::POLLIN, deadline)?;
         }
+        self.output.clear();
+        self.written = 0;
+        true
+    }
+
+    /// Reads what has arrived. `now` counts as the time at which the peer was heard.
+    pub fn fill(&mut self, now: Instant) {
+        self.input.drain(..std::mem::take(&mut self.parsed));
+        let mut chunk = [0; CHUNK];
+        while self.ended.is_none() {
+            match self.socket.read(&mut chunk) {
+                Ok(0) => self.ended = Some(End::Closed("its connection was closed".to_owned())),
+                Ok(n) => {
+                    self.input.extend_from_slice(&chunk[..n]);
+                    self.heard = now;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    self.ended = self.broken.as_ref().map(|error| End::Closed(error.to_string()));
+                    return;
+                }
+                Err(error) => self.ended = Some(End::Closed(error.to_string())),
+            }
+        }
+    }
+
+    /// The next frame that has arrived as a whole, with its body.
+    ///
+    /// # Errors
+    /// The peer sent bytes that are no frame.
+    pub fn frame(&mut self) -> Result<Option<(Frame, Vec<u8>)>, InvalidFrame> {
+        let rest = &self.input[self.parsed..];
+        let Some((head, rest)) = rest.split_at_checked(Frame::HEAD) else { return Ok(None) };
+        let head = Frame::parse(head).ok_or(InvalidFrame)?;
+        let Some(body) = rest.get(..head.len as usize) else { return Ok(None) };
+        let body = body.to_vec();
+        self.parsed += Frame::HEAD + body.len();
+        Ok(Some((head, body)))
+    }
+
+    /// Notes that the peer said that it closes the stream.
+    pub fn set_left(&mut self) {
+        self.ended = Some(End::Left);
+    }
+
+    /// Why no more frames arrive, if so.
+    pub fn ended(&self) -> Option<&End> {
+        self.ended.as_ref()
+    }
+
+    /// When the peer was last heard.
+    pub fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// What [`wait`] waits for: bytes from the peer, and room for bytes to it.
+    pub fn interest(&self) -> PollFd<'_> {
+        let read = if self.ended.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
+        let write = if self.output.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
+        self.socket.interest(read | write)
+    }
+
+    /// What [`wait`] waits for: room for bytes to the peer.
+    pub(crate) fn sending(&self) -> PollFd<'_> {
+        self.socket.interest(PollFlags::POLLOUT)
+    }
+
+    /// True if [`wait`] should wait for this stream.
+    pub fn is_open(&self) -> bool {
+        self.ended.is_none() || !self.output.is_empty()
     }
 }
 
-pub(super) enum Listener {
-    Unix(UnixListener),
-    Tcp(TcpListener),
-}
+/// The peer sent bytes that are no frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InvalidFrame;
 
-fn is_tcp(address: &str) -> bool {
-    address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-}
-
-impl Listener {
-    pub fn bind(address: &str) -> io::Result<Listener> {
-        if is_tcp(address) {
-            let listener = TcpListener::bind(address)?;
-            listener.set_nonblocking(true)?;
-            return Ok(Listener::Tcp(listener));
-        }
-        let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(address)?)?;
-        listener.set_nonblocking(true)?;
-        Ok(Listener::Unix(listener))
+/// Waits until one of `fds` is ready, or until `deadline`.
+///
+/// # Errors
+/// The system has no memory for the call.
+pub fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
+    // Not before the deadline.
+    let left = deadline.saturating_duration_since(Instant::now()).as_nanos().div_ceil(1_000_000);
+    let left = PollTimeout::from(u16::try_from(left).unwrap_or(u16::MAX));
+    match poll(fds, left) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
-
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Unix(listener) => listener.as_fd(),
-            Listener::Tcp(listener) => listener.as_fd(),
-        }
-    }
-
-    /// Only processes of this user can connect.
-    pub fn checks_user(&self) -> bool {
-        matches!(self, Listener::Unix(_))
-    }
-
-    pub fn accept(&self) -> io::Result<Stream> {
-        match self {
-            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0).check_user(),
-            Listener::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(stream)),
-        }
-    }
-}
-
-/// One attempt to connect to rank 0.
-pub(super) fn connect_once(address: &str, deadline: Instant) -> io::Result<Stream> {
-    if !is_tcp(address) {
-        let name = UnixAddr::from_abstract_name(address)?;
-        return Stream::Unix(UnixStream::connect_addr(&name)?).check_user();
-    }
-    let mut last = io::Error::new(ErrorKind::NotFound, "the host name has no address");
-    for candidate in address.to_socket_addrs()? {
-        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        match TcpStream::connect_timeout(&candidate, left) {
-            Ok(stream) => return Ok(Stream::Tcp(stream)),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
 }

@@ -1,5 +1,6 @@
 use super::*;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
+use ferrogin_test_support::{child, untrusted};
 use std::collections::HashMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
@@ -14,7 +15,7 @@ fn identity(variables: &[(&str, &str)]) -> Result<Option<Identity>, BootstrapErr
 fn launcher_variables_are_read() {
     assert_eq!(identity(&[]).unwrap(), None);
     let builtin = identity(&[("FERROGIN_RANK", "1"), ("FERROGIN_NRANKS", "4"), ("FERROGIN_BOOTSTRAP", "x")]).unwrap();
-    assert_eq!(builtin, Some(Identity { rank: 1, nranks: 4, address: "x".into() }));
+    assert_eq!(builtin, Some(Identity { rank: 1, nranks: 4, address: "x".into(), secret: None }));
     let ompi = [
         ("OMPI_COMM_WORLD_RANK", "0"),
         ("OMPI_COMM_WORLD_SIZE", "2"),
@@ -34,7 +35,7 @@ fn launcher_variables_are_read() {
         ("MASTER_PORT", "29500"),
         ("LOCAL_WORLD_SIZE", "8"),
     ];
-    let expected = Identity { rank: 5, nranks: 16, address: "node0:29501".into() };
+    let expected = Identity { rank: 5, nranks: 16, address: "node0:29501".into(), secret: None };
     assert_eq!(identity(&torch).unwrap(), Some(expected));
     let given = identity(&[&torch[..], &[("FERROGIN_BOOTSTRAP", "node0:7")]].concat()).unwrap().unwrap();
     assert_eq!(given.address, "node0:7");
@@ -49,6 +50,10 @@ fn invalid_launcher_variables_are_reported() {
     for (variables, expected) in [
         (vec![("FERROGIN_RANK", "0")], "FERROGIN_NRANKS"),
         (vec![("FERROGIN_RANK", "2"), ("FERROGIN_NRANKS", "2")], "less than"),
+        (
+            vec![("FERROGIN_RANK", "0"), ("FERROGIN_NRANKS", "2"), ("FERROGIN_SECRET", "12")],
+            "FERROGIN_SECRET is not 32",
+        ),
         (vec![("PMI_RANK", "x"), ("PMI_SIZE", "2")], "PMI_RANK=x"),
         (vec![("PMIX_RANK", "1")], "SLURM_NTASKS is not: set both, or FERROGIN_RANK and FERROGIN_NRANKS"),
         (vec![("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 and WORLD_SIZE=2"),
@@ -80,7 +85,7 @@ fn with_processes<T: Send>(address: &str, n: usize, f: impl Fn(Bootstrap) -> T +
         let f = &f;
         let handles: Vec<_> = (0..n)
             .map(|rank| {
-                let identity = Identity { rank, nranks: n, address: address.to_string() };
+                let identity = Identity { rank, nranks: n, address: address.to_string(), secret: None };
                 scope.spawn(move || f(Bootstrap::join(&identity, HANG_LIMIT).unwrap()))
             })
             .collect();
@@ -110,6 +115,18 @@ fn allgather_works_over_unix_tcp_and_threads() {
         for bootstrap in Bootstrap::threads(4, HANG_LIMIT) {
             scope.spawn(move || exercise(bootstrap));
         }
+    });
+}
+
+#[test]
+fn job_of_1024_threads_meets() {
+    child::run("job_of_1024_threads_meets", &[], || {
+        assert!(untrusted::limit_descriptors(4096));
+        with_processes(&own_port(), 1024, |bootstrap| {
+            let all = bootstrap.allgather(&bootstrap.rank().to_le_bytes()).unwrap();
+            assert!(all.iter().enumerate().all(|(rank, block)| *block == rank.to_le_bytes()));
+            bootstrap.barrier().unwrap();
+        });
     });
 }
 
@@ -146,7 +163,7 @@ fn leaving_rank_fails_other_ranks() {
 #[test]
 fn missing_rank_times_out() {
     let short = Duration::from_millis(200);
-    let identity = |rank, name| Identity { rank, nranks: 3, address: unique(name) };
+    let identity = |rank, name| Identity { rank, nranks: 3, address: unique(name), secret: None };
     let error = Bootstrap::join(&identity(0, "late"), short).unwrap_err();
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1, rank 2"), "{error}");
     // At another address, because a process that another test forked may keep the first socket open until exec.
@@ -164,7 +181,7 @@ fn barrier_timeout_names_missing_rank_on_all_ranks() {
     let finished = Barrier::new(3);
     std::thread::scope(|scope| {
         for rank in 0..3 {
-            let identity = Identity { rank, nranks: 3, address: address.clone() };
+            let identity = Identity { rank, nranks: 3, address: address.clone(), secret: None };
             let finished = &finished;
             scope.spawn(move || {
                 let bootstrap = Bootstrap::join(&identity, HANG_LIMIT).unwrap();
@@ -184,7 +201,7 @@ fn barrier_timeout_names_missing_rank_on_all_ranks() {
 fn second_job_at_address_is_refused() {
     let address = unique("twice");
     let listening = SocketAddr::from_abstract_name(&address).unwrap();
-    let rank = |rank| Identity { rank, nranks: 2, address: address.clone() };
+    let rank = |rank| Identity { rank, nranks: 2, address: address.clone(), secret: None };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Bootstrap::join(&rank(0), HANG_LIMIT));
         // The first job ignores a connection that closes without a hello.

@@ -285,6 +285,32 @@ fn status_text(raw: c_int) -> &'static CStr {
     usize::try_from(raw).ok().and_then(|at| texts.get(at)).map_or(c"unknown status", CString::as_c_str)
 }
 
+fn open_in_dma_buf(
+    domain: &Domain,
+    attr: Option<&mut CqAttrHead>,
+    init: &fi::fi_efa_cq_init_attr,
+    context: *mut c_void,
+    out: &Out<'_, *mut fi::fid_cq>,
+) -> Result<i32, Code> {
+    if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_none() {
+        return Err(Code::INVAL);
+    }
+    let attributes = check(attr)?;
+    if domain.fabric_kind() != Kind::Direct {
+        return Err(Code::UNSUPPORTED);
+    }
+    let memory = &init.ext_mem_dmabuf;
+    let needed = u64::from(attributes.entries) * u64::from(CQ_ENTRY_LEN);
+    if memory.length < needed {
+        return Err(Code::INVAL);
+    }
+    // SAFETY: the application keeps the descriptor open during the call.
+    let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
+    let map = Mapping::shared(fd, memory.offset, needed as usize)?;
+    let ring = CompletionRing::in_memory(map, attributes.entries)?;
+    publish(domain, &attributes, Some(ring), context, out)
+}
+
 entry_points! {
     /// `fi_cq_open`.
     pub(super) fn open(
@@ -320,24 +346,7 @@ entry_points! {
         init: Option<&fi::fi_efa_cq_init_attr> = init.cast_const(),
         out: Out<'_, *mut fi::fid_cq> = out,
     ) {
-        let init = init.ok_or(Code::INVAL)?;
-        if init.flags != u64::from(fi::FI_EFA_CQ_INIT_FLAGS_EXT_MEM_DMABUF) || attr.is_none() {
-            return Err(Code::INVAL);
-        }
-        let attributes = check(attr)?;
-        if domain.fabric_kind() != Kind::Direct {
-            return Err(Code::UNSUPPORTED);
-        }
-        let memory = &init.ext_mem_dmabuf;
-        let needed = u64::from(attributes.entries) * u64::from(CQ_ENTRY_LEN);
-        if memory.length < needed {
-            return Err(Code::INVAL);
-        }
-        // SAFETY: the application keeps the descriptor open during the call.
-        let fd = unsafe { BorrowedFd::borrow_raw(i32::try_from(memory.fd).map_err(|_| Code::INVAL)?) };
-        let map = Mapping::shared(fd, memory.offset, needed as usize)?;
-        let ring = CompletionRing::in_memory(map, attributes.entries)?;
-        publish(domain, &attributes, Some(ring), context, &out)
+        open_in_dma_buf(domain, attr, init.ok_or(Code::INVAL)?, context, &out)
     }
 
     fn read(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize) -> isize

@@ -94,6 +94,29 @@ fn read_now(eq: &Eq, event: Option<&Out<'_, u32>>, room: &Room<'_, u8>, flags: u
     Ok(read)
 }
 
+fn create(fabric: &Fabric, attr: Option<&fi::fi_eq_attr>, context: *mut c_void) -> Result<Eq, Code> {
+    let (size, flags, object) = match attr {
+        Some(attr) => (attr.size, attr.flags, attr.wait_obj),
+        None => (0, 0, fi::fi_wait_obj::FI_WAIT_NONE),
+    };
+    if flags & !(fi::FI_WRITE | fi::FI_AFFINITY) != 0 {
+        return Err(Code::BADFLAGS);
+    }
+    if size > MAX_SIZE {
+        return Err(Code::INVAL);
+    }
+    Ok(Eq {
+        fid: fi::fid_eq { fid: head(fi::FI_CLASS_EQ, context, &OPS), ops: table(&EQ_OPS) },
+        fabric: Held::new(fabric),
+        events: Mutex::default(),
+        size: if size == 0 { DEFAULT_SIZE } else { size },
+        writable: flags & fi::FI_WRITE != 0,
+        wait: WaitObject::of(object)?,
+        signal: Signal::new()?,
+        uses: Uses::default(),
+    })
+}
+
 entry_points! {
     /// `fi_eq_open`.
     pub(super) fn open(
@@ -107,27 +130,7 @@ entry_points! {
         attr: Option<&fi::fi_eq_attr> = attr.cast_const(),
         out: Out<'_, *mut fi::fid_eq> = out,
     ) {
-        let (size, flags, object) = match attr {
-            Some(attr) => (attr.size, attr.flags, attr.wait_obj),
-            None => (0, 0, fi::fi_wait_obj::FI_WAIT_NONE),
-        };
-        if flags & !(fi::FI_WRITE | fi::FI_AFFINITY) != 0 {
-            return Err(Code::BADFLAGS);
-        }
-        if size > MAX_SIZE {
-            return Err(Code::INVAL);
-        }
-        let eq = Eq {
-            fid: fi::fid_eq { fid: head(fi::FI_CLASS_EQ, context, &OPS), ops: table(&EQ_OPS) },
-            fabric: Held::new(fabric),
-            events: Mutex::default(),
-            size: if size == 0 { DEFAULT_SIZE } else { size },
-            writable: flags & fi::FI_WRITE != 0,
-            wait: WaitObject::of(object)?,
-            signal: Signal::new()?,
-            uses: Uses::default(),
-        };
-        give(eq, &out);
+        give(create(fabric, attr, context)?, &out);
         Ok(0)
     }
 

@@ -78,7 +78,17 @@ entry_points! {
         if room.is_null() {
             return Err(Code::INVAL);
         }
-        let statistics = domain.card.lock().statistics;
+        let counted = domain.card.lock().statistics;
+        let statistics = Statistics {
+            rdma_write_wrs: counted.rdma_write_wrs,
+            rdma_write_bytes: counted.rdma_write_bytes,
+            rdma_write_wr_err: counted.rdma_write_wr_err,
+            rdma_write_recv_bytes: counted.rdma_write_recv_bytes,
+            rdma_read_wrs: counted.rdma_read_wrs,
+            rdma_read_bytes: counted.rdma_read_bytes,
+            rdma_read_wr_err: counted.rdma_read_wr_err,
+            rdma_read_resp_bytes: counted.rdma_read_resp_bytes,
+        };
         // SAFETY: a struct of integers without padding.
         let bytes: [u8; size_of::<Statistics>()] = unsafe { std::mem::transmute(statistics) };
         room.copy(&bytes);

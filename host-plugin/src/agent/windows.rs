@@ -3,7 +3,7 @@
 
 use crate::device::{Adds, Device, DeviceError};
 use crate::turn::Round;
-use ferrogin_ffi::signals::receiver::Region;
+use ferrogin_ffi::signals::Region;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};

@@ -1,157 +1,116 @@
-//! `connect`: a rank opens its channels to both neighbours.
+//! `connect`: a rank opens its streams to both neighbours.
 
 use super::error::ControlError;
-use super::frame::{Frame, FrameKind, emit_hello, parse_hello};
-use super::listener::{Endpoint, Listener, VERSION};
-use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, Side, handle_address, unexpected};
-use super::ring::Ring;
+use super::handle::{Handle, VERSION};
+use super::listener::Listener;
+use super::ring::{DOMAIN, Ring, Side, address_of};
 use super::step::Step;
-use ferrogin_channel::{ChannelError, Reason};
+use super::time_limits::connect_limit;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use ferrogin_rendezvous::{Address, Dial, Place};
 use std::io;
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Ring {
     /// Joins the ring as `rank`. `handles` has one handle for each rank; `listener` made the handle of this rank.
     ///
     /// # Errors
-    /// A peer is not reachable or does not connect within `timeout`; a handle is not valid. The listener then refuses further
-    /// peers, so that they learn of the failure at once.
+    /// A peer is not reachable or does not connect within `timeout`; a handle is not valid. The listener then tells neighbours that
+    /// connect later, until it ends.
     pub fn connect(
         listener: &Listener,
         handles: &[[u8; HANDLE_MAXSIZE]],
         rank: usize,
         timeout: Duration,
     ) -> Result<Self, ControlError> {
-        let mut endpoint = listener.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
-        let checked = check(&endpoint, handles, rank);
-        let Endpoint { listener: accepting, reactor } = match (checked, endpoint.take()) {
-            (Ok(()), Some(endpoint)) => endpoint,
-            (Err(error), _) => return Err(error),
-            (Ok(()), None) => return Err(ControlError::WrongOrder { rank }),
-        };
-        drop(endpoint);
+        let listening = listener.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let listening = listening.ok_or(ControlError::WrongOrder { rank })?;
+        if handles[rank] != listener.handle() {
+            Handle::parse(&handles[rank]).ok_or(ControlError::BadHandle { rank, version: VERSION })?;
+            return Err(ControlError::WrongOrder { rank });
+        }
         let nranks = handles.len();
-        let addresses = RankAddresses::new(handles);
-        let mut ring = Self { rank, addresses, timeout, neighbors: None, sequence: 0, failed: None };
+        let mut ring = Self::new(rank, handles.iter().map(address_of).collect(), timeout);
         if nranks == 1 {
             return Ok(ring);
         }
-        let next = handle_address(&handles[ring.next()])
-            .ok_or(ControlError::BadHandle { rank: ring.next(), version: VERSION })?;
-        let mut neighbors = Neighbors::new(reactor);
-        // Two ranks share one channel, which rank 0 opens.
-        let connects = nranks != 2 || rank == 0;
-        let accepts = nranks != 2 || rank == 1;
-        if connects {
-            neighbors.connect(&next);
-        }
-        if accepts {
-            neighbors.accept(&accepting);
-        }
-        let deadline = Deadline::after(timeout);
-        match ring.handshake(&mut neighbors, (connects, accepts), &deadline) {
-            Ok(()) => {
-                neighbors.close_port();
-                ring.neighbors = Some(neighbors);
-                Ok(ring)
-            }
+        let (next, prev) = (ring.next_rank(), ring.prev_rank());
+        let handle = Handle::parse(&handles[next]).ok_or(ControlError::BadHandle { rank: next, version: VERSION })?;
+        let addresses = handle.addresses.into_iter().map(Address::Tcp).collect();
+        ring.dial = Some(Dial::new(addresses, DOMAIN, handle.secret, Place { rank, nranks, called: next }));
+        ring.listener = Some(listening);
+        match ring.open_streams() {
+            Ok(()) => Ok(ring),
             Err(error) => {
-                let failed = error.failed_rank().unwrap_or(rank);
-                // The previous rank connects later: it gets the reason then. A rank that ended does not connect.
-                if accepts && neighbors.prev.is_none() && failed != ring.prev() {
-                    neighbors.keep_accepting(accepting);
-                }
-                neighbors.send_abort(Step::Connect, 0, failed, &error);
-                listener.keep_failed(Self { neighbors: Some(neighbors), failed: Some(failed), ..ring });
+                // A rank that ended does not connect.
+                let failed = error.failed_rank();
+                ring.dial.take_if(|_| failed == Some(next));
+                ring.listener.take_if(|_| failed == Some(prev));
+                ring.fail(Step::Connect, 0, &error);
+                listener.keep_failed(ring);
                 Err(error)
             }
         }
     }
 
-    /// Sends a hello to the next rank and waits for its welcome; waits for the hello of the previous rank and welcomes it.
-    fn handshake(
-        &self,
-        neighbors: &mut Neighbors,
-        (connects, accepts): (bool, bool),
-        deadline: &Deadline,
-    ) -> Result<(), ControlError> {
-        let step = Step::Connect;
-        let (next, prev) = (self.next(), self.prev());
-        let (mut next_ready, mut prev_ready) = (!connects, !accepts);
-        let frame = |kind, sequence, len| Frame { kind, step: step as u16, sequence, origin: self.rank as u32, len };
-        while !next_ready || !prev_ready {
-            let Some(event) = neighbors.wait(deadline) else {
-                let rank = if prev_ready { next } else { prev };
-                return Err(self.addresses.timed_out(rank, step, self.timeout));
-            };
-            match event {
-                Event::Connected(Ok(channel)) => {
-                    let body = emit_hello(next as u32);
-                    let hello = frame(FrameKind::Hello, self.nranks() as u32, body.len() as u32);
-                    channel.write(hello.emit(&body), |_| ());
-                    neighbors.receive_from(&channel, if self.nranks() == 2 { Side::Both } else { Side::Next });
-                    neighbors.next = Some(channel);
+    /// Waits until the next rank has accepted this rank, and the previous rank is accepted.
+    fn open_streams(&mut self) -> Result<(), ControlError> {
+        let (step, began) = (Step::Connect, Instant::now());
+        let (deadline, reached) = (began + self.timeout, began + connect_limit(self.timeout));
+        loop {
+            let now = Instant::now();
+            self.poll_opening(now)?;
+            self.receive(step, 0, now)?;
+            match (&self.dial, &self.listener) {
+                (None, None) => return Ok(()),
+                (Some(dial), _) if now >= reached.min(deadline) && !dial.is_accepted() => {
+                    return Err(self.unreachable(dial.last_error()));
                 }
-                Event::Accepted(Ok(channel)) => {
-                    neighbors.receive_from(&channel, if self.nranks() == 2 { Side::Both } else { Side::Prev });
-                    neighbors.prev = Some(channel);
+                (_, listener) if now >= deadline => {
+                    let rank = if listener.is_none() { self.next_rank() } else { self.prev_rank() };
+                    return Err(self.timed_out(rank, step, self.timeout));
                 }
-                Event::Connected(Err(ChannelError::Refused { reason: Reason::NotListening, .. })) => {
-                    return Err(ControlError::PeerLeft { rank: next, step });
-                }
-                Event::Connected(Err(error)) => {
-                    let at = self.addresses.get(next);
-                    return Err(ControlError::Unreachable { rank: next, at, source: io::Error::other(error) });
-                }
-                Event::Accepted(Err(error)) => return Err(self.addresses.closed(prev, step, &error)),
-                Event::Received(side, Ok(bytes)) => match Frame::parse(&bytes) {
-                    Some((Frame { kind: FrameKind::Welcome, .. }, _)) if side.is_next() && !next_ready => {
-                        next_ready = true;
-                    }
-                    Some((head @ Frame { kind: FrameKind::Hello, .. }, body)) if side.is_prev() && !prev_ready => {
-                        let fits = head.origin as usize == prev && head.sequence as usize == self.nranks();
-                        if !fits || parse_hello(body) != Some(self.rank as u32) {
-                            return Err(ControlError::InvalidFrame { rank: prev, step });
-                        }
-                        prev_ready = true;
-                        if let Some(channel) = &neighbors.prev {
-                            channel.write(frame(FrameKind::Welcome, 0, 0).emit(&[]), |_| ());
-                        }
-                    }
-                    // The previous rank has both its channels and has sent the first block.
-                    Some((Frame { kind: FrameKind::Block | FrameKind::Failed, .. }, _))
-                        if side.is_prev() && prev_ready =>
-                    {
-                        neighbors.early.push_back(bytes);
-                    }
-                    other => {
-                        let rank = if side.is_next() { next } else { prev };
-                        return Err(unexpected(other.map(|(head, _)| head), rank, step));
-                    }
-                },
-                Event::Received(side, Err(end)) => {
-                    let rank = if side.is_next() { next } else { prev };
-                    return Err(self.addresses.closed(rank, step, &end));
-                }
-                Event::Written(_) => {}
+                (Some(dial), _) if !dial.is_accepted() => self.wait(reached.min(deadline))?,
+                _ => self.wait(deadline)?,
             }
         }
-        if self.nranks() == 2 {
-            let both = neighbors.next.take().or(neighbors.prev.take());
-            neighbors.next.clone_from(&both);
-            neighbors.prev = both;
+    }
+
+    /// Makes progress with the streams that are not open, and tells a neighbour that comes late about a failure of this rank.
+    pub(super) fn poll_opening(&mut self, now: Instant) -> Result<(), ControlError> {
+        if let Some(dial) = &mut self.dial {
+            match dial.poll(now) {
+                Ok(Some(stream)) => {
+                    self.dial = None;
+                    self.next = Some(stream);
+                    self.tell_failure(Side::Next);
+                }
+                Ok(None) if dial.is_refused() => {
+                    let error = dial.last_error();
+                    return Err(self.unreachable(error));
+                }
+                Ok(None) => {}
+                Err(error) => return Err(self.unreachable(error)),
+            }
+        }
+        let (rank, nranks, prev) = (self.rank, self.nranks(), self.prev_rank());
+        if let Some(listener) = &mut self.listener {
+            let accepted = listener.poll(now).map_err(|source| ControlError::Socket { call: "accept", source })?;
+            if let Some((stream, place)) = accepted {
+                self.listener = None;
+                if place != (Place { rank: prev, nranks, called: rank }) {
+                    return Err(ControlError::InvalidFrame { rank: prev, step: Step::Connect });
+                }
+                self.prev = Some(stream);
+                self.tell_failure(Side::Prev);
+            }
         }
         Ok(())
     }
-}
 
-/// Checks that this rank's handle is valid and is the one of its listener.
-fn check(endpoint: &Option<Endpoint>, handles: &[[u8; HANDLE_MAXSIZE]], rank: usize) -> Result<(), ControlError> {
-    let own = handle_address(&handles[rank]).ok_or(ControlError::BadHandle { rank, version: VERSION })?;
-    match endpoint {
-        Some(endpoint) if own == *endpoint.listener.address() => Ok(()),
-        _ => Err(ControlError::WrongOrder { rank }),
+    fn unreachable(&self, source: io::Error) -> ControlError {
+        let rank = self.next_rank();
+        ControlError::Unreachable { rank, at: self.address(rank), source }
     }
 }

@@ -1,39 +1,36 @@
 //! Errors of the control plane.
 
 use super::step::Step;
+use ferrogin_rendezvous::interface::InterfaceError;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Set-up failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// A system call about this host's network failed.
-    #[error("{call} failed: {source}; check that this host has a network interface for NCCL (NCCL_SOCKET_IFNAME)")]
+    /// A system call failed.
+    #[error("{call} failed: {source}")]
     Socket {
         /// The call.
         call: &'static str,
         /// Its error.
         source: io::Error,
     },
-    /// The endpoint of the control plane does not open.
+    /// No port of this host's address is free, or the address is unusable.
     #[error(
-        "libfabric's provider {provider} opens no endpoint for the control plane: {source}; set FERROGIN_CONTROL to a \
-         provider with reliable datagrams (tcp is in every libfabric)"
+        "cannot listen on {address}, a port of the system's choice: {source}; NCCL_SOCKET_IFNAME chooses the interface, and \
+         net.ipv4.ip_local_port_range (sysctl) the ports"
     )]
-    Endpoint {
-        /// The provider.
-        provider: String,
-        /// libfabric's error.
+    Listen {
+        /// The address.
+        address: IpAddr,
+        /// The system's error.
         source: io::Error,
     },
-    /// No interface is up that the filter allows.
-    #[error(
-        "NCCL_SOCKET_IFNAME={filter:?} allows no network interface of this host that is up; compare it with `ip address`"
-    )]
-    NoInterface {
-        /// NCCL_SOCKET_IFNAME.
-        filter: String,
-    },
+    /// No interface is usable.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
     /// The handle of a rank was not made by this plugin.
     #[error(
         "the handle of rank {rank} was not made by listen of this plugin (protocol version {version}); run the same \
@@ -54,7 +51,7 @@ pub enum ControlError {
         /// This rank.
         rank: usize,
     },
-    /// No channel to a peer opens.
+    /// A peer's host does not answer, or no process listens there.
     #[error(
         "cannot connect to rank {rank} at {at}: {source}; check that rank {rank} still runs, and that the firewall, the \
          security group and NCCL_SOCKET_IFNAME let the hosts connect"
@@ -64,7 +61,7 @@ pub enum ControlError {
         rank: usize,
         /// Its address.
         at: Arc<str>,
-        /// The channel's error.
+        /// The system's error.
         source: io::Error,
     },
     /// A peer did not do its part before the deadline.
@@ -83,7 +80,7 @@ pub enum ControlError {
         /// The timeout.
         seconds: u64,
     },
-    /// The channel to a peer closed, or the peer was silent for too long.
+    /// The stream to a peer closed.
     #[error("rank {rank} at {at} closed its connection in {}; look for the first error in the log of rank {rank}", step.name())]
     PeerClosed {
         /// The peer.
@@ -195,8 +192,8 @@ impl ControlError {
             Self::AbortedAfterClose { left, .. } => Some(*left),
             Self::Aborted { failed, .. } | Self::AlreadyFailed { failed } => Some(*failed),
             Self::Socket { .. }
-            | Self::Endpoint { .. }
-            | Self::NoInterface { .. }
+            | Self::Listen { .. }
+            | Self::Interface(_)
             | Self::WrongOrder { .. }
             | Self::BlockTooLarge { .. } => None,
         }

@@ -1,15 +1,27 @@
 //! The ring of ranks, and its allgather.
 
 use super::error::ControlError;
-use super::frame::{Frame, FrameKind};
-use super::neighbors::{Deadline, Event, Neighbors, RankAddresses, unexpected};
+use super::handle::Handle;
 use super::step::Step;
-use super::time_limits::allgather_limit;
+use super::time_limits::{WAITING_EVERY, allgather_limit, answer_limit};
 use crate::trace::{self, Span};
-use std::time::Duration;
+use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use ferrogin_rendezvous::{BODY_MAX, Dial, End, Frame, FrameKind, Listener, Stream, stream};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-/// Largest block of an allgather, far above any that set-up makes.
-pub(super) const BLOCK_MAX: usize = 256 << 20;
+/// The protocol of the ring.
+pub(super) const DOMAIN: [u8; 8] = *b"ferroCP\x04";
+/// Time that a ring which ends has for its last frames to reach the neighbours, even if this process stood still meanwhile.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
+
+/// A neighbour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Next,
+    Prev,
+}
 
 /// The messages of an allgather that a rank sent, as many as it received, and their bytes.
 #[derive(Debug, Default)]
@@ -31,28 +43,86 @@ impl Traffic {
 #[derive(Debug)]
 pub struct Ring {
     pub(super) rank: usize,
-    pub(super) addresses: RankAddresses,
+    addresses: Vec<Arc<str>>,
     pub(super) timeout: Duration,
-    /// `None` in a ring of one rank.
-    pub(super) neighbors: Option<Neighbors>,
+    /// Until the previous rank has connected.
+    pub(super) listener: Option<Listener>,
+    /// Until the next rank has accepted.
+    pub(super) dial: Option<Dial>,
+    pub(super) next: Option<Stream>,
+    pub(super) prev: Option<Stream>,
+    /// Blocks of the previous rank, which may be in a later allgather already.
+    pub(super) blocks: VecDeque<(Frame, Vec<u8>)>,
+    /// The abort frame of a later allgather, which a faster neighbour has sent or passed on already, and the neighbour's rank.
+    later_abort: Option<(Frame, usize)>,
     /// Allgathers so far.
     pub(super) sequence: u32,
     /// The rank whose failure ended the ring, once one did.
-    pub(super) failed: Option<usize>,
+    failed: Option<usize>,
+    /// The abort frame of this rank, and its time.
+    abort: Option<(Frame, Instant)>,
+    /// Passes the deadline of the present or next wait.
+    #[cfg(test)]
+    pub(super) clock: Arc<std::sync::atomic::AtomicBool>,
 }
 
 impl Ring {
+    pub(super) fn new(rank: usize, addresses: Vec<Arc<str>>, timeout: Duration) -> Self {
+        Self {
+            rank,
+            addresses,
+            timeout,
+            listener: None,
+            dial: None,
+            next: None,
+            prev: None,
+            blocks: VecDeque::new(),
+            later_abort: None,
+            sequence: 0,
+            failed: None,
+            abort: None,
+            #[cfg(test)]
+            clock: Arc::default(),
+        }
+    }
+
     /// Ranks in the ring.
     pub fn nranks(&self) -> usize {
         self.addresses.len()
     }
 
-    pub(super) fn next(&self) -> usize {
+    pub(super) fn next_rank(&self) -> usize {
         (self.rank + 1) % self.nranks()
     }
 
-    pub(super) fn prev(&self) -> usize {
+    pub(super) fn prev_rank(&self) -> usize {
         (self.rank + self.nranks() - 1) % self.nranks()
+    }
+
+    fn rank_of(&self, side: Side) -> usize {
+        if side == Side::Next { self.next_rank() } else { self.prev_rank() }
+    }
+
+    fn stream(&mut self, side: Side) -> Option<&mut Stream> {
+        if side == Side::Next { self.next.as_mut() } else { self.prev.as_mut() }
+    }
+
+    /// The address of a rank, for messages.
+    pub(super) fn address(&self, rank: usize) -> Arc<str> {
+        Arc::clone(&self.addresses[rank])
+    }
+
+    /// The error for a deadline that passed while this rank waited for `rank`.
+    pub(super) fn timed_out(&self, rank: usize, step: Step, waited: Duration) -> ControlError {
+        ControlError::Timeout { rank, at: self.address(rank), step, seconds: waited.as_secs() }
+    }
+
+    /// The error for a stream to `rank` that ended with `end`.
+    fn closed(&self, rank: usize, step: Step, end: &End) -> ControlError {
+        match end {
+            End::Left => ControlError::PeerLeft { rank, step },
+            End::Closed(_) => ControlError::PeerClosed { rank, at: self.address(rank), step },
+        }
     }
 
     /// Each rank contributes a block of any size and receives the blocks of all ranks, by rank. `None` means that this rank
@@ -77,16 +147,13 @@ impl Ring {
                 Some(rank) => Err(ControlError::PeerFailed { rank, step }),
             },
             Err(error) => {
-                let failed = error.failed_rank().unwrap_or(self.rank);
-                self.failed = Some(failed);
-                if let Some(neighbors) = &mut self.neighbors {
-                    neighbors.send_abort(step, sequence, failed, &error);
-                }
+                self.fail(step, sequence, &error);
                 Err(error)
             }
         }
     }
 
+    /// Each rank sends its block to the next rank, and passes on the blocks that come from the previous rank.
     fn exchange(
         &mut self,
         step: Step,
@@ -94,128 +161,215 @@ impl Ring {
         own: Option<&[u8]>,
         traffic: &mut Traffic,
     ) -> Result<Vec<Option<Vec<u8>>>, ControlError> {
-        let n = self.nranks();
+        let (n, next, prev) = (self.nranks(), self.next_rank(), self.prev_rank());
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
         blocks[self.rank] = own.map(<[u8]>::to_vec);
-        let deadline = Deadline::after(allgather_limit(n, self.timeout));
-        for round in 0..n - 1 {
-            let out = (self.rank + n - round) % n;
-            let incoming = (self.rank + n - round - 1) % n;
-            let last = round == n - 2;
-            let block = blocks[out].as_deref();
-            let sent = block.map_or(0, <[u8]>::len);
-            blocks[incoming] = self.exchange_block(step, sequence, (out, block), (incoming, last), &deadline)?;
-            let received = blocks[incoming].as_ref().map_or(0, Vec::len);
-            traffic.messages += 1;
-            traffic.sent += (Frame::HEAD + sent) as u64;
-            traffic.received += (Frame::HEAD + received) as u64;
+        if n == 1 {
+            return Ok(blocks);
         }
-        Ok(blocks)
-    }
-
-    /// Sends the block of rank `out` to the next rank while it receives the block of rank `incoming` from the previous one.
-    fn exchange_block(
-        &mut self,
-        step: Step,
-        sequence: u32,
-        (out, block): (usize, Option<&[u8]>),
-        (incoming, last): (usize, bool),
-        deadline: &Deadline,
-    ) -> Result<Option<Vec<u8>>, ControlError> {
-        let (next, prev) = (self.next(), self.prev());
-        let Some(neighbors) = self.neighbors.as_mut() else {
-            return Err(ControlError::AlreadyFailed { failed: self.rank });
-        };
-        let kind = if block.is_some() { FrameKind::Block } else { FrameKind::Failed };
-        let body = block.unwrap_or_default();
-        if body.len() > BLOCK_MAX {
-            return Err(ControlError::BlockTooLarge { bytes: body.len(), limit: BLOCK_MAX, step });
+        if let Some(bytes) = own.map(<[u8]>::len).filter(|bytes| *bytes > BODY_MAX) {
+            return Err(ControlError::BlockTooLarge { bytes, limit: BODY_MAX, step });
         }
-        let head = Frame { kind, step: step as u16, sequence, origin: out as u32, len: body.len() as u32 };
         // A neighbour that failed in a later allgather has done its part of the ones before.
-        if let Some((head, rank)) = neighbors.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
-            return Err(unexpected(Some(head), rank, step));
+        if let Some((head, rank)) = self.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
+            return Err(aborted(head, rank, step));
         }
-        if neighbors.next_refuses || neighbors.next_end.is_some() {
-            return Err(neighbors.refusal((prev, next), &self.addresses, step));
-        }
-        neighbors.write_next(head.emit(body));
-        let mut written = false;
-        let mut arrived = neighbors.early.pop_front();
-        while !written || arrived.is_none() {
-            if let (None, Some(end)) = (&arrived, &neighbors.prev_end) {
-                return Err(self.addresses.closed(prev, step, end));
+        let limit = allgather_limit(n, self.timeout);
+        let mut told = Instant::now();
+        let deadline = told + limit;
+        let mut received = 0;
+        self.send_block(step, sequence, self.rank, own, traffic);
+        loop {
+            // What arrives while this process stands still counts: the time is from before.
+            let now = Instant::now();
+            let expired = now >= deadline || self.is_clock_passed();
+            let arrived = self.receive(step, sequence, now);
+            while received < n - 1
+                && let Some((head, body)) = self.blocks.pop_front()
+            {
+                if head.step != step as u16 || head.sequence != sequence {
+                    return Err(ControlError::DifferentCall { rank: prev, step, remote: step_name(&head) });
+                }
+                let incoming = (self.rank + n - received - 1) % n;
+                if head.origin as usize != incoming {
+                    return Err(ControlError::InvalidFrame { rank: prev, step });
+                }
+                received += 1;
+                traffic.received += (Frame::HEAD + body.len()) as u64;
+                let block = (head.kind == FrameKind::Block).then_some(body);
+                if incoming != next {
+                    self.send_block(step, sequence, incoming, block.as_deref(), traffic);
+                }
+                blocks[incoming] = block;
             }
-            // The next rank takes a block in each round. The other ranks need the report of its end from this side too, as its own next
-            // rank may be late.
-            if !last && neighbors.next_end.is_some() {
-                return Err(neighbors.refusal((prev, next), &self.addresses, step));
+            // A neighbour that made another call has sent its block before it gave up: the block says more.
+            arrived?;
+            let written = self.next.as_mut().is_none_or(Stream::flush);
+            if received == n - 1 && written {
+                return Ok(blocks);
             }
-            let Some(event) = neighbors.wait(deadline) else {
-                if let Some((head, rank)) = neighbors.later_abort.take() {
-                    return Err(unexpected(Some(head), rank, step));
+            if let Some(end) = self.prev.as_ref().and_then(Stream::ended).filter(|_| received < n - 1) {
+                return Err(self.closed(prev, step, end));
+            }
+            // The next rank may close after the last block. Before, the other ranks need the report of its end from this side too, as its
+            // own next rank may be late.
+            let sent_all = written && received + 2 >= n;
+            if let Some(end) = self.next.as_ref().and_then(Stream::ended).filter(|_| !sent_all) {
+                return Err(self.closed(next, step, end));
+            }
+            if expired {
+                if let Some((head, rank)) = self.later_abort.take() {
+                    return Err(aborted(head, rank, step));
                 }
                 // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
-                let rank = if arrived.is_some() { next } else { incoming };
-                return Err(self.addresses.timed_out(rank, step, allgather_limit(self.nranks(), self.timeout)));
-            };
-            match event {
-                Event::Written(Ok(())) => written = true,
-                // The next rank may close after the last block, before its acknowledgement arrives. If it failed instead, the
-                // next allgather reports it.
-                Event::Written(Err(_)) if last => {
-                    neighbors.next_refuses = true;
-                    written = true;
+                let rank = if received == n - 1 { next } else { (self.rank + n - received - 1) % n };
+                return Err(self.timed_out(rank, step, limit));
+            }
+            // A rank that has sent a block is in the call, and says so until it has sent all.
+            let silent = self.prev.as_ref().is_some_and(|prev| now > prev.heard() + answer_limit(self.timeout));
+            if silent && received > 0 && received < n - 1 {
+                return Err(self.timed_out(prev, step, answer_limit(self.timeout)));
+            }
+            if now >= told + WAITING_EVERY {
+                told = now;
+                let waiting = Frame::new(FrameKind::Waiting, step as u16, sequence, self.rank);
+                if let Some(next) = self.next.as_mut().filter(|_| written) {
+                    next.send(waiting, &[]);
                 }
-                Event::Written(Err(_)) => return Err(neighbors.refusal((prev, next), &self.addresses, step)),
-                Event::Received(side, Ok(bytes)) => match Frame::parse(&bytes) {
-                    Some((Frame { kind: FrameKind::Block | FrameKind::Failed, .. }, _)) if side.is_prev() => {
-                        if arrived.is_none() {
-                            arrived = Some(bytes);
-                        } else {
-                            neighbors.early.push_back(bytes);
-                        }
+            }
+            self.wait(deadline.min(told + WAITING_EVERY))?;
+        }
+    }
+
+    /// Sends the block of rank `origin` to the next rank.
+    fn send_block(&mut self, step: Step, sequence: u32, origin: usize, block: Option<&[u8]>, traffic: &mut Traffic) {
+        let kind = if block.is_some() { FrameKind::Block } else { FrameKind::Failed };
+        let body = block.unwrap_or_default();
+        if let Some(next) = &mut self.next {
+            next.queue(Frame::new(kind, step as u16, sequence, origin), body);
+            traffic.messages += 1;
+            traffic.sent += (Frame::HEAD + body.len()) as u64;
+        }
+    }
+
+    /// Reads what the neighbours have sent.
+    pub(super) fn receive(&mut self, step: Step, sequence: u32, now: Instant) -> Result<(), ControlError> {
+        for side in [Side::Prev, Side::Next] {
+            let rank = self.rank_of(side);
+            let Some(stream) = self.stream(side) else { continue };
+            stream.fill(now);
+            while let Some(stream) = self.stream(side) {
+                let frame = stream.frame().map_err(|_| ControlError::InvalidFrame { rank, step })?;
+                let Some((head, body)) = frame else { break };
+                match head.kind {
+                    FrameKind::Block | FrameKind::Failed if side == Side::Prev => self.blocks.push_back((head, body)),
+                    FrameKind::Waiting if side == Side::Prev => {}
+                    // The neighbour closes: only a frame that is still needed makes that an error.
+                    FrameKind::Left if head.origin as usize == rank => stream.set_left(),
+                    _ if head.is_abort() && is_later(head.sequence, sequence) => {
+                        self.keep_later_abort(head, side, rank);
                     }
-                    Some((head, _)) if head.is_abort() && is_later(head.sequence, sequence) => {
-                        neighbors.keep_later_abort(head, side, if side.is_prev() { prev } else { next });
-                    }
-                    other => {
-                        let rank = if side.is_prev() { prev } else { next };
-                        return Err(unexpected(other.map(|(head, _)| head), rank, step));
-                    }
-                },
-                // A neighbour that is done may close: only a frame that is still needed makes its end an error.
-                Event::Received(side, Err(end)) => neighbors.ended(side, &end),
-                Event::Connected(_) | Event::Accepted(_) => {}
+                    _ => return Err(aborted(head, rank, step)),
+                }
             }
         }
-        let bytes = arrived.unwrap_or_default();
-        let (head, body) = Frame::parse(&bytes).ok_or(ControlError::InvalidFrame { rank: prev, step })?;
-        if head.step != step as u16 || head.sequence != sequence {
-            return Err(ControlError::DifferentCall { rank: prev, step, remote: head.step_name() });
-        }
-        if head.origin as usize != incoming {
-            return Err(ControlError::InvalidFrame { rank: prev, step });
-        }
-        Ok((head.kind == FrameKind::Block).then(|| body.to_vec()))
+        Ok(())
     }
 
-    /// Passes the deadline of this ring's next or present wait when it is called.
-    #[cfg(test)]
-    pub(super) fn clock(&self) -> impl FnOnce() + Send + 'static {
-        self.neighbors.as_ref().expect("a ring of several ranks").clock()
+    /// Keeps the first abort frame of a later allgather, from `rank`, and passes it on. It does not end this allgather, but a rank that misses
+    /// a block at the deadline then knows which rank failed.
+    fn keep_later_abort(&mut self, head: Frame, side: Side, rank: usize) {
+        if self.later_abort.is_none() {
+            self.later_abort = Some((head, rank));
+            if let Some(other) = self.stream(if side == Side::Next { Side::Prev } else { Side::Next }) {
+                other.send(head, &[]);
+            }
+        }
     }
 
-    /// Sends this rank's block and then blocks the reactor's thread, like a stopped process, until `others` is closed.
-    #[cfg(test)]
-    pub(super) fn stop_after_own_block(&self, step: Step, others: std::sync::mpsc::Receiver<()>) {
-        let (sequence, origin) = (self.sequence, self.rank as u32);
-        let head = Frame { kind: FrameKind::Block, step: step as u16, sequence, origin, len: 0 };
-        if let Some(next) = self.neighbors.as_ref().and_then(|neighbors| neighbors.next.as_ref()) {
-            next.write(head.emit(&[]), move |_| {
-                let _ = others.recv();
-            });
+    /// Ends the ring, and tells both neighbours why.
+    pub(super) fn fail(&mut self, step: Step, sequence: u32, error: &ControlError) {
+        let failed = error.failed_rank().unwrap_or(self.rank);
+        self.failed = Some(failed);
+        let kind = if error.is_after_close() { FrameKind::Left } else { FrameKind::Abort };
+        self.abort = Some((Frame::new(kind, step as u16, sequence, failed), Instant::now()));
+        self.tell_failure(Side::Prev);
+        self.tell_failure(Side::Next);
+    }
+
+    pub(super) fn tell_failure(&mut self, side: Side) {
+        let abort = self.abort;
+        if let (Some((frame, _)), Some(stream)) = (abort, self.stream(side)) {
+            stream.send(frame, &[]);
         }
+    }
+
+    /// Waits until there is something to do, or until `deadline`.
+    pub(super) fn wait(&self, deadline: Instant) -> Result<(), ControlError> {
+        let deadline = self.dial.as_ref().and_then(Dial::wakes).map_or(deadline, |wakes| wakes.min(deadline));
+        let streams = [&self.prev, &self.next].into_iter().flatten().filter(|stream| stream.is_open());
+        let mut fds: Vec<_> = streams.map(Stream::interest).collect();
+        fds.extend(self.dial.iter().filter_map(Dial::interest));
+        fds.extend(self.listener.iter().flat_map(Listener::interest));
+        stream::wait(&mut fds, deadline).map_err(|source| ControlError::Socket { call: "poll", source })
+    }
+
+    fn is_clock_passed(&self) -> bool {
+        #[cfg(test)]
+        return self.clock.load(std::sync::atomic::Ordering::SeqCst);
+        #[cfg(not(test))]
+        false
+    }
+}
+
+/// A ring that ends says so to its neighbours. After a failure, also to one that connects late.
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let began = self.abort.map_or_else(Instant::now, |(_, at)| at);
+        if self.abort.is_none() {
+            self.abort = Some((Frame::new(FrameKind::Left, 0, self.sequence, self.rank), began));
+            self.tell_failure(Side::Prev);
+            self.tell_failure(Side::Next);
+        }
+        loop {
+            let now = Instant::now();
+            if self.poll_opening(now).is_err() {
+                (self.dial, self.listener) = (None, None);
+            }
+            let mut is_sent = true;
+            for stream in [&mut self.prev, &mut self.next].into_iter().flatten() {
+                is_sent &= stream.flush();
+                // The kernel would drop the last frames if it had to drop received ones.
+                stream.fill(now);
+            }
+            let is_done = is_sent && self.dial.is_none() && self.listener.is_none();
+            if is_done || now >= began + SHUTDOWN_LIMIT || self.wait(began + SHUTDOWN_LIMIT).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// The first address in a handle, for messages.
+pub(super) fn address_of(handle: &[u8; HANDLE_MAXSIZE]) -> Arc<str> {
+    Handle::parse(handle).map_or_else(|| "an unknown address".into(), |handle| handle.addresses[0].to_string().into())
+}
+
+/// The error for a frame that `rank` must not send now.
+fn aborted(frame: Frame, rank: usize, step: Step) -> ControlError {
+    let origin = frame.origin as usize;
+    match frame.kind {
+        FrameKind::Abort => ControlError::Aborted { reporter: rank, failed: origin, step },
+        FrameKind::Left => ControlError::AbortedAfterClose { reporter: rank, left: origin, step },
+        _ => ControlError::InvalidFrame { rank, step },
+    }
+}
+
+/// The name of the sender's step, for messages.
+fn step_name(frame: &Frame) -> String {
+    match Step::from_code(frame.step) {
+        Some(step) => format!("{} (collective call {})", step.name(), frame.sequence),
+        None => format!("an unknown call ({})", frame.step),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-/// A neighbour that is silent for this long gets a ping.
-pub(super) const PING_AFTER: Duration = Duration::from_millis(500);
+/// A rank that waits in a call says so that often.
+pub(super) const WAITING_EVERY: Duration = Duration::from_millis(500);
 /// The least time for an answer, because a busy machine may stop a process for a while.
 const ANSWER_MIN: Duration = Duration::from_secs(2);
 
-/// The time that a silent neighbour has for an answer: a quarter of FERROGIN_TIMEOUT. Only the neighbours of a rank notice that
+/// The time for which a neighbour in the call may be silent: a quarter of FERROGIN_TIMEOUT. Only the neighbours of a rank notice that
 /// it is silent. They report it before the other ranks reach their own deadlines, which would name a wrong rank.
 pub(super) fn answer_limit(timeout: Duration) -> Duration {
     (timeout / 4).max(ANSWER_MIN)
@@ -15,7 +15,7 @@ pub(super) fn answer_limit(timeout: Duration) -> Duration {
 
 /// The time after which the neighbours of a silent rank have reported it to all ranks.
 fn report_limit(timeout: Duration) -> Duration {
-    PING_AFTER + answer_limit(timeout) + Duration::from_millis(500)
+    WAITING_EVERY + answer_limit(timeout) + WAITING_EVERY
 }
 
 /// The limit of an allgather of `nranks` ranks. With more than two, the previous rank may be late because it waits for another one that is
@@ -24,7 +24,7 @@ pub(super) fn allgather_limit(nranks: usize, timeout: Duration) -> Duration {
     if nranks > 2 { timeout + report_limit(timeout) } else { timeout }
 }
 
-/// The time that a peer has to answer the first connect: half of FERROGIN_TIMEOUT. The peer's endpoint exists before its handle.
+/// The time that a peer's host has to answer: half of FERROGIN_TIMEOUT. The peer listens before it has a handle.
 pub(super) fn connect_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(ANSWER_MIN)
 }
@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn silent_ranks_are_reported_before_other_ranks_reach_their_limits() {
         for timeout in [1, 4, 12, 60, 300].map(Duration::from_secs) {
-            let silence_ends = PING_AFTER + answer_limit(timeout);
+            let silence_ends = WAITING_EVERY + answer_limit(timeout);
             assert_eq!(allgather_limit(2, timeout), timeout);
             assert!(allgather_limit(3, timeout) > timeout + silence_ends);
             assert!(connect_limit(timeout) >= answer_limit(timeout));

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use super::interface::{
-    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bounds, page_size,
+    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, HostBytes, Mapping, Use, WindowMemory,
+    page_size,
 };
 use ferrogin_ffi::nccl;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -55,7 +56,9 @@ impl Device for CpuDevice {
         let base = unsafe { mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, &file, 0) }
             .map_err(system("mmap", len))?;
         let export = self.export && usage != Use::Tables;
-        Ok(Box::new(CpuBuffer { base: base.cast(), len, size: size.get(), file: export.then_some(file) }))
+        // SAFETY: the mapping has as many bytes, and the buffer, which keeps this value, ends it on drop.
+        let bytes = unsafe { HostBytes::new(base.as_ptr().cast(), len) };
+        Ok(Box::new(CpuBuffer { base, bytes, size: size.get(), file: export.then_some(file) }))
     }
 
     unsafe fn map(
@@ -97,8 +100,8 @@ pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError
 }
 
 struct CpuBuffer {
-    base: NonNull<u8>,
-    len: usize,
+    base: NonNull<c_void>,
+    bytes: HostBytes,
     size: usize,
     file: Option<OwnedFd>,
 }
@@ -111,15 +114,15 @@ unsafe impl Sync for CpuBuffer {}
 
 impl DeviceBuffer for CpuBuffer {
     fn device_address(&self) -> u64 {
-        self.base.as_ptr() as u64
+        self.bytes.base() as u64
     }
 
     fn host_address(&self) -> Option<*mut u8> {
-        Some(self.base.as_ptr())
+        Some(self.bytes.base())
     }
 
     fn len(&self) -> usize {
-        self.len
+        self.bytes.len()
     }
 
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
@@ -127,28 +130,18 @@ impl DeviceBuffer for CpuBuffer {
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
-        bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `bounds` checked that `offset` is within the mapping.
-        let to = unsafe { self.base.as_ptr().add(offset) };
-        // SAFETY: `bounds` checked that the bytes from `to` are within the mapping, and no Rust reference covers the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
-        Ok(())
+        self.bytes.write(offset, bytes)
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `bounds` checked that `offset` is within the mapping.
-        let from = unsafe { self.base.as_ptr().add(offset) };
-        // SAFETY: `bounds` checked that the bytes from `from` are within the mapping, and no Rust reference covers the mapping.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
+        self.bytes.read(offset, bytes)
     }
 }
 
 impl Drop for CpuBuffer {
     fn drop(&mut self) {
         // SAFETY: `allocate` made this mapping, and only this drop ends it. The owner drops the cards' registrations of it first.
-        if let Err(errno) = unsafe { munmap(self.base.cast(), self.size) } {
+        if let Err(errno) = unsafe { munmap(self.base, self.size) } {
             crate::warn!("munmap of {} bytes of device memory failed: {errno}", self.size);
         }
     }

@@ -152,12 +152,9 @@ impl Device for CudaDevice {
     }
 
     unsafe fn add(&self, round: &Round<'_>, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
-        match adds {
-            // SAFETY: this function's caller keeps the words mapped.
-            Adds::Stream => unsafe { words::add_by_stream(&self.core, round, words) },
-            // SAFETY: as above.
-            _ => unsafe { words::add_by_copies(&self.core, round, words) },
-        }
+        let add = if adds == Adds::Stream { words::add_by_stream } else { words::add_by_copies };
+        // SAFETY: this function's caller keeps the words mapped.
+        unsafe { add(&self.core, round, words) }
     }
 
     fn cannot_flush_writes(&self) -> Option<String> {
@@ -182,13 +179,12 @@ impl Device for CudaDevice {
     }
 
     fn gpu(&self) -> Option<(usize, String)> {
-        let mut address = [0 as std::ffi::c_char; 32];
+        let mut address = [0u8; 32];
         // SAFETY: the driver writes at most the given number of bytes into a local array.
         let result =
-            unsafe { cu::cuDeviceGetPCIBusId(address.as_mut_ptr(), address.len() as i32 - 1, self.core.device) };
+            unsafe { cu::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32 - 1, self.core.device) };
         check("cuDeviceGetPCIBusId", result).ok()?;
-        // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
-        let address = unsafe { CStr::from_ptr(address.as_ptr()) };
+        let address = CStr::from_bytes_until_nul(&address).ok()?;
         // The driver writes upper case; sysfs has lower case.
         Some((usize::try_from(self.core.device).ok()?, address.to_str().ok()?.to_ascii_lowercase()))
     }

@@ -281,6 +281,47 @@ pub(super) fn bounds(offset: usize, len: usize, size: usize) -> Result<(), Devic
     }
 }
 
+/// Host memory that its owner keeps, and that cards and kernels access too: no reference to it is made.
+pub(super) struct HostBytes {
+    base: *mut u8,
+    len: usize,
+}
+
+impl HostBytes {
+    /// # Safety
+    /// `len` bytes at `base` stay readable and writable as long as the value.
+    #[allow(unsafe_code)]
+    pub(super) unsafe fn new(base: *mut u8, len: usize) -> Self {
+        Self { base, len }
+    }
+
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[allow(unsafe_code)]
+    pub(super) fn write(&self, offset: usize, bytes: &[std::mem::MaybeUninit<u8>]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        let to = self.base.wrapping_add(offset);
+        // SAFETY: `bounds` checked that the bytes from `to` are within the memory, and no Rust reference covers it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
+        Ok(())
+    }
+
+    #[allow(unsafe_code)]
+    pub(super) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        bounds(offset, bytes.len(), self.len)?;
+        let from = self.base.wrapping_add(offset);
+        // SAFETY: `bounds` checked that the bytes from `from` are within the memory, and no Rust reference covers it.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+}
+
 /// The bytes of `value` for [`DeviceBuffer::write`]. `MaybeUninit`, because padding may be uninitialised.
 #[allow(unsafe_code)]
 pub fn bytes_of<T: Copy>(value: &[T]) -> &[std::mem::MaybeUninit<u8>] {

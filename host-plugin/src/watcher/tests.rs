@@ -2,6 +2,7 @@ use super::*;
 use crate::registry::{self, Kind};
 use efa_dp_direct::wire::CdescFlags;
 use ferrogin_test_support::wait::wait_until;
+use std::sync::atomic::AtomicU64;
 
 /// A completion queue that a test fills as the card does.
 struct Ring {
@@ -79,24 +80,22 @@ fn overtaken_reader_continues_with_oldest_entry() {
 
 #[test]
 fn failure_is_found_after_whole_laps() {
-    let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
+    let mut watch = watch_of(&mut ring, &errors, &abort, handle as usize);
     for i in 0..16 {
         ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
     }
-    // SAFETY: the box is live. This write stands for the card's error count.
-    unsafe { errors.write_volatile(1) };
+    // As the card counts an error.
+    errors.store(1, Ordering::Relaxed);
     while watch.report != Report::Done {
         watch.round(Instant::now());
     }
     assert_eq!(watch.endpoints[0].cq.failure().map(|entry| entry.status), Some(CompStatus::RemoteAbort.raw()));
     registry::remove::<()>(handle, Kind::Context).unwrap();
-    // SAFETY: the pointer is from the box above, and the watch no longer reads it.
-    drop(unsafe { Box::from_raw(errors) });
 }
 
-fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -> Watch {
+fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usize) -> Watch {
     Watch {
         handle,
         rank: 0,
@@ -104,13 +103,13 @@ fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -
         endpoints: vec![WatchedEndpoint {
             name: (0, Role::Signal(4)),
             cq: ring.reader(),
-            // SAFETY: each test frees its word after the watch.
-            errors: unsafe { ErrorCounter::new(errors) },
+            // SAFETY: the word of each test outlives the watch.
+            errors: unsafe { ErrorCounter::new(errors.as_ptr()) },
             ring: None,
             context: 0,
         }],
         targets: vec![(0..6).map(|i| Target { ah: i, qpn: 10 + i, qkey: 1 }).collect()],
-        abort,
+        abort: abort.as_ptr(),
         report: Report::Clean,
         agent: None,
     }
@@ -118,8 +117,8 @@ fn watch_of(ring: &mut Ring, errors: *mut u64, abort: &mut u32, handle: usize) -
 
 #[test]
 fn failed_request_message_names_peer_endpoint_and_cure() {
-    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
-    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let mut watch = watch_of(&mut ring, &errors, &abort, 0);
     ring.push(2, CompStatus::RemoteBadAddress);
     let entry = watch.endpoints[0].cq.poll().unwrap();
     let text = watch.describe(0, entry);
@@ -138,8 +137,8 @@ fn failed_request_message_names_peer_endpoint_and_cure() {
 
 #[test]
 fn peer_is_found_in_readable_ring() {
-    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
-    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let mut watch = watch_of(&mut ring, &errors, &abort, 0);
     let mut requests = vec![0u8; 4 * 64];
     for (i, (id, ah)) in [(0u16, 4u16), (0, 1), (5, 2), (7, 1)].into_iter().enumerate() {
         let meta = TxMetaDesc { req_id: id, ah, dest_qp_num: 10 + ah, qkey: 1, ..TxMetaDesc::ZERO };
@@ -155,8 +154,8 @@ fn peer_is_found_in_readable_ring() {
 /// Every peer whose request has the id is a suspect; free slots of the ring and unknown targets are none.
 #[test]
 fn peers_that_share_an_id_are_all_named() {
-    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
-    let mut watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let mut watch = watch_of(&mut ring, &errors, &abort, 0);
     watch.nranks = 6;
     let requests_of = |peers: &[(u16, u32)]| {
         let mut bytes = vec![0u8; 8 * 128];
@@ -181,8 +180,8 @@ fn peers_that_share_an_id_are_all_named() {
 
 #[test]
 fn message_has_operation_and_cure_of_the_failure() {
-    let (mut ring, mut errors, mut abort) = (Ring::new(8, 32), 0, 0);
-    let watch = watch_of(&mut ring, &mut errors, &mut abort, 0);
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let watch = watch_of(&mut ring, &errors, &abort, 0);
     let text = |op: u8, status: u8| {
         let flags = CdescFlags(0).with_phase(true).with_op_type(op);
         watch.describe(0, CdescCommon { req_id: 1, status, flags, qp_num: 9 })
@@ -210,33 +209,30 @@ fn message_has_operation_and_cure_of_the_failure() {
 
 #[test]
 fn error_counter_alone_raises_fault_and_abort_flag() {
-    let (mut ring, errors, mut abort) = (Ring::new(8, 32), Box::into_raw(Box::new(0)), 0);
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let mut watch = watch_of(&mut ring, errors, &mut abort, handle as usize);
+    let mut watch = watch_of(&mut ring, &errors, &abort, handle as usize);
     watch.round(Instant::now());
     assert_eq!((registry::fault(handle), watch.report), (Ok(false), Report::Clean));
-    // SAFETY: the box is live. This write stands for the card's error count.
-    unsafe { errors.write_volatile(1) };
+    // As the card counts an error.
+    errors.store(1, Ordering::Relaxed);
     watch.round(Instant::now());
     assert_eq!(registry::fault(handle), Ok(true));
-    // SAFETY: the pointer is to this test's local variable.
-    assert_eq!(unsafe { watch.abort.read_volatile() }, 1);
+    assert_eq!(abort.load(Ordering::Relaxed), 1);
     for _ in 0..=ENTRY_ROUNDS {
         assert!(matches!(watch.report, Report::Counted(..)));
         watch.round(Instant::now());
     }
     assert_eq!(watch.report, Report::Done);
     registry::remove::<()>(handle, Kind::Context).unwrap();
-    // SAFETY: the pointer is from the box above, and the watch no longer reads it.
-    drop(unsafe { Box::from_raw(errors) });
 }
 
 #[test]
 fn thread_reports_failures_and_ends_with_last_watch() {
     let mut ring = Ring::new(8, 32);
-    let (mut errors, mut abort) = (Box::new(0), Box::new(0));
+    let (errors, abort) = (Box::new(AtomicU64::new(0)), Box::new(AtomicU32::new(0)));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let guard = super::watch(watch_of(&mut ring, &raw mut *errors, &mut abort, handle as usize)).unwrap();
+    let guard = super::watch(watch_of(&mut ring, &errors, &abort, handle as usize)).unwrap();
     for _ in 0..8 {
         ring.push(1, CompStatus::Ok);
     }

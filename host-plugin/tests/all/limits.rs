@@ -10,14 +10,8 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
 
 /// Cures of other causes.
-const WRONG: [&str; 6] = [
-    "install",
-    "NCCL_SOCKET_IFNAME",
-    "FERROGIN_CONTROL",
-    "kernel's log",
-    "check or unset",
-    "initialised libfabric first",
-];
+const WRONG: [&str; 5] =
+    ["install", "NCCL_SOCKET_IFNAME", "kernel's log", "check or unset", "initialised libfabric first"];
 
 /// A limit: its resource, what a process uses of it now, the least step that is worth a try, and the cure.
 struct Limit {

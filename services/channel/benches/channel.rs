@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use ferrogin_channel::{Address, Channel, Config, Matching, Payload, Reactor};
 use ferrogin_libfabric::{
     AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric,
-    MR_MODE_ALL, Read, bindings,
+    MR_MODE_ALL, Read, bindings, entry,
 };
 
 const DEPTH: usize = 16;
@@ -235,10 +235,7 @@ impl Bare {
     }
 
     fn send(&mut self, buffer: usize, len: usize, tag: u64) {
-        // SAFETY: open as long as `self`.
-        let table = unsafe { (*self.endpoint.as_ptr()).tagged };
-        // SAFETY: a live table; tagged messages were asked for.
-        let send = unsafe { (*table).send }.unwrap();
+        let send = entry!(self.endpoint.object(), tagged: fi_ops_tagged, send, "fi_tsend").unwrap();
         let context = self.context(self.sent);
         loop {
             let data = self.buffers[buffer].as_ptr().cast();
@@ -254,10 +251,7 @@ impl Bare {
     }
 
     fn receive(&mut self, buffer: usize, len: usize, tag: u64, ignore: u64) {
-        // SAFETY: open as long as `self`.
-        let table = unsafe { (*self.endpoint.as_ptr()).tagged };
-        // SAFETY: a live table; tagged messages were asked for.
-        let receive = unsafe { (*table).recv }.unwrap();
+        let receive = entry!(self.endpoint.object(), tagged: fi_ops_tagged, recv, "fi_trecv").unwrap();
         let (data, context) = (self.buffers[buffer].as_mut_ptr().cast(), self.context(4 * DEPTH + buffer));
         let from = bindings::FI_ADDR_UNSPEC;
         // SAFETY: buffer and context live as long as the endpoint; nothing reads the buffer meanwhile.

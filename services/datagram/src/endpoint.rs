@@ -64,7 +64,7 @@ impl MessageEndpoint {
     pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
         let open_queue = |domain: &Arc<Domain>, size| CompletionQueue::open(domain, &CqAttr { size });
         let info = find_datagrams(lib, &config.provider, config.source.as_deref(), bindings::FI_MSG)?;
-        Self::open_on(lib, config, &info, open_queue)?.start_receiving()
+        Self::open_on(config, &info, open_queue)?.start_receiving()
     }
 
     /// [`MessageEndpoint::open`] with a descriptor to wait for and with long messages, each if the provider has it. `info` is what
@@ -92,7 +92,7 @@ impl MessageEndpoint {
         let format = fi_cq_format::FI_CQ_FORMAT_DATA;
         let open_queue =
             |domain: &Arc<Domain>, size| CompletionQueue::open_to_wait(domain, &info.provider(), size, format);
-        let mut this = Self::open_on(lib, config, &info, open_queue)?;
+        let mut this = Self::open_on(config, &info, open_queue)?;
         if has_long {
             this.outbox.long = Some(Long::new(&this.outbox.endpoint)?);
         }
@@ -100,7 +100,6 @@ impl MessageEndpoint {
     }
 
     fn open_on(
-        lib: &Arc<Libfabric>,
         config: &Config,
         info: &Info,
         open_queue: impl Fn(&Arc<Domain>, usize) -> Result<Arc<CompletionQueue>, Error>,
@@ -120,9 +119,7 @@ impl MessageEndpoint {
         endpoint.bind_av(&av)?;
         endpoint.bind_cq(&cq, bindings::FI_TRANSMIT | bindings::FI_RECV)?;
         endpoint.enable()?;
-        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
-        let table = unsafe { (*endpoint.as_ptr()).msg };
-        let recv = entry!(lib, table, fi_ops_msg, recv, "fi_recv")?;
+        let recv = entry!(endpoint.object(), msg: fi_ops_msg, recv, "fi_recv")?;
         let outbox = Outbox::new(endpoint, av, config, info.tx_iov_limit())?;
         let out_of_range = || Error::Argument { what: "message endpoint: rx_depth is out of range".to_owned() };
         let size = message_size(config, outbox.address().len()).ok_or_else(out_of_range)?;

@@ -36,15 +36,11 @@ pub(super) struct Long {
 
 impl Long {
     pub fn new(endpoint: &Endpoint) -> Result<Self, Error> {
-        let lib = endpoint.domain().library();
-        // SAFETY: `endpoint` is open as long as the reference, and its operations tables live as long.
-        let table = unsafe { (*endpoint.as_ptr()).tagged };
-        // SAFETY: `endpoint` is open as long as the reference, and its operations tables live as long.
-        let ops = unsafe { (*endpoint.as_ptr()).ops };
+        let object = endpoint.object();
         Ok(Self {
-            recv: entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?,
-            send: entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?,
-            cancel: entry!(lib, ops, fi_ops_ep, cancel, "fi_cancel")?,
+            recv: entry!(object, tagged: fi_ops_tagged, recv, "fi_trecv")?,
+            send: entry!(object, tagged: fi_ops_tagged, send, "fi_tsend")?,
+            cancel: entry!(object, ops: fi_ops_ep, cancel, "fi_cancel")?,
             posted: Vec::new(),
             contexts: Vec::new(),
             free: Vec::new(),

@@ -102,9 +102,7 @@ impl Outbox {
             emit(buffer, Kind::Control(flags), &name, (number, 0), &[], 0);
         }
         let slot = |_| Slot { peer: 0, buffered: 0, borrowed: (ptr::null(), 0), tag: None, token: None };
-        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
-        let table = unsafe { (*endpoint.as_ptr()).msg };
-        let sendv = entry!(endpoint.domain().library(), table, fi_ops_msg, sendv, "fi_sendv")?;
+        let sendv = entry!(endpoint.object(), msg: fi_ops_msg, sendv, "fi_sendv")?;
         Ok(Self {
             sendv,
             av,

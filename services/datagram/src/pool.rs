@@ -46,8 +46,7 @@ impl Pool {
     /// First byte of a buffer.
     pub fn buffer(&self, index: usize) -> *mut u8 {
         assert!(index < self.count, "buffer {index} of {}", self.count);
-        // SAFETY: inside the mapping, as just checked.
-        unsafe { self.base.as_ptr().add(index * self.stride) }
+        self.base.as_ptr().wrapping_add(index * self.stride)
     }
 
     /// The first `len` bytes of a buffer.

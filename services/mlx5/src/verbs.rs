@@ -100,8 +100,7 @@ impl Hardware {
         let mut others = Vec::new();
         let opened = api.find_device(|device, found, mlx5| {
             if mlx5 && name.is_none_or(|name| name == found) {
-                // SAFETY: `find_device` passes devices of a list that it frees only after this closure.
-                return Some((unsafe { (api.verbs.ibv_open_device)(device) }, found.to_string()));
+                return Some(((api.verbs.ibv_open_device)(device), found.to_string()));
             }
             others.push(found.to_string());
             None
@@ -116,12 +115,10 @@ impl Hardware {
 
     fn query(context: Arc<Context>, name: String, settings: Settings) -> Result<Self, DeviceError> {
         let mut attr = ffi::DeviceAttr::ZERO;
-        // SAFETY: `context` keeps the device open; `attr` is the call's struct, whose layout is asserted in `ffi.rs`.
-        let status = unsafe { (context.api.verbs.ibv_query_device)(context.object, &raw mut attr) };
+        let status = (context.api.verbs.ibv_query_device)(context.object, &mut attr);
         check_status(status, "ibv_query_device")?;
         let mut port = ffi::PortAttr::default();
-        // SAFETY: `context` keeps the device open; `port` is the call's struct, whose layout is asserted in `ffi.rs`.
-        let status = unsafe { (context.api.verbs.ibv_query_port)(context.object, settings.port, &raw mut port) };
+        let status = (context.api.verbs.ibv_query_port)(context.object, settings.port, &mut port);
         check_status(status, "ibv_query_port")?;
         let caps = Caps {
             name,
@@ -170,8 +167,7 @@ impl Hardware {
     }
 
     fn modify(&self, qp: &library::Qp, mut attr: ffi::QpAttr, mask: c_int) -> Result<(), DeviceError> {
-        // SAFETY: `qp` owns the queue pair, and `attr` outlives the call.
-        let status = unsafe { (self.context.api.verbs.ibv_modify_qp)(qp.object, &raw mut attr, mask) };
+        let status = (self.context.api.verbs.ibv_modify_qp)(qp.object, &mut attr, mask);
         check_status(status, "ibv_modify_qp")
     }
 
@@ -227,9 +223,7 @@ impl Device for Hardware {
     }
 
     fn alloc_pd(&self) -> Result<Pd, DeviceError> {
-        // SAFETY: `self.context` keeps the device open.
-        let object =
-            check_pointer(unsafe { (self.context.api.verbs.ibv_alloc_pd)(self.context.object) }, "ibv_alloc_pd")?;
+        let object = check_pointer((self.context.api.verbs.ibv_alloc_pd)(self.context.object), "ibv_alloc_pd")?;
         Ok(Pd { handle: Handle::new(library::Pd { object, context: self.context.clone() }) })
     }
 
@@ -239,10 +233,7 @@ impl Device for Hardware {
         // SAFETY: `own` owns the protection domain; the caller of `register` keeps the range mapped.
         let object = unsafe { (self.context.api.verbs.ibv_reg_mr)(own.object, at, length, access.0 as c_int) };
         let object = check_pointer(object, "ibv_reg_mr")?;
-        // SAFETY: `object` was created above and is not null.
-        let lkey = unsafe { (*object).lkey };
-        // SAFETY: `object` was created above and is not null.
-        let rkey = unsafe { (*object).rkey };
+        let (lkey, rkey) = (object.get().lkey, object.get().rkey);
         let handle = Handle::new(library::Mr { object, context: self.context.clone(), _pd: pd.handle.clone() });
         Ok(Mr { handle, pd: pd.clone(), addr: at as u64, length: length as u64, access, lkey, rkey })
     }
@@ -253,13 +244,9 @@ impl Device for Hardware {
             WindowType::Type1 => ffi::MW_TYPE_1,
             WindowType::Type2 => ffi::MW_TYPE_2,
         };
-        // SAFETY: `self.context` keeps the device open, so its context struct is valid.
-        let alloc = unsafe { (*self.context.object).alloc_mw };
-        let alloc = alloc.ok_or(DeviceError::Unsupported { what: "memory windows" })?;
-        // SAFETY: `own` owns the protection domain, and the driver filled `alloc_mw` in.
-        let object = check_pointer(unsafe { alloc(own.object, kind) }, "ibv_alloc_mw")?;
-        // SAFETY: `object` was created above and is not null.
-        let rkey = unsafe { (*object).rkey };
+        let alloc = self.context.object.get().alloc_mw.ok_or(DeviceError::Unsupported { what: "memory windows" })?;
+        let object = check_pointer(alloc(own.object, kind), "ibv_alloc_mw")?;
+        let rkey = object.get().rkey;
         let handle = Handle::new(library::Mw { object, context: self.context.clone(), _pd: pd.handle.clone() });
         Ok(RawWindow { handle, pd: pd.clone(), window, rkey })
     }
@@ -270,8 +257,7 @@ impl Device for Hardware {
         }
         let entries = c_int::try_from(attr.entries).unwrap_or(c_int::MAX);
         let create = self.context.api.verbs.ibv_create_cq;
-        // SAFETY: `self.context` keeps the device open; a null completion channel is allowed.
-        let object = unsafe { create(self.context.object, entries, null_mut(), null_mut(), 0) };
+        let object = create(self.context.object, entries, null_mut(), None, 0);
         let object = check_pointer(object, "ibv_create_cq")?;
         let handle = Handle::new(library::Cq { object, context: self.context.clone() });
         let mut cq = ffi::DvCq {
@@ -311,8 +297,7 @@ impl Device for Hardware {
         let own = self.pd(pd)?;
         let mut init =
             ffi::SrqInitAttr { srq_context: null_mut(), max_wr: attr.entries, max_sge: attr.max_sge, srq_limit: 0 };
-        // SAFETY: `own` owns the protection domain, and `init` outlives the call.
-        let object = unsafe { (self.context.api.verbs.ibv_create_srq)(own.object, &raw mut init) };
+        let object = (self.context.api.verbs.ibv_create_srq)(own.object, &mut init);
         let object = check_pointer(object, "ibv_create_srq")?;
         let keep_alive = Handle::new(library::Srq { object, context: self.context.clone(), _pd: pd.handle.clone() });
         let mut srq = ffi::DvSrq {
@@ -334,10 +319,11 @@ impl Device for Hardware {
         let own = self.pd(pd)?;
         let mut on = vec![pd.handle.clone(), attr.send_cq.clone(), attr.recv_cq.clone()];
         let srq = match &attr.srq {
-            None => null_mut(),
+            None => None,
             Some(srq) => {
                 on.push(srq.clone());
-                srq.get::<library::Srq>().ok_or(DeviceError::Foreign { what: "shared receive queue" })?.object
+                let own = srq.get::<library::Srq>().ok_or(DeviceError::Foreign { what: "shared receive queue" })?;
+                Some(own.object)
             }
         };
         let datagram = attr.transport == Transport::Ud;
@@ -357,13 +343,11 @@ impl Device for Hardware {
             qp_type: if datagram { ffi::QPT_UD } else { ffi::QPT_RC },
             sq_sig_all: attr.signal_all as c_int,
         };
-        // SAFETY: `own` and the handles in `attr` own the protection domain and the queues, and `init` outlives the call.
-        let object = unsafe { (self.context.api.verbs.ibv_create_qp)(own.object, &raw mut init) };
+        let object = (self.context.api.verbs.ibv_create_qp)(own.object, &mut init);
         let object = check_pointer(object, "ibv_create_qp")?;
         let psn = self.next_psn.fetch_add(0x1_0001, Ordering::Relaxed) & MAX_24_BITS;
         let handle = Handle::new(library::Qp { object, context: self.context.clone(), datagram, psn, _on: on });
-        // SAFETY: `object` was created above and is not null.
-        let qpn = unsafe { (*object).qp_num };
+        let qpn = object.get().qp_num;
         let none = ffi::DvQueue { buf: null_mut(), wqe_cnt: 0, stride: 0 };
         let mut qp = ffi::DvQp {
             dbrec: null_mut(),
@@ -407,13 +391,10 @@ impl Device for Hardware {
         let mut gid = [0; 16];
         let (port, index) = (self.settings.port, self.settings.gid_index as c_int);
         if self.ethernet {
-            // SAFETY: `self.context` keeps the device open, and `gid` has the 16 bytes that the call writes.
-            let status =
-                unsafe { (self.context.api.verbs.ibv_query_gid)(self.context.object, port, index, &raw mut gid) };
+            let status = (self.context.api.verbs.ibv_query_gid)(self.context.object, port, index, &mut gid);
             check_status(status, "ibv_query_gid")?;
         }
-        // SAFETY: `qp` owns the queue pair.
-        let qpn = unsafe { (*qp.object).qp_num };
+        let qpn = qp.object.get().qp_num;
         Ok(Endpoint { qpn, psn: qp.psn, lid: self.lid, gid })
     }
 

@@ -2,19 +2,18 @@
 //! connecting.
 #![allow(unsafe_code)]
 
-use std::io::{IoSliceMut, Write};
+use std::io::{IoSliceMut, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::{Receiver, channel};
 
 use efa_dp_direct::wire::CompStatus;
-use ferrogin_datagram::{Config, Event, MessageEndpoint};
-use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::peer::{hex, unhex};
 use nix::sys::socket::{self, AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr};
 use softefa_rig::child::run;
 use softefa_rig::peer::Peer;
-use softefa_rig::wire::{self, DATA, HELLO, OTHER, OURS, READ, Session, WELCOME, WRITE, header};
+use softefa_rig::wire::{self, CONFIRM_LEN, DATA, HELLO_LEN, OTHER, OURS, READ, WELCOME_LEN, WRITE, header};
 use softefa_rig::*;
 
 const MALFORMED_PEER: &str = "SOFTEFA_TEST_MALFORMED_PEER";
@@ -37,72 +36,59 @@ fn print_line(line: &str) {
 #[test]
 fn malformed_peer() {
     let Ok(how) = std::env::var(MALFORMED_PEER) else { return };
-    assert!(have_libfabric("malformed_peer"));
     let (sender, commands) = channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     match how.split_once(' ').unwrap() {
         ("shm", what) => over_shared_memory(what, &commands),
-        (_, what) => over_messages(what, &commands),
+        (_, what) => over_tcp(what, &commands),
     }
 }
 
-fn over_messages(what: &str, commands: &Receiver<String>) {
-    let config = Config { max_header: 48, max_payload: (64 << 10) + 536, ..Config::default() };
-    let mut endpoint = MessageEndpoint::open(&Libfabric::already_loaded().unwrap(), &config).unwrap();
-    let port = u16::from_be_bytes(endpoint.address()[2..4].try_into().unwrap());
-    let own = wire::address(port, SECRET | u64::from(std::process::id()));
+fn over_tcp(what: &str, commands: &Receiver<String>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = wire::address(listener.local_addr().unwrap().port(), SECRET | u64::from(std::process::id()));
     print_line(&format!("{} 0 0", hex(&own)));
-    let mut reads = 0;
-    let mut session: Option<Session> = None;
-    loop {
-        match commands.try_recv().as_deref() {
-            Ok("exit") => return,
-            Ok(card) => {
-                let (card, nonce) = (unhex(card), nonce());
-                let peer = endpoint.add_peer(&wire::endpoint_of(&card)).unwrap();
-                let bad = if what == "malformed" { vec![7; 72] } else { wire::hello(OTHER, &own, &card, &nonce) };
-                endpoint.send(peer, &header(HELLO, bad.len()), &bad).unwrap();
-                // The answer to a good hello shows that the card has refused the bad one.
-                let good = wire::hello(OURS, &own, &card, &nonce);
-                endpoint.send(peer, &header(HELLO, good.len()), &good).unwrap();
-            }
-            Err(_) => {}
+    let behaves = what.to_owned();
+    std::thread::spawn(move || {
+        for card in listener.incoming() {
+            answer_stream(card.unwrap(), &behaves, &own);
         }
-        let mut hello = None;
-        let mut asked = Vec::new();
-        let polled = endpoint.poll(|_, event| {
-            if let Event::Message { from, header, payload } = event {
-                match header[0] {
-                    HELLO => hello = Some((from, payload.to_vec())),
-                    WELCOME => print_line(&hex(payload)),
-                    WRITE | READ => asked.push((from, header[0], header[40..48].to_vec())),
-                    _ => {}
-                }
-            }
-        });
-        polled.unwrap();
-        for (card, kind, token) in asked {
-            let session = session.as_mut().unwrap();
-            if what == "corrupt" {
-                let nonsense = [0xee; 48];
-                endpoint.send(card, &nonsense, &session.seal(&[&nonsense])).unwrap();
-                continue;
-            }
-            for mut lie in answers(kind, &mut reads) {
-                lie[40..48].copy_from_slice(&token);
-                let payload = &[9; 64][..usize::from(lie[32])];
-                let rest = session.sealed(&lie, payload);
-                endpoint.send(card, &lie, &rest).unwrap();
-            }
+    });
+    for line in commands {
+        if line == "exit" {
+            return;
         }
-        if let Some((card, hello)) = hello {
-            let (answer, agreed) = wire::welcome(&own, &hello, &nonce());
-            let good = matches!(what, "corrupt" | "inconsistent");
-            let answer = if good { answer } else { wire::welcome_of_another_version(&hello) };
-            endpoint.send(card, &header(WELCOME, answer.len()), &answer).unwrap();
-            session = Some(agreed);
+        let card = unhex(&line);
+        let bad = if what == "malformed" { vec![7; HELLO_LEN] } else { wire::hello(OTHER, &own, &card, &nonce()) };
+        let mut stream = TcpStream::connect(wire::socket_of(&card)).unwrap();
+        stream.write_all(&bad).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        print_line(&hex(&answer));
+    }
+}
+
+/// Answers the card that made a stream, until it ends.
+fn answer_stream(mut card: TcpStream, what: &str, own: &[u8]) {
+    let mut hello = [0; HELLO_LEN];
+    card.read_exact(&mut hello).unwrap();
+    if !matches!(what, "corrupt" | "inconsistent") {
+        card.write_all(&wire::refusal(OTHER)).unwrap();
+        return;
+    }
+    card.write_all(&wire::welcome(own, &hello, &nonce())).unwrap();
+    card.read_exact(&mut [0; CONFIRM_LEN]).unwrap();
+    let (mut reads, mut asked) = (0, [0; 48]);
+    while card.read_exact(&mut asked).is_ok() {
+        card.read_exact(&mut [0; 64][..usize::from(asked[32])]).unwrap();
+        if what == "corrupt" {
+            card.write_all(&[0xee; 48]).unwrap();
+            continue;
         }
-        std::thread::yield_now();
+        for mut lie in answers(asked[0], &mut reads) {
+            lie[40..48].copy_from_slice(&asked[40..48]);
+            card.write_all(&[&lie[..], &[9; 64][..usize::from(lie[32])]].concat()).unwrap();
+        }
     }
 }
 
@@ -131,11 +117,10 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
         while let Ok(fd) = socket::accept(listener.as_raw_fd()) {
             // SAFETY: accept just made this descriptor, and no other value owns it.
             let card = unsafe { OwnedFd::from_raw_fd(fd) };
-            let mut hello = [0; 73];
+            let mut hello = [0; HELLO_LEN + 1];
             let len = socket::recv(card.as_raw_fd(), &mut hello, MsgFlags::empty()).unwrap();
-            assert_eq!(len, 72, "a hello");
-            let (answer, _) = wire::welcome(&own, &hello[..len], &nonce());
-            let answer = if corrupt { answer } else { wire::welcome_of_another_version(&hello) };
+            assert_eq!(len, HELLO_LEN, "a hello");
+            let answer = if corrupt { wire::welcome(&own, &hello[..len], &nonce()) } else { wire::refusal(OTHER) };
             socket::send(card.as_raw_fd(), &answer, MsgFlags::empty()).unwrap();
             if corrupt {
                 let file = take_file(&card);
@@ -155,13 +140,13 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
         socket::connect(socket.as_raw_fd(), &name(&card)).unwrap();
         let first = if what == "malformed" { vec![7; 40] } else { wire::hello(OTHER, &own, &card, &nonce()) };
         socket::send(socket.as_raw_fd(), &first, MsgFlags::empty()).unwrap();
-        let mut answer = [0; 64];
+        let mut answer = [0; WELCOME_LEN + 1];
         let len = socket::recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).unwrap();
         print_line(&hex(&answer[..len]));
     }
 }
 
-/// The rings that arrive with a card's proof.
+/// The rings that arrive with a card's confirm.
 fn take_file(card: &OwnedFd) -> std::fs::File {
     let (mut bytes, mut control) = ([0; 64], nix::cmsg_space!([RawFd; 1]));
     let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -171,7 +156,7 @@ fn take_file(card: &OwnedFd) -> std::fs::File {
         ControlMessageOwned::ScmRights(fds) => Some(unsafe { std::fs::File::from_raw_fd(fds[0]) }),
         _ => None,
     });
-    assert_eq!(message.bytes, 24, "a proof");
+    assert_eq!(message.bytes, CONFIRM_LEN, "a confirm");
     file.unwrap()
 }
 
@@ -213,12 +198,7 @@ fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &s
         let buffer = rig.buffer(64);
         let mut peer = start(wire, what);
         let answer = unhex(&peer.ask(&hex(&a.name())));
-        // Over datagrams the bad hello gets no answer: the answer is to a good hello behind it.
-        assert_eq!(
-            answer[..8],
-            [b"softef".as_slice(), &[OURS, u8::from(wire == "shm")]].concat(),
-            "its version, and no"
-        );
+        assert_eq!(answer, wire::refusal(OURS), "its version, and no");
         // It goes on with others.
         let to = a.connect(&b.name());
         a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
@@ -234,7 +214,8 @@ fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &s
     }
 }
 
-const VERSION_LINE: &str = "the other card speaks wire version 4, this one 3: use the same release on both sides";
+const VERSION_LINE: &str =
+    "the other side speaks version 5 of this protocol, this one version 4: use the same release on both sides";
 
 #[test]
 fn request_to_another_version_fails_over_shared_memory() {
@@ -243,8 +224,8 @@ fn request_to_another_version_fails_over_shared_memory() {
 }
 
 #[test]
-fn request_to_another_version_fails_over_datagrams() {
-    let test = "request_to_another_version_fails_over_datagrams";
+fn request_to_another_version_fails_over_tcp() {
+    let test = "request_to_another_version_fails_over_tcp";
     request_fails(test, "tcp", "version", CompStatus::RemoteFeatureMismatch, VERSION_LINE);
 }
 
@@ -254,8 +235,8 @@ fn hello_of_another_version_is_refused_over_shared_memory() {
 }
 
 #[test]
-fn hello_of_another_version_is_refused_over_datagrams() {
-    hello_is_refused("hello_of_another_version_is_refused_over_datagrams", "tcp", "version", VERSION_LINE);
+fn hello_of_another_version_is_refused_over_tcp() {
+    hello_is_refused("hello_of_another_version_is_refused_over_tcp", "tcp", "version", VERSION_LINE);
 }
 
 #[test]
@@ -265,9 +246,9 @@ fn malformed_hello_is_refused_over_shared_memory() {
 }
 
 #[test]
-fn malformed_hello_is_refused_over_datagrams() {
+fn malformed_hello_is_refused_over_tcp() {
     let line = "refused a connection: the other side does not speak this protocol";
-    hello_is_refused("malformed_hello_is_refused_over_datagrams", "tcp", "malformed", line);
+    hello_is_refused("malformed_hello_is_refused_over_tcp", "tcp", "malformed", line);
 }
 
 #[test]
@@ -282,9 +263,9 @@ fn corrupt_ring_fails_requests() {
 }
 
 #[test]
-fn corrupt_datagram_fails_requests() {
+fn corrupt_stream_fails_requests() {
     request_fails(
-        "corrupt_datagram_fails_requests",
+        "corrupt_stream_fails_requests",
         "tcp",
         "corrupt",
         CompStatus::LocalUnresponsiveRemote,

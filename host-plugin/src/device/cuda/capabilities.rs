@@ -42,10 +42,7 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
 /// Checks that the GPU has what the plugin needs of it with the software card, or with hardware.
 pub fn check_needs(device: cu::CUdevice, software: bool) -> Result<(), DeviceError> {
     for (attribute, least, for_software, reason) in NEEDS {
-        let mut value = 0;
-        // SAFETY: the device exists. The driver writes one int into a local variable.
-        let result = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
-        check("cuDeviceGetAttribute", result)?;
+        let value = known(attribute, device)?;
         if value < least && (for_software || !software) {
             return Err(DeviceError::NoGpu { reason: format!("{reason} ({})", versions(device)) });
         }
@@ -53,24 +50,25 @@ pub fn check_needs(device: cu::CUdevice, software: bool) -> Result<(), DeviceErr
     Ok(())
 }
 
+fn known(attribute: cu::CUdevice_attribute, device: cu::CUdevice) -> Result<i32, DeviceError> {
+    let mut value = 0;
+    // SAFETY: the driver checks the device, and writes one int into a local variable.
+    check("cuDeviceGetAttribute", unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+    Ok(value)
+}
+
 /// The GPU and its driver, for messages.
 pub fn versions(device: cu::CUdevice) -> String {
     use cu::CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
     };
-    let (mut name, mut driver) = ([0 as std::ffi::c_char; 64], 0);
-    let [major, minor] = [MAJOR, MINOR].map(|attribute| {
-        let mut value = 0;
-        // SAFETY: the device exists. The driver writes one int into a local variable.
-        let _ = unsafe { cu::cuDeviceGetAttribute(&mut value, attribute, device) };
-        value
-    });
+    let (mut name, mut driver) = ([0u8; 64], 0);
+    let [major, minor] = [MAJOR, MINOR].map(|attribute| known(attribute, device).unwrap_or(0));
     // SAFETY: the driver writes at most the given number of bytes into a local array.
-    let _ = unsafe { cu::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32 - 1, device) };
+    let _ = unsafe { cu::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32 - 1, device) };
     // SAFETY: the driver writes one int into a local variable.
     let _ = unsafe { cu::cuDriverGetVersion(&mut driver) };
-    // SAFETY: the array ends with a NUL byte, because the driver was given all bytes but the last.
-    let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy();
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy();
     format!("{name}, compute capability {major}.{minor}, driver of CUDA {}.{}", driver / 1000, driver % 1000 / 10)
 }
 
@@ -79,15 +77,13 @@ pub const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
 
 /// A device attribute, also one that this release of the driver's bindings has no name for; 0 if the driver does not know it.
 pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
-    type Get = unsafe extern "C" fn(*mut i32, i32, cu::CUdevice) -> i32;
+    type Get = extern "C" fn(&mut i32, i32, cu::CUdevice) -> i32;
     // SAFETY: the driver is loaded already, so no initialiser runs.
     let Ok(driver) = (unsafe { libloading::Library::new("libcuda.so.1") }) else { return 0 };
-    // SAFETY: cuda.h declares the function with this type.
+    // SAFETY: cuda.h declares the function with this type; the driver checks the numbers and sets the variable.
     let Ok(get) = (unsafe { driver.get::<Get>(b"cuDeviceGetAttribute\0") }) else { return 0 };
     let mut value = 0;
-    // SAFETY: the device exists. The driver writes one int into a local variable.
-    let code = unsafe { get(&mut value, number, device) };
-    if code == 0 { value } else { 0 }
+    if get(&mut value, number, device) == 0 { value } else { 0 }
 }
 
 /// How a host thread makes kernels see the bytes that a card wrote to GPU memory before a completion in host memory.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::{Core, check, check_free};
-use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, bounds, page_size};
+use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, HostBytes, bounds, page_size};
 use cudarc::driver::sys as cu;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -17,11 +17,13 @@ pub fn host(core: &Arc<Core>, len: usize) -> Result<Box<dyn DeviceBuffer>, Devic
     let flags = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
     // SAFETY: the driver writes one pointer into a local variable.
     check("cuMemHostAlloc", unsafe { cu::cuMemHostAlloc(&mut host, size, flags) })?;
-    let mut buffer = HostBuffer { core: core.clone(), host: host.cast(), device: 0, len };
+    // SAFETY: the driver allocated at least `len` bytes, which the buffer, which keeps this value, frees on drop.
+    let bytes = unsafe { HostBytes::new(host.cast(), len) };
+    let mut buffer = HostBuffer { core: core.clone(), bytes, device: 0 };
     // SAFETY: `host` is mapped pinned memory from the call above. The driver writes one address into `buffer`.
     check("cuMemHostGetDevicePointer", unsafe { cu::cuMemHostGetDevicePointer_v2(&mut buffer.device, host, 0) })?;
-    // SAFETY: `buffer.host` has `size` bytes, and no other thread has its address yet.
-    unsafe { std::ptr::write_bytes(buffer.host, 0, size) };
+    // SAFETY: the allocation has `size` bytes, and no other thread has its address yet.
+    unsafe { std::ptr::write_bytes(host.cast::<u8>(), 0, size) };
     Ok(Box::new(buffer))
 }
 
@@ -95,9 +97,8 @@ pub fn round_up(len: usize, to: usize) -> Result<usize, DeviceError> {
 
 struct HostBuffer {
     core: Arc<Core>,
-    host: *mut u8,
+    bytes: HostBytes,
     device: u64,
-    len: usize,
 }
 
 // SAFETY: this object alone owns the allocation, and any thread may access and free it.
@@ -112,11 +113,11 @@ impl DeviceBuffer for HostBuffer {
     }
 
     fn host_address(&self) -> Option<*mut u8> {
-        Some(self.host)
+        Some(self.bytes.base())
     }
 
     fn len(&self) -> usize {
-        self.len
+        self.bytes.len()
     }
 
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
@@ -124,21 +125,11 @@ impl DeviceBuffer for HostBuffer {
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
-        bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `bounds` checked that `offset` is within the allocation.
-        let to = unsafe { self.host.add(offset) };
-        // SAFETY: `bounds` checked that the bytes from `to` are within the allocation, and no Rust reference covers it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), to, bytes.len()) };
-        Ok(())
+        self.bytes.write(offset, bytes)
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        bounds(offset, bytes.len(), self.len)?;
-        // SAFETY: `bounds` checked that `offset` is within the allocation.
-        let from = unsafe { self.host.add(offset) };
-        // SAFETY: `bounds` checked that the bytes from `from` are within the allocation, and no Rust reference covers it.
-        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
+        self.bytes.read(offset, bytes)
     }
 }
 
@@ -146,7 +137,7 @@ impl Drop for HostBuffer {
     fn drop(&mut self) {
         if let Ok(_current) = self.core.enter() {
             // SAFETY: `host` allocated the memory, and only this drop frees it.
-            check_free("cuMemFreeHost", unsafe { cu::cuMemFreeHost(self.host.cast()) });
+            check_free("cuMemFreeHost", unsafe { cu::cuMemFreeHost(self.bytes.base().cast()) });
         }
     }
 }

@@ -119,14 +119,13 @@ impl ProviderTags {
             }
         }
         endpoint.enable()?;
-        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
-        let table = unsafe { (*endpoint.as_ptr()).tagged };
-        let send = entry!(lib, table, fi_ops_tagged, send, "fi_tsend")?;
-        let recv = entry!(lib, table, fi_ops_tagged, recv, "fi_trecv")?;
+        let object = endpoint.object();
+        let send = entry!(object, tagged: fi_ops_tagged, send, "fi_tsend")?;
+        let recv = entry!(object, tagged: fi_ops_tagged, recv, "fi_trecv")?;
         let is_card = CARDS.contains(&provider.as_str());
-        let inject = entry!(lib, table, fi_ops_tagged, inject, "fi_tinject").ok();
-        let send_message = entry!(lib, table, fi_ops_tagged, sendmsg, "fi_tsendmsg").ok().filter(|_| is_card);
-        let peek = entry!(lib, table, fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
+        let inject = entry!(object, tagged: fi_ops_tagged, inject, "fi_tinject").ok();
+        let send_message = entry!(object, tagged: fi_ops_tagged, sendmsg, "fi_tsendmsg").ok().filter(|_| is_card);
+        let peek = entry!(object, tagged: fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
             properties: Properties {
                 // A stream carries one payload after the other. Other providers carry several payloads at a time.
@@ -372,10 +371,7 @@ impl Transport for ProviderTags {
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        let lib = self.endpoint.domain().library();
-        // SAFETY: `endpoint` is open until it is dropped, and its operations tables live as long.
-        let ops = unsafe { (*self.endpoint.as_ptr()).ops };
-        let Ok(cancel) = entry!(lib, ops, fi_ops_ep, cancel, "fi_cancel") else { return };
+        let Ok(cancel) = entry!(self.endpoint.object(), ops: fi_ops_ep, cancel, "fi_cancel") else { return };
         for (record, context) in self.records.iter().zip(&self.contexts) {
             if matches!(record.usage, Usage::Receive(_)) && which(record.token) {
                 // SAFETY: the endpoint is open; the context belongs to an operation that was posted, and lives until the close.

@@ -3,6 +3,32 @@
 
 use crate::assert_layout;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
+
+/// An object of the library, which only the library makes. A type of `library.rs` owns the object and destroys it, and calls get it from
+/// there.
+#[repr(transparent)]
+pub(super) struct Ptr<T>(NonNull<T>);
+
+impl<T> Clone for Ptr<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Ptr<T> {}
+
+impl<T> Ptr<T> {
+    /// The fields that programs read, which the library sets once.
+    pub(super) fn get(&self) -> &T {
+        // SAFETY: the object's owner, from which the pointer came, keeps it.
+        unsafe { self.0.as_ref() }
+    }
+
+    pub(super) fn cast(self) -> *mut c_void {
+        self.0.as_ptr().cast()
+    }
+}
 
 /// A type whose fields only the library uses.
 macro_rules! opaque {
@@ -13,7 +39,7 @@ macro_rules! opaque {
         }
     )*};
 }
-opaque!(Device, Pd, Cq);
+opaque!(Device, Pd, Cq, Channel);
 
 /// The first fields of `ibv_context`; the others are private to the library.
 #[repr(C)]
@@ -21,9 +47,9 @@ pub(super) struct Context {
     pub device: *mut Device,
     /// `_compat_query_device` to `_compat_dereg_mr`.
     compat: [*mut c_void; 7],
-    pub alloc_mw: Option<unsafe extern "C" fn(*mut Pd, c_int) -> *mut Mw>,
+    pub alloc_mw: Option<extern "C" fn(Ptr<Pd>, c_int) -> Option<Ptr<Mw>>>,
     pub bind_mw: *mut c_void,
-    pub dealloc_mw: Option<unsafe extern "C" fn(*mut Mw) -> c_int>,
+    pub dealloc_mw: Option<unsafe extern "C" fn(Ptr<Mw>) -> c_int>,
 }
 assert_layout!(Context, size 88, align 8, { device @ 0, compat @ 8, alloc_mw @ 64, bind_mw @ 72, dealloc_mw @ 80 });
 
@@ -83,9 +109,9 @@ assert_layout!(QpCap, size 20, align 4, { max_recv_wr @ 4, max_send_sge @ 8, max
 #[repr(C)]
 pub(super) struct QpInitAttr {
     pub qp_context: *mut c_void,
-    pub send_cq: *mut Cq,
-    pub recv_cq: *mut Cq,
-    pub srq: *mut Srq,
+    pub send_cq: Ptr<Cq>,
+    pub recv_cq: Ptr<Cq>,
+    pub srq: Option<Ptr<Srq>>,
     pub cap: QpCap,
     pub qp_type: c_int,
     pub sq_sig_all: c_int,
@@ -321,13 +347,14 @@ pub(super) mod mask {
     pub const DEST_QPN: c_int = 1 << 20;
 }
 
-/// Declares the calls of a library by their names.
+/// Declares the calls of a library by their names. Those that are not unsafe take all values of their types: an object, a struct that the call
+/// reads and sets, `None` for null.
 macro_rules! calls {
-    ($name:ident; $($call:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
+    ($name:ident; $($call:ident: $function:ty;)*) => {
         /// Entry points of a library.
         #[allow(non_snake_case, reason = "the fields bear the names of the calls")]
         pub(super) struct $name {
-            $(pub $call: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            $(pub $call: $function,)*
             _library: libloading::Library,
         }
 
@@ -337,7 +364,7 @@ macro_rules! calls {
                 Ok(Self {
                     $($call: {
                         let name = concat!(stringify!($call), "\0");
-                        // SAFETY: the header of the library declares the symbol with this type.
+                        // SAFETY: the header of the library declares the symbol with this type, which says what it takes.
                         let symbol = unsafe { library.get(name.as_bytes()) };
                         *symbol.map_err(|error| format!("{} is missing: {error}", stringify!($call)))?
                     },)*
@@ -350,29 +377,29 @@ macro_rules! calls {
 
 calls! {
     Verbs;
-    ibv_get_device_list: fn(*mut c_int) -> *mut *mut Device;
-    ibv_free_device_list: fn(*mut *mut Device) -> ();
-    ibv_get_device_name: fn(*mut Device) -> *const c_char;
-    ibv_open_device: fn(*mut Device) -> *mut Context;
-    ibv_close_device: fn(*mut Context) -> c_int;
-    ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
-    ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
-    ibv_query_gid: fn(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
-    ibv_alloc_pd: fn(*mut Context) -> *mut Pd;
-    ibv_dealloc_pd: fn(*mut Pd) -> c_int;
-    ibv_reg_mr: fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
-    ibv_dereg_mr: fn(*mut Mr) -> c_int;
-    ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut c_void, c_int) -> *mut Cq;
-    ibv_destroy_cq: fn(*mut Cq) -> c_int;
-    ibv_create_srq: fn(*mut Pd, *mut SrqInitAttr) -> *mut Srq;
-    ibv_destroy_srq: fn(*mut Srq) -> c_int;
-    ibv_create_qp: fn(*mut Pd, *mut QpInitAttr) -> *mut Qp;
-    ibv_destroy_qp: fn(*mut Qp) -> c_int;
-    ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+    ibv_get_device_list: extern "C" fn(&mut c_int) -> *mut Ptr<Device>;
+    ibv_free_device_list: unsafe extern "C" fn(*mut Ptr<Device>);
+    ibv_get_device_name: extern "C" fn(Ptr<Device>) -> *const c_char;
+    ibv_open_device: extern "C" fn(Ptr<Device>) -> Option<Ptr<Context>>;
+    ibv_close_device: unsafe extern "C" fn(Ptr<Context>) -> c_int;
+    ibv_query_device: extern "C" fn(Ptr<Context>, &mut DeviceAttr) -> c_int;
+    ibv_query_port: extern "C" fn(Ptr<Context>, u8, &mut PortAttr) -> c_int;
+    ibv_query_gid: extern "C" fn(Ptr<Context>, u8, c_int, &mut [u8; 16]) -> c_int;
+    ibv_alloc_pd: extern "C" fn(Ptr<Context>) -> Option<Ptr<Pd>>;
+    ibv_dealloc_pd: unsafe extern "C" fn(Ptr<Pd>) -> c_int;
+    ibv_reg_mr: unsafe extern "C" fn(Ptr<Pd>, *mut c_void, usize, c_int) -> Option<Ptr<Mr>>;
+    ibv_dereg_mr: unsafe extern "C" fn(Ptr<Mr>) -> c_int;
+    ibv_create_cq: extern "C" fn(Ptr<Context>, c_int, *mut c_void, Option<Ptr<Channel>>, c_int) -> Option<Ptr<Cq>>;
+    ibv_destroy_cq: unsafe extern "C" fn(Ptr<Cq>) -> c_int;
+    ibv_create_srq: extern "C" fn(Ptr<Pd>, &mut SrqInitAttr) -> Option<Ptr<Srq>>;
+    ibv_destroy_srq: unsafe extern "C" fn(Ptr<Srq>) -> c_int;
+    ibv_create_qp: extern "C" fn(Ptr<Pd>, &mut QpInitAttr) -> Option<Ptr<Qp>>;
+    ibv_destroy_qp: unsafe extern "C" fn(Ptr<Qp>) -> c_int;
+    ibv_modify_qp: extern "C" fn(Ptr<Qp>, &mut QpAttr, c_int) -> c_int;
 }
 
 calls! {
     Dv;
-    mlx5dv_is_supported: fn(*mut Device) -> bool;
-    mlx5dv_init_obj: fn(*mut DvObj, u64) -> c_int;
+    mlx5dv_is_supported: extern "C" fn(Ptr<Device>) -> bool;
+    mlx5dv_init_obj: unsafe extern "C" fn(*mut DvObj, u64) -> c_int;
 }

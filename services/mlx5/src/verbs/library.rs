@@ -1,6 +1,6 @@
 //! Loads rdma-core, and owns the objects that it creates.
 
-use super::ffi;
+use super::ffi::{self, Ptr};
 use crate::device::{DeviceError, Handle};
 use std::ffi::{CStr, c_int};
 use std::sync::Arc;
@@ -31,11 +31,10 @@ impl Api {
     /// Calls `each` with every device, its name, and whether it is an mlx5 device, until `each` returns a value.
     pub(super) fn find_device<R>(
         &self,
-        mut each: impl FnMut(*mut ffi::Device, &str, bool) -> Option<R>,
+        mut each: impl FnMut(Ptr<ffi::Device>, &str, bool) -> Option<R>,
     ) -> Result<Option<R>, DeviceError> {
         let mut count: c_int = 0;
-        // SAFETY: `count` outlives the call.
-        let list = unsafe { (self.verbs.ibv_get_device_list)(&raw mut count) };
+        let list = (self.verbs.ibv_get_device_list)(&mut count);
         if list.is_null() {
             // A kernel without RDMA support has no devices, which is not an error of the call.
             return match last_error() {
@@ -47,15 +46,13 @@ impl Api {
         for at in 0..count.max(0) as usize {
             // SAFETY: the library returned a list of `count` entries, which is freed below.
             let device = unsafe { list.wrapping_add(at).read() };
-            // SAFETY: `device` is an entry of the list, which is freed below.
-            let name = unsafe { (self.verbs.ibv_get_device_name)(device) };
+            let name = (self.verbs.ibv_get_device_name)(device);
             if name.is_null() {
                 continue;
             }
             // SAFETY: the library returned a string that is valid until the list is freed below.
             let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
-            // SAFETY: `device` is an entry of the list, which is freed below.
-            let ours = unsafe { (self.dv.mlx5dv_is_supported)(device) };
+            let ours = (self.dv.mlx5dv_is_supported)(device);
             found = each(device, &name, ours);
             if found.is_some() {
                 break;
@@ -72,9 +69,9 @@ pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// `pointer`, or, if it is null, the system error that the call set.
-pub(super) fn check_pointer<T>(pointer: *mut T, call: &'static str) -> Result<*mut T, DeviceError> {
-    if pointer.is_null() { Err(DeviceError::Call { call, errno: last_error() }) } else { Ok(pointer) }
+/// The object, or, if there is none, the system error that the call set.
+pub(super) fn check_pointer<T>(object: Option<Ptr<T>>, call: &'static str) -> Result<Ptr<T>, DeviceError> {
+    object.ok_or_else(|| DeviceError::Call { call, errno: last_error() })
 }
 
 /// The result of a call that returns an error number.
@@ -91,7 +88,7 @@ macro_rules! owned {
     ($($(#[$attr:meta])* $name:ident($object:ty), $destroy:ident, keeps { $($keep_alive:ident: $kept:ty),* };)*) => {$(
         $(#[$attr])*
         pub(super) struct $name {
-            pub object: *mut $object,
+            pub object: Ptr<$object>,
             pub context: Arc<Context>,
             $(pub $keep_alive: $kept,)*
         }
@@ -112,7 +109,7 @@ macro_rules! owned {
 
 /// An open device.
 pub(super) struct Context {
-    pub object: *mut ffi::Context,
+    pub object: Ptr<ffi::Context>,
     pub api: Arc<Api>,
 }
 
@@ -138,7 +135,7 @@ owned! {
 
 /// A window, allocated and freed by calls of the driver.
 pub(super) struct Mw {
-    pub object: *mut ffi::Mw,
+    pub object: Ptr<ffi::Mw>,
     pub context: Arc<Context>,
     pub _pd: Handle,
 }
@@ -150,9 +147,7 @@ unsafe impl Sync for Mw {}
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // SAFETY: `self.context` keeps the device open, so its context struct is valid.
-        let dealloc = unsafe { (*self.context.object).dealloc_mw };
-        if let Some(dealloc) = dealloc {
+        if let Some(dealloc) = self.context.object.get().dealloc_mw {
             // SAFETY: the driver allocated the window, and only this drop frees it.
             let _ = unsafe { dealloc(self.object) };
         }

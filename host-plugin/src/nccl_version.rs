@@ -1,0 +1,122 @@
+//! The version of the NCCL that loaded the plugin.
+//!
+//! `backendVersion` alone does not say which structs kernels read: two NCCL releases may give one number to different structs. So the plugin
+//! asks for NCCL's own version too, and serves the pairs that it knows.
+#![allow(unsafe_code)]
+
+use crate::error::Error;
+use crate::log;
+use ferrogin_ffi::nccl;
+use libloading::os::unix::{Library, RTLD_LAZY};
+use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+
+/// A version of NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NcclVersion {
+    major: c_int,
+    minor: c_int,
+    patch: c_int,
+}
+
+impl NcclVersion {
+    /// The version of the library that has the logger of `init`, or `None` if that is no NCCL.
+    pub fn of_caller() -> Option<Self> {
+        let library = library_of(log::logger()?)?;
+        // SAFETY: nccl.h declares the function with this type.
+        let get_version =
+            unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> nccl::Result>(b"ncclGetVersion\0") };
+        let mut code = 0;
+        // SAFETY: the function writes one int, before `library` is released.
+        let result = unsafe { get_version.ok()?(&raw mut code) };
+        (result == nccl::SUCCESS).then_some(Self::from_code(code))
+    }
+
+    /// From `NCCL_VERSION_CODE`, as NCCL 2.9 and newer have it.
+    fn from_code(code: c_int) -> Self {
+        Self { major: code / 10_000, minor: code / 100 % 100, patch: code % 100 }
+    }
+
+    /// Whether this release's kernels of `backend_version` read the structs that the plugin writes for it.
+    fn knows(self, backend_version: c_int) -> bool {
+        matches!((self.major, self.minor, backend_version), (2, 30..=32, 0 | 1) | (2, 32, 2))
+    }
+}
+
+impl fmt::Display for NcclVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NCCL {}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// Checks that kernels of this NCCL read the structs that the plugin writes for `backend_version`. Without a version it trusts the number.
+///
+/// # Errors
+/// The plugin does not know this pair.
+pub fn check(version: Option<NcclVersion>, backend_version: c_int) -> Result<(), Error> {
+    match version {
+        None => crate::info!(
+            "the caller has no ncclGetVersion; backendVersion {backend_version} is taken for the structs of NCCL 2.30 to 2.32"
+        ),
+        Some(version) if version.knows(backend_version) => crate::info!("{version}, backendVersion {backend_version}"),
+        Some(version) => {
+            return Err(Error::Usage(format!(
+                "{version} with backendVersion {backend_version} is not known: this ferrogin supports 0 and 1 with NCCL 2.30 to 2.32, and 2 \
+                 with NCCL 2.32; install a newer ferrogin, or use one of these NCCL releases"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The loaded library that has the code at `address`.
+fn library_of(address: usize) -> Option<Library> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: dladdr accepts any address, and writes a `Dl_info`.
+    let found = unsafe { libc::dladdr(address as *const c_void, info.as_mut_ptr()) };
+    // SAFETY: all zeros is a valid `Dl_info`, and dladdr writes only valid ones.
+    let info = unsafe { info.assume_init() };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr's file name is a C string, which lives as long as the library.
+    let path = unsafe { CStr::from_ptr(info.dli_fname) };
+    // SAFETY: with RTLD_NOLOAD, no code of the library runs: it is loaded already.
+    unsafe { Library::open(Some(OsStr::from_bytes(path.to_bytes())), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_pairs_are_accepted_and_others_are_named() {
+        let check = |code, backend_version| check(Some(NcclVersion::from_code(code)), backend_version);
+        for (code, backend_version) in [(23_007, 0), (23_102, 1), (23_203, 0), (23_203, 1), (23_203, 2), (23_204, 2)] {
+            assert!(check(code, backend_version).is_ok(), "{code} {backend_version}");
+        }
+        for (code, backend_version) in [(23_102, 2), (23_300, 2), (23_300, 1), (23_203, 3), (30_000, 0), (22_907, 0)] {
+            let error = check(code, backend_version).unwrap_err().to_string();
+            let pair = format!("{} with backendVersion {backend_version}", NcclVersion::from_code(code));
+            assert!(error.starts_with(&pair), "{error}");
+        }
+        assert_eq!(NcclVersion::from_code(23_203).to_string(), "NCCL 2.32.3");
+    }
+
+    #[test]
+    fn library_of_a_function_is_found_by_its_address() {
+        let libc = library_of(libc::getpid as *const () as usize).expect("the C library");
+        // SAFETY: only the address is looked at.
+        let getppid = unsafe { libc.get::<unsafe extern "C" fn() -> c_int>(b"getppid\0") }.expect("getppid");
+        assert_eq!(*getppid as *const (), libc::getppid as *const ());
+        assert!(library_of(0).is_none());
+    }
+
+    #[test]
+    fn callers_other_than_nccl_have_no_version() {
+        assert_eq!(NcclVersion::of_caller(), None);
+        assert!(check(None, 2).is_ok());
+    }
+}

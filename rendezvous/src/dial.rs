@@ -1,0 +1,203 @@
+//! A connection to a listener, with retries until its proof is complete.
+
+use crate::place::Place;
+use crate::proof::{Domain, Initiator, WELCOME_LEN};
+use crate::secret::{Secret, random};
+use crate::stream::{Socket, Stream};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, socket, sockopt::SocketError,
+};
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
+use std::time::{Duration, Instant};
+
+/// The time that one address has to accept. A listener whose queue is full answers only a later attempt.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
+/// The longest pause between two attempts.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// Where a listener is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// `host:port`.
+    Tcp(SocketAddr),
+    /// The name of an abstract Unix socket.
+    Unix(String),
+}
+
+#[derive(Debug)]
+enum Attempt {
+    /// The next attempt begins then.
+    Pause(Instant),
+    /// The system connects, until then.
+    Connecting(Socket, Instant),
+    /// The peer's listener has the hello.
+    Proving { socket: Socket, initiator: Initiator, input: Vec<u8> },
+}
+
+/// A connection that is being made.
+pub struct Dial {
+    addresses: Vec<Address>,
+    domain: Domain,
+    secret: Secret,
+    place: Place,
+    attempt: Attempt,
+    /// Attempts so far.
+    attempts: u32,
+    /// All addresses have refused, one after the other, so often.
+    refusals: usize,
+    last_error: io::Error,
+}
+
+impl std::fmt::Debug for Dial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dial").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+impl Dial {
+    /// A connection to the first of `addresses` that accepts, of `place`.
+    pub fn new(addresses: Vec<Address>, domain: Domain, secret: Secret, place: Place) -> Self {
+        let attempt = Attempt::Pause(Instant::now());
+        let last_error = io::Error::from(ErrorKind::TimedOut);
+        Self { addresses, domain, secret, place, attempt, attempts: 0, refusals: 0, last_error }
+    }
+
+    /// Makes progress; `Some` when both ends have proved that they know the secret.
+    ///
+    /// # Errors
+    /// The peer does not know the secret, is of another version, or is another user's process at a Unix socket; or this process has no
+    /// descriptor or memory left.
+    pub fn poll(&mut self, now: Instant) -> io::Result<Option<Stream>> {
+        loop {
+            match self.step(now) {
+                Ok(Some(stream)) => return Ok(Some(stream)),
+                Ok(None) => return Ok(None),
+                Err(error) if is_final(&error) => return Err(error),
+                Err(error) => {
+                    let refused = error.kind() == ErrorKind::ConnectionRefused;
+                    self.refusals = if refused { self.refusals + 1 } else { 0 };
+                    self.last_error = error;
+                    self.attempts += 1;
+                    let round = self.attempts / self.addresses.len().max(1) as u32;
+                    // At once to the next address, and then to all of them again.
+                    let pause = match self.attempts as usize % self.addresses.len().max(1) {
+                        0 => Duration::from_millis(1 << round.min(10)).min(PAUSE_MAX),
+                        _ => Duration::ZERO,
+                    };
+                    self.attempt = Attempt::Pause(now + pause);
+                    if !pause.is_zero() {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Does what is possible now; `None` when there is something to wait for.
+    fn step(&mut self, now: Instant) -> io::Result<Option<Stream>> {
+        match &mut self.attempt {
+            Attempt::Pause(until) if now < *until => Ok(None),
+            Attempt::Pause(_) => {
+                let at = self.attempts as usize % self.addresses.len().max(1);
+                let Some(address) = self.addresses.get(at) else { return Err(ErrorKind::AddrNotAvailable.into()) };
+                self.attempt = Attempt::Connecting(begin(address)?, now + ATTEMPT_LIMIT);
+                self.step(now)
+            }
+            Attempt::Connecting(socket, until) => {
+                if let Some(error) = getsockopt(socket, SocketError).ok().filter(|error| *error != 0) {
+                    return Err(io::Error::from_raw_os_error(error));
+                }
+                if matches!(socket, Socket::Tcp(socket) if socket.peer_addr().is_err()) {
+                    return if now < *until { Ok(None) } else { Err(ErrorKind::TimedOut.into()) };
+                }
+                let initiator = Initiator::new(self.domain, self.secret.bytes(), self.place.emit(), random()?);
+                // A new socket has room for it.
+                socket.write_all(&initiator.hello())?;
+                let Attempt::Connecting(socket, _) = std::mem::replace(&mut self.attempt, Attempt::Pause(now)) else {
+                    return Ok(None);
+                };
+                self.attempt = Attempt::Proving { socket, initiator, input: Vec::new() };
+                self.step(now)
+            }
+            Attempt::Proving { socket, initiator, input } => {
+                if !socket.read_up_to(input, WELCOME_LEN)? {
+                    return Ok(None);
+                }
+                let welcome = std::mem::take(input).try_into().map_err(|_| ErrorKind::InvalidData)?;
+                let confirm =
+                    initiator.welcomed(&welcome).map_err(|error| io::Error::new(ErrorKind::PermissionDenied, error))?;
+                socket.write_all(&confirm)?;
+                match std::mem::replace(&mut self.attempt, Attempt::Pause(now)) {
+                    Attempt::Proving { socket, .. } => Ok(Some(Stream::new(socket))),
+                    _ => Ok(None),
+                }
+            }
+        }
+    }
+
+    /// True once a listener has accepted, and the proof is under way.
+    pub fn is_accepted(&self) -> bool {
+        matches!(self.attempt, Attempt::Proving { .. })
+    }
+
+    /// True if no process listens at any of the addresses.
+    pub fn is_refused(&self) -> bool {
+        self.refusals >= self.addresses.len()
+    }
+
+    /// Why the last attempt failed.
+    pub fn last_error(&self) -> io::Error {
+        match (self.last_error.kind(), self.last_error.raw_os_error()) {
+            (ErrorKind::AddrNotAvailable, _) => io::Error::other(
+                "this host has no free port for a connection: raise net.ipv4.ip_local_port_range (sysctl)",
+            ),
+            (_, Some(code)) => io::Error::from_raw_os_error(code),
+            (kind, None) => io::Error::new(kind, self.last_error.to_string()),
+        }
+    }
+
+    /// What [`wait`](crate::stream::wait) waits for, until the time of [`Dial::wakes`].
+    pub fn interest(&self) -> Option<PollFd<'_>> {
+        match &self.attempt {
+            Attempt::Pause(_) => None,
+            Attempt::Connecting(socket, _) => Some(socket.interest(PollFlags::POLLOUT)),
+            Attempt::Proving { socket, .. } => Some(socket.interest(PollFlags::POLLIN)),
+        }
+    }
+
+    /// When [`Dial::poll`] has something to do without an event.
+    pub fn wakes(&self) -> Option<Instant> {
+        match &self.attempt {
+            Attempt::Pause(until) | Attempt::Connecting(_, until) => Some(*until),
+            Attempt::Proving { .. } => None,
+        }
+    }
+}
+
+/// True if another attempt would end in the same way.
+fn is_final(error: &io::Error) -> bool {
+    let lacks = |code| matches!(Errno::from_raw(code), Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS);
+    error.kind() == ErrorKind::PermissionDenied || error.raw_os_error().is_some_and(lacks)
+}
+
+/// Begins to connect.
+fn begin(address: &Address) -> io::Result<Socket> {
+    let address = match address {
+        // A Unix socket connects at once, or its queue is full.
+        Address::Unix(name) => return Socket::unix(UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?),
+        Address::Tcp(address) => address,
+    };
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let socket = socket(family, SockType::Stream, flags, None)?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
+        Ok(()) | Err(Errno::EINPROGRESS) => Socket::tcp(TcpStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
+}

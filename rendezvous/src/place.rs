@@ -1,0 +1,44 @@
+//! What a rank says that it is when it connects.
+
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The rank that connects, the number of ranks that it was started with, and the rank that it calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The rank.
+    pub rank: usize,
+    /// The number of ranks.
+    pub nranks: usize,
+    /// The rank at the listener.
+    pub called: usize,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawPlace {
+    rank: U32,
+    nranks: U32,
+    called: U32,
+    zero: U32,
+}
+
+ferrogin_ffi::assert_layout!(RawPlace, size 16, align 1, { rank @ 0, nranks @ 4, called @ 8, zero @ 12 });
+
+impl Place {
+    pub(crate) fn emit(self) -> [u8; 16] {
+        let number = |value: usize| U32::new(value as u32);
+        zerocopy::transmute!(RawPlace {
+            rank: number(self.rank),
+            nranks: number(self.nranks),
+            called: number(self.called),
+            zero: U32::ZERO,
+        })
+    }
+
+    pub(crate) fn parse(bytes: [u8; 16]) -> Self {
+        let raw: RawPlace = zerocopy::transmute!(bytes);
+        let number = |value: U32| value.get() as usize;
+        Self { rank: number(raw.rank), nranks: number(raw.nranks), called: number(raw.called) }
+    }
+}
