@@ -4,9 +4,8 @@
 use crate::{launch, stdout};
 use clap::ValueEnum;
 use mini_nccl::Bootstrap;
-use scenario_runner::gpu::Launch;
+use scenario_runner::gpu::{self, Launch};
 use scenario_runner::measure;
-use scenario_runner::runner;
 use scenario_runner::scenario::{self, SCENARIOS};
 use scenario_runner::world::{Config, World};
 use std::error::Error;
@@ -69,7 +68,7 @@ fn rank(args: &DemoArgs) -> Result<(), Box<dyn Error>> {
     let config = Config::from_env();
     let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env())?;
     let began = Instant::now();
-    let world = World::open(&config, bootstrap, runner::from_env(Launch::default())?)?;
+    let world = World::open(&config, bootstrap, gpu::runner_from_env(Launch::default())?)?;
     let software = world.runner().gpu().and_then(|gpu| gpu.software.clone());
     let print = |text: std::fmt::Arguments<'_>| match world.rank() {
         0 => stdout::print(format_args!("{text}\n")),

@@ -1,7 +1,7 @@
 //! The GPUs, their driver, and dma-buf, by which cards reach their memory.
 
 use super::finding::{Finding, Level};
-use super::{Machine, variable};
+use super::machine::{Machine, variable};
 use crate::probe;
 use ferrogin_ffi::settings;
 

@@ -2,7 +2,7 @@
 
 use super::elf::{self, Defect};
 use super::finding::Finding;
-use super::{Machine, variable};
+use super::machine::{Machine, variable};
 use crate::probe;
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Limits of the process, shared memory, the loopback interface, and the size of pages.
 
-use super::Machine;
 use super::finding::Finding;
+use super::machine::Machine;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::statvfs::statvfs;

@@ -3,6 +3,7 @@
 //! | module | checks |
 //! |---|---|
 //! | [`finding`] | the result of a check; the report as text and JSON |
+//! | [`machine`] | what the checks are given |
 //! | [`plugin`] | the files of plugin and provider ([`elf`]), their versions, an exchange of a rank with itself |
 //! | [`libfabric`] | libfabric, its providers |
 //! | [`rdma`] | RDMA devices, mlx5 cards |
@@ -18,6 +19,7 @@ mod finding;
 mod gpu;
 mod libfabric;
 mod limits;
+mod machine;
 mod nccl;
 mod plugin;
 mod rdma;
@@ -27,6 +29,7 @@ pub use settings::VARIABLES;
 
 use clap::ValueEnum;
 use finding::{Finding, Level, Report};
+use machine::{Machine, variable};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -69,43 +72,6 @@ enum Area {
     Nccl,
     Limits,
     Settings,
-}
-
-/// The inputs of the checks.
-struct Machine {
-    root: PathBuf,
-    /// FERROGIN_PROVIDER, or its default.
-    provider: String,
-    /// The directory of the software card's libraries, where `ferrogin verbs` runs this process.
-    verbs: Option<PathBuf>,
-    nccl: String,
-    limit: Duration,
-}
-
-impl Machine {
-    /// A path below the root.
-    fn path(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
-    }
-
-    fn read(&self, path: &str) -> Option<String> {
-        Some(std::fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
-    }
-
-    /// The software card is that of libfabric's provider softefa.
-    fn is_software_card(&self) -> bool {
-        self.provider == "softefa"
-    }
-
-    /// The card is software: provider softefa, or below verbs.
-    fn has_software_card(&self) -> bool {
-        self.is_software_card() || self.verbs.is_some()
-    }
-}
-
-/// A variable's value; `None` if it is unset or empty.
-fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
 }
 
 /// The limit of a check in a child process.

@@ -1,7 +1,7 @@
 //! NCCL: the variables that decide whether it uses the plugin, its library, and what a program must set.
 
 use super::finding::Finding;
-use super::{Machine, variable};
+use super::machine::{Machine, variable};
 use crate::probe;
 use serde_json::Value;
 

@@ -2,7 +2,7 @@
 
 use super::elf::{self, Defect};
 use super::finding::Finding;
-use super::{Machine, variable};
+use super::machine::{Machine, variable};
 use crate::child::End;
 use crate::probe::{self, Probed};
 use scenario_runner::world::plugin_from_env;

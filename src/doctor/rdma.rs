@@ -1,7 +1,7 @@
 //! RDMA devices, as the kernel lists them, and what the mlx5 cards among them can do.
 
-use super::Machine;
 use super::finding::Finding;
+use super::machine::Machine;
 use crate::probe;
 use std::path::Path;
 

@@ -3,14 +3,13 @@
 //! Values are printed of known variables only: a report may leave the machine, and another variable may hold a secret.
 
 use super::finding::{Finding, Level};
-use super::{Machine, variable};
+use super::machine::{Machine, variable};
 use ferrogin_ffi::settings;
 
 const AREA: &str = "setting";
 
 /// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
 pub const VARIABLES: [&str; 54] = [
-    "FERROGIN_CONTROL",
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
     "FERROGIN_LIBFABRIC",
@@ -48,6 +47,7 @@ pub const VARIABLES: [&str; 54] = [
     "NCCL_GIN_TYPE",
     "NCCL_NET_PLUGIN",
     "NCCL_RMA_PLUGIN",
+    "NCCL_SOCKET_FAMILY",
     "NCCL_SOCKET_IFNAME",
     "NCCL_SYM_GIN_KERNELS_ENABLE",
     "NCCL_WIN_ENABLE",

@@ -1,6 +1,6 @@
 //! The list of operations.
 
-use scenario_runner::timed;
+use scenario_runner::plan;
 use serde::{Deserialize, Serialize};
 
 /// A measured operation.
@@ -77,14 +77,14 @@ impl Operation {
     }
 
     /// The operation between two ranks, if it is one.
-    pub fn of_pair(self) -> Option<timed::Operation> {
+    pub fn of_pair(self) -> Option<plan::Operation> {
         match self {
-            Self::Put => Some(timed::Operation::Put),
-            Self::PutSignal => Some(timed::Operation::PutSignal),
-            Self::PutValue => Some(timed::Operation::PutValue),
-            Self::Get => Some(timed::Operation::Get),
-            Self::Signal => Some(timed::Operation::Signal),
-            Self::Flush => Some(timed::Operation::Flush),
+            Self::Put => Some(plan::Operation::Put),
+            Self::PutSignal => Some(plan::Operation::PutSignal),
+            Self::PutValue => Some(plan::Operation::PutValue),
+            Self::Get => Some(plan::Operation::Get),
+            Self::Signal => Some(plan::Operation::Signal),
+            Self::Flush => Some(plan::Operation::Flush),
             Self::Barrier | Self::Alltoall | Self::Rpc => None,
         }
     }

@@ -5,8 +5,8 @@ use super::operation::Operation;
 use super::report::Row;
 use super::session::Session;
 use super::statistics::mops;
-use scenario_runner::plan::{Measured, Plan, Program};
-use scenario_runner::timed::{self, VALUE_SLOTS, value, value_offset};
+use scenario_runner::plan::{self, Measured, Plan, Program};
+use scenario_runner::timed::{VALUE_SLOTS, value, value_offset};
 
 /// Rounds in which a barrier is verified.
 const VERIFIED_BARRIERS: u32 = 100;
@@ -28,7 +28,7 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
 }
 
 /// Latencies, then the rate of a stream.
-fn pairs(session: &Session, operation: Operation, of_pair: timed::Operation, bytes: u64) -> Result<Option<Row>, Error> {
+fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, bytes: u64) -> Result<Option<Row>, Error> {
     let first = session.rank() == 0;
     let polls = operation == Operation::PutValue;
     let counts @ (warmup, iterations) = session.settings.iterations(bytes);

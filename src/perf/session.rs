@@ -10,10 +10,10 @@ use ferrogin::{Comm, Context, ContextOptions, Memory, Options, Window};
 use ferrogin_libfabric::Libfabric;
 use mini_nccl::Bootstrap;
 use mini_nccl::bootstrap::Identity;
-use scenario_runner::gpu::Launch;
-use scenario_runner::plan::{Api, Measured, Pattern, Plan, Program, Report, Spoil, Threads, Turn};
-use scenario_runner::runner::{self, Runner};
-use scenario_runner::timed::{self, VALUE_SLOTS};
+use scenario_runner::gpu::{self, Launch};
+use scenario_runner::plan::{self, Api, Measured, Pattern, Plan, Program, Report, Spoil, Threads, Turn};
+use scenario_runner::runner::Runner;
+use scenario_runner::timed::VALUE_SLOTS;
 use serde::{Deserialize, Serialize};
 use std::panic::resume_unwind;
 use std::sync::Barrier;
@@ -263,7 +263,7 @@ impl Session {
     pub fn plan_of_pair(
         &self,
         program: Program,
-        operation: timed::Operation,
+        operation: plan::Operation,
         bytes: u64,
         repetitions: (u32, u32),
         thread: u32,
@@ -385,7 +385,7 @@ impl Session {
 /// What runs the programs: threads of this process, or the GPU of FERROGIN_DEVICE.
 fn open_runner(device: Device) -> Result<Box<dyn Runner>, Error> {
     let launch = Launch { api: Api::Cuda, ..Launch::default() };
-    let runner = runner::from_env(launch).map_err(|error| Error::Usage(error.to_string()))?;
+    let runner = gpu::runner_from_env(launch).map_err(|error| Error::Usage(error.to_string()))?;
     let (found, other) = if runner.gpu().is_some() { (Device::Cuda, "a GPU") } else { (Device::Cpu, "CPU threads") };
     if found != device {
         let set = std::env::var("FERROGIN_DEVICE").unwrap_or_default();

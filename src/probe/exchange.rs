@@ -1,6 +1,6 @@
 //! The plugin, called as NCCL calls it, by a job of one rank that exchanges data with itself.
 
-use super::{Outcome, emit};
+use super::outcome::{Outcome, emit};
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_libfabric::Libfabric;

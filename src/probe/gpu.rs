@@ -13,12 +13,13 @@ const VIRTUAL_MEMORY: c_int = 102;
 const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
 const DMA_BUF: c_int = 124;
 
-type Version = unsafe extern "C" fn(*mut c_int) -> c_int;
-type SoftwareVersion = unsafe extern "C" fn() -> *const c_char;
-type Init = unsafe extern "C" fn(c_uint) -> c_int;
-type GetCount = unsafe extern "C" fn(*mut c_int) -> c_int;
-type GetName = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
-type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+// Functions that are not unsafe take all values of their types: the driver checks numbers, and sets the variable behind a reference.
+type Version = extern "C" fn(&mut c_int) -> c_int;
+type SoftwareVersion = extern "C" fn() -> *const c_char;
+type Init = extern "C" fn(c_uint) -> c_int;
+type GetCount = extern "C" fn(&mut c_int) -> c_int;
+type GetName = unsafe extern "C" fn(*mut u8, c_int, c_int) -> c_int;
+type GetAttribute = extern "C" fn(&mut c_int, c_int, c_int) -> c_int;
 
 /// The driver: the release of its API, and of the software GPU if that is it. Then each GPU: its name, compute capability and what the
 /// plugin needs of it; or the reason why there is none.
@@ -35,35 +36,29 @@ pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
     }
     let get_version = symbol!("cuDriverGetVersion", Version);
     let mut api = 0;
-    // SAFETY: the driver writes one int into a local variable. The call needs no cuInit.
-    check("cuDriverGetVersion", unsafe { get_version(&mut api) })?;
+    // The call needs no cuInit.
+    check("cuDriverGetVersion", get_version(&mut api))?;
     // SAFETY: only the software GPU has a function of this name, of this type.
     let software = unsafe { driver.get::<SoftwareVersion>(b"cuSoftGpuRelease\0") }.ok().map(|version| {
-        // SAFETY: the function takes no arguments.
-        let text = unsafe { version() };
-        // SAFETY: it returns a constant string with a NUL.
-        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        // SAFETY: the function returns a constant string with a NUL.
+        unsafe { CStr::from_ptr(version()) }.to_string_lossy().into_owned()
     });
     emit("driver", json!({ "api": format!("{}.{}", api / 1000, api % 1000 / 10), "software": software }));
     let init = symbol!("cuInit", Init);
     let get_count = symbol!("cuDeviceGetCount", GetCount);
     let get_name = symbol!("cuDeviceGetName", GetName);
     let get_attribute = symbol!("cuDeviceGetAttribute", GetAttribute);
-    // SAFETY: cuInit takes no pointers; 0 is its only valid argument.
-    check("cuInit", unsafe { init(0) })?;
+    check("cuInit", init(0))?;
     let mut count = 0;
-    // SAFETY: the driver writes one int into a local variable.
-    check("cuDeviceGetCount", unsafe { get_count(&mut count) })?;
+    check("cuDeviceGetCount", get_count(&mut count))?;
     for device in 0..count {
-        let mut name = [0 as c_char; 128];
+        let mut name = [0; 128];
         // SAFETY: the driver writes at most 128 bytes into the array, with a NUL.
         check("cuDeviceGetName", unsafe { get_name(name.as_mut_ptr(), 128, device) })?;
-        // SAFETY: the driver wrote a NUL-terminated string into the array.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
         let attribute = |number| {
             let mut value = 0;
-            // SAFETY: the driver writes one int into a local variable.
-            check("cuDeviceGetAttribute", unsafe { get_attribute(&mut value, number, device) }).map(|()| value)
+            check("cuDeviceGetAttribute", get_attribute(&mut value, number, device)).map(|()| value)
         };
         let (major, minor) = (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?);
         // Drivers that do not know an attribute do not have the ability.

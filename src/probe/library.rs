@@ -1,7 +1,7 @@
 //! Libraries that are loaded to ask for their versions: libfabric and NCCL.
 #![allow(unsafe_code)]
 
-use super::{Outcome, emit};
+use super::outcome::{Outcome, emit};
 use ferrogin_libfabric::Libfabric;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde_json::json;

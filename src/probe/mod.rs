@@ -6,16 +6,15 @@ mod exchange;
 #[allow(unsafe_code)]
 mod gpu;
 mod library;
+mod outcome;
 
 use crate::child::{self, Ended};
 use crate::mlx5_cards::{self, Report};
 use clap::Subcommand;
+use outcome::{MARK, emit};
 use serde_json::{Value, json};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
-
-/// Begins each line of a probe.
-const MARK: &str = "ferrogin-probe ";
 
 /// The hidden subcommands of `ferrogin probe`.
 #[derive(Debug, Subcommand)]
@@ -38,9 +37,6 @@ pub enum Probe {
         library: String,
     },
 }
-
-/// The result of a probe, in the child.
-type Outcome = Result<(), String>;
 
 /// Runs a probe in this process, the child.
 pub fn run(probe: &Probe, limit: Duration) -> ExitCode {
@@ -67,11 +63,6 @@ pub fn run(probe: &Probe, limit: Duration) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-fn emit(key: &str, value: Value) {
-    // The parent reports a result that does not come.
-    let _ = crate::stdout::print(format_args!("\n{MARK}{}\n", json!([key, value])));
 }
 
 /// A probe that has ended, in the parent.

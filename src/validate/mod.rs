@@ -25,8 +25,7 @@ use mini_nccl::bootstrap::Identity;
 use mini_nccl::launch::{Job, Output as JobOutput};
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::mkdtemp;
-use scenario_runner::gpu::Launch;
-use scenario_runner::runner;
+use scenario_runner::gpu::{self, Launch};
 use scenario_runner::scenario;
 use scenario_runner::world::{Config, World};
 use serde_json::{Value, json};
@@ -103,7 +102,7 @@ pub fn part(args: &PartArgs) -> ExitCode {
     let run = || {
         let scenario = scenario::find(&args.part).ok_or_else(|| format!("there is no scenario {}", args.part))?;
         let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env()).map_err(|error| error.to_string())?;
-        let runner = runner::from_env(Launch::default()).map_err(|error| error.to_string())?;
+        let runner = gpu::runner_from_env(Launch::default()).map_err(|error| error.to_string())?;
         let world = World::open(&Config::from_env(), bootstrap, runner).map_err(|error| error.to_string())?;
         scenario::run(&world, scenario, args.reps).map_err(|error| error.to_string())?;
         world.close().map_err(|error| error.to_string())

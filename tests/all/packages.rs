@@ -71,8 +71,6 @@ fn may_depend(from: &str, to: &str) -> bool {
     };
     match (&*group(from), &*group(to)) {
         ("tests", _) | (_, "product") => true,
-        // Set-up between ranks.
-        ("product", "services") => (from, to) == ("host-plugin", "services/channel"),
         ("services" | "emulators" | "tool", "services") => true,
         ("emulators" | "tool", "emulators") => true,
         (from, "scenarios") => matches!(from, "scenarios" | "tool"),

@@ -69,8 +69,6 @@ static void failure(Rank& rank) {
   CHECK(rank, found, "no such failure");
   setenv("FERROGIN_TIMEOUT", "120", 1);
   setenv("SOFTEFA_WIRE", "shm", 1);
-  // With the control plane on the cards, those are connected, and have handled requests, before the traffic.
-  setenv("FERROGIN_CONTROL", "tcp", 1);
   const char* provider = getenv("FERROGIN_PROVIDER");
   bool efa = provider && !strcmp(provider, "efa");
   if (rank.rank == 0 && *found->faults) setenv("SOFTEFA_FAULTS", found->faults, 1);

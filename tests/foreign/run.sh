@@ -72,8 +72,6 @@ fi
 run() {
     local ranks=$1 scenario=$2
     shift 2
-    # Queues that libfabric drives itself begin at 0, so a control plane over `efa` does not pass on a card of other beginnings.
-    [[ ${SOFTEFA_FAULTS:-} != *cntr_start* ]] || local -x FERROGIN_CONTROL=tcp
     "${on_card[@]}" "$out/foreign" "$plugin" --ranks "$ranks" --scenario "$scenario" "$@" >"$log"
     count "$log" $? "NCCL $release, $ranks ranks, ${SOFTEFA_FAULTS:-no faults}, $scenario"
 }

@@ -6,6 +6,8 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::marker::PhantomData;
+use std::os::fd::IntoRawFd;
 use std::ptr;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
@@ -14,79 +16,133 @@ use ferrogin_test_support::Input;
 
 use soft_verbs::fuzzing as ib;
 
-// The calls as programs of C have them.
+/// A parameter or result of a call: null, or an object that is open until [`Run`] destroys it. Only the calls make others than null.
+#[repr(transparent)]
+struct Open<T>(*mut T);
+
+impl<T> Clone for Open<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Open<T> {}
+
+impl<T> Open<T> {
+    const NULL: Self = Self(ptr::null_mut());
+
+    /// The program's struct of the object.
+    fn get(&self) -> Option<&T> {
+        // SAFETY: null or open. The fields that the program reads stay.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// The size of a struct that the program states: that of a `T`, or less.
+#[repr(transparent)]
+struct Size<T>(u32, PhantomData<T>);
+
+impl<T> Size<T> {
+    fn whole() -> Self {
+        Self(size_of::<T>() as u32, PhantomData)
+    }
+}
+
+// The calls as programs of C have them. Those that are not unsafe take null, open objects and structs of the size that they are told.
 unsafe extern "C" {
-    fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ib::ibv_device;
-    fn ibv_open_device(device: *mut ib::ibv_device) -> *mut ib::ibv_context;
-    fn ibv_alloc_pd(context: *mut ib::ibv_context) -> *mut ib::ibv_pd;
-    fn ibv_dealloc_pd(pd: *mut ib::ibv_pd) -> c_int;
+    safe fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *mut ib::ibv_device;
+    fn ibv_open_device(device: *mut ib::ibv_device) -> Open<ib::ibv_context>;
+    safe fn ibv_alloc_pd(context: Open<ib::ibv_context>) -> Open<ib::ibv_pd>;
     fn ibv_reg_mr_iova2(
-        pd: *mut ib::ibv_pd,
+        pd: Open<ib::ibv_pd>,
         addr: *mut c_void,
         len: usize,
         iova: u64,
         access: c_uint,
-    ) -> *mut ib::ibv_mr;
-    fn ibv_reg_dmabuf_mr(
-        pd: *mut ib::ibv_pd,
+    ) -> Open<ib::ibv_mr>;
+    safe fn ibv_reg_dmabuf_mr(
+        pd: Open<ib::ibv_pd>,
         at: u64,
         len: usize,
         iova: u64,
         fd: c_int,
         access: c_int,
-    ) -> *mut ib::ibv_mr;
-    fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int;
-    fn ibv_create_ah(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_ah_attr) -> *mut ib::ibv_ah;
-    fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int;
-    fn ibv_create_comp_channel(context: *mut ib::ibv_context) -> *mut ib::ibv_comp_channel;
-    fn ibv_destroy_comp_channel(channel: *mut ib::ibv_comp_channel) -> c_int;
-    fn ibv_get_cq_event(c: *mut ib::ibv_comp_channel, cq: *mut *mut ib::ibv_cq, context: *mut *mut c_void) -> c_int;
-    fn ibv_ack_cq_events(cq: *mut ib::ibv_cq, count: c_uint);
-    fn ibv_destroy_cq(cq: *mut ib::ibv_cq) -> c_int;
-    fn ibv_create_qp(pd: *mut ib::ibv_pd, attr: *mut ib::ibv_qp_init_attr) -> *mut ib::ibv_qp;
-    fn ibv_modify_qp(qp: *mut ib::ibv_qp, attr: *mut ib::ibv_qp_attr, mask: c_int) -> c_int;
-    fn ibv_query_qp(qp: *mut ib::ibv_qp, a: *mut ib::ibv_qp_attr, mask: c_int, i: *mut ib::ibv_qp_init_attr) -> c_int;
-    fn ibv_destroy_qp(qp: *mut ib::ibv_qp) -> c_int;
-    fn ibv_qp_to_qp_ex(qp: *mut ib::ibv_qp) -> *mut ib::ibv_qp_ex;
-    fn ibv_destroy_comp_cntr(cntr: *mut ib::ibv_comp_cntr) -> c_int;
-    fn ibv_set_comp_cntr(cntr: *mut ib::ibv_comp_cntr, value: u64) -> c_int;
-    fn ibv_inc_err_comp_cntr(cntr: *mut ib::ibv_comp_cntr, value: u64) -> c_int;
-    fn ibv_read_comp_cntr(cntr: *mut ib::ibv_comp_cntr, value: *mut u64) -> c_int;
-    fn ibv_qp_attach_comp_cntr(
-        qp: *mut ib::ibv_qp,
-        cntr: *mut ib::ibv_comp_cntr,
-        attr: *mut ib::ibv_qp_attach_comp_cntr_attr,
+    ) -> Open<ib::ibv_mr>;
+    safe fn ibv_create_ah(pd: Open<ib::ibv_pd>, attr: &mut ib::ibv_ah_attr) -> Open<ib::ibv_ah>;
+    safe fn ibv_create_comp_channel(context: Open<ib::ibv_context>) -> Open<ib::ibv_comp_channel>;
+    safe fn ibv_get_cq_event(
+        channel: Open<ib::ibv_comp_channel>,
+        cq: &mut Open<ib::ibv_cq>,
+        context: &mut *mut c_void,
     ) -> c_int;
-    fn ibv_query_gid(context: *mut ib::ibv_context, port: u8, index: c_int, gid: *mut ib::ibv_gid) -> c_int;
+    safe fn ibv_ack_cq_events(cq: Open<ib::ibv_cq>, count: c_uint);
+    fn ibv_create_qp(pd: Open<ib::ibv_pd>, attr: &mut ib::ibv_qp_init_attr) -> Open<ib::ibv_qp>;
+    safe fn ibv_modify_qp(qp: Open<ib::ibv_qp>, attr: &mut ib::ibv_qp_attr, mask: c_int) -> c_int;
+    safe fn ibv_query_qp(
+        qp: Open<ib::ibv_qp>,
+        attr: &mut ib::ibv_qp_attr,
+        mask: c_int,
+        init: &mut ib::ibv_qp_init_attr,
+    ) -> c_int;
+    safe fn ibv_qp_to_qp_ex(qp: Open<ib::ibv_qp>) -> Open<ib::ibv_qp_ex>;
+    safe fn ibv_set_comp_cntr(cntr: Open<ib::ibv_comp_cntr>, value: u64) -> c_int;
+    safe fn ibv_inc_err_comp_cntr(cntr: Open<ib::ibv_comp_cntr>, value: u64) -> c_int;
+    safe fn ibv_read_comp_cntr(cntr: Open<ib::ibv_comp_cntr>, value: &mut u64) -> c_int;
+    safe fn ibv_qp_attach_comp_cntr(
+        qp: Open<ib::ibv_qp>,
+        cntr: Open<ib::ibv_comp_cntr>,
+        attr: &mut ib::ibv_qp_attach_comp_cntr_attr,
+    ) -> c_int;
+    safe fn ibv_query_gid(context: Open<ib::ibv_context>, port: u8, index: c_int, gid: &mut ib::ibv_gid) -> c_int;
     fn efadv_create_cq(
-        context: *mut ib::ibv_context,
-        attr: *mut ib::ibv_cq_init_attr_ex,
-        dv: *mut ib::efadv_cq_init_attr,
-        size: u32,
-    ) -> *mut ib::ibv_cq_ex;
-    fn efadv_query_cq(cq: *mut ib::ibv_cq, attr: *mut ib::efadv_cq_attr, size: u32) -> c_int;
+        context: Open<ib::ibv_context>,
+        attr: &mut ib::ibv_cq_init_attr_ex,
+        dv: &mut ib::efadv_cq_init_attr,
+        size: Size<ib::efadv_cq_init_attr>,
+    ) -> Open<ib::ibv_cq_ex>;
+    safe fn efadv_query_cq(cq: Open<ib::ibv_cq>, attr: &mut ib::efadv_cq_attr, size: Size<ib::efadv_cq_attr>) -> c_int;
     fn efadv_create_qp_ex(
-        context: *mut ib::ibv_context,
-        attr: *mut ib::ibv_qp_init_attr_ex,
-        dv: *mut ib::efadv_qp_init_attr,
-        size: u32,
-    ) -> *mut ib::ibv_qp;
-    fn efadv_query_qp_wqs(
-        qp: *mut ib::ibv_qp,
-        send: *mut ib::efadv_wq_attr,
-        recv: *mut ib::efadv_wq_attr,
-        size: u32,
+        context: Open<ib::ibv_context>,
+        attr: &mut ib::ibv_qp_init_attr_ex,
+        dv: &mut ib::efadv_qp_init_attr,
+        size: Size<ib::efadv_qp_init_attr>,
+    ) -> Open<ib::ibv_qp>;
+    safe fn efadv_query_qp_wqs(
+        qp: Open<ib::ibv_qp>,
+        send: &mut ib::efadv_wq_attr,
+        recv: &mut ib::efadv_wq_attr,
+        size: Size<ib::efadv_wq_attr>,
     ) -> c_int;
     fn efadv_create_comp_cntr(
-        context: *mut ib::ibv_context,
-        attr: *mut ib::ibv_comp_cntr_init_attr,
-        dv: *mut ib::efadv_comp_cntr_init_attr,
-        size: u32,
-    ) -> *mut ib::ibv_comp_cntr;
-    fn efadv_query_device(context: *mut ib::ibv_context, attr: *mut ib::efadv_device_attr, size: u32) -> c_int;
-    fn efadv_query_ah(ah: *mut ib::ibv_ah, attr: *mut ib::efadv_ah_attr, size: u32) -> c_int;
-    fn efadv_get_max_sq_depth(c: *mut ib::ibv_context, attr: *mut ib::efadv_sq_depth_attr, size: u32) -> c_int;
-    fn efadv_get_max_rq_depth(c: *mut ib::ibv_context, attr: *mut ib::efadv_rq_depth_attr, size: u32) -> c_int;
+        context: Open<ib::ibv_context>,
+        attr: &mut ib::ibv_comp_cntr_init_attr,
+        dv: &mut ib::efadv_comp_cntr_init_attr,
+        size: Size<ib::efadv_comp_cntr_init_attr>,
+    ) -> Open<ib::ibv_comp_cntr>;
+    safe fn efadv_query_device(
+        context: Open<ib::ibv_context>,
+        attr: &mut ib::efadv_device_attr,
+        size: Size<ib::efadv_device_attr>,
+    ) -> c_int;
+    safe fn efadv_query_ah(ah: Open<ib::ibv_ah>, attr: &mut ib::efadv_ah_attr, size: Size<ib::efadv_ah_attr>) -> c_int;
+    safe fn efadv_get_max_sq_depth(
+        context: Open<ib::ibv_context>,
+        attr: &mut ib::efadv_sq_depth_attr,
+        size: Size<ib::efadv_sq_depth_attr>,
+    ) -> c_int;
+    safe fn efadv_get_max_rq_depth(
+        context: Open<ib::ibv_context>,
+        attr: &mut ib::efadv_rq_depth_attr,
+        size: Size<ib::efadv_rq_depth_attr>,
+    ) -> c_int;
+    // Each ends the life of its object.
+    fn ibv_dealloc_pd(pd: *mut ib::ibv_pd) -> c_int;
+    fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int;
+    fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int;
+    fn ibv_destroy_comp_channel(channel: *mut ib::ibv_comp_channel) -> c_int;
+    fn ibv_destroy_cq(cq: *mut ib::ibv_cq) -> c_int;
+    fn ibv_destroy_qp(qp: *mut ib::ibv_qp) -> c_int;
+    fn ibv_destroy_comp_cntr(cntr: *mut ib::ibv_comp_cntr) -> c_int;
 }
 
 const SIZE: usize = 64 << 10;
@@ -119,7 +175,7 @@ struct Object {
 
 /// A device that stays open, and memory between pages without access.
 struct Device {
-    context: *mut ib::ibv_context,
+    context: Open<ib::ibv_context>,
     memory: *mut u8,
     fd: c_int,
     gid: [u8; 16],
@@ -135,10 +191,10 @@ impl Device {
         // SAFETY: no other thread reads the environment now: this is the first call of a fuzzer or of its test.
         unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
         // SAFETY: the list has a device, and stays.
-        let device = unsafe { *ibv_get_device_list(ptr::null_mut()) };
+        let device = unsafe { *ibv_get_device_list(None) };
         // SAFETY: an entry of the list.
         let context = unsafe { ibv_open_device(device) };
-        assert!(!context.is_null());
+        assert!(!context.0.is_null());
         let (private, page) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, soft_nic::memory::page_size());
         // SAFETY: the kernel chooses a free address.
         let whole = unsafe { libc::mmap(ptr::null_mut(), SIZE + 2 * page, libc::PROT_NONE, private, -1, 0) };
@@ -146,13 +202,9 @@ impl Device {
         let memory: *mut u8 = whole.cast::<u8>().wrapping_add(page);
         // SAFETY: the range is within the mapping.
         assert_eq!(unsafe { libc::mprotect(memory.cast(), SIZE, libc::PROT_READ | libc::PROT_WRITE) }, 0);
-        // SAFETY: the name is a terminated string.
-        let fd = unsafe { libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: the descriptor is the file's, which was just made.
-        assert_eq!(unsafe { libc::ftruncate(fd, SIZE as i64) }, 0);
+        let fd = soft_nic::memory::sealed_memfd("fuzz", SIZE).expect("a memory file").into_raw_fd();
         let mut gid = ib::ibv_gid { raw: [0; 16] };
-        // SAFETY: the context is open, and the GID is a local variable.
-        assert_eq!(unsafe { ibv_query_gid(context, 1, 0, &mut gid) }, 0);
+        assert_eq!(ibv_query_gid(context, 1, 0, &mut gid), 0);
         // SAFETY: all bytes of the union are a GID's.
         Self { context, memory, fd, gid: unsafe { gid.raw } }
     }
@@ -183,9 +235,9 @@ impl Run<'_> {
     }
 
     /// Bytes of a struct that the program says it has: the whole, or fewer.
-    fn size<T>(&mut self) -> u32 {
+    fn size<T>(&mut self) -> Size<T> {
         let whole = size_of::<T>() as u64;
-        (self.mostly(whole) % (whole + 1)) as u32
+        Size((self.mostly(whole) % (whole + 1)) as u32, PhantomData)
     }
 
     fn all(&self, kind: Kind) -> impl Iterator<Item = &Object> {
@@ -193,19 +245,23 @@ impl Run<'_> {
     }
 
     /// An open object of a kind, or rarely null.
-    fn pick<T>(&mut self, kind: Kind) -> *mut T {
+    fn pick<T>(&mut self, kind: Kind) -> Open<T> {
         let (number, count) = (self.input.u8(), self.all(kind).count());
         if count == 0 || number > 250 {
-            return ptr::null_mut();
+            return Open::NULL;
         }
-        self.all(kind).nth(usize::from(number) % count).map_or(ptr::null_mut(), |object| object.at.cast())
+        self.all(kind).nth(usize::from(number) % count).map_or(Open::NULL, |object| Open(object.at.cast()))
     }
 
-    fn keep<T>(&mut self, kind: Kind, at: *mut T, uses: &[*mut c_void]) {
+    fn keep<T>(&mut self, kind: Kind, Open(at): Open<T>, uses: &[*mut c_void]) {
         if !at.is_null() {
             let uses = uses.iter().copied().filter(|at| !at.is_null()).collect();
             self.objects.push(Object { kind, at: at.cast(), uses });
         }
+    }
+
+    fn ops(&self) -> ib::ibv_context_ops {
+        self.device.context.get().expect("the context is open").ops
     }
 
     fn address(&mut self) -> *mut u8 {
@@ -235,8 +291,7 @@ impl Run<'_> {
         }
         match op {
             0 => {
-                // SAFETY: the context is open.
-                let pd = unsafe { ibv_alloc_pd(self.device.context) };
+                let pd = ibv_alloc_pd(self.device.context);
                 self.keep(Kind::Pd, pd, &[]);
             }
             1 => self.register(),
@@ -264,14 +319,13 @@ impl Run<'_> {
         let (addr, len, iova) = (self.address(), self.len() as usize, self.input.edge());
         let mr = if self.input.u8().is_multiple_of(3) {
             let (fd, at) = (self.fd(), self.len());
-            // SAFETY: the domain is null or open, the descriptor open or none.
-            unsafe { ibv_reg_dmabuf_mr(pd, at, len, iova, fd, access as c_int) }
+            ibv_reg_dmabuf_mr(pd, at, len, iova, fd, access as c_int)
         } else {
             let iova = if iova % 2 == 0 { addr as u64 } else { iova };
             // SAFETY: the domain is null or open. The memory ends at pages without access, so what can be registered is the device's.
             unsafe { ibv_reg_mr_iova2(pd, addr.cast(), len, iova, access) }
         };
-        self.keep(Kind::Mr, mr, &[pd.cast()]);
+        self.keep(Kind::Mr, mr, &[pd.0.cast()]);
     }
 
     fn create_handle(&mut self) {
@@ -282,17 +336,15 @@ impl Run<'_> {
         }
         let mut attr = ib::ibv_ah_attr { port_num: self.mostly(1) as u8, ..ib::ibv_ah_attr::default() };
         attr.grh.dgid = ib::ibv_gid { raw };
-        // SAFETY: the domain is null or open, and the attributes are a local variable.
-        let ah = unsafe { ibv_create_ah(pd, &mut attr) };
-        self.keep(Kind::Ah, ah, &[pd.cast()]);
+        let ah = ibv_create_ah(pd, &mut attr);
+        self.keep(Kind::Ah, ah, &[pd.0.cast()]);
     }
 
     fn create_channel(&mut self) {
-        // SAFETY: the context is open.
-        let channel = unsafe { ibv_create_comp_channel(self.device.context) };
-        if !channel.is_null() {
+        let channel = ibv_create_comp_channel(self.device.context);
+        if let Some(channel) = channel.get() {
             // SAFETY: the channel is open, and its descriptor too.
-            assert_ne!(unsafe { libc::fcntl((*channel).fd, libc::F_SETFL, libc::O_NONBLOCK) }, -1);
+            assert_ne!(unsafe { libc::fcntl(channel.fd, libc::F_SETFL, libc::O_NONBLOCK) }, -1);
         }
         self.keep(Kind::Channel, channel, &[]);
     }
@@ -307,9 +359,9 @@ impl Run<'_> {
             ..ib::ibv_cq_init_attr_ex::default()
         };
         if self.input.u8() > 128 {
-            attr.channel = self.pick(Kind::Channel);
+            attr.channel = self.pick(Kind::Channel).0;
         }
-        attr.parent_domain = self.pick(Kind::Pd);
+        attr.parent_domain = self.pick(Kind::Pd).0;
         let mut dv = ib::efadv_cq_init_attr {
             comp_mask: self.mostly(0),
             wc_flags: self.mostly(3),
@@ -338,9 +390,9 @@ impl Run<'_> {
 
     fn create_srd(&mut self) {
         let mut attr = ib::ibv_qp_init_attr_ex {
-            pd: self.pick(Kind::Pd),
-            send_cq: self.pick(Kind::Cq),
-            recv_cq: self.pick(Kind::Cq),
+            pd: self.pick(Kind::Pd).0,
+            send_cq: self.pick(Kind::Cq).0,
+            recv_cq: self.pick(Kind::Cq).0,
             cap: self.cap(),
             qp_type: self.mostly(ib::IBV_QPT_DRIVER.into()) as u32,
             sq_sig_all: c_int::from(self.input.u8() % 2),
@@ -360,23 +412,22 @@ impl Run<'_> {
         let wanted = attr.comp_mask & ib::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
         // SAFETY: the context is open, the objects are null or open, and the attributes are local variables of at least that size.
         let qp = unsafe { efadv_create_qp_ex(self.device.context, &mut attr, &mut dv, size) };
-        // SAFETY: the queue pair is null or open.
-        assert_eq!(unsafe { ibv_qp_to_qp_ex(qp) }.is_null(), qp.is_null() || !wanted);
+        assert_eq!(ibv_qp_to_qp_ex(qp).0.is_null(), qp.0.is_null() || !wanted);
         self.keep(Kind::Qp, qp, &[attr.pd.cast(), attr.send_cq.cast(), attr.recv_cq.cast()]);
     }
 
     fn create_ud(&mut self) {
         let pd = self.pick(Kind::Pd);
         let mut attr = ib::ibv_qp_init_attr {
-            send_cq: self.pick(Kind::Cq),
-            recv_cq: self.pick(Kind::Cq),
+            send_cq: self.pick(Kind::Cq).0,
+            recv_cq: self.pick(Kind::Cq).0,
             cap: self.cap(),
             qp_type: self.mostly(ib::IBV_QPT_UD.into()) as u32,
             ..ib::ibv_qp_init_attr::default()
         };
         // SAFETY: the objects are null or open, and the attributes are a local variable.
         let qp = unsafe { ibv_create_qp(pd, &mut attr) };
-        self.keep(Kind::Qp, qp, &[pd.cast(), attr.send_cq.cast(), attr.recv_cq.cast()]);
+        self.keep(Kind::Qp, qp, &[pd.0.cast(), attr.send_cq.cast(), attr.recv_cq.cast()]);
     }
 
     fn create_counter(&mut self) {
@@ -396,22 +447,22 @@ impl Run<'_> {
     fn create_domains(&mut self) {
         // SAFETY: `ibv_context` is the last field of `verbs_context`.
         let table: *mut ib::verbs_context =
-            self.device.context.wrapping_byte_sub(std::mem::offset_of!(ib::verbs_context, context)).cast();
+            self.device.context.0.wrapping_byte_sub(std::mem::offset_of!(ib::verbs_context, context)).cast();
         // SAFETY: the context is open, and its table has both calls.
         let (td, parent) = unsafe { ((*table).alloc_td.unwrap(), (*table).alloc_parent_domain.unwrap()) };
         let mut init = ib::ibv_td_init_attr { comp_mask: self.mostly(0) as u32 };
         // SAFETY: the context is open, and the attributes are a local variable.
-        let made = unsafe { td(self.device.context, &mut init) };
-        self.keep(Kind::Td, made, &[]);
+        let made = unsafe { td(self.device.context.0, &mut init) };
+        self.keep(Kind::Td, Open(made), &[]);
         let mut attr = ib::ibv_parent_domain_init_attr {
-            pd: self.pick(Kind::Pd),
-            td: self.pick(Kind::Td),
+            pd: self.pick(Kind::Pd).0,
+            td: self.pick(Kind::Td).0,
             comp_mask: self.mostly(0) as u32,
             ..Default::default()
         };
         // SAFETY: the context is open, the objects are null or open, and the attributes are a local variable.
-        let made = unsafe { parent(self.device.context, &mut attr) };
-        self.keep(Kind::Pd, made, &[attr.pd.cast(), attr.td.cast()]);
+        let made = unsafe { parent(self.device.context.0, &mut attr) };
+        self.keep(Kind::Pd, Open(made), &[attr.pd.cast(), attr.td.cast()]);
     }
 
     /// Takes a queue pair to RTS, or changes its state in any way.
@@ -428,7 +479,7 @@ impl Run<'_> {
         }
     }
 
-    fn change(&mut self, qp: *mut ib::ibv_qp, state: u32, mask: u32) {
+    fn change(&mut self, qp: Open<ib::ibv_qp>, state: u32, mask: u32) {
         let mut attr = ib::ibv_qp_attr {
             qp_state: state,
             cur_qp_state: u32::from(self.input.u8() % 8),
@@ -438,39 +489,28 @@ impl Run<'_> {
             rnr_retry: self.input.u8() % 9,
             ..ib::ibv_qp_attr::default()
         };
-        // SAFETY: the queue pair is null or open, and the attributes are a local variable.
-        unsafe { ibv_modify_qp(qp, &mut attr, mask as c_int) };
+        ibv_modify_qp(qp, &mut attr, mask as c_int);
     }
 
     fn sge(&mut self) -> ib::ibv_sge {
-        let mr: *mut ib::ibv_mr = self.pick(Kind::Mr);
-        // SAFETY: the region is null or open.
-        let lkey = unsafe { mr.as_ref() }.map_or(0, |mr| mr.lkey);
+        let lkey = self.pick(Kind::Mr).get().map_or(0, |mr: &ib::ibv_mr| mr.lkey);
         ib::ibv_sge { addr: self.address() as u64, length: self.len() as u32, lkey: self.mostly(lkey.into()) as u32 }
     }
 
     fn remote(&mut self) -> (u32, u64) {
-        let mr: *mut ib::ibv_mr = self.pick(Kind::Mr);
-        // SAFETY: the region is null or open.
-        (unsafe { mr.as_ref() }.map_or(0, |mr| mr.rkey), self.address() as u64)
+        let rkey = self.pick(Kind::Mr).get().map_or(0, |mr: &ib::ibv_mr| mr.rkey);
+        (rkey, self.address() as u64)
     }
 
     fn qpn(&mut self) -> u32 {
-        let qp: *mut ib::ibv_qp = self.pick(Kind::Qp);
-        // SAFETY: the queue pair is null or open.
-        let number = unsafe { qp.as_ref() }.map_or(0, |qp| qp.qp_num);
+        let number = self.pick(Kind::Qp).get().map_or(0, |qp: &ib::ibv_qp| qp.qp_num);
         self.mostly(number.into()) as u32
     }
 
     /// A session of `ibv_wr_*`.
     fn post_session(&mut self) {
-        // SAFETY: the queue pair is null or open.
-        let ex = unsafe { ibv_qp_to_qp_ex(self.pick(Kind::Qp)) };
-        if ex.is_null() {
-            return;
-        }
-        // SAFETY: the queue pair is open and extended, so it has the three functions.
-        let calls = unsafe { &*ex };
+        let open = ibv_qp_to_qp_ex(self.pick(Kind::Qp));
+        let (Some(calls), ex) = (open.get(), open.0) else { return };
         let (start, complete, abort) = (calls.wr_start.unwrap(), calls.wr_complete.unwrap(), calls.wr_abort.unwrap());
         // SAFETY: the queue pair is open.
         unsafe { start(ex) };
@@ -504,7 +544,7 @@ impl Run<'_> {
                     _ => {}
                 }
             }
-            let (ah, qpn, qkey) = (self.pick(Kind::Ah), self.qpn(), self.mostly(7) as u32);
+            let (ah, qpn, qkey) = (self.pick(Kind::Ah).0, self.qpn(), self.mostly(7) as u32);
             // SAFETY: the queue pair is open and in its session, and the handle null or open.
             unsafe { calls.wr_set_ud_addr.unwrap()(ex, ah, qpn, qkey) };
         }
@@ -518,7 +558,7 @@ impl Run<'_> {
     }
 
     fn post_plain(&mut self) {
-        let qp: *mut ib::ibv_qp = self.pick(Kind::Qp);
+        let qp: Open<ib::ibv_qp> = self.pick(Kind::Qp);
         let mut sges = [self.sge(), self.sge(), self.sge()];
         for sge in &mut sges {
             // Inline data is read from there.
@@ -534,16 +574,15 @@ impl Run<'_> {
             ..ib::ibv_send_wr::default()
         };
         (wr.wr.ud.ah, wr.wr.ud.remote_qpn, wr.wr.ud.remote_qkey) =
-            (self.pick(Kind::Ah), self.qpn(), self.mostly(7) as u32);
+            (self.pick(Kind::Ah).0, self.qpn(), self.mostly(7) as u32);
         let mut bad = ptr::null_mut();
-        // SAFETY: the context is open, and its table has the call.
-        let post = unsafe { (*self.device.context).ops.post_send.unwrap() };
+        let post = self.ops().post_send.unwrap();
         // SAFETY: the queue pair is null or open, and the list is local.
-        unsafe { post(qp, &mut wr, &mut bad) };
+        unsafe { post(qp.0, &mut wr, &mut bad) };
     }
 
     fn receive(&mut self) {
-        let qp: *mut ib::ibv_qp = self.pick(Kind::Qp);
+        let qp: Open<ib::ibv_qp> = self.pick(Kind::Qp);
         let mut sges = [self.sge(), self.sge(), self.sge()];
         let mut wr = ib::ibv_recv_wr {
             wr_id: self.input.u64(),
@@ -552,26 +591,23 @@ impl Run<'_> {
             ..ib::ibv_recv_wr::default()
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: the context is open, and its table has the call.
-        let post = unsafe { (*self.device.context).ops.post_recv.unwrap() };
+        let post = self.ops().post_recv.unwrap();
         // SAFETY: the queue pair is null or open, and the list is local.
-        unsafe { post(qp, &mut wr, &mut bad) };
+        unsafe { post(qp.0, &mut wr, &mut bad) };
     }
 
     fn poll(&mut self) {
-        let cq: *mut ib::ibv_cq_ex = self.pick(Kind::Cq);
+        let open: Open<ib::ibv_cq_ex> = self.pick(Kind::Cq);
         if self.input.u8().is_multiple_of(2) {
-            // SAFETY: the context is open, and its table has the call.
-            let poll = unsafe { (*self.device.context).ops.poll_cq.unwrap() };
+            let poll = self.ops().poll_cq.unwrap();
             let mut wcs = [ib::ibv_wc::default(); 4];
             let count = c_int::from(self.input.u8() % 6) - 1;
             // SAFETY: the queue is null or open, and there is room for as many completions.
-            let got = unsafe { poll(cq.cast(), count, wcs.as_mut_ptr()) };
+            let got = unsafe { poll(open.0.cast(), count, wcs.as_mut_ptr()) };
             assert!(got <= count.max(0), "{got} of {count}");
             return;
         }
-        // SAFETY: the queue is null or open.
-        let Some(calls) = (unsafe { cq.as_ref() }) else { return };
+        let (Some(calls), cq) = (open.get(), open.0) else { return };
         let mut attr = ib::ibv_poll_cq_attr { comp_mask: self.mostly(0) as u32 };
         // SAFETY: the queue is open, and the attributes are a local variable.
         if unsafe { calls.start_poll.unwrap()(cq, &mut attr) } != 0 {
@@ -597,65 +633,56 @@ impl Run<'_> {
     }
 
     fn count(&mut self) {
-        let (cntr, qp): (*mut ib::ibv_comp_cntr, *mut ib::ibv_qp) = (self.pick(Kind::Cntr), self.pick(Kind::Qp));
+        let (cntr, qp): (Open<ib::ibv_comp_cntr>, Open<ib::ibv_qp>) = (self.pick(Kind::Cntr), self.pick(Kind::Qp));
         let (mut value, number) = (0, self.input.edge());
         match self.input.u8() % 5 {
-            // SAFETY: the counter is null or open.
-            0 => _ = unsafe { ibv_set_comp_cntr(cntr, number) },
-            // SAFETY: the counter is null or open.
-            1 => _ = unsafe { ibv_inc_err_comp_cntr(cntr, number) },
-            // SAFETY: the counter is null or open, and the value is a local variable.
-            2 => _ = unsafe { ibv_read_comp_cntr(cntr, &mut value) },
+            0 => _ = ibv_set_comp_cntr(cntr, number),
+            1 => _ = ibv_inc_err_comp_cntr(cntr, number),
+            2 => _ = ibv_read_comp_cntr(cntr, &mut value),
             _ => {
                 let mut attr = ib::ibv_qp_attach_comp_cntr_attr {
                     op_mask: self.mostly(1) as u32,
                     comp_mask: self.mostly(0) as u32,
                 };
-                // SAFETY: both are null or open, and the attributes are a local variable.
-                if unsafe { ibv_qp_attach_comp_cntr(qp, cntr, &mut attr) } == 0 {
+                if ibv_qp_attach_comp_cntr(qp, cntr, &mut attr) == 0 {
                     let owner =
-                        self.objects.iter_mut().find(|object| object.at == qp.cast()).expect("an open queue pair");
-                    owner.uses.push(cntr.cast());
+                        self.objects.iter_mut().find(|object| object.at == qp.0.cast()).expect("an open queue pair");
+                    owner.uses.push(cntr.0.cast());
                 }
             }
         }
     }
 
     fn events(&mut self) {
-        let cq: *mut ib::ibv_cq = self.pick(Kind::Cq);
-        // SAFETY: the context is open, and its table has the call.
-        let notify = unsafe { (*self.device.context).ops.req_notify_cq.unwrap() };
+        let cq: Open<ib::ibv_cq> = self.pick(Kind::Cq);
+        let notify = self.ops().req_notify_cq.unwrap();
         // SAFETY: the queue is null or open.
-        unsafe { notify(cq, c_int::from(self.input.u8() > 250)) };
+        unsafe { notify(cq.0, c_int::from(self.input.u8() > 250)) };
         let mut attr = ib::efadv_cq_attr::default();
         let size = self.size::<ib::efadv_cq_attr>();
-        // SAFETY: the queue is null or open, and the attributes have at least that size.
-        let known = unsafe { efadv_query_cq(cq, &mut attr, size) } == 0 && size as usize == size_of_val(&attr);
+        let whole = size.0 as usize == size_of_val(&attr);
+        let known = efadv_query_cq(cq, &mut attr, size) == 0 && whole;
         if known && !attr.doorbell.is_null() {
             let value = self.input.u32();
             // SAFETY: the doorbell belongs to the open queue.
             unsafe { attr.doorbell.write_volatile(value) };
         }
-        let channel: *mut ib::ibv_comp_channel = self.pick(Kind::Channel);
-        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: the channel is null or open and does not block; the results are local variables.
-        if unsafe { ibv_get_cq_event(channel, &mut cq, &mut context) } == 0 {
-            assert!(self.all(Kind::Cq).any(|object| object.at == cq.cast()), "an event of a closed queue");
-            // SAFETY: the queue is open.
-            unsafe { ibv_ack_cq_events(cq, 1) };
+        let channel: Open<ib::ibv_comp_channel> = self.pick(Kind::Channel);
+        let (mut cq, mut context) = (Open::NULL, ptr::null_mut());
+        if ibv_get_cq_event(channel, &mut cq, &mut context) == 0 {
+            assert!(self.all(Kind::Cq).any(|object| object.at == cq.0.cast()), "an event of a closed queue");
+            ibv_ack_cq_events(cq, 1);
         }
     }
 
     /// Questions, and bytes that the program writes into the rings itself.
     fn query(&mut self) {
-        let qp: *mut ib::ibv_qp = self.pick(Kind::Qp);
+        let qp: Open<ib::ibv_qp> = self.pick(Kind::Qp);
         let (mut attr, mut init) = (ib::ibv_qp_attr::default(), ib::ibv_qp_init_attr::default());
-        // SAFETY: the queue pair is null or open, and the attributes are local variables.
-        unsafe { ibv_query_qp(qp, &mut attr, self.mostly(1) as c_int, &mut init) };
+        ibv_query_qp(qp, &mut attr, self.mostly(1) as c_int, &mut init);
         let (mut send, mut recv) = (ib::efadv_wq_attr::default(), ib::efadv_wq_attr::default());
         let size = self.size::<ib::efadv_wq_attr>();
-        // SAFETY: the queue pair is null or open, and the attributes have at least that size.
-        if unsafe { efadv_query_qp_wqs(qp, &mut send, &mut recv, size) } == 0 {
+        if efadv_query_qp_wqs(qp, &mut send, &mut recv, size) == 0 {
             let wq = if self.input.u8().is_multiple_of(2) { &send } else { &recv };
             for at in 0..self.input.u8() % 65 {
                 let len = wq.num_entries as usize * wq.entry_size as usize;
@@ -668,18 +695,14 @@ impl Run<'_> {
         }
         let mut device = ib::efadv_device_attr::default();
         let size = self.size::<ib::efadv_device_attr>();
-        // SAFETY: the context is open, and the attributes have at least that size.
-        unsafe { efadv_query_device(self.device.context, &mut device, size) };
+        efadv_query_device(self.device.context, &mut device, size);
         let mut ah = ib::efadv_ah_attr::default();
         let size = self.size::<ib::efadv_ah_attr>();
-        // SAFETY: the handle is null or open, and the attributes have at least that size.
-        unsafe { efadv_query_ah(self.pick(Kind::Ah), &mut ah, size) };
+        efadv_query_ah(self.pick(Kind::Ah), &mut ah, size);
         let mut depth = ib::efadv_sq_depth_attr { max_inline_data: self.input.edge() as u32, ..Default::default() };
-        // SAFETY: the context is open, and the attributes are a local variable.
-        unsafe { efadv_get_max_sq_depth(self.device.context, &mut depth, size_of_val(&depth) as u32) };
+        efadv_get_max_sq_depth(self.device.context, &mut depth, Size::whole());
         let mut depth = ib::efadv_rq_depth_attr { max_recv_sge: self.input.edge() as u32, ..Default::default() };
-        // SAFETY: the context is open, and the attributes are a local variable.
-        unsafe { efadv_get_max_rq_depth(self.device.context, &mut depth, size_of_val(&depth) as u32) };
+        efadv_get_max_rq_depth(self.device.context, &mut depth, Size::whole());
     }
 
     /// Destroys an object, which fails exactly if another uses it.
@@ -699,7 +722,8 @@ impl Run<'_> {
             match kind {
                 Kind::Pd => ibv_dealloc_pd(object.cast()),
                 Kind::Td => {
-                    let table = self.device.context.wrapping_byte_sub(std::mem::offset_of!(ib::verbs_context, context));
+                    let table =
+                        self.device.context.0.wrapping_byte_sub(std::mem::offset_of!(ib::verbs_context, context));
                     (*table.cast::<ib::verbs_context>()).dealloc_td.unwrap()(object.cast())
                 }
                 Kind::Mr => ibv_dereg_mr(object.cast()),

@@ -15,7 +15,7 @@ use soft_nic::card::queue::CompletionRing;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::config::Config;
 use soft_nic::fault::Faults;
-use soft_nic::fuzzing::{Accepting, Header, Kind, Listener, RingPair, parse};
+use soft_nic::fuzzing::{Accepting, Header, Input as Arrived, Kind, Listener, RingPair};
 use soft_nic::location::Location;
 use soft_nic::random::Random;
 
@@ -331,7 +331,7 @@ impl MaliciousPeer {
 fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     let target = card.qps[usize::from(input.u8()) % card.qps.len()];
     let qkey = card.core.qp(target).map_or(0, |qp| qp.qkey);
-    let kinds = [Kind::Write, Kind::Write, Kind::Ack, Kind::Read, Kind::Data, Kind::Abort, Kind::Send, Kind::Acks];
+    let kinds = [Kind::Write, Kind::Write, Kind::Ack, Kind::Read, Kind::Data, Kind::Abort, Kind::Send];
     let kind = input.of(&kinds);
     let remote = card.remote(input);
     let tokens: Vec<u64> = card.qps.iter().flat_map(|qpn| card.core.waiting(*qpn)).collect();
@@ -361,7 +361,7 @@ fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     header
 }
 
-/// A card with a malicious peer: over shared memory, and by packets of the datagram wire.
+/// A card with a malicious peer: over shared memory, and by packets of a stream.
 pub fn wires(data: &[u8]) {
     static BENCHES: AtomicU32 = AtomicU32::new(1);
     let number = BENCHES.fetch_add(1, Ordering::Relaxed);
@@ -378,8 +378,9 @@ pub fn wires(data: &[u8]) {
             1 => {
                 let header = packet(&mut card, &mut input);
                 let bytes = input.bytes(usize::from(input.0.first().copied().unwrap_or_default()));
-                if let Some((header, payload, acks)) = parse(&header.to_bytes(), bytes) {
-                    card.core.arrive(u32::from(input.u8() % 4), &header, payload, acks);
+                let arrived = Arrived::with(&[&header.to_bytes()[..], bytes].concat());
+                if let Ok(Some((header, _))) = arrived.peek() {
+                    card.core.arrive(u32::from(input.u8() % 4), &header, &bytes[..header.len as usize]);
                 }
             }
             _ => peer_side.say(&mut card, &mut input),

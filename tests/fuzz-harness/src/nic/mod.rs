@@ -5,8 +5,7 @@ mod card;
 
 use efa_dp_direct::cq::{Cqe, RawCqe};
 use efa_dp_direct::wqe::{self, Geometry, RequestIds};
-use soft_nic::fuzzing::{Header, Initiator, open, parse, respond};
-use zerocopy::IntoBytes;
+use soft_nic::fuzzing::{Input, initiate, respond};
 
 use soft_nic::address::{Address, Gid};
 use soft_nic::card::counter::Word;
@@ -61,12 +60,14 @@ pub fn formats(data: &[u8]) {
             assert!(Cqe::parse(&emitted, RequestIds::Bits64).is_ok());
         }
     }
-    if let Some((head, bytes)) = data.split_at_checked(size_of::<Header>())
-        && let Some((header, payload, acks)) = parse(head, bytes)
-    {
-        assert_eq!(payload.len(), header.len as usize);
-        assert_eq!(payload.len() + acks.len() * 16, bytes.len());
-        assert_eq!(header.to_bytes(), head);
+    let mut stream = Input::with(data);
+    let mut at = 0;
+    while let Ok(Some((header, _))) = stream.peek() {
+        let head = header.to_bytes();
+        assert_eq!(data[at..at + head.len()], head);
+        at += head.len() + header.len as usize;
+        stream.pop(head.len() + header.len as usize);
+        assert!(at <= data.len(), "a packet beyond what arrived");
     }
     if let Some(bytes) = data.first_chunk::<32>() {
         if let Ok(address) = Address::from_bytes(bytes) {
@@ -86,22 +87,21 @@ pub fn formats(data: &[u8]) {
     assert!(value <= COUNTER_MASK);
 }
 
-/// Bytes given to both sides of a handshake, and to a session.
+/// Bytes given to both sides of a handshake.
 fn handshakes(data: &[u8], initiator: Gid) {
-    let mut responder = initiator;
-    responder.secret[0] ^= 1;
-    let nonce = |at: usize| std::array::from_fn(|i| data.get(at + i).copied().unwrap_or_default());
-    let calling = Initiator::new(initiator, responder, nonce(0));
-    let hello = calling.hello();
-    assert!(respond(data, &responder, nonce(8)).is_err(), "no hello");
-    assert!(calling.welcomed(data).is_err(), "no answer");
-    let mut accepted = respond(hello.as_bytes(), &responder, nonce(8)).expect("a good hello");
-    let mut session = calling.welcomed(accepted.welcome.as_bytes()).expect("a good answer");
-    if let Some((head, rest)) = data.split_at_checked(size_of::<Header>()) {
-        assert!(open(head, rest, &mut accepted.session).is_err(), "sealed by nobody");
-        let covered = &rest[..rest.len().min(64)];
-        let seal = session.seal(&[head, covered]);
-        assert_eq!(accepted.session.open(&seal, &[head, covered]), Ok(()));
-        assert!(accepted.session.open(&seal, &[head, covered]).is_err(), "twice");
+    let mut target = initiator;
+    target.secret[0] ^= 1;
+    let calling = initiate(&initiator, &target).expect("a nonce");
+    let accepted = respond(&target, &calling.hello()).expect("a good hello");
+    if let Some(bytes) = data.first_chunk() {
+        assert!(respond(&target, bytes).is_err(), "no hello");
     }
+    if let Some(bytes) = data.first_chunk() {
+        assert!(calling.welcomed(bytes).is_err(), "no answer");
+    }
+    if let Some(bytes) = data.first_chunk() {
+        assert!(accepted.responder.confirmed(bytes).is_err(), "no confirm");
+    }
+    let confirm = calling.welcomed(&accepted.welcome).expect("a good answer");
+    assert_eq!(accepted.responder.confirmed(&confirm), Ok(()));
 }
