@@ -16,6 +16,9 @@ pub const PLUGIN: [&str; 9] = [
     "FERROGIN_METRICS_INTERVAL",
 ];
 
+/// Settings that the plugin refuses because they were removed, and the setting in their place.
+pub const REMOVED: [(&str, &str); 1] = [("FERROGIN_CONTROL", "NCCL_SOCKET_IFNAME")];
+
 /// Settings of programs of the host API, for the case that no launcher sets rank and ranks; the plugin takes the rank for the name of
 /// the metrics file from them.
 pub const HOST_API: [&str; 4] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK", "FERROGIN_SECRET"];

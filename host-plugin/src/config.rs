@@ -130,8 +130,8 @@ impl Config {
     /// Reads the settings through `lookup`. An empty value counts as unset.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        if get("FERROGIN_CONTROL").is_some() {
-            return Err(ConfigError::Removed { variable: "FERROGIN_CONTROL", replacement: "NCCL_SOCKET_IFNAME" });
+        if let Some((variable, replacement)) = settings::REMOVED.into_iter().find(|(name, _)| get(name).is_some()) {
+            return Err(ConfigError::Removed { variable, replacement });
         }
         let provider = choice(get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
@@ -224,7 +224,9 @@ mod tests {
         .unwrap();
         let read = read.into_inner();
         assert!(read.len() >= 8, "{read:?}");
-        assert!(read.iter().all(|name| settings::PLUGIN.contains(&&**name)), "{read:?}");
+        let removed = settings::REMOVED.map(|(name, _)| name);
+        let known = |name: &&str| settings::PLUGIN.contains(name) || removed.contains(name);
+        assert!(read.iter().all(|name| known(&&**name)), "{read:?}");
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl Ring {
         }
         // A neighbour that failed in a later allgather has done its part of the ones before.
         if let Some((head, rank)) = self.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
-            return Err(aborted(head, rank, step));
+            return Err(aborted(head, rank, (step, sequence)));
         }
         let limit = allgather_limit(n, self.timeout);
         let mut told = Instant::now();
@@ -219,7 +219,7 @@ impl Ring {
             }
             if expired {
                 if let Some((head, rank)) = self.later_abort.take() {
-                    return Err(aborted(head, rank, step));
+                    return Err(aborted(head, rank, (step, sequence)));
                 }
                 // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
                 let rank = if received == n - 1 { next } else { (self.rank + n - received - 1) % n };
@@ -269,7 +269,7 @@ impl Ring {
                     _ if head.is_abort() && is_later(head.sequence, sequence) => {
                         self.keep_later_abort(head, side, rank);
                     }
-                    _ => return Err(aborted(head, rank, step)),
+                    _ => return Err(aborted(head, rank, (step, sequence))),
                 }
             }
         }
@@ -355,10 +355,13 @@ pub(super) fn address_of(handle: &[u8; HANDLE_MAXSIZE]) -> Arc<str> {
     Handle::parse(handle).map_or_else(|| "an unknown address".into(), |handle| handle.addresses[0].to_string().into())
 }
 
-/// The error for a frame that `rank` must not send now.
-fn aborted(frame: Frame, rank: usize, step: Step) -> ControlError {
+/// The error for a frame that `rank` must not send now. A neighbour that gave up this allgather in another step made another call.
+fn aborted(frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> ControlError {
     let origin = frame.origin as usize;
     match frame.kind {
+        FrameKind::Abort if frame.sequence == sequence && frame.step != step as u16 => {
+            ControlError::DifferentCall { rank, step, remote: step_name(&frame) }
+        }
         FrameKind::Abort => ControlError::Aborted { reporter: rank, failed: origin, step },
         FrameKind::Left => ControlError::AbortedAfterClose { reporter: rank, left: origin, step },
         _ => ControlError::InvalidFrame { rank, step },
