@@ -238,14 +238,18 @@ EXPORT gin_flush(const fgin_context* ctx, Threads threads) {
 EXPORT gin_flush_async(const fgin_context* ctx, fgin_request* request, Threads threads) {
   return lead(threads, [&] {
     static_assert(sizeof(ncclGinRequest_t) <= sizeof(*request), "the request has room");
-    gin_of(ctx).flushAsync(ncclTeamWorld(comm), 0, reinterpret_cast<ncclGinRequest_t*>(request));
+    // A request of NCCL's may need more alignment.
+    ncclGinRequest_t begun;
+    gin_of(ctx).flushAsync(ncclTeamWorld(comm), 0, &begun);
+    memcpy(request, &begun, sizeof(begun));
     return int(FGIN_OK);
   });
 }
 
 EXPORT gin_wait_request(const fgin_context* ctx, const fgin_request* request, Threads threads) {
   return lead(threads, [&] {
-    ncclGinRequest_t begun = *reinterpret_cast<const ncclGinRequest_t*>(request);
+    ncclGinRequest_t begun;
+    memcpy(&begun, request, sizeof(begun));
     gin_of(ctx).wait(begun);
     return int(FGIN_OK);
   });
