@@ -91,12 +91,12 @@ fn rank_with_another_secret_is_refused_at_once() {
     let _rank_1 = hello(&mut meeting, 1, 2);
 }
 
-/// Without a secret. Rank 0 stops at its deadline, names the missing rank, and says which process it refused.
+/// Without a secret. Rank 0 stops at its deadline, names the missing rank, to the other ranks too, and says which process it refused.
 #[test]
 fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let (identity, now) = (rank_0(3, own_port()), Instant::now());
     let mut meeting = Meeting::open(&identity, now, HANG_LIMIT).unwrap();
-    let _rank_1 = hello(&mut meeting, 1, 3);
+    let mut rank_1 = hello(&mut meeting, 1, 3);
     for (rank, nranks, problem) in [
         (3, 3, "as rank 3 of 3"),
         (0, 3, "as rank 0 of 3"),
@@ -113,6 +113,7 @@ fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let error = meeting.poll(now + HANG_LIMIT).unwrap_err();
     let BootstrapError::Timeout { missing, .. } = &error else { panic!("{error}") };
     assert!(missing.starts_with("rank 2 (") && missing.contains("rank 2 was started as one of 4 ranks"), "{error}");
+    assert_eq!(report(&mut rank_1), error.to_string());
     // Nothing of this keeps the right process out.
     let _rank_2 = hello(&mut meeting, 2, 3);
     wait_until("rank 2", || meeting.poll(now).unwrap());
