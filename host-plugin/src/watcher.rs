@@ -253,6 +253,15 @@ impl Watch {
         busy
     }
 
+    /// The last round. A failure from just before is reported although its context is closed at once.
+    fn finish(&mut self) {
+        self.round(Instant::now());
+        if let Report::Counted(_, i) = self.report {
+            self.report = Report::Counted(ENTRY_ROUNDS, i);
+            self.round(Instant::now());
+        }
+    }
+
     fn fail(&self) {
         registry::raise_fault(self.handle as *const c_void);
         // SAFETY: the abort flag is 4-byte aligned and the context frees it after the watch. Kernels access it atomically too.
@@ -376,7 +385,9 @@ pub fn watch(watch: Watch) -> std::io::Result<Guard> {
 impl Drop for Guard {
     fn drop(&mut self) {
         let mut table = table();
-        table.watches.remove(&self.0);
+        if let Some(mut watch) = table.watches.remove(&self.0) {
+            watch.finish();
+        }
         if !table.watches.is_empty() {
             return;
         }

@@ -45,8 +45,16 @@ impl<'a> Meeting<'a> {
         Ok(self.ranks.into_iter().flatten().collect())
     }
 
-    /// Accepts the ranks that have connected; true when all have.
+    /// Accepts the ranks that have connected; true when all have. They get the text of an error too.
     pub fn poll(&mut self, now: Instant) -> Result<bool, BootstrapError> {
+        let result = self.accept(now);
+        if let Err(error) = &result {
+            self.ranks.iter_mut().flatten().for_each(|rank| abort(rank, &error.to_string()));
+        }
+        result
+    }
+
+    fn accept(&mut self, now: Instant) -> Result<bool, BootstrapError> {
         while let Some((stream, place)) =
             self.listener.poll(now).map_err(|error| listen_error(self.identity, &error))?
         {
@@ -71,11 +79,9 @@ impl<'a> Meeting<'a> {
                 return Ok(());
             }
         };
-        let abort = |stream: &mut Stream| stream.send(Frame::new(FrameKind::Abort, 0, 0, 0), problem.as_bytes());
-        abort(&mut stream);
+        abort(&mut stream, &problem);
         // Only this user's own process can be wrong, so all ranks end. Without a secret, anyone's can be.
         if !is_tcp(&self.identity.address) || self.identity.secret.is_some() {
-            self.ranks.iter_mut().flatten().for_each(abort);
             return Err(BootstrapError::Protocol { rank: 0, problem });
         }
         self.refused = Some(problem);
@@ -90,6 +96,10 @@ impl<'a> Meeting<'a> {
         }
         BootstrapError::Timeout { rank: 0, step: "connect", missing, waited: self.timeout }
     }
+}
+
+fn abort(stream: &mut Stream, reason: &str) {
+    stream.send(Frame::new(FrameKind::Abort, 0, 0, 0), reason.as_bytes());
 }
 
 fn listen(identity: &Identity) -> io::Result<Listener> {

@@ -95,6 +95,18 @@ fn failure_is_found_after_whole_laps() {
     registry::remove::<()>(handle, Kind::Context).unwrap();
 }
 
+#[test]
+fn failure_just_before_the_end_of_a_watch_is_reported() {
+    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
+    let watch = watch_of(&mut ring, &errors, &abort, handle as usize);
+    ring.push(1, CompStatus::RemoteAbort);
+    table().watches.insert(u64::MAX, watch);
+    drop(Guard(u64::MAX));
+    assert_eq!(registry::fault(handle), Ok(true));
+    registry::remove::<()>(handle, Kind::Context).unwrap();
+}
+
 fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usize) -> Watch {
     Watch {
         handle,

@@ -66,8 +66,12 @@ fn init_needs_no_memory_for_messages() {
             Comm::probe(&plugin).expect("an init");
             let (ms, faults) = (used().0 - ms, used().1 - faults);
             println!("{REPORT}init: {ms:.1} ms of processor time, {faults} pages");
-            assert!(faults < (24 << 20) / 4096, "{faults} pages");
+            assert!(faults < (4 << 20) / 4096, "{faults} pages");
         });
+        if reports.is_empty() {
+            // The child process has done its one `init`.
+            return;
+        }
         let times = reports.iter().filter_map(|line| line.split(' ').nth(1)?.parse().ok()).collect::<Vec<f64>>();
         if times.len() > 1 {
             println!("init, median of {}: {:.1} ms of processor time, {settings:?}", times.len(), median(times));

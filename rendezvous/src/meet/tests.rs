@@ -4,11 +4,12 @@ use crate::proof::{HELLO_LEN, Initiator};
 use crate::tests::{own_port, unique};
 use ferrogin_test_support::peer::Peer as Process;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
-use ferrogin_test_support::{Random, child, untrusted};
+use ferrogin_test_support::{Random, child, skip, untrusted};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
+use std::process::Command;
 
 fn rank_0(nranks: usize, address: String) -> Identity {
     Identity { rank: 0, nranks, address, secret: None }
@@ -91,12 +92,12 @@ fn rank_with_another_secret_is_refused_at_once() {
     let _rank_1 = hello(&mut meeting, 1, 2);
 }
 
-/// Without a secret. Rank 0 stops at its deadline, names the missing rank, and says which process it refused.
+/// Without a secret. Rank 0 stops at its deadline, names the missing rank, to the other ranks too, and says which process it refused.
 #[test]
 fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let (identity, now) = (rank_0(3, own_port()), Instant::now());
     let mut meeting = Meeting::open(&identity, now, HANG_LIMIT).unwrap();
-    let _rank_1 = hello(&mut meeting, 1, 3);
+    let mut rank_1 = hello(&mut meeting, 1, 3);
     for (rank, nranks, problem) in [
         (3, 3, "as rank 3 of 3"),
         (0, 3, "as rank 0 of 3"),
@@ -113,6 +114,7 @@ fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let error = meeting.poll(now + HANG_LIMIT).unwrap_err();
     let BootstrapError::Timeout { missing, .. } = &error else { panic!("{error}") };
     assert!(missing.starts_with("rank 2 (") && missing.contains("rank 2 was started as one of 4 ranks"), "{error}");
+    assert_eq!(report(&mut rank_1), error.to_string());
     // Nothing of this keeps the right process out.
     let _rank_2 = hello(&mut meeting, 2, 3);
     wait_until("rank 2", || meeting.poll(now).unwrap());
@@ -192,6 +194,38 @@ fn deadline_passes_while_another_user_connects() {
     assert_eq!(meeting.listener.unproven(), if as_nobody { 0 } else { 10 });
     let error = meeting.poll(now + HANG_LIMIT).unwrap_err();
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1"), "{error}");
+}
+
+#[test]
+fn exhausted_ports_are_an_error_with_address_and_cure() {
+    const NAME: &str = "exhausted_ports_are_an_error_with_address_and_cure";
+    const INSIDE: &str = "FERROGIN_TEST_ONE_PORT";
+    if std::env::var_os(INSIDE).is_none() {
+        let script =
+            "ip link set lo up && echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range || exit 77; exec \"$@\"";
+        let test = child::command(NAME);
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net", "sh", "-c", script, "sh"]).arg(test.get_program());
+        let output = command.args(test.get_args()).env(INSIDE, "1").output();
+        let Some(output) = output.ok().filter(|output| !matches!(output.status.code(), Some(1 | 77))) else {
+            skip(NAME, "this machine allows no network namespace, or has no `ip` (apt-get install iproute2)");
+            return;
+        };
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
+        return;
+    }
+    let identity = rank_0(2, "127.0.0.1:7000".to_owned());
+    let _meeting = Meeting::open(&identity, Instant::now(), HANG_LIMIT).unwrap();
+    let any_port = "127.0.0.1:0".parse().unwrap();
+    let listen = || Listener::bind(&[any_port], DOMAIN, Secret::default());
+    let _last = listen().unwrap();
+    let (address, error) = listen().unwrap_err();
+    assert_eq!((address, error.kind()), (any_port, io::ErrorKind::AddrInUse));
+    let error = super::connect(&Identity { rank: 1, ..identity }, Duration::ZERO).unwrap_err().to_string();
+    for part in ["connect to 127.0.0.1:7000", "no free port", "net.ipv4.ip_local_port_range"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
 }
 
 #[test]

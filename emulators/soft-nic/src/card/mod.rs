@@ -145,7 +145,8 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Listeners)> {
     if config.wire != WireChoice::Shm {
         let listener = tcp::Listener::bind(ip).inspect_err(|error| {
             log::line(format_args!(
-                "softefa: no port on {ip} for cards of other hosts: {error}; SOFTEFA_IFADDR must be an address of this host"
+                "softefa: no port on {ip} for cards of other hosts: {error}; SOFTEFA_IFADDR must be an address of this host, with a free \
+                 port (sysctl net.ipv4.ip_local_port_range)"
             ));
         })?;
         gid.port = listener.port()?;
