@@ -122,35 +122,24 @@ impl Operation {
         }
     }
 
-    /// The declaration of the continuation, and the code that calls it where the result of the fast path says so.
-    fn continuation(self) -> Option<(String, String)> {
-        // The words of the result by their offsets, and arguments of the fast path by their numbers in `words`.
-        let (name, arguments): (_, &[(u32, &str)]) = match self {
-            Self::KernelPutSignal => (
-                "fgin_continue_put",
-                &[(64, "r+16"), (64, "r+8"), (64, "r+24"), (64, "r+32"), (64, "r+40"), (32, "%w+48"), (32, "r")],
-            ),
-            Self::KernelPutValueSignal => (
-                "fgin_continue_put_value",
-                &[(64, "r+16"), (64, "r+8"), (64, "r+24"), (64, "%w+32"), (32, "%w+40"), (32, "r+40"), (32, "r")],
-            ),
-            Self::KernelSignal => ("fgin_continue_signal", &[(64, "r+16"), (64, "r+8"), (32, "r")]),
+    /// The code that calls the continuation where the result of the fast path says so.
+    fn continuation(self) -> Option<String> {
+        // The bytes are an argument of the fast path.
+        let bytes = match self {
+            Self::KernelPutSignal => "ld.global.b32 %s, [%w+48]",
+            Self::KernelPutValueSignal => "ld.global.b32 %s, [%w+40]",
+            Self::KernelSignal => "mov.b32 %s, 0",
             _ => return None,
         };
-        let parameters: Vec<_> =
-            arguments.iter().enumerate().map(|(at, (bits, _))| format!(".param .b{bits} c{at}")).collect();
-        let names: Vec<_> = (0..arguments.len()).map(|at| format!("c{at}")).collect();
         let mut call = String::from("ld.param.b32 %s, [r]; setp.eq.u32 %p, %s, 0; @%p bra DONE;\n{\n.param .b32 e;\n");
-        for (at, (bits, from)) in arguments.iter().enumerate() {
-            let register = if *bits == 64 { "%d" } else { "%s" };
-            let space = if from.starts_with('%') { "global" } else { "param" };
-            let _ = writeln!(
-                call,
-                ".param .b{bits} c{at}; ld.{space}.b{bits} {register}, [{from}]; st.param.b{bits} [c{at}], {register};"
-            );
+        for (at, offset) in [16, 8, 24, 32, 40].into_iter().enumerate() {
+            let _ = writeln!(call, ".param .b64 c{at}; ld.param.b64 %d, [r+{offset}]; st.param.b64 [c{at}], %d;");
         }
-        let _ = write!(call, "call (e), {name}, ({});\nld.param.b32 %s, [e];\n}}\nDONE:\n", names.join(", "));
-        Some((format!(".extern .func (.param .b32 e) {name}({});\n", parameters.join(", ")), call))
+        for (at, load) in [(5, bytes), (6, "ld.param.b32 %s, [r]")] {
+            let _ = writeln!(call, ".param .b32 c{at}; {load}; st.param.b32 [c{at}], %s;");
+        }
+        call.push_str("call (e), fgin_continue, (c0, c1, c2, c3, c4, c5, c6);\nld.param.b32 %s, [e];\n}\nDONE:\n");
+        Some(call)
     }
 
     /// Whether the context's signals are emulated.
@@ -166,7 +155,11 @@ impl Operation {
 
 /// A kernel for each function: all threads call it with the same words, and each stores its result.
 fn wrappers() -> String {
-    let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
+    let parameters: Vec<_> = (0..7).map(|at| format!(".param .b{} c{at}", if at < 5 { 64 } else { 32 })).collect();
+    let parameters = parameters.join(", ");
+    let mut text = format!(
+        ".version 8.2\n.target sm_70\n.address_size 64\n.extern .func (.param .b32 e) fgin_continue({parameters});\n"
+    );
     for operation in [
         Operation::Put,
         Operation::PutValue,
@@ -198,13 +191,13 @@ fn wrappers() -> String {
         }
         let results = ARGUMENTS * 8;
         let continuation = operation.continuation();
-        let (result, declaration, rest) = match &continuation {
-            None => (".param .b32 r", String::new(), "ld.param.b32 %s, [r];\n".into()),
-            Some((declaration, rest)) => (".param .align 8 .b8 r[48]", declaration.clone(), rest.clone()),
+        let (result, rest) = match &continuation {
+            None => (".param .b32 r", "ld.param.b32 %s, [r];\n"),
+            Some(rest) => (".param .align 8 .b8 r[48]", rest.as_str()),
         };
         let _ = write!(
             text,
-            ".extern .func ({result}) {name}({parameters});\n{declaration}\
+            ".extern .func ({result}) {name}({parameters});\n\
              .visible .entry call_{name}(.param .u64 words)\n{{\n\
              .reg .b64 %w, %d, %t; .reg .b32 %s; .reg .pred %p;\nld.param.u64 %w, [words];\n{{\n{result};\n{loads}\
              call (r), {name}, ({names});\n{rest}cvt.u64.u32 %d, %s;\n\

@@ -10,7 +10,7 @@ use efa_dp_direct::arch;
 use ferrogin_bench::card::{Card, Values};
 use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS};
 use ferrogin_bench::target_dir;
-use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
+use ferrogin_device::post::{COUNT_MASK, Queue, combining, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 use std::path::Path;
@@ -81,13 +81,13 @@ impl Endpoint {
         let posted = if by_lock {
             locked::post(self, NO_LIMITS, false, false, write)
         } else {
-            combining::post::<Gpu, _>(self, NO_LIMITS, false, write)
+            combining::post(self, NO_LIMITS, false, write)
         };
         assert!(posted.is_ok());
     }
 }
 
-impl Queue for Endpoint {
+impl Queue for &Endpoint {
     fn completed(&self) -> u32 {
         self.rung.0.load(Acquire) & COUNT_MASK
     }
@@ -118,14 +118,14 @@ impl Queue for Endpoint {
     }
 }
 
-impl combining::CombiningQueue for Endpoint {
+impl combining::CombiningQueue for &Endpoint {
     fn words(&self) -> combining::Words<'_> {
         let (cursor, state) = (&self.cursor.0, &self.state.0);
         combining::Words { cursor, state, bound: &self.bound, poison: &self.poison }
     }
 }
 
-impl locked::LockedQueue for Endpoint {
+impl locked::LockedQueue for &Endpoint {
     fn next(&self) -> u32 {
         (self.cursor.0.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
     }
@@ -140,9 +140,9 @@ impl locked::LockedQueue for Endpoint {
     }
     fn ring(&self) {
         let rung = self.take_pending();
-        Queue::fence(self);
+        self.fence();
         self.doorbell(rung);
-        Queue::fence(self);
+        self.fence();
         self.publish(rung);
     }
     fn take_pending(&self) -> u32 {

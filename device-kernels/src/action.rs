@@ -49,16 +49,16 @@ impl Action {
         Action((self.0 & !0xffff_0000) | ((id.saturating_add(1) as u64) << 16))
     }
 
-    /// The counter of this action, if there is one.
-    #[inline(always)]
-    pub(crate) const fn without_signal(self) -> Action {
-        Action(self.0 & 0xffff_0000)
-    }
-
     /// Returns whether there is neither signal nor counter.
     #[inline(always)]
     pub const fn is_none(self) -> bool {
         self.0 == 0
+    }
+
+    /// The action of these slots, with a signal that is raised by one.
+    pub(crate) const fn of_slots(slots: u32) -> Action {
+        let raised_by_one = if slots as u16 != 0 { 1 << 32 } else { 0 };
+        Action(raised_by_one | slots as u64)
     }
 
     /// The amount that the signal is raised by, if there is one.
@@ -71,28 +71,6 @@ impl Action {
     #[inline(always)]
     pub(crate) const fn signal_slot(self) -> u32 {
         self.0 as u16 as u32
-    }
-
-    /// The named signal, even if it is raised by 0. The largest slot stands for every larger id; no context has the one that is returned.
-    #[inline(always)]
-    pub(crate) const fn named_signal(self) -> Option<u32> {
-        match self.signal_slot() {
-            0 => None,
-            0xffff => Some(u32::MAX),
-            slot => Some(slot - 1),
-        }
-    }
-
-    /// Returns whether there is no counter and a signal that is raised by one.
-    #[inline(always)]
-    pub(crate) const fn is_one_signal(self) -> bool {
-        self.0 >> 16 == 1 << 16
-    }
-
-    /// The action of which [`Action::is_one_signal`] is true, from its word.
-    #[inline(always)]
-    pub(crate) const fn one_signal(bits: u64) -> Action {
-        Action(1 << 32 | bits as u16 as u64)
     }
 
     /// The named counter's id + 1; 0 without a counter.
@@ -117,18 +95,31 @@ impl Flags {
     /// other threads included. It has no meaning without a signal. Only emulated signals can be strong.
     pub const STRONG: Flags = Flags(0x400);
 
+    /// Several lanes of a warp are in the call, and post together. Only the fast path that kernels have inline sets it.
+    pub(crate) const TOGETHER: Flags = Flags(1);
+
     const SHARING: u32 = 0x300;
-    /// The bits with which an operation is not a plain one of GPU mode.
-    pub(crate) const SPECIAL: u32 = Flags::SHARING | Flags::STRONG.0;
-    /// All bits that mean something.
-    pub(crate) const ALL: u32 = Flags::AGGREGATE.0 | Flags::SHARING | Flags::STRONG.0;
-    pub(crate) const CTA: u32 = 0x100;
+    /// All bits that a caller may set.
+    const ALL: u32 = Flags::AGGREGATE.0 | Flags::SHARING | Flags::STRONG.0;
+    const CTA: u32 = 0x100;
     const THREAD: u32 = 0x200;
 
     /// The flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Flags {
         Flags(bits & Flags::ALL)
+    }
+
+    /// These flags, for several lanes of a warp.
+    #[inline(always)]
+    pub(crate) const fn together(self) -> Flags {
+        Flags(self.0 | Flags::TOGETHER.0)
+    }
+
+    /// Returns whether [`Flags::TOGETHER`] is set.
+    #[inline(always)]
+    pub(crate) const fn is_together(self) -> bool {
+        self.0 & Flags::TOGETHER.0 != 0
     }
 
     /// The word of NCCL's flags and the sharing mode.
@@ -163,17 +154,6 @@ impl Flags {
             Flags::CTA => Sharing::Cta,
             Flags::THREAD => Sharing::Thread,
             _ => Sharing::Gpu,
-        }
-    }
-
-    /// The sharing mode, or `None` with [`Flags::STRONG`].
-    #[inline(always)]
-    pub(crate) const fn weak_mode(self) -> Option<Sharing> {
-        match self.0 & (Flags::SHARING | Flags::STRONG.0) {
-            Flags::CTA => Some(Sharing::Cta),
-            Flags::THREAD => Some(Sharing::Thread),
-            bits if bits & Flags::STRONG.0 == 0 => Some(Sharing::Gpu),
-            _ => None,
         }
     }
 

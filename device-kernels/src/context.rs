@@ -11,13 +11,13 @@
 //! Where signals are emulated, they are words of memory and have no endpoints (`emulated`).
 
 mod completion;
-#[cfg(any(feature = "host", feature = "ptx"))]
-pub mod continuation;
 mod emulated;
-mod fast_path;
+pub mod fast_path;
 #[cfg(target_arch = "nvptx64")]
 mod group;
-mod payload;
+#[cfg(any(feature = "host", feature = "ptx"))]
+pub mod inline;
+mod operation;
 mod slow_path;
 mod tables;
 #[cfg(target_arch = "nvptx64")]
@@ -26,18 +26,16 @@ pub(crate) mod warp;
 pub use completion::FlushRequest;
 
 use crate::action::{Action, Flags};
-use crate::platform::in_register;
-use crate::post::{Cta, Gpu, Sharing, Thread};
-use crate::status::{Code, Status};
+use crate::post::{Sharing, exclusive};
+use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
 use core::ffi::c_void;
 use core::mem::size_of;
 use core::ptr;
-use efa_dp_direct::wqe::words::{ValueSize, remote_words};
-use fast_path::{FastPathRequest, Get, Path, Put, Sides, Value, post_and_finish};
-use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader, VALUE_NONE};
-use tables::{Named, ON_GPU, Tables, Target};
+use fast_path::Continuation;
+use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader};
+use operation::{Arguments, Operation, Resolved};
 
 const DATA: u32 = 0;
 const VALUE: u32 = 1;
@@ -176,24 +174,7 @@ impl<'a> Context<'a> {
     /// Otherwise what ended a wait for room.
     #[inline(always)]
     pub fn put(&self, peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Result<(), Status> {
-        match self.put_fast(peer, dst, src, bytes, action, flags) {
-            Some(code) => code.into(),
-            None => self.put_slow(peer, dst, src, bytes, action, flags),
-        }
-    }
-
-    /// The same, if it takes the fast path.
-    #[inline(always)]
-    pub(crate) fn put_fast(
-        &self,
-        peer: u32,
-        dst: Span,
-        src: Span,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Option<Code> {
-        post(self.tables::<ON_GPU>().put(peer, action.into(), dst, src, bytes), flags)
+        self.post_operation(Arguments::put(peer, dst, src, bytes, action, flags))
     }
 
     /// Writes the low `bytes` (1, 2, 4 or 8) of `value` to `dst` on `peer`.
@@ -212,24 +193,7 @@ impl<'a> Context<'a> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        match self.put_value_fast(peer, dst, value, bytes, action, flags) {
-            Some(code) => code.into(),
-            None => self.put_value_slow(peer, dst, value, bytes, action, flags),
-        }
-    }
-
-    /// The same, if it takes the fast path.
-    #[inline(always)]
-    pub(crate) fn put_value_fast(
-        &self,
-        peer: u32,
-        dst: Span,
-        value: u64,
-        bytes: u32,
-        action: Action,
-        flags: Flags,
-    ) -> Option<Code> {
-        post(self.tables::<ON_GPU>().value(peer, action.into(), dst, value, bytes), flags)
+        self.post_operation(Arguments::value(peer, dst, value, bytes, action, flags))
     }
 
     /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived after the next [`Context::flush`].
@@ -239,17 +203,7 @@ impl<'a> Context<'a> {
     /// As for [`Context::put`].
     #[inline(always)]
     pub fn get(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
-        match self.get_fast(peer, remote, local, bytes, flags) {
-            Some(code) => code.into(),
-            None => self.get_slow(peer, remote, local, bytes, flags),
-        }
-    }
-
-    /// The same, if it takes the fast path.
-    #[inline(always)]
-    pub(crate) fn get_fast(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Option<Code> {
-        let checked = self.tables::<ON_GPU>().put(peer, Action::NONE.into(), remote, local, bytes);
-        post(checked.map(|checked| checked.map(Get)), flags)
+        self.post_operation(Arguments::get(peer, remote, local, bytes, flags))
     }
 
     /// Carries out `action` on `peer`, without bytes. An empty action still rings what was aggregated on the data endpoint.
@@ -259,132 +213,29 @@ impl<'a> Context<'a> {
     /// As for [`Context::put`].
     #[inline(always)]
     pub fn signal(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        match self.signal_fast(peer, action, flags) {
-            Some(code) => code.into(),
-            None => self.signal_slow(peer, action, flags),
-        }
+        self.post_operation(Arguments::signal(peer, action, flags))
     }
 
-    /// The same, if it takes the fast path.
+    /// Posts an operation. With constant flags the compiler keeps one mode.
     #[inline(always)]
-    pub(crate) fn signal_fast(&self, peer: u32, action: Action, flags: Flags) -> Option<Code> {
-        post(self.tables::<ON_GPU>().signal(peer, action.into()), flags)
+    fn post_operation(self, arguments: Arguments) -> Result<(), Status> {
+        let resolved = self.tables().resolve(arguments);
+        let Resolved { operation, poster, .. } = resolved;
+        if !resolved.is_fast {
+            let Operation { kind, peer, named, flags, remote, local, bytes } = operation;
+            // A new struct, whose address the call takes, so that the fast path keeps the other one in registers.
+            let operation = Operation { kind, peer, named, flags, remote, local, bytes };
+            return if resolved.is_invalid { Err(Status::InvalidArgument) } else { self.carry_out(operation) };
+        }
+        if operation.flags.mode() == Sharing::Thread {
+            return exclusive::post(poster, self.limits(), operation.flags.is_aggregate(), resolved);
+        }
+        Continuation::start(resolved).finish(operation.bytes as u32)
     }
 
     #[inline(always)]
     fn limits(&self) -> ExtLimits<'a> {
         ExtLimits(self.ext)
-    }
-}
-
-/// Posts a request in the sharing mode of the flags, if it takes the fast path. With constant flags the compiler keeps one mode. A strong
-/// signal does not take it.
-#[inline(always)]
-fn post<'a, R: FastPathRequest<'a>>(checked: Option<Checked<R>>, flags: Flags) -> Option<Code> {
-    let Some(Checked { request, takes_fast_path: true, .. }) = checked else {
-        return None;
-    };
-    let aggregate = flags.is_aggregate();
-    Some(match flags.weak_mode()? {
-        Sharing::Thread => post_and_finish::<Thread>(request, aggregate),
-        // A CPU has no narrower scope.
-        Sharing::Cta if ON_GPU => post_and_finish::<Cta>(request, aggregate),
-        _ => post_and_finish::<Gpu>(request, aggregate),
-    })
-}
-
-/// A request, and whether it takes the fast path.
-struct Checked<R> {
-    request: R,
-    takes_fast_path: bool,
-    /// Peer, counter or a window is out of range. Otherwise the slow path carries out what does not take the fast path.
-    is_invalid: bool,
-}
-
-impl<R> Checked<R> {
-    #[inline(always)]
-    fn map<T>(self, request: impl FnOnce(R) -> T) -> Checked<T> {
-        let Checked { request: of, takes_fast_path, is_invalid } = self;
-        Checked { request: request(of), takes_fast_path, is_invalid }
-    }
-}
-
-/// Returns early where nothing is loaded yet.
-macro_rules! require_first {
-    ($is_accepted:expr) => {
-        if !LOAD_FIRST && !$is_accepted {
-            return None;
-        }
-    };
-}
-
-/// The requests of the fast path. None: what was checked first refuses the request, and nothing was loaded.
-impl<'a, const LOAD_FIRST: bool> Tables<'a, LOAD_FIRST> {
-    #[inline(always)]
-    fn checked<R>(request: R, target: Target<'_>, is_fast: bool, is_invalid: bool) -> Option<Checked<R>> {
-        let is_refused = LOAD_FIRST && !is_fast | is_invalid;
-        Some(Checked { request, takes_fast_path: target.exists() & !is_refused, is_invalid })
-    }
-
-    /// A put, or a get.
-    #[inline(always)]
-    fn put(self, peer: u32, named: Named, dst: Span, src: Span, bytes: u64) -> Option<Checked<Put<'a>>> {
-        let (poster, route, known) = self.fast_route(peer, named, DATA);
-        require_first!(known);
-        let known_windows = route.has_place & !dst.is_null() & !src.is_null();
-        let is_invalid = !route.has_place | (!known_windows & (bytes != 0));
-        // No bytes, too many, or a policy without a fast path.
-        let is_fast = (bytes.wrapping_sub(1) < self.0.fast_put_limit) & (route.raised_by <= 1);
-        require_first!(known_windows & is_fast);
-        if !LOAD_FIRST {
-            // SAFETY: the number was found not to be above the limit, which has 32 bits.
-            unsafe { core::hint::assert_unchecked(bytes >> 32 == 0) };
-        }
-        let path = Path { poster: poster.poster(), target: self.target(route) };
-        require_first!(path.target.exists());
-        let (remote, local) = (self.remote(dst, peer, known_windows), self.local(src, known_windows, bytes as u32));
-        let put = Put { path, sides: Sides::new(remote, local), imm: () };
-        Self::checked(put, path.target, known & known_windows & is_fast, is_invalid)
-    }
-
-    /// A value.
-    #[inline(always)]
-    fn value(self, peer: u32, named: Named, dst: Span, value: u64, bytes: u32) -> Option<Checked<Value<'a>>> {
-        let (poster, route, known) = self.fast_route(peer, named, VALUE);
-        require_first!(known);
-        let known_window = route.has_place & !dst.is_null();
-        let is_size = ValueSize::new(bytes).is_some();
-        let is_invalid = !known_window | !is_size | (LOAD_FIRST & named.counter.exists);
-        let is_fast = known & (route.raised_by <= 1);
-        require_first!(known_window & is_size & is_fast);
-        let path = Path { poster: poster.poster(), target: self.target(route) };
-        require_first!(path.target.exists());
-        let (remote, config) = (self.remote(dst, peer, known_window), path.poster.value_config());
-        let takes_values = config.path as i32 > VALUE_NONE as i32;
-        require_first!(takes_values);
-        let remote = remote_words(remote, bytes).map(in_register);
-        let value = Value { path, imm: (), remote, value, config };
-        Self::checked(value, path.target, is_fast & takes_values, is_invalid)
-    }
-
-    /// A write without bytes.
-    #[inline(always)]
-    fn signal(self, peer: u32, named: Named) -> Option<Checked<Put<'a>>> {
-        let (poster, route, known) = self.fast_route(peer, named, DATA);
-        require_first!(known);
-        let is_fast = (self.0.fast_put_limit != 0) & (route.raised_by <= 1);
-        require_first!(is_fast);
-        let path = Path { poster: poster.poster(), target: self.target(route) };
-        require_first!(path.target.exists());
-        let put = Put { path, sides: self.no_bytes(peer, known), imm: () };
-        Self::checked(put, path.target, known & is_fast, !route.has_place)
-    }
-
-    /// The sides of a write without bytes.
-    #[inline(always)]
-    fn no_bytes(self, peer: u32, known: bool) -> Sides {
-        let scratch = self.scratch();
-        Sides::new(self.remote(scratch, peer, known), self.local(scratch, true, 0))
     }
 }
 

@@ -3,12 +3,12 @@
 //! The card, NCCL's device code and other threads use ring, doorbell, counters and cursors too. Only this file accesses them,
 //! through raw pointers and atomics.
 
+use crate::action::Flags;
 use crate::constant::{self, Constant};
-use crate::platform::in_one_register;
 use crate::post::flush::{self, Flush, Outcome};
 use crate::post::locked::{self, LockedQueue};
 use crate::post::used::UsedSet;
-use crate::post::{COUNT_MASK, Gpu, Queue, combining};
+use crate::post::{COUNT_MASK, Queue, Sharing, combining, exclusive};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
@@ -20,15 +20,40 @@ use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
 use efa_dp_direct::sq;
 pub use efa_dp_direct::wqe::RemoteMem as Remote;
 pub use efa_dp_direct::wqe::Sge;
-use efa_dp_direct::wqe::words::{self, NARROW, WIDE};
+use efa_dp_direct::wqe::words::{self, NARROW, ValueSize, WIDE, WqeTemplate};
 use ferrogin_ffi::device::EndpointHandle;
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointExt, POLICY_LOCKED, RingConfig, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE,
-    ValueConfig, used_words,
+    ContextExt, EndpointExt, POLICY_LOCKED, RingConfig, VALUE_INLINE, VALUE_NONE, VALUE_STRIDE, ValueConfig, used_words,
 };
 
-/// The part of a work request that does not depend on its number; the second half of a wide request is zeros.
-pub type Request = [u64; NARROW];
+/// A work request whose number the policy chooses.
+#[derive(Clone, Copy)]
+pub struct Wqe {
+    /// The part that doesn't depend on the number; the second half of a wide request is zeros.
+    words: [u64; NARROW],
+    /// The value that travels through a slot of the pool.
+    pooled: Option<Pooled>,
+}
+
+/// A value, and the mask of the offsets of its endpoint's slots.
+#[derive(Clone, Copy)]
+struct Pooled {
+    value: u64,
+    mask: u32,
+}
+
+impl Wqe {
+    /// A work request.
+    #[inline(always)]
+    pub const fn new(words: [u64; NARROW]) -> Self {
+        Wqe { words, pooled: None }
+    }
+
+    /// The same with immediate data.
+    pub const fn with_imm(self, imm: u32) -> Self {
+        Wqe { words: words::with_imm(self.words, imm), ..self }
+    }
+}
 
 /// What a post reads of an endpoint's configuration.
 pub trait Ring: Deref<Target = RingConfig> + Copy {}
@@ -75,71 +100,42 @@ impl<'a> Endpoint<'a> {
         Endpoint { ext: self.ext, ring: unsafe { constant::load(&raw const self.ext.config.ring) } }
     }
 
-    /// How values take the fast path: `VALUE_*`.
-    #[inline(always)]
-    pub fn value_path(&self) -> u32 {
-        self.ext.config.values.path
-    }
-
-    /// The number of this endpoint in its context.
-    pub(crate) fn index(&self) -> u32 {
-        self.ext.config.index
-    }
-
-    /// The address of the struct.
-    #[inline(always)]
-    pub(crate) fn as_ptr(&self) -> *const EndpointExt {
-        self.ext
-    }
-
     /// The context of this endpoint.
     #[inline(always)]
     pub fn context(&self) -> *const ContextExt {
         self.ext.config.context
     }
 
-    /// How this endpoint posts values by either policy: `VALUE_*`, or `VALUE_NONE` if it cannot.
-    pub fn takes_values(&self) -> u32 {
-        match (self.ext.config.write_inline >= 8, self.ext.config.values.slots != 0) {
-            (true, _) => VALUE_INLINE,
-            (false, true) => VALUE_POOL,
-            (false, false) => VALUE_NONE,
-        }
+    /// A write of a value, by either policy. `None`: the endpoint takes no values.
+    pub(crate) fn value_wqe(&self, template: WqeTemplate, remote: Remote, value: u64, size: ValueSize) -> Option<Wqe> {
+        let is_inline = self.ext.config.write_inline >= 8;
+        let values = &self.ext.config.values;
+        (is_inline || values.slots != 0).then(|| value_wqe(template, remote, value, size, values, is_inline))
     }
 
-    /// Posts by either policy, in GPU mode; in an `exclusive` mode the `locked` policy takes no lock. With a `pooled` value and
-    /// its size, the local side of the request is the value's slot.
+    /// Posts by either policy.
     #[inline(never)]
-    pub fn post(
-        self,
-        policy: u32,
-        exclusive: bool,
-        limits: impl Limit,
-        aggregate: bool,
-        request: Request,
-        pooled: Option<(u64, u32)>,
-    ) -> Result<(), Status> {
-        let numbered = |idx| match pooled {
-            None => request,
-            Some((value, bytes)) => words::with_local(request, self.pool_value(idx, value, bytes)),
-        };
+    pub fn post(self, policy: u32, flags: Flags, limits: impl Limit, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
+        let is_exclusive = flags.mode() == Sharing::Thread;
+        let place = |idx| self.place(wqe, idx);
         if policy == POLICY_LOCKED {
-            let place = |idx| self.place_in_batch(numbered(idx));
-            locked::post(&self, limits, exclusive, aggregate, place)
+            locked::post(self, limits, is_exclusive, aggregate, |idx| self.place_in_batch(self.numbered(wqe, idx)))
+        } else if is_exclusive {
+            exclusive::post(self, limits, aggregate, place)
         } else {
-            combining::post::<Gpu, _>(self, limits, aggregate, |idx| self.place(numbered(idx), idx))
+            combining::post(self, limits, aggregate, place)
         }
     }
 
     /// One round of a flush of this endpoint.
     pub fn flush_round(&self, policy: u32, flush: &mut Flush) -> Outcome {
-        flush.round::<Gpu, _>(*self, policy == POLICY_LOCKED)
+        flush.round(*self, policy == POLICY_LOCKED)
     }
 
     /// Waits until the flush of this endpoint has ended.
     #[inline(always)]
     pub fn wait_flushed(&self, policy: u32, limits: impl Limit, flush: Flush) -> Outcome {
-        flush::wait::<Gpu, _>(*self, policy == POLICY_LOCKED, flush, limits)
+        flush::wait(*self, policy == POLICY_LOCKED, flush, limits)
     }
 
     /// Rings deferred posts on this endpoint, for a wait that depends on them. Fails if they can no longer complete.
@@ -147,31 +143,14 @@ impl<'a> Endpoint<'a> {
         if self.failed() {
             return Err(Status::CardError);
         }
-        if policy == POLICY_LOCKED { locked::ring_ready(self, limits) } else { combining::ring_ready::<Gpu, _>(*self) }
-    }
-
-    /// Puts the value in the slot of request `idx`, and returns the slot.
-    #[inline(always)]
-    pub fn pool_value(&self, idx: u32, value: u64, bytes: u32) -> Sge {
-        self.pool(&self.ext.config.values, idx, value, bytes)
-    }
-
-    /// Writes request `idx` into the ring, in the phase of its lap.
-    pub(crate) fn place(&self, request: Request, idx: u32) {
-        let (slot, phase) = self.slot(idx);
-        let [head, rest @ ..] = request;
-        slot.put(0, [head | phase]);
-        slot.put(1, rest);
-        if self.is_wide() {
-            slot.pad();
-        }
+        if policy == POLICY_LOCKED { locked::ring_ready(*self, limits) } else { combining::ring_ready(*self) }
     }
 
     /// Writes a request into the last slot of the batch, in which `start` made room.
     #[inline(always)]
-    fn place_in_batch(&self, request: Request) {
+    fn place_in_batch(&self, request: [u64; NARROW]) {
         let (wq, last) = (self.wq(), LockedQueue::pending(self).wrapping_sub(1));
-        if self.is_wide() {
+        if self.ext.config.ring.wqe_size == 128 {
             let mut wide = [0; WIDE];
             wide[..NARROW].copy_from_slice(&request);
             // SAFETY: a live queue of 128-byte requests; this thread has the lock and started this request.
@@ -190,11 +169,24 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         Endpoint { ext: self.ext, ring: &self.ext.config.ring }
     }
 
-    /// What posts of values read besides.
+    /// A write of a value, for the fast path. False: values don't take it.
     #[inline(always)]
-    pub(crate) fn value_config(&self) -> Constant<'a, ValueConfig> {
+    pub(crate) fn fast_value_wqe(
+        &self,
+        template: WqeTemplate,
+        remote: Remote,
+        value: u64,
+        size: ValueSize,
+    ) -> (Wqe, bool) {
         // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout has the alignment.
-        unsafe { constant::load(&raw const self.ext.config.values) }
+        let values = unsafe { constant::load(&raw const self.ext.config.values) };
+        (value_wqe(template, remote, value, size, &values, values.path == VALUE_INLINE), values.path != VALUE_NONE)
+    }
+
+    /// The address of the struct.
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *const EndpointExt {
+        self.ext
     }
 
     #[inline(always)]
@@ -221,56 +213,56 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         self.atomic_u32(self.wq().wrapping_byte_add(offset).cast())
     }
 
-    /// Puts the value in the slot of request `idx`, and returns the slot.
+    /// The request of number `idx`; puts its value in the value slot of that number.
     #[inline(always)]
-    pub fn pool(&self, values: &ValueConfig, idx: u32, value: u64, bytes: u32) -> Sge {
-        let addr = self.ring.value_base + u64::from(idx.wrapping_mul(VALUE_STRIDE) & values.mask);
-        // The store covers the whole slot, whose other bytes are unused.
-        self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
-        Sge { addr, lkey: values.lkey, length: bytes }
+    fn numbered(&self, wqe: Wqe, idx: u32) -> [u64; NARROW] {
+        let mut words = wqe.words;
+        if let Some(Pooled { value, mask }) = wqe.pooled {
+            let addr = self.ring.value_base + u64::from(idx.wrapping_mul(VALUE_STRIDE) & mask);
+            // The store covers the whole slot, whose other bytes are unused.
+            self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
+            words[NARROW - 1] = addr;
+        }
+        words
     }
 
-    /// The slot of request `idx`, and the phase bit of its first word in this lap.
+    /// Writes request `idx` into the ring, in the phase of its lap.
     #[inline(always)]
-    pub fn slot(&self, idx: u32) -> (Slot, u64) {
+    pub(crate) fn place(&self, wqe: Wqe, idx: u32) {
         let ring = &self.ring;
         let phase = u64::from((idx & ring.phase_bit).wrapping_mul(ring.phase_scale));
         let offset = idx.wrapping_mul(ring.wqe_size) & ring.ring_mask;
-        (Slot(in_one_register(ring.sq_buf.wrapping_byte_add(offset as usize).cast())), phase)
-    }
-
-    /// Returns whether requests have 128 bytes.
-    #[inline(always)]
-    pub fn is_wide(&self) -> bool {
-        self.ring.wqe_size == 128
+        let slot = ring.sq_buf.wrapping_byte_add(offset as usize).cast::<u64>();
+        let mut words = self.numbered(wqe, idx);
+        words[0] |= phase;
+        for (i, word) in words.into_iter().enumerate() {
+            // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; the policy admitted its
+            // number, so no other poster writes it and the card has fetched what it held.
+            unsafe { arch::mmio_store_u64(slot.wrapping_add(i), word) };
+        }
+        if ring.wqe_size == 128 {
+            const { assert!(NARROW == 8 && WIDE == 16) };
+            // SAFETY: as above; the slot has 128 bytes.
+            unsafe { arch::mmio_zero_second_half(slot) };
+        }
     }
 }
 
-/// The place of a request in the ring.
-#[derive(Clone, Copy)]
-pub struct Slot(*mut u64);
-
-impl Slot {
-    /// Writes words of the request from word `first` on. A post writes each word as soon as it knows it, and so needs few
-    /// registers.
-    #[inline(always)]
-    pub fn put<const N: usize>(self, first: usize, words: [u64; N]) {
-        for (i, word) in words.into_iter().enumerate() {
-            // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; the policy
-            // admitted its number, so no other poster writes it and the card has fetched what it held. Callers write
-            // the words of one request.
-            unsafe { arch::mmio_store_u64(self.0.wrapping_add(first + i), word) };
-        }
+/// A write of a value: inline, or through its slot of the pool.
+#[inline(always)]
+fn value_wqe(
+    template: WqeTemplate,
+    remote: Remote,
+    value: u64,
+    size: ValueSize,
+    values: &ValueConfig,
+    is_inline: bool,
+) -> Wqe {
+    if is_inline {
+        return Wqe::new(template.write_value(remote, value, size));
     }
-
-    /// Writes zeros into the second half of a request of 128 bytes.
-    #[inline(always)]
-    pub fn pad(self) {
-        const { assert!(NARROW == 8 && WIDE == 16) };
-        // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; callers have slots of 128
-        // bytes; the policy admitted the request's number, so no other poster writes the slot and the card has fetched it.
-        unsafe { arch::mmio_zero_second_half(self.0) };
-    }
+    let slot = Sge { addr: 0, lkey: values.lkey, length: size.bytes() };
+    Wqe { words: template.write(remote, slot), pooled: Some(Pooled { value, mask: values.mask }) }
 }
 
 impl<R: Ring> Queue for Endpoint<'_, R> {
@@ -308,7 +300,7 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
 
     #[inline(always)]
     fn doorbell(&self, count: u32) {
-        // SAFETY: the endpoint's doorbell, alive for 'a; only the active ringer, or the poster that has the lock, writes it.
+        // SAFETY: the endpoint's doorbell, alive for 'a; only the active combiner, or the poster that has the lock, writes it.
         unsafe { arch::mmio_store_u32(self.ring.sq_db, count) };
     }
 

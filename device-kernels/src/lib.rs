@@ -11,7 +11,7 @@
 //! | [`coop`] | threads that make a call together |
 //! | [`endpoint`] | the queue that an operation is posted on |
 //! | `lanes` | on a GPU: lanes of a warp that make a call together, each with its own arguments |
-//! | [`post`] | the two posting policies, `combining` and `locked`, over a small trait |
+//! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |
 //! | [`sync`] | the only shim of atomics; with `--cfg loom` only the posting code is built, and a model runs it |
 #![cfg_attr(not(any(test, feature = "host")), no_std)]

@@ -1,7 +1,4 @@
-//! What depends on the processor: a clock, a pause of a wait, and the atomics of a CTA.
-
-#[cfg(target_arch = "nvptx64")]
-use crate::sync::{AtomicU64, Ordering};
+//! What depends on the processor: a clock, and a pause of a wait.
 
 /// Rounds of a wait in which a CPU keeps the processor.
 #[cfg(all(feature = "host", not(loom)))]
@@ -117,40 +114,14 @@ pub fn in_one_place(condition: bool) -> bool {
     kept(condition.into()) != 0
 }
 
-/// A word that a CPU's compiler keeps in one register, and does not compute again from others. No instruction.
-#[inline(always)]
-pub fn in_register(word: u64) -> u64 {
-    #[cfg(all(target_pointer_width = "64", not(any(target_arch = "nvptx64", miri))))]
-    let word = {
-        let mut word = word;
-        // SAFETY: the block has no instruction.
-        unsafe { core::arch::asm!("/* {0} */", inout(reg) word, options(pure, readonly, nostack, preserves_flags)) };
-        word
-    };
-    word
-}
-
-/// The same for an address.
-#[inline(always)]
-pub fn in_one_register<T>(address: *mut T) -> *mut T {
-    #[cfg(not(any(target_arch = "nvptx64", miri)))]
-    let address = {
-        let mut address = address;
-        // SAFETY: the block has no instruction.
-        unsafe { core::arch::asm!("/* {0} */", inout(reg) address, options(pure, readonly, nostack, preserves_flags)) };
-        address
-    };
-    address
-}
-
-/// The number, in a form that the assembler takes for a number of each thread's own.
+/// The number, in a form that the assembler doesn't take for uniform across the warp.
 ///
 /// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes and distributes the result.
 /// That takes 17 instructions and two shuffles behind the atomic, which a post by one thread has no use for. What follows from
 /// the arguments of a kernel alone, ptxas computes in the registers of the warp, and moves it to those of the thread for
 /// each load: 40 instructions a post.
 #[inline(always)]
-pub fn number_of_thread(number: u32) -> u32 {
+pub fn thread_value(number: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
     let number = {
         let lanes_before: u32;
@@ -162,43 +133,6 @@ pub fn number_of_thread(number: u32) -> u32 {
         number + (lanes_before >> 31)
     };
     number
-}
-
-/// An operation on a word that the threads of one CTA share: relaxed, acquire, or acquire and release for every other ordering.
-#[cfg(target_arch = "nvptx64")]
-macro_rules! of_cta {
-    ($order:expr, $rest:literal, $($operands:tt)*) => {
-        match $order {
-            // SAFETY: the address of a live atomic, whose type keeps it aligned and in global memory.
-            Ordering::Relaxed => unsafe { core::arch::asm!(concat!("atom.relaxed.cta.", $rest), $($operands)*) },
-            // SAFETY: as above.
-            Ordering::Acquire => unsafe { core::arch::asm!(concat!("atom.acquire.cta.", $rest), $($operands)*) },
-            // SAFETY: as above.
-            _ => unsafe { core::arch::asm!(concat!("atom.acq_rel.cta.", $rest), $($operands)*) },
-        }
-    };
-}
-
-/// Adds to a word that the threads of one CTA share, and returns the old value.
-#[cfg(target_arch = "nvptx64")]
-#[inline(always)]
-pub fn cta_add(word: &AtomicU64, value: u64, order: Ordering) -> u64 {
-    let at = word.as_ptr();
-    let old: u64;
-    of_cta!(order, "add.u64 {old}, [{at}], {value};",
-        old = out(reg64) old, at = in(reg64) at, value = in(reg64) value, options(nostack));
-    old
-}
-
-/// Replaces a word that the threads of one CTA share if it is `from`, and returns the old value.
-#[cfg(target_arch = "nvptx64")]
-#[inline(always)]
-pub fn cta_replace(word: &AtomicU64, from: u64, to: u64, order: Ordering) -> u64 {
-    let at = word.as_ptr();
-    let old: u64;
-    of_cta!(order, "cas.b64 {old}, [{at}], {from}, {to};",
-        old = out(reg64) old, at = in(reg64) at, from = in(reg64) from, to = in(reg64) to, options(nostack));
-    old
 }
 
 #[cfg(all(test, feature = "host", not(loom)))]

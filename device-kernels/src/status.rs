@@ -48,43 +48,11 @@ impl Status {
     }
 }
 
-/// What an operation ends with, as a C function returns it: 0, or a [`Status`] as a number. A rare call returns it in tail position,
-/// where a [`Result`] would be compared first.
-#[repr(transparent)]
-pub(crate) struct Code(pub(crate) c_int);
-
-#[cfg(not(loom))]
-impl Code {
-    pub(crate) const OK: Code = Code(0);
-}
-
 /// The number of a result, as a C function returns it.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn code(result: Result<(), Status>) -> c_int {
-    Code::from(result).0
-}
-
-impl From<Result<(), Status>> for Code {
-    #[inline(always)]
-    fn from(result: Result<(), Status>) -> Self {
-        Code(result.map_or_else(|status| status as c_int, |()| 0))
-    }
-}
-
-impl From<Code> for Result<(), Status> {
-    #[inline(always)]
-    fn from(Code(code): Code) -> Self {
-        match code {
-            0 => Ok(()),
-            2 => Err(Status::Unsupported),
-            3 => Err(Status::Aborted),
-            4 => Err(Status::Timeout),
-            5 => Err(Status::CardError),
-            6 => Err(Status::Poisoned),
-            _ => Err(Status::InvalidArgument),
-        }
-    }
+    result.map_or_else(|status| status as c_int, |()| 0)
 }
 
 impl core::fmt::Display for Status {

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 6;
+pub const HEADER_VERSION: u32 = 7;
 
 /// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
 /// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
@@ -88,8 +88,8 @@ assert_layout!(Routes, size 64, align 16, {
     window_peers @ 40, value_path @ 44, scratch @ 48, dev @ 56,
 });
 
-/// More than the targets of any context: a table of them would have 4 GiB.
-pub const MAX_TARGETS: usize = 1 << 28;
+/// More than the targets of any context: a table of them would have 1 GiB.
+pub const MAX_TARGETS: usize = 1 << 26;
 
 /// Bytes from a window, which is the address of an array of one pointer for each of `rails` rails, to its [`MrHandle`] on a rail.
 /// The handles follow the array, so that a post computes the address that NCCL's device code loads from the array.

@@ -14,7 +14,8 @@ fn costs_of_operations_are_the_checked_in_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let module = root.join("device-kernels/ptx/ferrogin_device.ptx");
     let path = root.join("tests/vectors/gpu-cost.txt");
-    let (good, found) = costs(&["--module", module.to_str().expect("a path in UTF-8")]);
+    // What several threads cost depends on how they interleave.
+    let (good, found) = costs(&["--threads", "1", "--module", module.to_str().expect("a path in UTF-8")]);
     assert!(good, "{found}");
     if std::env::var_os("FERROGIN_REFRESH").is_some() {
         std::fs::write(&path, &found).expect("the figures can be written");
@@ -38,7 +39,7 @@ fn costs_of_operations_are_the_checked_in_ones() {
 
 /// The columns are round trips before the reservation, to the doorbell and to the return; the last one is fences of the system.
 #[test]
-fn lone_posts_reserve_after_two_round_trips_and_take_two_fences() {
+fn lone_posts_reserve_after_three_round_trips_and_take_two_fences() {
     let (good, found) = costs(&[]);
     assert!(good, "{found}");
     let posts = ["put", "put-aggregate", "put-signal", "put-value", "put-value-signal", "get", "signal"];
@@ -46,8 +47,8 @@ fn lone_posts_reserve_after_two_round_trips_and_take_two_fences() {
         let row = found.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         let row = row.clone().find(|row| row[..3] == ["combining", post, "1"]).expect(post);
         let number = |column: usize| row[column].parse::<u32>().unwrap_or(0);
-        assert!(number(3) <= 2, "{post} loads in {} steps before the reservation", row[3]);
-        // The reservation, the mark, and the end of the turn are atomic operations; no load depends on them.
+        assert!(number(3) <= 3, "{post} loads in {} steps before the reservation", row[3]);
+        // The reservation, the mark, and the end of the pass are atomic operations; no load depends on them.
         assert!(number(5) <= number(3) + 5, "{post} returns after {} round trips", row[5]);
         assert!(number(12) <= 2, "{post} has {} fences of the system", row[12]);
     }

@@ -64,7 +64,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         Stage::test("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         workspace_tests("examples in the documentation", dist, &["--doc"], &[]).after("documentation"),
         script("model of the channel's wake-up", "services/channel/tests/models.sh").after("models"),
-        script("instructions of a post", "benches/check.sh").after("lint"),
+        script("benches", "benches/check.sh").after("lint"),
         script("mlx5 instructions", "emulators/soft-mlx5/benches/check.sh").after("lint"),
         script("book", "tests/book/run.sh").after("lint"),
         Stage::of_tests("more of python", [python.as_os_str(), "--check".as_ref(), dist.as_os_str()])

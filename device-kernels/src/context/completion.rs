@@ -11,7 +11,6 @@ use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
 use ferrogin_ffi::assert_layout;
 use ferrogin_ffi::device::{CounterHandle, DevHandle};
-use ferrogin_ffi::ext::ContextExt;
 
 /// Endpoints that a [`FlushRequest`] has entries for.
 const ENTRIES: usize = 15;
@@ -70,7 +69,7 @@ impl<'a> Context<'a> {
 
     /// [`Context::flush_part`], inline and within other limits. `rank` is below `size`.
     #[inline(always)]
-    fn flush_within(&self, rank: u32, size: u32, limits: impl Limit) -> Outcome {
+    pub(super) fn flush_within(&self, rank: u32, size: u32, limits: impl Limit) -> Outcome {
         used_set(self.ext).visit(|i| {
             if size > 1 && i % size != rank {
                 return Outcome::COMPLETED;
@@ -99,7 +98,6 @@ impl<'a> Context<'a> {
     }
 
     /// Returns whether NCCL's device API has left doorbells to a later request, and forgets it.
-    #[cfg(any(feature = "host", feature = "ptx"))]
     pub(crate) fn take_waiting(&self) -> bool {
         let word = self.ext.routes.dev.wrapping_byte_add(offset_of!(DevHandle, scratch_pad)).cast();
         // SAFETY: a 4-aligned word of the handle, which the plugin keeps as long as the context. NCCL's code does not use it, and
@@ -316,10 +314,10 @@ impl<'a> Context<'a> {
 }
 
 /// The limits of a flush that a kernel has inline.
-#[cfg(any(feature = "host", feature = "ptx"))]
 #[derive(Clone, Copy)]
-struct FlushLimits<'a> {
+pub(super) struct FlushLimits<'a> {
     context: ExtLimits<'a>,
+    /// Another abort flag, or the context's.
     abort: *mut u32,
     /// The time at which the flush began.
     began: u64,
@@ -327,26 +325,34 @@ struct FlushLimits<'a> {
     limit: u64,
 }
 
-/// `clock` of [`fgin_fast_flush`]: no time limit.
-#[cfg(any(feature = "host", feature = "ptx"))]
-const NO_CLOCK: u32 = 0;
-/// `clock` of [`fgin_fast_flush`]: the time limit of the context.
-#[cfg(any(feature = "host", feature = "ptx"))]
-const NANOSECONDS: u32 = 1;
+impl<'a> FlushLimits<'a> {
+    /// No time limit.
+    const NO_CLOCK: u32 = 0;
+    /// The time limit of the context.
+    const NANOSECONDS: u32 = 1;
 
-#[cfg(any(feature = "host", feature = "ptx"))]
+    /// The arguments are those of `fgin_fast_flush`.
+    #[inline(always)]
+    pub(super) fn new(context: Context<'a>, abort: *mut u32, clock: u32, limit: u64) -> Self {
+        let began = if clock > Self::NANOSECONDS { platform::clock_cycles() } else { 0 };
+        let abort = if abort.is_null() { context.ext.abort_flag } else { abort };
+        FlushLimits { context: context.limits(), abort, began, clock, limit }
+    }
+}
+
 impl Limit for FlushLimits<'_> {
     #[inline(always)]
     fn aborted(&self) -> bool {
         // SAFETY: the context's word, or one for which the caller of `fgin_fast_flush` vouches; host and kernels access it atomically.
-        unsafe { AtomicU32::from_ptr(self.abort) }.load_external(Ordering::Relaxed) != 0
+        let other = unsafe { AtomicU32::from_ptr(self.abort) }.load_external(Ordering::Relaxed);
+        self.context.aborted() | (other != 0)
     }
 
     #[inline(always)]
     fn has_passed(&self, began_ns: &mut u64) -> bool {
         match self.clock {
-            NO_CLOCK => false,
-            NANOSECONDS => self.context.has_passed(began_ns),
+            Self::NO_CLOCK => false,
+            Self::NANOSECONDS => self.context.has_passed(began_ns),
             _ => platform::clock_cycles().wrapping_sub(self.began) >= self.limit,
         }
     }
@@ -360,31 +366,6 @@ impl Limit for FlushLimits<'_> {
     fn progress(&self) -> bool {
         self.context.progress()
     }
-}
-
-/// A flush that kernels have inline (`ferrogin/fast_path.cuh`): the part of thread `rank` of `size`. A word of `abort` ends it, which takes
-/// the place of the context's abort flag if it is not null. So does time: with `clock` 0 none, with 1 the context's time limit, and with 2
-/// `limit` cycles of the processor's clock. Returns a [`Status`] as a number.
-///
-/// # Safety
-///
-/// `ctx` came from `fgin_open` and lives. `abort` is null, or 4-aligned and lives.
-#[cfg(any(feature = "host", feature = "ptx"))]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn fgin_fast_flush(
-    ctx: *const ContextExt,
-    rank: u32,
-    size: u32,
-    abort: *mut u32,
-    clock: u32,
-    limit: u64,
-) -> u64 {
-    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
-    let context = unsafe { Context::from_ptr(ctx) };
-    let began = if clock > NANOSECONDS { platform::clock_cycles() } else { 0 };
-    let abort = if abort.is_null() { context.ext.abort_flag } else { abort };
-    let limits = FlushLimits { context: context.limits(), abort, began, clock, limit };
-    context.flush_within(rank, size, limits).failure().into()
 }
 
 /// A signal or counter: the card's count, and the count at its last reset.

@@ -1,443 +1,195 @@
-//! The fast path: operations of one work request by the `combining` policy.
+//! The fast path, and what it leaves undone.
+//!
+//! The usual operation is one work request with room in its queue and no other poster at the doorbell. The fast path posts it in a
+//! straight line of code, which kernels have inline. A rare step of the post is a [`Continuation`], which is carried out in a call. An
+//! operation that does not take the fast path is one too, of which nothing was posted.
 
-use super::tables::{Target, context_of, limits_of};
-use crate::action::Flags;
-use crate::constant::{Constant, read};
-use crate::endpoint::{Endpoint, Poster, Remote, Sge, Slot};
-use crate::platform::in_register;
-use crate::post::combining::{self, AfterMark, Next, NoRoom};
-use crate::post::{EncodeWqe, Share};
-use crate::status::{Code, Status};
+use super::operation::{Kind, Operation, Resolved};
+use super::tables::{Named, context_of, limits_of};
+use crate::action::{Action, Flags};
+use crate::endpoint::{Endpoint, Remote, Sge};
+use crate::post::{Left, Step, combining};
+use crate::status::{Status, code};
 use core::ffi::c_int;
-use efa_dp_direct::wqe::words::{ValueSize, WqeTemplate, local_words, remote_words, with_imm};
-use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS, VALUE_INLINE, ValueConfig};
+use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
 
-/// Words of a request where its remote and its local side begin.
-const REMOTE: usize = 4;
-const LOCAL: usize = 6;
-
-/// The local endpoint, and the peer's endpoint, which exists.
+/// What is left of an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes it apart: its arguments fit in
+/// the registers of a call, so that a kernel needs no stack for them.
 #[derive(Clone, Copy)]
-pub(super) struct Path<'a> {
-    pub(super) poster: Poster<'a>,
-    pub(super) target: Target<'a>,
+#[repr(C)]
+pub struct Continuation {
+    /// What to do.
+    pub rest: Rest,
+    /// The [`Left::word`] of a step. Where nothing was posted, the slots of the [`Action`], and above them the high half of the bytes.
+    pub word: u64,
+    /// The local endpoint.
+    pub poster: *const EndpointExt,
+    /// Address on the peer.
+    pub remote: u64,
+    /// Address on this rank, or the value.
+    pub local: u64,
+    /// The remote key, and above it the local key.
+    pub keys: u64,
 }
 
-impl Path<'_> {
-    /// The slot of request `idx`, and the template's first word in its phase.
-    #[inline(always)]
-    fn slot(self, idx: u32) -> (Slot, u64) {
-        let (slot, phase) = self.poster.slot(idx);
-        (slot, read(&self.target.words.head) | phase)
-    }
+/// What to do, and for what: the step (3 bits), the kind of the operation (2 bits), the aggregate flag, and the index of its target, or
+/// its peer where nothing was posted (26 bits). 0: nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Rest(u64);
 
-    /// Writes the first half of a request into its slot.
-    #[inline(always)]
-    fn begin(self, (slot, head): (Slot, u64), imm: impl Imm, meta: impl Fn(WqeTemplate) -> [u64; 4]) -> Slot {
-        let words = self.target.words;
-        // Each part is read where it is used.
-        let [head, ..] = imm.with(meta(WqeTemplate { head, ..WqeTemplate::default() }));
-        slot.put(0, [head]);
-        let [_, second, ..] = imm.with(meta(WqeTemplate { second: read(&words.second), ..WqeTemplate::default() }));
-        slot.put(1, [second]);
-        let [.., third, fourth] = meta(WqeTemplate { third: read(&words.third), ..WqeTemplate::default() });
-        slot.put(2, [third, fourth]);
-        slot
-    }
-}
-
-/// A request of the fast path.
-pub(super) trait FastPathRequest<'a>: EncodeWqe {
-    /// Its endpoints.
-    fn path(&self) -> Path<'a>;
-    /// Does what [`post`] left.
-    fn finish<S: Share>(self, rest: Rest, word: u64) -> Code;
-}
-
-/// The remaining step of an operation, in one word: the kind (2 bits), `how` it is posted (2 bits), and the index of the target (28 bits), or
-/// where nothing was posted the peer. Without a kind, the number of the step after the mark, a [`Next`], to which the state belongs.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) struct Rest(pub(super) u32);
-
-const HOW_SHIFT: u32 = 28;
-const _: () = assert!(MAX_TARGETS == 1 << HOW_SHIFT && AGGREGATE + TOGETHER < 1 << (KIND_SHIFT - HOW_SHIFT));
-/// Where the kind begins.
-pub const KIND_SHIFT: u32 = 30;
-
-/// Kind: the whole operation, by the slow path. Nothing was posted.
-pub(super) const SLOW_PATH: u32 = 1;
-/// Kind: wait for room for the reservation that the word is, then post. In the exclusive mode nothing is reserved. Nor is it with
-/// [`TOGETHER`]: post together with the other lanes that are here at the same time.
-pub(super) const POST: u32 = 2;
-/// Kind: return an error. An argument is out of range, and nothing was posted.
-pub const INVALID: u32 = 3;
-
-/// `how`: the aggregate flag.
-pub const AGGREGATE: u32 = Flags::AGGREGATE.bits();
-/// `how`: several lanes of a warp are in the call, and post together. On a CPU it has no meaning.
-pub const TOGETHER: u32 = 1;
+const KIND_SHIFT: u32 = 3;
+const AGGREGATE: u64 = 1 << 5;
+const TARGET_SHIFT: u32 = 6;
+const _: () = assert!(MAX_TARGETS == 1 << (32 - TARGET_SHIFT));
 
 impl Rest {
+    const NOTHING: Rest = Rest(0);
+    // The steps below are those of a post: [`Step`].
+    /// Post together with the other lanes of the warp that are here at the same time.
+    const JOIN: u64 = 4;
+    /// Carry the operation out by the slow path.
+    const SLOW_PATH: u64 = 5;
+    /// The same for several lanes of a warp.
+    const SLOW_PATH_TOGETHER: u64 = 6;
+    /// Return an error: an argument is out of range.
+    const INVALID: u64 = 7;
+
     #[inline(always)]
-    pub(super) fn new(kind: u32, target: u32, how: u32) -> Self {
-        Rest(kind << KIND_SHIFT | how << HOW_SHIFT | target)
+    fn new(step: u64, operation: &Operation, target: u32) -> Self {
+        let aggregate = if operation.flags.is_aggregate() { AGGREGATE } else { 0 };
+        Rest(step | (operation.kind as u64) << KIND_SHIFT | aggregate | u64::from(target << TARGET_SHIFT))
     }
 
-    /// With the number of bytes above it: one parameter less, so that a CPU calls `finish_*` in tail position.
+    fn step(self) -> u64 {
+        self.0 & 7
+    }
+
+    fn kind(self) -> Kind {
+        [Kind::Put, Kind::Get, Kind::Value, Kind::Signal][(self.0 >> KIND_SHIFT & 3) as usize]
+    }
+
+    fn flags(self) -> Flags {
+        let flags = if self.0 & AGGREGATE != 0 { Flags::AGGREGATE } else { Flags::NONE };
+        if self.step() == Self::SLOW_PATH_TOGETHER { flags.together() } else { flags }
+    }
+
+    fn target(self) -> u32 {
+        self.0 as u32 >> TARGET_SHIFT
+    }
+
+    /// Returns whether nothing is left.
     #[inline(always)]
-    pub(super) fn with_length(self, length: u32) -> u64 {
-        u64::from(self.0) | u64::from(length) << 32
+    pub fn is_nothing(self) -> bool {
+        self.0 as u32 == 0
     }
 
-    fn and_length(word: u64) -> (Rest, u32) {
-        (Rest(word as u32), (word >> 32) as u32)
+    /// Returns whether the operation was refused.
+    pub fn is_refused(self) -> bool {
+        self.step() == Self::INVALID
     }
 
-    pub(super) fn kind(self) -> u32 {
-        self.0 >> KIND_SHIFT
-    }
-
-    /// Returns whether nothing was posted, and the fast path does not post it.
-    pub(super) fn is_undone(self) -> bool {
-        matches!(self.kind(), SLOW_PATH | INVALID)
-    }
-
-    /// Returns whether several lanes of a warp are in the call.
-    pub(super) fn is_together(self) -> bool {
-        self.0 & TOGETHER << HOW_SHIFT != 0
-    }
-
-    pub(super) fn target(self) -> u32 {
-        self.0 & (MAX_TARGETS as u32 - 1)
-    }
-
-    pub(super) fn is_aggregate(self) -> bool {
-        self.0 & AGGREGATE << HOW_SHIFT != 0
-    }
-
-    /// The reservation under which the request is posted; none where lanes post together.
-    fn reserved(self, word: u64) -> Option<u64> {
-        (!self.is_together()).then_some(word)
+    /// The last argument of [`fgin_continue`].
+    #[inline(always)]
+    pub fn bits(self) -> u32 {
+        self.0 as u32
     }
 }
 
-/// Posts a request by the `combining` policy, in a straight line. Returns the rare step that is left, and its word.
-#[inline(always)]
-pub(super) fn post<'a, S: Share>(request: impl FastPathRequest<'a>, aggregate: bool) -> (Rest, u64) {
-    match try_post::<S>(request, aggregate) {
-        Ok(AfterMark { next, state }) => (Rest(next as u32), state),
-        Err(NoRoom { reserved }) => (no_room(request.path(), aggregate), reserved),
-    }
-}
-
-/// Posts a request, and carries out the rare step that is left.
-#[inline(always)]
-pub(super) fn post_and_finish<'a, S: Share>(request: impl FastPathRequest<'a>, aggregate: bool) -> Code {
-    match try_post::<S>(request, aggregate) {
-        Ok(AfterMark { next: Next::Nothing, .. }) => Code::OK,
-        Ok(AfterMark { next, state }) => {
-            finish_mark::<S>(request.path().poster.endpoint().as_ptr(), next as u32, state)
-        }
-        Err(NoRoom { reserved }) => request.finish::<S>(no_room(request.path(), aggregate), reserved),
-    }
-}
-
-#[inline(always)]
-fn try_post<'a, S: Share>(request: impl FastPathRequest<'a>, aggregate: bool) -> Result<AfterMark, NoRoom> {
-    let poster = request.path().poster;
-    if S::EXCLUSIVE {
-        combining::try_post_exclusive(poster, aggregate, request).map(|()| AfterMark { next: Next::Nothing, state: 0 })
-    } else {
-        combining::try_post::<S, _>(poster, aggregate, request)
-    }
-}
-
-#[inline(always)]
-fn no_room(Path { poster, target }: Path<'_>, aggregate: bool) -> Rest {
-    Rest::new(POST, target.index(poster.endpoint()), if aggregate { AGGREGATE } else { 0 })
-}
-
-/// Carries out the step that follows a mark.
-#[cold]
-#[inline(never)]
-extern "C" fn finish_mark<S: Share>(poster: *const EndpointExt, next: u32, state: u64) -> Code {
-    // SAFETY: the endpoint of a post, which the plugin keeps as long as the context.
-    let endpoint = unsafe { Endpoint::from_ptr(poster) };
-    combining::finish::<S, _>(endpoint, AfterMark { next: Next::from_number(next), state });
-    // The compiler would make no call in tail position of a function that it knows to return 0.
-    Code(in_register(0) as c_int)
-}
-
-/// Takes the step after the mark, or posts `place` under a reservation, or in the exclusive mode, waiting for room. Without a
-/// reservation, the lanes of a warp that make this call at the same time post together.
-#[inline(always)]
-fn finish<S: Share>(endpoint: Endpoint<'_>, place: impl EncodeWqe, rest: Rest, word: u64) -> Result<(), Status> {
-    if rest.kind() != POST && !S::EXCLUSIVE {
-        combining::finish::<S, _>(endpoint, AfterMark { next: Next::from_number(rest.0), state: word });
-        return Ok(());
-    }
-    let aggregate = rest.is_aggregate();
-    let Some(mut reserved) = rest.reserved(word) else {
-        #[cfg(target_arch = "nvptx64")]
-        return super::group::join(endpoint, aggregate, place);
-        #[cfg(not(target_arch = "nvptx64"))]
-        return Err(Status::InvalidArgument);
-    };
-    if S::EXCLUSIVE {
-        loop {
-            combining::wait_exclusive(endpoint, limits_of(endpoint), reserved)?;
-            match combining::try_post_exclusive(endpoint, aggregate, place) {
-                Ok(()) => return Ok(()),
-                Err(none) => reserved = none.reserved,
+impl Continuation {
+    /// Posts an operation in GPU mode, if it takes the fast path.
+    #[inline(always)]
+    pub(super) fn start(resolved: Resolved<'_>) -> Self {
+        let Resolved { operation, poster, target, .. } = resolved;
+        let flags = operation.flags;
+        let (rest, word) = if !resolved.is_fast {
+            let step = match (resolved.is_invalid, flags.is_together()) {
+                (true, _) => Rest::INVALID,
+                (false, true) => Rest::SLOW_PATH_TOGETHER,
+                (false, false) => Rest::SLOW_PATH,
+            };
+            let slots = u64::from(operation.named.slots());
+            (Rest::new(step, &operation, operation.peer), slots | operation.bytes >> 32 << 32)
+        } else if flags.is_together() {
+            (Rest::new(Rest::JOIN, &operation, target), 0)
+        } else {
+            match combining::try_post(poster, flags.is_aggregate(), resolved) {
+                None => (Rest::NOTHING, 0),
+                Some(Left { step, word }) => (Rest::new(step as u64, &operation, target), word),
             }
+        };
+        let Operation { remote, local, .. } = operation;
+        let keys = u64::from(remote.rkey) | u64::from(local.lkey) << 32;
+        Continuation { rest, word, poster: poster.as_ptr(), remote: remote.addr, local: local.addr, keys }
+    }
+
+    /// Does what is left, if anything is, of an operation whose bytes have this low half.
+    #[inline(always)]
+    pub(super) fn finish(self, bytes: u32) -> Result<(), Status> {
+        let Continuation { rest, word, poster, remote, local, keys } = self;
+        if rest.is_nothing() {
+            return Ok(());
         }
-    }
-    combining::post_reserved::<S, _>(endpoint, limits_of(endpoint), reserved, aggregate, place)
-}
-
-/// The immediate data of a request, in which an emulated signal travels: none, or a word.
-pub(super) trait Imm: Copy {
-    /// The request, or its first half, with the data.
-    fn with<const N: usize>(self, words: [u64; N]) -> [u64; N];
-}
-
-impl Imm for () {
-    #[inline(always)]
-    fn with<const N: usize>(self, words: [u64; N]) -> [u64; N] {
-        words
+        // SAFETY: the fast path gave the endpoint.
+        let status = unsafe { fgin_continue(poster, word, remote, local, keys, bytes, rest.bits()) };
+        Status::from_number(status as u32).map_or(Ok(()), Err)
     }
 }
 
-impl Imm for u32 {
-    #[inline(always)]
-    fn with<const N: usize>(self, words: [u64; N]) -> [u64; N] {
-        with_imm(words, self)
-    }
-}
-
-/// A write of one buffer.
-#[derive(Clone, Copy)]
-pub(super) struct Put<'a, I = ()> {
-    pub(super) path: Path<'a>,
-    pub(super) sides: Sides,
-    pub(super) imm: I,
-}
-
-impl<'a> Put<'a> {
-    #[inline(always)]
-    pub(super) fn with_imm(self, imm: u32) -> Put<'a, u32> {
-        Put { path: self.path, sides: self.sides, imm }
-    }
-}
-
-/// The remote and the local side of a request, as it has them.
-#[derive(Clone, Copy)]
-pub(super) struct Sides {
-    remote: [u64; 2],
-    local: [u64; 2],
-}
-
-impl Sides {
-    #[inline(always)]
-    pub(super) fn new(remote: Remote, local: Sge) -> Self {
-        let [remote_keys, local_keys] = [remote_words(remote, local.length), local_words(local)];
-        Sides { remote: remote_keys.map(in_register), local: local_keys.map(in_register) }
-    }
-
-    /// Address on the peer.
-    #[inline(always)]
-    pub(super) fn remote_addr(self) -> u64 {
-        self.remote[1]
-    }
-
-    /// Address on this rank.
-    #[inline(always)]
-    pub(super) fn local_addr(self) -> u64 {
-        self.local[1]
-    }
-
-    /// The remote key, and above it the local key.
-    #[inline(always)]
-    pub(super) fn keys(self) -> u64 {
-        self.remote[0] >> 32 | self.local[0] >> 32 << 32
-    }
-}
-
-impl<I: Imm> Put<'_, I> {
-    #[inline(always)]
-    fn encode_as(self, idx: u32, meta: impl Fn(WqeTemplate) -> [u64; 4]) {
-        let slot = self.path.begin(self.path.slot(idx), self.imm, meta);
-        slot.put(REMOTE, self.sides.remote);
-        slot.put(LOCAL, self.sides.local);
-        // A request of 64 bytes in a queue of wide requests.
-        if self.path.poster.is_wide() {
-            slot.pad();
-        }
-    }
-
-    #[inline(always)]
-    fn finish_as<S: Share, const GET: bool>(self, rest: Rest, word: u64) -> Code {
-        let Put { path, sides, imm } = self;
-        let (poster, length) = (path.poster.endpoint().as_ptr(), sides.remote[0] as u32);
-        let rest = rest.with_length(length);
-        finish_put::<S, I, GET>(poster, word, sides.remote_addr(), sides.local_addr(), sides.keys(), rest, imm)
-    }
-}
-
-/// Does what [`post`] left of a put, or of a get.
+/// Does what the fast path left undone of an operation: the arguments are the fields of its [`Continuation`], and the low half of its
+/// bytes.
+///
+/// # Safety
+///
+/// The fast path gave `poster`, whose context lives.
 #[cold]
 #[inline(never)]
-pub(super) extern "C" fn finish_put<S: Share, I: Imm, const GET: bool>(
+#[cfg_attr(any(feature = "host", feature = "ptx"), unsafe(no_mangle))]
+pub unsafe extern "C" fn fgin_continue(
     poster: *const EndpointExt,
     word: u64,
     remote: u64,
     local: u64,
     keys: u64,
-    rest: u64,
-    imm: I,
-) -> Code {
-    let (rest, length) = Rest::and_length(rest);
-    // SAFETY: the endpoint of a post, which the plugin keeps as long as the context.
+    bytes: u32,
+    rest: u32,
+) -> c_int {
+    let rest = Rest(rest.into());
+    // SAFETY: the caller vouches for the endpoint.
     let endpoint = unsafe { Endpoint::from_ptr(poster) };
-    let (remote, local) =
-        (Remote { addr: remote, rkey: keys as u32 }, Sge { addr: local, lkey: (keys >> 32) as u32, length });
-    let template = context_of(endpoint).template_at(rest.target());
-    let request = imm.with(if GET { template.read(remote, local) } else { template.write(remote, local) });
-    finish::<S>(endpoint, |idx| endpoint.place(request, idx), rest, word).into()
-}
-
-impl<I: Imm> EncodeWqe for Put<'_, I> {
-    #[inline(always)]
-    fn encode(self, idx: u32) {
-        self.encode_as(idx, WqeTemplate::write_meta);
-    }
-}
-
-impl<'a, I: Imm> FastPathRequest<'a> for Put<'a, I> {
-    #[inline(always)]
-    fn path(&self) -> Path<'a> {
-        self.path
-    }
-
-    #[inline(always)]
-    fn finish<S: Share>(self, rest: Rest, word: u64) -> Code {
-        self.finish_as::<S, false>(rest, word)
-    }
-}
-
-/// A read into one buffer.
-#[derive(Clone, Copy)]
-pub(super) struct Get<'a>(pub(super) Put<'a>);
-
-impl EncodeWqe for Get<'_> {
-    #[inline(always)]
-    fn encode(self, idx: u32) {
-        self.0.encode_as(idx, WqeTemplate::read_meta);
-    }
-}
-
-impl<'a> FastPathRequest<'a> for Get<'a> {
-    #[inline(always)]
-    fn path(&self) -> Path<'a> {
-        self.0.path
-    }
-
-    #[inline(always)]
-    fn finish<S: Share>(self, rest: Rest, word: u64) -> Code {
-        self.0.finish_as::<S, true>(rest, word)
-    }
-}
-
-/// A value, inline in its request of 128 bytes, or through its slot of the pool. One type for both keeps one copy of the code.
-#[derive(Clone, Copy)]
-pub(super) struct Value<'a, I = ()> {
-    pub(super) path: Path<'a>,
-    pub(super) imm: I,
-    pub(super) remote: [u64; 2],
-    pub(super) value: u64,
-    pub(super) config: Constant<'a, ValueConfig>,
-}
-
-impl<'a> Value<'a> {
-    #[inline(always)]
-    pub(super) fn with_imm(self, imm: u32) -> Value<'a, u32> {
-        let Self { path, remote, value, config, .. } = self;
-        Value { path, imm, remote, value, config }
-    }
-}
-
-impl<I: Imm> Value<'_, I> {
-    // On a GPU a constant is a value, on a CPU a reference.
-    #[allow(clippy::needless_borrow)]
-    #[inline(always)]
-    fn encode_as(self, idx: u32, slot: (Slot, u64), is_inline: bool) {
-        let Self { path, imm, remote, value, config } = self;
-        let size = ValueSize::of(remote);
-        let slot =
-            path.begin(slot, imm, |template| if is_inline { template.value_meta(size) } else { template.write_meta() });
-        slot.put(REMOTE, remote);
-        let local =
-            if is_inline { [value, 0] } else { local_words(path.poster.pool(&config, idx, value, size.bytes())) };
-        slot.put(LOCAL, local);
-        if is_inline {
-            slot.pad();
-        }
-    }
-}
-
-impl<I: Imm> EncodeWqe for Value<'_, I> {
-    #[inline(always)]
-    fn encode(self, idx: u32) {
-        let slot = self.path.slot(idx);
-        match self.config.path == VALUE_INLINE {
-            // A CPU branches once.
-            is_inline if cfg!(target_arch = "nvptx64") => self.encode_as(idx, slot, is_inline),
-            true => self.encode_as(idx, slot, true),
-            false => self.encode_as(idx, slot, false),
-        }
-    }
-}
-
-impl<'a, I: Imm> FastPathRequest<'a> for Value<'a, I> {
-    #[inline(always)]
-    fn path(&self) -> Path<'a> {
-        self.path
-    }
-
-    #[inline(always)]
-    fn finish<S: Share>(self, rest: Rest, word: u64) -> Code {
-        let Value { path, imm, remote, value, .. } = self;
-        let (poster, rest) = (path.poster.endpoint().as_ptr(), rest.with_length(ValueSize::of(remote).bytes()));
-        finish_value::<S, I>(poster, word, remote[1], value, (remote[0] >> 32) as u32, rest, imm)
-    }
-}
-
-/// Does what [`post`] left of a value.
-#[cold]
-#[inline(never)]
-pub(super) extern "C" fn finish_value<S: Share, I: Imm>(
-    poster: *const EndpointExt,
-    word: u64,
-    remote: u64,
-    value: u64,
-    rkey: u32,
-    rest: u64,
-    imm: I,
-) -> Code {
-    let (rest, bytes) = Rest::and_length(rest);
-    // SAFETY: the endpoint of a post, which the plugin keeps as long as the context.
-    let endpoint = unsafe { Endpoint::from_ptr(poster) };
-    let remote = Remote { addr: remote, rkey };
-    let size = ValueSize::of(remote_words(remote, bytes));
-    let is_inline = endpoint.value_path() == VALUE_INLINE;
-    let template = context_of(endpoint).template_at(rest.target());
-    let place = |idx| {
-        let request = if is_inline {
-            template.write_value(remote, value, size)
-        } else {
-            template.write(remote, endpoint.pool_value(idx, value, bytes))
-        };
-        endpoint.place(imm.with(request), idx);
+    let (remote, lkey) = (Remote { addr: remote, rkey: keys as u32 }, (keys >> 32) as u32);
+    let operation = Operation {
+        kind: rest.kind(),
+        peer: rest.target(),
+        named: Named::NONE,
+        flags: rest.flags(),
+        remote,
+        local: Sge { addr: local, lkey, length: 0 },
+        bytes: bytes.into(),
     };
-    finish::<S>(endpoint, place, rest, word).into()
+    code(finish(endpoint, operation, rest, word))
+}
+
+#[inline(always)]
+fn finish(endpoint: Endpoint<'_>, operation: Operation, rest: Rest, word: u64) -> Result<(), Status> {
+    let context = context_of(endpoint);
+    let step = match rest.step() {
+        Rest::INVALID => return Err(Status::InvalidArgument),
+        Rest::SLOW_PATH | Rest::SLOW_PATH_TOGETHER => {
+            let (named, high) = (Action::of_slots(word as u32).into(), word >> 32 << 32);
+            return context.carry_out(Operation { named, bytes: operation.bytes | high, ..operation });
+        }
+        Rest::JOIN => None,
+        step => Some(Step::from_number(step as u32)),
+    };
+    let wqe = operation.wqe(endpoint, context.tables().target(rest.target()).template())?;
+    let (aggregate, place) = (operation.flags.is_aggregate(), |idx| endpoint.place(wqe, idx));
+    match step {
+        #[cfg(target_arch = "nvptx64")]
+        None => super::group::join(endpoint, aggregate, place),
+        // A CPU has no lanes.
+        #[cfg(not(target_arch = "nvptx64"))]
+        None => Err(Status::InvalidArgument),
+        Some(step) => combining::finish(endpoint, limits_of(endpoint), Left { step, word }, aggregate, place),
+    }
 }

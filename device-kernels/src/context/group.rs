@@ -3,8 +3,8 @@
 use super::tables::limits_of;
 use crate::endpoint::Endpoint;
 use crate::lanes::Lanes;
+use crate::post::EncodeWqe;
 use crate::post::combining::run::{Run, admit_run, reserve_run, ring_run};
-use crate::post::{EncodeWqe, Gpu};
 use crate::status::Status;
 
 /// Posts the requests of the lanes that make this call at the same time.
@@ -23,7 +23,7 @@ pub(super) fn key_of(poster: Endpoint<'_>, aggregate: bool) -> u64 {
 pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request: impl EncodeWqe) -> Result<(), Status> {
     let (rank, posts) = (group.rank(), group.count());
     let leads = rank == 0;
-    let own = if leads { reserve_run::<Gpu, _>(poster, posts).reserved } else { 0 };
+    let own = if leads { reserve_run(poster, posts).reserved } else { 0 };
     let first = group.of_first(own as u32);
     let mut run = Run { reserved: own, posts };
     let mut done = 0;
@@ -68,10 +68,10 @@ fn failure(status: u32) -> Status {
 /// Calls of all operations, so that the module has one copy.
 #[inline(never)]
 fn admit(poster: Endpoint<'_>, run: Run) -> Result<u32, Status> {
-    admit_run::<Gpu, _>(poster, limits_of(poster), run)
+    admit_run(poster, limits_of(poster), run)
 }
 
 #[inline(never)]
 fn ring(poster: Endpoint<'_>, part: Run, aggregate: bool) {
-    ring_run::<Gpu, _>(poster, part, aggregate);
+    ring_run(poster, part, aggregate);
 }

@@ -5,9 +5,11 @@
 //!
 //! Both policies are one function with one place that rings, because a kernel has a whole flush inline.
 
-use super::combining::{self, CombiningQueue};
+use super::combining::pass::{begin_pass, end_pass_by, has_combiner, next_pass};
+use super::combining::room::raise_barrier;
+use super::combining::{CombiningQueue, halves};
 use super::locked::LockedQueue;
-use super::{Share, outstanding};
+use super::outstanding;
 use crate::platform::in_one_place;
 use crate::status::Status;
 use crate::sync::Ordering;
@@ -64,8 +66,8 @@ impl From<Outcome> for Result<bool, Status> {
 }
 
 /// A queue of one of the policies.
-pub trait FlushQueue: CombiningQueue + LockedQueue + Copy {}
-impl<Q: CombiningQueue + LockedQueue + Copy> FlushQueue for Q {}
+pub trait FlushQueue: CombiningQueue + LockedQueue {}
+impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 
 /// A flush of one endpoint.
 #[derive(Debug, Clone, Copy, Default)]
@@ -89,8 +91,8 @@ impl Flush {
 
     /// One round of the flush. Another one may follow as long as the flush [waits](Outcome::WAITS).
     #[inline(always)]
-    pub fn round<S: Share, Q: FlushQueue>(&mut self, queue: Q, by_lock: bool) -> Outcome {
-        self.rounds::<S, Q>(queue, by_lock, &mut Once)
+    pub fn round<Q: FlushQueue>(&mut self, queue: Q, by_lock: bool) -> Outcome {
+        self.rounds(queue, by_lock, &mut Once)
     }
 
     /// Rounds until the flush has ended, or the pause after a round ends them.
@@ -98,19 +100,19 @@ impl Flush {
     /// Snapshot and barrier are one compare-and-swap, or are under the lock, because a post in between would be counted in place of
     /// an earlier one.
     #[inline(always)]
-    fn rounds<S: Share, Q: FlushQueue>(&mut self, queue: Q, by_lock: bool, pause: &mut impl Pause) -> Outcome {
+    fn rounds<Q: FlushQueue>(&mut self, queue: Q, by_lock: bool, pause: &mut impl Pause) -> Outcome {
         let words = queue.words();
         loop {
             // The count is read before the cursor. In the other order, completions of later posts would count as earlier ones.
             let completed = queue.completed();
             let has_failed = queue.failed();
             let now = words.cursor.load(Ordering::Relaxed);
-            let (pc, barrier) = combining::halves(now);
+            let (pc, barrier) = halves(now);
             // `pc` is never behind the count, so it is read before the pending requests.
             let cursor = pc.wrapping_add(queue.pending() * u32::from(by_lock));
             let is_first = !self.has_begun;
             if is_first & !by_lock {
-                *self = Flush { at: pc, has_begun: combining::raise_barrier::<S>(words, now) };
+                *self = Flush { at: pc, has_begun: raise_barrier(words, now) };
             }
             // No post from the barrier on is admitted before the count has reached the barrier, so the count proves that every
             // earlier post has completed.
@@ -120,7 +122,7 @@ impl Flush {
                 let ended = if is_unused { Outcome::UNUSED } else { Outcome::COMPLETED };
                 return if has_failed { Outcome::failed(Status::CardError) } else { ended };
             }
-            let mut is_ringer = false;
+            let mut is_combiner = false;
             loop {
                 let (target, change);
                 if by_lock {
@@ -132,16 +134,16 @@ impl Flush {
                 } else {
                     let state = words.state.load(Ordering::Acquire);
                     let released = queue.released();
-                    let turn = combining::next_turn(state, |_| released);
-                    if !is_ringer {
-                        if combining::has_ringer(state) | turn.is_empty() {
+                    let pass = next_pass(state, |_| released);
+                    if !is_combiner {
+                        if has_combiner(state) | pass.is_empty() {
                             break;
                         }
                         // The next round of this loop acquires the state.
-                        is_ringer = combining::begin_turn::<S>(queue, state, Ordering::Relaxed);
+                        is_combiner = begin_pass(queue, state, Ordering::Relaxed);
                         continue;
                     }
-                    (target, change) = (turn.target(), turn.change());
+                    (target, change) = (pass.target(), pass.change());
                 }
                 if queue.published() != target {
                     queue.doorbell(target);
@@ -154,7 +156,7 @@ impl Flush {
                         queue.lock_words().used.store(0, Ordering::Relaxed);
                     }
                 }
-                // The release of the doorbell, the cursors, and the lock or the turn.
+                // The release of the doorbell, the cursors, and the lock or the pass.
                 queue.fence();
                 if in_one_place(by_lock) {
                     queue.lock_words().lock.store(0, Ordering::Relaxed);
@@ -164,7 +166,7 @@ impl Flush {
                     *self = Flush::from_number(target);
                     break;
                 }
-                is_ringer = combining::has_ringer(combining::end_turn_by::<S, Q>(queue, change));
+                is_combiner = has_combiner(end_pass_by(queue, change));
             }
             let is_poisoned = words.poison.load(Ordering::Relaxed) != 0;
             let (ends, outcome) = pause.check();
@@ -178,14 +180,14 @@ impl Flush {
 
 /// Waits until every post made before this call has completed. The wait ends while other threads go on posting.
 #[inline(always)]
-pub fn flush<S: Share, Q: FlushQueue>(queue: Q, by_lock: bool, limits: impl Limit) -> Outcome {
-    wait::<S, Q>(queue, by_lock, Flush::default(), limits)
+pub fn flush<Q: FlushQueue>(queue: Q, by_lock: bool, limits: impl Limit) -> Outcome {
+    wait(queue, by_lock, Flush::default(), limits)
 }
 
 /// Waits until the flush has ended.
 #[inline(always)]
-pub fn wait<S: Share, Q: FlushQueue>(queue: Q, by_lock: bool, mut flush: Flush, limits: impl Limit) -> Outcome {
-    flush.rounds::<S, Q>(queue, by_lock, &mut Spin::new(limits))
+pub fn wait<Q: FlushQueue>(queue: Q, by_lock: bool, mut flush: Flush, limits: impl Limit) -> Outcome {
+    flush.rounds(queue, by_lock, &mut Spin::new(limits))
 }
 
 /// What stands between two rounds of a flush.

@@ -26,33 +26,6 @@ pub trait LockedQueue: Queue {
     fn lock_words(&self) -> Words<'_>;
 }
 
-impl<Q: LockedQueue> LockedQueue for &Q {
-    #[inline(always)]
-    fn next(&self) -> u32 {
-        (**self).next()
-    }
-    #[inline(always)]
-    fn pending(&self) -> u32 {
-        (**self).pending()
-    }
-    #[inline(always)]
-    fn start(&self) {
-        (**self).start();
-    }
-    #[inline(always)]
-    fn ring(&self) {
-        (**self).ring();
-    }
-    #[inline(always)]
-    fn take_pending(&self) -> u32 {
-        (**self).take_pending()
-    }
-    #[inline(always)]
-    fn lock_words(&self) -> Words<'_> {
-        (**self).lock_words()
-    }
-}
-
 /// The words that posters of one endpoint share.
 #[derive(Clone, Copy)]
 pub struct Words<'a> {
@@ -92,7 +65,7 @@ impl Drop for LockGuard<'_> {
 /// Takes the lock, unless the mode is exclusive.
 #[inline(always)]
 fn lock<'a, Q: Queue>(
-    queue: &Q,
+    queue: Q,
     words: Words<'a>,
     limits: impl Limit,
     exclusive: bool,
@@ -114,7 +87,7 @@ fn lock<'a, Q: Queue>(
 /// What ended a wait for the lock or for room.
 #[inline(always)]
 pub fn post<Q: LockedQueue>(
-    queue: &Q,
+    queue: Q,
     limits: impl Limit,
     exclusive: bool,
     aggregate: bool,
@@ -155,7 +128,7 @@ pub fn post<Q: LockedQueue>(
 ///
 /// # Errors
 /// What ended a wait for the lock.
-pub fn ring_ready<Q: LockedQueue>(queue: &Q, limits: impl Limit) -> Result<(), Status> {
+pub fn ring_ready<Q: LockedQueue>(queue: Q, limits: impl Limit) -> Result<(), Status> {
     if queue.pending() != 0 {
         let _lock = lock(queue, queue.lock_words(), limits, false)?;
         queue.ring();

@@ -1,4 +1,4 @@
-//! Posting: two policies over one trait.
+//! Posting: the policies `combining`, its form [`exclusive`] for one thread, and `locked`, over one trait.
 //!
 //! A policy takes a work request from reservation to doorbell. It answers three questions, which are hard because the card
 //! completes in any order and only counts completions: when a ring slot or a value slot may be written again, when every
@@ -15,11 +15,15 @@
 //!   below `B` has completed, and the flush can trust the count.
 
 pub mod combining;
+pub mod exclusive;
 pub mod flush;
 pub mod locked;
 #[cfg(all(test, loom))]
 mod model;
-pub mod sharing;
+#[cfg(test)]
+#[path = "tests/ops.rs"]
+mod ops;
+mod sharing;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[allow(unsafe_code)]
@@ -27,7 +31,7 @@ pub mod used;
 
 use crate::status::Status;
 use crate::wait::{Limit, Spin};
-pub use sharing::{Cta, Gpu, Share, Sharing, Thread};
+pub use sharing::Sharing;
 
 /// Completion counters wrap at 2^31.
 pub const COUNT_MASK: u32 = 0x7fff_ffff;
@@ -35,7 +39,7 @@ pub const COUNT_MASK: u32 = 0x7fff_ffff;
 const MAX_BATCH: u32 = 16;
 
 /// What a policy needs of an endpoint. Every method is cheap, and may be called from any thread.
-pub trait Queue {
+pub trait Queue: Copy {
     /// The card's completion count, counted from the first post: low 31 bits, acquire.
     fn completed(&self) -> u32;
     /// Returns whether the card has completed a work request of this endpoint in error.
@@ -51,7 +55,7 @@ pub trait Queue {
     /// Tells the card that all work requests below `count` are written.
     fn doorbell(&self, count: u32);
     /// Sets NCCL's cursors: every request below `rung` was written and rung. The poster that rang calls it, before it ends its
-    /// turn or releases the lock.
+    /// pass or releases the lock.
     fn publish(&self, rung: u32);
     /// NCCL's cursor of rung requests. It is ahead of ours when NCCL's device code posted on this endpoint meanwhile.
     fn published(&self) -> u32;
@@ -77,50 +81,36 @@ impl<F: Fn(u32) + Copy> EncodeWqe for F {
     }
 }
 
-impl<Q: Queue> Queue for &Q {
-    #[inline(always)]
-    fn completed(&self) -> u32 {
-        (**self).completed()
-    }
-    #[inline(always)]
-    fn failed(&self) -> bool {
-        (**self).failed()
-    }
-    #[inline(always)]
-    fn sq_size(&self) -> u32 {
-        (**self).sq_size()
-    }
-    #[inline(always)]
-    fn max_batch(&self) -> u32 {
-        (**self).max_batch()
-    }
-    #[inline(always)]
-    fn value_slots(&self) -> u32 {
-        (**self).value_slots()
-    }
-    #[inline(always)]
-    fn fence(&self) {
-        (**self).fence();
-    }
-    #[inline(always)]
-    fn doorbell(&self, count: u32) {
-        (**self).doorbell(count);
-    }
-    #[inline(always)]
-    fn publish(&self, rung: u32) {
-        (**self).publish(rung);
-    }
-    #[inline(always)]
-    fn published(&self) -> u32 {
-        (**self).published()
-    }
-    #[inline(always)]
-    fn released(&self) -> u32 {
-        (**self).released()
-    }
-    #[inline(always)]
-    fn insert_used(&self) {
-        (**self).insert_used();
+/// What a poster left undone, because it is rare. The usual case is a straight line of code, and keeps no registers for what follows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Left {
+    /// The next step.
+    pub step: Step,
+    /// The word that the step needs.
+    pub word: u64,
+}
+
+/// See [`Left`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Step {
+    /// The post may have made a request ringable: make a pass, if no combiner is active.
+    MakePass = 1,
+    /// The poster is the active combiner, or was it and left a request to ring. The word is the state as it left it.
+    ContinuePass = 2,
+    /// There is no room yet: wait for it, then post. The word is the cursor from before the reservation.
+    WaitForRoom = 3,
+}
+
+impl Step {
+    /// The step of that number; the first for an unknown one, as it does no harm.
+    pub(crate) fn from_number(number: u32) -> Step {
+        match number {
+            2 => Step::ContinuePass,
+            3 => Step::WaitForRoom,
+            _ => Step::MakePass,
+        }
     }
 }
 

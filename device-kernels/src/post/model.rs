@@ -11,8 +11,12 @@
 mod checks;
 
 use super::flush::{Outcome, flush};
+use super::ops::{
+    Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
+    Policy,
+};
 use super::used::UsedSet;
-use super::{COUNT_MASK, Gpu, Queue, combining, locked};
+use super::{COUNT_MASK, Queue, combining, locked};
 use crate::status::Status;
 use crate::wait::Limit;
 use loom::sync::Arc;
@@ -25,32 +29,6 @@ use std::sync::atomic::AtomicU32 as StdAtomicU32;
 const BRANCHING_ROUNDS: u32 = 1;
 /// The limit of rounds of one wait: a wait with more has no end.
 const MAX_ROUNDS: u32 = 400;
-
-/// One step of a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Op {
-    /// A plain post.
-    Put,
-    /// A post with the aggregate flag.
-    Aggregated,
-    /// The posts of a group with one leader.
-    Group(u32),
-    /// The same with the aggregate flag.
-    AggregatedGroup(u32),
-    /// A flush. Every earlier post of this thread must have completed, and every post of others that this thread had seen.
-    Flush,
-}
-use Op::{Aggregated, AggregatedGroup, Flush, Group, Put};
-
-impl Op {
-    fn posts(self) -> u32 {
-        match self {
-            Put | Aggregated => 1,
-            Group(posts) | AggregatedGroup(posts) => posts,
-            Flush => 0,
-        }
-    }
-}
 
 /// The request in flight that completes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +79,7 @@ enum Mutation {
 
 #[derive(Debug, Clone, Copy)]
 struct Config {
-    by_lock: bool,
+    policy: Policy,
     /// The endpoint is in a context, whose flush looks at used endpoints only.
     in_context: bool,
     start: u32,
@@ -117,7 +95,7 @@ struct Config {
 }
 
 const BASE: Config = Config {
-    by_lock: false,
+    policy: Policy::Combining,
     in_context: false,
     start: 0,
     sq_size: 4,
@@ -312,11 +290,7 @@ impl<'a> PosterView<'a> {
             self.write_value(idx, token);
             self.write(idx, token);
         };
-        if self.card.config.by_lock {
-            locked::post(self, self, false, aggregate, write)
-        } else {
-            combining::post::<Gpu, _>(self, self, aggregate, write)
-        }
+        self.card.config.policy.post(self, self, aggregate, write)
     }
 
     /// Posts as many requests as there are tokens from `first` on. A barrier has ordered the requests of the group's threads before
@@ -332,7 +306,7 @@ impl<'a> PosterView<'a> {
                 self.write(idx, first + i);
             }
         };
-        let posted = combining::run::post_run::<Gpu, _>(self, self, posts, aggregate, write);
+        let posted = combining::run::post_run(self, self, posts, aggregate, write);
         if let Some((idx, token)) = late.get() {
             self.write(idx, token);
         }
@@ -341,11 +315,11 @@ impl<'a> PosterView<'a> {
 
     fn flush(&self) -> Result<(), Status> {
         self.rounds.set(0);
-        let by_lock = self.card.config.by_lock;
+        let by_lock = self.card.config.policy.is_locked();
         if !self.card.config.in_context {
-            return Result::from(flush::<Gpu, _>(self, by_lock, self)).map(|_| ());
+            return Result::from(flush(self, by_lock, self)).map(|_| ());
         }
-        let visited = self.card.used_set().visit(|_| match flush::<Gpu, _>(self, by_lock, self) {
+        let visited = self.card.used_set().visit(|_| match flush(self, by_lock, self) {
             Outcome::COMPLETED if self.mutated(Mutation::EarlyRemoval) => Outcome::UNUSED,
             outcome => outcome,
         });
@@ -392,7 +366,7 @@ impl Limit for &PosterView<'_> {
     }
 }
 
-impl Queue for PosterView<'_> {
+impl Queue for &PosterView<'_> {
     fn completed(&self) -> u32 {
         let count = self.card.completed.load(Acquire);
         let ahead = self.mutated(Mutation::EarlyCount) && count != self.card.doorbell.load(Relaxed) & COUNT_MASK;
@@ -454,14 +428,14 @@ impl Queue for PosterView<'_> {
     }
 }
 
-impl combining::CombiningQueue for PosterView<'_> {
+impl combining::CombiningQueue for &PosterView<'_> {
     fn words(&self) -> combining::Words<'_> {
         let Card { cursor, state, bound, poison, .. } = self.card;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::LockedQueue for PosterView<'_> {
+impl locked::LockedQueue for &PosterView<'_> {
     fn next(&self) -> u32 {
         (self.card.cursor.load(Relaxed) as u32).wrapping_add(self.card.pending.load(Relaxed))
     }

@@ -1,6 +1,8 @@
 //! Both policies, in each form and mode, against a small card that completes in any order: no request is lost, rung early or
 //! overwritten, and no flush returns early.
 
+mod schedules;
+
 use super::flush::flush;
 use super::*;
 use crate::platform;
@@ -97,8 +99,8 @@ impl Shared {
     fn post(&self, variant: Variant, aggregate: bool, token: u64) -> Result<(), Status> {
         let write = |idx| self.write(idx, token);
         match variant {
-            Combining => combining::post::<Gpu, _>(self, self, aggregate, write),
-            Exclusive => combining::post::<Thread, _>(self, self, aggregate, write),
+            Combining => combining::post(self, self, aggregate, write),
+            Exclusive => exclusive::post(self, self, aggregate, write),
             Locked => locked::post(self, self, false, aggregate, write),
             LockedExclusive => locked::post(self, self, true, aggregate, write),
         }
@@ -106,9 +108,8 @@ impl Shared {
 
     fn flush(&self, variant: Variant) -> Result<(), Status> {
         let outcome = match variant {
-            Combining => flush::<Gpu, _>(self, false, self),
-            Exclusive => flush::<Thread, _>(self, false, self),
-            Locked | LockedExclusive => flush::<Gpu, _>(self, true, self),
+            Combining | Exclusive => flush(self, false, self),
+            Locked | LockedExclusive => flush(self, true, self),
         };
         Result::from(outcome).map(|_| ())
     }
@@ -130,7 +131,7 @@ impl Limit for &Shared {
     }
 }
 
-impl Queue for Shared {
+impl Queue for &Shared {
     fn completed(&self) -> u32 {
         self.completed.load(Acquire) & COUNT_MASK
     }
@@ -167,14 +168,14 @@ impl Queue for Shared {
     }
 }
 
-impl combining::CombiningQueue for Shared {
+impl combining::CombiningQueue for &Shared {
     fn words(&self) -> combining::Words<'_> {
         let Shared { cursor, state, bound, poison, .. } = self;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::LockedQueue for Shared {
+impl locked::LockedQueue for &Shared {
     fn next(&self) -> u32 {
         (self.cursor.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
     }
@@ -356,8 +357,8 @@ fn guard_of_value_slots_is_stricter_than_count() {
         shared.post(Combining, false, token).unwrap();
     }
     shared.completed.fetch_add(1, Release);
-    assert!(outstanding(8, shared.completed()) < shared.sq_size, "the count alone admits it");
-    assert!(outstanding(8, shared.completed()) > max_outstanding(&shared, 8, 0), "the lap guard does not");
+    assert!(outstanding(8, (&shared).completed()) < shared.sq_size, "the count alone admits it");
+    assert!(outstanding(8, (&shared).completed()) > max_outstanding(&shared, 8, 0), "the lap guard does not");
 }
 
 #[test]

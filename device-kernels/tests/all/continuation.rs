@@ -1,13 +1,11 @@
-//! `fgin_fast_*` and `fgin_continue_*` on the CPU: together they post what the ordinary operations post, and refuse what those
+//! `fgin_fast_*` and `fgin_continue` on the CPU: together they post what the ordinary operations post, and refuse what those
 //! refuse.
 
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::Destination;
-use ferrogin_device::context::continuation::{
-    AGGREGATE, INVALID, KIND_SHIFT, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal,
-    fgin_fast_put, fgin_fast_put_value, fgin_fast_signal,
-};
+use ferrogin_device::context::fast_path::{Continuation, fgin_continue};
+use ferrogin_device::context::inline::{AGGREGATE, fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use plain_context::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
@@ -16,11 +14,6 @@ use std::sync::atomic::Ordering;
 
 const RANKS: u32 = 3;
 const SIGNALS: u32 = 2;
-
-/// The kind of what the fast path left; 0 for a step after the mark, and for nothing.
-fn left_kind(left: &Unfinished) -> u32 {
-    left.rest as u32 >> KIND_SHIFT
-}
 
 /// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
 fn twin_contexts(policy: u32, wide: bool) -> ([TestContext; 2], Window) {
@@ -65,7 +58,7 @@ const VALUE: u64 = 0x1234;
 
 impl Op {
     /// Calls the fast path.
-    fn call_fast(self, context: Context<'_>) -> Unfinished {
+    fn call_fast(self, context: Context<'_>) -> Continuation {
         let (ctx, win, peer) = (context.as_ptr(), self.window.0, self.peer);
         let (raises, id) = (self.signal.is_some().into(), self.signal.unwrap_or(0));
         let aggregate = if self.aggregate { AGGREGATE } else { 0 };
@@ -86,21 +79,17 @@ impl Op {
     /// As a kernel calls it: the fast path, then what that left.
     fn call(self, context: Context<'_>) -> i32 {
         let left = self.call_fast(context);
-        if left.rest == 0 {
+        if left.rest.is_nothing() {
             return 0;
         }
-        let Unfinished { rest, word, poster, remote, local, keys } = left;
-        let rest = rest as u32;
-        match self.kind {
-            // SAFETY: the arguments of the fast path, with its result.
-            Kind::Value { bytes } => unsafe {
-                fgin_continue_put_value(poster, word, remote, VALUE, bytes, keys as u32, rest)
-            },
-            // SAFETY: the arguments of the fast path, with its result.
-            Kind::Put { bytes } => unsafe { fgin_continue_put(poster, word, remote, local, keys, bytes as u32, rest) },
-            // SAFETY: the arguments of the fast path, with its result.
-            Kind::Signal => unsafe { fgin_continue_signal(poster, word, rest) },
-        }
+        let bytes = match self.kind {
+            Kind::Value { bytes } => bytes.into(),
+            Kind::Put { bytes } => bytes,
+            Kind::Signal => 0,
+        };
+        let Continuation { rest, word, poster, remote, local, keys } = left;
+        // SAFETY: the fields that the fast path returned.
+        unsafe { fgin_continue(poster, word, remote, local, keys, bytes as u32, rest.bits()) }
     }
 
     /// Calls the ordinary operation.
@@ -149,7 +138,7 @@ fn post_with_room_needs_no_continuation() {
     let ([test, _], window) = twin_contexts(POLICY_COMBINING, true);
     let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
     assert_eq!(op.call(test.context), 0);
-    assert_eq!(op.call_fast(test.context).rest, 0, "the first post checked the room");
+    assert!(op.call_fast(test.context).rest.is_nothing(), "the first post checked the room");
 }
 
 /// What `nccl_gin.cuh` makes of NCCL's flag AggregateRequests.
@@ -181,8 +170,8 @@ fn arguments_out_of_range_are_refused_without_post() {
             let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
             let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
             for op in peers.into_iter().chain(signals) {
-                let left = left_kind(&op.call_fast(test.context));
-                assert!(left == INVALID || op.peer < RANKS && left != 0, "{op:?}");
+                let left = op.call_fast(test.context).rest;
+                assert!(left.is_refused() || op.peer < RANKS && !left.is_nothing(), "{op:?}");
                 assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
             }
             if kind != Kind::Signal {

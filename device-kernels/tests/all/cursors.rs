@@ -4,7 +4,7 @@
 //! knows by number which requests are complete; the posting code only has counts.
 #![cfg(not(loom))]
 
-use ferrogin_device::post::{COUNT_MASK, Cta, Gpu, Queue, Share, Sharing, Thread, combining, flush, locked};
+use ferrogin_device::post::{COUNT_MASK, Queue, combining, exclusive, flush, locked};
 use ferrogin_device::wait::Limits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::Random;
@@ -115,33 +115,26 @@ impl Card {
         oracle.next += 1;
     }
 
-    fn post<S: Share>(&self, aggregate: bool) {
+    fn post(&self, aggregate: bool, is_exclusive: bool) {
         let write = |idx| self.write(idx);
-        let posted = if self.by_lock {
-            locked::post(self, LIMITS, S::EXCLUSIVE, aggregate, write)
-        } else {
-            combining::post::<S, _>(self, LIMITS, aggregate, write)
+        let posted = match (self.by_lock, is_exclusive) {
+            (true, _) => locked::post(self, LIMITS, is_exclusive, aggregate, write),
+            (false, true) => exclusive::post(self, LIMITS, aggregate, write),
+            (false, false) => combining::post(self, LIMITS, aggregate, write),
         };
         assert_eq!(posted, Ok(()));
         let oracle = self.oracle.borrow();
         assert!(aggregate || oracle.rung == oracle.next, "a plain post rings for all before it");
     }
 
-    fn flush<S: Share>(&self) {
-        assert_eq!(flush::flush::<S, _>(self, self.by_lock, LIMITS).failure(), 0);
+    fn flush(&self) {
+        assert_eq!(flush::flush(self, self.by_lock, LIMITS).failure(), 0);
         let oracle = self.oracle.borrow();
         assert!(oracle.open.is_empty() && oracle.rung == oracle.next, "the flush returned early");
     }
-
-    fn step<S: Share>(&self, step: Step) {
-        match step {
-            Step::Post { aggregate } => self.post::<S>(aggregate),
-            Step::Flush => self.flush::<S>(),
-        }
-    }
 }
 
-impl Queue for Card {
+impl Queue for &Card {
     fn completed(&self) -> u32 {
         self.run();
         self.oracle.borrow().completed as u32 & COUNT_MASK
@@ -181,14 +174,14 @@ impl Queue for Card {
     }
 }
 
-impl combining::CombiningQueue for Card {
+impl combining::CombiningQueue for &Card {
     fn words(&self) -> combining::Words<'_> {
         let Card { cursor, state, bound, poison, .. } = self;
         combining::Words { cursor, state, bound, poison }
     }
 }
 
-impl locked::LockedQueue for Card {
+impl locked::LockedQueue for &Card {
     fn next(&self) -> u32 {
         (self.cursor.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
     }
@@ -238,22 +231,18 @@ fn geometries() -> impl Strategy<Value = Geometry> {
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Post { aggregate: bool },
+    Post { aggregate: bool, is_exclusive: bool },
     Flush,
 }
 
-/// Steps, each in a sharing mode, in any order.
-fn steps() -> impl Strategy<Value = Vec<(Step, Sharing)>> {
-    let step = prop_oneof![
-        4 => Just(Step::Post { aggregate: false }),
-        4 => Just(Step::Post { aggregate: true }),
-        1 => Just(Step::Flush),
-    ];
-    let mode = prop_oneof![Just(Sharing::Gpu), Just(Sharing::Cta), Just(Sharing::Thread)];
-    let mixed = prop::collection::vec((step.clone(), mode.clone()), 0..600);
-    let one_mode = (prop::collection::vec(step, 0..600), mode)
-        .prop_map(|(steps, mode)| steps.into_iter().map(|step| (step, mode)).collect());
-    prop_oneof![mixed, one_mode]
+/// Steps, in any order: in one mode, or in either.
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let modes = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
+    modes.prop_flat_map(|modes| {
+        let post = (any::<bool>(), prop::sample::select(modes))
+            .prop_map(|(aggregate, is_exclusive)| Step::Post { aggregate, is_exclusive });
+        prop::collection::vec(prop_oneof![8 => post, 1 => Just(Step::Flush)], 0..600)
+    })
 }
 
 proptest! {
@@ -268,14 +257,13 @@ proptest! {
         steps in steps(),
     ) {
         let card = Card::new(by_lock, geometry, start, seed);
-        for (step, mode) in steps {
-            match mode {
-                Sharing::Gpu => card.step::<Gpu>(step),
-                Sharing::Cta => card.step::<Cta>(step),
-                Sharing::Thread => card.step::<Thread>(step),
+        for step in steps {
+            match step {
+                Step::Post { aggregate, is_exclusive } => card.post(aggregate, is_exclusive),
+                Step::Flush => card.flush(),
             }
         }
-        card.flush::<Gpu>();
+        card.flush();
     }
 }
 
@@ -301,7 +289,7 @@ mod noticed {
     fn oracle_finds_early_doorbell() {
         let card = card();
         card.write((1 << 31) - 2);
-        Queue::doorbell(&card, 1 << 31);
+        Queue::doorbell(&&card, 1 << 31);
     }
 
     #[test]
@@ -309,6 +297,6 @@ mod noticed {
     fn oracle_finds_doorbell_that_goes_back() {
         let card = card();
         card.write((1 << 31) - 2);
-        Queue::doorbell(&card, (1 << 31) - 3);
+        Queue::doorbell(&&card, (1 << 31) - 3);
     }
 }

@@ -2,10 +2,8 @@
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, WriteData, parse};
-use ferrogin_device::context::continuation::{
-    AGGREGATE, Unfinished, fgin_continue_put, fgin_continue_put_value, fgin_continue_signal, fgin_fast_put,
-    fgin_fast_put_value, fgin_fast_signal,
-};
+use ferrogin_device::context::fast_path::{Continuation, fgin_continue};
+use ferrogin_device::context::inline::{AGGREGATE, fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
 use ferrogin_device::{Action, Context, Flags, Sharing, Status, Window, capi};
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ffi::signals::{Generation, Receiver, Region, Signal, Target};
@@ -637,43 +635,30 @@ fn strong_signal_after_meeting_covers_puts_of_all_threads() {
 fn fast_path_and_continuation_raise_signals() {
     for b in fixtures() {
         let (ctx, win) = (b.context().as_ptr(), b.window.0);
-        let put = |peer, bytes: u64, signal, counter: Option<u32>, how| {
+        let finish = |left: Continuation, bytes: u64| {
+            let Continuation { rest, word, poster, remote, local, keys } = left;
+            if rest.is_nothing() {
+                0
+            } else {
+                // SAFETY: the fields that the fast path returned.
+                unsafe { fgin_continue(poster, word, remote, local, keys, bytes as u32, rest.bits()) }
+            }
+        };
+        let put = |peer, bytes, signal, counter: Option<u32>, flags| {
             let (has, id) = (counter.is_some().into(), counter.unwrap_or(0));
             let (ctx, win) = (b.context().as_ptr(), b.window.0);
             // SAFETY: context and window are leaked.
-            let left = unsafe { fgin_fast_put(ctx, peer, win, 8, win, 16, bytes, 1, signal, has, id, how) };
-            let Unfinished { rest, word, poster, remote, local, keys } = left;
-            if rest == 0 {
-                return 0;
-            }
-            // SAFETY: the arguments of the fast path, with its result.
-            unsafe { fgin_continue_put(poster, word, remote, local, keys, bytes as u32, rest as u32) }
+            finish(unsafe { fgin_fast_put(ctx, peer, win, 8, win, 16, bytes, 1, signal, has, id, flags) }, bytes)
         };
         let value = |peer, signal| {
             // SAFETY: context and window are leaked.
-            let left = unsafe { fgin_fast_put_value(ctx, peer, win, 8, 5, 4, 1, signal, 0) };
-            if left.rest == 0 {
-                return 0;
-            }
-            // SAFETY: the arguments of the fast path, with its result.
-            unsafe {
-                fgin_continue_put_value(left.poster, left.word, left.remote, 5, 4, left.keys as u32, left.rest as u32)
-            }
+            finish(unsafe { fgin_fast_put_value(ctx, peer, win, 8, 5, 4, 1, signal, 0) }, 4)
         };
-        let signal = |peer, signal| {
-            // SAFETY: the context is leaked.
-            let left = unsafe { fgin_fast_signal(ctx, peer, 1, signal, 0) };
-            if left.rest == 0 {
-                return 0;
-            }
-            // SAFETY: the arguments of the fast path, with its result.
-            unsafe { fgin_continue_signal(left.poster, left.word, left.rest as u32) }
-        };
+        // SAFETY: the context is leaked.
+        let signal = |peer, signal| finish(unsafe { fgin_fast_signal(ctx, peer, 1, signal, 0) }, 0);
         let none = Window(ptr::null_mut()).0;
         // SAFETY: the context is leaked, and null is refused.
-        let nowhere = unsafe { fgin_fast_put(ctx, PEER, none, 8, win, 16, 8, 1, 0, 0, 0, 0) };
-        // SAFETY: as above.
-        let refused = unsafe { fgin_continue_put(nowhere.poster, nowhere.word, 0, 0, 0, 8, nowhere.rest as u32) };
+        let refused = finish(unsafe { fgin_fast_put(ctx, PEER, none, 8, win, 16, 8, 1, 0, 0, 0, 0) }, 8);
         let bad = Status::InvalidArgument as i32;
         assert_eq!(refused, bad);
         for (peer, id) in [(PEER, SIGNALS), (PEER, 1 << 16), (PEER, u32::MAX), (0, 0), (NRANKS, 0), (u32::MAX, 0)] {

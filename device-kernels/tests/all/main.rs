@@ -7,4 +7,3 @@ mod emulated;
 mod flush;
 mod gin_post;
 mod routing;
-mod schedules;

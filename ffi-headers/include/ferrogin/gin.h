@@ -47,7 +47,7 @@ typedef uint64_t fgin_action;
 #define FGIN_COUNTER(id) (FGIN_ID_(id) << 16)
 
 /* Flags: FGIN_AGGREGATE or not, and the threads that may use the same context while the call lasts: all threads (GPU), those
- * of one CTA, or no other thread (THREAD). A narrower mode is cheaper. Calls in different modes may follow one another.
+ * of one CTA, or no other thread (THREAD), which is cheaper. CTA costs what GPU does. Calls in different modes may follow one another.
  * FGIN_AGGREGATE leaves the doorbell to the next operation without it on the same queue, or to a flush. Every counter has a
  * queue, every signal that the card counts has one for operations without a counter, values have one, and other operations have one. */
 #define FGIN_DEFAULT 0u

@@ -19,13 +19,9 @@
 #if defined(__CUDA_ARCH__) || defined(FGIN_FAST_PATH_CALLS)
 #define FGIN_HAS_FAST_PATH 1
 
-extern "C" {
-FGIN_API int fgin_continue_put(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys, uint32_t bytes,
-                               uint32_t rest);
-FGIN_API int fgin_continue_put_value(uint64_t poster, uint64_t word, uint64_t remote, uint64_t value, uint32_t bytes,
-                                     uint32_t rkey, uint32_t rest);
-FGIN_API int fgin_continue_signal(uint64_t poster, uint64_t word, uint32_t rest);
-}
+// Does what the fast path left undone. The arguments are its results, and the low half of the bytes.
+extern "C" FGIN_API int fgin_continue(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys,
+                                      uint32_t bytes, uint32_t rest);
 
 #endif
 
@@ -36,15 +32,15 @@ FGIN_API int fgin_continue_signal(uint64_t poster, uint64_t word, uint32_t rest)
 #elif defined(FGIN_FAST_PATH_CALLS)
 
 extern "C" {
-struct fgin_unfinished {
+struct fgin_continuation {
   uint64_t rest, word, poster, remote, local, keys;
 };
-fgin_unfinished fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
+fgin_continuation fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
                               uint64_t bytes, uint32_t has_signal, uint32_t signal, uint32_t has_counter, uint32_t counter,
-                              uint32_t how);
-fgin_unfinished fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
-                                    uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t how);
-fgin_unfinished fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t how);
+                              uint32_t flags);
+fgin_continuation fgin_fast_put_value(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t value,
+                                    uint32_t bytes, uint32_t has_signal, uint32_t signal, uint32_t flags);
+fgin_continuation fgin_fast_signal(uint64_t ctx, uint32_t peer, uint32_t has_signal, uint32_t signal, uint32_t flags);
 uint64_t fgin_fast_flush(uint64_t ctx, uint32_t rank, uint32_t size, uint64_t abort, uint32_t clock, uint64_t limit);
 }
 
@@ -52,7 +48,7 @@ uint64_t fgin_fast_flush(uint64_t ctx, uint32_t rank, uint32_t size, uint64_t ab
   template <typename... Args>                                                                                               \
   inline void name(uint64_t& rest, uint64_t& word, uint64_t& poster, uint64_t& remote, uint64_t& local, uint64_t& keys,     \
                    Args... args) {                                                                                          \
-    fgin_unfinished left = ::name(args...);                                                                                 \
+    fgin_continuation left = ::name(args...);                                                                                 \
     rest = left.rest, word = left.word, poster = left.poster, remote = left.remote, local = left.local, keys = left.keys;   \
   }
 namespace ferrogin {
@@ -123,8 +119,8 @@ FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
   return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD | FGIN_STRONG)) && (ids.amount == 1 || !ids.has_signal);
 }
 
-// `how` of fgin_fast_*: the aggregate flag, and 1 where lanes post together.
-FGIN_DEVICE uint32_t how_to_post(uint32_t flags) {
+// The flags of fgin_fast_*: the aggregate flag, and 1 where lanes post together.
+FGIN_DEVICE uint32_t fast_flags(uint32_t flags) {
   return (flags & FGIN_AGGREGATE) | (together(flags) != 0);
 }
 
@@ -141,9 +137,9 @@ FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uin
   if (takes_fast_path(ids, flags)) {
     uint64_t rest, word, poster, remote, local, keys;
     fgin_fast_put(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, address(src), src_off,
-                  bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, how_to_post(flags));
+                  bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, fast_flags(flags));
     if (!uint32_t(rest)) return FGIN_OK;
-    return fgin_continue_put(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
+    return fgin_continue(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
   }
 #endif
   if (uint32_t here = together(flags)) return fgin_warp_put(ctx, here, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
@@ -157,9 +153,9 @@ FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window ds
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
     uint64_t rest, word, poster, remote, local, keys;
     fgin_fast_put_value(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, value, bytes,
-                        ids.has_signal, ids.signal, how_to_post(flags));
+                        ids.has_signal, ids.signal, fast_flags(flags));
     if (!uint32_t(rest)) return FGIN_OK;
-    return fgin_continue_put_value(poster, word, remote, value, bytes, uint32_t(keys), uint32_t(rest));
+    return fgin_continue(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
   }
 #endif
   if (uint32_t here = together(flags)) return fgin_warp_put_value(ctx, here, peer, dst, dst_off, value, bytes, ids.action(), flags);
@@ -172,9 +168,9 @@ FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, ui
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
     uint64_t rest, word, poster, remote, local, keys;
     fgin_fast_signal(rest, word, poster, remote, local, keys, address(ctx), peer, ids.has_signal, ids.signal,
-                     how_to_post(flags));
+                     fast_flags(flags));
     if (!uint32_t(rest)) return FGIN_OK;
-    return fgin_continue_signal(poster, word, uint32_t(rest));
+    return fgin_continue(poster, word, remote, local, keys, 0, uint32_t(rest));
   }
 #endif
   if (uint32_t here = together(flags)) return fgin_warp_signal(ctx, here, peer, ids.action(), flags);
@@ -184,8 +180,7 @@ FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, ui
 // What ends a flush besides a card error: the context's time limit, nothing, or cycles of clock64().
 enum class Clock : uint32_t { None = 0, Context = 1, Cycles = 2 };
 
-// The part of a flush that thread `rank` of `size` does. In a kernel, `abort` takes the place of the context's abort flag where it is not
-// null.
+// The part of a flush that thread `rank` of `size` does. In a kernel, `abort` ends it too where it is not null.
 FGIN_DEVICE int flush(const fgin_context* ctx, uint32_t rank, uint32_t size, const uint32_t* abort = nullptr,
                       Clock clock = Clock::Context, uint64_t limit = 0) {
 #ifdef FGIN_HAS_FAST_PATH

@@ -11,12 +11,20 @@
 //!
 //! # Short and long parts
 //!
-//! A part of at most 16 posts, the bits of the bitmap, is admitted and marked as single posts are, with all its ready bits and one ringer in one
+//! A part of at most 16 posts, the bits of the bitmap, is admitted and marked as single posts are, with all its ready bits and one combiner in one
 //! add. The bitmap has no room for a longer one. It is admitted when everything before it is rung, and its leader is the active
-//! ringer from then on: it rings for the part without marks. No post behind it is rung meanwhile, because the rung count stands
+//! combiner from then on: it rings for the part without marks. No post behind it is rung meanwhile, because the rung count stands
 //! at the part's first number, whose ready bit is not set.
 
-use super::*;
+use super::pass::{
+    COMBINER, all_rung, continue_pass, has_combiner, is_idle, make_passes, ready_bit, ready_bits, ring, rung,
+};
+use super::room::{check_room, has_room, insert_used, wait_or_poison};
+use super::{CombiningQueue, halves, pass};
+use crate::post::MAX_BATCH;
+use crate::status::Status;
+use crate::sync::Ordering;
+use crate::wait::{Limit, Spin};
 
 /// The longest part that has ready bits; fewer in the model, which has few posts.
 const SHORT: u32 = if cfg!(loom) { 2 } else { MAX_BATCH };
@@ -56,8 +64,8 @@ impl Run {
 
 /// Reserves `posts` numbers in a row.
 #[inline(always)]
-pub fn reserve_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, posts: u32) -> Run {
-    Run { reserved: S::add(queue.words().cursor, posts.into(), Ordering::Relaxed), posts }
+pub fn reserve_run<Q: CombiningQueue>(queue: Q, posts: u32) -> Run {
+    Run { reserved: queue.words().cursor.fetch_add(posts.into(), Ordering::Relaxed), posts }
 }
 
 /// Waits until a first part of `run` has room, and returns the number of its posts. The caller must write these requests and
@@ -65,7 +73,7 @@ pub fn reserve_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, posts: u32) -> 
 ///
 /// # Errors
 /// What ended the wait. The endpoint is poisoned then, and the rest of the run is given up.
-pub fn admit_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limit, run: Run) -> Result<u32, Status> {
+pub fn admit_run<Q: CombiningQueue>(queue: Q, limits: impl Limit, run: Run) -> Result<u32, Status> {
     let part = run.part(first_part(queue, run));
     let last = part.reserved.wrapping_add(u64::from(part.posts - 1));
     // `bound` admits the last post, and with it those of the 15 numbers before it.
@@ -74,12 +82,10 @@ pub fn admit_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, limits: impl Limi
     }
     insert_used(queue, part.reserved);
     let mut spin = Spin::new(limits);
-    let is_admitted = || {
-        check_room_for::<S, Q>(queue, part.reserved, part.posts)
-            && (part.is_short() || begin_turn::<S, Q>(queue, part.first()))
-    };
+    let is_admitted =
+        || check_room(queue, part.reserved, part.posts) && (part.is_short() || begin_pass(queue, part.first()));
     while !is_admitted() {
-        take_turns::<S, Q>(queue);
+        make_passes(queue);
         wait_or_poison(queue, &mut spin)?;
     }
     Ok(part.posts)
@@ -96,39 +102,39 @@ fn first_part<Q: CombiningQueue>(queue: Q, run: Run) -> u32 {
     }
 }
 
-/// Makes the caller the active ringer, if everything below `first` is rung and no ringer is active.
-fn begin_turn<S: Share, Q: CombiningQueue + Copy>(queue: Q, first: u32) -> bool {
+/// Makes the caller the active combiner, if everything below `first` is rung and no combiner is active.
+fn begin_pass<Q: CombiningQueue>(queue: Q, first: u32) -> bool {
     let seen = queue.words().state.load(Ordering::Relaxed);
-    rung(seen) == first && seen & RINGERS == 0 && super::begin_turn::<S>(queue, seen, Ordering::Acquire)
+    rung(seen) == first && !has_combiner(seen) && pass::begin_pass(queue, seen, Ordering::Acquire)
 }
 
 /// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post.
 /// A long part is rung all the same: it is a full batch.
-pub fn ring_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, part: Run, aggregate: bool) {
+pub fn ring_run<Q: CombiningQueue>(queue: Q, part: Run, aggregate: bool) {
     let (first, state) = (part.first(), queue.words().state);
     let end = first.wrapping_add(part.posts);
     queue.fence();
     if !part.is_short() {
         ring(queue, end);
-        let change = all_rung(part.posts).wrapping_sub(RINGER);
-        let left = S::add(state, change, Ordering::Acquire).wrapping_add(change);
+        let change = all_rung(part.posts).wrapping_sub(COMBINER);
+        let left = state.fetch_add(change, Ordering::Acquire).wrapping_add(change);
         if !is_idle(left) {
-            continue_turn::<S, Q>(queue, left);
+            continue_pass(queue, left);
         }
         return;
     }
-    let ready = u64::from(ready_bits(first, part.posts));
+    let ready = ready_bits(first, part.posts);
     if aggregate {
-        let old = S::add(state, ready, Ordering::Acquire);
+        let old = state.fetch_add(ready, Ordering::Acquire);
         if old & ready_bit(end) != 0 {
-            take_turns::<S, Q>(queue);
+            make_passes(queue);
         }
         return;
     }
-    let mark = ready + RINGER;
-    let old = S::add(state, mark, Ordering::Acquire);
-    if old & RINGERS == 0 {
-        continue_turn::<S, Q>(queue, old + mark);
+    let mark = ready + COMBINER;
+    let old = state.fetch_add(mark, Ordering::Acquire);
+    if !has_combiner(old) {
+        continue_pass(queue, old + mark);
     }
 }
 
@@ -136,21 +142,21 @@ pub fn ring_run<S: Share, Q: CombiningQueue + Copy>(queue: Q, part: Run, aggrega
 ///
 /// # Errors
 /// What ended a wait for room, and the number of posts before it, which are posted.
-pub fn post_run<S: Share, Q: CombiningQueue + Copy>(
+pub fn post_run<Q: CombiningQueue>(
     queue: Q,
     limits: impl Limit,
     posts: u32,
     aggregate: bool,
     encode: impl Fn(u32, u32),
 ) -> Result<(), (Status, u32)> {
-    let (whole, mut done) = (reserve_run::<S, Q>(queue, posts), 0);
+    let (whole, mut done) = (reserve_run(queue, posts), 0);
     while done < posts {
         let rest = whole.rest(done);
-        let part = rest.part(admit_run::<S, Q>(queue, limits, rest).map_err(|status| (status, done))?);
+        let part = rest.part(admit_run(queue, limits, rest).map_err(|status| (status, done))?);
         for i in 0..part.posts {
             encode(done + i, rest.first().wrapping_add(i));
         }
-        ring_run::<S, Q>(queue, part, aggregate);
+        ring_run(queue, part, aggregate);
         done += part.posts;
     }
     Ok(())

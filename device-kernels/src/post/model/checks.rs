@@ -8,25 +8,24 @@ const ALL_ORDERS: [Order; 3] = [Order::Oldest, Order::Newest, Order::Alternating
 /// For configurations with one post in flight at a time, or in which no guard depends on the order.
 const ONE_ORDER: [Order; 1] = [Order::Newest];
 
-/// Checks both policies.
+/// Checks every policy.
 fn check(orders: &[Order], config: Config) {
-    for by_lock in [false, true] {
-        check_one(by_lock, orders, config);
+    for &policy in Policy::of(config.threads.len()) {
+        check_one(policy, orders, config);
     }
 }
 
 /// Checks both kinds of doorbell, except in the largest configurations.
-fn check_one(by_lock: bool, orders: &[Order], config: Config) {
+fn check_one(policy: Policy, orders: &[Order], config: Config) {
     for &order in orders {
         let both = [Doorbell::Early, Doorbell::Late];
         for &doorbell in if config.preemptions > 1 && orders.len() == 1 { &both[..1] } else { &both[..] } {
             let began = Instant::now();
-            let count = explore(Config { by_lock, order, doorbell, ..config });
+            let count = explore(Config { policy, order, doorbell, ..config });
             let Config { threads, start, slots, .. } = config;
-            let policy = if by_lock { "locked" } else { "combining" };
             let took = began.elapsed();
             println!(
-                "{policy} {threads:?} from {start:#x}, {slots} slots, {order:?}, {doorbell:?}: {count} interleavings, {took:.1?}"
+                "{policy:?} {threads:?} from {start:#x}, {slots} slots, {order:?}, {doorbell:?}: {count} interleavings, {took:.1?}"
             );
         }
     }
@@ -75,13 +74,19 @@ fn flush_rings_aggregated_posts() {
 }
 
 #[test]
+fn posts_and_flushes_of_one_thread_are_delivered_once() {
+    const THREADS: &[&[Op]] = &[&[Put, Aggregated, Put, Flush, Aggregated, Aggregated, Put]];
+    check(&ALL_ORDERS, Config { slots: 2, threads: THREADS, ..BASE });
+}
+
+#[test]
 fn batch_of_one_is_respected() {
     check(&ONE_ORDER, Config { max_batch: 1, preemptions: 1, threads: &[&[Put], &[Aggregated, Put]], ..BASE });
 }
 
 #[test]
 fn value_slots_are_not_reused_early() {
-    check_one(false, &ALL_ORDERS, Config { max_batch: 4, slots: 2, threads: &[&[Put, Put, Put]], ..BASE });
+    check_one(Policy::Combining, &ALL_ORDERS, Config { max_batch: 4, slots: 2, threads: &[&[Put, Put, Put]], ..BASE });
     check(&[Order::Newest], Config { slots: 2, preemptions: 1, threads: &[&[Put, Put], &[Put]], ..BASE });
 }
 
@@ -101,18 +106,34 @@ fn posts_are_delivered_across_counter_wrap() {
 /// Groups of up to two posts have ready bits in the model, and longer ones have none.
 #[test]
 fn groups_are_delivered_once() {
-    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Put]], ..BASE });
-    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads: &[&[Group(2)], &[Put]], ..BASE });
-    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Group(2)]], ..BASE });
-    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Group(3)]], ..BASE });
+    check_one(
+        Policy::Combining,
+        &ONE_ORDER,
+        Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Put]], ..BASE },
+    );
+    check_one(
+        Policy::Combining,
+        &ONE_ORDER,
+        Config { max_batch: 4, preemptions: 1, threads: &[&[Group(2)], &[Put]], ..BASE },
+    );
+    check_one(
+        Policy::Combining,
+        &ONE_ORDER,
+        Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Group(2)]], ..BASE },
+    );
+    check_one(
+        Policy::Combining,
+        &ONE_ORDER,
+        Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3)], &[Group(3)]], ..BASE },
+    );
 }
 
 #[test]
 fn groups_are_flushed_and_ring_aggregated_posts() {
     let threads: &[&[Op]] = &[&[AggregatedGroup(2), Flush], &[Put]];
-    check_one(false, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads, ..BASE });
+    check_one(Policy::Combining, &ONE_ORDER, Config { max_batch: 4, preemptions: 1, threads, ..BASE });
     let threads: &[&[Op]] = &[&[Aggregated, Group(3), Flush, AggregatedGroup(3), Flush]];
-    check_one(false, &ONE_ORDER, Config { max_batch: 4, sq_size: 8, preemptions: 1, threads, ..BASE });
+    check_one(Policy::Combining, &ONE_ORDER, Config { max_batch: 4, sq_size: 8, preemptions: 1, threads, ..BASE });
 }
 
 /// By the card's batch, the value slots, the ring and the wrap of the cursor. One poster and the card, because each part is an
@@ -120,11 +141,11 @@ fn groups_are_flushed_and_ring_aggregated_posts() {
 #[test]
 fn groups_are_divided() {
     let config = Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3), Flush]], ..BASE };
-    check_one(false, &ONE_ORDER, Config { max_batch: 1, ..config });
-    check_one(false, &ONE_ORDER, Config { slots: 2, ..config });
-    check_one(false, &ONE_ORDER, Config { sq_size: 2, ..config });
+    check_one(Policy::Combining, &ONE_ORDER, Config { max_batch: 1, ..config });
+    check_one(Policy::Combining, &ONE_ORDER, Config { slots: 2, ..config });
+    check_one(Policy::Combining, &ONE_ORDER, Config { sq_size: 2, ..config });
     for start in [0x7fff_fffe, 0xffff_fffe] {
-        check_one(false, &ONE_ORDER, Config { start, ..config });
+        check_one(Policy::Combining, &ONE_ORDER, Config { start, ..config });
     }
 }
 
@@ -132,26 +153,26 @@ const MUTATED: Config = Config { threads: &[&[Put, Put], &[Put]], ..BASE };
 
 #[test]
 fn model_finds_early_reuse_of_value_slot() {
-    for by_lock in [false, true] {
+    for policy in [Policy::Combining, Policy::Locked] {
         let mutation = Some(Mutation::NoSlotGuard);
-        must_fail(Config { by_lock, mutation, slots: 2, ..MUTATED }, "overwritten");
+        must_fail(Config { policy, mutation, slots: 2, ..MUTATED }, "overwritten");
     }
 }
 
 #[test]
 fn model_finds_ring_overflow() {
-    for by_lock in [false, true] {
+    for policy in [Policy::Combining, Policy::Locked] {
         let mutation = Some(Mutation::NoRingGuard);
-        must_fail(Config { by_lock, mutation, sq_size: 2, ..MUTATED }, "before it was written");
+        must_fail(Config { policy, mutation, sq_size: 2, ..MUTATED }, "before it was written");
     }
 }
 
 #[test]
 fn model_finds_too_large_batch() {
-    for by_lock in [false, true] {
+    for policy in [Policy::Combining, Policy::Locked] {
         let mutation = Some(Mutation::NoBatchBound);
         must_fail(
-            Config { by_lock, mutation, threads: &[&[Aggregated, Aggregated, Aggregated, Put]], ..BASE },
+            Config { policy, mutation, threads: &[&[Aggregated, Aggregated, Aggregated, Put]], ..BASE },
             "may be unrung",
         );
     }
@@ -159,8 +180,8 @@ fn model_finds_too_large_batch() {
 
 #[test]
 fn model_finds_missing_fences() {
-    for by_lock in [false, true] {
-        let config = Config { by_lock, threads: &[&[Put], &[Put]], ..BASE };
+    for policy in [Policy::Combining, Policy::Locked] {
+        let config = Config { policy, threads: &[&[Put], &[Put]], ..BASE };
         must_fail(Config { mutation: Some(Mutation::NoWriteFence), ..config }, "before it was written");
         let late = Config { doorbell: Doorbell::Late, mutation: Some(Mutation::NoDoorbellFence), ..config };
         must_fail(late, "the doorbell went");
@@ -197,9 +218,9 @@ fn model_finds_lost_doorbell() {
 #[test]
 fn model_finds_lost_insertion() {
     let config = Config { in_context: true, ..BASE };
-    for by_lock in [false, true] {
+    for policy in [Policy::Combining, Policy::Locked] {
         for (mutation, threads) in [(Mutation::UncountedLeaf, LEAF), (Mutation::UncountedSummary, SUMMARY)] {
-            must_fail(Config { by_lock, mutation: Some(mutation), threads, ..config }, "a flush returned before");
+            must_fail(Config { policy, mutation: Some(mutation), threads, ..config }, "a flush returned before");
         }
     }
     let threads: &[&[Op]] = &[&[Put, Put, Flush], &[Flush]];
@@ -209,8 +230,8 @@ fn model_finds_lost_insertion() {
 #[test]
 fn model_finds_early_flush() {
     let threads: &[&[Op]] = &[&[Put, Flush], &[Put]];
-    for by_lock in [false, true] {
-        must_fail(Config { by_lock, mutation: Some(Mutation::EarlyCount), threads, ..BASE }, "a flush returned before");
+    for policy in [Policy::Combining, Policy::Locked] {
+        must_fail(Config { policy, mutation: Some(Mutation::EarlyCount), threads, ..BASE }, "a flush returned before");
     }
     must_fail(Config { mutation: Some(Mutation::NoBarrier), threads, ..BASE }, "a flush returned before");
 }

@@ -16,13 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The result of the functions of the fast path: the rest, its word, the endpoint, the two addresses, and the keys.
 #[repr(C)]
-struct Unfinished([u64; WORDS]);
+struct Continuation([u64; WORDS]);
 
-/// Words of the longest result, and bits of an [`Unfinished`].
+/// Words of the longest result, and bits of an [`Continuation`].
 pub const WORDS: usize = 6;
-pub const UNFINISHED: u32 = 384;
-/// The remaining step of a post on a CPU: its mark (`post::combining::Next::Mark`).
-const MARK: u64 = 4;
+pub const CONTINUATION: u32 = 384;
 
 /// A function: its name, the widths of its parameters and of its result, and the native call.
 pub struct Function {
@@ -45,8 +43,8 @@ macro_rules! bits {
     (Number) => {
         64
     };
-    (Unfinished) => {
-        UNFINISHED
+    (Continuation) => {
+        CONTINUATION
     };
 }
 
@@ -57,7 +55,7 @@ macro_rules! words {
     ($result:expr, Number) => {
         [$result, 0, 0, 0, 0, 0]
     };
-    ($result:expr, Unfinished) => {
+    ($result:expr, Continuation) => {
         $result.0
     };
 }
@@ -112,13 +110,11 @@ functions! {
     fgin_read_counter(ctx: u64, id: u32, out: u64) -> i32;
     fgin_wait_counter(ctx: u64, id: u32, least: u64) -> i32;
     fgin_reset_counter(ctx: u64, id: u32) -> i32;
-    fgin_fast_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, has_signal: u32, signal: u32, has_counter: u32, counter: u32, how: u32) -> Unfinished;
-    fgin_fast_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, has_signal: u32, signal: u32, how: u32) -> Unfinished;
-    fgin_fast_signal(ctx: u64, peer: u32, has_signal: u32, signal: u32, how: u32) -> Unfinished;
+    fgin_fast_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, has_signal: u32, signal: u32, has_counter: u32, counter: u32, flags: u32) -> Continuation;
+    fgin_fast_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, has_signal: u32, signal: u32, flags: u32) -> Continuation;
+    fgin_fast_signal(ctx: u64, peer: u32, has_signal: u32, signal: u32, flags: u32) -> Continuation;
     fgin_fast_flush(ctx: u64, rank: u32, size: u32, abort: u64, clock: u32, limit: u64) -> Number;
-    fgin_continue_put(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, rest: u32) -> i32;
-    fgin_continue_put_value(poster: u64, word: u64, remote: u64, value: u64, bytes: u32, rkey: u32, rest: u32) -> i32;
-    fgin_continue_signal(poster: u64, word: u64, rest: u32) -> i32;
+    fgin_continue(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, rest: u32) -> i32;
 }
 
 /// A kernel `call_NAME` for each function: arguments and results in an array of words.
@@ -127,7 +123,7 @@ fn wrappers() -> String {
     for function in FUNCTIONS {
         let name = function.name;
         let result = match function.result {
-            UNFINISHED => ".param .align 8 .b8 r[48]",
+            CONTINUATION => ".param .align 8 .b8 r[48]",
             64 => ".param .b64 r",
             _ => ".param .b32 r",
         };
@@ -149,7 +145,7 @@ fn wrappers() -> String {
             );
         }
         let _ = writeln!(text, "call (r), {name}, ({names});");
-        if function.result == UNFINISHED {
+        if function.result == CONTINUATION {
             for at in 0..WORDS {
                 let _ = writeln!(text, "ld.param.b64 %d, [r+{}]; st.global.b64 [%w+{}], %d;", at * 8, 128 + at * 8);
             }
@@ -385,16 +381,19 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
 pub enum Source {
     Result(usize),
     Argument(usize),
+    Zero,
 }
 
-/// The arguments of the function that does what the fast path left undone.
-pub fn sources(name: &str) -> &'static [Source] {
-    use Source::{Argument, Result};
-    match name {
-        "fgin_fast_put" => &[Result(2), Result(1), Result(3), Result(4), Result(5), Argument(6), Result(0)],
-        "fgin_fast_put_value" => &[Result(2), Result(1), Result(3), Argument(4), Argument(5), Result(5), Result(0)],
-        _ => &[Result(2), Result(1), Result(0)],
-    }
+/// The function that does what the fast path left undone, and its arguments.
+pub fn continuation(name: &str) -> (&'static Function, [Source; 7]) {
+    use Source::{Argument, Result, Zero};
+    let bytes = match name {
+        "fgin_fast_put" => Argument(6),
+        "fgin_fast_put_value" => Argument(5),
+        _ => Zero,
+    };
+    let next = FUNCTIONS.iter().find(|function| function.name == "fgin_continue").expect("the continuation");
+    (next, [Result(2), Result(1), Result(3), Result(4), Result(5), bytes, Result(0)])
 }
 
 fn continued(name: &str, fast: &[Argument], result: [u64; WORDS]) -> Vec<Argument> {
@@ -402,8 +401,9 @@ fn continued(name: &str, fast: &[Argument], result: [u64; WORDS]) -> Vec<Argumen
         Source::Result(2) => Argument::Poster(result[2]),
         Source::Result(at) => Argument::Value(result[at]),
         Source::Argument(at) => fast[at],
+        Source::Zero => Argument::Value(0),
     };
-    sources(name).iter().map(argument).collect()
+    continuation(name).1.iter().map(argument).collect()
 }
 
 /// A card that completes requests during a call, unless it is off.
@@ -471,7 +471,7 @@ fn call(
     } else {
         card.completes(side, || (function.native)(&values))
     };
-    if function.result != UNFINISHED {
+    if function.result != CONTINUATION {
         return found;
     }
     let [rest, word, poster, remote, local, keys] = found;
@@ -527,7 +527,7 @@ fn each_function_does_on_the_interpreter_what_it_does_natively() {
                 let interpreter = Some((&loaded, seed % 2 == 0));
                 // Lanes post together on a GPU only: natively, each posts alone.
                 let mut alone = arguments.clone();
-                let together = function.result == UNFINISHED && arguments.last().is_some_and(Argument::is_together);
+                let together = function.result == CONTINUATION && arguments.last().is_some_and(Argument::is_together);
                 if let (true, Some(Argument::Value(how))) = (together, alone.last_mut()) {
                     *how &= !1;
                 }
@@ -535,18 +535,15 @@ fn each_function_does_on_the_interpreter_what_it_does_natively() {
                     call(None, function, &alone, &sides[0], &what),
                     call(interpreter, function, &arguments, &sides[1], &what),
                 ];
-                // A CPU leaves the mark of a request to the continuation where another one is not rung.
-                let unmarked = function.result == UNFINISHED && found[0][0] == MARK;
-                if !together && !unmarked {
+                if !together {
                     same(function.name, &arguments, found, &sides, &what);
                 }
                 called.insert(function.name);
                 if found[0][0] == 0 && function.result == 32 {
                     good.insert(function.name);
                 }
-                if function.result == UNFINISHED && (unmarked || found[1][0] != 0) {
-                    let next = function.name.replace("fast", "continue");
-                    let next = FUNCTIONS.iter().find(|function| function.name == next).expect("its continuation");
+                if function.result == CONTINUATION && found[1][0] != 0 {
+                    let (next, _) = continuation(function.name);
                     for (at, side) in sides.iter().enumerate() {
                         if found[at][0] != 0 {
                             let rest = continued(function.name, &arguments, found[at]);

@@ -1,7 +1,7 @@
 //! A kernel whose threads do the steps of their lists.
 
 use super::work::{END, LOAD, STEP, STORE};
-use crate::native::{FUNCTIONS, Source, UNFINISHED, sources};
+use crate::native::{CONTINUATION, FUNCTIONS, Source, continuation};
 use std::fmt::Write;
 
 fn list(parameters: &[u32], of: impl Fn(usize, u32) -> String) -> String {
@@ -22,7 +22,7 @@ pub fn text() -> String {
     for (kind, function) in FUNCTIONS.iter().enumerate() {
         let (name, parameters) = (function.name, function.parameters);
         let result = match function.result {
-            UNFINISHED => ".param .align 8 .b8 r[48]",
+            CONTINUATION => ".param .align 8 .b8 r[48]",
             64 => ".param .b64 r",
             _ => ".param .b32 r",
         };
@@ -35,16 +35,16 @@ pub fn text() -> String {
         let _ = writeln!(calls, "setp.ne.u64 %p, %k, {kind}; @%p bra $not{kind};\n{{\n{result};");
         parameters.iter().enumerate().for_each(|(at, &bits)| calls += &load(at, bits, at));
         let _ = writeln!(calls, "call (r), {name}, ({names});");
-        if function.result == UNFINISHED {
+        if function.result == CONTINUATION {
             // What is left is done by the other function.
             calls += "ld.param.b64 %a, [r]; st.global.b64 [%w+128], %a;\nsetp.eq.u64 %p, %a, 0; @%p bra $next;\n{\n.param .b32 c;\n";
-            let next = name.replace("fast", "continue");
-            let parameters =
-                FUNCTIONS.iter().find(|function| function.name == next).expect("its continuation").parameters;
-            for (at, (&bits, source)) in parameters.iter().zip(sources(name)).enumerate() {
+            let (next, sources) = continuation(name);
+            let (next, parameters) = (next.name, next.parameters);
+            for (at, (&bits, source)) in parameters.iter().zip(sources).enumerate() {
                 let register = if bits == 64 { "%d" } else { "%s" };
                 let from = match source {
                     Source::Result(word) => format!("ld.param.b{bits} {register}, [r+{}]", word * 8),
+                    Source::Zero => format!("mov.b{bits} {register}, 0"),
                     Source::Argument(at) => format!("ld.global.b{bits} {register}, [%w+{}]", at * 8 + 8),
                 };
                 let _ = writeln!(calls, ".param .b{bits} a{at}; {from}; st.param.b{bits} [a{at}], {register};");

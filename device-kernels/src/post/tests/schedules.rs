@@ -5,14 +5,17 @@
 //! consistent here; the loom model (`post/model.rs`) checks orderings. This test adds width: more posters and posts, other
 //! posters' requests under a flush, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it, and
 //! FERROGIN_SCHEDULES=N runs N schedules of each configuration (default 1,000; in a soak run 3,000).
-#![cfg(not(loom))]
 
+use crate::post::flush::flush;
+use crate::post::ops::{
+    Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
+    Policy,
+};
+use crate::post::used::UsedSet;
+use crate::post::{COUNT_MASK, Queue, combining, locked};
+use crate::wait::Limit;
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
-use ferrogin_device::post::flush::flush;
-use ferrogin_device::post::used::UsedSet;
-use ferrogin_device::post::{COUNT_MASK, Gpu, Queue, combining, locked};
-use ferrogin_device::wait::Limit;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::{Random, child, repetitions};
 use std::cell::{Cell, RefCell};
@@ -22,28 +25,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// The limit of steps of one schedule: a schedule with more has a wait without end.
 const MAX_STEPS: u32 = 200_000;
-
-/// One step of a poster.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Op {
-    Put,
-    Aggregated,
-    /// The posts of a group with one leader. By the `locked` policy its threads post one after the other.
-    Group(u32),
-    AggregatedGroup(u32),
-    Flush,
-}
-use Op::{Aggregated, AggregatedGroup, Flush, Group, Put};
-
-impl Op {
-    fn posts(self) -> u32 {
-        match self {
-            Put | Aggregated => 1,
-            Group(posts) | AggregatedGroup(posts) => posts,
-            Flush => 0,
-        }
-    }
-}
 
 /// A guard that a test takes out, so that a property breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,7 +51,7 @@ enum Mutation {
 
 #[derive(Debug, Clone, Copy)]
 struct Config {
-    by_lock: bool,
+    policy: Policy,
     start: u32,
     sq_size: u32,
     max_batch: u32,
@@ -80,7 +61,7 @@ struct Config {
 }
 
 const BASE: Config =
-    Config { by_lock: false, start: 0, sq_size: 8, max_batch: 4, slots: 0, mutation: None, posters: &[] };
+    Config { policy: Policy::Combining, start: 0, sq_size: 8, max_batch: 4, slots: 0, mutation: None, posters: &[] };
 
 struct Simulation {
     config: Config,
@@ -256,21 +237,16 @@ impl PosterView<'_> {
             self.sim.bound.fetch_and(0xffff_ffff, Relaxed);
         }
         let write = |idx| self.write(idx, token);
-        let posted = if self.sim.config.by_lock {
-            locked::post(self, self, false, aggregate, write)
-        } else {
-            combining::post::<Gpu, _>(self, self, aggregate, write)
-        };
-        assert_eq!(posted, Ok(()));
+        assert_eq!(self.sim.config.policy.post(self, self, aggregate, write), Ok(()));
     }
 
     /// Posts as many requests as there are tokens from `first` on.
     fn post_group(&self, posts: u32, aggregate: bool, first: u32) {
-        if self.sim.config.by_lock {
+        if self.sim.config.policy.is_locked() {
             return (first..first + posts).for_each(|token| self.post(aggregate, token));
         }
         let write = |i, idx| self.write(idx, first + i);
-        assert_eq!(combining::run::post_run::<Gpu, _>(self, self, posts, aggregate, write), Ok(()));
+        assert_eq!(combining::run::post_run(self, self, posts, aggregate, write), Ok(()));
     }
 
     fn flush(&self) {
@@ -278,7 +254,7 @@ impl PosterView<'_> {
             self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
         self.stop();
         let flushed = self.sim.used_set().visit(|_| {
-            let ended = flush::<Gpu, _>(self, self.sim.config.by_lock, self);
+            let ended = flush(self, self.sim.config.policy.is_locked(), self);
             self.stop();
             ended
         });
@@ -307,7 +283,7 @@ impl Limit for &PosterView<'_> {
     }
 }
 
-impl Queue for PosterView<'_> {
+impl Queue for &PosterView<'_> {
     fn completed(&self) -> u32 {
         self.stop();
         self.sim.completed.load(Relaxed)
@@ -364,7 +340,7 @@ impl Queue for PosterView<'_> {
     }
 }
 
-impl combining::CombiningQueue for PosterView<'_> {
+impl combining::CombiningQueue for &PosterView<'_> {
     fn words(&self) -> combining::Words<'_> {
         self.stop();
         let Simulation { cursor, state, bound, poison, .. } = self.sim;
@@ -372,7 +348,7 @@ impl combining::CombiningQueue for PosterView<'_> {
     }
 }
 
-impl locked::LockedQueue for PosterView<'_> {
+impl locked::LockedQueue for &PosterView<'_> {
     fn next(&self) -> u32 {
         self.stop();
         if self.sim.mutated(Mutation::NoBarrier) {
@@ -488,22 +464,22 @@ fn explore(config: Config) {
 
 /// Both policies, at every wrap.
 fn explore_all(config: Config) {
-    for by_lock in [false, true] {
+    for &policy in Policy::of(config.posters.len()) {
         for start in [0, 0x03ff_fffe, 0x7fff_fffd, 0xffff_fffd] {
-            explore(Config { by_lock, start, ..config });
+            explore(Config { policy, start, ..config });
         }
     }
 }
 
 /// Some schedule must break a rule, and it must be the rule `why`, or one of several, which `|` divides. Changes the panic hook of the process.
 fn must_fail(config: Config, why: &str) {
-    for by_lock in [false, true] {
+    for policy in [Policy::Combining, Policy::Locked] {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
-        let config = Config { by_lock, ..config };
+        let config = Config { policy, ..config };
         let found = (0..20_000).find_map(|seed| catch_unwind(AssertUnwindSafe(|| run(config, seed))).err());
         std::panic::set_hook(hook);
-        let Some(found) = found else { panic!("no schedule shows {:?}, locked: {by_lock}", config.mutation) };
+        let Some(found) = found else { panic!("no schedule shows {:?}, {policy:?}", config.mutation) };
         let text = found.downcast_ref::<String>().map(String::as_str).or(found.downcast_ref::<&str>().copied());
         let text = text.unwrap_or_default();
         assert!(
@@ -516,6 +492,13 @@ fn must_fail(config: Config, why: &str) {
 
 const MIXED: &[&[Op]] =
     &[&[Put, Aggregated, Flush, Put], &[Aggregated, Put, Aggregated, Flush], &[Put, Put, Flush, Aggregated, Put]];
+
+#[test]
+fn one_poster_with_posts_and_flushes_keeps_invariants() {
+    let posters: &[&[Op]] =
+        &[&[Put, Aggregated, Aggregated, Put, Flush, Put, Put, Aggregated, Aggregated, Aggregated, Put, Flush]];
+    explore_all(Config { slots: 4, posters, ..BASE });
+}
 
 #[test]
 fn three_posters_with_posts_and_flushes_keep_invariants() {

@@ -1,0 +1,123 @@
+//! The functions that kernels have inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU mode, raise its signal by
+//! one, and call no other function; a kernel calls [`fgin_continue`](super::fast_path::fgin_continue) only where something is left.
+
+use super::completion::FlushLimits;
+use super::fast_path::Continuation;
+use super::operation::{Arguments, Kind, NOWHERE};
+use super::tables::{Name, Named};
+use super::{Context, Span, Window};
+use crate::action::Flags;
+use crate::platform::thread_value;
+use core::ffi::c_void;
+use ferrogin_ffi::ext::ContextExt;
+
+/// `flags`: leave the doorbell to a later operation.
+pub const AGGREGATE: u32 = Flags::AGGREGATE.bits();
+/// `flags`: several lanes of a warp are in the call, and post together. A CPU has none.
+pub const TOGETHER: u32 = Flags::TOGETHER.bits();
+
+/// The id of a signal or counter, and whether there is one.
+#[inline(always)]
+fn name(exists: u32, id: u32) -> Name {
+    Name { exists: exists != 0, id }
+}
+
+#[inline(always)]
+fn start(
+    ctx: *const ContextExt,
+    kind: Kind,
+    peer: u32,
+    (signal, counter): (Name, Name),
+    (remote, local, bytes): (Span, Span, u64),
+    flags: u32,
+) -> Continuation {
+    // SAFETY: the callers' callers vouch that `ctx` came from `fgin_open` and lives.
+    let context = unsafe { Context::from_ptr(ctx) };
+    let flags_of_lane = Flags::from_bits(flags & AGGREGATE);
+    let flags = if flags & TOGETHER != 0 { flags_of_lane.together() } else { flags_of_lane };
+    let named = Named { signal, amount: 1, counter };
+    let arguments = Arguments { kind, peer: thread_value(peer), named, remote, local, bytes, flags };
+    Continuation::start(context.tables().resolve(arguments))
+}
+
+/// Posts a put that raises `signal` by one and ticks `counter`, each if `has_*` is 1.
+///
+/// # Safety
+///
+/// `ctx` came from `fgin_open` and lives; the windows are registered.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_fast_put(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    src: *mut c_void,
+    src_off: u64,
+    bytes: u64,
+    has_signal: u32,
+    signal: u32,
+    has_counter: u32,
+    counter: u32,
+    flags: u32,
+) -> Continuation {
+    let names = (name(has_signal, signal), name(has_counter, counter));
+    start(ctx, Kind::Put, peer, names, (Window(dst).at(dst_off), Window(src).at(src_off), bytes), flags)
+}
+
+/// Posts the low `bytes` of a value.
+///
+/// # Safety
+///
+/// As for [`fgin_fast_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_fast_put_value(
+    ctx: *const ContextExt,
+    peer: u32,
+    dst: *mut c_void,
+    dst_off: u64,
+    value: u64,
+    bytes: u32,
+    has_signal: u32,
+    signal: u32,
+    flags: u32,
+) -> Continuation {
+    let place = (Window(dst).at(dst_off), NOWHERE.window.at(value), bytes.into());
+    start(ctx, Kind::Value, peer, (name(has_signal, signal), Name::NONE), place, flags)
+}
+
+/// Raises a signal.
+///
+/// # Safety
+///
+/// As for [`fgin_fast_put`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_fast_signal(
+    ctx: *const ContextExt,
+    peer: u32,
+    has_signal: u32,
+    signal: u32,
+    flags: u32,
+) -> Continuation {
+    start(ctx, Kind::Signal, peer, (name(has_signal, signal), Name::NONE), (NOWHERE, NOWHERE, 0), flags)
+}
+
+/// The part of a flush that thread `rank` of `size` does. A word of `abort` ends it, beside the context's abort flag, if it is not null.
+/// So does time: with `clock` 0 none, with 1 the context's time limit, and with 2 `limit` cycles of the processor's clock. Returns a
+/// [`Status`](crate::Status) as a number.
+///
+/// # Safety
+///
+/// `ctx` came from `fgin_open` and lives. `abort` is null, or 4-aligned and lives.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fgin_fast_flush(
+    ctx: *const ContextExt,
+    rank: u32,
+    size: u32,
+    abort: *mut u32,
+    clock: u32,
+    limit: u64,
+) -> u64 {
+    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
+    let context = unsafe { Context::from_ptr(ctx) };
+    context.flush_within(rank, size, FlushLimits::new(context, abort, clock, limit)).failure().into()
+}

@@ -1,0 +1,193 @@
+//! An operation: what is asked, and the work request that it becomes.
+
+use super::tables::{Named, Tables};
+use super::{DATA, Span, VALUE, Window};
+use crate::action::{Action, Flags};
+use crate::endpoint::{Endpoint, Poster, Remote, Sge, Wqe};
+use crate::post::EncodeWqe;
+use crate::status::Status;
+use core::ptr;
+use efa_dp_direct::wqe::words::{ValueSize, WqeTemplate};
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Put,
+    Get,
+    Value,
+    Signal,
+}
+
+impl Kind {
+    /// The endpoint of an operation that names neither signal nor counter.
+    #[inline(always)]
+    pub(super) fn plain_endpoint(self) -> u32 {
+        if self == Kind::Value { VALUE } else { DATA }
+    }
+}
+
+/// The arguments of an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments {
+    pub(super) kind: Kind,
+    pub(super) peer: u32,
+    pub(super) named: Named,
+    /// The place on the peer.
+    pub(super) remote: Span,
+    /// The place on this rank. The offset of a value's is the value.
+    pub(super) local: Span,
+    pub(super) bytes: u64,
+    pub(super) flags: Flags,
+}
+
+impl Arguments {
+    #[inline(always)]
+    pub(crate) fn put(peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Self {
+        Arguments { kind: Kind::Put, peer, named: action.into(), remote: dst, local: src, bytes, flags }
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Self {
+        Arguments { kind: Kind::Get, peer, named: Action::NONE.into(), remote, local, bytes, flags }
+    }
+
+    #[inline(always)]
+    pub(crate) fn value(peer: u32, dst: Span, value: u64, bytes: u32, action: Action, flags: Flags) -> Self {
+        let local = NOWHERE.window.at(value);
+        Arguments { kind: Kind::Value, peer, named: action.into(), remote: dst, local, bytes: bytes.into(), flags }
+    }
+
+    #[inline(always)]
+    pub(crate) fn signal(peer: u32, action: Action, flags: Flags) -> Self {
+        Arguments { kind: Kind::Signal, peer, named: action.into(), remote: NOWHERE, local: NOWHERE, bytes: 0, flags }
+    }
+}
+
+/// No place.
+pub(super) const NOWHERE: Span = Window(ptr::null_mut()).at(0);
+
+/// An operation whose arguments have been looked up in the tables.
+#[derive(Clone, Copy)]
+pub(super) struct Operation {
+    pub(super) kind: Kind,
+    pub(super) peer: u32,
+    pub(super) named: Named,
+    pub(super) flags: Flags,
+    pub(super) remote: Remote,
+    /// The address of a value's is the value. The length has no meaning.
+    pub(super) local: Sge,
+    pub(super) bytes: u64,
+}
+
+impl Operation {
+    /// The same; a put without bytes is a signal.
+    pub(super) fn normalized(self, tables: Tables<'_>) -> Self {
+        if self.kind != Kind::Put || self.bytes != 0 {
+            return self;
+        }
+        let (remote, local) = tables.nothing(self.peer, true);
+        Operation { kind: Kind::Signal, remote, local, ..self }
+    }
+
+    /// The first `bytes` of it.
+    pub(super) fn first(self, bytes: u32) -> Self {
+        Operation { bytes: bytes.into(), ..self }
+    }
+
+    /// What follows its first `bytes`.
+    pub(super) fn after(self, bytes: u32) -> Self {
+        let done = u64::from(bytes);
+        let remote = Remote { addr: self.remote.addr.wrapping_add(done), ..self.remote };
+        let local = Sge { addr: self.local.addr.wrapping_add(done), ..self.local };
+        Operation { remote, local, bytes: self.bytes - done, ..self }
+    }
+
+    /// Its work request, posted on `endpoint` by either policy. It is not longer than a work request.
+    pub(super) fn wqe(&self, endpoint: Endpoint<'_>, template: WqeTemplate) -> Result<Wqe, Status> {
+        let local = Sge { length: self.bytes as u32, ..self.local };
+        match self.kind {
+            Kind::Put | Kind::Signal => Ok(Wqe::new(template.write(self.remote, local))),
+            Kind::Get => Ok(Wqe::new(template.read(self.remote, local))),
+            Kind::Value => {
+                let size = ValueSize::new(local.length).ok_or(Status::InvalidArgument)?;
+                endpoint.value_wqe(template, self.remote, local.addr, size).ok_or(Status::Unsupported)
+            }
+        }
+    }
+}
+
+/// An operation that has been looked up, and its work request if it is one.
+#[derive(Clone, Copy)]
+pub(super) struct Resolved<'a> {
+    pub(super) operation: Operation,
+    pub(super) poster: Poster<'a>,
+    /// Index into the targets.
+    pub(super) target: u32,
+    wqe: Wqe,
+    /// It takes the fast path.
+    pub(super) is_fast: bool,
+    /// Peer, counter, size or a window is out of range. The slow path carries out everything else that is not fast.
+    pub(super) is_invalid: bool,
+}
+
+impl EncodeWqe for Resolved<'_> {
+    #[inline(always)]
+    fn encode(self, idx: u32) {
+        self.poster.place(self.wqe, idx);
+    }
+}
+
+impl<'a> Tables<'a> {
+    /// Loads everything that the operation needs, then checks it.
+    #[inline(always)]
+    pub(super) fn resolve(self, arguments: Arguments) -> Resolved<'a> {
+        let Arguments { kind, peer, named, remote, local, bytes, flags } = arguments;
+        let (route, known) = self.try_route(peer, named, kind.plain_endpoint());
+        let poster = self.endpoint(route).poster();
+        let target = self.target(route.target);
+        let fits = bytes.wrapping_sub(1) < self.0.fast_put_limit;
+        let (remote, local, wqe, is_fast, is_invalid) = match kind {
+            Kind::Signal => {
+                let (remote, local) = self.nothing(peer, route.has_place);
+                let is_fast = self.0.fast_put_limit != 0;
+                (remote, local, Wqe::new(target.template().write(remote, local)), is_fast, false)
+            }
+            Kind::Value => {
+                let has_window = route.has_place & !remote.is_null();
+                let remote = self.remote(remote, peer, has_window);
+                let local = Sge { addr: local.offset, lkey: 0, length: bytes as u32 };
+                let size = ValueSize::new(bytes as u32);
+                let is_invalid = !has_window | size.is_none() | named.counter.exists;
+                let (wqe, is_fast) =
+                    poster.fast_value_wqe(target.template(), remote, local.addr, size.unwrap_or_default());
+                (remote, local, wqe, is_fast, is_invalid)
+            }
+            Kind::Put | Kind::Get => {
+                let has_windows = route.has_place & !remote.is_null() & !local.is_null();
+                let remote = self.remote(remote, peer, has_windows);
+                let local = self.local(local, has_windows, bytes as u32);
+                let template = target.template();
+                let words =
+                    if kind == Kind::Get { template.read(remote, local) } else { template.write(remote, local) };
+                (remote, local, Wqe::new(words), fits, !has_windows & ((bytes != 0) | (kind == Kind::Get)))
+            }
+        };
+        let is_invalid = is_invalid | !route.has_place;
+        Resolved {
+            operation: Operation { kind, peer, named, flags, remote, local, bytes },
+            poster,
+            target: route.target,
+            wqe,
+            is_fast: known & is_fast & (route.raised_by <= 1) & target.exists() & !is_invalid & !flags.is_strong(),
+            is_invalid,
+        }
+    }
+
+    /// The places of a write without bytes, if the peer is `known`.
+    #[inline(always)]
+    pub(super) fn nothing(self, peer: u32, known: bool) -> (Remote, Sge) {
+        let scratch = self.scratch();
+        (self.remote(scratch, peer, known), self.local(scratch, true, 0))
+    }
+}

@@ -1,0 +1,184 @@
+//! Passes at the doorbell: one poster rings for every request that is ready.
+
+use super::CombiningQueue;
+use crate::post::{MAX_BATCH, Queue};
+use crate::status::Status;
+use crate::sync::Ordering;
+use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
+
+/// One combiner, in the state word.
+pub const COMBINER: u64 = 1 << 16;
+const COMBINERS: u64 = 0xffff << 16;
+/// The ready bitmap.
+const READY: u32 = (1 << MAX_BATCH) - 1;
+
+#[inline(always)]
+pub fn ready_bit(idx: u32) -> u64 {
+    // Shifted as 32 bits: on a GPU 64 are two shifts.
+    u64::from(1_u32 << (idx % MAX_BATCH))
+}
+
+/// The ready bits of `posts` numbers from `first` on, at most as many as the bitmap has.
+#[inline(always)]
+pub fn ready_bits(first: u32, posts: u32) -> u64 {
+    let mask = ((1 << posts) - 1) << (first % MAX_BATCH);
+    u64::from((mask | mask >> MAX_BATCH) & READY)
+}
+
+#[inline(always)]
+pub fn rung(state: u64) -> u32 {
+    (state >> STATE_RUNG_SHIFT) as u32
+}
+
+/// The state with everything below `idx` rung, and nothing else.
+#[inline(always)]
+pub fn all_rung(idx: u32) -> u64 {
+    u64::from(idx) << STATE_RUNG_SHIFT
+}
+
+/// Returns whether there is an active combiner.
+#[inline(always)]
+pub fn has_combiner(state: u64) -> bool {
+    state & COMBINERS != 0
+}
+
+/// No combiner is active, and no request is ready.
+#[inline(always)]
+pub fn is_idle(state: u64) -> bool {
+    state as u32 == 0
+}
+
+/// No combiner is active, and there is a request to ring, or a cursor of NCCL's to take over.
+#[inline(always)]
+fn needs_pass<Q: CombiningQueue>(queue: Q, state: u64) -> bool {
+    state & COMBINERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) != 0)
+}
+
+/// The first work request that is not rung is ready.
+#[inline(always)]
+fn is_ready(state: u64) -> bool {
+    state & ready_bit(rung(state)) != 0
+}
+
+/// Continues the passes of the active combiner, which left `state`; without an active combiner, makes passes if they are needed.
+#[cold]
+#[inline(never)]
+pub fn continue_pass<Q: CombiningQueue>(queue: Q, mut state: u64) {
+    while state & COMBINERS != 0 {
+        state = pass(queue, state);
+    }
+    if !is_idle(state) {
+        make_passes(queue);
+    }
+}
+
+/// Makes passes as long as one is needed.
+#[cold]
+#[inline(never)]
+pub fn make_passes<Q: CombiningQueue>(queue: Q) {
+    loop {
+        let state = queue.words().state;
+        // A hint: the replacement is the acquire.
+        let mut seen = state.load(Ordering::Relaxed);
+        if !needs_pass(queue, seen) {
+            return;
+        }
+        if begin_pass(queue, seen, Ordering::Acquire) {
+            seen += COMBINER;
+            while seen & COMBINERS != 0 {
+                seen = pass(queue, seen);
+            }
+        }
+    }
+}
+
+/// Rings the doorbell and publishes the cursors. The fence is the release of both, and of the add that ends the pass.
+#[inline(always)]
+pub fn ring<Q: Queue>(queue: Q, target: u32) {
+    queue.doorbell(target);
+    queue.publish(target);
+    queue.fence();
+}
+
+/// One pass. The caller is the active combiner, and `state` is the word as it left it. Returns the word as this
+/// pass leaves it: while that shows a combiner, the caller is still the active one.
+#[inline(always)]
+fn pass<Q: CombiningQueue>(queue: Q, state: u64) -> u64 {
+    let pass = next_pass(state, |is_ready| if is_ready { rung(state) } else { queue.released() });
+    // Requests of ours are not rung. Those that the pass takes over from NCCL's device code may be.
+    if pass.cleared != 0 || queue.published() != pass.target() {
+        ring(queue, pass.target());
+    }
+    end_pass_by(queue, pass.change())
+}
+
+/// Becomes the active combiner, unless the state has changed since it was `seen`.
+#[inline(always)]
+pub fn begin_pass(queue: impl CombiningQueue, seen: u64, order: Ordering) -> bool {
+    queue.words().state.compare_exchange(seen, seen + COMBINER, order, Ordering::Relaxed).is_ok()
+}
+
+/// A pass of the active combiner.
+pub struct Pass {
+    state: u64,
+    /// Ready bits that it clears.
+    cleared: u32,
+    /// Requests that it takes over as rung.
+    moved: u32,
+}
+
+impl Pass {
+    /// Returns whether the pass changes nothing.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.moved == 0
+    }
+
+    /// The doorbell's count. Everything below it is rung already where it is NCCL's cursor of rung requests.
+    #[inline(always)]
+    pub fn target(&self) -> u32 {
+        rung(self.state).wrapping_add(self.moved)
+    }
+
+    /// What the end of the pass adds to the state, in which there is a combiner.
+    #[inline(always)]
+    pub fn change(&self) -> u64 {
+        // The combiners are not 0, so the lower half borrows from the upper.
+        let low = (self.state & COMBINERS) as u32 | self.cleared;
+        all_rung(self.moved.wrapping_sub(1)) | u64::from(low.wrapping_neg())
+    }
+}
+
+/// The pass that follows `state`. `released` returns NCCL's cursor of written requests. It stands at the rung count where a request of
+/// ours is ready there, which is the argument.
+#[inline(always)]
+pub fn next_pass(state: u64, released: impl FnOnce(bool) -> u32) -> Pass {
+    let from = rung(state);
+    // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
+    let ready = state as u32 & READY;
+    let rotated = (ready | ready << MAX_BATCH) >> (from % MAX_BATCH);
+    let run = rotated & !rotated.wrapping_add(1) & READY;
+    let cleared = run << (from % MAX_BATCH);
+    // Where NCCL's device code posted on this endpoint meanwhile, the pass takes over its cursor, and rings what it has deferred.
+    // Only the active combiner changes the cursors.
+    let moved = run.count_ones().wrapping_add(released(run != 0).wrapping_sub(from));
+    Pass { state, cleared: (cleared | cleared >> MAX_BATCH) & READY, moved }
+}
+
+/// Ends a pass, and returns the state as the pass leaves it.
+#[inline(always)]
+pub fn end_pass_by<Q: CombiningQueue>(queue: Q, change: u64) -> u64 {
+    queue.words().state.fetch_add(change, Ordering::Acquire).wrapping_add(change)
+}
+
+/// Rings what is ready, for a wait that depends on it.
+///
+/// # Errors
+/// [`Status::Poisoned`]: a post can never become ready.
+pub fn ring_ready<Q: CombiningQueue>(queue: Q) -> Result<(), Status> {
+    make_passes(queue);
+    match queue.words().poison.load(Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => Err(Status::Poisoned),
+    }
+}

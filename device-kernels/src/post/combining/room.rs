@@ -1,0 +1,121 @@
+//! Room: which reservations are admitted.
+//!
+//! A post whose reservation equals `bound`, or lies less than 16 below it, is admitted without looking at the counts. The completion
+//! count and the rung count only grow, so room that was there once stays. The flush barrier is part of the comparison, so a barrier
+//! that was raised since makes the post check. At least every 16th post checks, and publishes a new `bound`. It has then inserted the
+//! endpoint into the set of used endpoints since the barrier beside that `bound`, or has acquired a `bound` with the same barrier.
+//! `bound` begins with another barrier than the first.
+
+use super::pass::{make_passes, rung};
+use super::{CombiningQueue, Words, halves};
+use crate::post::{MAX_BATCH, max_outstanding, outstanding, pause};
+use crate::status::Status;
+use crate::sync::Ordering;
+use crate::wait::{Limit, Spin};
+
+/// A barrier that lies this far behind is raised, so that the cursor never laps it.
+const OLD_BARRIER: u32 = 1 << 30;
+
+/// Returns whether `bound` admits `reserved`. Acquire: `bound` stands for the completion count that another poster has read.
+#[inline(always)]
+pub fn has_room<Q: CombiningQueue>(queue: Q, reserved: u64) -> bool {
+    queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
+}
+
+/// Waits until `reserved` has room.
+///
+/// # Errors
+/// What ended the wait. The endpoint is poisoned then.
+#[inline(always)]
+pub fn wait_for_room<Q: CombiningQueue>(queue: Q, limits: impl Limit, reserved: u64) -> Result<(), Status> {
+    insert_used(queue, reserved);
+    if check_room(queue, reserved, 1) {
+        return Ok(());
+    }
+    let mut spin = Spin::new(limits);
+    loop {
+        make_passes(queue);
+        if check_room(queue, reserved, 1) {
+            return Ok(());
+        }
+        wait_or_poison(queue, &mut spin)?;
+    }
+}
+
+/// Inserts the endpoint into the set of used endpoints, unless a post under the same barrier has inserted it.
+#[inline(always)]
+pub fn insert_used<Q: CombiningQueue>(queue: Q, reserved: u64) {
+    let (_, inserted_at) = halves(queue.words().bound.load(Ordering::Acquire));
+    if inserted_at != halves(reserved).1 {
+        queue.insert_used();
+    }
+}
+
+/// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be.
+///
+/// No post is admitted after an error, because a ring that never fills would take posts for ever. At most the posts that
+/// `bound` admitted before the error follow it, and the error's completion stays in the queue for the host to read.
+///
+/// `posts` numbers from `reserved` on are admitted together; their value slots are those of one lap.
+#[inline(always)]
+pub fn check_room<Q: CombiningQueue>(queue: Q, reserved: u64, posts: u32) -> bool {
+    let words = queue.words();
+    let known = words.bound.load(Ordering::Acquire);
+    if words.poison.load(Ordering::Relaxed) != 0 || queue.failed() {
+        return false;
+    }
+    let (idx, barrier) = halves(reserved);
+    // More posts than there are ready bits are admitted when all before them are rung.
+    let batch = queue.max_batch().min(MAX_BATCH.max(posts));
+    let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire)));
+    let open = outstanding(idx, queue.completed());
+    if unrung.wrapping_add(posts - 1) >= batch || open > max_outstanding(queue, idx, barrier) {
+        return false;
+    }
+    if posts != 1 && open + posts > queue.sq_size() {
+        return false;
+    }
+    // The wrap of the cursor carries into the barrier, which this call has not checked: `bound` stops before it.
+    let to_wrap = (u32::MAX - idx).saturating_add(1);
+    let mut room = (batch - unrung).min(queue.sq_size() - open).min(to_wrap);
+    let slots = queue.value_slots();
+    if slots != 0 {
+        room = room.min(slots - (idx & (slots - 1)));
+    }
+    // A poster that gives up resets `bound` after its poison. A plain store here could undo the reset.
+    let bound = reserved.wrapping_add(u64::from(room - 1));
+    let _ = words.bound.compare_exchange(known, bound, Ordering::AcqRel, Ordering::Relaxed);
+    if idx.wrapping_sub(barrier) >= OLD_BARRIER {
+        raise_barrier(words, words.cursor.load(Ordering::Relaxed));
+    }
+    true
+}
+
+/// Raises the barrier to the cursor, unless the word has changed since it was `seen`.
+#[inline(always)]
+pub fn raise_barrier(words: Words<'_>, seen: u64) -> bool {
+    let (cursor, _) = halves(seen);
+    words
+        .cursor
+        .compare_exchange(seen, u64::from(cursor) << 32 | u64::from(cursor), Ordering::Relaxed, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Waits once more, or gives the reservation up. A reservation that is given up leaves a hole for ever, so it poisons the
+/// endpoint; every wait reads the poison.
+#[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
+#[cfg_attr(target_arch = "nvptx64", inline(always))]
+pub fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
+    let words = queue.words();
+    let ended = match words.poison.load(Ordering::Relaxed) {
+        0 => pause(queue, spin),
+        _ => Err(Status::Poisoned),
+    };
+    if ended.is_err() {
+        words.poison.store(1, Ordering::Relaxed);
+        // Far behind every reservation: no post is admitted without a check any more.
+        let behind = words.cursor.load(Ordering::Relaxed).wrapping_sub(1 << 31);
+        words.bound.store(behind, Ordering::Release);
+    }
+    ended
+}
