@@ -95,7 +95,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0, receives: 0 };
     let narrow = rail.endpoint_info(&query, options(false)).map_err(text)?;
     let wide = rail.endpoint_info(&query, options(true));
-    let layout = MemoryLayout { page: device::page_size(), endpoints: 3, counters: 4, slots: REQUESTS };
+    let layout = MemoryLayout { page: device::page_size(), endpoints: 3, counters: 4, pooled: 1, slots: REQUESTS };
     let memory = ContextMemory::allocate(&*device, layout).map_err(text)?;
     let registered = RegisteredMemory::register(&rail, &memory, layout).map_err(text)?;
     seen.add("counters: place", if memory.card.dma_buf().is_some() { "dma-buf" } else { "address" });
