@@ -5,7 +5,7 @@ use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
 use crate::error::Error;
 use crate::rail::Rail;
 use ferrogin_ffi::ext::VALUE_STRIDE;
-use ferrogin_libfabric::{MemoryRegion, Region, bindings};
+use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 
 /// The two allocations of a `createContext`.
 pub struct ContextMemory {
@@ -97,11 +97,11 @@ impl RegisteredMemory {
     #[allow(unsafe_code)]
     pub fn register(rail: &Rail, memory: &ContextMemory, layout: MemoryLayout) -> Result<Self, Error> {
         let register = |offset: usize, len: usize, access: u64| {
-            let region = region_of(&*memory.card, offset, len);
+            let (region, kind) = region_of(&*memory.card, offset, len);
             let what = format!("registering {len} bytes of context memory with card {}", rail.name());
             // SAFETY: the owner of `memory` drops the regions before the memory (the field order of `Context`, the order of
             // locals in `card_check`), and no Rust reference covers the memory.
-            unsafe { MemoryRegion::register(&rail.domain, region, access, 0) }.map_err(Error::fabric(what))
+            unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 0, kind) }.map_err(Error::fabric(what))
         };
         let local = bindings::FI_READ | bindings::FI_WRITE;
         let scratch = register(0, layout.page, local | bindings::FI_REMOTE_WRITE)?;
@@ -112,15 +112,16 @@ impl RegisteredMemory {
 }
 
 /// A part of the buffer, as a card registers it.
-pub fn region_of(buffer: &dyn DeviceBuffer, offset: usize, len: usize) -> Region<'_> {
+pub fn region_of(buffer: &dyn DeviceBuffer, offset: usize, len: usize) -> (Region<'_>, MemoryKind) {
     let base = buffer.device_address() as *mut u8;
     match buffer.dma_buf() {
         Some(dma_buf) => {
             // The card counts addresses from the first byte of the dma-buf.
             let base = base.wrapping_sub(dma_buf.offset as usize);
-            Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base }
+            let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base };
+            (region, dma_buf.kind)
         }
-        None => Region::Va { addr: base.wrapping_add(offset), len },
+        None => (Region::Va { addr: base.wrapping_add(offset), len }, MemoryKind::System),
     }
 }
 

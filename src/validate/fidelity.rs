@@ -339,7 +339,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
     let base = (buffer.device_address() as *mut u8).wrapping_sub(dma_buf.offset as usize);
     let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset, len: buffer.len(), base };
     // SAFETY: the caller drops the region before the buffer, of which no Rust references exist.
-    let region = unsafe { MemoryRegion::register(&rail.domain, region, access, 2) };
+    let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 2, dma_buf.kind) };
     seen.add("memory: as dma-buf", shown(&region));
     region.or(address).map_err(text)
 }
