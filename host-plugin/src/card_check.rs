@@ -36,7 +36,7 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
     let info = rail
         .endpoint_info(query, options)
         .map_err(Error::fabric(format!("asking card {} for queue pairs", rail.name())))?;
-    let layout = MemoryLayout { page: device::page_size(), endpoints: 1, counters: 2, slots: DEPTH };
+    let layout = MemoryLayout { page: device::page_size(), endpoints: 1, counters: 2, pooled: 1, slots: DEPTH };
     let memory = ContextMemory::allocate(device, layout)?;
     let _registered = RegisteredMemory::register(&rail, &memory, layout)?;
     let offsets = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };

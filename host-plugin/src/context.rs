@@ -146,6 +146,9 @@ impl Context {
             page: device::page_size(),
             endpoints: shape.n_contexts * shape.endpoints(),
             counters: shape.n_contexts * shape.counters(),
+            pooled: (0..shape.n_contexts)
+                .map(|id| shape.n_signals + usize::from(infos[id % rails.len()].wide.is_none()))
+                .sum(),
             slots: infos.iter().map(|info| info.narrow.1).max().unwrap_or(1),
         };
         let memory = ContextMemory::allocate(&*coll.device, layout)?;
@@ -250,7 +253,7 @@ impl Context {
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         context.peers = peers::resolve(coll, shape, &mut context.contexts, &parts)?;
-        let layout = context.layout;
+        let mut slices = context.layout.value_slices();
         let mut specs = Vec::with_capacity(shape.n_contexts);
         for (id, one) in context.contexts.iter().enumerate() {
             let at = id % coll.rails.len();
@@ -265,15 +268,24 @@ impl Context {
             let memory = context.memory.counters();
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
-            for (e, endpoint) in one.endpoints.iter().enumerate() {
+            for endpoint in &one.endpoints {
                 // The value endpoint and the signal endpoints post values: inline in 128-byte requests, else from the pool.
                 let pooled = match endpoint.role {
                     Role::Value => !endpoint.wide(),
                     Role::Signal(_) => true,
                     Role::Data | Role::Counter(_) => false,
                 };
-                let slice = base + layout.value_slice(id * shape.endpoints() + e) as u64;
-                endpoints.push(endpoint.spec(memory, if pooled { slice } else { 0 })?);
+                let values = match pooled.then(|| slices.next()) {
+                    None => 0,
+                    Some(Some(slice)) => base + slice as u64,
+                    Some(None) => {
+                        return Err(Error::Usage(format!(
+                            "card {} gave a queue of 64-byte requests in place of one of 128-byte requests: please report it",
+                            rail.name()
+                        )));
+                    }
+                };
+                endpoints.push(endpoint.spec(memory, values)?);
             }
             let registered = &context.registered[at];
             specs.push(ContextSpec {

@@ -5,7 +5,7 @@ use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
 use crate::error::Error;
 use crate::rail::Rail;
 use ferrogin_ffi::ext::VALUE_STRIDE;
-use ferrogin_libfabric::{MemoryRegion, Region, bindings};
+use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 
 /// The two allocations of a `createContext`.
 pub struct ContextMemory {
@@ -43,7 +43,9 @@ pub struct MemoryLayout {
     pub endpoints: usize,
     /// Completion and signal counters of all contexts.
     pub counters: usize,
-    /// Value slots of each endpoint: as many as the deepest queue has requests.
+    /// Endpoints of all contexts that post values from the pool.
+    pub pooled: usize,
+    /// Value slots of each of those: as many as the deepest queue has requests.
     pub slots: usize,
 }
 
@@ -53,7 +55,7 @@ impl MemoryLayout {
     }
 
     fn values_len(&self) -> usize {
-        self.endpoints * self.slots * VALUE_STRIDE as usize
+        self.pooled * self.slots * VALUE_STRIDE as usize
     }
 
     /// Offset of the first completion counter.
@@ -71,19 +73,19 @@ impl MemoryLayout {
         (1 + self.endpoints) * COUNTER_STRIDE
     }
 
-    /// Offset of the value slots of endpoint number `endpoint`.
-    pub fn value_slice(&self, endpoint: usize) -> usize {
-        self.values() + endpoint * self.slots * VALUE_STRIDE as usize
+    /// Offsets of the value slots of each endpoint that posts values from the pool.
+    pub fn value_slices(&self) -> impl Iterator<Item = usize> + use<> {
+        (self.values()..self.values() + self.values_len()).step_by(self.slots * VALUE_STRIDE as usize)
     }
 }
 
 /// [`ContextMemory`] as one rail's card has it registered.
 pub struct RegisteredMemory {
     _scratch: MemoryRegion,
-    _values: MemoryRegion,
+    _values: Option<MemoryRegion>,
     /// Local and remote key of the scratch page.
     pub scratch_keys: (u32, u32),
-    /// Local key of the value slots.
+    /// Local key of the value slots; 0 if there are none.
     pub values_lkey: u32,
 }
 
@@ -95,30 +97,31 @@ impl RegisteredMemory {
     #[allow(unsafe_code)]
     pub fn register(rail: &Rail, memory: &ContextMemory, layout: MemoryLayout) -> Result<Self, Error> {
         let register = |offset: usize, len: usize, access: u64| {
-            let region = region_of(&*memory.card, offset, len);
+            let (region, kind) = region_of(&*memory.card, offset, len);
             let what = format!("registering {len} bytes of context memory with card {}", rail.name());
             // SAFETY: the owner of `memory` drops the regions before the memory (the field order of `Context`, the order of
             // locals in `card_check`), and no Rust reference covers the memory.
-            unsafe { MemoryRegion::register(&rail.domain, region, access, 0) }.map_err(Error::fabric(what))
+            unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 0, kind) }.map_err(Error::fabric(what))
         };
         let local = bindings::FI_READ | bindings::FI_WRITE;
         let scratch = register(0, layout.page, local | bindings::FI_REMOTE_WRITE)?;
-        let values = register(layout.values(), layout.values_len(), local)?;
-        let (values_lkey, _) = rail.keys(&values)?;
+        let values = (layout.pooled > 0).then(|| register(layout.values(), layout.values_len(), local)).transpose()?;
+        let values_lkey = values.as_ref().map_or(Ok(0), |values| rail.keys(values).map(|keys| keys.0))?;
         Ok(Self { scratch_keys: rail.keys(&scratch)?, values_lkey, _scratch: scratch, _values: values })
     }
 }
 
 /// A part of the buffer, as a card registers it.
-pub fn region_of(buffer: &dyn DeviceBuffer, offset: usize, len: usize) -> Region<'_> {
+pub fn region_of(buffer: &dyn DeviceBuffer, offset: usize, len: usize) -> (Region<'_>, MemoryKind) {
     let base = buffer.device_address() as *mut u8;
     match buffer.dma_buf() {
         Some(dma_buf) => {
             // The card counts addresses from the first byte of the dma-buf.
             let base = base.wrapping_sub(dma_buf.offset as usize);
-            Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base }
+            let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset + offset as u64, len, base };
+            (region, dma_buf.kind)
         }
-        None => Region::Va { addr: base.wrapping_add(offset), len },
+        None => (Region::Va { addr: base.wrapping_add(offset), len }, MemoryKind::System),
     }
 }
 
@@ -129,13 +132,14 @@ mod tests {
     #[test]
     fn sections_begin_on_pages_and_do_not_overlap() {
         for page in [1 << 12, 1 << 16] {
-            let layout = MemoryLayout { page, endpoints: 14, counters: 20, slots: 64 };
-            assert_eq!(layout.value_slice(0), page);
-            assert_eq!(layout.value_slice(1) - layout.value_slice(0), 64 * 8);
-            assert!(layout.value_slice(13) + 64 * 8 <= layout.completed());
-            assert_eq!(layout.completed() % page, 0);
+            let layout = MemoryLayout { page, endpoints: 14, counters: 20, pooled: 5, slots: 64 };
+            let slices: Vec<_> = layout.value_slices().collect();
+            assert_eq!(slices, [0, 1, 2, 3, 4].map(|slice| page + slice * 64 * 8));
+            assert_eq!(layout.completed(), page + (5 * 64 * 8usize).next_multiple_of(page));
             assert_eq!(layout.card_len() - layout.completed(), 20 * 64);
             assert_eq!(layout.shared_len(), 15 * 64);
+            let without = MemoryLayout { pooled: 0, ..layout };
+            assert_eq!((without.value_slices().count(), without.completed()), (0, page));
         }
     }
 }

@@ -191,7 +191,9 @@ fn memory(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Re
     // SAFETY: the descriptor may not be open. The only use is the dup in the next line, which then fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let fd = borrowed.try_clone_to_owned().map_err(|_| bad())?;
-    Ok(WindowMemory::DmaBuf { fd, offset })
+    let gpu = coll.device.gpu().filter(|_| source.ptr_type == nccl::PTR_CUDA);
+    let kind = gpu.map_or(MemoryKind::System, |(ordinal, _)| MemoryKind::Cuda(ordinal as i32));
+    Ok(WindowMemory::DmaBuf { fd, offset, kind })
 }
 
 type Registered = (MemoryRegion, u32, u32);
@@ -210,16 +212,12 @@ fn register_rails(
                 rail.name()
             )
         };
-        let region = match memory {
-            WindowMemory::Address | WindowMemory::CudaAddress(_) => Region::Va { addr: data.cast(), len: size },
-            WindowMemory::DmaBuf { fd, offset } => {
+        let (region, kind) = match memory {
+            WindowMemory::Address(kind) => (Region::Va { addr: data.cast(), len: size }, *kind),
+            WindowMemory::DmaBuf { fd, offset, kind } => {
                 let base = (data as u64).wrapping_sub(*offset) as *mut u8;
-                Region::DmaBuf { fd: fd.as_fd(), offset: *offset, len: size, base }
+                (Region::DmaBuf { fd: fd.as_fd(), offset: *offset, len: size, base }, *kind)
             }
-        };
-        let kind = match memory {
-            WindowMemory::CudaAddress(ordinal) => MemoryKind::Cuda(*ordinal),
-            WindowMemory::Address | WindowMemory::DmaBuf { .. } => MemoryKind::System,
         };
         // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. The user of NCCL
         // registers the memory for kernels and peers to write, and this library holds no reference into it.

@@ -95,7 +95,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0, receives: 0 };
     let narrow = rail.endpoint_info(&query, options(false)).map_err(text)?;
     let wide = rail.endpoint_info(&query, options(true));
-    let layout = MemoryLayout { page: device::page_size(), endpoints: 3, counters: 4, slots: REQUESTS };
+    let layout = MemoryLayout { page: device::page_size(), endpoints: 3, counters: 4, pooled: 1, slots: REQUESTS };
     let memory = ContextMemory::allocate(&*device, layout).map_err(text)?;
     let registered = RegisteredMemory::register(&rail, &memory, layout).map_err(text)?;
     seen.add("counters: place", if memory.card.dma_buf().is_some() { "dma-buf" } else { "address" });
@@ -339,7 +339,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
     let base = (buffer.device_address() as *mut u8).wrapping_sub(dma_buf.offset as usize);
     let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset, len: buffer.len(), base };
     // SAFETY: the caller drops the region before the buffer, of which no Rust references exist.
-    let region = unsafe { MemoryRegion::register(&rail.domain, region, access, 2) };
+    let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 2, dma_buf.kind) };
     seen.add("memory: as dma-buf", shown(&region));
     region.or(address).map_err(text)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 use crate::code::{Code, Outcome};
@@ -14,6 +14,7 @@ use crate::guard::{In, Out, lock, log};
 use crate::handle::{Table, fresh};
 use crate::memfd::{self, GRANULARITY};
 use crate::physical::Physical;
+use crate::settings::MOST_DEVICES;
 use crate::space::{self, Entry, Kind};
 
 pub(crate) const PINNED: c_int = 1;
@@ -124,6 +125,27 @@ fn export(file: &OwnedFd, offset: u64) -> std::io::Result<OwnedFd> {
     let mut own = File::options().read(!memfd::hidden()).write(true).open(path)?;
     own.seek(SeekFrom::Start(offset))?;
     Ok(own.into())
+}
+
+/// The device and inode of a file.
+fn identity(file: &impl AsFd) -> Outcome<(u64, u64)> {
+    let stat = nix::sys::stat::fstat(file).map_err(|_| Code::INVALID_VALUE)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Where this process has byte `at` of the memory file `file`: in a mapping, or in a device's heap.
+fn address_in(file: (u64, u64), at: u64) -> Option<u64> {
+    let mapped = |entry: &Entry| match &entry.kind {
+        Kind::Mapped(physical) => at < entry.len && identity(&physical.file) == Ok(file),
+        _ => false,
+    };
+    let heap = |ordinal| {
+        let device = device::by_ordinal(ordinal).ok()?;
+        let heap = lock(&device.heap);
+        heap.as_ref().filter(|heap| identity(&heap.file) == Ok(file)).map(|heap| heap.base)
+    };
+    let start = space::starts(mapped).first().copied().or_else(|| (0..MOST_DEVICES).find_map(heap))?;
+    start.checked_add(at)
 }
 
 api! {
@@ -348,5 +370,25 @@ api! {
             _ => return Err(Code::NOT_SUPPORTED),
         };
         out.cast::<c_int>().set(fd.map_err(|_| Code::OPERATING_SYSTEM)?.into_raw_fd())
+    }
+
+    /// The address of the bytes of a dma-buf from `offset`, for the driver's copies: how a software card reaches memory of a device that the
+    /// CPU cannot touch. NVIDIA's driver has no such function; its kernel module lets cards in.
+    cuSoftGpuAttachDmaBuf(out: Out<u64>, fd: c_int, offset: u64, bytes: usize) {
+        device::started()?;
+        out.present()?;
+        if fd < 0 || bytes == 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: the caller keeps the descriptor open during the call; if it is not open, the calls on it fail.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let start = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekCur).map_err(|_| Code::INVALID_VALUE)?;
+        let at = offset.checked_add(start as u64).ok_or(Code::INVALID_VALUE)?;
+        let address = address_in(identity(&fd)?, at).ok_or(Code::INVALID_VALUE)?;
+        let entry = space::find(address).ok_or(Code::INVALID_VALUE)?;
+        if bytes as u64 > entry.end() - address {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(address)
     }
 }

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "common.h"
 
+#include <dlfcn.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -40,13 +41,22 @@ static void virtual_memory(void) {
     close(fd);
     CUdeviceptr third = map(imported, bytes);
     CALL(cuMemsetD32(third + granularity, 0x01020304, 2));
-    int words[2] = {0, 0};
+    int words[3] = {0, 0, 0};
     CALL(cuMemcpyDtoH(words, one + granularity, 8));
     CHECK(words[0] == 0x01020304 && words[1] == 0x01020304);
 
     long page = sysconf(_SC_PAGESIZE);
     CALL(cuMemGetHandleForAddressRange(&fd, one + granularity, (size_t)page, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
     CHECK(fd >= 0);
+    /* A software card gets an address of the dma-buf's bytes, to the end of the mapping. */
+    CUresult (*attach)(CUdeviceptr *, int, uint64_t, size_t) = dlsym(RTLD_DEFAULT, "cuSoftGpuAttachDmaBuf");
+    CUdeviceptr attached = 0;
+    CHECK(attach && attach(&attached, fd, 8, granularity - 8) == CUDA_SUCCESS);
+    CALL(cuMemsetD32(attached, 7, 1));
+    CALL(cuMemcpyDtoH(words, one + granularity, 12));
+    CHECK(words[0] == 0x01020304 && words[2] == 7);
+    CHECK(attach(&attached, fd, 8, granularity - 7) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(attach(&attached, 0, 0, 8) == CUDA_ERROR_INVALID_VALUE && attach(&attached, -1, 0, 8) == CUDA_ERROR_INVALID_VALUE);
     close(fd);
 
     /* The memory lives as long as a mapping has it. */

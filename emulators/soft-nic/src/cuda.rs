@@ -1,8 +1,9 @@
 //! GPU memory, by address: the CUDA driver copies to and from it. The driver is loaded when GPU memory is first registered. Without a
-//! driver the registration fails with an error that names it.
+//! driver the registration fails with an error that names it. The software GPU's driver also finds the address of a dma-buf.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -15,7 +16,7 @@ pub enum CudaError {
     #[error("the CUDA driver cannot be loaded ({0}): is it installed?")]
     Absent(String),
     /// The CUDA driver lacks a function.
-    #[error("the CUDA driver has no {0}: it is too old")]
+    #[error("the CUDA driver has no {0}")]
     Missing(&'static str),
     /// A call of the CUDA driver failed.
     #[error("{call}: CUDA error {code} ({text})")]
@@ -66,6 +67,8 @@ struct Entries {
     to_device: unsafe extern "C" fn(u64, *const c_void, usize, Stream) -> c_int,
     from_device: unsafe extern "C" fn(*mut c_void, u64, usize, Stream) -> c_int,
     synchronize: extern "C" fn(Stream) -> c_int,
+    /// Of the software GPU alone.
+    attach: Option<extern "C" fn(&mut u64, c_int, u64, usize) -> c_int>,
 }
 
 /// `CU_POINTER_ATTRIBUTE_*`.
@@ -121,6 +124,8 @@ impl Driver {
             to_device: entry!("cuMemcpyHtoDAsync_v2"),
             from_device: entry!("cuMemcpyDtoHAsync_v2"),
             synchronize: entry!("cuStreamSynchronize"),
+            // SAFETY: the software GPU defines the function with this type, and no other driver has it.
+            attach: unsafe { library.get(b"cuSoftGpuAttachDmaBuf\0") }.ok().map(|symbol| *symbol),
         };
         let driver = Self { entries, devices: Mutex::default(), _library: library };
         driver.check("cuInit", (driver.entries.init)(0))?;
@@ -140,6 +145,18 @@ impl Driver {
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(CudaError::Failed { call, code, text })
+    }
+
+    /// The address of `len` bytes of a dma-buf from `offset`.
+    ///
+    /// # Errors
+    /// The driver is not the software GPU's, or has not exported the dma-buf in this process.
+    pub fn attach(&self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<u64, CudaError> {
+        const NAME: &str = "cuSoftGpuAttachDmaBuf";
+        let attach = self.entries.attach.ok_or(CudaError::Missing(NAME))?;
+        let mut addr = 0;
+        self.check(NAME, attach(&mut addr, fd.as_raw_fd(), offset, len))?;
+        Ok(addr)
     }
 
     /// The device whose memory lies at `addr`, for `len` bytes of one allocation.

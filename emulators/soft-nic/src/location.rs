@@ -1,8 +1,12 @@
 //! The location of registered bytes, in this process or in a GPU, and copies to and from it.
 #![allow(unsafe_code)]
 
+use std::io;
+use std::os::fd::BorrowedFd;
+
 use crate::cuda::{CudaError, Driver};
-use crate::memory;
+use crate::log;
+use crate::memory::{self, Mapping};
 
 /// The location of a first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +21,50 @@ pub enum Location {
 unsafe impl Send for Location {}
 
 impl Location {
+    /// The location of `len` bytes of a dma-buf from `offset`, and the card's mapping of them. A GPU's driver may let no CPU map what it
+    /// exports. Then the CUDA driver copies: on the software GPU to where its driver has the bytes, on others to `address`, where the caller
+    /// says that this process has them.
+    ///
+    /// # Errors
+    /// That of the mapping; the log says why the driver cannot copy.
+    pub fn of_dma_buf(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: Option<u64>,
+    ) -> io::Result<(Self, Option<Mapping>)> {
+        match Mapping::shared(fd, offset, len) {
+            Ok(map) => Ok((Self::Host(map.as_ptr()), Some(map))),
+            Err(error) => Ok((Self::by_driver(error, fd, offset, len, address)?, None)),
+        }
+    }
+
+    /// The location of bytes of a dma-buf whose mapping failed with `error`.
+    ///
+    /// # Errors
+    /// `error`; the log says why the driver cannot copy.
+    pub fn by_driver(
+        error: io::Error,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        address: Option<u64>,
+    ) -> io::Result<Self> {
+        if !is_unmappable(&error) {
+            return Err(error);
+        }
+        let found = Driver::get().and_then(|driver| {
+            let at = driver.attach(fd, offset, len).or_else(|error| address.ok_or(error))?;
+            Ok(Self::Cuda(driver.owner(at, len)?, at))
+        });
+        found.map_err(|why| {
+            log::line(format_args!(
+                "softefa: a dma-buf that the CPU cannot map ({error}), and whose bytes the CUDA driver cannot copy: {why}"
+            ));
+            error
+        })
+    }
+
     /// The location `bytes` behind this one.
     pub fn after(self, bytes: u64) -> Self {
         match self {
@@ -62,4 +110,9 @@ impl Location {
             Self::Cuda(device, at) => unsafe { Driver::get()?.read(device, to, at, len) },
         }
     }
+}
+
+/// Whether a descriptor's memory cannot be mapped at all, whatever the range.
+fn is_unmappable(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EACCES | libc::EPERM | libc::EOPNOTSUPP))
 }

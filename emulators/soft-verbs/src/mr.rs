@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use soft_nic::card::Core;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::location::Location;
-use soft_nic::memory::{self, Mapping};
+use soft_nic::memory;
 
 use crate::bindings as ib;
 use crate::guard::{Errno, object, status};
@@ -134,8 +134,8 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         }
         // SAFETY: the program keeps the descriptor open during the call; the mapping does not need it afterwards.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let map = Mapping::shared(fd, offset, length)?;
-        let memory = Memory { base: iova, len: length as u64, at: Location::Host(map.as_ptr()), _map: Some(map) };
+        let (at, map) = Location::of_dma_buf(fd, offset, length, None)?;
+        let memory = Memory { base: iova, len: length as u64, at, _map: map };
         register(pd, iova as usize as *mut c_void, memory, access)
     })
 }

@@ -780,12 +780,22 @@ static void part_gpu(void)
 	/* The dma-buf begins in the middle of the allocation, and the region in the middle of the dma-buf. */
 	CHECK(!export(&fd, base + START, 4 * 65536, 1, 0) && fd >= 0);
 	struct ibv_mr *region = ibv_reg_dmabuf_mr(pd, 100, 2 * 65536, IOVA, fd, ALL);
-	CHECK(region && !close(fd));
+	CHECK(region);
 	unsigned char *first = bytes + START + 100;
+	/* Counts of the queue pair's writes and errors, behind the region in the same dma-buf. */
+	enum { WRITES = 16, COUNTS = 3 * 65536 + 8 };
+	struct comp_cntr_init_attr plain = { 0 };
+	struct dv_comp_cntr_init_attr place = { .flags = 3, .comp = { .dmabuf = { COUNTS, fd, 0 }, .type = 1 },
+		.err = { .dmabuf = { COUNTS + 8, fd, 0 }, .type = 1 } };
+	struct ibv_comp_cntr *cntr = efadv_create_comp_cntr(context, &plain, &place, sizeof(place));
+	CHECK(cntr && !close(fd));
+	memset(bytes + START + COUNTS, 0, 16);
 
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	CHECK(cq);
 	struct ibv_qp *qp = srd(cq);
+	struct attach_attr events = { .op_mask = WRITES };
+	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
 	to_init(qp);
 	to_rts(qp);
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
@@ -800,6 +810,7 @@ static void part_gpu(void)
 		CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
 		memcpy(first + rows[i].at, memory, rows[i].len);
 	}
+	bytes[START + COUNTS] = 5;
 	CHECK(!from_gpu(seen, base, ALLOCATED) && !memcmp(seen, bytes, ALLOCATED));
 	/* Reads into the host. */
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
@@ -828,8 +839,9 @@ static void part_gpu(void)
 	ibv_wr_rdma_write(ex, region->rkey, IOVA + 2 * 65536 - 8);
 	CHECK(!finish(ex, qp->qp_num, 0, 9));
 	CHECK(wait_plain(cq).status == IBV_WC_REM_ACCESS_ERR);
+	bytes[START + COUNTS + 8] = 1;
 	CHECK(!from_gpu(seen, base, ALLOCATED) && !memcmp(seen, bytes, ALLOCATED));
-	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(region));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq) && !ibv_dereg_mr(region) && !ibv_destroy_comp_cntr(cntr));
 	free(bytes);
 	free(seen);
 }

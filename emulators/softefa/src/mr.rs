@@ -16,7 +16,7 @@ use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::cuda::{CudaError, Driver};
 use soft_nic::location::Location;
 use soft_nic::log;
-use soft_nic::memory::{self, Mapping};
+use soft_nic::memory;
 
 #[repr(C)]
 pub(super) struct Mr {
@@ -209,11 +209,6 @@ fn by_gpu_address(addr: u64, len: usize) -> Result<Memory, Code> {
     }
 }
 
-/// Whether a descriptor's memory cannot be mapped at all, whatever the range.
-fn is_unmappable(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EACCES | libc::EPERM | libc::EOPNOTSUPP))
-}
-
 fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
     if dmabuf.len == 0 || dmabuf.fd < 0 {
         return Err(Code::INVAL);
@@ -221,22 +216,9 @@ fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
     // SAFETY: the application keeps the descriptor open during the call; the mapping does not need it afterwards.
     let fd = unsafe { BorrowedFd::borrow_raw(dmabuf.fd) };
     let base = (dmabuf.base_addr as u64).wrapping_add(dmabuf.offset);
-    let map = match Mapping::shared(fd, dmabuf.offset, dmabuf.len) {
-        Ok(map) => map,
-        // A GPU's driver may let no CPU map what it exports. Then the CUDA driver copies, by the address in this process.
-        Err(error) if is_unmappable(&error) && !dmabuf.base_addr.is_null() => {
-            let owner = Driver::get().and_then(|driver| driver.owner(base, dmabuf.len));
-            let device = owner.map_err(|why| {
-                log::line(format_args!(
-                    "softefa: fi_mr_regattr of a dma-buf that the CPU cannot map ({error}), and whose bytes the CUDA driver cannot copy: {why}"
-                ));
-                Code::from(error)
-            })?;
-            return Ok(Memory { base, len: dmabuf.len as u64, at: Location::Cuda(device, base), _map: None });
-        }
-        Err(error) => return Err(error.into()),
-    };
-    Ok(Memory { base, len: dmabuf.len as u64, at: Location::Host(map.as_ptr()), _map: Some(map) })
+    let address = (!dmabuf.base_addr.is_null()).then_some(base);
+    let (at, map) = Location::of_dma_buf(fd, dmabuf.offset, dmabuf.len, address)?;
+    Ok(Memory { base, len: dmabuf.len as u64, at, _map: map })
 }
 
 /// Registers memory of the host.

@@ -42,10 +42,10 @@ impl SignalMemory {
         let len = words + n_contexts * stride(n_signals);
         let buffer: Arc<dyn DeviceBuffer> = coll.device.allocate(len, Use::Shared)?.into();
         let register = |rail: &&Arc<Rail>| {
-            let region = region_of(&*buffer, 0, words);
+            let (region, kind) = region_of(&*buffer, 0, words);
             let what = format!("registering {words} bytes for receives of signals with card {}", rail.name());
             // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair before. No Rust reference covers the memory.
-            let region = unsafe { MemoryRegion::register(&rail.domain, region, bindings::FI_RECV, 0) };
+            let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, bindings::FI_RECV, 0, kind) };
             let region = Arc::new(region.map_err(Error::fabric(what))?);
             let (lkey, _) = rail.keys(&region)?;
             Ok::<_, Error>((region, lkey))

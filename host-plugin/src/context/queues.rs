@@ -79,7 +79,7 @@ pub struct RailInfo {
     /// For endpoints with 64-byte requests.
     pub narrow: (Info, usize),
     /// For the value endpoint, if it has 128-byte requests.
-    wide: Option<(Info, usize)>,
+    pub wide: Option<(Info, usize)>,
 }
 
 impl RailInfo {

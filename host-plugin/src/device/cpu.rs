@@ -6,6 +6,7 @@ use super::interface::{
     page_size,
 };
 use ferrogin_ffi::nccl;
+use ferrogin_libfabric::MemoryKind;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::resource::{Resource, getrlimit};
@@ -72,7 +73,7 @@ impl Device for CpuDevice {
 
     fn window(&self, address: *mut c_void, len: usize, _ptr_type: i32) -> Result<WindowMemory, DeviceError> {
         check_mapped(address as usize, len)?;
-        Ok(WindowMemory::Address)
+        Ok(WindowMemory::Address(MemoryKind::System))
     }
 
     fn ptr_support(&self) -> i32 {
@@ -126,7 +127,7 @@ impl DeviceBuffer for CpuBuffer {
     }
 
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
-        self.file.as_ref().map(|file| DmaBuf { fd: file.as_fd(), offset: 0, len: self.size })
+        self.file.as_ref().map(|file| DmaBuf { fd: file.as_fd(), offset: 0, len: self.size, kind: MemoryKind::System })
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {

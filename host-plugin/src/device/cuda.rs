@@ -1,8 +1,8 @@
 //! The GPU as device, through the CUDA driver, which is loaded at run time.
 //!
-//! An EFA card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, which it registers as a dma-buf; its
-//! rings and doorbells are mapped into the GPU. The software card is a thread of this process: its memory, rings and doorbells
-//! are host memory that is mapped into the GPU.
+//! A card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, which it registers as a dma-buf; its rings and
+//! doorbells are mapped into the GPU. A software card is a thread of this process, which reaches dma-bufs of the software GPU alone: its
+//! driver has a function for that. On any other GPU its memory is host memory that is mapped into the GPU.
 #![allow(unsafe_code)]
 
 mod capabilities;
@@ -19,6 +19,7 @@ use capabilities::{ATOMIC_REDUCTION_SUPPORTED, Flush, attribute, check_needs, ve
 use cudarc::driver::sys as cu;
 use driver::{Core, check};
 use ferrogin_ffi::nccl;
+use ferrogin_libfabric::MemoryKind;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,8 +27,8 @@ use std::sync::Arc;
 /// A GPU.
 pub struct CudaDevice {
     core: Arc<Core>,
-    /// True for the software card.
-    software: bool,
+    /// False for a software card that the driver does not let into the GPU's memory.
+    reachable: bool,
     flush: Flush,
     /// A stream has atomic reductions.
     reduces: bool,
@@ -74,7 +75,8 @@ impl CudaDevice {
             check("cuCtxGetDevice", unsafe { cu::cuCtxGetDevice(&mut device) })?;
         }
         let mut core = Core { context, device, retained, stream: std::ptr::null_mut() };
-        check_needs(device, software)?;
+        let reachable = !software || capabilities::lets_software_cards_in();
+        check_needs(device, reachable)?;
         let current = core.enter()?;
         let flags = cu::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut stream = std::ptr::null_mut();
@@ -85,7 +87,7 @@ impl CudaDevice {
         let native = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED as i32;
         let [reduces, native_atomics] =
             [ATOMIC_REDUCTION_SUPPORTED, native].map(|number| attribute(number, device) == 1);
-        Ok(Self { core: Arc::new(core), software, flush: Flush::of(device, software), reduces, native_atomics })
+        Ok(Self { core: Arc::new(core), reachable, flush: Flush::of(device, software), reduces, native_atomics })
     }
 }
 
@@ -97,8 +99,8 @@ impl Device for CudaDevice {
     fn allocate(&self, len: usize, usage: Use) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
         match usage {
             Use::Tables => memory::gpu(&self.core, len, false),
-            Use::Window => memory::gpu(&self.core, len, !self.software),
-            Use::Card if !self.software => memory::gpu(&self.core, len, true),
+            Use::Window => memory::gpu(&self.core, len, self.reachable),
+            Use::Card if self.reachable => memory::gpu(&self.core, len, true),
             Use::Card | Use::Shared => memory::host(&self.core, len),
         }
     }
@@ -116,7 +118,7 @@ impl Device for CudaDevice {
     fn window(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Result<WindowMemory, DeviceError> {
         if ptr_type == nccl::PTR_HOST {
             super::cpu::check_mapped(address as usize, len)?;
-            return Ok(WindowMemory::Address);
+            return Ok(WindowMemory::Address(MemoryKind::System));
         }
         let current = self.core.enter()?;
         words::parts(&current, address as u64, len).ok_or(DeviceError::WrongMemory {
@@ -124,13 +126,14 @@ impl Device for CudaDevice {
             problem: "not GPU memory of the given size",
             cure: "register memory of ncclMemAlloc or cuMemCreate, or pass NCCL_PTR_HOST for host memory",
         })?;
-        if self.software {
-            return Ok(WindowMemory::CudaAddress(self.core.device));
+        let kind = MemoryKind::Cuda(self.core.device);
+        if !self.reachable {
+            return Ok(WindowMemory::Address(kind));
         }
         let start = address as u64 & !(page_size() as u64 - 1);
         let inner = address as u64 - start;
         let span = memory::round_up(len.saturating_add(inner as usize), page_size())?;
-        Ok(WindowMemory::DmaBuf { fd: memory::export_range(start, span)?, offset: inner })
+        Ok(WindowMemory::DmaBuf { fd: memory::export_range(start, span)?, offset: inner, kind })
     }
 
     fn ptr_support(&self) -> i32 {

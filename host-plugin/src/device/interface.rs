@@ -1,6 +1,7 @@
 //! What both back ends offer: the trait [`Device`], and the memory and errors that it names.
 
 use crate::turn::Round;
+use ferrogin_libfabric::MemoryKind;
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::LazyLock;
@@ -141,6 +142,8 @@ pub struct DmaBuf<'a> {
     pub offset: u64,
     /// Bytes.
     pub len: usize,
+    /// The memory behind it.
+    pub kind: MemoryKind,
 }
 
 /// An allocation that kernels can use, zeroed when made, freed when dropped.
@@ -173,15 +176,15 @@ pub trait DeviceBuffer: Send + Sync {
 #[derive(Debug)]
 pub enum WindowMemory {
     /// By address.
-    Address,
-    /// By address on the CUDA device of that number.
-    CudaAddress(i32),
+    Address(MemoryKind),
     /// As a dma-buf.
     DmaBuf {
         /// Closed when dropped; the registration keeps its own reference.
         fd: OwnedFd,
         /// Offset of the window's first byte in the dma-buf.
         offset: u64,
+        /// The memory behind it.
+        kind: MemoryKind,
     },
 }
 

@@ -138,6 +138,13 @@ impl Rig {
         Buffer { at, len, region }
     }
 
+    /// A counter in the caller's memory.
+    pub fn counter(&self, init: &mut fi::fi_efa_comp_cntr_init_attr) -> *mut fi::fid_cntr {
+        let mut cntr = ptr::null_mut();
+        call!(self.gda, cntr_open_ext, self.domain, ptr::null_mut(), &raw mut cntr, ptr::null_mut(), init);
+        cntr
+    }
+
     pub fn close(self) {
         assert_eq!(close(self.domain), 0, "domain in use");
         assert_eq!(close(self.fabric), 0, "fabric in use");
@@ -247,15 +254,13 @@ impl End {
         let mut cq_attr = fi::fi_cq_attr { size: 256, ..Default::default() };
         call!(ops, cq_open, rig.domain, &raw mut cq_attr, &raw mut cq, none);
         let counter = |value: &AtomicU64, errors: Option<&AtomicU64>| {
-            let mut cntr = ptr::null_mut();
             let mut init = fi::fi_efa_comp_cntr_init_attr {
                 flags: 1 | if errors.is_some() { 2 } else { 0 },
                 comp_cntr_ext_mem: va(value),
                 err_cntr_ext_mem: errors.map(va).unwrap_or_default(),
                 ..Default::default()
             };
-            call!(rig.gda, cntr_open_ext, rig.domain, ptr::null_mut(), &raw mut cntr, none, &raw mut init);
-            cntr
+            rig.counter(&mut init)
         };
         let counters = [counter(&counts.local, Some(&counts.errors)), counter(&counts.remote, None)];
         let bind = |fid: *mut fi::fid, flags: u64| {

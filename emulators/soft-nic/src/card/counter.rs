@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use crate::fault::COUNTER_MASK;
+use crate::location::Location;
+use crate::log;
 use crate::memory::{self, Mapping};
 
 /// One counted number. The card keeps a shadow of it, stores to the memory and never reads it back.
@@ -14,6 +16,8 @@ use crate::memory::{self, Mapping};
 pub struct Word {
     at: *mut u64,
     shadow: u64,
+    /// Memory of a GPU that the CPU cannot touch: the count goes there too.
+    on_gpu: Option<Location>,
     _own: Option<Arc<AtomicU64>>,
     _map: Option<Arc<Mapping>>,
 }
@@ -26,16 +30,21 @@ impl Word {
     /// A word in memory of the card.
     pub fn own(start: u64) -> Self {
         let own = Arc::new(AtomicU64::default());
-        Self { at: own.as_ptr(), shadow: start, _own: Some(own), _map: None }.stored()
+        Self { at: own.as_ptr(), shadow: start, on_gpu: None, _own: Some(own), _map: None }.stored()
     }
 
     /// A word at `offset` of a file or a device's buffer.
     ///
     /// # Errors
-    /// Those of [`Mapping::word`].
+    /// Those of [`Mapping::word`] and [`Location::by_driver`].
     pub fn mapped(fd: BorrowedFd<'_>, offset: u64, start: u64) -> io::Result<Self> {
-        let (map, at) = Mapping::word(fd, offset)?;
-        Ok(Self { at, shadow: start, _own: None, _map: Some(map) }.stored())
+        match Mapping::word(fd, offset) {
+            Ok((map, at)) => Ok(Self { at, shadow: start, on_gpu: None, _own: None, _map: Some(map) }.stored()),
+            Err(error) => {
+                let place = Location::by_driver(error, fd, offset, size_of::<u64>(), None)?;
+                Ok(Self { on_gpu: Some(place), ..Self::own(start) }.stored())
+            }
+        }
     }
 
     /// A word in memory of the caller.
@@ -43,7 +52,7 @@ impl Word {
     /// # Safety
     /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
     pub unsafe fn at(at: *mut u64, start: u64) -> Self {
-        Self { at, shadow: start, _own: None, _map: None }.stored()
+        Self { at, shadow: start, on_gpu: None, _own: None, _map: None }.stored()
     }
 
     fn stored(mut self) -> Self {
@@ -54,6 +63,13 @@ impl Word {
     /// Sets the value, modulo 2^31.
     pub fn set(&mut self, value: u64) {
         self.shadow = value & COUNTER_MASK;
+        if let Some(place) = self.on_gpu {
+            let bytes = self.shadow.to_ne_bytes();
+            // SAFETY: the array has as many bytes; the caller of `Word::mapped` keeps the memory until the counter is closed.
+            if let Err(error) = unsafe { place.write(bytes.as_ptr(), bytes.len()) } {
+                log::line(format_args!("softefa: a counter in memory of a GPU cannot be written: {error}"));
+            }
+        }
         // SAFETY: `at` is a mapped, aligned word: this value keeps it, or the caller of `Word::at`. Release:
         // a reader of the count sees the payload that was written before it.
         unsafe { memory::store_release(self.at, self.shadow) };
@@ -64,7 +80,7 @@ impl Word {
         self.set(self.shadow.wrapping_add(value));
     }
 
-    /// Address of the word, for readers without the card's lock.
+    /// Address of the word, for readers without the card's lock. A word that the CPU cannot touch has a copy in memory of the card.
     pub fn address(&self) -> *mut u64 {
         self.at
     }

@@ -132,10 +132,13 @@ fn memory_of_a_gpu_is_registered_by_its_dma_buf() {
     let Some(program) = program(test) else { return };
     let Some(gpu) = ferrogin_test_support::software_gpu(test) else { return };
     let libraries = std::env::join_paths([libraries(), gpu.as_ref()]).expect("two directories");
-    let mut command = on_card(program);
-    command.arg("gpu").env("SOFTEFA_FAULTS", "seed=2,reorder=8").env("LD_LIBRARY_PATH", libraries);
-    let text = run(command);
-    assert!(text.contains("gpu: good"), "{text}");
+    for access in ["yes", "no"] {
+        let mut command = on_card(&program);
+        command.arg("gpu").env("SOFTEFA_FAULTS", "seed=2,reorder=8").env("LD_LIBRARY_PATH", &libraries);
+        command.env("SOFTGPU_CPU_ACCESS", access);
+        let text = run(command);
+        assert!(text.contains("gpu: good"), "{text}");
+    }
 }
 
 #[test]

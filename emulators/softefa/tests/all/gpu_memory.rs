@@ -111,6 +111,45 @@ fn transfer(rig: &Rig, from: (u64, &Region), to: (u64, &Region)) {
     b.close();
 }
 
+/// The values of counters in memory of the GPU, by the driver, and by libfabric.
+#[test]
+fn counters_count_in_gpu_memory() {
+    let name = "counters_count_in_gpu_memory";
+    let Some(library) = ferrogin_test_support::software_gpu(name) else { return };
+    for access in ["yes", "no"] {
+        let settings =
+            [("LD_LIBRARY_PATH", &*library), ("SOFTGPU_CPU_ACCESS", access), ("SOFTEFA_FAULTS", "cntr_start=5")];
+        run(name, &settings, || {
+            let driver = Driver::open();
+            let rig = Rig::of(getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap());
+            let at = driver.allocate(0xff);
+            let file = driver.export(at);
+            let location = |offset| {
+                let dmabuf = fi::fi_efa_memory_location__bindgen_ty_1 { offset, fd: file.as_raw_fd(), reserved: 0 };
+                fi::fi_efa_memory_location { dmabuf, type_: 1, ..Default::default() }
+            };
+            let mut init = fi::fi_efa_comp_cntr_init_attr {
+                flags: 3,
+                comp_cntr_ext_mem: location(4096),
+                err_cntr_ext_mem: location(8192 + 8),
+                ..Default::default()
+            };
+            let cntr = rig.counter(&mut init);
+            let word = |offset: usize| u64::from_ne_bytes(driver.read(at)[offset..offset + 8].try_into().unwrap());
+            assert_eq!([word(4096), word(8200), word(4104)], [5, 0, u64::MAX]);
+            let of_fabric = |cntr: *mut fi::fid_cntr| unsafe { ((*(*cntr).ops).read.unwrap())(cntr) };
+            for (added, value) in [(1, 6), (2, 8)] {
+                assert_eq!(unsafe { ((*(*cntr).ops).add.unwrap())(cntr, added) }, 0);
+                assert_eq!((word(4096), of_fabric(cntr)), (value, value));
+            }
+            assert_eq!(unsafe { ((*(*cntr).ops).seterr.unwrap())(cntr, 77) }, 0);
+            assert_eq!([word(4096), word(8200), word(4104)], [8, 77, u64::MAX]);
+            assert_eq!(close(cntr), 0);
+            rig.close();
+        });
+    }
+}
+
 #[test]
 fn gpu_memory_is_written_by_each_registration() {
     let name = "gpu_memory_is_written_by_each_registration";
@@ -120,22 +159,25 @@ fn gpu_memory_is_written_by_each_registration() {
         let driver = Driver::open();
         assert_eq!(rights(driver.allocate(0)), "---p");
         let rig = Rig::of(getinfo(|hints| hints.caps = fi::FI_RMA | fi::FI_HMEM).unwrap());
-        for way in ["address", "dma-buf"] {
+        const NAME: u64 = 0x7000_0000;
+        for way in ["address", "dma-buf", "dma-buf with another name"] {
             let (source, target) = (driver.allocate(0x5c), driver.allocate(0));
             let from = by_address(&rig, source).expect("the source");
             let file = driver.export(target);
-            let to = match way {
-                "address" => by_address(&rig, target),
-                _ => by_dmabuf(&rig, &file, target),
+            let (name, to) = match way {
+                "address" => (target, by_address(&rig, target)),
+                "dma-buf" => (target, by_dmabuf(&rig, &file, target)),
+                _ => (NAME, by_dmabuf(&rig, &file, NAME)),
             };
             let to = to.expect(way);
-            transfer(&rig, (source, &from), (target, &to));
+            transfer(&rig, (source, &from), (name, &to));
             assert!(driver.read(target).iter().all(|byte| *byte == 0x5c), "{way}");
             assert_eq!((close(from.mr), close(to.mr)), (0, 0));
         }
-        // An address that is no GPU's: the descriptor cannot be mapped, and the driver cannot copy.
-        let target = driver.allocate(0);
-        let file = driver.export(target);
+        // A file that the driver has not exported, and an address that is no GPU's: it cannot be mapped, and the driver cannot copy.
+        let file = nix::sys::memfd::memfd_create("unknown", nix::sys::memfd::MFdFlags::empty()).unwrap();
+        let file = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        file.set_len(BYTES as u64).unwrap();
         assert_eq!(by_dmabuf(&rig, &file, 4096).err(), Some(-libc::EACCES));
         rig.close();
     });

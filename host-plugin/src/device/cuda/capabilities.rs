@@ -6,7 +6,7 @@ use crate::device::interface::DeviceError;
 use cudarc::driver::sys as cu;
 use std::ffi::CStr;
 
-/// Required GPU attributes: the attribute, its least value, true if the software card needs it too, and the message.
+/// Required GPU attributes: the attribute, its least value, true if cards that do not reach its memory need it too, and the message.
 const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     use cu::CUdevice_attribute::*;
     [
@@ -39,11 +39,11 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     ]
 };
 
-/// Checks that the GPU has what the plugin needs of it with the software card, or with hardware.
-pub fn check_needs(device: cu::CUdevice, software: bool) -> Result<(), DeviceError> {
-    for (attribute, least, for_software, reason) in NEEDS {
+/// Checks that the GPU has what the plugin needs of it, with cards that reach its memory or with others.
+pub fn check_needs(device: cu::CUdevice, reachable: bool) -> Result<(), DeviceError> {
+    for (attribute, least, always, reason) in NEEDS {
         let value = known(attribute, device)?;
-        if value < least && (for_software || !software) {
+        if value < least && (always || reachable) {
             return Err(DeviceError::NoGpu { reason: format!("{reason} ({})", versions(device)) });
         }
     }
@@ -75,6 +75,14 @@ pub fn versions(device: cu::CUdevice) -> String {
 /// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`, of CUDA 13.1.
 pub const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
 
+/// Whether the driver has the function by which software cards reach a dma-buf of the GPU's memory. The software GPU's has it.
+pub fn lets_software_cards_in() -> bool {
+    // SAFETY: the driver is loaded already, so no initialiser runs.
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") };
+    // SAFETY: the symbol is looked up and not used.
+    driver.is_ok_and(|driver| unsafe { driver.get::<*const ()>(b"cuSoftGpuAttachDmaBuf\0") }.is_ok())
+}
+
 /// A device attribute, also one that this release of the driver's bindings has no name for; 0 if the driver does not know it.
 pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
     type Get = extern "C" fn(&mut i32, i32, cu::CUdevice) -> i32;
@@ -89,7 +97,7 @@ pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
 /// How a host thread makes kernels see the bytes that a card wrote to GPU memory before a completion in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flush {
-    /// Kernels see them: the driver says so, or it has no way and the software card wrote them through the driver or in host memory.
+    /// Kernels see them: the driver says so, or it has no way and the software card wrote them through the driver or its own mapping.
     NotNeeded,
     /// `cuFlushGPUDirectRDMAWrites`.
     Driver,

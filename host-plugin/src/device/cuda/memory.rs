@@ -4,6 +4,7 @@
 use super::driver::{Core, check, check_free};
 use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, HostBytes, bounds, page_size};
 use cudarc::driver::sys as cu;
+use ferrogin_libfabric::MemoryKind;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -166,7 +167,12 @@ impl DeviceBuffer for GpuBuffer {
     }
 
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
-        self.fd.as_ref().map(|fd| DmaBuf { fd: fd.as_fd(), offset: 0, len: self.size })
+        self.fd.as_ref().map(|fd| DmaBuf {
+            fd: fd.as_fd(),
+            offset: 0,
+            len: self.size,
+            kind: MemoryKind::Cuda(self.core.device),
+        })
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {

@@ -1,6 +1,8 @@
 use super::*;
 use crate::device::interface::bytes_of;
+use crate::memory::region_of;
 use crate::turn::Turn;
+use ferrogin_libfabric::Region;
 use ferrogin_test_support::child;
 
 /// Runs `body` in a child process, with the driver of this machine or else on the software GPU.
@@ -26,7 +28,7 @@ fn gpu_memory_is_zeroed_and_exported() {
         buffer.read(8, &mut bytes[..8]).unwrap();
         assert_eq!(bytes[..8], 0x0102_0304_0506_0708u64.to_le_bytes());
         match device.allocate(5000, Use::Card) {
-            Ok(card) => assert!(device.software || card.dma_buf().is_some()),
+            Ok(card) => assert!(!device.reachable || card.dma_buf().is_some()),
             Err(error) => ferrogin_test_support::skip(&format!("{test} (dma-buf)"), error),
         }
     });
@@ -152,12 +154,34 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
     });
 }
 
+/// Memory of cards and windows is GPU memory that the card registers as a dma-buf, where cards reach it; the last is true for hardware, and
+/// for a software card on the software GPU.
 #[test]
-fn software_card_memory_is_host_memory() {
-    on_gpu("software_card_memory_is_host_memory", || {
+fn cards_get_gpu_memory_where_they_reach_it() {
+    let test = "cards_get_gpu_memory_where_they_reach_it";
+    on_gpu(test, || {
+        let check = |device: &CudaDevice| {
+            let kind = MemoryKind::Cuda(device.core.device);
+            let [card, window] = [Use::Card, Use::Window].map(|usage| device.allocate(8, usage).unwrap());
+            let (region, registered) = region_of(&*card, 4096, 4096);
+            let form = device.window(window.device_address() as *mut c_void, 8, nccl::PTR_CUDA).unwrap();
+            if device.reachable {
+                assert!(card.host_address().is_none());
+                let base = card.device_address() as *mut u8;
+                assert!(matches!(region, Region::DmaBuf { offset: 4096, len: 4096, base: at, .. } if at == base));
+                assert_eq!(registered, kind);
+                assert!(matches!(form, WindowMemory::DmaBuf { offset: 0, kind: of_window, .. } if of_window == kind));
+            } else {
+                assert!(card.host_address().is_some() && matches!(region, Region::Va { .. }));
+                assert_eq!(registered, MemoryKind::System);
+                assert!(matches!(form, WindowMemory::Address(of_window) if of_window == kind));
+            }
+            assert!(device.window(16 as *mut c_void, 8, nccl::PTR_CUDA).is_err());
+        };
         let device = CudaDevice::open(true).expect("a GPU");
-        let buffer = device.allocate(8, Use::Card).unwrap();
-        assert!(buffer.host_address().is_some() && buffer.dma_buf().is_none());
-        assert!(device.window(16 as *mut c_void, 8, nccl::PTR_CUDA).is_err());
+        // A call that changes nothing tells the software GPU from other drivers.
+        assert_eq!(device.reachable, set_attribute(ATOMIC_REDUCTION_SUPPORTED, i32::from(device.reduces)));
+        check(&device);
+        check(&CudaDevice { reachable: false, ..device });
     });
 }
