@@ -54,6 +54,27 @@ fn lone_posts_reserve_after_three_round_trips_and_take_two_fences() {
     }
 }
 
+/// 32 lanes make one reservation, one mark, one end of a pass and one doorbell, however they are scheduled.
+#[test]
+fn lanes_of_a_warp_share_one_doorbell() {
+    let signals =
+        ["put-signal", "put-value-signal", "signal", "put-memory-signal", "put-value-memory-signal", "memory-signal"];
+    let posts = signals.map(|post| format!("kernel-{post}"));
+    let posts =
+        posts.iter().map(String::as_str).chain(["put-warp", "put-value-warp", "signal-warp"]).collect::<Vec<_>>();
+    for seed in ["1", "2", "3"] {
+        let (good, found) = costs(&[&["--threads", "32", "--seed", seed][..], &posts].concat());
+        assert!(good, "{found}");
+        for post in &posts {
+            let rows = found.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let row = rows.clone().find(|row| row[..3] == ["combining", *post, "32"]).expect(post);
+            // Means of the lanes: 4 atomic operations and a doorbell between 32.
+            assert!(row[9].parse::<f64>().unwrap() <= 4.0 / 32.0, "{post}, seed {seed}: {} atomic operations", row[9]);
+            assert_eq!(row[10], "0.03", "{post}, seed {seed}: doorbells");
+        }
+    }
+}
+
 #[test]
 fn bad_arguments_of_gpu_cost_are_errors() {
     for (args, cause) in [

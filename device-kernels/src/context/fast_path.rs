@@ -186,7 +186,7 @@ fn finish(endpoint: Endpoint<'_>, operation: Operation, rest: Rest, word: u64) -
     let (aggregate, place) = (operation.flags.is_aggregate(), |idx| endpoint.place(wqe, idx));
     match step {
         #[cfg(target_arch = "nvptx64")]
-        None => super::group::join(endpoint, aggregate, place),
+        None => super::group::join(endpoint, aggregate, wqe),
         // A CPU has no lanes.
         #[cfg(not(target_arch = "nvptx64"))]
         None => Err(Status::InvalidArgument),

@@ -1,16 +1,17 @@
 //! Posts the requests of a group of lanes, which have one endpoint, with one reservation, one fence and one doorbell.
 
 use super::tables::limits_of;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, Wqe};
 use crate::lanes::Lanes;
 use crate::post::EncodeWqe;
 use crate::post::combining::run::{Run, admit_run, reserve_run, ring_run};
 use crate::status::Status;
 
 /// Posts the requests of the lanes that make this call at the same time.
-pub(super) fn join(poster: Endpoint<'_>, aggregate: bool, request: impl EncodeWqe) -> Result<(), Status> {
+#[inline(never)]
+pub(super) fn join(poster: Endpoint<'_>, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
     let group = Lanes::active().with_key(key_of(poster, aggregate));
-    post(group, poster, aggregate, request)
+    post(group, poster, aggregate, |idx| poster.place(wqe, idx))
 }
 
 /// Lanes with the same key are a group.

@@ -7,6 +7,8 @@ use super::{Context, DATA};
 use crate::action::Flags;
 use crate::endpoint::{Endpoint, Wqe};
 use crate::status::Status;
+#[cfg(target_arch = "nvptx64")]
+use ferrogin_ffi::ext::POLICY_COMBINING;
 
 impl Context<'_> {
     /// Carries out an operation of which nothing was posted.
@@ -71,7 +73,12 @@ impl Context<'_> {
         Ok(operation)
     }
 
+    /// Posts a request, on a GPU together with the other lanes of the warp that are here, if the flags say so.
     pub(super) fn post(self, poster: Endpoint<'_>, flags: Flags, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
+        #[cfg(target_arch = "nvptx64")]
+        if flags.is_together() && self.ext.policy == POLICY_COMBINING {
+            return super::group::join(poster, aggregate, wqe);
+        }
         poster.post(self.ext.policy, flags, self.limits(), aggregate, wqe)
     }
 }

@@ -104,7 +104,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// The step of that number; the first for an unknown one, as it does no harm.
+    /// The step of that number. An unknown one, which no caller passes, is a pass, which does no harm.
     pub(crate) fn from_number(number: u32) -> Step {
         match number {
             2 => Step::ContinuePass,
