@@ -109,8 +109,8 @@ impl<'a> Endpoint<'a> {
     /// A write of a value, by either policy. `None`: the endpoint takes no values.
     pub(crate) fn value_wqe(&self, template: WqeTemplate, remote: Remote, value: u64, size: ValueSize) -> Option<Wqe> {
         let is_inline = self.ext.config.write_inline >= 8;
-        let values = &self.ext.config.values;
-        (is_inline || values.slots != 0).then(|| value_wqe(template, remote, value, size, values, is_inline))
+        let has_slots = self.ext.config.ring.value_base != 0;
+        (is_inline || has_slots).then(|| value_wqe(template, remote, value, size, &self.ext.config.values, is_inline))
     }
 
     /// Posts by either policy.

@@ -8,14 +8,14 @@
 //! * `state`, 64 bits: the ready bitmap (16 bits, slot `idx & 15`), the number of combiners (16 bits), and the rung count `R`
 //!   (32 bits, which wrap out of the top). At most 16 posts are reserved and admitted beyond `R`, so a slot's bit is
 //!   unambiguous and the number of combiners doesn't overflow.
-//! * `bound`, 64 bits: a value of `cursor`, up to which posts are admitted without looking at the counts (see [`room`]).
+//! * `bound`, 64 bits: a value of `cursor`, up to which posts are admitted without looking at the counts (see `combining/room.rs`).
 //!
 //! When the cursor wraps at 2^32 it carries one into the barrier. A barrier that moved up by one holds back no less, and no
 //! `bound` reaches across the wrap. A flush doesn't take a barrier at its own snapshot for one that was raised there.
 //!
 //! # Why no request stays unrung
 //!
-//! A plain post adds its ready bit and one combiner in one operation. The first combiner makes passes over the bitmap ([`pass`]):
+//! A plain post adds its ready bit and one combiner in one operation. The first combiner makes passes over the bitmap (`combining/pass.rs`):
 //! a pass rings the contiguous ready run from `R`, then subtracts in one add the combiners that it has seen. A poster that adds
 //! itself meanwhile leaves at once, so the first combiner makes another pass while any combiner is left. An aggregated post adds
 //! no combiner. If it makes a request behind it ringable, it makes a pass when no combiner is active, and leaves the request to
