@@ -1,8 +1,8 @@
 //! The fast path, and what it leaves undone.
 //!
 //! The usual operation is one work request with room in its queue and no other poster at the doorbell. The fast path posts it in a
-//! straight line of code, which kernels have inline. A rare step of the post is a [`Continuation`], which is carried out in a call. An
-//! operation that does not take the fast path is one too, of which nothing was posted.
+//! straight line of code, which kernels have inline. A rare step of the post, or a whole operation that doesn't take the fast path, is
+//! returned as a [`Continuation`] and carried out in a call.
 
 use super::operation::{Kind, Operation, Resolved};
 use super::tables::{Named, context_of, limits_of};
@@ -13,8 +13,8 @@ use crate::status::{Status, code};
 use core::ffi::c_int;
 use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
 
-/// What is left of an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes it apart: its arguments fit in
-/// the registers of a call, so that a kernel needs no stack for them.
+/// What remains to be done for an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes the fields as
+/// arguments, which fit in the registers of a call, so that a kernel needs no stack for them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Continuation {
@@ -123,7 +123,7 @@ impl Continuation {
         Continuation { rest, word, poster: poster.as_ptr(), remote: remote.addr, local: local.addr, keys }
     }
 
-    /// Does what is left, if anything is, of an operation whose bytes have this low half.
+    /// Finishes an operation, if anything remains to be done. `bytes` is the low half of its size.
     #[inline(always)]
     pub(super) fn finish(self, bytes: u32) -> Result<(), Status> {
         let Continuation { rest, word, poster, remote, local, keys } = self;
@@ -136,8 +136,7 @@ impl Continuation {
     }
 }
 
-/// Does what the fast path left undone of an operation: the arguments are the fields of its [`Continuation`], and the low half of its
-/// bytes.
+/// Finishes an operation that the fast path began: the arguments are the fields of its [`Continuation`], and the low half of its size.
 ///
 /// # Safety
 ///

@@ -11,7 +11,7 @@ use crate::status::Status;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 
 impl Context<'_> {
-    /// Carries out an operation of which nothing was posted.
+    /// Carries out a whole operation.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_out(self, operation: Operation) -> Result<(), Status> {

@@ -4,6 +4,7 @@
 mod schedules;
 
 use super::flush::flush;
+use super::ops::Policy::{self, Combining, Exclusive, Locked, LockedExclusive};
 use super::*;
 use crate::platform;
 use crate::wait::Limit;
@@ -11,18 +12,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use std::sync::{Mutex, TryLockError};
 use std::thread;
-
-/// A form of a policy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Variant {
-    Combining,
-    /// The same in the exclusive mode, for one thread.
-    Exclusive,
-    Locked,
-    /// `locked` in the exclusive mode, for one thread.
-    LockedExclusive,
-}
-use Variant::{Combining, Exclusive, Locked, LockedExclusive};
 
 /// The endpoint that posters and card share. The card reads a value slot when it executes the post, in any order.
 struct Shared {
@@ -96,22 +85,12 @@ impl Shared {
         }
     }
 
-    fn post(&self, variant: Variant, aggregate: bool, token: u64) -> Result<(), Status> {
-        let write = |idx| self.write(idx, token);
-        match variant {
-            Combining => combining::post(self, self, aggregate, write),
-            Exclusive => exclusive::post(self, self, aggregate, write),
-            Locked => locked::post(self, self, false, aggregate, write),
-            LockedExclusive => locked::post(self, self, true, aggregate, write),
-        }
+    fn post(&self, policy: Policy, aggregate: bool, token: u64) -> Result<(), Status> {
+        policy.post(self, self, aggregate, |idx| self.write(idx, token))
     }
 
-    fn flush(&self, variant: Variant) -> Result<(), Status> {
-        let outcome = match variant {
-            Combining | Exclusive => flush(self, false, self),
-            Locked | LockedExclusive => flush(self, true, self),
-        };
-        Result::from(outcome).map(|_| ())
+    fn flush(&self, policy: Policy) -> Result<(), Status> {
+        Result::from(flush(self, policy.is_locked(), self)).map(|_| ())
     }
 }
 
@@ -256,7 +235,7 @@ fn run_card(shared: &Shared, stop: &AtomicBool) {
     }
 }
 
-fn run(variant: Variant, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
+fn run(policy: Policy, start: u32, sq_size: u32, max_batch: u32, slots: u32, threads: u64, posts: u64) -> Shared {
     let mut shared = Shared::new(start, sq_size, max_batch, slots);
     shared.card = Mutex::new(Some(Card::new(start, 0x5eed ^ u64::from(start))));
     let stop = AtomicBool::new(false);
@@ -268,15 +247,15 @@ fn run(variant: Variant, start: u32, sq_size: u32, max_batch: u32, slots: u32, t
                 scope.spawn(move || {
                     for i in 0..posts {
                         let token = t << 32 | i;
-                        shared.post(variant, i % 3 == t % 3, token).unwrap();
+                        shared.post(policy, i % 3 == t % 3, token).unwrap();
                         if i % 37 == 36 {
-                            shared.flush(variant).unwrap();
+                            shared.flush(policy).unwrap();
                             let delivered = shared.delivered.lock().unwrap();
                             let mine = delivered.iter().filter(|&&d| d >> 32 == t).count() as u64;
                             assert_eq!(mine, i + 1, "flush of thread {t} returned early");
                         }
                     }
-                    shared.flush(variant).unwrap();
+                    shared.flush(policy).unwrap();
                 })
             })
             .collect();
@@ -303,20 +282,20 @@ const STARTS: [(u32, u32); 6] =
 
 #[test]
 fn posts_are_delivered_once_in_any_completion_order() {
-    for variant in [Combining, Locked] {
+    for policy in [Combining, Locked] {
         for (start, slots) in STARTS {
-            run(variant, start, 8, 4, slots, 3, 500);
-            run(variant, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
+            run(policy, start, 8, 4, slots, 3, 500);
+            run(policy, start, 64, 16, if slots == 0 { 0 } else { 32 }, 4, 2_000);
         }
     }
 }
 
 #[test]
 fn posts_are_delivered_once_in_exclusive_mode() {
-    for variant in [Exclusive, LockedExclusive] {
+    for policy in [Exclusive, LockedExclusive] {
         for (start, slots) in STARTS {
-            run(variant, start, 8, 4, slots, 1, 1_000);
-            run(variant, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
+            run(policy, start, 8, 4, slots, 1, 1_000);
+            run(policy, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
         }
     }
 }
@@ -324,7 +303,7 @@ fn posts_are_delivered_once_in_exclusive_mode() {
 /// Each mode continues from the state that the last mode left, deferred posts included.
 #[test]
 fn calls_in_different_modes_follow_one_another() {
-    for (variants, starts) in [([Combining, Exclusive, Combining], STARTS), ([Locked, LockedExclusive, Locked], STARTS)]
+    for (policies, starts) in [([Combining, Exclusive, Combining], STARTS), ([Locked, LockedExclusive, Locked], STARTS)]
     {
         for (start, slots) in starts {
             let mut shared = Shared::new(start, 16, 8, slots);
@@ -333,14 +312,14 @@ fn calls_in_different_modes_follow_one_another() {
             thread::scope(|scope| {
                 let card = scope.spawn(|| run_card(&shared, &stop));
                 for i in 0..600u64 {
-                    let variant = variants[(i / 7) as usize % 3];
-                    shared.post(variant, i % 5 != 0, i).unwrap();
+                    let policy = policies[(i / 7) as usize % 3];
+                    shared.post(policy, i % 5 != 0, i).unwrap();
                     if i % 41 == 40 {
-                        shared.flush(variants[(i / 41) as usize % 3]).unwrap();
+                        shared.flush(policies[(i / 41) as usize % 3]).unwrap();
                         assert_eq!(shared.delivered.lock().unwrap().len() as u64, i + 1);
                     }
                 }
-                shared.flush(variants[0]).unwrap();
+                shared.flush(policies[0]).unwrap();
                 stop.store(true, Release);
                 card.join().unwrap();
             });
@@ -363,21 +342,21 @@ fn guard_of_value_slots_is_stricter_than_count() {
 
 #[test]
 fn card_error_ends_every_wait() {
-    for variant in [Combining, Locked, Exclusive, LockedExclusive] {
+    for policy in [Combining, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 4, 4, 0);
         for token in 0..4 {
-            shared.post(variant, false, token).unwrap();
+            shared.post(policy, false, token).unwrap();
         }
         shared.failed.store(true, Relaxed);
-        assert_eq!(shared.post(variant, false, 4), Err(Status::CardError), "{variant:?}");
-        assert_eq!(shared.flush(variant), Err(Status::CardError), "{variant:?}");
+        assert_eq!(shared.post(policy, false, 4), Err(Status::CardError), "{policy:?}");
+        assert_eq!(shared.flush(policy), Err(Status::CardError), "{policy:?}");
         // A reservation that was given up leaves a hole, over which no mode may post.
-        if variant == Combining {
+        if policy == Combining {
             shared.failed.store(false, Relaxed);
             shared.completed.store(4, Relaxed);
-            assert_eq!(shared.flush(variant), Err(Status::Poisoned));
-            for variant in [Combining, Exclusive] {
-                assert_eq!(shared.post(variant, false, 5), Err(Status::Poisoned), "{variant:?}");
+            assert_eq!(shared.flush(policy), Err(Status::Poisoned));
+            for policy in [Combining, Exclusive] {
+                assert_eq!(shared.post(policy, false, 5), Err(Status::Poisoned), "{policy:?}");
             }
             assert_eq!(shared.doorbell.load(Relaxed), 4);
         }
@@ -387,32 +366,32 @@ fn card_error_ends_every_wait() {
 /// With a fast card no post ever waits.
 #[test]
 fn card_error_is_found_without_wait() {
-    for variant in [Combining, Locked, Exclusive, LockedExclusive] {
+    for policy in [Combining, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let post = |token: u32| {
-            let posted = shared.post(variant, false, u64::from(token));
+            let posted = shared.post(policy, false, u64::from(token));
             shared.completed.store(shared.doorbell.load(Relaxed), Release);
             posted
         };
-        assert!((0..5).all(|token| post(token).is_ok()), "{variant:?}");
+        assert!((0..5).all(|token| post(token).is_ok()), "{policy:?}");
         shared.failed.store(true, Relaxed);
         let refused = (5..1000).find_map(|token| post(token).err().map(|status| (token, status)));
         let (at, status) = refused.expect("a refusal");
-        assert_eq!(status, Status::CardError, "{variant:?}");
-        assert!(at <= 5 + MAX_BATCH, "{variant:?}: at {at}");
+        assert_eq!(status, Status::CardError, "{policy:?}");
+        assert!(at <= 5 + MAX_BATCH, "{policy:?}: at {at}");
     }
 }
 
 #[test]
 fn deferred_posts_share_one_doorbell() {
-    for variant in [Combining, Locked, Exclusive, LockedExclusive] {
+    for policy in [Combining, Locked, Exclusive, LockedExclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         for token in 0..7 {
-            shared.post(variant, true, token).unwrap();
+            shared.post(policy, true, token).unwrap();
         }
         assert_eq!(shared.rings.load(Relaxed), 0);
-        shared.post(variant, false, 7).unwrap();
-        assert_eq!((shared.rings.load(Relaxed), shared.doorbell.load(Relaxed)), (1, 8), "{variant:?}");
+        shared.post(policy, false, 7).unwrap();
+        assert_eq!((shared.rings.load(Relaxed), shared.doorbell.load(Relaxed)), (1, 8), "{policy:?}");
     }
 }
 
@@ -428,26 +407,26 @@ fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
 
 #[test]
 fn posts_by_nccl_in_between_are_rung_once() {
-    for variant in [Combining, Exclusive, Locked] {
+    for policy in [Combining, Exclusive, Locked] {
         let shared = Shared::new(0, 64, 16, 0);
-        shared.post(variant, false, 0).unwrap();
+        shared.post(policy, false, 0).unwrap();
         nccl_posts(&shared, 3, true);
-        shared.post(variant, false, 4).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), 5, "{variant:?}");
+        shared.post(policy, false, 4).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 5, "{policy:?}");
         nccl_posts(&shared, 40, true);
         shared.completed.store(45, Relaxed);
-        shared.post(variant, true, 45).unwrap();
-        shared.post(variant, false, 46).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), 47, "{variant:?}");
+        shared.post(policy, true, 45).unwrap();
+        shared.post(policy, false, 46).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 47, "{policy:?}");
         // Our next post, or a flush, rings what NCCL's code has deferred.
         nccl_posts(&shared, 5, false);
-        shared.post(variant, false, 52).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), 53, "{variant:?}");
+        shared.post(policy, false, 52).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), 53, "{policy:?}");
         nccl_posts(&shared, 2, false);
         shared.completed.store(54, Relaxed);
-        assert_eq!(shared.doorbell.load(Relaxed), 53, "{variant:?}");
+        assert_eq!(shared.doorbell.load(Relaxed), 53, "{policy:?}");
         thread::scope(|scope| {
-            scope.spawn(|| shared.flush(variant).unwrap());
+            scope.spawn(|| shared.flush(policy).unwrap());
             wait_until("doorbell of the flush", || shared.doorbell.load(Relaxed) == 55);
             shared.completed.store(55, Relaxed);
         });
@@ -457,7 +436,7 @@ fn posts_by_nccl_in_between_are_rung_once() {
 /// A barrier is raised before it is so old that it would be taken for one of 2^32 posts later.
 #[test]
 fn old_barrier_is_raised() {
-    for variant in [Combining, Exclusive] {
+    for policy in [Combining, Exclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let cursor = 0x7000_0000u32;
         shared.cursor.store(u64::from(cursor), Relaxed);
@@ -465,12 +444,12 @@ fn old_barrier_is_raised() {
         for word in [&shared.doorbell, &shared.posted, &shared.released, &shared.completed] {
             word.store(cursor, Relaxed);
         }
-        shared.post(variant, false, 1).unwrap();
+        shared.post(policy, false, 1).unwrap();
         let barrier = (shared.cursor.load(Relaxed) >> 32) as u32;
-        assert!(barrier.wrapping_sub(cursor) <= 1, "{variant:?}: {barrier:#x}");
+        assert!(barrier.wrapping_sub(cursor) <= 1, "{policy:?}: {barrier:#x}");
         shared.completed.store(cursor + 1, Relaxed);
-        shared.flush(variant).unwrap();
-        shared.post(variant, false, 2).unwrap();
-        assert_eq!(shared.doorbell.load(Relaxed), cursor + 2, "{variant:?}");
+        shared.flush(policy).unwrap();
+        shared.post(policy, false, 2).unwrap();
+        assert_eq!(shared.doorbell.load(Relaxed), cursor + 2, "{policy:?}");
     }
 }

@@ -155,13 +155,13 @@ impl WqeTemplate {
 
     /// The first half of a read into one buffer.
     #[inline(always)]
-    pub const fn read_meta(self) -> [u64; 4] {
+    const fn read_meta(self) -> [u64; 4] {
         self.meta(self.head ^ Self::READ)
     }
 
     /// The first half of a write of an inline value.
     #[inline(always)]
-    pub const fn value_meta(self, size: ValueSize) -> [u64; 4] {
+    const fn value_meta(self, size: ValueSize) -> [u64; 4] {
         self.meta((self.head & !LENGTH | (size.bytes as u64) << LENGTH.trailing_zeros()) + INLINE)
     }
 
@@ -211,12 +211,6 @@ impl ValueSize {
         if others < 8 && bytes & others == 0 { Some(Self { bytes }) } else { None }
     }
 
-    /// The size that the [`remote_words`] of a value have.
-    #[inline(always)]
-    pub const fn of(remote: [u64; 2]) -> Self {
-        Self { bytes: remote[0] as u32 }
-    }
-
     /// The number of bytes.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
@@ -226,13 +220,13 @@ impl ValueSize {
 
 /// The remote side of a request made from a [`WqeTemplate`].
 #[inline(always)]
-pub const fn remote_words(remote: RemoteMem, length: u32) -> [u64; 2] {
+const fn remote_words(remote: RemoteMem, length: u32) -> [u64; 2] {
     remote.desc(length).to_words()
 }
 
 /// The local side of a request made from a [`WqeTemplate`].
 #[inline(always)]
-pub const fn local_words(sge: Sge) -> [u64; 2] {
+const fn local_words(sge: Sge) -> [u64; 2] {
     [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr]
 }
 
@@ -241,15 +235,6 @@ pub const fn local_words(sge: Sge) -> [u64; 2] {
 pub const fn with_imm<const N: usize>(mut request: [u64; N], imm: u32) -> [u64; N] {
     request[0] |= HAS_IMM;
     request[1] |= imm as u64;
-    request
-}
-
-/// A request of one buffer, with its buffer replaced by `sge`.
-#[inline(always)]
-pub const fn with_local(mut request: [u64; NARROW], sge: Sge) -> [u64; NARROW] {
-    let [length, addr] = TxBufDesc::new(sge.addr, sge.length, sge.lkey).to_words();
-    request[NARROW - 2] = length;
-    request[NARROW - 1] = addr;
     request
 }
 

@@ -142,6 +142,7 @@ pub fn ring_run<Q: CombiningQueue>(queue: Q, part: Run, aggregate: bool) {
 ///
 /// # Errors
 /// What ended a wait for room, and the number of posts before it, which are posted.
+#[cfg(test)]
 pub fn post_run<Q: CombiningQueue>(
     queue: Q,
     limits: impl Limit,

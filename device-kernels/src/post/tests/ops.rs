@@ -1,4 +1,4 @@
-//! The steps of a poster in the model and in the random schedules.
+//! The steps and the policies of a poster, in the model, the random schedules and the other tests.
 
 use crate::post::flush::FlushQueue;
 use crate::post::{EncodeWqe, combining, exclusive, locked};
@@ -38,17 +38,19 @@ pub(in crate::post) enum Policy {
     /// `combining` in its exclusive form, for one poster.
     Exclusive,
     Locked,
+    /// `locked` without its lock, for one poster.
+    LockedExclusive,
 }
 
 impl Policy {
     /// The policies for so many posters.
     pub(in crate::post) fn of(posters: usize) -> &'static [Policy] {
-        use Policy::{Combining, Exclusive, Locked};
-        if posters == 1 { &[Combining, Exclusive, Locked] } else { &[Combining, Locked] }
+        use Policy::{Combining, Exclusive, Locked, LockedExclusive};
+        if posters == 1 { &[Combining, Exclusive, Locked, LockedExclusive] } else { &[Combining, Locked] }
     }
 
     pub(in crate::post) fn is_locked(self) -> bool {
-        self == Policy::Locked
+        matches!(self, Policy::Locked | Policy::LockedExclusive)
     }
 
     pub(in crate::post) fn post(
@@ -62,6 +64,7 @@ impl Policy {
             Policy::Combining => combining::post(queue, limits, aggregate, wqe),
             Policy::Exclusive => exclusive::post(queue, limits, aggregate, wqe),
             Policy::Locked => locked::post(queue, limits, false, aggregate, wqe),
+            Policy::LockedExclusive => locked::post(queue, limits, true, aggregate, wqe),
         }
     }
 }
