@@ -58,3 +58,8 @@ pub enum BootstrapError {
         problem: String,
     },
 }
+
+/// The ranks, for a message.
+pub(crate) fn rank_names(ranks: &[usize]) -> String {
+    ranks.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ")
+}

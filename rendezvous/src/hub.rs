@@ -2,7 +2,7 @@
 //!
 //! Ranks send their blocks. Rank 0 answers with the blocks of all, in order, or with `Abort` when a rank is missing.
 
-use crate::error::BootstrapError;
+use crate::error::{BootstrapError, rank_names};
 use crate::stream::{InvalidFrame, Stream, wait};
 use crate::{Frame, FrameKind};
 use std::io;
@@ -83,16 +83,16 @@ impl Hub {
     ) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; self.nranks];
         blocks[0] = Some(block.to_vec());
+        let mut missing: Vec<usize> = (1..self.nranks).collect();
         loop {
             let now = Instant::now();
-            let missing = (1..self.nranks).filter(|&rank| blocks[rank].is_none());
-            for rank in missing.collect::<Vec<_>>() {
+            for &rank in &missing {
                 let expected = self.head(rank);
                 let peer = &mut self.peers[rank - 1];
                 peer.fill(now);
                 blocks[rank] = receive(peer, 0, rank, expected)?;
             }
-            let missing: Vec<usize> = (1..self.nranks).filter(|&rank| blocks[rank].is_none()).collect();
+            missing.retain(|&rank| blocks[rank].is_none());
             if missing.is_empty() {
                 return Ok(blocks.into_iter().flatten().collect());
             }
@@ -148,8 +148,7 @@ impl Hub {
     }
 
     fn timed_out(&self, missing: &[usize], waited: Duration) -> BootstrapError {
-        let missing = missing.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
-        BootstrapError::Timeout { rank: self.rank, step: "allgather", missing, waited }
+        BootstrapError::Timeout { rank: self.rank, step: "allgather", missing: rank_names(missing), waited }
     }
 
     fn failed_wait(&self, error: &io::Error) -> BootstrapError {

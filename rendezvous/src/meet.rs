@@ -1,6 +1,6 @@
 //! The ranks meet at rank 0: it waits for the other ranks, which connect to it.
 
-use crate::error::BootstrapError;
+use crate::error::{BootstrapError, rank_names};
 use crate::identity::Identity;
 use crate::listener::{Listener, own_addresses};
 use crate::place::Place;
@@ -89,8 +89,8 @@ impl<'a> Meeting<'a> {
     }
 
     fn timed_out(&self) -> BootstrapError {
-        let missing = (1..self.identity.nranks).filter(|rank| self.ranks[rank - 1].is_none());
-        let mut missing = missing.map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
+        let missing: Vec<_> = (1..self.identity.nranks).filter(|rank| self.ranks[rank - 1].is_none()).collect();
+        let mut missing = rank_names(&missing);
         if let Some(refused) = &self.refused {
             missing += &format!(" (it refused a process: {refused})");
         }

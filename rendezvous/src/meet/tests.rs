@@ -197,8 +197,8 @@ fn deadline_passes_while_another_user_connects() {
 }
 
 #[test]
-fn exhausted_ports_are_an_error_with_address_and_cure() {
-    const NAME: &str = "exhausted_ports_are_an_error_with_address_and_cure";
+fn exhausted_ports_are_an_error_with_address_and_fix() {
+    const NAME: &str = "exhausted_ports_are_an_error_with_address_and_fix";
     const INSIDE: &str = "FERROGIN_TEST_ONE_PORT";
     if std::env::var_os(INSIDE).is_none() {
         let script =
