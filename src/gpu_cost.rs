@@ -1,8 +1,6 @@
 //! `ferrogin gpu-cost`: what the operations of the device code cost, counted by the interpreter of the software GPU.
 #![allow(unsafe_code)]
 
-/// Contexts over plain memory, as the tests of the device code make them.
-#[allow(dead_code)]
 use crate::ptx::PTX;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};

@@ -71,7 +71,7 @@ const FLUSHED: [usize; 4] = [2, 16, 64, 1024];
 const LOOPS: [&str; 3] = ["put", "putValue", "signal"];
 const LOOP: &str = "loop";
 
-/// Our column, and NCCL's beside it.
+/// ferrogin's columns, each with the column of NCCL that it is compared with.
 const COMPARED: [(&str, &str); 2] = [(C, NCCL_C), (INLINE, NCCL_INLINE)];
 
 fn main() -> ExitCode {

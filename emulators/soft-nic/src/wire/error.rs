@@ -16,7 +16,7 @@ pub enum WireError {
     Proof(#[from] ProofError),
     #[error("the process at the other end belongs to user {0}, and this card accepts its own user and root alone")]
     Foreign(u32),
-    #[error("{0}: {1}{hint}", hint = cure(.1))]
+    #[error("{0}: {1}{hint}", hint = hint(.1))]
     System(&'static str, io::Error),
 }
 
@@ -33,7 +33,7 @@ pub fn is_exhaustion(errno: i32) -> bool {
 }
 
 /// What to do about a failed system call.
-fn cure(error: &io::Error) -> &'static str {
+fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
         Some(libc::ENFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exhaustion_names_its_cure() {
+    fn exhaustion_names_its_fix() {
         for (errno, cure) in [
             (libc::EMFILE, "ulimit -n"),
             (libc::ENFILE, "fs.file-max"),
