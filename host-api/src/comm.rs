@@ -2,10 +2,10 @@
 
 use crate::error::Error;
 use crate::introduction::Introduction;
+use ferrogin_rendezvous::ring::Step;
 use ferrogin_rendezvous::{Bootstrap, BootstrapError, Identity};
 use nccl_gin_ferrogin::comm::{CollComm, ListenComm};
 use nccl_gin_ferrogin::config::Config;
-use nccl_gin_ferrogin::control::Step;
 use nccl_gin_ferrogin::plugin::Plugin;
 use nccl_gin_ferrogin::{context, registry};
 use std::ffi::c_int;

@@ -5,7 +5,7 @@ use crate::comm::{Comm, Inner};
 use crate::error::Error;
 use ferrogin_device as device;
 use ferrogin_ffi::nccl;
-use nccl_gin_ferrogin::control::Step;
+use ferrogin_rendezvous::ring::Step;
 use nccl_gin_ferrogin::device::{DeviceBuffer, DeviceKind, Use, bytes_of, page_size};
 use nccl_gin_ferrogin::error::Error as PluginError;
 use nccl_gin_ferrogin::window::{self, Source};

@@ -2,7 +2,6 @@
 
 use crate::agent::windows::Windows;
 use crate::config::Signals;
-use crate::control::{Listener, Ring, Step};
 use crate::device::{self, Device};
 use crate::error::Error;
 use crate::metrics;
@@ -10,6 +9,7 @@ use crate::plugin::Plugin;
 use crate::rail::Rail;
 use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use ferrogin_rendezvous::ring::{Listener, Ring, RingError, Step, Traffic};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -105,7 +105,7 @@ impl CollComm {
         let emulated = u16::from(plugin.config.signals == Signals::Emulated);
         let greeting =
             Greeting { version: VERSION.into(), rails: (rails.len() as u16).into(), emulated: emulated.into() };
-        let greetings = match ring.allgather(Step::Connect, Some(greeting.as_bytes())) {
+        let greetings = match exchange(&mut ring, Step::Connect, Some(greeting.as_bytes())) {
             Ok(greetings) => greetings,
             Err(error) => {
                 listen.listener.keep_failed(ring);
@@ -145,16 +145,27 @@ impl CollComm {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         match part {
             Ok(part) => {
-                let all = ring.allgather(step, Some(&encode(&part)))?;
+                let all = exchange(&mut ring, step, Some(&encode(&part)))?;
                 Ok((part, all))
             }
             Err(error) => {
                 // Reports the failure to the other ranks. The result is ignored, because this rank reports its own error.
-                let _ = ring.allgather(step, None);
+                let _ = exchange(&mut ring, step, None);
                 Err(error)
             }
         }
     }
+}
+
+/// An allgather, with its step in the trace.
+fn exchange(ring: &mut Ring, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
+    let mut span = trace::span(step.trace_name(), ring.rank());
+    let result = ring.allgather(step, block);
+    let Traffic { messages, sent, received } = ring.traffic();
+    span.note("messages", messages);
+    span.note("bytes_sent", sent);
+    span.note("bytes_received", received);
+    result
 }
 
 /// Handles of a communicator that `closeColl` must close; empty once the communicator is closed.

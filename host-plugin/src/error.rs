@@ -1,11 +1,11 @@
 //! The error of a failed call, and NCCL's code for it.
 
 use crate::config::ConfigError;
-use crate::control::ControlError;
 use crate::device::DeviceError;
 use crate::registry::HandleError;
 use efa_dp_direct::queue::InitError;
 use ferrogin_ffi::nccl;
+use ferrogin_rendezvous::ring::RingError;
 
 /// The error of a call. Its text is the call's one WARN line.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +38,7 @@ pub enum Error {
     Config(#[from] ConfigError),
     /// Set-up with the other ranks failed.
     #[error(transparent)]
-    Control(#[from] ControlError),
+    Control(#[from] RingError),
     /// A device memory call failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -80,11 +80,9 @@ impl Error {
             Self::Null(_) | Self::Handle(_) | Self::Argument(_) => nccl::INVALID_ARGUMENT,
             Self::Usage(_) | Self::Forked { .. } | Self::Config(_) | Self::Queue { .. } => nccl::INVALID_USAGE,
             Self::Control(error) => match error {
-                ControlError::BadHandle { .. } | ControlError::WrongOrder { .. } => nccl::INVALID_ARGUMENT,
-                ControlError::Socket { .. } | ControlError::Listen { .. } | ControlError::Interface(_) => {
-                    nccl::SYSTEM_ERROR
-                }
-                ControlError::BlockTooLarge { .. } => nccl::INVALID_USAGE,
+                RingError::BadHandle { .. } | RingError::WrongOrder { .. } => nccl::INVALID_ARGUMENT,
+                RingError::Socket { .. } | RingError::Listen { .. } | RingError::Interface(_) => nccl::SYSTEM_ERROR,
+                RingError::BlockTooLarge { .. } => nccl::INVALID_USAGE,
                 _ => nccl::REMOTE_ERROR,
             },
             Self::Device(error) => match error {
@@ -108,11 +106,11 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::Step;
+    use ferrogin_rendezvous::ring::Step;
 
     #[test]
     fn error_codes_distinguish_arguments_peers_and_system() {
-        let closed = ControlError::PeerClosed { rank: 3, at: "10.0.0.7:80".into(), step: Step::Connect };
+        let closed = RingError::PeerClosed { rank: 3, at: "10.0.0.7:80".into(), step: Step::Connect };
         assert_eq!(Error::from(closed).result(), nccl::REMOTE_ERROR);
         assert_eq!(Error::Null("ctx").result(), nccl::INVALID_ARGUMENT);
         assert_eq!(Error::from(DeviceError::NotMapped { address: 1, len: 1 }).result(), nccl::INVALID_ARGUMENT);

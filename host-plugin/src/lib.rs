@@ -5,7 +5,7 @@
 //! | call | makes | of |
 //! |---|---|---|
 //! | `init` | a [`plugin`] | settings ([`config`]), libfabric and its [`cards`], which [`card_check`] tries |
-//! | `listen`, `connect` | a [`comm`] | the ring of the [`control`] plane, and a [`rail`] for each card |
+//! | `listen`, `connect` | a [`comm`] | the [ring](ferrogin_rendezvous::ring) of the ranks, and a [`rail`] for each card |
 //! | `regMrSym` | a [`window`] | regions of all rails |
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
@@ -26,7 +26,6 @@ pub mod cards;
 pub mod comm;
 pub mod config;
 pub mod context;
-pub mod control;
 pub mod device;
 pub mod endpoint;
 pub mod error;

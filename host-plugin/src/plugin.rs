@@ -2,7 +2,6 @@
 
 use crate::cards::CardQuery;
 use crate::config::{Config, Signals};
-use crate::control::Listener;
 use crate::device::{self, Device, DeviceKind};
 use crate::error::Error;
 use crate::metrics::Metrics;
@@ -11,6 +10,7 @@ use crate::{card_check, trace};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePropsV12};
 use ferrogin_ffi::settings;
 use ferrogin_libfabric::{Info, Libfabric};
+use ferrogin_rendezvous::ring::Listener;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt::Display;

@@ -4,10 +4,10 @@
 //! provider, the dynamic linker a text, and a peer that cannot be accepted is silent. So the limits are tried where no code names them.
 #![allow(unsafe_code)]
 
-use crate::control::ControlError;
 use crate::device::DeviceError;
 use crate::error::Error;
 use ferrogin_rendezvous::interface::InterfaceError;
+use ferrogin_rendezvous::ring::RingError;
 use nix::sys::resource::{Resource, getrlimit};
 use std::fmt;
 
@@ -72,18 +72,18 @@ pub fn of(error: &Error) -> Option<Shortage> {
             of_code(source.raw_os_error())
         }
         Error::Control(
-            ControlError::Socket { source, .. }
-            | ControlError::Listen { source, .. }
-            | ControlError::Interface(InterfaceError::System(source)),
+            RingError::Socket { source, .. }
+            | RingError::Listen { source, .. }
+            | RingError::Interface(InterfaceError::System(source)),
         ) => of_code(source.raw_os_error()),
         // The driver needs descriptors and addresses of this process too, and says only that it got none.
         Error::Device(DeviceError::Cuda { code: OUT_OF_MEMORY | OPERATING_SYSTEM, .. }) => now().or_else(file_size),
         // The CUDA driver is a library that may not load either.
         Error::Device(DeviceError::NoGpu { .. }) => now(),
         // Without descriptors this process accepts no peer, and no peer that it connected to.
-        Error::Control(
-            ControlError::Unreachable { .. } | ControlError::Timeout { .. } | ControlError::PeerClosed { .. },
-        ) => descriptors(),
+        Error::Control(RingError::Unreachable { .. } | RingError::Timeout { .. } | RingError::PeerClosed { .. }) => {
+            descriptors()
+        }
         _ => None,
     }
 }

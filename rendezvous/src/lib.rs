@@ -16,6 +16,7 @@ mod meet;
 mod own_file;
 mod place;
 pub mod proof;
+pub mod ring;
 mod secret;
 pub mod stream;
 

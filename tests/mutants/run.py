@@ -30,7 +30,7 @@ CARGO = os.environ.get("CARGO", "cargo")
 AREAS = {
     "device": ("ferrogin-device-kernels", "device-kernels", [], []),
     "queue": ("efa-dp-direct", "efa-dp-direct", ["ferrogin-device-kernels"], ["schedules::"]),
-    "plugin": ("ferrogin-host-plugin", "host-plugin", [], ["abi_fuzz::", "leaks::", "scale::", "control::"]),
+    "plugin": ("ferrogin-host-plugin", "host-plugin", [], ["abi_fuzz::", "leaks::", "scale::"]),
     "card": ("soft-nic", "emulators/soft-nic", ["softefa"], []),
     "mlx5": ("mlx5", "services/mlx5", ["soft-mlx5"], []),
     "channel": ("ferrogin-channel", "services/channel", [], ["idle::"]),

@@ -1,17 +1,17 @@
 //! A rank between `listen` and `connect`.
 
-use super::error::ControlError;
+use super::allgather::{DOMAIN, Ring};
+use super::error::RingError;
 use super::handle::{ADDRESSES_MAX, Handle};
-use super::ring::{DOMAIN, Ring};
+use crate::{Secret, interface};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use ferrogin_rendezvous::{self as rendezvous, Secret, interface};
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
 /// A listening rank. A ring does not need it after `connect`.
 pub struct Listener {
     /// `None` after `connect` took it, or failed: peers that still wait for this rank are refused.
-    pub(super) listening: Mutex<Option<rendezvous::Listener>>,
+    pub(super) listening: Mutex<Option<crate::Listener>>,
     /// A ring that failed in `connect`, for neighbours that connect later.
     failed_ring: Mutex<Option<Ring>>,
     handle: [u8; HANDLE_MAXSIZE],
@@ -22,12 +22,12 @@ impl Listener {
     ///
     /// # Errors
     /// There is no such address, or it has no free port.
-    pub fn open() -> Result<Self, ControlError> {
+    pub fn open() -> Result<Self, RingError> {
         let addresses = interface::addresses()?;
         let any_port: Vec<_> = addresses.iter().take(ADDRESSES_MAX).map(|ip| SocketAddr::new(*ip, 0)).collect();
-        let secret = Secret::random().map_err(|source| ControlError::Socket { call: "getrandom", source })?;
-        let (listener, addresses) = rendezvous::Listener::bind(&any_port, DOMAIN, secret)
-            .map_err(|(address, source)| ControlError::Listen { address: address.ip(), source })?;
+        let secret = Secret::random().map_err(|source| RingError::Socket { call: "getrandom", source })?;
+        let (listener, addresses) = crate::Listener::bind(&any_port, DOMAIN, secret)
+            .map_err(|(address, source)| RingError::Listen { address: address.ip(), source })?;
         let handle = Handle { secret, addresses }.emit();
         Ok(Self { listening: Mutex::new(Some(listener)), failed_ring: Mutex::new(None), handle })
     }

@@ -1,13 +1,13 @@
 //! `connect`: a rank opens its streams to both neighbours.
 
-use super::error::ControlError;
+use super::allgather::{DOMAIN, Ring, Side, address_of};
+use super::error::RingError;
 use super::handle::{Handle, VERSION};
 use super::listener::Listener;
-use super::ring::{DOMAIN, Ring, Side, address_of};
 use super::step::Step;
 use super::time_limits::connect_limit;
+use crate::{Address, Dial, Place};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use ferrogin_rendezvous::{Address, Dial, Place};
 use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
@@ -23,12 +23,12 @@ impl Ring {
         handles: &[[u8; HANDLE_MAXSIZE]],
         rank: usize,
         timeout: Duration,
-    ) -> Result<Self, ControlError> {
+    ) -> Result<Self, RingError> {
         let listening = listener.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let listening = listening.ok_or(ControlError::WrongOrder { rank })?;
+        let listening = listening.ok_or(RingError::WrongOrder { rank })?;
         if handles[rank] != listener.handle() {
-            Handle::parse(&handles[rank]).ok_or(ControlError::BadHandle { rank, version: VERSION })?;
-            return Err(ControlError::WrongOrder { rank });
+            Handle::parse(&handles[rank]).ok_or(RingError::BadHandle { rank, version: VERSION })?;
+            return Err(RingError::WrongOrder { rank });
         }
         let nranks = handles.len();
         let mut ring = Self::new(rank, handles.iter().map(address_of).collect(), timeout);
@@ -36,7 +36,7 @@ impl Ring {
             return Ok(ring);
         }
         let (next, prev) = (ring.next_rank(), ring.prev_rank());
-        let handle = Handle::parse(&handles[next]).ok_or(ControlError::BadHandle { rank: next, version: VERSION })?;
+        let handle = Handle::parse(&handles[next]).ok_or(RingError::BadHandle { rank: next, version: VERSION })?;
         let addresses = handle.addresses.into_iter().map(Address::Tcp).collect();
         ring.dial = Some(Dial::new(addresses, DOMAIN, handle.secret, Place { rank, nranks, called: next }));
         ring.listener = Some(listening);
@@ -55,7 +55,7 @@ impl Ring {
     }
 
     /// Waits until the next rank has accepted this rank, and the previous rank is accepted.
-    fn open_streams(&mut self) -> Result<(), ControlError> {
+    fn open_streams(&mut self) -> Result<(), RingError> {
         let (step, began) = (Step::Connect, Instant::now());
         let (deadline, reached) = (began + self.timeout, began + connect_limit(self.timeout));
         loop {
@@ -78,7 +78,7 @@ impl Ring {
     }
 
     /// Makes progress with the streams that are not open, and tells a neighbour that comes late about a failure of this rank.
-    pub(super) fn poll_opening(&mut self, now: Instant) -> Result<(), ControlError> {
+    pub(super) fn poll_opening(&mut self, now: Instant) -> Result<(), RingError> {
         if let Some(dial) = &mut self.dial {
             match dial.poll(now) {
                 Ok(Some(stream)) => {
@@ -96,11 +96,11 @@ impl Ring {
         }
         let (rank, nranks, prev) = (self.rank, self.nranks(), self.prev_rank());
         if let Some(listener) = &mut self.listener {
-            let accepted = listener.poll(now).map_err(|source| ControlError::Socket { call: "accept", source })?;
+            let accepted = listener.poll(now).map_err(|source| RingError::Socket { call: "accept", source })?;
             if let Some((stream, place)) = accepted {
                 self.listener = None;
                 if place != (Place { rank: prev, nranks, called: rank }) {
-                    return Err(ControlError::InvalidFrame { rank: prev, step: Step::Connect });
+                    return Err(RingError::InvalidFrame { rank: prev, step: Step::Connect });
                 }
                 self.prev = Some(stream);
                 self.tell_failure(Side::Prev);
@@ -109,8 +109,8 @@ impl Ring {
         Ok(())
     }
 
-    fn unreachable(&self, source: io::Error) -> ControlError {
+    fn unreachable(&self, source: io::Error) -> RingError {
         let rank = self.next_rank();
-        ControlError::Unreachable { rank, at: self.address(rank), source }
+        RingError::Unreachable { rank, at: self.address(rank), source }
     }
 }

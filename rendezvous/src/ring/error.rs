@@ -1,14 +1,14 @@
 //! Errors of the control plane.
 
 use super::step::Step;
-use ferrogin_rendezvous::interface::InterfaceError;
+use crate::interface::InterfaceError;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Set-up failed.
 #[derive(Debug, thiserror::Error)]
-pub enum ControlError {
+pub enum RingError {
     /// A system call failed.
     #[error("{call} failed: {source}")]
     Socket {
@@ -177,7 +177,7 @@ pub enum ControlError {
     },
 }
 
-impl ControlError {
+impl RingError {
     /// The rank that failed or left, if it is known.
     pub fn failed_rank(&self) -> Option<usize> {
         match self {

@@ -1,7 +1,7 @@
+use super::allgather::DOMAIN;
 use super::handle::Handle;
-use super::ring::DOMAIN;
-use super::{ControlError, Listener, Ring, Step};
-use ferrogin_rendezvous::{Address, Dial, Frame, FrameKind, Place, Secret, stream};
+use super::{Listener, Ring, RingError, Step};
+use crate::{Address, Dial, Frame, FrameKind, Place, Secret, stream};
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use ferrogin_test_support::{child, untrusted};
 use std::io::{ErrorKind, Write};
@@ -25,7 +25,7 @@ fn address(handle: &[u8; 128]) -> SocketAddr {
 fn ranks<T: Send + 'static>(
     n: usize,
     timeout: Duration,
-    body: impl Fn(usize, Result<Ring, ControlError>) -> T + Send + Sync + 'static,
+    body: impl Fn(usize, Result<Ring, RingError>) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
     let (listeners, handles) = listeners(n);
     let body = Arc::new(body);
@@ -85,7 +85,7 @@ fn failed_part_is_reported_to_all_ranks_and_ring_stays_usable() {
         let mut ring = ring.unwrap();
         let part = (rank != 2).then_some(&[1u8, 2, 3][..]);
         let error = ring.allgather(Step::RegisterWindow, part).unwrap_err();
-        assert!(matches!(error, ControlError::PeerFailed { rank: 2, step: Step::RegisterWindow }), "{error}");
+        assert!(matches!(error, RingError::PeerFailed { rank: 2, step: Step::RegisterWindow }), "{error}");
         assert_eq!(ring.allgather(Step::CreateContext, Some(&[7])).unwrap(), vec![vec![7]; 4]);
     });
 }
@@ -102,7 +102,7 @@ fn closed_rank_is_named_by_all_ranks_before_deadline() {
         let error = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
         assert!(error.is_after_close() && error.failed_rank() == Some(3), "rank {rank}: {error}");
         let again = ring.allgather(Step::CreateContext, Some(&[0; 64])).unwrap_err();
-        assert!(matches!(again, ControlError::AlreadyFailed { failed: 3 }), "{again}");
+        assert!(matches!(again, RingError::AlreadyFailed { failed: 3 }), "{again}");
     });
 }
 
@@ -139,7 +139,7 @@ fn rank_that_ends_is_named_while_its_next_rank_is_late() {
         }
         let error = ring.allgather(Step::RegisterWindow, Some(&[])).unwrap_err();
         assert_eq!(error.failed_rank(), Some(2), "rank {rank}: {error}");
-        assert!(!matches!(error, ControlError::Timeout { .. }), "rank {rank}: {error}");
+        assert!(!matches!(error, RingError::Timeout { .. }), "rank {rank}: {error}");
         if rank < 2 {
             reported.wait();
         }
@@ -159,7 +159,7 @@ fn report_of_next_call_names_rank_at_deadline() {
         match rank {
             1 => {
                 ring.allgather(step, Some(&[])).unwrap();
-                ring.fail(Step::CreateContext, ring.sequence, &ControlError::PeerFailed { rank: 2, step });
+                ring.fail(Step::CreateContext, ring.sequence, &RingError::PeerFailed { rank: 2, step });
             }
             2 => {
                 send_own_block(&mut ring, step);
@@ -170,7 +170,7 @@ fn report_of_next_call_names_rank_at_deadline() {
             _ => {
                 clocks.lock().unwrap().push(ring.clock.clone());
                 let error = ring.allgather(step, Some(&[])).unwrap_err();
-                assert!(matches!(error, ControlError::Aborted { failed: 2, .. }), "rank {rank}: {error}");
+                assert!(matches!(error, RingError::Aborted { failed: 2, .. }), "rank {rank}: {error}");
             }
         }
         finished.wait();
@@ -191,7 +191,7 @@ fn hanging_rank_is_named_at_deadline() {
         finished.wait();
         let Some(error) = error else { return };
         assert_eq!(error.failed_rank(), Some(1), "rank {rank}: {error}");
-        assert_eq!(matches!(error, ControlError::Timeout { .. }), rank == 2, "rank {rank}: {error}");
+        assert_eq!(matches!(error, RingError::Timeout { .. }), rank == 2, "rank {rank}: {error}");
         let text = error.to_string();
         assert!(text.contains("rank 1") && text.contains("log"), "{text}");
     });
@@ -214,7 +214,7 @@ fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
             return;
         }
         let error = ring.allgather(Step::RegisterWindow, Some(&[])).map(drop);
-        let failed = error.as_ref().err().and_then(ControlError::failed_rank);
+        let failed = error.as_ref().err().and_then(RingError::failed_rank);
         together.wait();
         // Rank 1 needs no block from rank 2, so it may succeed.
         assert!(failed == Some(2) || rank == 1 && error.is_ok(), "rank {rank}: {error:?}");
@@ -243,7 +243,7 @@ fn late_rank_learns_which_rank_failed() {
     listeners[2].close();
     let (listener_0, listener_1) = (listeners[0].clone(), listeners[1].clone());
     let error = Ring::connect(&listener_1, &handles, 1, HANG_LIMIT).unwrap_err();
-    assert!(matches!(error, ControlError::Unreachable { rank: 2, .. }), "{error}");
+    assert!(matches!(error, RingError::Unreachable { rank: 2, .. }), "{error}");
     assert!(error.to_string().contains(&address(&handles[2]).to_string()), "{error}");
     listeners.clear();
     // Ends when rank 0 has the report.
@@ -252,7 +252,7 @@ fn late_rank_learns_which_rank_failed() {
         Err(error) => error,
         Ok(mut ring) => ring.allgather(Step::Connect, Some(&[])).unwrap_err(),
     };
-    assert!(matches!(error, ControlError::Aborted { reporter: 1, failed: 2, .. }), "{error}");
+    assert!(matches!(error, RingError::Aborted { reporter: 1, failed: 2, .. }), "{error}");
     close.join().unwrap();
 }
 
@@ -262,7 +262,7 @@ fn different_calls_are_reported() {
         let mut ring = ring.unwrap();
         let step = if rank == 0 { Step::RegisterWindow } else { Step::CreateContext };
         let error = ring.allgather(step, Some(&[0; 64])).unwrap_err();
-        assert!(matches!(error, ControlError::DifferentCall { .. }), "{error}");
+        assert!(matches!(error, RingError::DifferentCall { .. }), "{error}");
     });
 }
 
@@ -286,7 +286,7 @@ fn rank_closed_before_connect_is_named_before_deadline() {
         .collect();
     for thread in threads {
         let (rank, error) = thread.join().unwrap();
-        assert_eq!(matches!(error, ControlError::Unreachable { .. }), rank == 1, "rank {rank}: {error}");
+        assert_eq!(matches!(error, RingError::Unreachable { .. }), rank == 1, "rank {rank}: {error}");
         assert_eq!(error.failed_rank(), Some(2), "rank {rank}: {error}");
     }
 }
@@ -295,7 +295,7 @@ fn rank_closed_before_connect_is_named_before_deadline() {
 fn missing_rank_is_named_at_deadline() {
     let (listeners, handles) = listeners(2);
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
-    assert!(matches!(error, ControlError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
+    assert!(matches!(error, RingError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
     let place = address(&handles[1]).to_string();
     assert!(error.to_string().contains(&place), "{place} in {error}");
 }
@@ -307,7 +307,7 @@ fn host_that_does_not_answer_is_named_before_deadline() {
     let nowhere: SocketAddr = "192.0.2.1:4660".parse().unwrap();
     handles[1] = Handle { secret: Secret::default(), addresses: vec![nowhere] }.emit();
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(4)).unwrap_err();
-    assert!(matches!(error, ControlError::Unreachable { rank: 1, .. }), "{error}");
+    assert!(matches!(error, RingError::Unreachable { rank: 1, .. }), "{error}");
     assert!(error.to_string().contains("192.0.2.1:4660") && error.to_string().contains("firewall"), "{error}");
 }
 
@@ -366,7 +366,7 @@ fn set_up_completes_beside_silent_connections() {
         assert!(untrusted::limit_descriptors(1600));
         let (listeners, handles) = listeners(3);
         let addresses: Vec<SocketAddr> = handles.iter().map(address).collect();
-        let process = "control::tests::untrusted_process";
+        let process = "ring::tests::untrusted_process";
         let _silent = untrusted::start_silent(process, &addresses, untrusted::silent(), as_nobody);
         let connect = |(rank, listener): (usize, Arc<Listener>)| {
             let handles = handles.clone();
@@ -395,9 +395,9 @@ fn handles_in_wrong_order_and_invalid_ones_are_refused() {
     let (listeners, mut handles) = listeners(3);
     handles.swap(0, 1);
     let error = Ring::connect(&listeners[0], &handles, 0, HANG_LIMIT).unwrap_err();
-    assert!(matches!(error, ControlError::WrongOrder { rank: 0 }), "{error}");
+    assert!(matches!(error, RingError::WrongOrder { rank: 0 }), "{error}");
     handles.swap(0, 1);
     handles[2] = [0; 128];
     let error = Ring::connect(&listeners[1], &handles, 1, HANG_LIMIT).unwrap_err();
-    assert!(matches!(error, ControlError::BadHandle { rank: 2, .. }), "{error}");
+    assert!(matches!(error, RingError::BadHandle { rank: 2, .. }), "{error}");
 }

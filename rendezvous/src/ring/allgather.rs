@@ -1,12 +1,11 @@
 //! The ring of ranks, and its allgather.
 
-use super::error::ControlError;
+use super::error::RingError;
 use super::handle::Handle;
 use super::step::Step;
 use super::time_limits::{WAITING_EVERY, allgather_limit, answer_limit};
-use crate::trace::{self, Span};
+use crate::{BODY_MAX, Dial, End, Frame, FrameKind, Listener, Stream, stream};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use ferrogin_rendezvous::{BODY_MAX, Dial, End, Frame, FrameKind, Listener, Stream, stream};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,19 +23,14 @@ pub(super) enum Side {
 }
 
 /// The messages of an allgather that a rank sent, as many as it received, and their bytes.
-#[derive(Debug, Default)]
-struct Traffic {
-    messages: u64,
-    sent: u64,
-    received: u64,
-}
-
-impl Traffic {
-    fn note(&self, span: &mut Span) {
-        span.note("messages", self.messages);
-        span.note("bytes_sent", self.sent);
-        span.note("bytes_received", self.received);
-    }
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Traffic {
+    /// Messages in each direction.
+    pub messages: u64,
+    /// Bytes of the messages to the next rank.
+    pub sent: u64,
+    /// Bytes of the messages from the previous rank.
+    pub received: u64,
 }
 
 /// One rank's place in the ring.
@@ -61,6 +55,8 @@ pub struct Ring {
     failed: Option<usize>,
     /// The abort frame of this rank, and its time.
     abort: Option<(Frame, Instant)>,
+    /// Of the last allgather.
+    traffic: Traffic,
     /// Passes the deadline of the present or next wait.
     #[cfg(test)]
     pub(super) clock: Arc<std::sync::atomic::AtomicBool>,
@@ -81,9 +77,20 @@ impl Ring {
             sequence: 0,
             failed: None,
             abort: None,
+            traffic: Traffic::default(),
             #[cfg(test)]
             clock: Arc::default(),
         }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// What the last allgather sent and received.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     /// Ranks in the ring.
@@ -113,38 +120,34 @@ impl Ring {
     }
 
     /// The error for a deadline that passed while this rank waited for `rank`.
-    pub(super) fn timed_out(&self, rank: usize, step: Step, waited: Duration) -> ControlError {
-        ControlError::Timeout { rank, at: self.address(rank), step, seconds: waited.as_secs() }
+    pub(super) fn timed_out(&self, rank: usize, step: Step, waited: Duration) -> RingError {
+        RingError::Timeout { rank, at: self.address(rank), step, seconds: waited.as_secs() }
     }
 
     /// The error for a stream to `rank` that ended with `end`.
-    fn closed(&self, rank: usize, step: Step, end: &End) -> ControlError {
+    fn closed(&self, rank: usize, step: Step, end: &End) -> RingError {
         match end {
-            End::Left => ControlError::PeerLeft { rank, step },
-            End::Closed(_) => ControlError::PeerClosed { rank, at: self.address(rank), step },
+            End::Left => RingError::PeerLeft { rank, step },
+            End::Closed(_) => RingError::PeerClosed { rank, at: self.address(rank), step },
         }
     }
 
     /// Each rank contributes a block of any size and receives the blocks of all ranks, by rank. `None` means that this rank
-    /// could not do its part: each rank gets [`ControlError::PeerFailed`], and the ring stays usable.
+    /// could not do its part: each rank gets [`RingError::PeerFailed`], and the ring stays usable.
     ///
     /// # Errors
     /// A rank failed, ended or made another call. The ring is unusable after any error other than `PeerFailed`.
-    pub fn allgather(&mut self, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, ControlError> {
+    pub fn allgather(&mut self, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
         if let Some(failed) = self.failed {
-            return Err(ControlError::AlreadyFailed { failed });
+            return Err(RingError::AlreadyFailed { failed });
         }
         let sequence = self.sequence;
         self.sequence = sequence.wrapping_add(1);
-        let mut traffic = Traffic::default();
-        let mut span = trace::span(step.trace_name(), self.rank);
-        let exchanged = self.exchange(step, sequence, block, &mut traffic);
-        traffic.note(&mut span);
-        drop(span);
-        match exchanged {
+        self.traffic = Traffic::default();
+        match self.exchange(step, sequence, block) {
             Ok(blocks) => match blocks.iter().position(Option::is_none) {
                 None => Ok(blocks.into_iter().flatten().collect()),
-                Some(rank) => Err(ControlError::PeerFailed { rank, step }),
+                Some(rank) => Err(RingError::PeerFailed { rank, step }),
             },
             Err(error) => {
                 self.fail(step, sequence, &error);
@@ -154,13 +157,7 @@ impl Ring {
     }
 
     /// Each rank sends its block to the next rank, and passes on the blocks that come from the previous rank.
-    fn exchange(
-        &mut self,
-        step: Step,
-        sequence: u32,
-        own: Option<&[u8]>,
-        traffic: &mut Traffic,
-    ) -> Result<Vec<Option<Vec<u8>>>, ControlError> {
+    fn exchange(&mut self, step: Step, sequence: u32, own: Option<&[u8]>) -> Result<Vec<Option<Vec<u8>>>, RingError> {
         let (n, next, prev) = (self.nranks(), self.next_rank(), self.prev_rank());
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
         blocks[self.rank] = own.map(<[u8]>::to_vec);
@@ -168,7 +165,7 @@ impl Ring {
             return Ok(blocks);
         }
         if let Some(bytes) = own.map(<[u8]>::len).filter(|bytes| *bytes > BODY_MAX) {
-            return Err(ControlError::BlockTooLarge { bytes, limit: BODY_MAX, step });
+            return Err(RingError::BlockTooLarge { bytes, limit: BODY_MAX, step });
         }
         // A neighbour that failed in a later allgather has done its part of the ones before.
         if let Some((head, rank)) = self.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
@@ -178,7 +175,7 @@ impl Ring {
         let mut told = Instant::now();
         let deadline = told + limit;
         let mut received = 0;
-        self.send_block(step, sequence, self.rank, own, traffic);
+        self.send_block(step, sequence, self.rank, own);
         loop {
             // What arrives while this process stands still counts: the time is from before.
             let now = Instant::now();
@@ -188,17 +185,17 @@ impl Ring {
                 && let Some((head, body)) = self.blocks.pop_front()
             {
                 if head.step != step as u16 || head.sequence != sequence {
-                    return Err(ControlError::DifferentCall { rank: prev, step, remote: step_name(&head) });
+                    return Err(RingError::DifferentCall { rank: prev, step, remote: step_name(&head) });
                 }
                 let incoming = (self.rank + n - received - 1) % n;
                 if head.origin as usize != incoming {
-                    return Err(ControlError::InvalidFrame { rank: prev, step });
+                    return Err(RingError::InvalidFrame { rank: prev, step });
                 }
                 received += 1;
-                traffic.received += (Frame::HEAD + body.len()) as u64;
+                self.traffic.received += (Frame::HEAD + body.len()) as u64;
                 let block = (head.kind == FrameKind::Block).then_some(body);
                 if incoming != next {
-                    self.send_block(step, sequence, incoming, block.as_deref(), traffic);
+                    self.send_block(step, sequence, incoming, block.as_deref());
                 }
                 blocks[incoming] = block;
             }
@@ -242,24 +239,24 @@ impl Ring {
     }
 
     /// Sends the block of rank `origin` to the next rank.
-    fn send_block(&mut self, step: Step, sequence: u32, origin: usize, block: Option<&[u8]>, traffic: &mut Traffic) {
+    fn send_block(&mut self, step: Step, sequence: u32, origin: usize, block: Option<&[u8]>) {
         let kind = if block.is_some() { FrameKind::Block } else { FrameKind::Failed };
         let body = block.unwrap_or_default();
         if let Some(next) = &mut self.next {
             next.queue(Frame::new(kind, step as u16, sequence, origin), body);
-            traffic.messages += 1;
-            traffic.sent += (Frame::HEAD + body.len()) as u64;
+            self.traffic.messages += 1;
+            self.traffic.sent += (Frame::HEAD + body.len()) as u64;
         }
     }
 
     /// Reads what the neighbours have sent.
-    pub(super) fn receive(&mut self, step: Step, sequence: u32, now: Instant) -> Result<(), ControlError> {
+    pub(super) fn receive(&mut self, step: Step, sequence: u32, now: Instant) -> Result<(), RingError> {
         for side in [Side::Prev, Side::Next] {
             let rank = self.rank_of(side);
             let Some(stream) = self.stream(side) else { continue };
             stream.fill(now);
             while let Some(stream) = self.stream(side) {
-                let frame = stream.frame().map_err(|_| ControlError::InvalidFrame { rank, step })?;
+                let frame = stream.frame().map_err(|_| RingError::InvalidFrame { rank, step })?;
                 let Some((head, body)) = frame else { break };
                 match head.kind {
                     FrameKind::Block | FrameKind::Failed if side == Side::Prev => self.blocks.push_back((head, body)),
@@ -288,7 +285,7 @@ impl Ring {
     }
 
     /// Ends the ring, and tells both neighbours why.
-    pub(super) fn fail(&mut self, step: Step, sequence: u32, error: &ControlError) {
+    pub(super) fn fail(&mut self, step: Step, sequence: u32, error: &RingError) {
         let failed = error.failed_rank().unwrap_or(self.rank);
         self.failed = Some(failed);
         let kind = if error.is_after_close() { FrameKind::Left } else { FrameKind::Abort };
@@ -305,13 +302,13 @@ impl Ring {
     }
 
     /// Waits until there is something to do, or until `deadline`.
-    pub(super) fn wait(&self, deadline: Instant) -> Result<(), ControlError> {
+    pub(super) fn wait(&self, deadline: Instant) -> Result<(), RingError> {
         let deadline = self.dial.as_ref().and_then(Dial::wakes).map_or(deadline, |wakes| wakes.min(deadline));
         let streams = [&self.prev, &self.next].into_iter().flatten().filter(|stream| stream.is_open());
         let mut fds: Vec<_> = streams.map(Stream::interest).collect();
         fds.extend(self.dial.iter().filter_map(Dial::interest));
         fds.extend(self.listener.iter().flat_map(Listener::interest));
-        stream::wait(&mut fds, deadline).map_err(|source| ControlError::Socket { call: "poll", source })
+        stream::wait(&mut fds, deadline).map_err(|source| RingError::Socket { call: "poll", source })
     }
 
     fn is_clock_passed(&self) -> bool {
@@ -356,15 +353,15 @@ pub(super) fn address_of(handle: &[u8; HANDLE_MAXSIZE]) -> Arc<str> {
 }
 
 /// The error for a frame that `rank` must not send now. A neighbour that gave up this allgather in another step made another call.
-fn aborted(frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> ControlError {
+fn aborted(frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> RingError {
     let origin = frame.origin as usize;
     match frame.kind {
         FrameKind::Abort if frame.sequence == sequence && frame.step != step as u16 => {
-            ControlError::DifferentCall { rank, step, remote: step_name(&frame) }
+            RingError::DifferentCall { rank, step, remote: step_name(&frame) }
         }
-        FrameKind::Abort => ControlError::Aborted { reporter: rank, failed: origin, step },
-        FrameKind::Left => ControlError::AbortedAfterClose { reporter: rank, left: origin, step },
-        _ => ControlError::InvalidFrame { rank, step },
+        FrameKind::Abort => RingError::Aborted { reporter: rank, failed: origin, step },
+        FrameKind::Left => RingError::AbortedAfterClose { reporter: rank, left: origin, step },
+        _ => RingError::InvalidFrame { rank, step },
     }
 }
 

@@ -1,7 +1,7 @@
 //! NCCL's handle of a rank: where it listens, and the secret that its listener asks for.
 
+use crate::Secret;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use ferrogin_rendezvous::Secret;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
