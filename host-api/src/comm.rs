@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::introduction::Introduction;
 use ferrogin_rendezvous::ring::Step;
-use ferrogin_rendezvous::{Bootstrap, BootstrapError, Identity};
+use ferrogin_rendezvous::{BootstrapError, Identity, exchange};
 use nccl_gin_ferrogin::comm::{CollComm, ListenComm};
 use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::plugin::Plugin;
@@ -83,8 +83,7 @@ impl Comm {
         let timeout = Config::from_env().map_or(TIMEOUT_DEFAULT, |config| config.timeout);
         let secret = Identity::secret_from_env()?;
         let identity = Identity { rank, nranks: ranks, address: address.to_owned(), secret };
-        let bootstrap = Bootstrap::join(&identity, timeout)?;
-        Self::open(rank, ranks, options, |block| Ok(bootstrap.allgather(block)?))
+        Self::open(rank, ranks, options, |block| Ok(exchange(&identity, block, timeout)?))
     }
 
     /// Opens the job that a launcher's environment variables describe: [`Identity`] lists them.

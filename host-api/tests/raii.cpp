@@ -40,7 +40,7 @@ int main() {
   }
   EXPECT(caught == 42);
   EXPECT(throws([&] { Comm::open(3, 2, alone); }, FERROGIN_INVALID_ARGUMENT, "rank 3 is not one of 2 ranks"));
-  EXPECT(throws([] { Comm::open("127.0.0.1:1", 9, 2); }, FERROGIN_INVALID_USAGE, "rank 9 is not one of 2 ranks"));
+  EXPECT(throws([] { Comm::open("127.0.0.1:1", 9, 2); }, FERROGIN_INVALID_ARGUMENT, "rank 9 is not one of 2 ranks"));
   Options options;
   options.card = 7;
   EXPECT(throws([&] { Comm::open(0, 1, alone, options); }, FERROGIN_INVALID_ARGUMENT, "card 7 does not exist"));

@@ -1,9 +1,10 @@
 //! The error of the exchange.
 
+use crate::ring::RingError;
 use std::time::Duration;
 
 /// Failure of the exchange between the ranks of a job.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum BootstrapError {
     /// The launcher's variables are missing or contradictory.
     #[error("{0}")]
@@ -23,29 +24,25 @@ pub enum BootstrapError {
         /// The system's message.
         text: String,
     },
-    /// A rank did not take part in a step before the deadline.
+    /// A rank did not call before the deadline.
     #[error(
-        "rank {rank} waited {waited:?} in {step} for {missing}: see the log of that rank, and raise FERROGIN_TIMEOUT if it only starts slowly"
+        "rank {rank} waited {waited:?} for {missing}: see the log of that rank, and raise FERROGIN_TIMEOUT if it only starts slowly"
     )]
     Timeout {
         /// This rank.
         rank: usize,
-        /// Step of the exchange.
-        step: &'static str,
         /// The missing ranks, and the problem of a process that was refused.
         missing: String,
         /// The timeout.
         waited: Duration,
     },
     /// A rank ended, or left the job.
-    #[error("rank {rank}: {event} in {step}")]
+    #[error("rank {rank}: {event}")]
     PeerClosed {
         /// This rank.
         rank: usize,
         /// The rank that ended, and the sign of its end.
         event: String,
-        /// Step of the exchange.
-        step: &'static str,
     },
     /// A message that no rank of this job sends.
     #[error(
@@ -57,9 +54,7 @@ pub enum BootstrapError {
         /// The message.
         problem: String,
     },
-}
-
-/// The ranks, for a message.
-pub(crate) fn rank_names(ranks: &[usize]) -> String {
-    ranks.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ")
+    /// The ranks met, and a later exchange failed.
+    #[error(transparent)]
+    Ring(#[from] RingError),
 }

@@ -1,14 +1,13 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [`Stream`] carries frames between two ranks that have proved to each other that they know a secret ([`proof`]): a [`Listener`]
-//! accepts it, a [`Dial`] makes it. [`interface`] chooses the address of a listener as NCCL does. The plugin's control plane and
-//! [`Bootstrap`] are made of these. In a `Bootstrap`, rank 0 is the hub: it gathers a block from each rank and sends all blocks to each
-//! rank. [`Identity`] reads the variables of launchers.
+//! A [ring](ring::Ring) connects ranks that have the handles of all ranks. NCCL passes handles between the ranks of the plugin; the ranks
+//! of other programs [`exchange`] them at rank 0, and [`Bootstrap`] does both steps. Both ends of each stream have proved to each other that
+//! they know a secret ([`proof`]). [`interface`] chooses the address of a listener as NCCL does. [`Identity`] reads the variables of
+//! launchers.
 
 mod dial;
 mod error;
 mod frame;
-mod hub;
 mod identity;
 pub mod interface;
 mod listener;
@@ -18,42 +17,34 @@ mod place;
 pub mod proof;
 pub mod ring;
 mod secret;
-pub mod stream;
+mod stream;
 
-pub use dial::{Address, Dial};
 pub use error::BootstrapError;
-pub use frame::{BODY_MAX, Frame, FrameKind};
 pub use identity::Identity;
-pub use listener::Listener;
+pub use meet::exchange;
 pub use own_file::open_own_file;
-pub use place::Place;
 pub use secret::Secret;
-pub use stream::{End, InvalidFrame, Stream};
 
-use hub::Hub;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use ring::{Ring, Step};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// The largest number of ranks.
-const RANKS_MAX: usize = 1 << 20;
-
-/// A rank's part of the exchange. Its calls are collective: all ranks make the same calls in the same order.
+/// A rank's part of a job whose ranks exchange blocks. Its calls are collective: all ranks make the same calls in the same order.
 #[derive(Debug)]
 pub struct Bootstrap {
     rank: usize,
     nranks: usize,
-    timeout: Duration,
-    hub: Mutex<Hub>,
+    ring: Mutex<Ring>,
 }
 
 impl Bootstrap {
-    fn new(rank: usize, nranks: usize, timeout: Duration, peers: Vec<Stream>) -> Bootstrap {
-        Bootstrap { rank, nranks, timeout, hub: Mutex::new(Hub::new(rank, nranks, peers)) }
+    fn new(ring: Ring) -> Bootstrap {
+        Bootstrap { rank: ring.rank(), nranks: ring.nranks(), ring: Mutex::new(ring) }
     }
 
     /// A job of one rank.
     pub fn single() -> Bootstrap {
-        Bootstrap::new(0, 1, Duration::from_secs(60), Vec::new())
+        Bootstrap::new(Ring::new(0, vec!["itself".into()], Duration::from_secs(60)))
     }
 
     /// A job whose `nranks` ranks are threads of this process: one element for each rank.
@@ -61,9 +52,7 @@ impl Bootstrap {
     /// # Panics
     /// The system has no sockets left for this process.
     pub fn threads(nranks: usize, timeout: Duration) -> Vec<Bootstrap> {
-        let hubs = Hub::threads(nranks).expect("two sockets for each rank");
-        let make = |(rank, hub)| Bootstrap { rank, nranks, timeout, hub: Mutex::new(hub) };
-        hubs.into_iter().enumerate().map(make).collect()
+        Ring::threads(nranks, timeout).expect("two sockets for each rank").into_iter().map(Bootstrap::new).collect()
     }
 
     /// Joins the job of a launcher's variables; without a launcher it is a job of one rank.
@@ -73,34 +62,24 @@ impl Bootstrap {
     pub fn from_env(timeout: Duration) -> Result<Bootstrap, BootstrapError> {
         match Identity::from_env()? {
             Some(identity) => Bootstrap::join(&identity, timeout),
-            None => Ok(Bootstrap { timeout, ..Bootstrap::single() }),
+            None => Ok(Bootstrap::single().with_timeout(timeout)),
         }
     }
 
-    /// Connects to the other ranks at the identity's address.
+    /// Meets the other ranks at the identity's address, and connects to the neighbours.
     ///
     /// # Errors
-    /// There is no such rank, the address is unusable, or a rank does not connect before `timeout`.
+    /// There is no such rank, an address is unusable, or a rank does not connect before `timeout`.
     pub fn join(identity: &Identity, timeout: Duration) -> Result<Bootstrap, BootstrapError> {
-        let &Identity { rank, nranks, .. } = identity;
-        if rank >= nranks || nranks > RANKS_MAX {
-            return Err(BootstrapError::Environment(format!(
-                "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
-            )));
-        }
-        if nranks > 1 && rank == 0 && identity.secret.is_none() && meet::is_tcp(&identity.address) {
-            eprintln!(
-                "ferrogin: any process that can connect to {} can take the place of a rank: set FERROGIN_SECRET on all ranks to the output of \
-                 `openssl rand -hex 16`",
-                identity.address
-            );
-        }
-        let peers = match (nranks, rank) {
-            (1, _) => Vec::new(),
-            (_, 0) => meet::Meeting::open(identity, Instant::now(), timeout)?.finish()?,
-            _ => vec![meet::connect(identity, timeout)?],
-        };
-        Ok(Bootstrap::new(rank, nranks, timeout, peers))
+        let listener = ring::Listener::open()?;
+        let blocks = exchange(identity, &listener.handle(), timeout)?;
+        // A block of another size is no handle of any rank.
+        let handles: Vec<_> = blocks.iter().map(|block| block.as_slice().try_into().unwrap_or([0; _])).collect();
+        Ok(Bootstrap::new(Ring::connect(&listener, &handles, identity.rank, timeout)?))
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This rank.
@@ -115,12 +94,13 @@ impl Bootstrap {
 
     /// Changes the timeout of calls.
     pub fn with_timeout(self, timeout: Duration) -> Bootstrap {
-        Bootstrap { timeout, ..self }
+        self.ring().timeout = timeout;
+        self
     }
 
     /// The timeout of calls.
     pub fn timeout(&self) -> Duration {
-        self.timeout
+        self.ring().timeout
     }
 
     /// Returns the `block` of each rank, by rank. Blocks may differ in size.
@@ -128,7 +108,7 @@ impl Bootstrap {
     /// # Errors
     /// A rank ended, or did not call before the timeout. Later calls fail too.
     pub fn allgather(&self, block: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.hub.lock().unwrap_or_else(PoisonError::into_inner).allgather(block, self.timeout)
+        Ok(self.ring().allgather(Step::Bootstrap, Some(block))?)
     }
 
     /// Returns when all ranks have called it.

@@ -1,52 +1,110 @@
-//! The ranks meet at rank 0: it waits for the other ranks, which connect to it.
+//! The ranks meet at rank 0: each other rank connects to it with a block, and gets the blocks of all.
 
-use crate::error::{BootstrapError, rank_names};
+use crate::dial::{Address, Dial};
+use crate::error::BootstrapError;
+use crate::frame::{Frame, FrameKind};
 use crate::identity::Identity;
 use crate::listener::{Listener, own_addresses};
 use crate::place::Place;
-use crate::stream::{Stream, wait};
-use crate::{Address, Dial, Frame, FrameKind};
+use crate::stream::{InvalidFrame, Stream, wait};
 use std::io;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
 /// The protocol between the ranks of a host program.
-pub(crate) const DOMAIN: [u8; 8] = *b"ferroHA\x02";
+const DOMAIN: [u8; 8] = *b"ferroHA\x03";
 
-pub(crate) fn is_tcp(address: &str) -> bool {
+/// The largest number of ranks.
+const RANKS_MAX: usize = 1 << 20;
+
+/// Returns the `block` of each rank, by rank, all of which pass the same address. Blocks may differ in size.
+///
+/// # Errors
+/// There is no such rank, the address is unusable, or a rank ends, or does not call before `timeout`.
+pub fn exchange(identity: &Identity, block: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let &Identity { rank, nranks, .. } = identity;
+    if rank >= nranks || nranks > RANKS_MAX {
+        return Err(BootstrapError::Environment(format!(
+            "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
+        )));
+    }
+    if nranks > 1 && rank == 0 && identity.secret.is_none() && is_tcp(&identity.address) {
+        eprintln!(
+            "ferrogin: any process that can connect to {} can take the place of a rank: set FERROGIN_SECRET on all ranks to the output of \
+             `openssl rand -hex 16`",
+            identity.address
+        );
+    }
+    match (nranks, rank) {
+        (1, _) => Ok(vec![block.to_vec()]),
+        (_, 0) => Meeting::open(identity, Instant::now(), timeout)?.finish(block),
+        _ => contribute(connect(identity, timeout)?, identity, block, timeout),
+    }
+}
+
+fn is_tcp(address: &str) -> bool {
     address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
+/// The head of the block of a rank.
+fn head(rank: usize) -> Frame {
+    Frame::new(FrameKind::Block, 0, 0, rank)
+}
+
 /// The ranks that have connected to rank 0.
-pub(crate) struct Meeting<'a> {
+struct Meeting<'a> {
     identity: &'a Identity,
     timeout: Duration,
     deadline: Instant,
     listener: Listener,
     /// The ranks 1, 2, …
     ranks: Vec<Option<Stream>>,
+    /// Their blocks.
+    blocks: Vec<Option<Vec<u8>>>,
     /// The last process that was refused.
     refused: Option<String>,
 }
 
 impl<'a> Meeting<'a> {
-    pub fn open(identity: &'a Identity, now: Instant, timeout: Duration) -> Result<Self, BootstrapError> {
+    fn open(identity: &'a Identity, now: Instant, timeout: Duration) -> Result<Self, BootstrapError> {
         let listener = listen(identity).map_err(|error| listen_error(identity, &error))?;
         let ranks = (1..identity.nranks).map(|_| None).collect();
-        Ok(Self { identity, timeout, deadline: now + timeout, listener, ranks, refused: None })
+        let blocks = vec![None; identity.nranks - 1];
+        Ok(Self { identity, timeout, deadline: now + timeout, listener, ranks, blocks, refused: None })
     }
 
-    /// Waits for all ranks, and returns their streams in order.
-    pub fn finish(mut self) -> Result<Vec<Stream>, BootstrapError> {
+    /// Waits for the blocks of all ranks, and sends them to all.
+    fn finish(mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let failed = |error: io::Error| listen_error(self.identity, &error);
         while !self.poll(Instant::now())? {
-            let mut fds: Vec<_> = self.listener.interest().collect();
-            wait(&mut fds, self.deadline).map_err(|error| listen_error(self.identity, &error))?;
+            let streams = self.ranks.iter().zip(&self.blocks).filter(|(_, block)| block.is_none());
+            let streams = streams.filter_map(|(rank, _)| rank.as_ref().map(Stream::interest));
+            let mut fds: Vec<_> = self.listener.interest().chain(streams).collect();
+            wait(&mut fds, self.deadline).map_err(failed)?;
         }
-        Ok(self.ranks.into_iter().flatten().collect())
+        let blocks: Vec<_> = [own.to_vec()].into_iter().chain(self.blocks.drain(..).flatten()).collect();
+        let mut peers: Vec<_> = self.ranks.iter_mut().flatten().zip(1..).collect();
+        for (peer, _) in &mut peers {
+            blocks.iter().enumerate().for_each(|(rank, block)| peer.queue(head(rank), block));
+        }
+        loop {
+            let now = Instant::now();
+            peers.retain_mut(|(peer, _)| !peer.flush());
+            match peers.first() {
+                None => return Ok(blocks),
+                Some((_, rank)) if now >= self.deadline => {
+                    return Err(timed_out(0, format!("rank {rank}"), self.timeout));
+                }
+                Some(_) => {
+                    let mut fds: Vec<_> = peers.iter().map(|(peer, _)| peer.interest()).collect();
+                    wait(&mut fds, self.deadline).map_err(failed)?;
+                }
+            }
+        }
     }
 
-    /// Accepts the ranks that have connected; true when all have. They get the text of an error too.
-    pub fn poll(&mut self, now: Instant) -> Result<bool, BootstrapError> {
+    /// Reads what the ranks have sent; true when all blocks are there. The ranks get the text of an error too.
+    fn poll(&mut self, now: Instant) -> Result<bool, BootstrapError> {
         let result = self.accept(now);
         if let Err(error) = &result {
             self.ranks.iter_mut().flatten().for_each(|rank| abort(rank, &error.to_string()));
@@ -60,10 +118,24 @@ impl<'a> Meeting<'a> {
         {
             self.admit(stream, place)?;
         }
-        if self.ranks.iter().all(Option::is_some) {
+        for ((stream, block), rank) in self.ranks.iter_mut().zip(&mut self.blocks).zip(1..) {
+            if let (Some(stream), None) = (stream, &block) {
+                stream.fill(now);
+                *block = receive(stream, 0, rank, rank)?;
+            }
+        }
+        if self.blocks.iter().all(Option::is_some) {
             return Ok(true);
         }
-        if now >= self.deadline { Err(self.timed_out()) } else { Ok(false) }
+        if now < self.deadline {
+            return Ok(false);
+        }
+        let missing = (1..self.identity.nranks).filter(|rank| self.blocks[rank - 1].is_none());
+        let mut missing = missing.map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
+        if let Some(refused) = &self.refused {
+            missing += &format!(" (it refused a process: {refused})");
+        }
+        Err(timed_out(0, missing, self.timeout))
     }
 
     fn admit(&mut self, mut stream: Stream, place: Place) -> Result<(), BootstrapError> {
@@ -87,15 +159,53 @@ impl<'a> Meeting<'a> {
         self.refused = Some(problem);
         Ok(())
     }
+}
 
-    fn timed_out(&self) -> BootstrapError {
-        let missing: Vec<_> = (1..self.identity.nranks).filter(|rank| self.ranks[rank - 1].is_none()).collect();
-        let mut missing = rank_names(&missing);
-        if let Some(refused) = &self.refused {
-            missing += &format!(" (it refused a process: {refused})");
+fn timed_out(rank: usize, missing: String, waited: Duration) -> BootstrapError {
+    BootstrapError::Timeout { rank, missing, waited }
+}
+
+/// The block of rank `origin` that `peer` has sent to `rank`, if it has arrived.
+fn receive(stream: &mut Stream, rank: usize, peer: usize, origin: usize) -> Result<Option<Vec<u8>>, BootstrapError> {
+    let closed = |event| Err(BootstrapError::PeerClosed { rank, event });
+    let invalid = |what| Err(BootstrapError::Protocol { rank, problem: format!("rank {peer} sent {what}") });
+    match stream.frame() {
+        Ok(None) => match stream.ended() {
+            Some(end) => closed(format!("rank {peer} ended ({end})")),
+            None => Ok(None),
+        },
+        Ok(Some((Frame { kind: FrameKind::Abort, .. }, reason))) => {
+            closed(format!("rank {peer} ended the job: {}", String::from_utf8_lossy(&reason)))
         }
-        BootstrapError::Timeout { rank: 0, step: "connect", missing, waited: self.timeout }
+        Ok(Some((seen, block))) if seen == (Frame { len: seen.len, ..head(origin) }) => Ok(Some(block)),
+        Ok(Some((seen, _))) => invalid(format!("{seen:?}")),
+        Err(InvalidFrame) => invalid("an invalid frame".to_owned()),
     }
+}
+
+/// Sends the block of this rank to rank 0, and waits for those of all ranks.
+fn contribute(
+    mut hub: Stream,
+    identity: &Identity,
+    block: &[u8],
+    timeout: Duration,
+) -> Result<Vec<Vec<u8>>, BootstrapError> {
+    let &Identity { rank, nranks, .. } = identity;
+    // Rank 0 knows the missing ranks, so its report gets two seconds more.
+    let deadline = Instant::now() + timeout + Duration::from_secs(2);
+    let mut blocks = Vec::new();
+    hub.queue(head(rank), block);
+    while blocks.len() < nranks {
+        let now = Instant::now();
+        hub.flush();
+        hub.fill(now);
+        match receive(&mut hub, rank, 0, blocks.len())? {
+            Some(block) => blocks.push(block),
+            None if now >= deadline => return Err(timed_out(rank, "rank 0".to_owned(), timeout)),
+            None => wait(&mut [hub.interest()], deadline).map_err(|error| connect_error(identity, &error))?,
+        }
+    }
+    Ok(blocks)
 }
 
 fn abort(stream: &mut Stream, reason: &str) {
@@ -122,13 +232,15 @@ fn listen_error(identity: &Identity, error: &dyn std::fmt::Display) -> Bootstrap
     BootstrapError::Socket { rank: 0, action: "listen on", address, text: error.to_string() }
 }
 
+fn connect_error(identity: &Identity, error: &dyn std::fmt::Display) -> BootstrapError {
+    let (rank, address) = (identity.rank, identity.address.clone());
+    BootstrapError::Socket { rank, action: "connect to", address, text: error.to_string() }
+}
+
 /// Connects to rank 0, which may start later.
-pub(crate) fn connect(identity: &Identity, timeout: Duration) -> Result<Stream, BootstrapError> {
+fn connect(identity: &Identity, timeout: Duration) -> Result<Stream, BootstrapError> {
     let &Identity { rank, nranks, ref address, .. } = identity;
-    let failed = |text: String| {
-        let text = format!("{text} (waited {timeout:?} for rank 0)");
-        BootstrapError::Socket { rank, action: "connect to", address: address.clone(), text }
-    };
+    let failed = |text: String| connect_error(identity, &format!("{text} (waited {timeout:?} for rank 0)"));
     let deadline = Instant::now() + timeout;
     let addresses = match is_tcp(address) {
         true => address.to_socket_addrs().map_err(|error| failed(error.to_string()))?.map(Address::Tcp).collect(),

@@ -231,11 +231,6 @@ impl Stream {
         self.socket.interest(read | write)
     }
 
-    /// What [`wait`] waits for: room for bytes to the peer.
-    pub(crate) fn sending(&self) -> PollFd<'_> {
-        self.socket.interest(PollFlags::POLLOUT)
-    }
-
     /// True if [`wait`] should wait for this stream.
     pub fn is_open(&self) -> bool {
         self.ended.is_none() || !self.output.is_empty()

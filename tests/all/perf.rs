@@ -405,7 +405,7 @@ fn ranks_that_do_not_fit_are_refused() {
         "{other_ranks:?}"
     );
     for (job, rank, args, reason) in [
-        ("alone", ("0", "2"), "put", "waited 1s in connect for rank 1"),
+        ("alone", ("0", "2"), "put", "waited 1s for rank 1"),
         ("no-rendezvous", ("1", "2"), "put", "cannot connect to"),
         ("single", ("0", "1"), "put", "has 1 rank, and perf needs 2"),
         ("ranks-too", ("0", "2"), "put --ranks 3", "--ranks 3, but the launcher"),

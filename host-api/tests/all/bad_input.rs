@@ -84,8 +84,8 @@ fn invalid_arguments_of_open_are_refused() {
             "card 9" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(16, 9), &mut out) => ARGUMENT, "card 9 does not exist: this machine has 1, where cards below one PCI switch are one";
             "no address" => ferrogin_open_at(null(), 0, 1, null(), &mut out) => ARGUMENT, "the pointer address is NULL";
             "address of other bytes" => ferrogin_open_at(c"\xff:1".as_ptr(), 0, 1, null(), &mut out) => ARGUMENT, "address is not UTF-8";
-            "rank 3 of 2 at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 3, 2, null(), &mut out) => USAGE, "rank 3 is not one of 2 ranks";
-            "2^32 - 1 ranks at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 1, u32::MAX, null(), &mut out) => USAGE, "at most 1048576";
+            "rank 3 of 2 at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 3, 2, null(), &mut out) => ARGUMENT, "rank 3 is not one of 2 ranks";
+            "2^32 - 1 ranks at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 1, u32::MAX, null(), &mut out) => ARGUMENT, "at most 1048576";
             "address of another host" => ferrogin_open_at(c"192.0.2.1:7700".as_ptr(), 0, 2, null(), &mut out) => SYSTEM, "rank 0 cannot listen on 192.0.2.1:7700";
             "no launcher" => ferrogin_open_env(null(), &mut out) => USAGE, "set FERROGIN_RANK, FERROGIN_NRANKS";
         }
@@ -101,7 +101,7 @@ fn missing_rank_is_named() {
         let address = CString::new(format!("ferrogin-host-missing-{}", std::process::id())).expect("a name");
         refuse! { out;
             "nobody at the address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 1, 2, null(), &mut out) => SYSTEM, "rank 1 cannot connect to 127.0.0.1:1: Connection refused";
-            "rank 1 is missing" => ferrogin_open_at(address.as_ptr(), 0, 2, null(), &mut out) => REMOTE, "in connect for rank 1: see the log of that rank";
+            "rank 1 is missing" => ferrogin_open_at(address.as_ptr(), 0, 2, null(), &mut out) => REMOTE, " for rank 1: see the log of that rank";
         }
     });
 }

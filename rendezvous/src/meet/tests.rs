@@ -27,9 +27,12 @@ fn connect(meeting: &mut Meeting<'_>, identity: &Identity) -> Result<Stream, Boo
     })
 }
 
+/// A rank that connects and sends its block.
 fn hello(meeting: &mut Meeting<'_>, rank: usize, nranks: usize) -> Stream {
     let identity = Identity { rank, nranks, ..meeting.identity.clone() };
-    connect(meeting, &identity).unwrap()
+    let mut stream = connect(meeting, &identity).unwrap();
+    stream.send(head(rank), &[rank as u8]);
+    stream
 }
 
 /// The report that rank 0 sends to a process that it refuses.
@@ -139,6 +142,22 @@ fn wrong_rank_with_proof_ends_job() {
             }
         });
     }
+}
+
+/// A rank has met the others when its block is there.
+#[test]
+fn rank_that_ends_before_its_block_is_named_to_all_ranks() {
+    let (identity, now) = (rank_0(3, unique("no-block")), Instant::now());
+    let mut meeting = Meeting::open(&identity, now, HANG_LIMIT).unwrap();
+    let mut rank_1 = hello(&mut meeting, 1, 3);
+    let rank_2 = connect(&mut meeting, &Identity { rank: 2, ..identity.clone() }).unwrap();
+    let error = meeting.poll(now + HANG_LIMIT).unwrap_err();
+    assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 2"), "{error}");
+    assert!(report(&mut rank_1).contains("for rank 2"));
+    drop(rank_2);
+    let error = meeting.poll(now).unwrap_err().to_string();
+    assert!(error.contains("rank 2 ended"), "{error}");
+    assert_eq!(report(&mut rank_1), error);
 }
 
 #[test]

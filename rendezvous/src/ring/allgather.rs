@@ -4,9 +4,13 @@ use super::error::RingError;
 use super::handle::Handle;
 use super::step::Step;
 use super::time_limits::{WAITING_EVERY, allgather_limit, answer_limit};
-use crate::{BODY_MAX, Dial, End, Frame, FrameKind, Listener, Stream, stream};
+use crate::dial::Dial;
+use crate::frame::{BODY_MAX, Frame, FrameKind};
+use crate::listener::Listener;
+use crate::stream::{self, End, Stream};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,7 +42,7 @@ pub struct Traffic {
 pub struct Ring {
     pub(super) rank: usize,
     addresses: Vec<Arc<str>>,
-    pub(super) timeout: Duration,
+    pub(crate) timeout: Duration,
     /// Until the previous rank has connected.
     pub(super) listener: Option<Listener>,
     /// Until the next rank has accepted.
@@ -63,7 +67,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    pub(super) fn new(rank: usize, addresses: Vec<Arc<str>>, timeout: Duration) -> Self {
+    pub(crate) fn new(rank: usize, addresses: Vec<Arc<str>>, timeout: Duration) -> Self {
         Self {
             rank,
             addresses,
@@ -81,6 +85,18 @@ impl Ring {
             #[cfg(test)]
             clock: Arc::default(),
         }
+    }
+
+    /// The rings of `nranks` ranks of this process.
+    pub(crate) fn threads(nranks: usize, timeout: Duration) -> io::Result<Vec<Self>> {
+        let addresses = vec!["this process".into(); nranks];
+        let mut rings: Vec<_> = (0..nranks).map(|rank| Self::new(rank, addresses.clone(), timeout)).collect();
+        for rank in (0..nranks).filter(|_| nranks > 1) {
+            let (to_next, to_prev) = Stream::pair()?;
+            rings[rank].next = Some(to_next);
+            rings[(rank + 1) % nranks].prev = Some(to_prev);
+        }
+        Ok(rings)
     }
 
     /// This rank.

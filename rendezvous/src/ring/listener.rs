@@ -3,7 +3,7 @@
 use super::allgather::{DOMAIN, Ring};
 use super::error::RingError;
 use super::handle::{ADDRESSES_MAX, Handle};
-use crate::{Secret, interface};
+use crate::{Secret, interface, listener};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 /// A listening rank. A ring does not need it after `connect`.
 pub struct Listener {
     /// `None` after `connect` took it, or failed: peers that still wait for this rank are refused.
-    pub(super) listening: Mutex<Option<crate::Listener>>,
+    pub(super) listening: Mutex<Option<listener::Listener>>,
     /// A ring that failed in `connect`, for neighbours that connect later.
     failed_ring: Mutex<Option<Ring>>,
     handle: [u8; HANDLE_MAXSIZE],
@@ -26,7 +26,7 @@ impl Listener {
         let addresses = interface::addresses()?;
         let any_port: Vec<_> = addresses.iter().take(ADDRESSES_MAX).map(|ip| SocketAddr::new(*ip, 0)).collect();
         let secret = Secret::random().map_err(|source| RingError::Socket { call: "getrandom", source })?;
-        let (listener, addresses) = crate::Listener::bind(&any_port, DOMAIN, secret)
+        let (listener, addresses) = listener::Listener::bind(&any_port, DOMAIN, secret)
             .map_err(|(address, source)| RingError::Listen { address: address.ip(), source })?;
         let handle = Handle { secret, addresses }.emit();
         Ok(Self { listening: Mutex::new(Some(listener)), failed_ring: Mutex::new(None), handle })

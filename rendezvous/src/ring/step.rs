@@ -14,6 +14,8 @@ pub enum Step {
     ContextReady = 4,
     /// A barrier of the host API.
     Barrier = 5,
+    /// An exchange of a [`Bootstrap`](crate::Bootstrap).
+    Bootstrap = 6,
 }
 
 impl Step {
@@ -24,6 +26,7 @@ impl Step {
             Self::RegisterWindow => "regMrSym",
             Self::CreateContext | Self::ContextReady => "createContext",
             Self::Barrier => "barrier",
+            Self::Bootstrap => "the exchange of the job",
         }
     }
 
@@ -35,12 +38,14 @@ impl Step {
             Self::CreateContext => "createContext: exchange",
             Self::ContextReady => "createContext: ready",
             Self::Barrier => "barrier",
+            Self::Bootstrap => "bootstrap: exchange",
         }
     }
 
     /// The step with this code; `None` for an unknown code.
     pub(super) fn from_code(code: u16) -> Option<Self> {
-        [Self::Connect, Self::RegisterWindow, Self::CreateContext, Self::ContextReady, Self::Barrier]
+        use Step::*;
+        [Connect, RegisterWindow, CreateContext, ContextReady, Barrier, Bootstrap]
             .into_iter()
             .find(|step| *step as u16 == code)
     }

@@ -1,7 +1,10 @@
 use super::allgather::DOMAIN;
 use super::handle::Handle;
 use super::{Listener, Ring, RingError, Step};
-use crate::{Address, Dial, Frame, FrameKind, Place, Secret, stream};
+use crate::dial::{Address, Dial};
+use crate::frame::{Frame, FrameKind};
+use crate::place::Place;
+use crate::{Secret, stream};
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use ferrogin_test_support::{child, untrusted};
 use std::io::{ErrorKind, Write};
@@ -65,18 +68,6 @@ fn allgather_gives_each_rank_all_blocks() {
             }
         });
     }
-}
-
-/// Three descriptors a rank: the listener and two streams.
-#[test]
-fn ring_of_1024_threads_completes() {
-    child::run("ring_of_1024_threads_completes", &[], || {
-        assert!(untrusted::limit_descriptors(4096));
-        ranks(1024, HANG_LIMIT, |rank, ring| {
-            let all = ring.unwrap().allgather(Step::Connect, Some(&(rank as u64).to_le_bytes())).unwrap();
-            assert!(all.iter().zip(0u64..).all(|(block, rank)| *block == rank.to_le_bytes()));
-        });
-    });
 }
 
 #[test]
