@@ -137,7 +137,7 @@ impl<'a> Context<'a> {
         if is_strong {
             self.wait_for_earlier()?;
         } else if has_put {
-            self.flush_endpoint(route.poster)?;
+            self.flush_endpoint(route.poster, None)?;
         }
         let wqe = match vehicle {
             Vehicle::Write(word) => {

@@ -68,7 +68,7 @@ impl Context<'_> {
             operation = operation.after(largest);
         }
         if !operation.named.is_none() {
-            self.flush_endpoint(DATA)?;
+            self.flush_endpoint(DATA, None)?;
         }
         Ok(operation)
     }
