@@ -79,7 +79,7 @@ impl Endpoint {
             }
         };
         let posted = if by_lock {
-            locked::post(self, NO_LIMITS, false, false, write)
+            locked::post(self, NO_LIMITS, false, write)
         } else {
             combining::post(self, NO_LIMITS, false, write)
         };
@@ -133,17 +133,7 @@ impl locked::LockedQueue for &Endpoint {
         self.pending.load(Relaxed)
     }
     fn start(&self) {
-        if self.pending() + 1 > MAX_BATCH {
-            self.ring();
-        }
         self.pending.store(self.pending() + 1, Relaxed);
-    }
-    fn ring(&self) {
-        let rung = self.take_pending();
-        self.fence();
-        self.doorbell(rung);
-        self.fence();
-        self.publish(rung);
     }
     fn take_pending(&self) -> u32 {
         let next = self.next();

@@ -9,7 +9,7 @@
 use ferrogin_bench::card::{Card, PEER, Values};
 use ferrogin_bench::nccl::{self, Build, Flush, Loop, Nccl, POSTS, Post, Put, PutValue};
 use ferrogin_bench::target_dir;
-use ferrogin_device::post::Sharing;
+use ferrogin_device::Sharing;
 use ferrogin_device::{Action, Context, Flags, capi};
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::callgrind::{self, Count};

@@ -1,7 +1,5 @@
 //! Actions: the signal and the counter of an operation. Flags: how an operation is posted.
 
-use crate::post::Sharing;
-
 /// A remote signal and a local counter, packed in one word so that it travels in a register.
 ///
 /// Bits 0–15 hold the signal's id + 1, bits 16–31 the counter's id + 1, bits 32–63 what the signal is raised by.
@@ -78,6 +76,21 @@ impl Action {
     pub(crate) const fn counter_slot(self) -> u32 {
         (self.0 >> 16) as u32 & 0xffff
     }
+}
+
+/// The threads with which a call shares the endpoint that it posts on.
+///
+/// Every mode keeps the words that posters share in the same state, so calls in different modes may follow one another. Only calls
+/// at the same time must use one mode. The caller orders calls of different modes, as it orders any use of memory by two threads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sharing {
+    /// All threads of the device, or of the process on a CPU.
+    #[default]
+    Gpu,
+    /// The threads of one CTA.
+    Cta,
+    /// No other thread.
+    Thread,
 }
 
 /// How an operation is posted. The values are NCCL's `ncclGinOptFlags`, and above them the sharing mode of the call.

@@ -2,8 +2,8 @@
 
 use crate::action::{Action, Flags};
 #[cfg(target_arch = "nvptx64")]
-use crate::context::warp;
-use crate::context::{Context, FlushRequest, Window};
+use crate::context::warp::post_in_groups;
+use crate::context::{Arguments, Context, FlushRequest, Window};
 #[cfg(target_arch = "nvptx64")]
 use crate::lanes::Lanes;
 use crate::status::{Status, code};
@@ -179,9 +179,9 @@ functions! {
     fgin_reset_counter(id: u32) |context| context.reset_counter(id);
 }
 
-/// The operations of lanes of a warp. On a CPU a warp has one thread, which makes the call alone.
+/// The operations of lanes of a warp, and their arguments. On a CPU a warp has one thread, which makes the call alone.
 macro_rules! by_lanes {
-    ($($name:ident: $operation:ident($($arg:ident: $ty:ty),* $(,)?) ($($value:expr),*);)*) => {
+    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) $arguments:expr;)*) => {
         $(
             #[doc = concat!("See `", stringify!($name), "` in `ferrogin/gin.h`.")]
             ///
@@ -193,11 +193,11 @@ macro_rules! by_lanes {
                 // SAFETY: the caller passes null, or a context that `fgin_open` gave and that it keeps alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
                 #[cfg(target_arch = "nvptx64")]
-                return code(warp::$operation(context, Lanes(lanes), $($value),*));
+                return code(post_in_groups(context, Lanes(lanes), $arguments));
                 #[cfg(not(target_arch = "nvptx64"))]
                 {
                     let _ = lanes;
-                    code(context.ok_or(Status::InvalidArgument).and_then(|context| context.$operation($($value),*)))
+                    code(context.ok_or(Status::InvalidArgument).and_then(|context| context.post_operation($arguments)))
                 }
             }
         )*
@@ -205,7 +205,7 @@ macro_rules! by_lanes {
 }
 
 by_lanes! {
-    fgin_warp_put: put(
+    fgin_warp_put(
         peer: u32,
         dst: *mut c_void,
         dst_off: u64,
@@ -214,17 +214,16 @@ by_lanes! {
         bytes: u64,
         action: u64,
         flags: u32,
-    ) (peer, Window(dst).at(dst_off), Window(src).at(src_off), bytes, Action::from_bits(action), Flags::from_bits(flags));
+    ) {
+        let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
+        Arguments::put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
+    };
 
-    fgin_warp_put_value: put_value(
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        value: u64,
-        bytes: u32,
-        action: u64,
-        flags: u32,
-    ) (peer, Window(dst).at(dst_off), value, bytes, Action::from_bits(action), Flags::from_bits(flags));
+    fgin_warp_put_value(peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) {
+        let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
+        Arguments::value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
+    };
 
-    fgin_warp_signal: signal(peer: u32, action: u64, flags: u32) (peer, Action::from_bits(action), Flags::from_bits(flags));
+    fgin_warp_signal(peer: u32, action: u64, flags: u32)
+        Arguments::signal(peer, Action::from_bits(action), Flags::from_bits(flags));
 }

@@ -25,8 +25,8 @@ pub(crate) mod warp;
 
 pub use completion::FlushRequest;
 
-use crate::action::{Action, Flags};
-use crate::post::{Sharing, exclusive};
+use crate::action::{Action, Flags, Sharing};
+use crate::post::exclusive;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
@@ -35,7 +35,8 @@ use core::mem::size_of;
 use core::ptr;
 use fast_path::Continuation;
 use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader};
-use operation::{Arguments, Operation, Resolved};
+pub(crate) use operation::Arguments;
+use operation::{Operation, Resolved};
 
 const DATA: u32 = 0;
 const VALUE: u32 = 1;
@@ -218,7 +219,7 @@ impl<'a> Context<'a> {
 
     /// Posts an operation. With constant flags the compiler keeps one mode.
     #[inline(always)]
-    fn post_operation(self, arguments: Arguments) -> Result<(), Status> {
+    pub(crate) fn post_operation(self, arguments: Arguments) -> Result<(), Status> {
         let resolved = self.tables().resolve(arguments);
         let Resolved { operation, poster, .. } = resolved;
         if !resolved.is_fast {

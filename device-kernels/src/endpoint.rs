@@ -3,12 +3,12 @@
 //! The card, NCCL's device code and other threads use ring, doorbell, counters and cursors too. Only this file accesses them,
 //! through raw pointers and atomics.
 
-use crate::action::Flags;
+use crate::action::{Flags, Sharing};
 use crate::constant::{self, Constant};
-use crate::post::flush::{self, Flush, Outcome};
+use crate::post::flush::{self, Outcome};
 use crate::post::locked::{self, LockedQueue};
 use crate::post::used::UsedSet;
-use crate::post::{COUNT_MASK, Queue, Sharing, combining, exclusive};
+use crate::post::{COUNT_MASK, Queue, combining, exclusive};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
@@ -116,26 +116,25 @@ impl<'a> Endpoint<'a> {
     /// Posts by either policy.
     #[inline(never)]
     pub fn post(self, policy: u32, flags: Flags, limits: impl Limit, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
-        let is_exclusive = flags.mode() == Sharing::Thread;
         let place = |idx| self.place(wqe, idx);
         if policy == POLICY_LOCKED {
-            locked::post(self, limits, is_exclusive, aggregate, |idx| self.place_in_batch(self.numbered(wqe, idx)))
-        } else if is_exclusive {
+            locked::post(self, limits, aggregate, |idx| self.place_in_batch(self.numbered(wqe, idx)))
+        } else if flags.mode() == Sharing::Thread {
             exclusive::post(self, limits, aggregate, place)
         } else {
             combining::post(self, limits, aggregate, place)
         }
     }
 
-    /// One round of a flush of this endpoint.
-    pub fn flush_round(&self, policy: u32, flush: &mut Flush) -> Outcome {
-        flush.round(*self, policy == POLICY_LOCKED)
+    /// One round of a flush of this endpoint, which has to reach `at`: see [`flush::round`].
+    pub fn flush_round(&self, policy: u32, at: &mut Option<u32>) -> Outcome {
+        flush::round(*self, policy == POLICY_LOCKED, at)
     }
 
-    /// Waits until the flush of this endpoint has ended.
+    /// Waits until a flush of this endpoint has ended.
     #[inline(always)]
-    pub fn wait_flushed(&self, policy: u32, limits: impl Limit, flush: Flush) -> Outcome {
-        flush::wait(*self, policy == POLICY_LOCKED, flush, limits)
+    pub fn flush(&self, policy: u32, at: Option<u32>, limits: impl Limit) -> Outcome {
+        flush::flush(*self, policy == POLICY_LOCKED, at, limits)
     }
 
     /// Rings deferred posts on this endpoint, for a wait that depends on them. Fails if they can no longer complete.
@@ -322,9 +321,8 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
         self.wq_field(offset_of!(WqV0, wqes_completed)).load(Ordering::Relaxed)
     }
 
-    // On a GPU a call would cost every post registers to save.
-    #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    // A call would cost every post registers to save.
+    #[inline(always)]
     fn insert_used(&self) {
         // SAFETY: the plugin keeps a context as long as its endpoints.
         used_set(unsafe { &*self.ext.config.context }).insert(self.ext.config.index);
@@ -368,13 +366,9 @@ impl LockedQueue for Endpoint<'_> {
 
     #[inline(always)]
     fn start(&self) {
-        // NCCL's device code may have left requests unrung, too.
-        if LockedQueue::next(self).wrapping_sub(self.published()) >= self.ext.config.max_batch {
-            self.ring();
-        }
         let pending = self.pending();
         if pending == 0 {
-            // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase.
+            // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase, as `take_pending` does.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
             let phase = u32::from(pc & self.ext.config.ring.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);
@@ -383,25 +377,8 @@ impl LockedQueue for Endpoint<'_> {
     }
 
     #[inline(always)]
-    fn ring(&self) {
-        let next = LockedQueue::next(self);
-        if self.published() == next {
-            return;
-        }
-        if self.pending() != 0 {
-            // SAFETY: a live queue; only the thread that has the lock starts and flushes.
-            unsafe { sq::flush(self.wq()) };
-        } else {
-            // SAFETY: the endpoint's doorbell; only the thread that has the lock rings it.
-            unsafe { sq::ring(self.ext.config.ring.sq_db, next) };
-        }
-        self.publish(next);
-    }
-
-    #[inline(always)]
     fn take_pending(&self) -> u32 {
         let next = LockedQueue::next(self);
-        // `start` computes the phase again for the first request of a batch.
         self.wq_field(offset_of!(WqV0, pc)).store(next, Ordering::Relaxed);
         self.wq_field(offset_of!(WqV0, wqes_pending)).store(0, Ordering::Relaxed);
         next

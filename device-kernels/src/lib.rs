@@ -48,10 +48,9 @@ pub mod sync;
 pub mod wait;
 
 #[cfg(not(loom))]
-pub use action::{Action, Flags};
+pub use action::{Action, Flags, Sharing};
 #[cfg(not(loom))]
 pub use context::{Context, FlushRequest, Span, Window};
 #[cfg(not(loom))]
 pub use coop::Coop;
-pub use post::Sharing;
 pub use status::Status;

@@ -84,7 +84,7 @@ fn pause(round: u32, progress: impl FnOnce() -> bool) -> Pause {
 /// Waits a moment. A GPU has no software card to drive.
 #[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
 #[inline(always)]
-pub fn relax() {
+pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     // SAFETY: suspends this thread for up to 64 ns and touches no memory.
     unsafe { core::arch::asm!("nanosleep.u32 32;", options(nomem, nostack)) };
 }
@@ -106,12 +106,6 @@ pub fn kept(word: u32) -> u32 {
         kept
     };
     word
-}
-
-/// A condition for code that a GPU's compiler would otherwise copy, for each way in which the condition comes about.
-#[inline(always)]
-pub fn in_one_place(condition: bool) -> bool {
-    kept(condition.into()) != 0
 }
 
 /// The number, in a form that the assembler doesn't take for uniform across the warp.

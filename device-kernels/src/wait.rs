@@ -11,27 +11,11 @@ pub trait Limit: Copy {
     fn aborted(&self) -> bool;
     /// Nanoseconds that one wait may take; 0 is no limit.
     fn timeout_ns(&self) -> u64;
-    /// Returns whether the time limit of a wait has passed that began at `began_ns`. The first call sets it to the present time where
-    /// it is 0.
+    /// Returns whether the time limit of a wait has passed that began at `began_ns`.
     #[inline(always)]
-    fn has_passed(&self, began_ns: &mut u64) -> bool {
-        #[cfg(target_arch = "nvptx64")]
-        {
-            // No limit, 0, becomes the longest time.
-            platform::clock_ns().wrapping_sub(*began_ns) > self.timeout_ns().wrapping_sub(1)
-        }
-        #[cfg(not(target_arch = "nvptx64"))]
-        {
-            let timeout_ns = self.timeout_ns();
-            if timeout_ns == 0 {
-                return false;
-            }
-            let now = platform::clock_ns();
-            if *began_ns == 0 {
-                *began_ns = now;
-            }
-            now.wrapping_sub(*began_ns) > timeout_ns
-        }
+    fn has_passed(&self, began_ns: u64) -> bool {
+        // No limit, 0, becomes the longest time.
+        platform::clock_ns().wrapping_sub(began_ns) > self.timeout_ns().wrapping_sub(1)
     }
     /// Lets a software card work in this thread. False when no card needs it.
     #[inline]
@@ -39,8 +23,7 @@ pub trait Limit: Copy {
         false
     }
     /// Waits a moment; `round` counts the calls of one wait, from 0.
-    #[cfg(not(target_arch = "nvptx64"))]
-    #[inline]
+    #[inline(always)]
     fn relax(&self, round: u32) {
         platform::relax(round, || self.progress());
     }
@@ -70,56 +53,27 @@ impl Limit for Limits<'_> {
 /// One wait: the number of its rounds, and when it began.
 pub struct Spin<L> {
     limits: L,
-    #[cfg(not(target_arch = "nvptx64"))]
     round: u32,
     began_ns: u64,
 }
 
 impl<L: Limit> Spin<L> {
-    /// Begins a wait. A GPU reads the clock here, a CPU in the first [`Self::pause`].
+    /// Begins a wait.
     #[inline(always)]
     pub fn new(limits: L) -> Self {
-        Spin {
-            limits,
-            #[cfg(not(target_arch = "nvptx64"))]
-            round: 0,
-            #[cfg(not(target_arch = "nvptx64"))]
-            began_ns: 0,
-            #[cfg(target_arch = "nvptx64")]
-            began_ns: platform::clock_ns(),
-        }
+        Spin { limits, round: 0, began_ns: platform::clock_ns() }
     }
 
     /// Waits a moment. Fails if the wait must end.
-    #[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
-    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[inline(always)]
     pub fn pause(&mut self) -> Result<(), Status> {
-        let (ends, status) = self.check();
-        if ends {
-            return Err(status);
-        }
-        self.relax();
-        Ok(())
-    }
-
-    /// Whether the wait must end, and why if it must.
-    #[inline(always)]
-    pub(crate) fn check(&mut self) -> (bool, Status) {
         let is_aborted = self.limits.aborted();
-        let has_passed = self.limits.has_passed(&mut self.began_ns);
-        (is_aborted | has_passed, if is_aborted { Status::Aborted } else { Status::Timeout })
-    }
-
-    /// Waits a moment, after a check.
-    #[inline(always)]
-    pub(crate) fn relax(&mut self) {
-        #[cfg(target_arch = "nvptx64")]
-        platform::relax();
-        #[cfg(not(target_arch = "nvptx64"))]
-        {
-            self.limits.relax(self.round);
-            self.round = self.round.saturating_add(1);
+        if is_aborted | self.limits.has_passed(self.began_ns) {
+            return Err(if is_aborted { Status::Aborted } else { Status::Timeout });
         }
+        self.limits.relax(self.round);
+        self.round = self.round.saturating_add(1);
+        Ok(())
     }
 }
 

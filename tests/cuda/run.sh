@@ -93,7 +93,7 @@ assemble() {
     ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
     awk '/Function properties/ { name = $NF; n++ }
          /bytes stack frame/ && name ~ /^fgin_fast_/ { fast++; if ($1 > 0) { print "error: " name ": " $0; bad = 1 } }
-         /bytes stack frame/ && $5 > (name ~ /slow_path|emulated|context4warp|context5group|^fgin_continue/ ? 400 : name ~ /capi|^fgin_/ ? 88 : 24) { print "error: " name ": " $0; bad = 1 }
+         /bytes stack frame/ && $5 > (name ~ /slow_path|emulated|context5group|^fgin_continue|^fgin_warp_/ ? 400 : name ~ /capi|^fgin_/ ? 88 : 24) { print "error: " name ": " $0; bad = 1 }
          /error|fatal/ { bad = 1 }
          END { exit bad || n < 12 || fast < 3 }' "$out/assembled.log"
 }
@@ -115,8 +115,8 @@ done
 lanes_share_a_doorbell() {
     PYTHONPATH=$here python3 -c '
 import re, sass, sys
-shapes = {name: sass.shape(code) for name, code in sass.instructions("nvdisasm", sys.argv[1]).items() if "4warp" in name or "5group" in name}
-posts = [shape for name, shape in shapes.items() if re.search(r"(put|put_value|signal)$", name)]
+shapes = {name: sass.shape(code) for name, code in sass.instructions("nvdisasm", sys.argv[1]).items() if name.startswith("fgin_warp_") or "5group" in name}
+posts = [shape for name, shape in shapes.items() if name.startswith("fgin_warp_")]
 rings = [shape for name, shape in shapes.items() if name.endswith("ring")]
 good = len(posts) == 3 and all(re.fullmatch(r"A W\d+", shape) for shape in posts)
 good = good and len(rings) == 1 and re.fullmatch(r"F D F( A)+", rings[0])

@@ -4,7 +4,7 @@ use super::{Context, ExtLimits, FIRST_COUNTER};
 use crate::endpoint::{Endpoint, used_set};
 use crate::platform;
 use crate::post::COUNT_MASK;
-use crate::post::flush::{Flush, Outcome};
+use crate::post::flush::Outcome;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::{Limit, Spin};
@@ -58,12 +58,6 @@ impl<'a> Context<'a> {
         if rank >= size {
             return Err(Status::InvalidArgument);
         }
-        if used_set(self.ext).is_empty() { Ok(()) } else { self.flush_used(rank, size) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn flush_used(&self, rank: u32, size: u32) -> Result<(), Status> {
         Result::from(self.flush_within(rank, size, self.limits())).map(|_| ())
     }
 
@@ -74,7 +68,7 @@ impl<'a> Context<'a> {
             if size > 1 && i % size != rank {
                 return Outcome::COMPLETED;
             }
-            self.endpoint(i).wait_flushed(self.ext.policy, limits, Flush::default())
+            self.endpoint(i).flush(self.ext.policy, None, limits)
         })
     }
 
@@ -107,13 +101,10 @@ impl<'a> Context<'a> {
         word.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    pub(super) fn flush_endpoint(self, i: u32) -> Result<(), Status> {
-        self.wait_endpoint(i, Flush::default())
-    }
-
+    /// Flushes the `i`th endpoint, or waits for an earlier flush of it, which has to reach `at`.
     #[inline(never)]
-    fn wait_endpoint(self, i: u32, flush: Flush) -> Result<(), Status> {
-        Result::from(self.endpoint(i).wait_flushed(self.ext.policy, self.limits(), flush)).map(|_| ())
+    pub(super) fn flush_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
+        Result::from(self.endpoint(i).flush(self.ext.policy, at, self.limits())).map(|_| ())
     }
 
     /// Begins a flush of every earlier post on this context, and rings what was aggregated. The flush has ended when
@@ -125,15 +116,14 @@ impl<'a> Context<'a> {
     pub fn flush_async(&self) -> Result<FlushRequest, Status> {
         let mut request = FlushRequest::default();
         self.visit_used(|i, endpoint| {
-            let (policy, mut flush, mut spin) = (self.ext.policy, Flush::default(), Spin::new(self.limits()));
+            let (mut at, mut spin) = (None, Spin::new(self.limits()));
             let at = loop {
-                match (endpoint.flush_round(policy, &mut flush), flush.number()) {
+                match (endpoint.flush_round(self.ext.policy, &mut at), at) {
                     (Outcome::WAITS, Some(at)) => break at,
                     (Outcome::WAITS, None) => spin.pause()?,
                     (ended, _) => return Result::from(ended).map(|_| ()),
                 }
             };
-            endpoint.ring_deferred(policy, self.limits())?;
             match request.entries.get_mut(request.n_entries as usize) {
                 Some(entry) => {
                     *entry = Entry { endpoint: i, at };
@@ -155,11 +145,11 @@ impl<'a> Context<'a> {
     /// [`Status::InvalidArgument`]: `request` is no request of this context. Otherwise as for [`Context::flush`].
     pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
         for entry in self.entries(request)? {
-            self.wait_endpoint(entry.endpoint, Flush::from_number(entry.at))?;
+            self.flush_endpoint(entry.endpoint, Some(entry.at))?;
         }
         match request.first_without {
             0 => Ok(()),
-            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.flush_endpoint(i) }),
+            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.flush_endpoint(i, None) }),
         }
     }
 
@@ -170,12 +160,12 @@ impl<'a> Context<'a> {
     /// As for [`Context::wait_flush`].
     pub fn test_flush(&self, request: &FlushRequest) -> Result<bool, Status> {
         let has_ended =
-            |endpoint: Endpoint<'_>, mut flush: Flush| match endpoint.flush_round(self.ext.policy, &mut flush) {
-                Outcome::WAITS => endpoint.ring_deferred(self.ext.policy, self.limits()).map(|()| false),
+            |endpoint: Endpoint<'_>, mut at: Option<u32>| match endpoint.flush_round(self.ext.policy, &mut at) {
+                Outcome::WAITS => Ok(false),
                 ended => Result::from(ended).map(|_| true),
             };
         for entry in self.entries(request)? {
-            if !has_ended(self.endpoint(entry.endpoint), Flush::from_number(entry.at))? {
+            if !has_ended(self.endpoint(entry.endpoint), Some(entry.at))? {
                 return Ok(false);
             }
         }
@@ -183,7 +173,7 @@ impl<'a> Context<'a> {
         if request.first_without != 0 {
             self.visit_used(|i, endpoint| {
                 if i >= request.first_without && is_done {
-                    is_done = has_ended(endpoint, Flush::default())?;
+                    is_done = has_ended(endpoint, None)?;
                 }
                 Ok(())
             })?;
@@ -270,14 +260,7 @@ impl<'a> Context<'a> {
     }
 
     /// Waits for a count. The count may depend on deferred posts of the same endpoint, so each round rings them.
-    #[inline(always)]
     fn wait_count(&self, count: EventCount<'a>, least: u64) -> Result<(), Status> {
-        if count.has_reached(least) { Ok(()) } else { self.wait_longer(count, least) }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn wait_longer(&self, count: EventCount<'a>, least: u64) -> Result<(), Status> {
         let (endpoint, mut spin) = (self.endpoint(count.endpoint), Spin::new(self.limits()));
         while !count.has_reached(least) {
             endpoint.ring_deferred(self.ext.policy, self.limits())?;
@@ -349,7 +332,7 @@ impl Limit for FlushLimits<'_> {
     }
 
     #[inline(always)]
-    fn has_passed(&self, began_ns: &mut u64) -> bool {
+    fn has_passed(&self, began_ns: u64) -> bool {
         match self.clock {
             Self::NO_CLOCK => false,
             Self::NANOSECONDS => self.context.has_passed(began_ns),

@@ -90,7 +90,7 @@ impl<'a> Context<'a> {
         if resolved.is_invalid || arguments.named.signal.exists {
             return Err(Status::InvalidArgument);
         }
-        self.raise(emulated, resolved.operation.normalized(tables), Raise { word: Word::At(word), amount })
+        self.raise(emulated, tables, resolved.operation.normalized(tables), Raise { word: Word::At(word), amount })
     }
 
     pub(super) fn emulated(&self) -> Result<&'a EmulatedSignals, Status> {
@@ -102,17 +102,30 @@ impl<'a> Context<'a> {
     }
 
     /// Carries out an operation whose signal is emulated. Peer and counter exist.
-    pub(super) fn raise_indexed(self, emulated: &EmulatedSignals, operation: Operation, id: u32) -> Result<(), Status> {
+    #[inline(always)]
+    pub(super) fn raise_indexed(
+        self,
+        emulated: &EmulatedSignals,
+        tables: Tables<'_>,
+        operation: Operation,
+        id: u32,
+    ) -> Result<(), Status> {
         let Operation { named, .. } = operation;
         let raise = Raise { word: Word::Indexed(id), amount: named.amount.into() };
-        self.raise(emulated, Operation { named: named.without_signal(), ..operation }, raise)
+        self.raise(emulated, tables, Operation { named: named.without_signal(), ..operation }, raise)
     }
 
     /// Posts the operation and raises the signal. `operation` names a counter or nothing; it and the peer exist.
-    #[inline(never)]
-    fn raise(self, emulated: &EmulatedSignals, operation: Operation, raise: Raise) -> Result<(), Status> {
+    #[inline(always)]
+    fn raise(
+        self,
+        emulated: &EmulatedSignals,
+        tables: Tables<'_>,
+        operation: Operation,
+        raise: Raise,
+    ) -> Result<(), Status> {
         let Operation { kind, peer, named, flags, .. } = operation;
-        let (tables, has_put, is_strong) = (self.tables(), kind != Kind::Signal, flags.is_strong());
+        let (has_put, is_strong) = (kind != Kind::Signal, flags.is_strong());
         let route = tables.route(peer, named, kind.plain_endpoint())?;
         let (poster, template) = (tables.endpoint(route), tables.target(route.target).existing()?);
         let signal = Signal { target: target(tables, peer, raise.word)?, add: raise.amount };
@@ -137,7 +150,7 @@ impl<'a> Context<'a> {
         if is_strong {
             self.wait_for_earlier()?;
         } else if has_put {
-            self.flush_endpoint(route.poster)?;
+            self.flush_endpoint(route.poster, None)?;
         }
         let wqe = match vehicle {
             Vehicle::Write(word) => {

@@ -11,17 +11,15 @@ use crate::status::Status;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 
 impl Context<'_> {
-    /// Carries out a whole operation.
+    /// Carries out a whole operation that [is not invalid](super::operation::Resolved::is_invalid): peer and counter exist.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_out(self, operation: Operation) -> Result<(), Status> {
-        let Operation { peer, named, flags, .. } = operation;
+        let Operation { named, flags, .. } = operation;
         let tables = self.tables();
-        // Peer and counter exist after this.
-        tables.route(peer, named.without_signal(), DATA)?;
         let operation = operation.normalized(tables);
         match (named.signal_id(), self.emulated()) {
-            (Some(id), Ok(emulated)) => self.raise_indexed(emulated, operation, id),
+            (Some(id), Ok(emulated)) => self.raise_indexed(emulated, tables, operation, id),
             (Some(_), Err(unsupported)) if flags.is_strong() => Err(unsupported),
             _ => self.post_counted(tables, operation),
         }
@@ -68,7 +66,7 @@ impl Context<'_> {
             operation = operation.after(largest);
         }
         if !operation.named.is_none() {
-            self.flush_endpoint(DATA)?;
+            self.flush_endpoint(DATA, None)?;
         }
         Ok(operation)
     }

@@ -8,9 +8,8 @@ use super::group::{key_of, post};
 use super::operation::{Arguments, Resolved};
 use super::tables::context_of;
 use super::{Context, Span};
-use crate::action::{Action, Flags};
+use crate::action::{Action, Flags, Sharing};
 use crate::lanes::Lanes;
-use crate::post::Sharing;
 use crate::status::Status;
 
 /// The operations of lanes of a warp. In the sharing mode THREAD, no thread but the lanes of the call uses the context meanwhile.
@@ -31,7 +30,7 @@ impl Context<'_> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        put(Some(*self), lanes, peer, dst, src, bytes, action, flags)
+        post_in_groups(Some(*self), lanes, Arguments::put(peer, dst, src, bytes, action, flags))
     }
 
     /// [`Context::put_value`] by all `lanes`, which make the call together, each with its own arguments and its own result.
@@ -50,7 +49,7 @@ impl Context<'_> {
         action: Action,
         flags: Flags,
     ) -> Result<(), Status> {
-        put_value(Some(*self), lanes, peer, dst, value, bytes, action, flags)
+        post_in_groups(Some(*self), lanes, Arguments::value(peer, dst, value, bytes, action, flags))
     }
 
     /// [`Context::signal`] by all `lanes`, which make the call together, each with its own arguments and its own result.
@@ -60,56 +59,14 @@ impl Context<'_> {
     /// As for [`Context::signal`], and as for [`Context::put_by_lanes`].
     #[inline(always)]
     pub fn signal_by_lanes(&self, lanes: Lanes, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        signal(Some(*self), lanes, peer, action, flags)
+        post_in_groups(Some(*self), lanes, Arguments::signal(peer, action, flags))
     }
 }
 
-/// [`Context::put_by_lanes`]; a lane without a context fails alone.
-#[inline(never)]
-pub(crate) fn put(
-    context: Option<Context<'_>>,
-    lanes: Lanes,
-    peer: u32,
-    dst: Span,
-    src: Span,
-    bytes: u64,
-    action: Action,
-    flags: Flags,
-) -> Result<(), Status> {
-    post_in_groups(context, lanes, Arguments::put(peer, dst, src, bytes, action, flags))
-}
-
-/// [`Context::put_value_by_lanes`]; a lane without a context fails alone.
-#[inline(never)]
-pub(crate) fn put_value(
-    context: Option<Context<'_>>,
-    lanes: Lanes,
-    peer: u32,
-    dst: Span,
-    value: u64,
-    bytes: u32,
-    action: Action,
-    flags: Flags,
-) -> Result<(), Status> {
-    post_in_groups(context, lanes, Arguments::value(peer, dst, value, bytes, action, flags))
-}
-
-/// [`Context::signal_by_lanes`]; a lane without a context fails alone.
-#[inline(never)]
-pub(crate) fn signal(
-    context: Option<Context<'_>>,
-    lanes: Lanes,
-    peer: u32,
-    action: Action,
-    flags: Flags,
-) -> Result<(), Status> {
-    post_in_groups(context, lanes, Arguments::signal(peer, action, flags))
-}
-
 /// Posts the operation of each lane with those of the other lanes that have the same endpoint. An operation that is not fast is its
-/// lane's alone.
+/// lane's alone. A lane without a context fails alone.
 #[inline(always)]
-fn post_in_groups(context: Option<Context<'_>>, lanes: Lanes, arguments: Arguments) -> Result<(), Status> {
+pub(crate) fn post_in_groups(context: Option<Context<'_>>, lanes: Lanes, arguments: Arguments) -> Result<(), Status> {
     // The widest mode: several lanes may post at the same time on one endpoint.
     let flags = arguments.flags.shared(Sharing::Gpu);
     let resolved = context.map(|context| context.tables().resolve(Arguments { flags, ..arguments }));

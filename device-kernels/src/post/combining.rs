@@ -39,7 +39,8 @@ pub mod run;
 
 pub use pass::ring_ready;
 
-use super::{EncodeWqe, Left, Queue, Step};
+use super::flush::Outcome;
+use super::{EncodeWqe, Left, Queue, Step, outstanding};
 use crate::platform::thread_value;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -113,7 +114,7 @@ pub fn finish<Q: CombiningQueue>(
 ) -> Result<(), Status> {
     let mut left = Some(left);
     if let Some(Left { step: Step::WaitForRoom, word: reserved }) = left {
-        room::wait_for_room(queue, limits, reserved)?;
+        room::wait_for_room(queue, limits, reserved, 1, || true)?;
         left = encode_and_mark(queue, reserved, aggregate, wqe);
     }
     match left {
@@ -122,6 +123,18 @@ pub fn finish<Q: CombiningQueue>(
         _ => {}
     }
     Ok(())
+}
+
+/// Begins a flush: raises the barrier to the cursor. `now` is the cursor word, which was read after the count.
+#[inline(always)]
+pub(super) fn begin_flush<Q: CombiningQueue>(queue: Q, completed: u32, now: u64, at: &mut Option<u32>) -> Outcome {
+    let (cursor, barrier) = halves(now);
+    // Snapshot and barrier are one compare-and-swap, because a post in between would be counted in place of an earlier one.
+    *at = room::raise_barrier(queue.words(), now).then_some(cursor);
+    if outstanding(cursor, completed) != 0 {
+        return Outcome::WAITS;
+    }
+    if barrier == cursor { Outcome::UNUSED } else { Outcome::COMPLETED }
 }
 
 /// Encodes the request, fences and marks it, and rings it if no other poster is active.

@@ -1,9 +1,10 @@
-//! The `locked` policy: the whole post under the endpoint's `sq_lock`, through start, place and flush of the direct data path.
-//! An aggregated post leaves its work request pending. This policy is the simple reference, and the baseline of the benches.
+//! The `locked` policy: the whole post under the endpoint's `sq_lock`. An aggregated post leaves its work request pending. This policy is
+//! the simple reference, and the baseline of the benches.
 //!
 //! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
 //! have rung them.
 
+use super::flush::Outcome;
 use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
@@ -16,11 +17,9 @@ pub trait LockedQueue: Queue {
     fn next(&self) -> u32;
     /// Work requests that are placed and not yet rung.
     fn pending(&self) -> u32;
-    /// Makes room for one more request in the batch; rings first when the batch is full.
+    /// Counts one more request as pending.
     fn start(&self);
-    /// Rings pending requests, or those that NCCL's device code has deferred, and updates NCCL's cursors.
-    fn ring(&self);
-    /// Counts pending requests as posted, without a doorbell. Returns the number that the next post gets.
+    /// Counts pending requests as posted. Returns the number that the next post gets.
     fn take_pending(&self) -> u32;
     /// The words that posters share.
     fn lock_words(&self) -> Words<'_>;
@@ -37,47 +36,35 @@ pub struct Words<'a> {
     pub used: &'a AtomicU32,
 }
 
-impl Words<'_> {
-    /// Takes the lock, if no other thread has it.
-    #[inline(always)]
-    pub(super) fn try_lock(self) -> bool {
-        self.lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    }
+/// Releases the lock on drop. The fence orders requests and doorbell before those of the next thread that takes the lock, for the card
+/// too: the poster that rings for a deferred request fences only its own stores.
+struct LockGuard<'a, Q: Queue>(Q, &'a AtomicU32);
 
-    #[inline(always)]
-    pub(super) fn unlock(self) {
-        self.lock.store(0, Ordering::Release);
-    }
-}
-
-/// Releases the lock on drop; `None` in the exclusive mode, which takes no lock.
-struct LockGuard<'a>(Option<Words<'a>>);
-
-impl Drop for LockGuard<'_> {
+impl<Q: Queue> Drop for LockGuard<'_, Q> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(words) = self.0 {
-            words.unlock();
-        }
+        self.0.fence();
+        self.1.store(0, Ordering::Relaxed);
     }
 }
 
-/// Takes the lock, unless the mode is exclusive.
+/// Takes the lock, if no other thread has it.
 #[inline(always)]
-fn lock<'a, Q: Queue>(
-    queue: Q,
-    words: Words<'a>,
-    limits: impl Limit,
-    exclusive: bool,
-) -> Result<LockGuard<'a>, Status> {
-    if exclusive {
-        return Ok(LockGuard(None));
-    }
+fn try_lock<Q: Queue>(queue: Q, words: Words<'_>) -> Option<LockGuard<'_, Q>> {
+    let taken = words.lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed);
+    taken.ok().map(|_| LockGuard(queue, words.lock))
+}
+
+/// Takes the lock.
+#[inline(always)]
+fn lock<'a, Q: Queue>(queue: Q, words: Words<'a>, limits: impl Limit) -> Result<LockGuard<'a, Q>, Status> {
     let mut spin = Spin::new(limits);
-    while !words.try_lock() {
+    loop {
+        if let Some(guard) = try_lock(queue, words) {
+            return Ok(guard);
+        }
         pause(queue, &mut spin)?;
     }
-    Ok(LockGuard(Some(words)))
 }
 
 /// Posts one work request, which `wqe` encodes into its slot. Nothing is reserved before the request is admitted, so an error
@@ -86,24 +73,20 @@ fn lock<'a, Q: Queue>(
 /// # Errors
 /// What ended a wait for the lock or for room.
 #[inline(always)]
-pub fn post<Q: LockedQueue>(
-    queue: Q,
-    limits: impl Limit,
-    exclusive: bool,
-    aggregate: bool,
-    wqe: impl EncodeWqe,
-) -> Result<(), Status> {
+pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: impl EncodeWqe) -> Result<(), Status> {
     let words = queue.lock_words();
-    let _lock = lock(queue, words, limits, exclusive)?;
+    let _lock = lock(queue, words, limits)?;
     let idx = queue.next();
     // Without this check a ring that never fills would take posts for ever after an error.
     if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
         return Err(Status::CardError);
     }
     let limit = max_outstanding(queue, idx, words.barrier.load(Ordering::Relaxed));
-    if outstanding(idx, queue.completed()) > limit {
-        // The requests that this wait depends on may be pending.
-        queue.ring();
+    let is_batch_full = idx.wrapping_sub(queue.published()) >= queue.max_batch();
+    if is_batch_full || outstanding(idx, queue.completed()) > limit {
+        ring(queue);
+        // The doorbell comes before later requests.
+        queue.fence();
         let mut spin = Spin::new(limits);
         while outstanding(idx, queue.completed()) > limit {
             pause(queue, &mut spin)?;
@@ -115,13 +98,22 @@ pub fn post<Q: LockedQueue>(
     }
     queue.start();
     wqe.encode(idx);
-    if aggregate {
-        // The poster that rings for this request later fences only its own stores.
+    if !aggregate {
         queue.fence();
-    } else {
-        queue.ring();
+        ring(queue);
     }
     Ok(())
+}
+
+/// Rings pending requests, and those that NCCL's device code has deferred. Returns the number that the next post gets.
+#[inline(always)]
+fn ring<Q: LockedQueue>(queue: Q) -> u32 {
+    let next = queue.take_pending();
+    if queue.published() != next {
+        queue.doorbell(next);
+        queue.publish(next);
+    }
+    next
 }
 
 /// Rings pending requests, for a wait that depends on them.
@@ -130,8 +122,23 @@ pub fn post<Q: LockedQueue>(
 /// What ended a wait for the lock.
 pub fn ring_ready<Q: LockedQueue>(queue: Q, limits: impl Limit) -> Result<(), Status> {
     if queue.pending() != 0 {
-        let _lock = lock(queue, queue.lock_words(), limits, false)?;
-        queue.ring();
+        let _lock = lock(queue, queue.lock_words(), limits)?;
+        ring(queue);
     }
     Ok(())
+}
+
+/// Begins a flush if no other thread has the lock: rings what is pending, and raises the barrier to the next number.
+#[inline(always)]
+pub(super) fn begin_flush<Q: LockedQueue>(queue: Q, completed: u32, at: &mut Option<u32>) -> Outcome {
+    let words = queue.lock_words();
+    let Some(_lock) = try_lock(queue, words) else { return Outcome::WAITS };
+    let next = ring(queue);
+    *at = Some(next);
+    let open = outstanding(next, completed);
+    words.barrier.store(next, Ordering::Relaxed);
+    if open == 0 {
+        words.used.store(0, Ordering::Relaxed);
+    }
+    if open == 0 { Outcome::UNUSED } else { Outcome::WAITS }
 }

@@ -23,7 +23,6 @@ mod model;
 #[cfg(test)]
 #[path = "tests/ops.rs"]
 mod ops;
-mod sharing;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[allow(unsafe_code)]
@@ -31,7 +30,6 @@ pub mod used;
 
 use crate::status::Status;
 use crate::wait::{Limit, Spin};
-pub use sharing::Sharing;
 
 /// Completion counters wrap at 2^31.
 pub const COUNT_MASK: u32 = 0x7fff_ffff;

@@ -13,7 +13,7 @@ mod checks;
 use super::flush::{Outcome, flush};
 use super::ops::{
     Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
-    Policy,
+    Policy, post_run,
 };
 use super::used::UsedSet;
 use super::{COUNT_MASK, Queue, combining, locked};
@@ -306,7 +306,7 @@ impl<'a> PosterView<'a> {
                 self.write(idx, first + i);
             }
         };
-        let posted = combining::run::post_run(self, self, posts, aggregate, write);
+        let posted = post_run(self, self, posts, aggregate, write);
         if let Some((idx, token)) = late.get() {
             self.write(idx, token);
         }
@@ -317,9 +317,9 @@ impl<'a> PosterView<'a> {
         self.rounds.set(0);
         let by_lock = self.card.config.policy.is_locked();
         if !self.card.config.in_context {
-            return Result::from(flush(self, by_lock, self)).map(|_| ());
+            return Result::from(flush(self, by_lock, None, self)).map(|_| ());
         }
-        let visited = self.card.used_set().visit(|_| match flush(self, by_lock, self) {
+        let visited = self.card.used_set().visit(|_| match flush(self, by_lock, None, self) {
             Outcome::COMPLETED if self.mutated(Mutation::EarlyRemoval) => Outcome::UNUSED,
             outcome => outcome,
         });
@@ -443,20 +443,7 @@ impl locked::LockedQueue for &PosterView<'_> {
         self.card.pending.load(Relaxed)
     }
     fn start(&self) {
-        if self.pending() + 1 > Queue::max_batch(self) {
-            self.ring();
-        }
         self.card.pending.store(self.pending() + 1, Relaxed);
-    }
-    fn ring(&self) {
-        if self.pending() == 0 {
-            return;
-        }
-        let rung = self.take_pending();
-        Queue::fence(self);
-        self.doorbell(rung);
-        Queue::fence(self);
-        self.publish(rung);
     }
     fn take_pending(&self) -> u32 {
         let next = self.next();

@@ -4,7 +4,7 @@
 mod schedules;
 
 use super::flush::flush;
-use super::ops::Policy::{self, Combining, Exclusive, Locked, LockedExclusive};
+use super::ops::Policy::{self, Combining, Exclusive, Locked};
 use super::*;
 use crate::platform;
 use crate::wait::Limit;
@@ -90,7 +90,7 @@ impl Shared {
     }
 
     fn flush(&self, policy: Policy) -> Result<(), Status> {
-        Result::from(flush(self, policy.is_locked(), self)).map(|_| ())
+        Result::from(flush(self, policy.is_locked(), None, self)).map(|_| ())
     }
 }
 
@@ -162,18 +162,7 @@ impl locked::LockedQueue for &Shared {
         self.pending.load(Relaxed)
     }
     fn start(&self) {
-        if self.pending.load(Relaxed) + 1 > self.max_batch {
-            self.ring();
-        }
         self.pending.fetch_add(1, Relaxed);
-    }
-    fn ring(&self) {
-        if locked::LockedQueue::next(self) != self.published() {
-            let pc = self.take_pending();
-            Queue::fence(self);
-            self.doorbell(pc);
-            self.publish(pc);
-        }
     }
     fn take_pending(&self) -> u32 {
         let next = self.next();
@@ -292,39 +281,35 @@ fn posts_are_delivered_once_in_any_completion_order() {
 
 #[test]
 fn posts_are_delivered_once_in_exclusive_mode() {
-    for policy in [Exclusive, LockedExclusive] {
-        for (start, slots) in STARTS {
-            run(policy, start, 8, 4, slots, 1, 1_000);
-            run(policy, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
-        }
+    for (start, slots) in STARTS {
+        run(Exclusive, start, 8, 4, slots, 1, 1_000);
+        run(Exclusive, start, 64, 16, if slots == 0 { 0 } else { 32 }, 1, 4_000);
     }
 }
 
 /// Each mode continues from the state that the last mode left, deferred posts included.
 #[test]
 fn calls_in_different_modes_follow_one_another() {
-    for (policies, starts) in [([Combining, Exclusive, Combining], STARTS), ([Locked, LockedExclusive, Locked], STARTS)]
-    {
-        for (start, slots) in starts {
-            let mut shared = Shared::new(start, 16, 8, slots);
-            shared.card = Mutex::new(Some(Card::new(start, 7)));
-            let stop = AtomicBool::new(false);
-            thread::scope(|scope| {
-                let card = scope.spawn(|| run_card(&shared, &stop));
-                for i in 0..600u64 {
-                    let policy = policies[(i / 7) as usize % 3];
-                    shared.post(policy, i % 5 != 0, i).unwrap();
-                    if i % 41 == 40 {
-                        shared.flush(policies[(i / 41) as usize % 3]).unwrap();
-                        assert_eq!(shared.delivered.lock().unwrap().len() as u64, i + 1);
-                    }
+    let policies = [Combining, Exclusive, Combining];
+    for (start, slots) in STARTS {
+        let mut shared = Shared::new(start, 16, 8, slots);
+        shared.card = Mutex::new(Some(Card::new(start, 7)));
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let card = scope.spawn(|| run_card(&shared, &stop));
+            for i in 0..600u64 {
+                let policy = policies[(i / 7) as usize % 3];
+                shared.post(policy, i % 5 != 0, i).unwrap();
+                if i % 41 == 40 {
+                    shared.flush(policies[(i / 41) as usize % 3]).unwrap();
+                    assert_eq!(shared.delivered.lock().unwrap().len() as u64, i + 1);
                 }
-                shared.flush(policies[0]).unwrap();
-                stop.store(true, Release);
-                card.join().unwrap();
-            });
-            assert_eq!(shared.delivered.lock().unwrap().len(), 600);
-        }
+            }
+            shared.flush(policies[0]).unwrap();
+            stop.store(true, Release);
+            card.join().unwrap();
+        });
+        assert_eq!(shared.delivered.lock().unwrap().len(), 600);
     }
 }
 
@@ -342,7 +327,7 @@ fn guard_of_value_slots_is_stricter_than_count() {
 
 #[test]
 fn card_error_ends_every_wait() {
-    for policy in [Combining, Locked, Exclusive, LockedExclusive] {
+    for policy in [Combining, Locked, Exclusive] {
         let shared = Shared::new(0, 4, 4, 0);
         for token in 0..4 {
             shared.post(policy, false, token).unwrap();
@@ -366,7 +351,7 @@ fn card_error_ends_every_wait() {
 /// With a fast card no post ever waits.
 #[test]
 fn card_error_is_found_without_wait() {
-    for policy in [Combining, Locked, Exclusive, LockedExclusive] {
+    for policy in [Combining, Locked, Exclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         let post = |token: u32| {
             let posted = shared.post(policy, false, u64::from(token));
@@ -384,7 +369,7 @@ fn card_error_is_found_without_wait() {
 
 #[test]
 fn deferred_posts_share_one_doorbell() {
-    for policy in [Combining, Locked, Exclusive, LockedExclusive] {
+    for policy in [Combining, Locked, Exclusive] {
         let shared = Shared::new(0, 64, 16, 0);
         for token in 0..7 {
             shared.post(policy, true, token).unwrap();

@@ -60,23 +60,10 @@ impl<'a> UsedSet<'a> {
         UsedSet { words, n_summaries: (n_endpoints + (USED_BITS * USED_BITS - 1)) / (USED_BITS * USED_BITS) }
     }
 
-    /// The summary words and the leaf words.
-    #[inline(always)]
-    fn split(self) -> (&'a [AtomicU64], &'a [AtomicU64]) {
-        self.words.split_at_checked(self.n_summaries as usize).unwrap_or_default()
-    }
-
-    /// Returns whether no endpoint was used, or every one was removed.
-    #[inline(always)]
-    pub fn is_empty(self) -> bool {
-        let (summaries, _) = self.split();
-        summaries.iter().all(|word| word.load(Ordering::Acquire) as u32 == 0)
-    }
-
     /// Adds an endpoint.
     #[inline(always)]
     pub fn insert(self, endpoint: u32) {
-        let (summaries, leaves) = self.split();
+        let (summaries, leaves) = self.words.split_at_checked(self.n_summaries as usize).unwrap_or_default();
         insert(leaves, endpoint);
         insert(summaries, endpoint / USED_BITS);
     }

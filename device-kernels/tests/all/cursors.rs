@@ -118,7 +118,7 @@ impl Card {
     fn post(&self, aggregate: bool, is_exclusive: bool) {
         let write = |idx| self.write(idx);
         let posted = match (self.by_lock, is_exclusive) {
-            (true, _) => locked::post(self, LIMITS, is_exclusive, aggregate, write),
+            (true, _) => locked::post(self, LIMITS, aggregate, write),
             (false, true) => exclusive::post(self, LIMITS, aggregate, write),
             (false, false) => combining::post(self, LIMITS, aggregate, write),
         };
@@ -128,7 +128,7 @@ impl Card {
     }
 
     fn flush(&self) {
-        assert_eq!(flush::flush(self, self.by_lock, LIMITS).failure(), 0);
+        assert_eq!(flush::flush(self, self.by_lock, None, LIMITS).failure(), 0);
         let oracle = self.oracle.borrow();
         assert!(oracle.open.is_empty() && oracle.rung == oracle.next, "the flush returned early");
     }
@@ -189,18 +189,7 @@ impl locked::LockedQueue for &Card {
         self.pending.load(Relaxed)
     }
     fn start(&self) {
-        if self.pending() + 1 > self.geometry.max_batch {
-            self.ring();
-        }
         self.pending.store(self.pending() + 1, Relaxed);
-    }
-    fn ring(&self) {
-        if self.pending() == 0 {
-            return;
-        }
-        let rung = self.take_pending();
-        self.doorbell(rung);
-        self.publish(rung);
     }
     fn take_pending(&self) -> u32 {
         let next = self.next();

@@ -544,7 +544,7 @@ mod gpu {
 
         /// Waits a moment, in a loop that polls.
         pub fn relax(&self, _round: u32) {
-            platform::relax();
+            platform::relax(0, || false);
         }
     }
 

@@ -51,7 +51,7 @@ pub fn is_idle(state: u64) -> bool {
 /// No combiner is active, and there is a request to ring, or a cursor of NCCL's to take over.
 #[inline(always)]
 fn needs_pass<Q: CombiningQueue>(queue: Q, state: u64) -> bool {
-    state & COMBINERS == 0 && (is_ready(state) || queue.released().wrapping_sub(rung(state)) != 0)
+    !has_combiner(state) && (is_ready(state) | (queue.released() != rung(state)))
 }
 
 /// The first work request that is not rung is ready.
@@ -64,7 +64,7 @@ fn is_ready(state: u64) -> bool {
 #[cold]
 #[inline(never)]
 pub fn continue_pass<Q: CombiningQueue>(queue: Q, mut state: u64) {
-    while state & COMBINERS != 0 {
+    while has_combiner(state) {
         state = pass(queue, state);
     }
     if !is_idle(state) {
@@ -76,6 +76,12 @@ pub fn continue_pass<Q: CombiningQueue>(queue: Q, mut state: u64) {
 #[cold]
 #[inline(never)]
 pub fn make_passes<Q: CombiningQueue>(queue: Q) {
+    passes(queue);
+}
+
+/// The same, inline: a flush in a kernel calls no function.
+#[inline(always)]
+pub fn passes<Q: CombiningQueue>(queue: Q) {
     loop {
         let state = queue.words().state;
         // A hint: the replacement is the acquire.
@@ -83,9 +89,9 @@ pub fn make_passes<Q: CombiningQueue>(queue: Q) {
         if !needs_pass(queue, seen) {
             return;
         }
-        if begin_pass(queue, seen, Ordering::Acquire) {
+        if begin_pass(queue, seen) {
             seen += COMBINER;
-            while seen & COMBINERS != 0 {
+            while has_combiner(seen) {
                 seen = pass(queue, seen);
             }
         }
@@ -104,65 +110,27 @@ pub fn ring<Q: Queue>(queue: Q, target: u32) {
 /// pass leaves it: while that shows a combiner, the caller is still the active one.
 #[inline(always)]
 fn pass<Q: CombiningQueue>(queue: Q, state: u64) -> u64 {
-    let pass = next_pass(state, |is_ready| if is_ready { rung(state) } else { queue.released() });
+    let from = rung(state);
+    // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
+    let ready = state as u32 & READY;
+    let posts = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
+    // Where NCCL's device code posted on this endpoint meanwhile, the pass takes over its cursor, and rings what it has deferred.
+    // Only the active combiner changes the cursors. They stand at the rung count where a request of ours is ready there.
+    let first = if posts != 0 { from } else { queue.released() };
+    let target = first.wrapping_add(posts);
     // Requests of ours are not rung. Those that the pass takes over from NCCL's device code may be.
-    if pass.cleared != 0 || queue.published() != pass.target() {
-        ring(queue, pass.target());
+    if posts != 0 || queue.published() != target {
+        ring(queue, target);
     }
-    end_pass_by(queue, pass.change())
+    // The combiners are not 0, so the lower half borrows from the upper.
+    let ended = (state & COMBINERS) as u32 | ready_bits(from, posts) as u32;
+    end_pass_by(queue, all_rung(target.wrapping_sub(from).wrapping_sub(1)) | u64::from(ended.wrapping_neg()))
 }
 
 /// Becomes the active combiner, unless the state has changed since it was `seen`.
 #[inline(always)]
-pub fn begin_pass(queue: impl CombiningQueue, seen: u64, order: Ordering) -> bool {
-    queue.words().state.compare_exchange(seen, seen + COMBINER, order, Ordering::Relaxed).is_ok()
-}
-
-/// A pass of the active combiner.
-pub struct Pass {
-    state: u64,
-    /// Ready bits that it clears.
-    cleared: u32,
-    /// Requests that it takes over as rung.
-    moved: u32,
-}
-
-impl Pass {
-    /// Returns whether the pass changes nothing.
-    #[inline(always)]
-    pub fn is_empty(&self) -> bool {
-        self.moved == 0
-    }
-
-    /// The doorbell's count. Everything below it is rung already where it is NCCL's cursor of rung requests.
-    #[inline(always)]
-    pub fn target(&self) -> u32 {
-        rung(self.state).wrapping_add(self.moved)
-    }
-
-    /// What the end of the pass adds to the state, in which there is a combiner.
-    #[inline(always)]
-    pub fn change(&self) -> u64 {
-        // The combiners are not 0, so the lower half borrows from the upper.
-        let low = (self.state & COMBINERS) as u32 | self.cleared;
-        all_rung(self.moved.wrapping_sub(1)) | u64::from(low.wrapping_neg())
-    }
-}
-
-/// The pass that follows `state`. `released` returns NCCL's cursor of written requests. It stands at the rung count where a request of
-/// ours is ready there, which is the argument.
-#[inline(always)]
-pub fn next_pass(state: u64, released: impl FnOnce(bool) -> u32) -> Pass {
-    let from = rung(state);
-    // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
-    let ready = state as u32 & READY;
-    let rotated = (ready | ready << MAX_BATCH) >> (from % MAX_BATCH);
-    let run = rotated & !rotated.wrapping_add(1) & READY;
-    let cleared = run << (from % MAX_BATCH);
-    // Where NCCL's device code posted on this endpoint meanwhile, the pass takes over its cursor, and rings what it has deferred.
-    // Only the active combiner changes the cursors.
-    let moved = run.count_ones().wrapping_add(released(run != 0).wrapping_sub(from));
-    Pass { state, cleared: (cleared | cleared >> MAX_BATCH) & READY, moved }
+pub fn begin_pass(queue: impl CombiningQueue, seen: u64) -> bool {
+    queue.words().state.compare_exchange(seen, seen + COMBINER, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
 /// Ends a pass, and returns the state as the pass leaves it.

@@ -22,24 +22,25 @@ pub fn has_room<Q: CombiningQueue>(queue: Q, reserved: u64) -> bool {
     queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
 }
 
-/// Waits until `reserved` has room.
+/// Waits until `posts` numbers from `reserved` on have room, and then until `begin` returns true.
 ///
 /// # Errors
 /// What ended the wait. The endpoint is poisoned then.
 #[inline(always)]
-pub fn wait_for_room<Q: CombiningQueue>(queue: Q, limits: impl Limit, reserved: u64) -> Result<(), Status> {
+pub fn wait_for_room<Q: CombiningQueue>(
+    queue: Q,
+    limits: impl Limit,
+    reserved: u64,
+    posts: u32,
+    begin: impl Fn() -> bool,
+) -> Result<(), Status> {
     insert_used(queue, reserved);
-    if check_room(queue, reserved, 1) {
-        return Ok(());
-    }
     let mut spin = Spin::new(limits);
-    loop {
+    while !(check_room(queue, reserved, posts) && begin()) {
         make_passes(queue);
-        if check_room(queue, reserved, 1) {
-            return Ok(());
-        }
         wait_or_poison(queue, &mut spin)?;
     }
+    Ok(())
 }
 
 /// Inserts the endpoint into the set of used endpoints, unless a post under the same barrier has inserted it.
@@ -103,9 +104,8 @@ pub fn raise_barrier(words: Words<'_>, seen: u64) -> bool {
 
 /// Waits once more, or gives the reservation up. A reservation that is given up leaves a hole for ever, so it poisons the
 /// endpoint; every wait reads the poison.
-#[cfg_attr(not(target_arch = "nvptx64"), cold, inline(never))]
-#[cfg_attr(target_arch = "nvptx64", inline(always))]
-pub fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
+#[inline(always)]
+fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     let words = queue.words();
     let ended = match words.poison.load(Ordering::Relaxed) {
         0 => pause(queue, spin),

@@ -19,12 +19,12 @@
 use super::pass::{
     COMBINER, all_rung, continue_pass, has_combiner, is_idle, make_passes, ready_bit, ready_bits, ring, rung,
 };
-use super::room::{check_room, has_room, insert_used, wait_or_poison};
+use super::room::{has_room, wait_for_room};
 use super::{CombiningQueue, halves, pass};
 use crate::post::MAX_BATCH;
 use crate::status::Status;
 use crate::sync::Ordering;
-use crate::wait::{Limit, Spin};
+use crate::wait::Limit;
 
 /// The longest part that has ready bits; fewer in the model, which has few posts.
 const SHORT: u32 = if cfg!(loom) { 2 } else { MAX_BATCH };
@@ -80,14 +80,7 @@ pub fn admit_run<Q: CombiningQueue>(queue: Q, limits: impl Limit, run: Run) -> R
     if part.is_short() && has_room(queue, last) {
         return Ok(part.posts);
     }
-    insert_used(queue, part.reserved);
-    let mut spin = Spin::new(limits);
-    let is_admitted =
-        || check_room(queue, part.reserved, part.posts) && (part.is_short() || begin_pass(queue, part.first()));
-    while !is_admitted() {
-        make_passes(queue);
-        wait_or_poison(queue, &mut spin)?;
-    }
+    wait_for_room(queue, limits, part.reserved, part.posts, || part.is_short() || begin_pass(queue, part.first()))?;
     Ok(part.posts)
 }
 
@@ -105,7 +98,7 @@ fn first_part<Q: CombiningQueue>(queue: Q, run: Run) -> u32 {
 /// Makes the caller the active combiner, if everything below `first` is rung and no combiner is active.
 fn begin_pass<Q: CombiningQueue>(queue: Q, first: u32) -> bool {
     let seen = queue.words().state.load(Ordering::Relaxed);
-    rung(seen) == first && !has_combiner(seen) && pass::begin_pass(queue, seen, Ordering::Acquire)
+    rung(seen) == first && !has_combiner(seen) && pass::begin_pass(queue, seen)
 }
 
 /// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post.
@@ -136,29 +129,4 @@ pub fn ring_run<Q: CombiningQueue>(queue: Q, part: Run, aggregate: bool) {
     if !has_combiner(old) {
         continue_pass(queue, old + mark);
     }
-}
-
-/// Posts a run by one thread: `encode` writes request `i` of the run under its number.
-///
-/// # Errors
-/// What ended a wait for room, and the number of posts before it, which are posted.
-#[cfg(test)]
-pub fn post_run<Q: CombiningQueue>(
-    queue: Q,
-    limits: impl Limit,
-    posts: u32,
-    aggregate: bool,
-    encode: impl Fn(u32, u32),
-) -> Result<(), (Status, u32)> {
-    let (whole, mut done) = (reserve_run(queue, posts), 0);
-    while done < posts {
-        let rest = whole.rest(done);
-        let part = rest.part(admit_run(queue, limits, rest).map_err(|status| (status, done))?);
-        for i in 0..part.posts {
-            encode(done + i, rest.first().wrapping_add(i));
-        }
-        ring_run(queue, part, aggregate);
-        done += part.posts;
-    }
-    Ok(())
 }

@@ -9,7 +9,7 @@
 use crate::post::flush::flush;
 use crate::post::ops::{
     Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
-    Policy,
+    Policy, post_run,
 };
 use crate::post::used::UsedSet;
 use crate::post::{COUNT_MASK, Queue, combining, locked};
@@ -246,7 +246,7 @@ impl PosterView<'_> {
             return (first..first + posts).for_each(|token| self.post(aggregate, token));
         }
         let write = |i, idx| self.write(idx, first + i);
-        assert_eq!(combining::run::post_run(self, self, posts, aggregate, write), Ok(()));
+        assert_eq!(post_run(self, self, posts, aggregate, write), Ok(()));
     }
 
     fn flush(&self) {
@@ -254,7 +254,7 @@ impl PosterView<'_> {
             self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
         self.stop();
         let flushed = self.sim.used_set().visit(|_| {
-            let ended = flush(self, self.sim.config.policy.is_locked(), self);
+            let ended = flush(self, self.sim.config.policy.is_locked(), None, self);
             self.stop();
             ended
         });
@@ -360,9 +360,6 @@ impl locked::LockedQueue for &PosterView<'_> {
         self.sim.pending.load(Relaxed)
     }
     fn start(&self) {
-        if locked::LockedQueue::pending(self) + 1 > Queue::max_batch(self) {
-            self.ring();
-        }
         self.stop();
         self.sim.pending.fetch_add(1, Relaxed);
     }
@@ -376,18 +373,6 @@ impl locked::LockedQueue for &PosterView<'_> {
     fn lock_words(&self) -> locked::Words<'_> {
         self.stop();
         locked::Words { lock: &self.sim.lock, barrier: &self.sim.barrier, used: &self.sim.in_set }
-    }
-    fn ring(&self) {
-        if locked::LockedQueue::pending(self) == 0 {
-            return;
-        }
-        let rung = locked::LockedQueue::next(self);
-        self.sim.cursor.store(u64::from(rung), Relaxed);
-        self.sim.pending.store(0, Relaxed);
-        Queue::fence(self);
-        self.doorbell(rung);
-        self.publish(rung);
-        Queue::fence(self);
     }
 }
 

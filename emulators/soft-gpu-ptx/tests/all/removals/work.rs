@@ -384,7 +384,10 @@ impl Work {
                 }
                 1 => {
                     let quick = vec![Context, to, Value(1), Value(0), how];
-                    (("fgin_signal", vec![Context, to, Value(1 | 1 << 32), flags]), ("fgin_fast_signal", quick))
+                    // Raised by two, a signal takes the slow path, which posts in the exclusive mode too.
+                    let amount = if self.kind == Kind::Lone { 2 } else { 1 };
+                    let action = Value(1 | amount << 32);
+                    (("fgin_signal", vec![Context, to, action, flags]), ("fgin_fast_signal", quick))
                 }
                 2 => {
                     let list = vec![Context, to, Window, offset, Window, offset, Value(8), flags];
