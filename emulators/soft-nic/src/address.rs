@@ -3,7 +3,7 @@
 //! Layout of the address: libfabric, `efa_ep_addr` (GID, QPN, padding, QKey, eight bytes that are zero on the wire).
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian, native_endian};
 
@@ -11,8 +11,10 @@ use crate::wire::assert_layout;
 
 /// Version of all that two cards must agree on: the GID, the hello and the packets.
 pub const WIRE_VERSION: u8 = 4;
-/// The first byte of a software card's GID; real ones begin with 0xfe (link local).
+/// The first byte of the GID of a card that other hosts reach.
 const MAGIC: u8 = 0x5e;
+/// The first half of the GID of a card that only its own host reaches: fe80::/64 (link local), as of EFA cards.
+const LINK_LOCAL: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 /// Bytes of an address.
 pub const ADDRESS_LEN: usize = 32;
 
@@ -21,15 +23,13 @@ pub const ADDRESS_LEN: usize = 32;
 /// A GID carries nothing of its host but the address: cards of one host find each other under a name that is made of the GID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gid {
-    /// IP address for cards of other hosts.
-    pub ip: Ipv4Addr,
-    /// TCP port at that address; 0 for a card without a wire to other hosts.
-    pub port: u16,
+    /// Address and port for cards of other hosts; `None` for a card that only its own host reaches.
+    pub address: Option<SocketAddrV4>,
     /// Random bytes, which a later card does not have. Logs never show them.
     pub secret: [u8; 8],
 }
 
-/// A [`Gid`] as bytes.
+/// A [`Gid`] with an address as bytes. One without is [`LINK_LOCAL`] and the secret.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawGid {
@@ -44,8 +44,10 @@ assert_layout!(RawGid, 16, { magic @ 0, version @ 1, ip @ 2, port @ 6, secret @ 
 /// Why 16 or 32 bytes do not name a software card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The first byte is not that of a software card.
-    #[error("is not the address of a software EFA card (first byte {0:#04x}, must be {MAGIC:#04x})")]
+    /// The first bytes are not those of a software card.
+    #[error(
+        "is not the address of a software EFA card: it begins with {0:#04x}, and theirs with {MAGIC:#04x} or fe80::/64"
+    )]
     Foreign(u8),
     /// The peer speaks another wire version.
     #[error("is of wire version {0}, this card speaks version {WIRE_VERSION}: use the same release on both sides")]
@@ -58,13 +60,19 @@ pub enum AddressError {
 impl Gid {
     /// The 16 bytes of the GID.
     pub fn to_bytes(self) -> [u8; 16] {
+        let Some(address) = self.address else { return zerocopy::transmute!([LINK_LOCAL, self.secret]) };
         zerocopy::transmute!(RawGid {
             magic: MAGIC,
             version: WIRE_VERSION,
-            ip: self.ip.octets(),
-            port: self.port.into(),
+            ip: address.ip().octets(),
+            port: address.port().into(),
             secret: self.secret,
         })
+    }
+
+    /// The address for cards of other hosts, without its port.
+    pub fn ip(&self) -> Option<Ipv4Addr> {
+        self.address.map(|address| *address.ip())
     }
 
     /// As IPv6 addresses are written, like the GID of a real card. It shows the secret.
@@ -83,6 +91,10 @@ impl Gid {
     /// # Errors
     /// The bytes do not name a software card of this wire version.
     pub fn from_bytes(bytes: [u8; 16]) -> Result<Self, AddressError> {
+        let [prefix, secret]: [[u8; 8]; 2] = zerocopy::transmute!(bytes);
+        if prefix == LINK_LOCAL {
+            return Ok(Self { address: None, secret });
+        }
         let raw: RawGid = zerocopy::transmute!(bytes);
         if raw.magic != MAGIC {
             return Err(AddressError::Foreign(raw.magic));
@@ -90,14 +102,17 @@ impl Gid {
         if raw.version != WIRE_VERSION {
             return Err(AddressError::Version(raw.version));
         }
-        Ok(Self { ip: raw.ip.into(), port: raw.port.get(), secret: raw.secret })
+        Ok(Self { address: Some(SocketAddrV4::new(raw.ip.into(), raw.port.get())), secret: raw.secret })
     }
 }
 
-/// For logs: address, port, and 32 bits of a hash in place of the secret.
+/// For logs: 32 bits of a hash in place of the secret, and the address if there is one.
 impl fmt::Display for Gid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}@{}:{}", self.short(), self.ip, self.port)
+        match self.address {
+            Some(address) => write!(f, "{:08x}@{address}", self.short()),
+            None => write!(f, "{:08x}", self.short()),
+        }
     }
 }
 
@@ -178,13 +193,21 @@ mod tests {
     use super::*;
 
     fn address() -> Address {
-        let gid = Gid { ip: Ipv4Addr::new(10, 0, 0, 9), port: 4791, secret: *b"8 bytes." };
+        let gid = Gid { address: Some("10.0.0.9:4791".parse().unwrap()), secret: *b"8 bytes." };
         Address { gid, qpn: 0x1234, qkey: 0x89ab_cdef }
     }
 
     #[test]
     fn address_round_trips() {
         assert_eq!(Address::from_bytes(&address().to_bytes()), Ok(address()));
+    }
+
+    #[test]
+    fn gid_for_its_own_host_is_link_local() {
+        let gid = Gid { address: None, ..address().gid };
+        assert_eq!(gid.to_bytes(), *b"\xfe\x80\0\0\0\0\0\08 bytes.");
+        assert_eq!(Gid::from_bytes(gid.to_bytes()), Ok(gid));
+        assert_eq!(gid.to_string(), format!("{:08x}", gid.short()));
     }
 
     #[test]
@@ -202,7 +225,7 @@ mod tests {
     fn address_text_round_trips() {
         assert_eq!(Address::from_text(&address().text()), Some(address()));
         for text in
-            ["", "fi_addr_efa://[fe80::1]:1:2", "fi_addr_efa://[5e02::1]:1:2", "fi_addr_efa://[5e04::1]:1", "127.0.0.1"]
+            ["", "fi_addr_efa://[fec0::1]:1:2", "fi_addr_efa://[5e02::1]:1:2", "fi_addr_efa://[5e04::1]:1", "127.0.0.1"]
         {
             assert_eq!(Address::from_text(text), None, "{text}");
         }

@@ -125,7 +125,7 @@ impl Record {
 
     /// Adds the peer's card.
     pub fn set_peer(&mut self, gid: &Gid) {
-        (self.peer, self.peer_ip) = (gid.short().into(), gid.ip.octets());
+        (self.peer, self.peer_ip) = (gid.short().into(), gid.ip().map_or([0; 4], |ip| ip.octets()));
     }
 
     /// Adds the bytes that the record is about, as far as they fit.
@@ -243,11 +243,11 @@ impl Drop for Writer {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, SocketAddrV4};
 
     use super::*;
 
-    const GID: Gid = Gid { ip: Ipv4Addr::new(192, 0, 2, 7), port: 9, secret: *b"12345678" };
+    const GID: Gid = Gid { address: Some(SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 7), 9)), secret: *b"12345678" };
 
     struct Place(PathBuf);
 

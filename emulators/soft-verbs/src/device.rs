@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 use std::ptr;
 use std::sync::OnceLock;
 
-use soft_nic::config::{Config, MAX_NICS};
+use soft_nic::config::{Config, MAX_NICS, WireChoice};
 use soft_nic::host;
 
 use crate::bindings as ib;
@@ -39,9 +39,14 @@ fn put<const N: usize>(field: &mut [c_char; N], text: &str) {
     }
 }
 
-/// The settings of the environment.
+/// The settings of the environment. Without `SOFTEFA_IFADDR` only cards of this host reach the card: then its GID begins with fe80::/64, as
+/// that of an EFA card. UCX tells by equal prefixes that there is a way to a card.
 pub(crate) fn settings(call: &str) -> Result<Config, Errno> {
-    Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))
+    let mut config = Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))?;
+    if config.wire == WireChoice::Auto && config.ifaddr.is_none() {
+        config.wire = WireChoice::Shm;
+    }
+    Ok(config)
 }
 
 fn devices() -> Result<&'static [Device], Errno> {

@@ -70,15 +70,17 @@ impl Core {
         if self.has_shared_memory() {
             match shm::RingPair::connect(&self.gid, &peer) {
                 Err(WireError::Absent) if self.may_be_elsewhere(&peer) => {}
+                Err(WireError::Absent) if self.gid.address.is_none() || peer.address.is_none() => {
+                    return self.connected(at, Err(WireError::NotHere));
+                }
                 rings => return self.connected(at, rings.map(|rings| Some(Transport::Shm(Box::new(rings?))))),
             }
         }
-        let stream = match &self.listeners.tcp {
-            _ if peer.port == 0 => Err(WireError::NoWire("it")),
-            None => Err(WireError::NoWire("this card")),
-            // This card has told the other that it may go on.
-            Some(_) if self.connections.iter().any(|(_, other)| other.is_welcome(&peer)) => Ok(None),
-            Some(_) => tcp::Stream::connect(&self.gid, &peer).map(|stream| Some(Transport::Tcp(Box::new(stream)))),
+        // This card has told the other that it may go on.
+        let is_welcome = self.connections.iter().any(|(_, other)| other.is_welcome(&peer));
+        let stream = match is_welcome {
+            true => Ok(None),
+            false => tcp::Stream::connect(&self.gid, &peer).map(|stream| Some(Transport::Tcp(Box::new(stream)))),
         };
         self.connected(at, stream);
     }
@@ -254,9 +256,9 @@ impl Core {
             Transport::Tcp(stream) if stream.is_calling() => self.gid.to_bytes() < peer.to_bytes(),
             _ => true,
         });
-        let refused = if from != IpAddr::V4(peer.ip) {
+        let refused = if Some(from) != peer.ip().map(IpAddr::V4) {
             Some("it came from another address than the card's")
-        } else if self.config.wire == WireChoice::Auto && peer.ip == self.gid.ip {
+        } else if self.config.wire == WireChoice::Auto && peer.ip() == self.gid.ip() {
             Some("a card of this host connects by shared memory")
         } else if dead {
             Some("the connection to that card failed before")
@@ -308,9 +310,11 @@ impl Core {
         }
         let status = match error {
             WireError::Proof(ProofError::Version { .. }) => CompStatus::RemoteFeatureMismatch,
-            WireError::Proof(_) | WireError::Absent | WireError::NoWire(_) | WireError::Foreign(_) => {
-                CompStatus::LocalUnreachableRemote
-            }
+            WireError::Proof(_)
+            | WireError::Absent
+            | WireError::NotHere
+            | WireError::NoAddress
+            | WireError::Foreign(_) => CompStatus::LocalUnreachableRemote,
             _ if !connection.responsive && connection.waiting > 0 => CompStatus::LocalUnreachableRemote,
             _ => CompStatus::LocalUnresponsiveRemote,
         };

@@ -241,7 +241,7 @@ impl Core {
     pub(crate) fn may_be_elsewhere(&self, peer: &Gid) -> bool {
         match &self.config.wire {
             // A card with this host's address is here, or nowhere.
-            WireChoice::Auto => peer.ip != self.gid.ip,
+            WireChoice::Auto => peer.ip().is_some_and(|ip| self.gid.ip() != Some(ip)),
             WireChoice::Shm => false,
             WireChoice::Tcp => true,
         }

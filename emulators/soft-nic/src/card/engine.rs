@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn setup_call_takes_precedence_over_progress_call() {
-        let gid = Gid { ip: std::net::Ipv4Addr::LOCALHOST, port: 0, secret: [1; 8] };
+        let gid = Gid { address: None, secret: [1; 8] };
         let core = Core::new(0, gid, Config::default(), Listeners::default()).unwrap();
         let card = Shared::new(core);
         card.poll();

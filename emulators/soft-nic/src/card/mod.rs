@@ -28,7 +28,7 @@ mod tests;
 mod traced;
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -139,17 +139,17 @@ impl Card {
 
 /// Takes the name and the port under which other cards find this one, and draws its GID.
 fn announce(config: &Config) -> std::io::Result<(Gid, Listeners)> {
-    let ip = config.ifaddr.unwrap_or_else(host::default_address);
-    let mut gid = Gid { ip, port: 0, secret: random::secret()? };
+    let mut gid = Gid { address: None, secret: random::secret()? };
     let mut listeners = Listeners::default();
     if config.wire != WireChoice::Shm {
+        let ip = config.ifaddr.unwrap_or_else(host::default_address);
         let listener = tcp::Listener::bind(ip).inspect_err(|error| {
             log::line(format_args!(
                 "softefa: no port on {ip} for cards of other hosts: {error}; SOFTEFA_IFADDR must be an address of this host, with a free \
                  port (sysctl net.ipv4.ip_local_port_range)"
             ));
         })?;
-        gid.port = listener.port()?;
+        gid.address = Some(SocketAddrV4::new(ip, listener.port()?));
         listeners.tcp = Some(listener);
     }
     if config.wire != WireChoice::Tcp {
@@ -173,5 +173,6 @@ fn listen(gid: &Gid) -> std::io::Result<Option<shm::Listener>> {
 /// place of a secret.
 pub fn advertised_gid(config: &Config) -> Gid {
     let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);
-    Gid { ip, port: 0, secret: u64::from(host::host_id()).to_be_bytes() }
+    let address = (config.wire != WireChoice::Shm).then_some(SocketAddrV4::new(ip, 0));
+    Gid { address, secret: u64::from(host::host_id()).to_be_bytes() }
 }

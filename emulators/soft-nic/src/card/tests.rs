@@ -32,7 +32,7 @@ mod traced;
 const PD: u32 = 1;
 
 fn gid(card: u8) -> Gid {
-    Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: [card; 8] }
+    Gid { address: None, secret: [card; 8] }
 }
 
 /// A card with one queue pair, eight bytes of memory, and connections to two other cards.

@@ -8,8 +8,10 @@ use ferrogin_rendezvous::proof::ProofError;
 pub enum WireError {
     #[error("no card listens there")]
     Absent,
-    #[error("it is not on this host, and {0} has no wire to other hosts")]
-    NoWire(&'static str),
+    #[error("no card of this host and network namespace has this GID; set SOFTEFA_IFADDR for cards of several hosts")]
+    NotHere,
+    #[error("its GID has no address for SOFTEFA_WIRE=tcp: use the same SOFTEFA_WIRE on both sides")]
+    NoAddress,
     #[error("the other card is gone")]
     Gone,
     #[error(transparent)]

@@ -53,12 +53,10 @@ pub fn refusal() -> [u8; WELCOME_LEN] {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
 
     fn gid(secret: u8) -> Gid {
-        Gid { ip: Ipv4Addr::LOCALHOST, port: 9, secret: [secret; 8] }
+        Gid { address: Some("127.0.0.1:9".parse().unwrap()), secret: [secret; 8] }
     }
 
     #[test]

@@ -276,15 +276,13 @@ impl RingPair {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use ferrogin_test_support::wait::wait_for;
 
     use super::super::packet::{Header, Kind};
     use super::*;
 
     fn gid() -> Gid {
-        Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: crate::random::secret().unwrap() }
+        Gid { address: None, secret: crate::random::secret().unwrap() }
     }
 
     fn pair() -> (RingPair, RingPair) {

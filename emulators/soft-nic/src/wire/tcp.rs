@@ -199,10 +199,11 @@ impl Stream {
     /// Calls `peer`; packets may be pushed after [`Progress::Proven`].
     ///
     /// # Errors
-    /// The system's; [`WireError::Absent`] when no card listens there. It may come later too.
+    /// The system's; [`WireError::NoAddress`]; [`WireError::Absent`] when no card listens there. It may come later too.
     pub fn connect(own: &Gid, peer: &Gid) -> Result<Self, WireError> {
-        let socket = new_socket(own.ip, true).map_err(system("socket"))?;
-        match socket::connect(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(peer.ip, peer.port))) {
+        let (Some(from), Some(to)) = (own.ip(), peer.address) else { return Err(WireError::NoAddress) };
+        let socket = new_socket(from, true).map_err(system("socket"))?;
+        match socket::connect(socket.as_raw_fd(), &SockaddrIn::from(to)) {
             Ok(()) | Err(Errno::EINPROGRESS | Errno::EINTR) => {}
             Err(errno) => return Err(broken(errno.into())),
         }

@@ -18,12 +18,22 @@ fn ibv_devinfo_shows_the_card() {
     if !have("ibv_devinfo_shows_the_card", "ibv_devinfo", "ibverbs-utils") {
         return;
     }
-    let mut command = on_card("ibv_devinfo");
-    command.arg("-v");
-    let text = run(command);
-    for part in ["0x1d0f", "PORT_ACTIVE", "Unspecified", "GID[  0]"] {
+    let shown = |address: &str| {
+        let mut command = on_card("ibv_devinfo");
+        command.arg("-v").env("SOFTEFA_IFADDR", address);
+        let text = run(command);
+        // "GID[  0]:\t\tfe80::1234:..." or "GID[  0]:\t\t5e04:7f00:..."
+        let gid = text.split_once("GID[  0]:").and_then(|(_, rest)| rest.split_whitespace().next()).map(str::to_owned);
+        (gid.unwrap_or_default(), text)
+    };
+    let (gid, text) = shown("");
+    for part in ["0x1d0f", "PORT_ACTIVE", "Unspecified"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    assert!(gid.starts_with("fe80::") || gid.starts_with("fe80:0000:0000:0000:"), "{text}");
+    // The GID of a card for several hosts has their address.
+    let (gid, text) = shown("127.0.0.1");
+    assert!(gid.starts_with("5e04:7f00:0001:") || gid.starts_with("5e04:7f00:1:"), "{text}");
 }
 
 #[test]

@@ -1,28 +1,29 @@
-//! Cards on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards connect by address.
+//! Cards on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards connect by address, which
+//! `SOFTEFA_IFADDR` puts into their GIDs.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use crate::{Running, have, on_card};
 
 /// The script of a new user and network namespace, which ends with the script. Its arguments are the server; the client gets its address behind them.
 const SCRIPT: &str = r#"
 unshare --net sleep infinity & peer=$!
-trap 'kill $peer' EXIT
+trap 'kill $(jobs -p)' EXIT
 until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
 { ip link add va type veth peer name vb netns $peer && ip addr add 192.0.2.1/24 dev va && ip link set va up &&
   ip link set lo up && nsenter -t $peer -n ip addr add 192.0.2.2/24 dev vb &&
   nsenter -t $peer -n ip link set vb up && nsenter -t $peer -n ip link set lo up; } || exit 77
-nsenter -t $peer -n "$@" 2>&1 & server=$!
+SOFTEFA_IFADDR=${ADDRESSES:+192.0.2.2} nsenter -t $peer -n "$@" 2>&1 & server=$!
 until nsenter -t $peer -n cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A '; do
   kill -0 $server || exit 1
   sleep 0.01
 done
-"$@" 192.0.2.2 2>&1 || exit 1
+SOFTEFA_IFADDR=${ADDRESSES:+192.0.2.1} "$@" 192.0.2.2 2>&1 || exit 1
 wait $server
 "#;
 
-/// Runs a server and a client on two hosts, and returns what both print; nothing where the machine has no namespaces.
-fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Option<String> {
+/// Runs a server and a client on two hosts; nothing where the machine has no namespaces.
+fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Option<Output> {
     let succeeds = |program: &str, args: &[&str]| {
         let status = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
@@ -42,7 +43,7 @@ fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Opt
         );
         return None;
     }
-    Some(crate::text(&output))
+    Some(output)
 }
 
 #[test]
@@ -52,11 +53,12 @@ fn fi_pingpong_reaches_another_host() {
         return;
     }
     for variables in [
-        [("SOFTEFA_FAULTS", "seed=1"), ("SOFTEFA_WIRE", "")],
+        [("SOFTEFA_FAULTS", "seed=1"), ("ADDRESSES", "set")],
         [("SOFTEFA_FAULTS", "seed=1,reorder=64"), ("SOFTEFA_WIRE", "tcp")],
     ] {
         let program = ["fi_pingpong", "-p", "efa", "-e", "rdm", "-c"];
-        let Some(text) = on_two_hosts(test, &program, &variables) else { return };
+        let Some(output) = on_two_hosts(test, &program, &variables) else { return };
+        let text = crate::text(&output);
         let good = text.lines().filter(|line| line.starts_with("1m ") && line.contains("=10")).count();
         assert_eq!(good, 2, "{text}");
     }
@@ -69,6 +71,19 @@ fn program_without_libfabric_reaches_another_host() {
         return;
     }
     let program = ["ib_send_lat", "-c", "SRD", "-x", "0", "-d", "rdmap0s0", "-n", "100"];
-    let Some(text) = on_two_hosts(test, &program, &[]) else { return };
+    let Some(output) = on_two_hosts(test, &program, &[("ADDRESSES", "set")]) else { return };
+    let text = crate::text(&output);
     assert_eq!(text.matches("99% percentile").count(), 2, "{text}");
+}
+
+#[test]
+fn card_without_address_of_its_host_names_the_setting() {
+    let test = "card_without_address_of_its_host_names_the_setting";
+    if !have(test, "ib_send_lat", "perftest") {
+        return;
+    }
+    let program = ["timeout", "60", "ib_send_lat", "-c", "SRD", "-x", "0", "-d", "rdmap0s0", "-n", "100"];
+    let Some(output) = on_two_hosts(test, &program, &[]) else { return };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(!output.status.success() && text.contains("SOFTEFA_IFADDR"), "{text}");
 }

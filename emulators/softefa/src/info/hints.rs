@@ -102,7 +102,7 @@ impl Hints {
         if let Some(source) = given.source() {
             // The GID of a card is drawn when the card is opened; its IP address is known before.
             let source = source.and_then(|bytes| Gid::from_bytes(*bytes.first_chunk()?).ok());
-            unless(source.is_none_or(|gid| !is_own_ip(gid.ip, config)))?;
+            unless(source.is_none_or(|gid| gid.ip().is_some_and(|ip| !is_own_ip(ip, config))))?;
         }
         unless(given.provider_name().is_some_and(|name| name != PROVIDER))?;
         wanted.fabric = given.fabric_name().map(Into::into);
@@ -257,7 +257,7 @@ impl Hints {
 
 /// Whether the cards of this process have this address, or had it if they were open.
 fn is_own_ip(ip: std::net::Ipv4Addr, config: &Config) -> bool {
-    ip == card::advertised_gid(config).ip || ip == host::default_address()
+    Some(ip) == card::advertised_gid(config).ip() || ip == host::default_address()
 }
 
 #[cfg(test)]

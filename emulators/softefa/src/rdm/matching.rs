@@ -92,14 +92,13 @@ pub(super) fn space_of(head: &Head) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
 
     use super::super::packet::Kind;
     use super::*;
     use soft_nic::address::Gid;
 
     fn address(qpn: u16) -> Address {
-        Address { gid: Gid { ip: Ipv4Addr::LOCALHOST, port: 3, secret: [4; 8] }, qpn, qkey: 6 }
+        Address { gid: Gid { address: None, secret: [4; 8] }, qpn, qkey: 6 }
     }
 
     fn head(from: u16, tag: u64) -> Head {

@@ -1,6 +1,5 @@
 //! A card whose rings, doorbells and wire get arbitrary bytes.
 
-use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -256,7 +255,7 @@ impl TestCard {
 /// A GID that no other card of this machine has.
 fn gid(card: u32, side: u32) -> Gid {
     let number = u64::from(std::process::id()) << 32 | u64::from(card.rotate_left(1) ^ side);
-    Gid { ip: Ipv4Addr::LOCALHOST, port: 0, secret: number.to_be_bytes() }
+    Gid { address: None, secret: number.to_be_bytes() }
 }
 
 /// Rings and doorbells of a card that talks to itself.

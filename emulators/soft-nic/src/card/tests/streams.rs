@@ -23,7 +23,7 @@ fn connections(card: &Card) -> (usize, usize) {
 
 /// A process connects to the card, and sends `bytes`.
 fn process(card: &Card, bytes: &[u8]) -> TcpStream {
-    let mut stream = TcpStream::connect((card.core.gid.ip, card.core.gid.port)).unwrap();
+    let mut stream = TcpStream::connect(card.core.gid.address.unwrap()).unwrap();
     stream.write_all(bytes).unwrap();
     stream
 }
@@ -170,7 +170,7 @@ fn attackers_change_nothing() {
 fn claim_of_another_cards_gid_is_refused() {
     let (mut a, mut victim) = (open(), open());
     // It knows both GIDs, and has another address than the card that it says to be.
-    victim.core.gid.ip = Ipv4Addr::new(127, 0, 0, 2);
+    victim.core.gid.address.as_mut().unwrap().set_ip(Ipv4Addr::new(127, 0, 0, 2));
     let mut claim = process(&a, &hello(&victim, &a));
     wait_until("refusal", || {
         a.poll();

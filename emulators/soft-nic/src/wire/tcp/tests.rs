@@ -11,8 +11,8 @@ use crate::random::{self, Random};
 fn card() -> (Listener, Gid) {
     let listener = Listener::bind(Ipv4Addr::LOCALHOST).unwrap();
     listener.listen().unwrap();
-    let port = listener.port().unwrap();
-    (listener, Gid { ip: Ipv4Addr::LOCALHOST, port, secret: random::secret().unwrap() })
+    let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, listener.port().unwrap());
+    (listener, Gid { address: Some(address), secret: random::secret().unwrap() })
 }
 
 /// What comes of the bytes that arrive next.
@@ -35,7 +35,7 @@ fn pair() -> (Stream, Stream) {
     assert!(called.is_silent() && calling.is_calling());
     let hello = next_after(&mut calling, &mut called, &b);
     let Ok(Progress::Hello { peer, from, welcome }) = hello else { panic!("a hello") };
-    assert!(peer == a && from == IpAddr::V4(a.ip) && called.unproven() == Some(a));
+    assert!(peer == a && from == IpAddr::V4(Ipv4Addr::LOCALHOST) && called.unproven() == Some(a));
     called.send(&welcome).unwrap();
     assert!(matches!(next(&mut calling, &a), Ok(Progress::Proven(None))) && calling.is_open() && !called.is_open());
     assert!(matches!(next(&mut called, &b), Ok(Progress::Proven(Some(peer))) if peer == a) && called.is_open());
@@ -56,7 +56,7 @@ fn next_after(calling: &mut Stream, called: &mut Stream, own: &Gid) -> Result<Pr
 /// A process that connects to a card sends `bytes` and keeps its end open.
 fn attacked(bytes: &[u8]) -> (Result<Progress, WireError>, TcpStream) {
     let (listener, gid) = card();
-    let mut attacker = TcpStream::connect((gid.ip, gid.port)).unwrap();
+    let mut attacker = TcpStream::connect(gid.address.unwrap()).unwrap();
     attacker.write_all(bytes).unwrap();
     (next(&mut accepted(&listener), &gid), attacker)
 }
@@ -179,7 +179,7 @@ fn hello_of_another_version_is_refused_by_name() {
     let (_, own) = card();
     let mut hello = handshake::initiate(&own, &gid).unwrap().hello();
     hello[7] = 9;
-    let mut attacker = TcpStream::connect((gid.ip, gid.port)).unwrap();
+    let mut attacker = TcpStream::connect(gid.address.unwrap()).unwrap();
     attacker.write_all(&hello).unwrap();
     let error = next(&mut accepted(&listener), &gid).err().expect("a refusal");
     assert!(error.to_string().contains("version 9"), "{error}");
@@ -208,7 +208,7 @@ fn truncated_hello_proves_nothing() {
     let (listener, gid) = card();
     let (_, own) = card();
     let hello = handshake::initiate(&own, &gid).unwrap().hello();
-    let mut attacker = TcpStream::connect((gid.ip, gid.port)).unwrap();
+    let mut attacker = TcpStream::connect(gid.address.unwrap()).unwrap();
     attacker.write_all(&hello[..HELLO_LEN - 1]).unwrap();
     drop(attacker);
     let mut called = accepted(&listener);
@@ -223,7 +223,7 @@ fn repeated_hello_and_confirm_prove_nothing() {
     let mut confirm = None;
     // The second connection repeats everything that the first sent.
     for repeated in [false, true] {
-        let mut caller = TcpStream::connect((gid.ip, gid.port)).unwrap();
+        let mut caller = TcpStream::connect(gid.address.unwrap()).unwrap();
         caller.write_all(&initiator.hello()).unwrap();
         let mut called = accepted(&listener);
         let Ok(Progress::Hello { welcome, .. }) = next(&mut called, &gid) else { panic!("a good hello") };
