@@ -27,7 +27,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::mkdtemp;
 use scenario_runner::gpu::{self, Launch};
 use scenario_runner::scenario;
-use scenario_runner::world::{Config, World};
+use scenario_runner::world::{Config, World, plugin_from_env};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -203,7 +203,11 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
             Ok(driver) => format!("Kernels run on CPU threads, and again as PTX on {driver}."),
             Err(reason) => format!("Kernels run on CPU threads only: {reason}."),
         });
+        if std::env::var_os("NCCL_GIN_PLUGIN").is_none_or(|list| list.is_empty()) {
+            say(&format!("NCCL_GIN_PLUGIN is not set, which only NCCL needs; the plugin is {}.", plugin_from_env()));
+        }
     }
+    let settings = step_settings(&gpus);
     let steps = step::all(args.quick, gpus.is_ok());
     let limit = |step: &Step| args.limit.map_or_else(|| step.limit(args.quick), Duration::from_secs);
     // A rank waits for the results of the slowest.
@@ -213,7 +217,8 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     let mut interrupted = None;
     for (number, step) in steps.into_iter().enumerate() {
         let limit = limit(&step);
-        let result = run_step(&bootstrap, identity, &step, number, args.quick, limit, &scratch.0, &redaction);
+        let result =
+            run_step(&bootstrap, identity, &step, number, args.quick, limit, &settings, &scratch.0, &redaction);
         match result {
             Ok(ranks) => {
                 let step = Done { step, ranks };
@@ -315,6 +320,18 @@ fn all_have_gpus(bootstrap: &Bootstrap) -> Result<Result<String, String>, String
     Ok(all.fold(first, |first, other| first.and_then(|gpu| other.map(|_| gpu))))
 }
 
+/// The variables of every step: what the validation found is what the steps use.
+fn step_settings(gpus: &Result<String, String>) -> Vec<(&'static str, String)> {
+    let mut settings = vec![("NCCL_GIN_PLUGIN", plugin_from_env())];
+    if gpus.is_err() {
+        settings.push(("FERROGIN_DEVICE", "cpu".into()));
+    }
+    if std::env::var("FERROGIN_PROVIDER").as_deref() == Ok("softefa") {
+        settings.push(("FI_PROVIDER_PATH", machine::provider_path()));
+    }
+    settings
+}
+
 /// Collective: runs a step on all ranks and returns the outcomes of all.
 #[allow(clippy::too_many_arguments)]
 fn run_step(
@@ -324,6 +341,7 @@ fn run_step(
     number: usize,
     quick: bool,
     limit: Duration,
+    settings: &[(&'static str, String)],
     directory: &Path,
     redaction: &Redaction,
 ) -> Result<Vec<Outcome>, String> {
@@ -331,17 +349,15 @@ fn run_step(
     let address = if identity.rank == 0 { step_address(&identity.address, number) } else { String::new() };
     let address = String::from_utf8_lossy(&exchange(address.as_bytes())?[0]).into_owned();
     let variables = [
-        ("FERROGIN_RANK", identity.rank.to_string()),
-        ("FERROGIN_NRANKS", identity.nranks.to_string()),
-        ("FERROGIN_BOOTSTRAP", address),
-        ("FI_PROVIDER_PATH", machine::provider_path()),
-    ];
-    let count = if std::env::var("FERROGIN_PROVIDER").as_deref() == Ok("softefa") {
-        variables.len()
-    } else {
-        variables.len() - 1
-    };
-    let own = step::run(step, quick, limit, &variables[..count], directory, redaction);
+        &[
+            ("FERROGIN_RANK", identity.rank.to_string()),
+            ("FERROGIN_NRANKS", identity.nranks.to_string()),
+            ("FERROGIN_BOOTSTRAP", address),
+        ],
+        settings,
+    ]
+    .concat();
+    let own = step::run(step, quick, limit, &variables, directory, redaction);
     let own = serde_json::to_vec(&own).map_err(|error| error.to_string())?;
     let outcomes = exchange(&own)?;
     outcomes
@@ -469,6 +485,15 @@ fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>)
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn without_gpus_every_step_runs_on_the_cpu() {
+        let device = |gpus: Result<String, String>| {
+            step_settings(&gpus).into_iter().find_map(|(name, value)| (name == "FERROGIN_DEVICE").then_some(value))
+        };
+        assert_eq!(device(Err("rank 1: no CUDA driver".into())), Some("cpu".into()));
+        assert_eq!(device(Ok("a GPU".into())), None);
+    }
 
     #[test]
     fn directory_is_new_and_private() {

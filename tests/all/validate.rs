@@ -51,7 +51,7 @@ fn validate(dist: &Path, report: &Path, args: &[&str]) -> Command {
         }
     }
     command.args(["validate", "--output"]).arg(report).args(args);
-    command.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("NCCL_GIN_PLUGIN", dist.join(PLUGIN));
+    command.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("FERROGIN_DIST", dist);
     command.env("FERROGIN_TIMEOUT", HANG_LIMIT.as_secs().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command

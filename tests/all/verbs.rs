@@ -119,12 +119,8 @@ fn validation(dist: &Path, name: &str, libfabric: Option<&Path>) -> (bool, Strin
     let program =
         [OsStr::new(env!("CARGO_BIN_EXE_ferrogin")), OsStr::new("validate"), OsStr::new("--quick"), OsStr::new("-o")];
     let program = [&program[..], &[report.as_os_str()]].concat();
-    let plugin = dist.join("libnccl-gin-ferrogin.so");
-    let mut settings = vec![
-        ("FERROGIN_PROVIDER", OsStr::new("efa")),
-        ("FERROGIN_DEVICE", OsStr::new("cpu")),
-        ("NCCL_GIN_PLUGIN", plugin.as_os_str()),
-    ];
+    // A machine without GPUs, and a user without NCCL.
+    let mut settings = vec![("FERROGIN_PROVIDER", OsStr::new("efa")), ("CUDA_VISIBLE_DEVICES", OsStr::new(""))];
     settings.extend(libfabric.map(|path| ("FERROGIN_LIBFABRIC", path.as_os_str())));
     let result = on_card(dist, &program, &settings);
     let _ = std::fs::remove_file(report);

@@ -74,8 +74,8 @@ impl Adds {
 pub enum DeviceError {
     /// The machine has no usable GPU.
     #[error(
-        "no usable GPU: {reason}; set FERROGIN_DEVICE=cpu to run kernels on the CPU with FERROGIN_PROVIDER=softefa, or run the program on the \
-         software GPU: ferrogin gpu -- PROGRAM"
+        "no usable GPU: {reason}; set FERROGIN_DEVICE=cpu to run kernels on the CPU, or run the program on the software GPU: ferrogin gpu -- \
+         PROGRAM"
     )]
     NoGpu {
         /// The reason.
