@@ -3,7 +3,7 @@
 #
 # DIST (default: dist) is what `make build` made. The ranks share the first GPU. The scenarios run as kernels over the software card: from
 # the PTX that ships, and from machine code that nvcc makes of ferrogin/gin.cuh and of ferrogin/nccl_gin.cuh; on both policies, all layouts
-# and groups, on cards with faults, and below compute-sanitizer. Then two ranks run with the real libnccl (tests/nccl/libnccl/run.sh).
+# and groups, on cards with faults, and below compute-sanitizer. Then two ranks run with the real libnccl (tests/gpu/two_ranks/run.sh).
 # nvcc, NCCL and compute-sanitizer come from PyPI (into .cache/) unless they are there. With names, only tests whose names contain one.
 #
 # Prints a line for each test and a last line with the counts; the status is 1 if a test failed, and 3 with the reason if there is no GPU
@@ -12,7 +12,7 @@
 #   GPU_SCENARIOS=PROGRAM   scenario-runner [target/release/scenario-runner]
 #   GPU_REPS=N              repetitions of each step [60]
 #   GPU_PREBUILT=1          on a machine without nvcc or a network: the machine code in target/gpu/images (tests/gpu/images.sh), and the programs
-#                           and libraries of libnccl (LIBNCCL_LINK=1 tests/nccl/libnccl/run.sh), as another machine left them
+#                           and libraries of libnccl (LIBNCCL_LINK=1 tests/gpu/two_ranks/run.sh), as another machine left them
 #   SOFTWARE_GPU=1          on the software GPU of DIST, for a test of this script: without machine code, compute-sanitizer and libnccl
 set -uo pipefail
 
@@ -190,7 +190,7 @@ else
             "SKIP "*) skip "${line#SKIP }" ;;
             *) echo "$line" ;;
             esac
-        done < <(LIBNCCL_SM=$sm LIBNCCL_PREBUILT=${GPU_PREBUILT:-} "$root/tests/nccl/libnccl/run.sh" "$dist")
+        done < <(LIBNCCL_SM=$sm LIBNCCL_PREBUILT=${GPU_PREBUILT:-} "$root/tests/gpu/two_ranks/run.sh" "$dist")
     fi
 fi
 echo "test-gpu: $passed passed, $failed failed, $skipped skipped"

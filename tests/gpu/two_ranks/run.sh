@@ -2,7 +2,7 @@
 # The real libnccl with the plugin, two ranks on one GPU: run.sh [DIST]
 #
 # DIST (default: dist) has libnccl-gin-ferrogin.so, libsoftefa-fi.so and the ferrogin tool. For NCCL 2.31.2 and 2.32.3 the script fetches
-# compiler and headers (tests/cuda/fetch-tools.sh) and compiles two_ranks.cu twice, with NCCL's own EFA backend and with ferrogin's, which
+# compiler and headers (tests/cuda/fetch-tools.sh) and compiles nccl.cu twice, with NCCL's own EFA backend and with ferrogin's, which
 # needs no GPU. On a machine with a GPU it fetches the library from PyPI (into .cache/) and runs both programs over the software card. A run
 # passes if NCCL loads and selects the plugin and all data arrives. Prints a line for each run and a last line with the counts; status 1 if a
 # run failed. Prints SKIP for a missing requirement. The logs stay in target/libnccl/.
@@ -71,7 +71,7 @@ has_driver() {
 compile() {
     local object=$out/two_ranks-$1-$2.o
     "$cuda/bin/nvcc" -std=c++17 -arch="sm_$sm" -rdc=true -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DNCCL_GIN_EFA_GDA_ENABLE=1 \
-        -I"$root/.cache/nccl-$1/include" "${@:3}" -dc "$here/two_ranks.cu" -o "$object" >"$out/compile-$1-$2.log" 2>&1 &&
+        -I"$root/.cache/nccl-$1/include" "${@:3}" -dc "$here/nccl.cu" -o "$object" >"$out/compile-$1-$2.log" 2>&1 &&
         "$cuda/bin/nvcc" -arch="sm_$sm" -dlink "$object" "$out/device.o" -o "$out/linked.o" >>"$out/compile-$1-$2.log" 2>&1
 }
 
