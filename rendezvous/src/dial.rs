@@ -1,5 +1,6 @@
 //! A connection to a listener, with retries until its proof is complete.
 
+use crate::listener::ACCEPTED;
 use crate::place::Place;
 use crate::proof::{Domain, Initiator, WELCOME_LEN};
 use crate::secret::{Secret, random};
@@ -36,8 +37,8 @@ enum Attempt {
     Pause(Instant),
     /// The system connects, until then.
     Connecting(Socket, Instant),
-    /// The peer's listener has the hello.
-    Proving { socket: Socket, initiator: Initiator, input: Vec<u8> },
+    /// The peer's listener has the hello, and the confirm if so.
+    Proving { socket: Socket, initiator: Initiator, input: Vec<u8>, confirmed: bool },
 }
 
 /// A connection that is being made.
@@ -122,17 +123,24 @@ impl Dial {
                 let Attempt::Connecting(socket, _) = std::mem::replace(&mut self.attempt, Attempt::Pause(now)) else {
                     return Ok(None);
                 };
-                self.attempt = Attempt::Proving { socket, initiator, input: Vec::new() };
+                self.attempt = Attempt::Proving { socket, initiator, input: Vec::new(), confirmed: false };
                 self.step(now)
             }
-            Attempt::Proving { socket, initiator, input } => {
-                if !socket.read_up_to(input, WELCOME_LEN)? {
+            Attempt::Proving { socket, initiator, input, confirmed } => {
+                if !*confirmed {
+                    if !socket.read_up_to(input, WELCOME_LEN)? {
+                        return Ok(None);
+                    }
+                    let welcome = std::mem::take(input).try_into().map_err(|_| ErrorKind::InvalidData)?;
+                    let confirm = initiator
+                        .welcomed(&welcome)
+                        .map_err(|error| io::Error::new(ErrorKind::PermissionDenied, error))?;
+                    socket.write_all(&confirm)?;
+                    *confirmed = true;
+                }
+                if !socket.read_up_to(input, ACCEPTED.len())? {
                     return Ok(None);
                 }
-                let welcome = std::mem::take(input).try_into().map_err(|_| ErrorKind::InvalidData)?;
-                let confirm =
-                    initiator.welcomed(&welcome).map_err(|error| io::Error::new(ErrorKind::PermissionDenied, error))?;
-                socket.write_all(&confirm)?;
                 match std::mem::replace(&mut self.attempt, Attempt::Pause(now)) {
                     Attempt::Proving { socket, .. } => Ok(Some(Stream::new(socket))),
                     _ => Ok(None),
@@ -144,6 +152,12 @@ impl Dial {
     /// True once a listener has accepted, and the proof is under way.
     pub fn is_accepted(&self) -> bool {
         matches!(self.attempt, Attempt::Proving { .. })
+    }
+
+    /// True once this end has sent its last message of the proof.
+    #[cfg(test)]
+    pub fn is_confirmed(&self) -> bool {
+        matches!(self.attempt, Attempt::Proving { confirmed: true, .. })
     }
 
     /// True if no process listens at any of the addresses.

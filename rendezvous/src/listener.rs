@@ -15,8 +15,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::time::{Duration, Instant};
 
-/// Connections without a proof that a listener keeps, the newest ones.
-const UNPROVEN_MAX: usize = 256;
+/// Connections without a good hello that a listener keeps, the newest ones.
+const SILENT_MAX: usize = 256;
+/// The byte that follows the confirm. Until it arrives, the listener may have dropped the connection.
+pub(crate) const ACCEPTED: [u8; 1] = [1];
 /// The time that a connection has for its proof.
 const PROOF_LIMIT: Duration = Duration::from_secs(10);
 
@@ -37,6 +39,11 @@ struct Unproven {
 }
 
 impl Unproven {
+    /// Nothing has arrived that only those know which know the secret.
+    fn is_silent(&self) -> bool {
+        self.responder.is_none()
+    }
+
     /// Reads what has arrived; `Some` when the proof is complete.
     fn poll(&mut self, domain: Domain, secret: &Secret) -> io::Result<Option<Place>> {
         let refused = || io::Error::from(PermissionDenied);
@@ -56,6 +63,7 @@ impl Unproven {
         let confirm = std::mem::take(&mut self.input).try_into().map_err(|_| refused())?;
         let responder = self.responder.take().ok_or_else(refused)?;
         responder.confirmed(&confirm).map_err(|_| refused())?;
+        self.socket.write_all(&ACCEPTED)?;
         Ok(Some(Place::parse(responder.identity())))
     }
 }
@@ -114,7 +122,7 @@ impl Listener {
     pub fn poll(&mut self, now: Instant) -> io::Result<Option<(Stream, Place)>> {
         for at in 0..self.sockets.len() {
             // At most as many as are kept, so that those that keep connecting do not keep this process here.
-            for _ in 0..UNPROVEN_MAX {
+            for _ in 0..SILENT_MAX {
                 let accepted = match &self.sockets[at] {
                     Listening::Tcp(socket) => socket.accept().and_then(|(socket, _)| Socket::tcp(socket)),
                     Listening::Unix(socket) => socket.accept().and_then(|(socket, _)| Socket::unix(socket)),
@@ -127,9 +135,9 @@ impl Listener {
                     Err(error) if error.kind() == WouldBlock => break,
                     Err(error) if matches!(error.kind(), Interrupted | ConnectionAborted | PermissionDenied) => {}
                     // This process has no descriptor left, for example: the oldest connection makes room.
-                    Err(error) if self.unproven.is_empty() => return Err(error),
-                    Err(_) => {
-                        self.unproven.pop_front();
+                    Err(error) => {
+                        let silent = self.unproven.iter().position(Unproven::is_silent);
+                        self.unproven.remove(silent.unwrap_or(0)).ok_or(error)?;
                         break;
                     }
                 }
@@ -143,9 +151,14 @@ impl Listener {
                 Ok(None) | Err(_) => {}
             }
         }
-        // Only now: those that have sent their proof already have had their turn.
-        let excess = self.unproven.len().saturating_sub(UNPROVEN_MAX);
-        self.unproven.drain(..excess);
+        // Only now: those that have sent a hello already have had their turn.
+        let silent = self.unproven.iter().filter(|peer| peer.is_silent()).count();
+        let mut excess = silent.saturating_sub(SILENT_MAX);
+        self.unproven.retain(|peer| {
+            let is_excess = excess > 0 && peer.is_silent();
+            excess -= usize::from(is_excess);
+            !is_excess
+        });
         Ok(None)
     }
 
@@ -156,6 +169,12 @@ impl Listener {
             Listening::Unix(socket) => PollFd::new(socket.as_fd(), PollFlags::POLLIN),
         });
         sockets.chain(self.unproven.iter().map(|peer| peer.socket.interest(PollFlags::POLLIN)))
+    }
+
+    /// Connections with a welcome.
+    #[cfg(test)]
+    pub fn welcomed(&self) -> usize {
+        self.unproven.iter().filter(|peer| !peer.is_silent()).count()
     }
 
     /// Connections without a proof.

@@ -6,9 +6,9 @@ use ferrogin_test_support::peer::Peer as Process;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use ferrogin_test_support::{Random, child, skip, untrusted};
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::process::Command;
 
 fn rank_0(nranks: usize, address: String) -> Identity {
@@ -174,6 +174,52 @@ fn newest_silent_connections_are_kept() {
     wait_until("rank 1", || meeting.poll(now).unwrap());
 }
 
+/// A connection that has not begun its proof.
+fn dial(listener: &mut Listener, address: SocketAddr) -> Dial {
+    let place = Place { rank: 1, nranks: 2, called: 0 };
+    let mut dial = Dial::new(vec![Address::Tcp(address)], DOMAIN, Secret::default(), place);
+    wait_until("hello", || {
+        assert!(dial.poll(Instant::now()).unwrap().is_none() && listener.poll(Instant::now()).unwrap().is_none());
+        listener.welcomed() > 0
+    });
+    dial
+}
+
+/// 300 silent connections arrive while a rank has a welcome.
+#[test]
+fn connection_with_good_hello_outlasts_silent_ones() {
+    let (mut listener, bound) = Listener::bind(&["127.0.0.1:0".parse().unwrap()], DOMAIN, Secret::default()).unwrap();
+    let mut dial = dial(&mut listener, bound[0]);
+    let mut silent = Vec::new();
+    for _ in 0..300 {
+        silent.push(TcpStream::connect(bound[0]).unwrap());
+        assert!(listener.poll(Instant::now()).unwrap().is_none());
+    }
+    assert_eq!((listener.unproven(), listener.welcomed()), (257, 1));
+    let (mut stream, mut accepted) = (None, None);
+    wait_until("stream", || {
+        stream = stream.take().or_else(|| dial.poll(Instant::now()).unwrap());
+        accepted = accepted.take().or_else(|| listener.poll(Instant::now()).unwrap());
+        stream.is_some() && accepted.is_some()
+    });
+}
+
+/// The confirm may reach a listener that drops the connection, or ends.
+#[test]
+fn stream_is_open_only_when_the_listener_has_accepted_it() {
+    let (mut listener, bound) = Listener::bind(&["127.0.0.1:0".parse().unwrap()], DOMAIN, Secret::default()).unwrap();
+    let mut dial = dial(&mut listener, bound[0]);
+    wait_until("confirm", || {
+        assert!(dial.poll(Instant::now()).unwrap().is_none());
+        dial.is_confirmed()
+    });
+    drop(listener);
+    wait_until("refusal", || {
+        assert!(dial.poll(Instant::now()).unwrap().is_none());
+        dial.is_refused()
+    });
+}
+
 #[test]
 fn silent_connections_do_not_take_the_last_descriptors() {
     child::run("silent_connections_do_not_take_the_last_descriptors", &[], || {
@@ -197,7 +243,7 @@ fn start_holder(address: &str, count: usize, as_nobody: bool) -> Process {
 fn hold_connections() {
     let Some(task) = untrusted::task() else { return };
     let (count, address) = task.split_once(' ').unwrap();
-    let name = SocketAddr::from_abstract_name(address).unwrap();
+    let name = UnixAddr::from_abstract_name(address).unwrap();
     let held: Vec<_> = (0..count.parse().unwrap()).map(|_| UnixStream::connect_addr(&name).unwrap()).collect();
     println!("connections {}", held.len());
     let _ = std::io::stdin().read(&mut [0]);

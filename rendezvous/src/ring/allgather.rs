@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The protocol of the ring.
-pub(super) const DOMAIN: [u8; 8] = *b"ferroCP\x04";
+pub(super) const DOMAIN: [u8; 8] = *b"ferroCP\x05";
 /// Time that a ring which ends has for its last frames to reach the neighbours, even if this process stood still meanwhile.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"fGIN";
 /// Version of the handle and of the protocol that it leads to.
-pub(super) const VERSION: u16 = 4;
+pub(super) const VERSION: u16 = 5;
 /// Addresses in a handle.
 pub(super) const ADDRESSES_MAX: usize = 5;
 
@@ -80,10 +80,10 @@ mod tests {
         let addresses = ["10.0.0.7:4660", "[fd00::1]:80"].map(|text| text.parse().unwrap());
         let handle = Handle { secret: Secret::new([0xa5; 16]), addresses: addresses.to_vec() };
         let bytes = handle.emit();
-        assert_eq!(bytes[..24], *b"fGIN\x04\0\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\0\0");
+        assert_eq!(bytes[..24], *b"fGIN\x05\0\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\0\0");
         assert_eq!(bytes[32..40], [0xff, 0xff, 10, 0, 0, 7, 0x34, 0x12]);
         assert_eq!(Handle::parse(&bytes), Some(handle));
-        for (at, value) in [(0, 0), (4, 3)] {
+        for (at, value) in [(0, 0), (4, 4)] {
             let mut invalid = bytes;
             invalid[at] = value;
             assert_eq!(Handle::parse(&invalid), None, "byte {at}");

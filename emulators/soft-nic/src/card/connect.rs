@@ -17,9 +17,8 @@ use crate::config::WireChoice;
 use crate::wire::tcp::Progress;
 use crate::wire::{WireError, shm, tcp};
 
-/// Connections at most whose other end is not proven. A card sends its hello at once, so the oldest without one is the least likely to
-/// be a card's.
-const MAX_UNPROVEN: usize = 64;
+/// Connections at most without a good hello. A card sends its hello at once, so the oldest without one is the least likely to be a card's.
+const MAX_SILENT: usize = 64;
 /// Connections that are accepted before the card does other work.
 const ACCEPTS: usize = 64;
 /// Without descriptors the card accepts nothing for this long.
@@ -175,10 +174,10 @@ impl Core {
                         self.watch(fd, u64::from(at));
                     }
                     self.poll_socket(at);
-                    self.limit_unproven(MAX_UNPROVEN);
+                    self.limit_silent(MAX_SILENT);
                 }
                 Err(error) if error.is_exhaustion() => {
-                    if !self.limit_unproven(0) {
+                    if !self.limit_silent(0) {
                         self.log_exhaustion(format_args!("accepts no connections for now: {error}"));
                         let Listeners { shm, tcp } = &self.listeners;
                         let both =
@@ -195,14 +194,11 @@ impl Core {
         }
     }
 
-    /// Closes a connection whose other end is not proven, if there are more than `limit`: the oldest without a good hello first.
-    pub(crate) fn limit_unproven(&mut self, limit: usize) -> bool {
-        let unproven = || self.connections.iter().filter(|(_, connection)| connection.is_unproven());
-        if unproven().count() <= limit {
-            return false;
-        }
-        let rank = |connection: &Connection| (!connection.is_silent(), connection.heard_us);
-        let Some((at, _)) = unproven().min_by_key(|(_, connection)| rank(connection)) else { return false };
+    /// Closes the oldest connection without a good hello, if there are more than `limit`. After a good hello both cards have a stream.
+    fn limit_silent(&mut self, limit: usize) -> bool {
+        let silent = || self.connections.iter().filter(|(_, connection)| connection.is_silent());
+        let oldest = silent().min_by_key(|(_, connection)| connection.heard_us).filter(|_| silent().count() > limit);
+        let Some((at, _)) = oldest else { return false };
         self.refuse(at, "too many others connect and do not prove to be cards");
         true
     }

@@ -117,6 +117,20 @@ fn calls_that_cross_leave_one_stream() {
     }
 }
 
+/// A card that has a welcome sends packets: its stream is not one too many.
+#[test]
+fn cards_that_call_at_the_same_time_are_all_kept() {
+    let mut a = open();
+    let caller = |n: u8| crate::address::Gid { secret: [n; 8], ..a.core.gid };
+    let hello = |n: u8| handshake::initiate(&caller(n), &a.core.gid).unwrap().hello();
+    let held: Vec<_> = (1..=100).map(|n| process(&a, &hello(n))).collect();
+    wait_until("hellos", || {
+        a.poll();
+        connections(&a) == (held.len(), held.len())
+    });
+    assert!(a.core.connections.iter().all(|(_, connection)| !connection.is_silent()));
+}
+
 #[test]
 fn silent_connections_keep_no_peer_out() {
     let mut a = open();
