@@ -302,6 +302,10 @@ impl Queue for &PosterView<'_> {
         if self.sim.mutated(Mutation::NoSlotGuard) { 0 } else { self.sim.config.slots }
     }
     fn fence(&self) {
+        // A broken rule has been found, and the lock is released.
+        if std::thread::panicking() {
+            return;
+        }
         self.stop();
         let missing = if self.rang_last.get() { Mutation::NoDoorbellFence } else { Mutation::NoWriteFence };
         if !self.sim.mutated(missing) {
