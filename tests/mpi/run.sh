@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Runs tests/mpi/smoke.c on the software card under other projects' MPIs: run.sh [DIST]
 #
-# The MPIs are MPICH (PyPI: mpich) and Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev), in a soak also Intel MPI (PyPI: impi-rt),
-# which runs the program that MPICH's compiler made: both have the same ABI. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two
-# ranks, without faults and with SOFTEFA_FAULTS below; no rank may use anything but the card to reach another. With the first MPI that is
-# there, the script also runs the first lines of docs/card-in-ci.md. Open MPI also runs over libfabric's own provider efa, on the card below verbs. Prints a line for each test and a last line with the counts; status 1 if a test
-# failed. A run that does not end in time is a failure. An MPI that cannot be had is counted as skipped.
+# The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI: impi-rt), which runs the
+# program that MPICH's compiler made: both have the same ABI. mpi4py (PyPI) runs smoke.py under MPICH, and Intel MPI its own benchmarks (IMB), which
+# check no data. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and with SOFTEFA_FAULTS below; no rank
+# may use anything but the card to reach another. With the first MPI that is there, the script also runs the first lines of docs/card-in-ci.md. All
+# MPIs also run over libfabric's own provider efa, on the card below verbs. Prints a line for each test and a last line with the counts; status 1 if a
+# test failed. A run that does not end in time is a failure. An MPI that cannot be had is counted as skipped.
 #
-#   FERROGIN_SOAK=1   50 runs each instead of one, and Intel MPI
+#   FERROGIN_SOAK=1   50 runs each instead of one
 #   MPI_RUNS=N        N runs each
 set -uo pipefail
 
@@ -66,14 +67,17 @@ compile() {
     return 1
 }
 
-# repeat NAME COMMAND...: the command must verify all data in each of the runs.
+# The line of a run that has done all.
+expected='all data right'
+
+# repeat NAME COMMAND...: the command must print the line in each of the runs.
 repeat() {
     local name=$1 run status
     shift
     for run in $(seq "$runs"); do
         timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1
         status=$?
-        if [ "$status" -ne 0 ] || ! grep -q 'all data right' "$work/log"; then
+        if [ "$status" -ne 0 ] || ! grep -q "$expected" "$work/log"; then
             [ "$status" -ne 124 ] || status="no end after $limit s"
             fail "$name, run $run of $runs: status $status"
             return
@@ -92,6 +96,18 @@ both() {
     if SOFTEFA_NICS=none timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1 || ! grep -q 'SOFTEFA_NICS' "$work/log"; then
         fail "$name: the messages do not go through the card"
     fi
+}
+
+# below_verbs NAME COMMAND...: the same over libfabric's own provider efa. Its shared memory would be another way to a rank of this host.
+below_verbs() {
+    both "$1, efa below verbs" env FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 "$dist/ferrogin" verbs -- "${@:2}"
+}
+
+# reads_pci NAME: succeeds if `ferrogin verbs` shows the PCI devices of the cards, which this MPI reads.
+reads_pci() {
+    "$dist/ferrogin" verbs -- sh -c 'test -e /sys/bus/pci/devices/$(basename $(readlink -f /sys/class/infiniband/rdmap0s0/device))' 2>/dev/null && return
+    skip "$1, efa below verbs: \`ferrogin verbs\` shows no PCI device of the card in /sys/bus/pci, and this MPI reads it"
+    return 1
 }
 
 # The lines of the page run as they stand there, in a directory like another project's.
@@ -115,16 +131,28 @@ elif ! include=$(mpicc --showme:incdirs 2>/dev/null) || [ ! -f "${include%% *}/m
     skip "Open MPI: its compiler has no headers (Debian: libopenmpi-dev)"
 elif compile openmpi mpicc; then
     both "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
-    # libfabric's shared memory would be another way to a rank of this host.
-    both "$(mpirun --version 2>&1 | head -n 1), efa below verbs" env FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 \
-        "$dist/ferrogin" verbs -- mpirun "${openmpi_options[@]/softefa/efa}" -np 2 "$work/openmpi"
+    below_verbs "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]/softefa/efa}" -np 2 "$work/openmpi"
 fi
 
 if package mpich && compile mpich "$place/bin/mpicc"; then
-    both "MPICH $("$place/bin/mpichversion" | awk '/Version/ { print $3 }')" "$place/bin/mpiexec" -n 2 "$work/mpich"
-    documented "$work/mpich" "$place"
-    if [ "$soak" = 1 ] && package impi-rt; then
-        both "Intel MPI" env "PATH=$place/bin:$PATH" "LD_LIBRARY_PATH=$place/lib" "I_MPI_ROOT=$place" "$place/bin/mpiexec" -n 2 "$work/mpich"
+    mpich=$place
+    version="MPICH $("$mpich/bin/mpichversion" | awk '/Version/ { print $3 }')"
+    both "$version" "$mpich/bin/mpiexec" -n 2 "$work/mpich"
+    reads_pci "$version" && below_verbs "$version" "$mpich/bin/mpiexec" -n 2 "$work/mpich"
+    documented "$work/mpich" "$mpich"
+    if package mpi4py; then
+        both mpi4py env "LD_LIBRARY_PATH=$mpich/lib" "$mpich/bin/mpiexec" -n 2 "$place/bin/python" "$here/smoke.py"
+    fi
+    if package impi-rt; then
+        intel=(env "PATH=$place/bin:$PATH" "I_MPI_ROOT=$place")
+        both "Intel MPI" "${intel[@]}" "LD_LIBRARY_PATH=$place/lib" "$place/bin/mpiexec" -n 2 "$work/mpich"
+        reads_pci "Intel MPI" &&
+            below_verbs "Intel MPI" "${intel[@]}" I_MPI_OFI_PROVIDER=efa "$place/bin/mpiexec" -genv LD_LIBRARY_PATH "$dist/verbs:$place/lib" -n 2 "$work/mpich"
+        expected='All processes entering MPI_Finalize'
+        both "Intel MPI's IMB-MPI1" "${intel[@]}" "LD_LIBRARY_PATH=$place/lib" "$place/bin/mpiexec" -n 2 \
+            "$place/bin/IMB-MPI1" -iter 20 -npmin 2 -msglog 18 PingPong Exchange Allreduce Alltoall Bcast
+        both "Intel MPI's IMB-RMA" "${intel[@]}" "LD_LIBRARY_PATH=$place/lib" "$place/bin/mpiexec" -n 2 \
+            "$place/bin/IMB-RMA" -iter 20 -npmin 2 -msglog 16 Unidir_put Bidir_get Accumulate
     fi
 fi
 echo "mpi: $passed passed, $failed failed, $skipped skipped"

@@ -71,6 +71,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
             .after("cargo test"),
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
         script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
+        script("programs of other projects", "tests/programs/run.sh").after("MPI programs"),
     ];
     // Over libfabric's own provider `efa`, with the software card below verbs.
     let scenarios =

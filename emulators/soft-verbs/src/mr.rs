@@ -15,9 +15,21 @@ use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::uses::Uses;
 
+/// How rdma-core's private `struct verbs_mr` continues behind `ibv_mr`. libfabric's unit tests read it.
+#[repr(C)]
+struct DriverPart {
+    mr_type: c_uint,
+    access: c_uint,
+}
+
+/// `IBV_MR_TYPE_*` of rdma-core's driver.h.
+const TYPE_MR: c_uint = 0;
+const TYPE_DMABUF: c_uint = 3;
+
 #[repr(C)]
 struct Mr {
     raw: ib::ibv_mr,
+    driver: DriverPart,
     pd: Held<Pd>,
     keys: Keys,
     uses: Uses,
@@ -52,7 +64,8 @@ fn access_of(asked: c_uint) -> Result<Access, Errno> {
     Ok(Access { local_write: has(LOCAL_WRITE), remote_read: has(REMOTE_READ), remote_write: has(REMOTE_WRITE) })
 }
 
-fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, access: Access) -> Result<*mut ib::ibv_mr, Errno> {
+fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, driver: DriverPart) -> Result<*mut ib::ibv_mr, Errno> {
+    let access = access_of(driver.access)?;
     let pd = raw.get()?;
     let length = memory.len as usize;
     let keys = {
@@ -69,7 +82,7 @@ fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, access: Access) ->
         lkey: keys.lkey,
         rkey: keys.rkey,
     };
-    Ok(objects::give(Box::new(Mr { raw: mr, pd: Held::new(pd), keys, uses: Uses::default() })))
+    Ok(objects::give(Box::new(Mr { raw: mr, driver, pd: Held::new(pd), keys, uses: Uses::default() })))
 }
 
 fn register_address(
@@ -79,13 +92,13 @@ fn register_address(
     iova: u64,
     access: c_uint,
 ) -> Result<*mut ib::ibv_mr, Errno> {
-    let access = access_of(access)?;
+    let is_written = access_of(access)?.local_write;
     if length == 0 {
         return Err(Errno::INVAL);
     }
-    memory::populate(addr as usize, length, access.local_write)?;
+    memory::populate(addr as usize, length, is_written)?;
     let memory = Memory { base: iova, len: length as u64, at: Location::Host(addr.cast()), _map: None };
-    register(pd, addr, memory, access)
+    register(pd, addr, memory, DriverPart { mr_type: TYPE_MR, access })
 }
 
 #[unsafe(no_mangle)]
@@ -125,7 +138,8 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     access: c_int,
 ) -> *mut ib::ibv_mr {
     object("ibv_reg_dmabuf_mr", || {
-        let access = access_of(access as c_uint)?;
+        let driver = DriverPart { mr_type: TYPE_DMABUF, access: access as c_uint };
+        access_of(driver.access)?;
         if length == 0 {
             return Err(Errno::INVAL);
         }
@@ -136,7 +150,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let (at, map) = Location::of_dma_buf(fd, offset, length, None)?;
         let memory = Memory { base: iova, len: length as u64, at, _map: map };
-        register(pd, iova as usize as *mut c_void, memory, access)
+        register(pd, iova as usize as *mut c_void, memory, driver)
     })
 }
 

@@ -111,6 +111,9 @@ static void open_device(void)
 	memset(memory, 0, SIZE);
 	mr = ibv_reg_mr(pd, memory, SIZE, ALL);
 	CHECK(mr && mr->addr == memory && mr->length == SIZE && mr->context == context && mr->pd == pd);
+	/* The type and the rights, as in rdma-core's private struct verbs_mr. */
+	const int *driver = (const int *)(mr + 1);
+	CHECK(driver[0] == 0 && driver[1] == ALL);
 	struct ibv_ah_attr attr = { .port_num = 1, .is_global = 1 };
 	CHECK(!ibv_query_gid(context, 1, 0, &attr.grh.dgid));
 	ah = ibv_create_ah(pd, &attr);

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Runs programs of other projects on the software card below verbs: run.sh [DIST]
+#
+# The programs are Mooncake's transfer engine (PyPI: mooncake-transfer-engine-efa-non-cuda) and NIXL's back end LIBFABRIC (PyPI: nixl-cu12), as
+# they come from PyPI, each in an environment of its own below .cache/programs/. Two processes move blocks through libfabric's provider efa and
+# compare all bytes: on one host without faults and with SOFTEFA_FAULTS below, and in two network namespaces. Prints a line for each test and a
+# last line with the counts; status 1 if a test failed. What cannot be had is counted as skipped.
+#
+#   FERROGIN_LIBFABRIC=FILE   a libfabric.so.1 with the provider efa; NIXL needs one newer than 2.6.0, Mooncake gets 2.5.1 without it
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
+faults=seed=3,reorder=32,reread=0.2
+limit=300 # seconds of a run; one takes seconds on an idle machine
+passed=0 failed=0 skipped=0
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR FI_PROVIDER FI_PROVIDER_PATH
+# libfabric's own shared memory would be another way between two processes of one host.
+export FI_EFA_ENABLE_SHM_TRANSFER=0 PYTHONPATH=$here
+
+skip() {
+    echo "SKIP $1"
+    skipped=$((skipped + 1))
+}
+
+# environment NAME PACKAGE...: installs packages of PyPI without what they depend on, unless they are there. Sets `python`.
+environment() {
+    local place=$root/.cache/programs/$1
+    python=$place/bin/python
+    [ -d "$place" ] && return
+    mkdir -p "$root/.cache/programs"
+    if python3 -m venv "$place.new.$$" 2>"$work/log" &&
+        timeout 600 "$place.new.$$/bin/pip" install --quiet --no-compile --no-deps "${@:2}" 2>"$work/log"; then
+        mv -T "$place.new.$$" "$place"
+        return
+    fi
+    rm -rf "$place.new.$$"
+    skip "$1 of PyPI: $(tail -n 1 "$work/log")"
+    return 1
+}
+
+# A free port, for both processes of a test.
+port() {
+    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# judge NAME STATUS: both processes must have said that all data is right.
+judge() {
+    if [ "$2" -eq 0 ] && [ "$(cat "$work"/*.log | grep -c '^all data right')" -eq 2 ]; then
+        echo "PASS $1"
+        passed=$((passed + 1))
+    elif [ "$2" -eq 77 ]; then
+        skip "$1: this machine allows no network namespaces with a pair of interfaces, or has no \`ip\`"
+    else
+        echo "FAIL $1: status $2"
+        failed=$((failed + 1))
+        tail -n 20 "$work"/*.log | sed 's/^/    /'
+    fi
+}
+
+# one_host NAME COMMAND...: two processes, of which one listens and the other connects.
+one_host() {
+    local name=$1 status=0 listener port
+    shift
+    port=$(port)
+    rm -f "$work"/*.log
+    timeout --kill-after=5 "$limit" "$@" listen 127.0.0.1 "$port" >"$work/listen.log" 2>&1 &
+    listener=$!
+    timeout --kill-after=5 "$limit" "$@" connect 127.0.0.1 "$port" >"$work/connect.log" 2>&1 || status=$?
+    wait "$listener" || status=$?
+    judge "$name" "$status"
+}
+
+# two_hosts NAME COMMAND...: the same in two network namespaces, which reach each other by TCP alone.
+two_hosts() {
+    local name=$1 status=0
+    shift
+    rm -f "$work"/*.log
+    timeout --kill-after=5 "$((2 * limit))" unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" "$@" >"$work/hosts.log" 2>&1 ||
+        status=$?
+    judge "$name" "$status"
+}
+
+# each NAME COMMAND...: all runs of a program.
+each() {
+    one_host "$1" "${@:2}"
+    SOFTEFA_FAULTS=$faults one_host "$1, $faults" "${@:2}"
+    two_hosts "$1, two hosts" "${@:2}"
+}
+
+if [ ! -f "$dist/verbs/libibverbs.so.1" ]; then
+    echo "FAIL programs: $dist has no verbs/libibverbs.so.1; run make build first"
+    echo "programs: 0 passed, 1 failed, 0 skipped"
+    exit 1
+fi
+
+mooncake() {
+    local libfabric
+    if ! "$dist/ferrogin" verbs -- test -c /dev/infiniband/uverbs0 2>/dev/null; then
+        skip "Mooncake: it looks for cards in /dev/infiniband, and this user may not make a private one for \`ferrogin verbs\`"
+        return
+    fi
+    if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/log")}; then
+        skip "Mooncake: no libfabric newer than 1.17: $(tail -n 1 "$work/log")"
+        return
+    fi
+    environment mooncake mooncake-transfer-engine-efa-non-cuda==0.3.13.post1 || return
+    LD_LIBRARY_PATH=${libfabric%/*} each Mooncake "$dist/ferrogin" verbs -- "$python" "$here/mooncake_transfers.py"
+}
+
+nixl() {
+    local libraries
+    if ! grep -q FABRIC_1.10 "${FERROGIN_LIBFABRIC:-/dev/null}"; then
+        skip "NIXL: it needs a libfabric newer than 2.6.0 (symbols of FABRIC_1.10), which FERROGIN_LIBFABRIC does not name"
+        return
+    fi
+    environment nixl nixl==1.5.1 nixl-cu12==1.5.1 nvidia-cuda-runtime-cu12 numpy || return
+    libraries=$("$python" -c 'import nvidia, os; print(os.path.join(list(nvidia.__path__)[0], "cuda_runtime", "lib"))')
+    # Its back end links the CUDA driver, which the software GPU is.
+    LD_LIBRARY_PATH=$libraries:${FERROGIN_LIBFABRIC%/*} each NIXL \
+        "$dist/ferrogin" gpu -- "$dist/ferrogin" verbs -- "$python" "$here/nixl_transfers.py"
+}
+
+mooncake
+nixl
+echo "programs: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
