@@ -37,7 +37,9 @@ const SPINS: u32 = 20;
 /// Time for which an idle engine only yields.
 pub(super) const YIELD: Duration = Duration::from_micros(200);
 /// Idle times, and the longest wait from each on.
-const WAITS: [(Duration, Duration); 3] = [
+const WAITS: [(Duration, Duration); 5] = [
+    (Duration::from_secs(10), Duration::from_millis(10)),
+    (Duration::from_secs(1), Duration::from_millis(1)),
     (Duration::from_millis(100), Duration::from_micros(200)),
     (Duration::from_millis(5), Duration::from_micros(50)),
     (YIELD, Duration::from_micros(20)),
@@ -154,8 +156,9 @@ mod tests {
         assert_eq!(pace.pause(BUSY, start), Pause::Yield);
         let after = |ms| start + Duration::from_millis(ms);
         assert_eq!(pace.pause(IDLE, start), Pause::Yield);
-        assert_eq!(pace.pause(IDLE, after(1)), Pause::WaitForEvent(WAITS[2].1));
-        assert_eq!(pace.pause(IDLE, after(500)), Pause::WaitForEvent(WAITS[0].1));
+        for (idle, wait) in WAITS.into_iter().rev() {
+            assert_eq!(pace.pause(IDLE, start + idle), Pause::WaitForEvent(wait));
+        }
         assert_eq!(pace.pause(PollResult { short_wait: true, ..IDLE }, after(500)), Pause::WaitForEvent(SHORT_WAIT));
         assert_eq!(
             pace.pause(PollResult { delayed: true, ..IDLE }, after(500)),
