@@ -505,8 +505,8 @@ impl Work {
                     if at + 1 == list.len() { value & !2 } else { value }
                 })
                 .collect();
-            // An emulated signal waits for the card.
-            let waits = self.kind == Kind::Emulated;
+            // An emulated signal waits for the card, as does the second request of one that is raised by two.
+            let waits = matches!(self.kind, Kind::Emulated | Kind::Lone);
             let ended = native::Card(AtomicBool::new(!waits)).completes(&side, || (function.native)(&list)[0]);
             assert_eq!(ended, 0, "{}", function.name);
             let covered = self.covered(number, &list);
