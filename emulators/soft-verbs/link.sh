@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes libibverbs.so.1 and libefa.so.1 of the static library: emulators/soft-verbs/link.sh libsoft_verbs.a DIRECTORY
+# Makes libibverbs.so.1 and libefa.so.1 of the static library, and their links for linkers: emulators/soft-verbs/link.sh libsoft_verbs.a DIRECTORY
 # It also writes what programs read of the cards in sysfs into DIRECTORY/sysfs.
 set -eu
 archive=$1
@@ -12,28 +12,52 @@ mkdir -p "$out"
 ${CC:-cc} -shared -o "$out/libibverbs.so.1" -Wl,-soname,libibverbs.so.1 -Wl,-z,nodelete,-z,defs,--gc-sections \
     -Wl,--version-script="$here/symbols.map" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -lgcc_s -lpthread -ldl -lm -lc
 ln -sf libibverbs.so.1 "$out/libefa.so.1"
+# What a link with -libverbs or dlopen by the short name takes.
+ln -sf libibverbs.so.1 "$out/libibverbs.so"
+ln -sf libefa.so.1 "$out/libefa.so"
 
 sys=$out/sysfs
 rm -rf "$sys"
-mkdir -p "$sys/class/infiniband" "$sys/class/infiniband_verbs" "$sys/bus/pci/drivers/efa"
+mkdir -p "$sys/class/infiniband" "$sys/class/infiniband_verbs" "$sys/bus/pci/drivers/efa" "$sys/bus/pci/devices"
 echo 6 >"$sys/class/infiniband_verbs/abi_version"
 n=0
 while [ $n -lt $cards ]; do
-    pci=$(printf '0000:%02x:00.0' $((n + 16)))
-    device=$sys/devices/pci0000:00/$pci
-    card=$device/infiniband/rdmap${n}s0
-    mkdir -p "$card/ports/1/gids" "$device/infiniband_verbs/uverbs$n"
-    ln -s ../../../bus/pci/drivers/efa "$device/driver"
+    address=$(printf '0000:%02x:00.0' $((n + 16)))
+    pci=$sys/devices/pci0000:00/$address
+    card=$pci/infiniband/rdmap${n}s0
+    verbs=$pci/infiniband_verbs/uverbs$n
+    mkdir -p "$card/ports/1/gids" "$card/ports/1/hw_counters" "$verbs"
+    ln -s "../../../bus/pci/drivers/efa" "$pci/driver"
     # The name of the link's target is the PCI address.
-    ln -s "../../../$pci" "$card/device"
-    echo 0x1d0f >"$device/vendor"
-    echo 0xefa3 >"$device/device"
+    ln -s "../../../$address" "$card/device"
+    ln -s "../../../$address" "$verbs/device"
+    ln -s "../../../devices/pci0000:00/$address" "$sys/bus/pci/devices/$address"
+    echo 0x1d0f | tee "$pci/vendor" >"$pci/subsystem_vendor"
+    echo 0xefa3 | tee "$pci/device" >"$pci/subsystem_device"
+    echo 0x020000 >"$pci/class"
+    echo 0x00 >"$pci/revision"
+    echo 8.0 GT/s PCIe | tee "$pci/current_link_speed" >"$pci/max_link_speed"
+    echo 16 | tee "$pci/current_link_width" >"$pci/max_link_width"
+    # `ferrogin verbs` knows the machine.
+    echo -1 >"$pci/numa_node"
+    # A bar has its first address, its last and flags; the card needs none of the six, nor a ROM.
+    zero=0x0000000000000000
+    for _ in 0 1 2 3 4 5 6; do echo $zero $zero $zero; done >"$pci/resource"
+    # The configuration space: ids, command and status, class; subsystem ids at 0x2c; at 0x34 the place of the PCI Express capability, which has
+    # the speed and the width of the link (8 GT/s, 16 lanes) at 0x4c and 0x52.
+    {
+        printf '\017\035\243\357\006\004\020\000\000\000\000\002'
+        head -c 32 /dev/zero
+        printf '\017\035\243\357\000\000\000\000\100'
+        head -c 11 /dev/zero
+        printf '\020\000\002\000\000\000\000\000\000\000\000\000\003\001\000\000\000\000\003\001'
+        head -c 172 /dev/zero
+    } >"$pci/config"
     echo '1: unspecified' >"$card/node_type"
     echo '4: ACTIVE' >"$card/ports/1/state"
-    echo "rdmap${n}s0" >"$device/infiniband_verbs/uverbs$n/ibdev"
-    echo 1 >"$device/infiniband_verbs/uverbs$n/abi_version"
-    ln -s "../../../$pci" "$device/infiniband_verbs/uverbs$n/device"
-    ln -s "../../devices/pci0000:00/$pci/infiniband/rdmap${n}s0" "$sys/class/infiniband/rdmap${n}s0"
-    ln -s "../../devices/pci0000:00/$pci/infiniband_verbs/uverbs$n" "$sys/class/infiniband_verbs/uverbs$n"
+    echo "rdmap${n}s0" >"$verbs/ibdev"
+    echo 1 >"$verbs/abi_version"
+    ln -s "../../devices/pci0000:00/$address/infiniband/rdmap${n}s0" "$sys/class/infiniband/rdmap${n}s0"
+    ln -s "../../devices/pci0000:00/$address/infiniband_verbs/uverbs$n" "$sys/class/infiniband_verbs/uverbs$n"
     n=$((n + 1))
 done

@@ -22,15 +22,53 @@ fn on_card(dist: &Path, program: &[&OsStr], settings: &[(&str, &OsStr)]) -> (boo
 #[test]
 fn verbs_shows_cards_to_a_program_and_to_nothing_else() {
     let Some(dist) = dist("verbs_shows_cards_to_a_program_and_to_nothing_else") else { return };
-    let script = "ls /sys/class/infiniband /sys/class/net && test -e /sys/class/net/lo && readlink -f /sys/class/infiniband/rdmap1s0/device";
+    let script = r#"
+        set -e
+        ls /sys/class/infiniband /dev/infiniband
+        readlink -f /sys/class/infiniband/rdmap1s0/device
+        cd /sys/bus/pci/devices/0000:11:00.0
+        cat vendor device class current_link_speed current_link_width local_cpus numa_node infiniband/rdmap1s0/ports/1/hw_counters/tx_bytes
+        test "$(cat local_cpulist)" = "$(cat /sys/devices/system/cpu/online)"
+        test $(wc -c <config) = 256
+        for card in 0 1; do
+            test -c /dev/infiniband/uverbs$card && : <>/dev/infiniband/uverbs$card
+        done
+        # What was there is still there.
+        test -d /sys/class/net/lo/statistics && test -e /dev/pts && echo >/dev/null
+    "#;
     let before = Path::new("/sys/class/infiniband/rdmap1s0").exists();
     let (good, text) = on_card(&dist, &["sh", "-c", script].map(OsStr::new), &[("SOFTEFA_NICS", OsStr::new("2"))]);
-    if text.contains("no private /sys/class") {
+    if text.contains("no mount namespace") || text.contains("mounts are forbidden") {
         let why = "the system allows this user no mount namespace";
         return ferrogin_test_support::skip("verbs_shows_cards_to_a_program_and_to_nothing_else", why);
     }
-    assert!(good && text.contains("rdmap0s0") && text.contains("0000:11:00.0") && !text.contains("rdmap2s0"), "{text}");
+    for part in ["rdmap0s0", "uverbs1", "/sys/devices/pci0000:00/0000:11:00.0", "0x1d0f", "0xefa3", "0x020000", "GT/s"]
+    {
+        assert!(good && text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("rdmap2s0") && !text.contains("uverbs2"), "{text}");
     assert_eq!(Path::new("/sys/class/infiniband/rdmap1s0").exists(), before);
+}
+
+/// A program without the privilege of mounts, as in many containers.
+#[test]
+fn verbs_without_mounts_says_what_is_missing_and_runs_the_program() {
+    let test = "verbs_without_mounts_says_what_is_missing_and_runs_the_program";
+    let Some(dist) = dist(test) else { return };
+    // A user namespace that maps no user has no privilege and permits no namespace within.
+    let inner = r#"exec unshare --user "$0" verbs -- sh -c 'echo sysfs is $SYSFS_PATH; ls $SYSFS_PATH/class/infiniband/rdmap0s0'"#;
+    let output =
+        Command::new("sh").args(["-c", inner, env!("CARGO_BIN_EXE_ferrogin")]).env("FERROGIN_DIST", &dist).output();
+    let output = output.expect("a shell");
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if !text.contains("ferrogin verbs") {
+        return ferrogin_test_support::skip(test, format!("unshare --user: {text}"));
+    }
+    assert!(
+        output.status.success() && text.contains("no mount namespace") && text.contains("user namespaces"),
+        "{text}"
+    );
+    assert!(text.contains("sysfs is /") && text.contains("ports"), "{text}");
 }
 
 #[test]

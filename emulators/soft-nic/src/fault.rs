@@ -7,7 +7,7 @@ use crate::config_error::ConfigError;
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
                     rq_size, wqe_size, die_after, cntr_budget, qp_caps, device";
-const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops, \
+const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops, old_qpns, \
                      no_rx_cq_data";
 
 /// The faults of one process's cards. The default has none.
@@ -55,6 +55,8 @@ pub struct Faults {
     pub no_wait_fd: bool,
     /// A closed endpoint drops the requests that the card has not delivered yet, as with libfabric's `efa` provider.
     pub close_drops: bool,
+    /// Queue pair numbers that were free the longest are used first.
+    pub old_qpns: bool,
     /// `FI_RX_CQ_DATA` of hints is ignored: writes with immediate data take no receive.
     pub no_rx_cq_data: bool,
 }
@@ -83,6 +85,7 @@ impl Default for Faults {
             ignore_tclass: false,
             no_wait_fd: false,
             close_drops: false,
+            old_qpns: false,
             no_rx_cq_data: false,
         }
     }
@@ -154,6 +157,7 @@ impl Faults {
             "no_hmem" => self.no_hmem = true,
             "no_wait_fd" => self.no_wait_fd = true,
             "close_drops" => self.close_drops = true,
+            "old_qpns" => self.old_qpns = true,
             "no_rx_cq_data" => self.no_rx_cq_data = true,
             "refuse_tclass" => self.refuse_tclass = true,
             "ignore_tclass" => self.ignore_tclass = true,
@@ -226,7 +230,7 @@ mod tests {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
              max_batch=4,sq_size=64,rq_size=32,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
-             ignore_tclass,no_wait_fd,close_drops,no_rx_cq_data",
+             ignore_tclass,no_wait_fd,close_drops,old_qpns,no_rx_cq_data",
         )
         .unwrap();
         let expected = Faults {
@@ -251,6 +255,7 @@ mod tests {
             ignore_tclass: true,
             no_wait_fd: true,
             close_drops: true,
+            old_qpns: true,
             no_rx_cq_data: true,
         };
         assert_eq!(faults, expected);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -25,7 +26,7 @@ pub(crate) const WIDE_INLINE: u32 = 80;
 /// Buffers of a send and of a receive.
 pub(crate) const MAX_SGE: u32 = 2;
 /// Entries of a receive queue, and of a completion queue.
-pub(crate) const MAX_RQ: u32 = 32768;
+pub(crate) const MAX_RQ: u32 = 16384;
 pub(crate) const MAX_CQE: u32 = 65536;
 /// Completion vectors. Events of all of them come from the card's one thread.
 pub(crate) const VECTORS: c_int = 32;
@@ -63,7 +64,7 @@ impl Context {
     pub(crate) fn open(device: &Device, mut raw: ib::verbs_context) -> Result<*mut ib::ibv_context, Errno> {
         let config = device::settings("ibv_open_device")?;
         let card = Card::open(device.number, &config)?;
-        card.start()?;
+        card.start(Some(&PathBuf::from(device::card_directory(device.number)).join("ports/1/hw_counters")))?;
         let gid = card.lock().gid.to_bytes();
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         raw.sz = size_of::<ib::verbs_context>();

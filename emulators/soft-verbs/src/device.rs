@@ -32,6 +32,11 @@ pub(crate) fn sysfs() -> String {
     std::env::var("SYSFS_PATH").ok().filter(|path| !path.is_empty()).unwrap_or_else(|| "/sys".into())
 }
 
+/// What sysfs has of a card.
+pub(crate) fn card_directory(number: u32) -> String {
+    format!("{}/class/infiniband/rdmap{number}s0", sysfs())
+}
+
 /// Copies text into a field of a C struct, with its end.
 fn put<const N: usize>(field: &mut [c_char; N], text: &str) {
     for (to, from) in field.iter_mut().take(N - 1).zip(text.bytes()) {
@@ -63,7 +68,7 @@ fn devices() -> Result<&'static [Device], Errno> {
             put(&mut raw.name, &format!("rdmap{number}s0"));
             put(&mut raw.dev_name, &format!("uverbs{number}"));
             put(&mut raw.dev_path, &format!("{sysfs}/class/infiniband_verbs/uverbs{number}"));
-            put(&mut raw.ibdev_path, &format!("{sysfs}/class/infiniband/rdmap{number}s0"));
+            put(&mut raw.ibdev_path, &card_directory(number));
             Device { raw, number }
         };
         Ok(Devices((0..config.nics).map(device).collect()))

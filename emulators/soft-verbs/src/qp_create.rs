@@ -19,6 +19,8 @@ use crate::queues::{Queues, Sizes};
 use crate::uses::{Turn, Uses};
 
 const CALL: &str = "ibv_create_qp";
+/// The calls of libibverbs make UD queue pairs alone. There is no log line: programs try the other types to learn which a card has.
+const ANOTHER_TYPE: Errno = Errno::UNSUPPORTED;
 const SEND_OPS: u64 = (ib::IBV_QP_EX_WITH_SEND | ib::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const RDMA_OPS: u64 =
     (ib::IBV_QP_EX_WITH_RDMA_READ | ib::IBV_QP_EX_WITH_RDMA_WRITE | ib::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64;
@@ -167,14 +169,9 @@ fn extended(pd: *mut ib::ibv_pd, attr: &ib::ibv_qp_init_attr) -> ib::ibv_qp_init
 
 fn create_plain(
     pd: Open<Pd>,
-    attr: Option<&mut ib::ibv_qp_init_attr>,
-    wanted: (ib::ibv_qp_type, Errno),
+    attr: &mut ib::ibv_qp_init_attr,
     dv: &ib::efadv_qp_init_attr,
 ) -> Result<*mut ib::ibv_qp, Errno> {
-    let attr = attr.ok_or(Errno::INVAL)?;
-    if attr.qp_type != wanted.0 {
-        return Err(refuse(CALL, wanted.1, format_args!("queue pair type {} is not that of this call", attr.qp_type)));
-    }
     let mut whole = extended(pd.pointer(), attr);
     let context = pd.named(pd.get()?.context_pointer())?;
     let qp = create(context, &mut whole, dv)?;
@@ -185,7 +182,13 @@ fn create_plain(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_qp(pd: Open<Pd>, attr: Option<&mut ib::ibv_qp_init_attr>) -> *mut ib::ibv_qp {
     let dv = ib::efadv_qp_init_attr::default();
-    object(CALL, || create_plain(pd, attr, (ib::IBV_QPT_UD, Errno::UNSUPPORTED), &dv))
+    object(CALL, || {
+        let attr = attr.ok_or(Errno::INVAL)?;
+        if attr.qp_type != ib::IBV_QPT_UD {
+            return Err(ANOTHER_TYPE);
+        }
+        create_plain(pd, attr, &dv)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -195,7 +198,13 @@ unsafe extern "C" fn efadv_create_driver_qp(
     driver_qp_type: u32,
 ) -> *mut ib::ibv_qp {
     let dv = ib::efadv_qp_init_attr { driver_qp_type, ..ib::efadv_qp_init_attr::default() };
-    object("efadv_create_driver_qp", || create_plain(pd, attr, (ib::IBV_QPT_DRIVER, Errno::INVAL), &dv))
+    object("efadv_create_driver_qp", || {
+        let attr = attr.ok_or(Errno::INVAL)?;
+        if attr.qp_type != ib::IBV_QPT_DRIVER {
+            return Err(refuse(CALL, Errno::INVAL, format_args!("the type is not DRIVER")));
+        }
+        create_plain(pd, attr, &dv)
+    })
 }
 
 pub(crate) unsafe extern "C" fn create_ex(
@@ -205,7 +214,7 @@ pub(crate) unsafe extern "C" fn create_ex(
     object("ibv_create_qp_ex", || {
         let attr = attr.ok_or(Errno::INVAL)?;
         if attr.qp_type != ib::IBV_QPT_UD {
-            return Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("only UD; efadv_create_qp_ex makes SRD")));
+            return Err(ANOTHER_TYPE);
         }
         create(raw, attr, &ib::efadv_qp_init_attr::default())
     })

@@ -376,7 +376,53 @@ static void part_ud(void)
 	wc = wait_plain(send);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 11 && wc.opcode == IBV_WC_SEND);
 	CHECK(ibv_poll_cq(recv, 1, &wc) == 0);
-	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(send) && !ibv_destroy_cq(recv));
+	/* A datagram is complete when it is sent: to a queue pair that refuses it, that is gone, and to a card that does not exist. */
+	CHECK(!send_plain(a, b->qp_num, QKEY + 1, mr->lkey, IBV_SEND_SIGNALED, 100));
+	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
+	uint32_t gone = b->qp_num;
+	CHECK(!ibv_destroy_qp(b) && !send_plain(a, gone, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
+	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
+	struct ibv_ah_attr nowhere = { .port_num = 1, .is_global = 1 };
+	CHECK(!ibv_query_gid(context, 1, 0, &nowhere.grh.dgid));
+	nowhere.grh.dgid.raw[15] ^= 1;
+	struct ibv_ah *here = ah;
+	CHECK((ah = ibv_create_ah(pd, &nowhere)));
+	CHECK(!send_plain(a, gone, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
+	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
+	CHECK(!ibv_destroy_ah(ah));
+	ah = here;
+	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_cq(send) && !ibv_destroy_cq(recv));
+}
+
+/* The number of the queue pair that was destroyed last is the next one's, except with the fault. */
+static void part_numbers(void)
+{
+	const char *faults = getenv("SOFTEFA_FAULTS");
+	int oldest_first = faults && strstr(faults, "old_qpns");
+	struct ibv_cq *cq = ibv_create_cq(context, 10, NULL, NULL, 0);
+	CHECK(cq);
+	struct ibv_qp *first = srd(cq), *second = srd(cq);
+	uint32_t number = first->qp_num;
+	CHECK(!ibv_destroy_qp(second) && !ibv_destroy_qp(first));
+	struct ibv_qp *next = srd(cq);
+	CHECK((next->qp_num == number) == !oldest_first);
+	CHECK(!ibv_destroy_qp(next) && !ibv_destroy_cq(cq));
+}
+
+/* Programs try types to learn which a card has. */
+static void part_types(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 10, NULL, NULL, 0);
+	CHECK(cq);
+	struct ibv_qp_init_attr rc = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC };
+	REFUSES(ibv_create_qp(pd, &rc), EOPNOTSUPP);
+	struct ibv_qp_init_attr_ex whole = srd_attr(cq);
+	whole.qp_type = IBV_QPT_RC;
+	REFUSES(ibv_create_qp_ex(context, &whole), EOPNOTSUPP);
+	CHECK(!ibv_destroy_cq(cq));
+	/* libfabric makes half of it the depth of its receive queues, and 2.1 to 2.4 have room for 8,192. */
+	struct efadv_device_attr limits = { 0 };
+	CHECK(!efadv_query_device(context, &limits, sizeof(limits)) && limits.max_rq_wr == 16384);
 }
 
 /* Waits until the card has written this entry of a completion queue, by its phase, and leaves it there. */
@@ -1279,6 +1325,7 @@ int main(int argc, char **argv)
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
 		{ "gda", part_gda }, { "gpu", part_gpu }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
 		{ "port", part_port }, { "table", part_table }, { "destroyed", part_destroyed },
+		{ "numbers", part_numbers }, { "types", part_types },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -1289,6 +1336,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed|numbers|types\n");
 	return 2;
 }

@@ -299,7 +299,7 @@ fn enable(ep: &Ep) -> Result<i32, Code> {
             selective: queue.is_some_and(|queue| queue.selective),
         }
     };
-    domain.card.start()?;
+    domain.card.start(None)?;
     let mut core = domain.card.lock();
     let qpn = core.open_qp(domain.pd, state.wqe_size, state.sq, state.rq)?;
     let close = |core: &mut soft_nic::card::Core, error: Code| {

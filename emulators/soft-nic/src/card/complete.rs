@@ -41,6 +41,14 @@ impl Core {
         }
     }
 
+    /// Completes a request as the other card answered it, or without an answer. A datagram is unacknowledged: it is complete once it is sent, and
+    /// also where no card takes it.
+    pub(crate) fn conclude(&mut self, token: Token, status: CompStatus) {
+        let datagrams = self.qp(token.qpn()).is_some_and(|qp| qp.datagrams);
+        let unknown = datagrams && status != CompStatus::LocalInvalidAh;
+        self.finish(token, if unknown { OK } else { status.raw() });
+    }
+
     /// Completes the requests of a queue pair that the card at the other end of a connection has answered and that faults hold back.
     pub(crate) fn complete_held(&mut self, qpn: u16, at: u32) {
         let Some(mut buffer) = self.reorder_buffer.take() else { return };
@@ -79,19 +87,22 @@ impl Core {
 
     /// Counts a request that completed, with its bytes if it succeeded, in the card's statistics. This comes before the queue pair's
     /// counters, so that statistics which are read after a counter include its requests.
-    fn count(&mut self, event: Event, bytes: Option<u32>) {
+    pub(crate) fn count(&mut self, event: Event, bytes: Option<u32>) {
         let all = &mut self.statistics;
         let (requests, total, errors) = match event {
-            Event::Write => (&mut all.rdma_write_wrs, &mut all.rdma_write_bytes, &mut all.rdma_write_wr_err),
-            Event::Read => (&mut all.rdma_read_wrs, &mut all.rdma_read_bytes, &mut all.rdma_read_wr_err),
-            Event::Send | Event::Recv | Event::RemoteWrite | Event::RemoteRead => return,
+            Event::Write => (&mut all.rdma_write_wrs, &mut all.rdma_write_bytes, Some(&mut all.rdma_write_wr_err)),
+            Event::Read => (&mut all.rdma_read_wrs, &mut all.rdma_read_bytes, Some(&mut all.rdma_read_wr_err)),
+            Event::Send => (&mut all.send_wrs, &mut all.send_bytes, None),
+            Event::Recv => (&mut all.recv_wrs, &mut all.recv_bytes, None),
+            Event::RemoteWrite | Event::RemoteRead => return,
         };
-        match bytes {
-            Some(bytes) => {
+        match (bytes, errors) {
+            (Some(bytes), _) => {
                 *requests += 1;
                 *total += u64::from(bytes);
             }
-            None => *errors += 1,
+            (None, Some(errors)) => *errors += 1,
+            (None, None) => {}
         }
     }
 

@@ -357,7 +357,7 @@ impl Core {
                 // Another connection may get the number before a delayed completion is written.
                 entry.connection = None;
             }
-            self.finish(token, status.raw());
+            self.conclude(token, status);
         }
     }
 

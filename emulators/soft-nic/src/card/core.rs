@@ -135,9 +135,9 @@ impl Core {
         let mut core = Self {
             card,
             gid,
+            qps: if config.faults.old_qpns { Slab::default() } else { Slab::newest_first() },
             config,
             random: Random::from_system(),
-            qps: Slab::default(),
             active: Vec::new(),
             cqs: Slab::default(),
             counters: Slab::default(),

@@ -63,7 +63,7 @@ impl Core {
                     connection.requests.push_back(token);
                 }
             }
-            Err(status) => self.finish(token, status.raw()),
+            Err(status) => self.conclude(token, status),
         }
     }
 
@@ -134,7 +134,7 @@ impl Core {
     /// Sends the next packet of a request.
     fn send_packet(&mut self, at: u32, token: Token) -> Sent {
         let Some(qp) = self.qp(token.qpn()) else { return self.next_request(at) };
-        let pd = qp.pd;
+        let (pd, datagrams) = (qp.pd, qp.datagrams);
         let Some(entry) = qp.get(token) else { return self.next_request(at) };
         let (request, sent) = (entry.request, entry.sent);
         let mut header = Header {
@@ -197,6 +197,9 @@ impl Core {
                 entry.awaiting
             }
         };
+        if done && datagrams {
+            self.finish(token, OK);
+        }
         if done { self.next_request(at) } else { Sent::Yes }
     }
 
@@ -291,6 +294,7 @@ impl Core {
         let Some(connection) = self.connections.get_mut(at) else { return Sent::Gone };
         let room = match &mut connection.transport {
             Transport::Loopback => {
+                self.statistics.sent(header.len);
                 self.receive(at, header, payload);
                 return Sent::Yes;
             }
@@ -309,7 +313,10 @@ impl Core {
             Transport::Connecting | Transport::Accepting(_) => Ok(false),
         };
         match room {
-            Ok(true) => Sent::Yes,
+            Ok(true) => {
+                self.statistics.sent(header.len);
+                Sent::Yes
+            }
             Ok(false) => Sent::Full,
             Err(()) => Sent::Gone,
         }

@@ -1,10 +1,11 @@
 //! The engine: the thread that executes work requests. It polls doorbells, wires and the clock. Without work it sleeps, because on a
 //! small machine it shares its core with the application's threads.
 
+use std::hint::black_box;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use super::core::Core;
 use super::pace::{Pace, Pause, PollResult, YIELD};
 use super::qp::Token;
 use super::reorder::{Moment, Step};
+use super::statistics::CounterFiles;
 
 /// The state of a card, and the threads that use it.
 pub(crate) struct Shared {
@@ -87,22 +89,25 @@ impl std::fmt::Debug for StopFlag {
 impl Engine {
     /// # Errors
     /// The system has no thread left.
-    pub(crate) fn start(shared: &Arc<Shared>, card: u32) -> std::io::Result<Self> {
+    pub(crate) fn start(shared: &Arc<Shared>, card: u32, counters: Option<CounterFiles>) -> std::io::Result<Self> {
         let events = shared.lock().socket_events()?;
         let state = shared.clone();
         // The thread has its memory before this function returns. libfabric replaces the first instructions of `munmap` when the first domain
         // opens, and a thread that is in this function then, as at the first allocation of a new thread, dies by SIGSEGV.
-        let (has_memory, memory) = std::sync::mpsc::sync_channel(1);
+        // A barrier needs no handle of the waiting thread, as a channel does: valgrind would report that of the main thread at exit.
+        let has_memory = Arc::new(Barrier::new(2));
+        let memory = has_memory.clone();
         let body = move || {
-            let _ = has_memory.send(Box::new(0));
-            if catch_unwind(AssertUnwindSafe(|| run(&state, &events))).is_err() {
+            drop(black_box(Box::new(0)));
+            has_memory.wait();
+            if catch_unwind(AssertUnwindSafe(|| run(&state, &events, counters))).is_err() {
                 let mut core = state.core.lock().unwrap_or_else(PoisonError::into_inner);
                 core.dead_since = Some(core.clock_us);
                 core.log(format_args!("the engine failed: this is a bug of softefa; the card answers no more"));
             }
         };
         let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;
-        let _ = memory.recv();
+        memory.wait();
         Ok(Self { thread: Some(thread), stop: StopFlag(shared.clone()) })
     }
 }
@@ -126,12 +131,19 @@ const DRIVEN_SLEEP: Duration = Duration::from_micros(250);
 /// A larger step of the clock does not count as waiting time, because the process was stopped.
 const MAX_STEP_US: u64 = 50_000;
 
-fn run(shared: &Shared, events: &OwnedFd) {
+/// Tries to write the statistics when the card closes, where other cards write them too.
+const LAST_UPDATES: u32 = 100;
+
+fn run(shared: &Shared, events: &OwnedFd, mut counters: Option<CounterFiles>) {
+    let statistics = || shared.core.lock().unwrap_or_else(PoisonError::into_inner).statistics;
     // Allows sleeps below the default timer slack of 50 µs. Without it they are longer.
     let _ = nix::sys::prctl::set_timerslack(1000);
     let mut pace = Pace::new(Instant::now());
     let mut driven = 0;
     while !shared.stop.load(Ordering::Acquire) {
+        if let Some(counters) = counters.as_mut().filter(|counters| counters.is_due()) {
+            counters.update(&statistics());
+        }
         while shared.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
@@ -163,6 +175,15 @@ fn run(shared: &Shared, events: &OwnedFd) {
         }
     }
     shared.core.lock().unwrap_or_else(PoisonError::into_inner).drain();
+    if let Some(mut counters) = counters {
+        let updated = || {
+            counters.update(&statistics()) || {
+                std::thread::yield_now();
+                false
+            }
+        };
+        let _ = std::iter::repeat_with(updated).take(LAST_UPDATES as usize).any(|updated| updated);
+    }
 }
 
 /// Sleeps until a socket has an event or the time is over.

@@ -82,6 +82,7 @@ impl Core {
 
     /// Handles one packet, whose header is consistent and whose payload holds `header.len` bytes.
     pub(crate) fn receive(&mut self, at: u32, header: &Header, payload: *const u8) {
+        self.statistics.received(header.len);
         match header.kind() {
             Some(Kind::Send) => self.receive_send(at, header, payload),
             Some(Kind::Write) => self.receive_write(at, header, payload),
@@ -100,7 +101,9 @@ impl Core {
     /// Handles the acknowledgement of a request.
     fn receive_ack(&mut self, at: u32, ack: &Header) {
         let token = Token(ack.token);
-        let Some(entry) = self.outstanding(token).filter(|entry| entry.connection == Some(at)) else { return };
+        // A datagram was complete when it was sent.
+        let Some(qp) = self.qp(token.qpn()).filter(|qp| !qp.datagrams) else { return };
+        let Some(entry) = qp.get(token).filter(|entry| entry.connection == Some(at)) else { return };
         // A read ends with data, so an acknowledgement of success is invalid.
         let invalid = entry.request.operation == Operation::Read && ack.status == OK;
         let status = if invalid { CompStatus::RemoteBadStatus.raw() } else { ack.status };

@@ -27,8 +27,8 @@ mod statistics;
 mod tests;
 mod traced;
 
-use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,8 @@ pub use self::recv_queue::DATAGRAM_HEADER;
 pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 pub use self::setup::SetupError;
 pub use self::slab::Slab;
-pub use self::statistics::Statistics;
+use self::statistics::CounterFiles;
+pub use self::statistics::{LIFESPAN, Statistics};
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
 use crate::wire::{WireError, is_exhaustion, shm, tcp};
@@ -57,7 +58,17 @@ pub struct Card {
 const CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
 /// Cards in use, by number. An unused card is dropped; a later card with its number has another GID.
-static CARDS: Mutex<Option<HashMap<u32, Weak<Card>>>> = Mutex::new(None);
+static CARDS: Mutex<Vec<(u32, Weak<Card>)>> = Mutex::new(Vec::new());
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not a later card with the same number.
+        cards.retain(|(_, card)| card.strong_count() > 0);
+        // So that nothing is left at the end of the program.
+        cards.shrink_to_fit();
+    }
+}
 
 impl Card {
     /// The card with this number, created on first use.
@@ -66,8 +77,7 @@ impl Card {
     /// The system has no socket or memory left.
     pub fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
-        let cards = cards.get_or_insert_default();
-        if let Some(card) = cards.get(&number).and_then(Weak::upgrade) {
+        if let Some(card) = cards.iter().filter(|(at, _)| *at == number).find_map(|(_, card)| card.upgrade()) {
             return Ok(card);
         }
         let (gid, listeners) = announce(config)?;
@@ -77,7 +87,7 @@ impl Card {
             engine: Mutex::new(None),
             domains: std::sync::atomic::AtomicU32::new(1),
         });
-        cards.insert(number, Arc::downgrade(&card));
+        cards.push((number, Arc::downgrade(&card)));
         Ok(card)
     }
 
@@ -126,12 +136,12 @@ impl Card {
         self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Starts the engine unless it runs already.
-    pub fn start(&self) -> std::io::Result<()> {
+    /// Starts the engine unless it runs already. It adds what the card counts to the files in `hw_counters`, if they exist.
+    pub fn start(&self, hw_counters: Option<&Path>) -> std::io::Result<()> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if engine.is_none() {
             let number = self.lock().card;
-            *engine = Some(Engine::start(&self.shared, number)?);
+            *engine = Some(Engine::start(&self.shared, number, hw_counters.and_then(CounterFiles::open))?);
         }
         Ok(())
     }

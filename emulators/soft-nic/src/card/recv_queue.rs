@@ -50,7 +50,10 @@ impl Core {
         }
         let datagrams = self.qp(header.dst_qpn).is_some_and(|qp| qp.datagrams);
         let (buffers, count) = match self.next_receive(header.dst_qpn) {
-            Posted::Nothing if datagrams => return CompStatus::Ok,
+            Posted::Nothing if datagrams => {
+                self.statistics.rx_drops += 1;
+                return CompStatus::Ok;
+            }
             Posted::Nothing => return CompStatus::RemoteRnr,
             Posted::Violation(index, rule) => {
                 self.fail_receives(header.dst_qpn, index, &rule);
@@ -76,6 +79,7 @@ impl Core {
             ));
         }
         self.push_receive(at, header, skip, SendOp::Send, Some(req_id), status);
+        self.count(Event::Recv, (status == CompStatus::Ok).then_some(header.total));
         self.tick(header.dst_qpn, Event::Recv, status != CompStatus::Ok);
         answer
     }

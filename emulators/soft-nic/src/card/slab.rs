@@ -2,21 +2,28 @@
 
 use std::collections::VecDeque;
 
-/// Entries with numbers. A removed entry's number is used again.
+/// Entries with numbers. A removed entry's number is used again: the one that was free the longest first, so that stale numbers are
+/// noticed, unless [`newest_first`](Self::newest_first).
 #[derive(Debug)]
 pub struct Slab<T> {
     entries: Vec<Option<T>>,
     free: VecDeque<u32>,
+    newest_first: bool,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Self { entries: Vec::new(), free: VecDeque::new() }
+        Self { entries: Vec::new(), free: VecDeque::new(), newest_first: false }
     }
 }
 
 impl<T> Slab<T> {
-    /// Adds an entry. The number that was free the longest is used first, so that stale numbers are noticed.
+    /// A table that uses the number that was freed last first.
+    pub fn newest_first() -> Self {
+        Self { newest_first: true, ..Self::default() }
+    }
+
+    /// Adds an entry.
     pub fn insert(&mut self, value: T) -> u32 {
         if let Some(at) = self.free.pop_front() {
             self.entries[at as usize] = Some(value);
@@ -29,7 +36,10 @@ impl<T> Slab<T> {
     /// Removes an entry.
     pub fn remove(&mut self, at: u32) -> Option<T> {
         let value = self.entries.get_mut(at as usize)?.take()?;
-        self.free.push_back(at);
+        match self.newest_first {
+            true => self.free.push_front(at),
+            false => self.free.push_back(at),
+        }
         Some(value)
     }
 
@@ -78,5 +88,14 @@ mod tests {
         assert_eq!(slab.len(), 1);
         assert_eq!((slab.insert('d'), slab.insert('e'), slab.insert('f')), (1, 0, 3));
         assert_eq!(slab.iter().count(), 4);
+    }
+
+    #[test]
+    fn slab_numbers_return_newest_first() {
+        let mut slab = Slab::newest_first();
+        assert_eq!((slab.insert('a'), slab.insert('b'), slab.insert('c')), (0, 1, 2));
+        slab.remove(1);
+        slab.remove(0);
+        assert_eq!((slab.insert('d'), slab.insert('e'), slab.insert('f')), (0, 1, 3));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ferrogin_test_support::own_host;
 
-use crate::{Running, libraries, on_card, run};
+use crate::{Running, have, libraries, on_card, run};
 
 /// The program of `tests/NAME.c`; nothing without a compiler or headers.
 pub fn compiled(test: &str, name: &'static str) -> Option<PathBuf> {
@@ -52,8 +52,66 @@ fn srd_sends_writes_and_reads() {
 }
 
 #[test]
-fn ud_drops_without_receive_and_leaves_room_for_the_header() {
-    part("ud_drops_without_receive_and_leaves_room_for_the_header", "ud", "seed=2");
+fn ud_completes_when_sent_and_leaves_room_for_the_header() {
+    part("ud_completes_when_sent_and_leaves_room_for_the_header", "ud", "seed=2");
+    part("ud_completes_when_sent_and_leaves_room_for_the_header", "ud", "seed=2,reorder=8");
+}
+
+#[test]
+fn number_of_a_destroyed_queue_pair_is_used_next() {
+    part("number_of_a_destroyed_queue_pair_is_used_next", "numbers", "seed=2");
+    part("number_of_a_destroyed_queue_pair_is_used_next", "numbers", "seed=2,old_qpns");
+}
+
+#[test]
+fn probe_for_a_type_of_queue_pair_logs_nothing() {
+    let Some(program) = program("probe_for_a_type_of_queue_pair_logs_nothing") else { return };
+    let mut command = on_card(program);
+    command.arg("types");
+    assert_eq!(run(command), "types: good\n");
+}
+
+/// As UCX's valgrind stage asks for.
+#[test]
+#[ignore = "make check"]
+fn nothing_is_lost_at_the_end_of_a_program() {
+    let test = "nothing_is_lost_at_the_end_of_a_program";
+    let Some(program) = program(test).filter(|_| have(test, "valgrind", "valgrind")) else { return };
+    for part in ["srd", "numbers"] {
+        let mut command = on_card("valgrind");
+        command.args([
+            "--quiet",
+            "--leak-check=full",
+            "--errors-for-leak-kinds=definite,possible",
+            "--error-exitcode=9",
+        ]);
+        command.arg(&program).arg(part);
+        let text = run(command);
+        assert!(text.contains(&format!("{part}: good")), "{text}");
+    }
+}
+
+#[test]
+fn cards_of_all_processes_count_in_sysfs() {
+    let Some(program) = program("cards_of_all_processes_count_in_sysfs") else { return };
+    let sysfs = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), "hw_counters");
+    let counters = sysfs.join("class/infiniband/rdmap0s0/ports/1/hw_counters");
+    std::fs::create_dir_all(&counters).unwrap();
+    let names = ["tx_bytes", "send_wrs", "recv_bytes", "rdma_write_wrs", "rdma_read_bytes"];
+    for name in names {
+        std::fs::write(counters.join(name), "0\n").unwrap();
+    }
+    let counted = || {
+        let mut command = on_card(&program);
+        command.arg("srd").env("SYSFS_PATH", &sysfs);
+        run(command);
+        names.map(|name| std::fs::read_to_string(counters.join(name)).unwrap().trim().parse::<u64>().unwrap())
+    };
+    let (first, second) = (counted(), counted());
+    std::fs::remove_dir_all(sysfs).unwrap();
+    assert!(first.iter().all(|number| *number > 0), "{first:?}");
+    // The bytes on the wire depend on retries.
+    assert_eq!(first[1..].iter().map(|number| 2 * number).collect::<Vec<_>>(), second[1..], "{second:?}");
 }
 
 #[test]
