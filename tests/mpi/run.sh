@@ -3,10 +3,11 @@
 #
 # The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI: impi-rt), which runs the
 # program that MPICH's compiler made: both have the same ABI. mpi4py (PyPI) runs smoke.py under MPICH, and Intel MPI its own benchmarks (IMB), which
-# check no data. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and with SOFTEFA_FAULTS below; no rank
-# may use anything but the card to reach another. With the first MPI that is there, the script also runs the first lines of docs/card-in-ci.md. All
-# MPIs also run over libfabric's own provider efa, on the card below verbs. Prints a line for each test and a last line with the counts; status 1 if a
-# test failed. A run that does not end in time is a failure. An MPI that cannot be had is counted as skipped.
+# check no data. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and with SOFTEFA_FAULTS below; no
+# rank may use anything but the card to reach another. Open MPI also runs on two hosts, which are network namespaces. With the first MPI that is
+# there, the script also runs the first lines of docs/card-in-ci.md. All MPIs also run over libfabric's own provider efa, on the card below verbs.
+# Prints a line for each test and a last line with the counts; status 1 if a test failed. A run that does not end in time is a failure. An MPI that
+# cannot be had is counted as skipped.
 #
 #   FERROGIN_SOAK=1   50 runs each instead of one
 #   MPI_RUNS=N        N runs each
@@ -131,6 +132,12 @@ elif ! include=$(mpicc --showme:incdirs 2>/dev/null) || [ ! -f "${include%% *}/m
     skip "Open MPI: its compiler has no headers (Debian: libopenmpi-dev)"
 elif compile openmpi mpicc; then
     both "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
+    if unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" true >"$work/log" 2>&1; then
+        repeat "$(mpirun --version 2>&1 | head -n 1), two hosts" \
+            unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
+    else
+        skip "Open MPI, two hosts: this machine allows no network namespaces with a pair of interfaces, or has no \`ip\`"
+    fi
     below_verbs "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]/softefa/efa}" -np 2 "$work/openmpi"
 fi
 
