@@ -40,6 +40,7 @@ if [ "$purpose" = check ]; then
   # mpicc comes with openmpi-bin, without the headers.
   [ -f "$(mpicc --showme:incdirs 2>/dev/null | cut -d ' ' -f 1)/mpi.h" ] || wanted+=(libopenmpi-dev)
   command -v ib_send_lat >/dev/null || wanted+=(perftest)
+  command -v lstopo-no-graphics >/dev/null || wanted+=(hwloc-nox)
   /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || wanted+=(python3-pyverbs)
   command -v valgrind >/dev/null || wanted+=(valgrind)
   # Any of the three compiles the header; clang-22 makes the bytes of the checked-in kernels.

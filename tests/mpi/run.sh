@@ -3,10 +3,11 @@
 #
 # The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI: impi-rt), which runs the
 # program that MPICH's compiler made: both have the same ABI. mpi4py (PyPI) runs smoke.py under MPICH, and Intel MPI its own benchmarks (IMB), which
-# check no data. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and with SOFTEFA_FAULTS below; no rank
-# may use anything but the card to reach another. With the first MPI that is there, the script also runs the first lines of docs/card-in-ci.md. All
-# MPIs also run over libfabric's own provider efa, on the card below verbs. Prints a line for each test and a last line with the counts; status 1 if a
-# test failed. A run that does not end in time is a failure. An MPI that cannot be had is counted as skipped.
+# check no data. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and with SOFTEFA_FAULTS below; no
+# rank may use anything but the card to reach another. Open MPI also runs on two hosts, which are network namespaces. With the first MPI that is
+# there, the script also runs the first lines of docs/card-in-ci.md. All MPIs also run over libfabric's own provider efa, on the card below verbs.
+# Prints a line for each test and a last line with the counts; status 1 if a test failed. A run that does not end in time is a failure. An MPI that
+# cannot be had is counted as skipped.
 #
 #   FERROGIN_SOAK=1   50 runs each instead of one
 #   MPI_RUNS=N        N runs each
@@ -98,9 +99,10 @@ both() {
     fi
 }
 
-# below_verbs NAME COMMAND...: the same over libfabric's own provider efa. Its shared memory would be another way to a rank of this host.
+# below_verbs NAME COMMAND...: the same over libfabric's own provider efa, that of the MPI's own libfabric if it has one. Its shared memory would be another
+# way to a rank of this host.
 below_verbs() {
-    both "$1, efa below verbs" env FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 "$dist/ferrogin" verbs -- "${@:2}"
+    both "$1, efa below verbs" env -u FI_PROVIDER_PATH FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 "$dist/ferrogin" verbs -- "${@:2}"
 }
 
 # reads_pci NAME: succeeds if `ferrogin verbs` shows the PCI devices of the cards, which this MPI reads.
@@ -131,6 +133,12 @@ elif ! include=$(mpicc --showme:incdirs 2>/dev/null) || [ ! -f "${include%% *}/m
     skip "Open MPI: its compiler has no headers (Debian: libopenmpi-dev)"
 elif compile openmpi mpicc; then
     both "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
+    if unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" true >"$work/log" 2>&1; then
+        repeat "$(mpirun --version 2>&1 | head -n 1), two hosts" \
+            unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
+    else
+        skip "Open MPI, two hosts: this machine allows no network namespaces with a pair of interfaces, or has no \`ip\`"
+    fi
     below_verbs "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]/softefa/efa}" -np 2 "$work/openmpi"
 fi
 
@@ -138,7 +146,13 @@ if package mpich && compile mpich "$place/bin/mpicc"; then
     mpich=$place
     version="MPICH $("$mpich/bin/mpichversion" | awk '/Version/ { print $3 }')"
     both "$version" "$mpich/bin/mpiexec" -n 2 "$work/mpich"
-    reads_pci "$version" && below_verbs "$version" "$mpich/bin/mpiexec" -n 2 "$work/mpich"
+    if ! command -v lstopo-no-graphics >/dev/null; then
+        skip "$version, efa below verbs: no lstopo-no-graphics (Debian: hwloc-nox)"
+    elif reads_pci "$version"; then
+        # The hwloc in MPICH's wheel sees no PCI devices, also real ones, and MPICH then aborts.
+        below_verbs "$version" sh -c 'lstopo-no-graphics --force --of xml "$0" && HWLOC_XMLFILE=$0 HWLOC_THISSYSTEM=1 exec "$@"' "$work/topology.xml" \
+            "$mpich/bin/mpiexec" -n 2 "$work/mpich"
+    fi
     documented "$work/mpich" "$mpich"
     if package mpi4py; then
         both mpi4py env "LD_LIBRARY_PATH=$mpich/lib" "$mpich/bin/mpiexec" -n 2 "$place/bin/python" "$here/smoke.py"
@@ -146,8 +160,7 @@ if package mpich && compile mpich "$place/bin/mpicc"; then
     if package impi-rt; then
         intel=(env "PATH=$place/bin:$PATH" "I_MPI_ROOT=$place")
         both "Intel MPI" "${intel[@]}" "LD_LIBRARY_PATH=$place/lib" "$place/bin/mpiexec" -n 2 "$work/mpich"
-        reads_pci "Intel MPI" &&
-            below_verbs "Intel MPI" "${intel[@]}" I_MPI_OFI_PROVIDER=efa "$place/bin/mpiexec" -genv LD_LIBRARY_PATH "$dist/verbs:$place/lib" -n 2 "$work/mpich"
+        reads_pci "Intel MPI" && LD_LIBRARY_PATH=$place/lib below_verbs "Intel MPI" "${intel[@]}" I_MPI_OFI_PROVIDER=efa "$place/bin/mpiexec" -n 2 "$work/mpich"
         expected='All processes entering MPI_Finalize'
         both "Intel MPI's IMB-MPI1" "${intel[@]}" "LD_LIBRARY_PATH=$place/lib" "$place/bin/mpiexec" -n 2 \
             "$place/bin/IMB-MPI1" -iter 20 -npmin 2 -msglog 18 PingPong Exchange Allreduce Alltoall Bcast

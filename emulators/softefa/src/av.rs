@@ -14,7 +14,7 @@ use super::library::refuse;
 use super::object::{Held, Object, Uses, close, give, head, table};
 use super::unsupported;
 use soft_nic::address::{ADDRESS_LEN, Address};
-use soft_nic::card::Card;
+use soft_nic::card::{Card, Slab};
 
 /// An address and the number of its address handle.
 #[derive(Debug, Clone, Copy)]
@@ -41,13 +41,17 @@ pub(super) struct AvTable {
     entries: Mutex<Entries>,
 }
 
+/// The number of an entry of the table. The application may pass any number.
+fn slot(at: u64) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
+}
+
 #[derive(Default)]
 struct Entries {
-    table: HashMap<u64, Entry>,
+    table: Slab<Entry>,
     /// Numbers by address, and by the sender of a completion.
     number_of: HashMap<Address, u64>,
     number_of_handle: HashMap<(u16, u16), u64>,
-    next: u64,
 }
 
 // SAFETY: repr(C), begins with fid_av; this provider makes fids of this class here only.
@@ -66,7 +70,7 @@ impl AvTable {
     }
 
     pub(super) fn get(&self, at: u64) -> Option<Entry> {
-        self.lock().table.get(&at).copied()
+        self.lock().table.get(slot(at)).copied()
     }
 
     /// The number of an address.
@@ -84,15 +88,13 @@ impl AvTable {
             Address::from_bytes(bytes).map_err(|error| refuse("fi_av_insert", format_args!("the address {error}")))?;
         let mut entries = self.lock();
         if let Some(at) = entries.number_of.get(&address).copied()
-            && let Some(entry) = entries.table.get_mut(&at)
+            && let Some(entry) = entries.table.get_mut(slot(at))
         {
             entry.uses += 1;
             return Ok(at);
         }
         let ahn = self.card.lock().open_handle(self.pd, address.gid)?;
-        let at = entries.next;
-        entries.next += 1;
-        entries.table.insert(at, Entry { address, ahn, uses: 1 });
+        let at = entries.table.insert(Entry { address, ahn, uses: 1 }).into();
         entries.number_of.insert(address, at);
         entries.number_of_handle.insert((ahn, address.qpn), at);
         Ok(at)
@@ -100,12 +102,12 @@ impl AvTable {
 
     fn remove(&self, at: u64) -> Result<(), Code> {
         let mut entries = self.lock();
-        let entry = entries.table.get_mut(&at).ok_or(Code::INVAL)?;
+        let entry = entries.table.get_mut(slot(at)).ok_or(Code::INVAL)?;
         entry.uses -= 1;
         if entry.uses > 0 {
             return Ok(());
         }
-        if let Some(Entry { address, ahn, .. }) = entries.table.remove(&at) {
+        if let Some(Entry { address, ahn, .. }) = entries.table.remove(slot(at)) {
             entries.number_of.remove(&address);
             entries.number_of_handle.remove(&(ahn, address.qpn));
             self.card.lock().close_handle(ahn);
@@ -118,7 +120,7 @@ impl Drop for AvTable {
     fn drop(&mut self) {
         let entries = self.entries.get_mut().unwrap_or_else(PoisonError::into_inner);
         let mut core = self.card.lock();
-        for entry in entries.table.values() {
+        for (_, entry) in entries.table.iter() {
             core.close_handle(entry.ahn);
         }
     }

@@ -2,10 +2,10 @@
 
 use std::ffi::c_void;
 
-use efa_dp_direct::wqe::{Operation, RemoteMem, Sge, WriteData};
+use efa_dp_direct::wqe::{Destination, Operation, RemoteMem, Sge, WriteData};
 use ferrogin_libfabric::bindings as fi;
 
-use super::super::bindings::Bindings;
+use super::super::bindings::{Bindings, destination};
 use super::super::call::RmaCall;
 use super::super::completion::{Entry, Failure};
 use super::super::guard::Code;
@@ -28,7 +28,7 @@ pub(super) struct Rma {
     /// Outstanding requests.
     parts: u32,
     /// Data for the completion of the peer, sent after all parts.
-    tail: Option<(u32, RemoteMem, u32)>,
+    tail: Option<(Destination, RemoteMem, u32)>,
     failure: Option<Failure>,
 }
 
@@ -56,7 +56,7 @@ impl Rdm {
         if self.room(bindings) < needed {
             return Err(Code::AGAIN);
         }
-        let peer = self.peer(bindings, target.address)?;
+        let to = destination(&target.address, target.ahn);
         let mut rma = Rma {
             context: call.context,
             flags: fi::FI_RMA | if call.read { fi::FI_READ } else { fi::FI_WRITE },
@@ -83,11 +83,10 @@ impl Rdm {
         };
         let mut imm = call.data.map(|data| data as u32);
         if let Some(data) = imm.filter(|_| parts.len() > 1) {
-            (rma.tail, imm) = (Some((peer, remote, data)), None);
+            (rma.tail, imm) = (Some((to, remote, data)), None);
         }
         rma.parts = parts.len().max(1) as u32;
         let at = self.rmas.insert(rma);
-        let to = self.destination(peer);
         let mut post = |op| self.queue_pair.post(to, op, Request::Rma(at));
         let mut posted = true;
         if parts.is_empty() {
@@ -123,9 +122,8 @@ impl Rdm {
             return;
         }
         let tail = rma.tail.take().filter(|_| rma.failure.is_none());
-        if let Some((peer, remote, data)) = tail {
+        if let Some((to, remote, data)) = tail {
             rma.parts = 1;
-            let to = self.destination(peer);
             let op = operation(false, remote, None, Some(data));
             // The requests that just ended left room.
             if self.queue_pair.post(to, op, Request::Rma(at)).is_some() {
