@@ -29,6 +29,16 @@ pub enum Kind {
     HostWindow = 7,
     /// A context of the host API.
     HostContext = 8,
+    /// From the RMA plugin's `init`.
+    RmaPlugin = 9,
+    /// From its `listen`.
+    RmaListen = 10,
+    /// From its `connect`.
+    RmaComm = 11,
+    /// From its `regMrSym`.
+    RmaMemory = 12,
+    /// From its `createContext`.
+    RmaContext = 13,
 }
 
 impl Kind {
@@ -43,13 +53,19 @@ impl Kind {
             Self::HostComm => "communicator",
             Self::HostWindow => "window",
             Self::HostContext => "context",
+            Self::RmaPlugin => "RMA plugin context",
+            Self::RmaListen => "RMA listen communicator",
+            Self::RmaComm => "RMA communicator",
+            Self::RmaMemory => "RMA memory handle",
+            Self::RmaContext => "RMA context",
         }
     }
 
     fn from_bits(bits: u64) -> Option<Self> {
         const NCCL: [Kind; 5] = [Kind::Plugin, Kind::Listen, Kind::Coll, Kind::Window, Kind::Context];
         const HOST: [Kind; 3] = [Kind::HostComm, Kind::HostWindow, Kind::HostContext];
-        NCCL.into_iter().chain(HOST).find(|kind| *kind as u64 == bits)
+        const RMA: [Kind; 5] = [Kind::RmaPlugin, Kind::RmaListen, Kind::RmaComm, Kind::RmaMemory, Kind::RmaContext];
+        NCCL.into_iter().chain(HOST).chain(RMA).find(|kind| *kind as u64 == bits)
     }
 }
 
