@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::registry::{self, Kind};
 use crate::trace;
 use ferrogin_ffi::rma::{RmaConfigV14, SIGNAL_OP_ADD, SIGNAL_OP_INC};
-use ferrogin_libfabric::{FiAddr, bindings};
+use ferrogin_libfabric::bindings;
 use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
@@ -115,12 +115,10 @@ impl Context {
         });
         let inserted = peers.collect::<Result<Vec<_>, _>>().and_then(|peers| {
             for (rail, lane) in lanes.iter_mut().enumerate() {
-                let insert = |(rank, peer): (usize, &Peer)| {
+                for (rank, peer) in peers.iter().enumerate() {
                     let what = || format!("inserting the address of rank {rank} on card {}", comm.rails[rail].name());
-                    comm.rails[rail].av.insert(&peer.addresses[rail]).map_err(Error::fabric(what()))
-                };
-                let numbers = peers.iter().enumerate().map(insert).collect::<Result<Vec<FiAddr>, _>>()?;
-                lane.set_peers(numbers);
+                    lane.insert_peer(&peer.addresses[rail]).map_err(|source| Error::Fabric { what: what(), source })?;
+                }
             }
             Ok(peers)
         });

@@ -10,7 +10,8 @@ use crate::error::Error;
 use crate::memory::region_of;
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
 use ferrogin_libfabric::{
-    Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, FiAddr, MemoryRegion, Read, entry,
+    AddressVector, Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, FiAddr, MemoryRegion, Read,
+    entry,
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -82,7 +83,8 @@ pub struct Lane<N> {
     send: Send,
     recv: Recv,
     rail: usize,
-    peers: Vec<FiAddr>,
+    // Dropped after the endpoint is closed, so that no operation to a peer is outstanding.
+    peers: Peers,
     /// One for each operation, then one for each receive; the note is the index.
     contexts: Box<[Context<u32>]>,
     in_flight: Vec<Option<InFlight<N>>>,
@@ -146,7 +148,7 @@ impl<N> Lane<N> {
             send,
             recv,
             rail: index,
-            peers: Vec::new(),
+            peers: Peers { numbers: Vec::new(), av: rail.av.clone() },
             contexts: (0..(depth + receives) as u32).map(Context::new).collect(),
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth as u32).rev().collect(),
@@ -169,9 +171,13 @@ impl<N> Lane<N> {
         self.endpoint.name().map_err(Error::fabric("reading the address of an RMA context"))
     }
 
-    /// Sets the peers' numbers in the rail's address vector, by rank.
-    pub fn set_peers(&mut self, peers: Vec<FiAddr>) {
-        self.peers = peers;
+    /// Inserts the next rank's address.
+    ///
+    /// # Errors
+    /// The libfabric call fails.
+    pub fn insert_peer(&mut self, address: &[u8]) -> Result<(), ferrogin_libfabric::Error> {
+        self.peers.numbers.push(self.peers.av.insert(address)?);
+        Ok(())
     }
 
     /// Takes an operation, and posts it unless another one follows at once.
@@ -214,7 +220,7 @@ impl<N> Lane<N> {
                     msg_iov: &iov,
                     desc: &mut descriptor,
                     iov_count: 1,
-                    addr: self.peers[*peer].0,
+                    addr: self.peers.numbers[*peer].0,
                     rma_iov: &remote,
                     rma_iov_count: 1,
                     context,
@@ -238,7 +244,7 @@ impl<N> Lane<N> {
                     // SAFETY: the slot lies in `slots` and belongs to this operation, so the card does not read it now.
                     unsafe { slot.wrapping_add(i).write_volatile(*byte) };
                 }
-                let (descriptor, peer) = (self.region.descriptor(), self.peers[*peer].0);
+                let (descriptor, peer) = (self.region.descriptor(), self.peers.numbers[*peer].0);
                 let len = size_of::<Record>();
                 // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
                 // slot and context.
@@ -377,6 +383,22 @@ impl<N> Lane<N> {
     pub fn retire(&mut self) {
         self.queue.clear();
         self.in_flight.iter_mut().for_each(|operation| *operation = None);
+    }
+}
+
+/// The peers' numbers in the rail's address vector, by rank.
+struct Peers {
+    numbers: Vec<FiAddr>,
+    av: Arc<AddressVector>,
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        for number in &self.numbers {
+            if let Err(error) = self.av.remove(*number) {
+                crate::trace!("removing a peer's address of an RMA context: {error}");
+            }
+        }
     }
 }
 

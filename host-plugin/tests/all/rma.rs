@@ -1,5 +1,6 @@
 //! The RMA plugin's tables, through dlopen, on the software card and over TCP.
 
+mod refused;
 mod workload;
 
 use crate::harness::{plugin_path, rma_alone};
