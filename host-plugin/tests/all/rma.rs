@@ -1,10 +1,11 @@
 //! The RMA plugin's tables, through dlopen, on the software card and over TCP.
 
+mod killed;
 mod refused;
 mod workload;
 
-use crate::harness::{plugin_path, rma_alone};
-use ferrogin_test_support::wait::HANG_LIMIT;
+use crate::harness::{plugin_path, rma_alone, software_gpu};
+use ferrogin_test_support::{repetitions, wait::HANG_LIMIT};
 use mini_nccl::rma::{Place, Request, RmaComm, RmaContext, RmaMemory, RmaPlugin, Signal, Transfer};
 use mini_nccl::{Bootstrap, DeviceMemory};
 use std::sync::Arc;
@@ -237,4 +238,27 @@ fn transfer_beyond_one_write_is_split() {
             });
         },
     );
+}
+
+#[test]
+fn signals_in_gpu_memory_are_added_by_the_driver() {
+    let test = "signals_in_gpu_memory_are_added_by_the_driver";
+    let Some(path) = software_gpu(test) else { return };
+    let gpu = [("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path), ("SOFTEFA_FAULTS", "seed=9,reorder=64")];
+    rma_alone(test, &[gpu.to_vec()], 16, |plugin| {
+        run(&plugin, 2, Workload { operations: 100, epochs: 1, contexts: 1, gpu: true, ..Workload::default() });
+    });
+}
+
+/// 200 streams' worth of operations; 10 million in a soak run.
+#[test]
+#[ignore = "make check"]
+fn many_operations_among_four_ranks_are_all_verified() {
+    let test = "many_operations_among_four_ranks_are_all_verified";
+    let faults = "seed=11,reorder=64,reread=0.1";
+    rma_alone(test, &[vec![("SOFTEFA_FAULTS", faults)], TCP.to_vec()], 16, |plugin| {
+        // Of each rank to each rank in two contexts: 32,000 operations an epoch.
+        let epochs = repetitions("FERROGIN_RMA_EPOCHS", 3, 160);
+        run(&plugin, 4, Workload { seed: 11, operations: 1000, epochs, ..Workload::default() });
+    });
 }

@@ -73,8 +73,7 @@ fn data(table: &RmaV16, ctx: *mut c_void, memory: &RmaMemory, other: &RmaMemory)
     let (mut request, mut error) = (null_mut::<c_void>(), 0u8);
     let (m, x, end) = (memory.handle(), other.handle(), memory.memory().len() as u64);
     let out = &raw mut request;
-    let mut signal =
-        |offset, word, op| call!(table, iput_signal(ctx, 0, 0, m, 8, 0, m, 1, offset, word, 1, op, 1, 0, out));
+    let signal = |offset, word, op| call!(table, iput_signal(ctx, 0, 0, m, 8, 0, m, 1, offset, word, 1, op, 1, 0, out));
     let signals = [
         signal(0, null_mut(), SIGNAL_OP_ADD),
         signal(0, x, SIGNAL_OP_ADD),

@@ -3,6 +3,8 @@
 //! A stream is a sender, a receiver and a context. Both ends derive the same plan from the seed, so the receiver knows which puts were
 //! issued before each signal. Each put of an epoch has bytes of its own in the receiver's memory, which are 0 before.
 
+use crate::harness::gpu_memory;
+use ferrogin_ffi::nccl::PTR_HOST;
 use ferrogin_ffi::rma::MR_FLAG_SIGNAL_NEVER_RESET;
 use ferrogin_test_support::Random;
 use mini_nccl::DeviceMemory;
@@ -24,11 +26,13 @@ pub struct Workload {
     pub epochs: u64,
     /// Requests that are open for a stream, at most.
     pub depth: usize,
+    /// All memory is a GPU's.
+    pub gpu: bool,
 }
 
 impl Default for Workload {
     fn default() -> Self {
-        Self { seed: 1, contexts: 2, operations: 400, epochs: 2, depth: 32 }
+        Self { seed: 1, contexts: 2, operations: 400, epochs: 2, depth: 32, gpu: false }
     }
 }
 
@@ -45,6 +49,17 @@ struct Step {
     kind: Kind,
     size: usize,
     aggregate: bool,
+}
+
+/// The word at `offset`, with all that it promises.
+fn word(memory: &RmaMemory, offset: usize) -> u64 {
+    let memory = memory.memory();
+    if memory.kind() == PTR_HOST {
+        return memory.load(offset);
+    }
+    let mut bytes = [0; 8];
+    memory.read(offset, &mut bytes);
+    u64::from_ne_bytes(bytes)
 }
 
 /// The operations of a stream in an epoch.
@@ -109,7 +124,10 @@ impl Workload {
         let streams = self.contexts * comm.nranks();
         let slots = streams * self.operations;
         let register = |bytes: usize, flags| {
-            let memory = Arc::new(DeviceMemory::alloc(bytes).expect("memory"));
+            let memory = match self.gpu {
+                true => gpu_memory(0, bytes),
+                false => Arc::new(DeviceMemory::alloc(bytes).expect("memory")),
+            };
             comm.register(&memory, flags).expect("a registration")
         };
         let context = comm.create_context(self.contexts as i32).expect("a context");
@@ -267,7 +285,7 @@ impl Workload {
     fn verify(&self, areas: &Areas, receiver: &mut Receiver, nranks: usize) {
         let (peer, _, context) = receiver.stream;
         let stream = self.stream(nranks, peer, context);
-        let strong = areas.strong.memory().load(8 * stream);
+        let strong = word(&areas.strong, 8 * stream);
         while receiver.strong < strong {
             // All operations up to and with the next strong signal.
             while let Some(step) = receiver.plan.get(receiver.checked) {
@@ -281,7 +299,7 @@ impl Workload {
         }
         let mut weak = std::mem::take(&mut receiver.weak);
         weak.retain(|n| {
-            let value = areas.weak.memory().load((stream * self.operations + n) * 8);
+            let value = word(&areas.weak, (stream * self.operations + n) * 8);
             if value != 0 {
                 assert_eq!(value, 5 + *n as u64, "the word of a weak signal");
                 self.check_bytes(areas, receiver, *n, nranks);
@@ -296,8 +314,8 @@ impl Workload {
         self.check_bytes(areas, receiver, n, nranks);
         if let Kind::Weak { .. } = receiver.plan[n].kind {
             let (peer, _, context) = receiver.stream;
-            let word = self.stream(nranks, peer, context) * self.operations + n;
-            assert_eq!(areas.weak.memory().load(word * 8), 5 + n as u64, "weak signal {n} of {:?}", receiver.stream);
+            let at = self.stream(nranks, peer, context) * self.operations + n;
+            assert_eq!(word(&areas.weak, at * 8), 5 + n as u64, "weak signal {n} of {:?}", receiver.stream);
         }
     }
 
@@ -320,7 +338,7 @@ impl Workload {
     fn verify_end(&self, areas: &Areas, receiver: &Receiver, nranks: usize) {
         let (peer, _, context) = receiver.stream;
         let stream = self.stream(nranks, peer, context);
-        assert_eq!(areas.strong.memory().load(8 * stream), receiver.strong, "a signal too many");
+        assert_eq!(word(&areas.strong, 8 * stream), receiver.strong, "a signal too many");
         for n in 0..receiver.plan.len() {
             self.check_operation(areas, receiver, n, nranks);
         }
