@@ -20,6 +20,8 @@ FILL_IN := sed 's|@VERSION@|$(VERSION)|;s|@MAJOR@|$(MAJOR)|;s|@LIB@|$(LIB)|;s|@U
 LINKED := libferrogin.so libferrogin_device.so
 # NCCL and libfabric find these by the names of their files.
 LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
+# NCCL's other name for the plugin, with NCCL_RMA_PLUGIN=ferrogin.
+RMA := libnccl-rma-ferrogin.so
 
 .PHONY: help build install uninstall ptx wheel book release demo test check test-gpu clean
 
@@ -42,6 +44,7 @@ build:
 	rm -rf $(DIST)/include
 	install -d $(DIST)/include
 	install -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
+	ln -sf libnccl-gin-ferrogin.so $(DIST)/$(RMA)
 	install -m 755 $(RELEASE)/libsoftefa_fi.so $(DIST)/libsoftefa-fi.so
 	install -m 755 $(RELEASE)/libferrogin_device.so $(DIST)/libferrogin_device.so
 	install -m 755 $(RELEASE)/libferrogin.so $(DIST)/libferrogin.so
@@ -65,6 +68,7 @@ install:
 	  ln -sf $$library.$(MAJOR) $(ROOT)/$(LIB)/$$library; \
 	done
 	install -m 755 $(LOADED:%=$(DIST)/%) $(ROOT)/$(LIB)
+	ln -sf libnccl-gin-ferrogin.so $(ROOT)/$(LIB)/$(RMA)
 	install -m 644 $(wildcard $(DIST)/include/ferrogin/*) $(ROOT)/include/ferrogin
 	if test -d $(DIST)/cuda; then \
 	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
@@ -79,7 +83,7 @@ install:
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake
 
 uninstall:
-	rm -f $(ROOT)/bin/ferrogin $(LOADED:%=$(ROOT)/$(LIB)/%) $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
+	rm -f $(ROOT)/bin/ferrogin $(LOADED:%=$(ROOT)/$(LIB)/%) $(ROOT)/$(LIB)/$(RMA) $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
 	for library in $(LINKED); do rm -f $(ROOT)/$(LIB)/$$library $(ROOT)/$(LIB)/$$library.$(MAJOR) $(ROOT)/$(LIB)/$$library.$(VERSION); done
 	rm -rf $(ROOT)/include/ferrogin $(CMAKE_DIR) $(ROOT)/$(LIB)/ferrogin
 

@@ -2,6 +2,7 @@
 //!
 //! * [`nccl`]: the structs that NCCL and a GIN plugin exchange (`ncclGin_v14_t`, `ncclGin_v13_t`, properties,
 //!   device handles).
+//! * [`rma`]: the tables of an RMA plugin, which a NCCL host thread drives (`ncclRma_v16_t` to `ncclRma_v13_t`).
 //! * [`device`]: the structs that `createContext` and `regMrSym` give to kernels; NCCL's EFA device code reads exactly these.
 //! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
 //!   code runs on the same handles unaware.
@@ -15,6 +16,7 @@
 pub mod device;
 pub mod ext;
 pub mod nccl;
+pub mod rma;
 pub mod settings;
 pub mod signals;
 

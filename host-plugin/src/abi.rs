@@ -22,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// The largest number of ranks. The check comes before the plugin reads so many pointers from the caller's memory.
-const RANKS_MAX: c_int = 1 << 20;
+pub(crate) const RANKS_MAX: c_int = 1 << 20;
 
 /// The symbol that NCCL loads first.
 #[unsafe(no_mangle)]
@@ -77,7 +77,7 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
 
 /// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has
 /// handles the body does not run: it would wait for threads and locks that only the other process has.
-fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
+pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
     let checked = || match registry::forked_from() {
         Some(parent) => Err(Error::Forked { parent, child: std::process::id() }),
         None => body(),
@@ -105,10 +105,10 @@ fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
 }
 
 /// An output pointer, checked.
-struct Out<T>(*mut T);
+pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    fn new(pointer: *mut T, what: &'static str) -> Result<Self, Error> {
+    pub(crate) fn new(pointer: *mut T, what: &'static str) -> Result<Self, Error> {
         if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
             Err(Error::Null(what))
         } else {
@@ -116,7 +116,7 @@ impl<T> Out<T> {
         }
     }
 
-    fn set(&self, value: T) {
+    pub(crate) fn set(&self, value: T) {
         // SAFETY: `new` checked that the pointer is aligned and not null. NCCL passes the address of a `T` that is valid for
         // writes during the call.
         unsafe { self.0.write(value) }
@@ -124,7 +124,7 @@ impl<T> Out<T> {
 }
 
 /// Reads a struct that NCCL passes by pointer.
-fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, Error> {
+pub(crate) fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, Error> {
     if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
         return Err(Error::Null(what));
     }
@@ -133,7 +133,7 @@ fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, Error> {
     Ok(unsafe { pointer.read() })
 }
 
-fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Result<*mut c_void, Error> {
+pub(crate) fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Result<*mut c_void, Error> {
     registry::insert(kind, object)
         .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
@@ -194,6 +194,28 @@ unsafe extern "C" fn listen(
     })
 }
 
+/// The handles of all ranks, as NCCL passes them to `connect`.
+pub(crate) fn read_handles(
+    handles: *mut *mut c_void,
+    nranks: c_int,
+    rank: c_int,
+) -> Result<Vec<[u8; HANDLE_MAXSIZE]>, Error> {
+    if !(1..=RANKS_MAX).contains(&nranks) || !(0..nranks).contains(&rank) {
+        return Err(Error::Argument(format!(
+            "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
+        )));
+    }
+    let mut all = Vec::with_capacity(nranks as usize);
+    read(handles, "handles")?;
+    for r in 0..nranks as usize {
+        // SAFETY: NCCL passes the address of an array of `nranks` pointers. The address is aligned and not null, as `read`
+        // checked, and `r` is below `nranks`.
+        let handle = unsafe { handles.wrapping_add(r).read() };
+        all.push(read(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle of a rank")?);
+    }
+    Ok(all)
+}
+
 unsafe extern "C" fn connect(
     ctx: *mut c_void,
     handles: *mut *mut c_void,
@@ -207,19 +229,7 @@ unsafe extern "C" fn connect(
         coll_comm.set(std::ptr::null_mut());
         let plugin = registry::get::<Plugin>(ctx, Kind::Plugin)?;
         let listener = registry::get::<ListenComm>(listen_comm, Kind::Listen)?;
-        if !(1..=RANKS_MAX).contains(&nranks) || !(0..nranks).contains(&rank) {
-            return Err(Error::Argument(format!(
-                "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
-            )));
-        }
-        let mut all = Vec::with_capacity(nranks as usize);
-        read(handles, "handles")?;
-        for r in 0..nranks as usize {
-            // SAFETY: NCCL passes the address of an array of `nranks` pointers. The address is aligned and not null, as `read`
-            // checked, and `r` is below `nranks`.
-            let handle = unsafe { handles.wrapping_add(r).read() };
-            all.push(read(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle of a rank")?);
-        }
+        let all = read_handles(handles, nranks, rank)?;
         let coll = CollComm::connect(plugin, &listener, &all, rank as usize)?;
         coll_comm.set(keep(Kind::Coll, coll)?);
         Ok(())
@@ -227,7 +237,7 @@ unsafe extern "C" fn connect(
 }
 
 /// The error of a call whose communicator another thread closed meanwhile.
-fn closed(call: &str) -> Error {
+pub(crate) fn closed(call: &str) -> Error {
     Error::Usage(format!("NCCL called closeColl before {call} had returned"))
 }
 

@@ -12,7 +12,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// libfabric's name for EFA without a software protocol above the card.
-const FABRIC: &str = "efa-direct";
+pub(crate) const FABRIC: &str = "efa-direct";
 /// The first libfabric whose `efa` provider places counters in caller memory.
 const EFA_NEEDS: Version = Version::new(2, 6);
 
@@ -53,6 +53,11 @@ impl CardQuery {
         let found = match self.provider {
             Provider::SoftEfa => self.find_software_cards(),
             Provider::Efa => self.find_efa_cards(),
+            Provider::Tcp | Provider::Verbs => Err(Error::Usage(format!(
+                "provider {} has no queues for kernels, which GIN needs: set FERROGIN_PROVIDER to efa or softefa. NCCL's RMA layer and \
+                 its GIN proxy (NCCL_GIN_TYPE=2) use this library over {0} too",
+                self.provider.name()
+            ))),
         }?;
         let mut seen = BTreeSet::new();
         let mut cards: Vec<Info> = found
@@ -75,8 +80,7 @@ impl CardQuery {
     }
 
     fn find_software_cards(&self) -> Result<Vec<Info>, Error> {
-        let dir = library_dir()?;
-        add_provider_dir(&self.lib, &dir)?;
+        let dir = load_software_card(&self.lib)?;
         self.ask(|| {
             format!(
                 "no software card: libfabric did not load libsoftefa-fi.so from the plugin's directory {}{}",
@@ -134,7 +138,7 @@ impl CardQuery {
 /// the provider aborts a forking process without it. A value that the user has set stays. libfabric reads the variable at the
 /// first fi_getinfo of the process.
 #[allow(unsafe_code)]
-fn enable_fork_safety() {
+pub(crate) fn enable_fork_safety() {
     const NAME: &str = "FI_EFA_FORK_SAFE";
     // The provider refuses fork safety together with huge pages, so a user's choice of huge pages stays.
     if std::env::var_os(NAME).is_none() && std::env::var_os("FI_EFA_USE_HUGE_PAGE").is_none() {
@@ -146,13 +150,13 @@ fn enable_fork_safety() {
 }
 
 /// True if the kernel lists an RDMA device.
-fn has_rdma_device() -> bool {
+pub(crate) fn has_rdma_device() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
 /// A hint that lists the SOFTEFA_ variables which are set. The software card offers no card when it does not understand one
 /// of them, and reports the variable on standard error only.
-fn software_card_settings() -> String {
+pub(crate) fn software_card_settings() -> String {
     let mut settings: Vec<String> = std::env::vars_os()
         .filter(|(name, value)| name.to_string_lossy().starts_with("SOFTEFA_") && !value.is_empty())
         .map(|(name, value)| format!("{}={}", name.to_string_lossy(), value.to_string_lossy()))
@@ -165,6 +169,13 @@ fn software_card_settings() -> String {
             settings.join(", ")
         ),
     }
+}
+
+/// Makes libfabric load the software card, and returns its directory.
+pub(crate) fn load_software_card(lib: &Arc<Libfabric>) -> Result<PathBuf, Error> {
+    let dir = library_dir()?;
+    add_provider_dir(lib, &dir)?;
+    Ok(dir)
 }
 
 /// Makes libfabric load providers from `dir`.

@@ -131,8 +131,7 @@ impl CollComm {
         Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
     }
 
-    /// Exchanges the parts of all ranks in `step`, by rank. A rank that failed passes its error as `part`; then the call fails on
-    /// all ranks. `encode` makes the bytes of a part.
+    /// [`agree`] on the ring of this communicator.
     ///
     /// # Errors
     /// The error in `part`, or one of [`Ring::allgather`].
@@ -142,23 +141,36 @@ impl CollComm {
         part: Result<T, Error>,
         encode: impl FnOnce(&T) -> Vec<u8>,
     ) -> Result<(T, Vec<Vec<u8>>), Error> {
-        let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        match part {
-            Ok(part) => {
-                let all = exchange(&mut ring, step, Some(&encode(&part)))?;
-                Ok((part, all))
-            }
-            Err(error) => {
-                // Reports the failure to the other ranks. The result is ignored, because this rank reports its own error.
-                let _ = exchange(&mut ring, step, None);
-                Err(error)
-            }
+        agree(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner), step, part, encode)
+    }
+}
+
+/// Exchanges the parts of all ranks in `step`, by rank. A rank that failed passes its error as `part`; then the call fails on
+/// all ranks. `encode` makes the bytes of a part.
+///
+/// # Errors
+/// The error in `part`, or one of [`Ring::allgather`].
+pub(crate) fn agree<T>(
+    ring: &mut Ring,
+    step: Step,
+    part: Result<T, Error>,
+    encode: impl FnOnce(&T) -> Vec<u8>,
+) -> Result<(T, Vec<Vec<u8>>), Error> {
+    match part {
+        Ok(part) => {
+            let all = exchange(ring, step, Some(&encode(&part)))?;
+            Ok((part, all))
+        }
+        Err(error) => {
+            // Reports the failure to the other ranks. The result is ignored, because this rank reports its own error.
+            let _ = exchange(ring, step, None);
+            Err(error)
         }
     }
 }
 
 /// An allgather, with its step in the trace.
-fn exchange(ring: &mut Ring, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
+pub(crate) fn exchange(ring: &mut Ring, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
     let mut span = trace::span(step.trace_name(), ring.rank());
     let result = ring.allgather(step, block);
     let Traffic { messages, sent, received } = ring.traffic();

@@ -12,6 +12,10 @@ pub enum Provider {
     Efa,
     /// The software card, whose library lies beside the plugin.
     SoftEfa,
+    /// TCP, for the RMA plugin.
+    Tcp,
+    /// InfiniBand or RoCE, for the RMA plugin.
+    Verbs,
 }
 
 impl Provider {
@@ -20,6 +24,8 @@ impl Provider {
         match self {
             Self::Efa => "efa",
             Self::SoftEfa => "softefa",
+            Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
         }
     }
 }
@@ -133,7 +139,7 @@ impl Config {
         if let Some((variable, replacement)) = settings::REMOVED.into_iter().find(|(name, _)| get(name).is_some()) {
             return Err(ConfigError::Removed { variable, replacement });
         }
-        let provider = choice(get, "FERROGIN_PROVIDER", "efa or softefa", &PROVIDERS)?;
+        let provider = choice(get, "FERROGIN_PROVIDER", "efa, softefa, tcp or verbs", &PROVIDERS)?;
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
         let signals = choice(get, "FERROGIN_SIGNALS", "card or emulated", &SIGNALS)?;
@@ -159,7 +165,8 @@ impl Config {
 }
 
 /// Values of the settings with a fixed choice; the first is the default.
-const PROVIDERS: [(&str, Provider); 2] = [("efa", Provider::Efa), ("softefa", Provider::SoftEfa)];
+const PROVIDERS: [(&str, Provider); 4] =
+    [("efa", Provider::Efa), ("softefa", Provider::SoftEfa), ("tcp", Provider::Tcp), ("verbs", Provider::Verbs)];
 const DEVICES: [(&str, DeviceChoice); 3] =
     [("auto", DeviceChoice::Auto), ("cuda", DeviceChoice::Cuda), ("cpu", DeviceChoice::Cpu)];
 const POLICIES: [(&str, Policy); 2] = [("combining", Policy::Combining), ("locked", Policy::Locked)];

@@ -196,8 +196,8 @@ impl Endpoint {
         let cq_memory = rail.gda.query_cq(&cq).map_err(failed("querying the completion queue"))?;
 
         let mapping = match provider {
-            Provider::Efa => Mapping::Mmio,
             Provider::SoftEfa => Mapping::Host,
+            Provider::Efa | Provider::Tcp | Provider::Verbs => Mapping::Mmio,
         };
         let bytes = sq.num_entries as usize * sq.entry_size as usize;
         // SAFETY: the queue pair keeps the ring mapped, and `Self` drops the mapping before the queue pair (field order).

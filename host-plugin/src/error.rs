@@ -60,6 +60,9 @@ pub enum Error {
         /// The value that does not fit.
         source: InitError,
     },
+    /// An operation of an RMA context failed, now or before.
+    #[error("{0}")]
+    Peer(String),
     /// A card has too few completion counters.
     #[error("{0}")]
     Budget(String),
@@ -85,6 +88,7 @@ impl Error {
                 RingError::BlockTooLarge { .. } => nccl::INVALID_USAGE,
                 _ => nccl::REMOTE_ERROR,
             },
+            Self::Peer(_) => nccl::REMOTE_ERROR,
             Self::Device(error) => match error {
                 DeviceError::NoGpu { .. } => nccl::INVALID_USAGE,
                 DeviceError::Cuda { .. } => nccl::UNHANDLED_CUDA_ERROR,

@@ -9,6 +9,8 @@
 //! | `regMrSym` | a [`window`] | regions of all rails |
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
+//! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`, with set-up, devices and messages of these modules.
+//!
 //! With FERROGIN_SIGNALS=emulated, the [`agent`] adds the signals of peers to words of memory. Its [`turn`] says when another thread may
 //! free memory that it uses.
 //!
@@ -38,6 +40,7 @@ pub mod platform;
 pub mod plugin;
 pub mod rail;
 pub mod registry;
+pub mod rma;
 pub mod shortage;
 pub mod trace;
 pub mod turn;

@@ -150,18 +150,24 @@ impl Plugin {
     /// # Errors
     /// There is no such device.
     pub fn properties(&self, index: c_int) -> Result<NetPropertiesV12, Error> {
-        let device = self.device(index)?;
-        let first = &device.cards[0];
+        Ok(self.device(index)?.properties(index, self.ptr_support, NET_DEVICE_GIN_EFA_GDA))
+    }
+}
+
+impl NetDevice {
+    /// `getProperties` of device number `index`, which NCCL uses by `net_device_type`.
+    pub fn properties(&self, index: c_int, ptr_support: c_int, net_device_type: c_int) -> NetPropertiesV12 {
+        let first = &self.cards[0];
         let platform = Platform::this();
-        let speed: u64 = device.cards.iter().filter_map(|card| platform.link_speed(card.link_speed())).sum();
+        let speed: u64 = self.cards.iter().filter_map(|card| platform.link_speed(card.link_speed())).sum();
         let mut v_props = NetVDevicePropsV12 { ndevs: 1, ..Default::default() };
         v_props.devs[0] = index;
         let largest = first.max_msg_size().clamp(1, isize::MAX as usize);
-        Ok(NetPropertiesV12 {
-            name: device.name.as_ptr(),
-            pci_path: device.pci_path.map_or(null_mut(), |path| path.as_ptr().cast_mut()),
+        NetPropertiesV12 {
+            name: self.name.as_ptr(),
+            pci_path: self.pci_path.map_or(null_mut(), |path| path.as_ptr().cast_mut()),
             guid: guid(first),
-            ptr_support: self.ptr_support,
+            ptr_support,
             reg_is_global: 0,
             force_flush: 0,
             speed: if speed == 0 { 100_000 } else { (speed / 1_000_000).min(i32::MAX as u64) as c_int },
@@ -169,7 +175,7 @@ impl Plugin {
             latency: 0.0,
             max_comms: 1 << 16,
             max_recvs: 1,
-            net_device_type: NET_DEVICE_GIN_EFA_GDA,
+            net_device_type,
             net_device_version: 0,
             v_props,
             max_p2p_bytes: largest,
@@ -177,12 +183,12 @@ impl Plugin {
             max_multi_request_size: 1,
             rail_id: -1,
             plane_id: -1,
-        })
+        }
     }
 }
 
 /// Groups cards into NCCL devices: up to [`RAILS_MAX`] neighbours below one PCI switch; software cards in order.
-fn group(cards: Vec<Info>) -> Vec<NetDevice> {
+pub(crate) fn group(cards: Vec<Info>) -> Vec<NetDevice> {
     let mut devices: Vec<(Option<PathBuf>, Vec<Info>)> = Vec::new();
     for card in cards {
         let switch = switch_of(&card);

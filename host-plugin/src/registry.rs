@@ -7,7 +7,7 @@ use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
 
 /// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,16 @@ pub enum Kind {
     HostWindow = 7,
     /// A context of the host API.
     HostContext = 8,
+    /// From the RMA plugin's `init`.
+    RmaPlugin = 9,
+    /// From its `listen`.
+    RmaListen = 10,
+    /// From its `connect`.
+    RmaComm = 11,
+    /// From its `regMrSym`.
+    RmaMemory = 12,
+    /// From its `createContext`.
+    RmaContext = 13,
 }
 
 impl Kind {
@@ -43,13 +53,19 @@ impl Kind {
             Self::HostComm => "communicator",
             Self::HostWindow => "window",
             Self::HostContext => "context",
+            Self::RmaPlugin => "RMA plugin context",
+            Self::RmaListen => "RMA listen communicator",
+            Self::RmaComm => "RMA communicator",
+            Self::RmaMemory => "RMA memory handle",
+            Self::RmaContext => "RMA context",
         }
     }
 
     fn from_bits(bits: u64) -> Option<Self> {
         const NCCL: [Kind; 5] = [Kind::Plugin, Kind::Listen, Kind::Coll, Kind::Window, Kind::Context];
         const HOST: [Kind; 3] = [Kind::HostComm, Kind::HostWindow, Kind::HostContext];
-        NCCL.into_iter().chain(HOST).find(|kind| *kind as u64 == bits)
+        const RMA: [Kind; 5] = [Kind::RmaPlugin, Kind::RmaListen, Kind::RmaComm, Kind::RmaMemory, Kind::RmaContext];
+        NCCL.into_iter().chain(HOST).chain(RMA).find(|kind| *kind as u64 == bits)
     }
 }
 
@@ -104,7 +120,30 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 /// The process whose open handles this process inherited by `fork`; `None` in that process, and if it had no open handle.
 pub fn forked_from() -> Option<u32> {
     let owner = OWNER.load(Ordering::Relaxed);
-    (owner != 0 && owner != std::process::id()).then_some(owner)
+    (owner != 0 && owner != process()).then_some(owner)
+}
+
+/// The number of this process, 0 if it is not known. Every call of the RMA plugin's data path asks for it, and getpid is a system call.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn forget_process() {
+    PROCESS.store(0, Ordering::Relaxed);
+}
+
+#[allow(unsafe_code)]
+fn process() -> u32 {
+    let known = PROCESS.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: the handler stores a number. The library stays loaded (build.rs), so the handler does too.
+    static FORGETS: LazyLock<bool> =
+        LazyLock::new(|| unsafe { libc::pthread_atfork(None, None, Some(forget_process)) } == 0);
+    let id = std::process::id();
+    if *FORGETS {
+        PROCESS.store(id, Ordering::Relaxed);
+    }
+    id
 }
 
 static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), free: Vec::new(), generation: 0 });

@@ -5,7 +5,7 @@ use crate::agent;
 use crate::agent::windows::{Window as SignalWindow, Windows};
 use crate::comm::CollComm;
 use crate::config::Signals;
-use crate::device::{Adds, DeviceBuffer, Use, WindowMemory, bytes_of};
+use crate::device::{Adds, Device, DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
 use crate::log::first_time;
 use crate::trace;
@@ -73,7 +73,8 @@ pub struct Window {
 
 const COPIES: &str = "VA signals by copies";
 /// Access to windows: local source and target, remote source and target.
-const ACCESS: u64 = bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
+pub(crate) const ACCESS: u64 =
+    bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
 
 /// One rank's window on one rail, on the wire. A rank's block of the allgather has one for each rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -104,7 +105,7 @@ impl Window {
     /// The arguments are invalid; the memory is not mapped.
     pub fn prepare(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<Prepared, Error> {
         check(data, size, source)?;
-        let memory = memory(coll, data, size, source)?;
+        let memory = memory(&*coll.device, data, size, source)?;
         let emulated = coll.plugin.config.signals == Signals::Emulated;
         Ok(Prepared { memory, adds: emulated.then(|| coll.device.adds(data, size, source.ptr_type)) })
     }
@@ -158,7 +159,8 @@ impl Window {
     }
 }
 
-fn check(data: *mut c_void, size: usize, source: Source) -> Result<(), Error> {
+/// Checks what NCCL passes to register.
+pub(crate) fn check(data: *mut c_void, size: usize, source: Source) -> Result<(), Error> {
     if data.is_null() {
         return Err(Error::Null("data"));
     }
@@ -179,9 +181,14 @@ fn check(data: *mut c_void, size: usize, source: Source) -> Result<(), Error> {
 }
 
 /// The form in which the card registers the window's memory.
-fn memory(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<WindowMemory, Error> {
+pub(crate) fn memory(
+    device: &dyn Device,
+    data: *mut c_void,
+    size: usize,
+    source: Source,
+) -> Result<WindowMemory, Error> {
     let Some((fd, offset)) = source.dma_buf else {
-        return Ok(coll.device.window(data, size, source.ptr_type)?);
+        return Ok(device.window(data, size, source.ptr_type)?);
     };
     let bad =
         || Error::Argument(format!("file descriptor {fd} with offset {offset} is no open dma-buf of this window"));
@@ -191,9 +198,20 @@ fn memory(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Re
     // SAFETY: the descriptor may not be open. The only use is the dup in the next line, which then fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let fd = borrowed.try_clone_to_owned().map_err(|_| bad())?;
-    let gpu = coll.device.gpu().filter(|_| source.ptr_type == nccl::PTR_CUDA);
+    let gpu = device.gpu().filter(|_| source.ptr_type == nccl::PTR_CUDA);
     let kind = gpu.map_or(MemoryKind::System, |(ordinal, _)| MemoryKind::Cuda(ordinal as i32));
     Ok(WindowMemory::DmaBuf { fd, offset, kind })
+}
+
+/// `size` bytes at `data` as a card registers them.
+pub(crate) fn region_of(memory: &WindowMemory, data: *mut c_void, size: usize) -> (Region<'_>, MemoryKind) {
+    match memory {
+        WindowMemory::Address(kind) => (Region::Va { addr: data.cast(), len: size }, *kind),
+        WindowMemory::DmaBuf { fd, offset, kind } => {
+            let base = (data as u64).wrapping_sub(*offset) as *mut u8;
+            (Region::DmaBuf { fd: fd.as_fd(), offset: *offset, len: size, base }, *kind)
+        }
+    }
 }
 
 type Registered = (MemoryRegion, u32, u32);
@@ -212,13 +230,7 @@ fn register_rails(
                 rail.name()
             )
         };
-        let (region, kind) = match memory {
-            WindowMemory::Address(kind) => (Region::Va { addr: data.cast(), len: size }, *kind),
-            WindowMemory::DmaBuf { fd, offset, kind } => {
-                let base = (data as u64).wrapping_sub(*offset) as *mut u8;
-                (Region::DmaBuf { fd: fd.as_fd(), offset: *offset, len: size, base }, *kind)
-            }
-        };
+        let (region, kind) = region_of(memory, data, size);
         // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. The user of NCCL
         // registers the memory for kernels and peers to write, and this library holds no reference into it.
         let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, ACCESS, 0, kind) }

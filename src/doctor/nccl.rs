@@ -11,6 +11,8 @@ const OLDEST: i64 = 23_007;
 const NEWEST: i64 = 23_203;
 /// NCCL's number of the type of EFA plugins.
 const EFA_GDA: &str = "5";
+/// NCCL's number of its proxy, which calls an RMA plugin.
+const PROXY: &str = "2";
 /// NCCL tries this number of entries of NCCL_GIN_PLUGIN, of below this number of bytes.
 const ENTRIES_MAX: usize = 13;
 const ENTRY_BYTES: usize = 255;
@@ -18,8 +20,61 @@ const ENTRY_BYTES: usize = 255;
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let mut findings = variables();
     findings.extend(library(machine));
+    findings.push(route());
     findings.extend(programs());
     findings
+}
+
+/// What chooses between the two plugins in the library.
+#[derive(Debug, PartialEq, Eq)]
+enum Route {
+    /// The GIN plugin.
+    Kernels,
+    /// The RMA plugin, because of this setting.
+    Host(String),
+    /// The GIN plugin where it can be used, or else the RMA plugin.
+    Either,
+}
+
+impl Route {
+    fn of_settings() -> Self {
+        Self::of(variable("NCCL_GIN_TYPE").as_deref(), variable("FERROGIN_PROVIDER").as_deref())
+    }
+
+    fn of(gin_type: Option<&str>, provider: Option<&str>) -> Self {
+        match (gin_type.map(str::trim), provider) {
+            (Some(PROXY), _) => Self::Host(format!("NCCL_GIN_TYPE={PROXY} asks for NCCL's proxy")),
+            (_, Some(name @ ("tcp" | "verbs"))) => {
+                Self::Host(format!("FERROGIN_PROVIDER={name} has no queues for kernels"))
+            }
+            (Some(EFA_GDA), _) => Self::Kernels,
+            _ => Self::Either,
+        }
+    }
+}
+
+/// Which of the two plugins a job uses, and why.
+fn route() -> Finding {
+    let list = variable("NCCL_RMA_PLUGIN").unwrap_or_default();
+    let first = list.split(',').next().unwrap_or_default().to_owned();
+    if !first.is_empty() && !first.contains("ferrogin") {
+        return Finding::warning(
+            AREA,
+            format!("NCCL_RMA_PLUGIN={list} does not begin with this library"),
+            "NCCL's proxy, and its puts and signals by the host, use another RMA plugin or NCCL's own",
+            "unset NCCL_RMA_PLUGIN, or set it to ferrogin",
+        );
+    }
+    let host = "ncclPutSignal, ncclSignal and collectives without SMs use the RMA plugin in any case";
+    let (what, why) = match Route::of_settings() {
+        Route::Kernels => ("the GIN plugin: kernels post to the card".to_owned(), format!("NCCL_GIN_TYPE={EFA_GDA}; {host}")),
+        Route::Host(why) => ("the RMA plugin: a NCCL thread posts for the kernels".to_owned(), why),
+        Route::Either => (
+            "the GIN plugin if its init succeeds on all ranks, which needs cards with completion counters; else the RMA plugin".to_owned(),
+            format!("NCCL_GIN_TYPE is not set, and NCCL's proxy is its last choice; {host}"),
+        ),
+    };
+    Finding::ok(AREA, format!("device communicators use {what}")).why(&why)
 }
 
 fn problem(what: String, why: &str, cure: &str) -> Finding {
@@ -66,9 +121,9 @@ fn variables() -> Vec<Finding> {
         let why = "NCCL then connects no GIN plugin, although it calls init";
         findings.push(problem(format!("NCCL_GIN_ENABLE={value}"), why, "unset NCCL_GIN_ENABLE, or set it to 1"));
     }
-    if let Some(value) = variable("NCCL_GIN_TYPE").filter(|value| !matches!(value.trim(), EFA_GDA | "-1")) {
-        let why = "NCCL uses only plugins of that type, and this plugin's type is 5 (EFA_GDA)";
-        findings.push(problem(format!("NCCL_GIN_TYPE={value}"), why, "set NCCL_GIN_TYPE=5, or unset it"));
+    if let Some(value) = variable("NCCL_GIN_TYPE").filter(|value| !matches!(value.trim(), EFA_GDA | PROXY | "-1")) {
+        let why = "NCCL uses only plugins of that type, and this library serves 5 (EFA_GDA) and 2 (the proxy)";
+        findings.push(problem(format!("NCCL_GIN_TYPE={value}"), why, "set NCCL_GIN_TYPE=5 or 2, or unset it"));
     }
     if let Some(value) = variable("NCCL_CUMEM_ENABLE").filter(|value| value.trim() == "0") {
         let why = "GIN needs windows of cuMem memory, and NCCL offers no GIN without it";
@@ -170,21 +225,40 @@ fn emulated() -> bool {
 }
 
 /// The requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted lines are from NCCL 2.32.
-fn programs() -> [Finding; 2] {
+fn programs() -> Vec<Finding> {
     const AREA: &str = "programs";
+    if let Route::Host(_) = Route::of_settings() {
+        return vec![Finding::ok(AREA, "need no change: NCCL's proxy has strong and VA signals")];
+    }
     let environment = "set in the environment, for windows across hosts: NCCL_SYM_GIN_KERNELS_ENABLE=0";
     if emulated() {
-        return [
+        return vec![
             Finding::ok(AREA, "FERROGIN_SIGNALS=emulated: kernels are built with ferrogin's headers")
                 .why("the plugin then has strong and VA signals, and NCCL's own device code finds no queue and faults"),
             Finding::ok(AREA, environment),
         ];
     }
-    [
+    vec![
         Finding::ok(AREA, "set in ncclDevCommRequirements: ginStrongSignalsRequired = false, ginVaSignalsRequired = false").why(
             "EFA has neither, but NCCL's defaults require both and NCCL reports: \"GIN strong signals are required, but the GIN \
              plugin does not support them.\" or \"GIN VA signals are required, but the GIN plugin does not support them.\"",
         ),
         Finding::ok(AREA, environment),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn type_and_provider_choose_the_plugin() {
+        let of = Route::of;
+        assert_eq!([of(None, None), of(Some("-1"), Some("efa"))], [Route::Either, Route::Either]);
+        assert_eq!(of(Some(" 5"), Some("softefa")), Route::Kernels);
+        let host = |route, setting| matches!(route, Route::Host(why) if why.starts_with(setting));
+        assert!(host(of(Some("2"), Some("efa")), "NCCL_GIN_TYPE=2"));
+        assert!(host(of(Some("5"), Some("tcp")), "FERROGIN_PROVIDER=tcp"));
+        assert!(host(of(None, Some("verbs")), "FERROGIN_PROVIDER=verbs"));
+    }
 }

@@ -221,6 +221,7 @@ fn doctor_finds_settings_of_nccl_that_switch_the_plugin_off() {
         ),
         case("disabled").set("NCCL_GIN_ENABLE", "0").problem("NCCL", "NCCL_GIN_ENABLE=0", "unset NCCL_GIN_ENABLE"),
         case("type").set("NCCL_GIN_TYPE", "3").problem("NCCL", "NCCL_GIN_TYPE=3", "NCCL_GIN_TYPE=5"),
+        case("rma").set("NCCL_RMA_PLUGIN", "x").warning("NCCL", "NCCL_RMA_PLUGIN=x", "unset NCCL_RMA_PLUGIN"),
         case("cumem").set("NCCL_CUMEM_ENABLE", "0").problem("NCCL", "NCCL_CUMEM_ENABLE=0", "unset NCCL_CUMEM_ENABLE"),
         case("windows").set("NCCL_WIN_ENABLE", "0").problem("NCCL", "NCCL_WIN_ENABLE=0", "unset NCCL_WIN_ENABLE"),
         case("symmetric").set("NCCL_SYM_GIN_KERNELS_ENABLE", "1").warning(

@@ -14,19 +14,20 @@ use std::sync::Arc;
 
 /// Opens the device of the setting FERROGIN_DEVICE.
 ///
-/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it is the CPU for the software card, which the user chose by
+/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it is the CPU for the software card and for TCP, which the user chose by
 /// name, and an error for hardware, because CPU threads do not replace a GPU in a job.
 ///
 /// # Errors
 /// [`DeviceError::NoGpu`], or a failure of the driver.
 pub fn open(choice: DeviceChoice, provider: Provider) -> Result<Arc<dyn Device>, DeviceError> {
     let software = provider == Provider::SoftEfa;
+    let without_gpu = software || provider == Provider::Tcp;
     match choice {
         DeviceChoice::Cpu => Ok(Arc::new(cpu::CpuDevice::new(software))),
         DeviceChoice::Cuda => Ok(Arc::new(cuda::CudaDevice::open(software)?)),
         DeviceChoice::Auto => match cuda::CudaDevice::open(software) {
             Ok(device) => Ok(Arc::new(device)),
-            Err(DeviceError::NoGpu { .. }) if software => Ok(Arc::new(cpu::CpuDevice::new(true))),
+            Err(DeviceError::NoGpu { .. }) if without_gpu => Ok(Arc::new(cpu::CpuDevice::new(software))),
             Err(error) => Err(error),
         },
     }

@@ -11,5 +11,6 @@ mod leaks;
 mod limits;
 mod machines;
 mod metrics;
+mod rma;
 mod scale;
 mod signals;

@@ -2,7 +2,7 @@
 //!
 //! It has the parts of NCCL that the tests, the tool and the benches need: the loader's symbol search
 //! ([`Plugin`]), the call order of a communicator ([`Comm`]: init, devices, properties, listen, connect, closeListen,
-//! …, closeColl, finalize), windows ([`Window`]), GIN contexts ([`GinContext`]), a debug logger ([`log`]), an
+//! …, closeColl, finalize), windows ([`Window`]), GIN contexts ([`GinContext`]), the same for RMA plugins ([`rma`]), a debug logger ([`log`]), an
 //! out-of-band exchange between the ranks of a job ([`Bootstrap`], of the crate `ferrogin-rendezvous`) and launchers for such a job ([`launch`]).
 
 pub mod comm;
@@ -15,6 +15,7 @@ pub mod launch;
 pub mod log;
 pub mod memory;
 pub mod plugin;
+pub mod rma;
 pub mod window;
 
 pub use comm::Comm;

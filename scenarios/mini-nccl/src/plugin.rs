@@ -227,7 +227,7 @@ pub(crate) fn check(call: &'static str, code: nccl::Result) -> Result<(), Error>
     }
 }
 
-fn open(path: &Path) -> Result<Library, Error> {
+pub(crate) fn open(path: &Path) -> Result<Library, Error> {
     // SAFETY: loading runs the library's initialisers, and the caller names a library that is made to be loaded.
     unsafe { Library::open(Some(AsRef::<OsStr>::as_ref(path)), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
         let mut text = error.to_string();

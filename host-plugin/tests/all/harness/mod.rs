@@ -8,6 +8,7 @@ use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::child;
 use ferrogin_test_support::wait::HANG_LIMIT;
+use mini_nccl::rma::RmaPlugin;
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
@@ -41,10 +42,22 @@ pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin
 
 /// [`alone`], once for each of several settings. In the parent process, returns the lines that the child processes reported.
 pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) -> Vec<String> {
+    in_children(test, all, |path| body(Plugin::load(path).expect("the built plugin loads")))
+}
+
+/// [`alone_each`] with one version of the RMA plugin's table.
+pub fn rma_alone(test: &str, all: &[Vec<(&str, &str)>], version: u32, body: impl FnOnce(Arc<RmaPlugin>)) {
+    in_children(test, all, |path| {
+        body(RmaPlugin::load_version(path, version).expect("the built plugin loads"));
+    });
+}
+
+/// Calls `body` with the built plugin's path in a child process for each of several settings.
+fn in_children(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(PathBuf)) -> Vec<String> {
     let mut reports = Vec::new();
     let Some(path) = plugin_path(test) else { return reports };
     if std::env::var(CHILD).is_ok_and(|name| name == test) {
-        body(Plugin::load(path).expect("the built plugin loads"));
+        body(path);
         return reports;
     }
     for settings in all {

@@ -1,0 +1,411 @@
+//! A lane: the endpoint of a context handle on one rail, with its operations in flight, its receives, and the queue of operations that
+//! wait for room.
+#![allow(unsafe_code)]
+
+use super::memory::Memory;
+use super::rail::Rail;
+use super::record::Record;
+use crate::device::{Device, DeviceBuffer, Use};
+use crate::error::Error;
+use crate::memory::region_of;
+use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
+use ferrogin_libfabric::{
+    AddressVector, Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, FiAddr, MemoryRegion, Read,
+    entry,
+};
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+use zerocopy::{FromBytes, IntoBytes};
+
+type Rma = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
+type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
+type Recv = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
+
+/// Operations in flight at most.
+const DEPTH: usize = 512;
+/// Receives, of which a signal takes one, or two on cards where writes with immediate data take one as well.
+const RECEIVES: usize = 512;
+/// Bytes of a slot for a record.
+const SLOT: usize = 64;
+/// Completions taken from the queue at once.
+const BATCH: usize = 32;
+/// Operations that may be written to a queue before its doorbell is rung.
+const DOORBELL_BATCH: usize = 16;
+
+/// A remote access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// A write.
+    Write,
+    /// A write with immediate data.
+    WriteData(u32),
+    /// A read.
+    Read,
+}
+
+/// An operation. `N` is what its owner notes about it.
+pub enum Post<N> {
+    /// A write or read of a peer's memory.
+    Rma { access: Access, peer: usize, local: (Arc<Memory>, u64), len: usize, remote: (u64, u64), note: N },
+    /// A message.
+    Record { peer: usize, record: Record, note: N },
+}
+
+/// What a lane reports.
+pub enum Event<N> {
+    /// An operation has completed: its source may be reused, and its bytes have landed.
+    Done(N),
+    /// An operation has failed, for this reason.
+    Failed(N, String),
+    /// A peer's write with this immediate data has landed.
+    Landed(u32),
+    /// A peer's message.
+    Record(Record),
+    /// A message that is no record, or a receive that failed.
+    Refused(String),
+}
+
+/// What an operation in flight keeps.
+struct InFlight<N> {
+    note: N,
+    _memory: Option<Arc<Memory>>,
+}
+
+/// The endpoint; see the [module](self).
+pub struct Lane<N> {
+    // First: after it is closed no operation uses what follows.
+    endpoint: Endpoint,
+    cq: Arc<CompletionQueue>,
+    write: Rma,
+    read: Rma,
+    send: Send,
+    recv: Recv,
+    rail: usize,
+    // Dropped after the endpoint is closed, so that no operation to a peer is outstanding.
+    peers: Peers,
+    /// One for each operation, then one for each receive; the note is the index.
+    contexts: Box<[Context<u32>]>,
+    in_flight: Vec<Option<InFlight<N>>>,
+    free: Vec<u32>,
+    queue: VecDeque<Post<N>>,
+    /// Receives that libfabric has not taken yet.
+    unposted: Vec<u32>,
+    /// The completion level of writes.
+    flags: u64,
+    /// Writes of peers with immediate data take receives.
+    writes_take_receives: bool,
+    region: MemoryRegion,
+    /// A slot for each context.
+    slots: Box<dyn DeviceBuffer>,
+}
+
+// SAFETY: the function pointers are to code of the provider, which any thread may call; `&mut self` keeps other uses in one thread.
+unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
+
+impl<N> Lane<N> {
+    /// Opens and enables an endpoint, and posts its receives.
+    ///
+    /// # Errors
+    /// A libfabric call fails.
+    pub fn open(rail: &Rail, index: usize, device: &dyn Device, tclass: u32) -> Result<Self, Error> {
+        let name = rail.name();
+        let failed = |what: &str| Error::fabric(format!("{what} of an RMA context on card {name}"));
+        let mut info = rail.info.clone();
+        if tclass != 0 {
+            info.set_tclass(tclass);
+        }
+        let some = |size: usize, most: usize| if size == 0 { most } else { size.min(most) };
+        let (depth, receives) = (some(info.tx_size(), DEPTH), some(info.rx_size(), RECEIVES));
+        // Each receive and each operation has an entry, and so has each write of a peer that takes no receive.
+        let attr = CqAttr { size: depth + 4 * receives };
+        let cq = CompletionQueue::open(&rail.domain, &attr).map_err(failed("opening the completion queue"))?;
+        let mut endpoint = Endpoint::open(&rail.domain, &info).map_err(failed("opening the endpoint"))?;
+        endpoint.bind_av(&rail.av).map_err(failed("binding the address vector"))?;
+        let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
+        endpoint.bind_cq(&cq, both).map_err(failed("binding the completion queue"))?;
+        endpoint.enable().map_err(failed("enabling the endpoint"))?;
+        let calls = || {
+            let object = endpoint.object();
+            let write = entry!(object, rma: fi_ops_rma, writemsg, "fi_writemsg")?;
+            let read = entry!(object, rma: fi_ops_rma, readmsg, "fi_readmsg")?;
+            let send = entry!(object, msg: fi_ops_msg, send, "fi_send")?;
+            let recv = entry!(object, msg: fi_ops_msg, recv, "fi_recv")?;
+            Ok((write, read, send, recv))
+        };
+        let (write, read, send, recv) = calls().map_err(failed("preparing the endpoint"))?;
+        let slots = device.allocate((depth + receives) * SLOT, Use::Shared)?;
+        let (memory, kind) = region_of(&*slots, 0, slots.len());
+        let access = bindings::FI_SEND | bindings::FI_RECV;
+        // SAFETY: the lane drops the region before the memory, and holds no reference into it.
+        let region = unsafe { rail.register(memory, kind, access, "registering messages of an RMA context") }?;
+        let mut this = Self {
+            endpoint,
+            cq,
+            write,
+            read,
+            send,
+            recv,
+            rail: index,
+            peers: Peers { numbers: Vec::new(), av: rail.av.clone() },
+            contexts: (0..(depth + receives) as u32).map(Context::new).collect(),
+            in_flight: (0..depth).map(|_| None).collect(),
+            free: (0..depth as u32).rev().collect(),
+            queue: VecDeque::new(),
+            unposted: (depth as u32..(depth + receives) as u32).rev().collect(),
+            flags: completion_level(&info),
+            writes_take_receives: (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA != 0,
+            region,
+            slots,
+        };
+        this.post_receives()?;
+        Ok(this)
+    }
+
+    /// The endpoint's address, for peers.
+    ///
+    /// # Errors
+    /// The libfabric call fails.
+    pub fn address(&self) -> Result<Vec<u8>, Error> {
+        self.endpoint.name().map_err(Error::fabric("reading the address of an RMA context"))
+    }
+
+    /// Inserts the next rank's address.
+    ///
+    /// # Errors
+    /// The libfabric call fails.
+    pub fn insert_peer(&mut self, address: &[u8]) -> Result<(), ferrogin_libfabric::Error> {
+        self.peers.numbers.push(self.peers.av.insert(address)?);
+        Ok(())
+    }
+
+    /// Takes an operation, and posts it unless another one follows at once.
+    ///
+    /// # Errors
+    /// libfabric refuses an operation.
+    pub fn post(&mut self, post: Post<N>, more_follows: bool) -> Result<(), Error> {
+        self.queue.push_back(post);
+        if more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
+    }
+
+    /// Posts the operations that there is room for.
+    ///
+    /// # Errors
+    /// libfabric refuses an operation.
+    pub fn flush(&mut self) -> Result<(), Error> {
+        while !self.queue.is_empty() && !self.free.is_empty() {
+            let batch = self.queue.len().min(self.free.len()).min(DOORBELL_BATCH);
+            for left in (0..batch).rev() {
+                if !self.post_next(left > 0)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts the first operation of the queue; false if the provider has no room. With `more` the doorbell may wait for the next one.
+    fn post_next(&mut self, more: bool) -> Result<bool, Error> {
+        let (Some(post), Some(&at)) = (self.queue.front(), self.free.last()) else { return Ok(false) };
+        let context = self.contexts[at as usize].as_ptr();
+        let endpoint = self.endpoint.as_ptr();
+        let more = if more { bindings::FI_MORE } else { 0 };
+        let (call, code) = match post {
+            Post::Rma { access, peer, local: (memory, offset), len, remote: (address, key), .. } => {
+                let (mut descriptor, local) = memory.local(self.rail, *offset);
+                let iov = iovec { iov_base: local as *mut c_void, iov_len: *len };
+                let remote = fi_rma_iov { addr: *address, len: *len, key: *key };
+                let mut message = fi_msg_rma {
+                    msg_iov: &iov,
+                    desc: &mut descriptor,
+                    iov_count: 1,
+                    addr: self.peers.numbers[*peer].0,
+                    rma_iov: &remote,
+                    rma_iov_count: 1,
+                    context,
+                    data: 0,
+                };
+                let (call, function, flags) = match access {
+                    Access::Write => ("fi_writemsg", self.write, self.flags),
+                    Access::WriteData(data) => {
+                        message.data = u64::from(*data);
+                        ("fi_writemsg", self.write, self.flags | bindings::FI_REMOTE_CQ_DATA)
+                    }
+                    Access::Read => ("fi_readmsg", self.read, 0),
+                };
+                // SAFETY: the endpoint is open, and message and vectors outlive the call. `in_flight` keeps the registration until the
+                // operation has completed, and no other operation uses the context.
+                (call, unsafe { function(endpoint, &message, flags | bindings::FI_COMPLETION | more) })
+            }
+            Post::Record { peer, record, .. } => {
+                let slot = self.slot(at);
+                for (i, byte) in record.as_bytes().iter().enumerate() {
+                    // SAFETY: the slot lies in `slots` and belongs to this operation, so the card does not read it now.
+                    unsafe { slot.wrapping_add(i).write_volatile(*byte) };
+                }
+                let (descriptor, peer) = (self.region.descriptor(), self.peers.numbers[*peer].0);
+                let len = size_of::<Record>();
+                // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
+                // slot and context.
+                ("fi_send", unsafe { (self.send)(endpoint, slot.cast(), len, descriptor, peer, context) })
+            }
+        };
+        if !self.accepted(call, code)? {
+            return Ok(false);
+        }
+        self.free.pop();
+        self.in_flight[at as usize] = self.queue.pop_front().map(|post| match post {
+            Post::Rma { note, local: (memory, _), .. } => InFlight { note, _memory: Some(memory) },
+            Post::Record { note, .. } => InFlight { note, _memory: None },
+        });
+        Ok(true)
+    }
+
+    /// False for "try again".
+    fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
+        match -code {
+            0 => Ok(true),
+            again if again == bindings::FI_EAGAIN as isize => Ok(false),
+            _ => {
+                let text = self.endpoint.domain().library().error_text(code.unsigned_abs() as i32);
+                let source = ferrogin_libfabric::Error::Call { call, code: code.unsigned_abs() as i32, text };
+                Err(Error::Fabric { what: "an RMA operation".to_owned(), source })
+            }
+        }
+    }
+
+    fn slot(&self, context: u32) -> *mut u8 {
+        self.slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(context as usize * SLOT))
+    }
+
+    fn post_receives(&mut self) -> Result<(), Error> {
+        while let Some(&at) = self.unposted.last() {
+            let (slot, context) = (self.slot(at).cast(), self.contexts[at as usize].as_ptr());
+            let (endpoint, descriptor) = (self.endpoint.as_ptr(), self.region.descriptor());
+            let any = bindings::FI_ADDR_UNSPEC;
+            // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
+            // slot and context.
+            let code = unsafe { (self.recv)(endpoint, slot, SLOT, descriptor, any, context) };
+            if !self.accepted("fi_recv", code)? {
+                break;
+            }
+            self.unposted.pop();
+        }
+        Ok(())
+    }
+
+    /// Reads completions, makes the provider progress, and posts what waits. True if there may be more completions.
+    ///
+    /// # Errors
+    /// The completion queue fails, or libfabric refuses an operation.
+    pub fn poll(&mut self, events: &mut Vec<Event<N>>) -> Result<bool, Error> {
+        let mut batch = [Completion::EMPTY; BATCH];
+        let fail = || Error::fabric("reading the completions of an RMA context");
+        let more = match self.cq.read(&mut batch).map_err(fail())? {
+            Read::Entries(count) => {
+                let taken = &batch[..count.min(BATCH)];
+                taken.iter().for_each(|completion| self.complete(completion, events));
+                !taken.is_empty()
+            }
+            Read::Failure => {
+                let failure = self.cq.read_error().map_err(fail())?;
+                failure.into_iter().for_each(|failure| self.fail(failure, events));
+                true
+            }
+        };
+        if !self.unposted.is_empty() {
+            self.post_receives()?;
+        }
+        self.flush()?;
+        Ok(more)
+    }
+
+    /// The index of an operation's context; `None` for completions without one.
+    fn index(&self, context: *mut c_void) -> Option<u32> {
+        // SAFETY: a provider's context is null or one of this lane's operations, whose contexts live until the endpoint is closed.
+        (!context.is_null()).then(|| unsafe { Context::note(context) })
+    }
+
+    fn take(&mut self, at: u32) -> Option<N> {
+        let done = self.in_flight.get_mut(at as usize)?.take()?;
+        self.free.push(at);
+        Some(done.note)
+    }
+
+    fn complete(&mut self, completion: &Completion, events: &mut Vec<Event<N>>) {
+        let own = bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND;
+        let landed = completion.flags & bindings::FI_REMOTE_CQ_DATA != 0 && completion.flags & own == 0;
+        // The context of a peer's write is that of a receive, or undefined.
+        let index = if landed && !self.writes_take_receives { None } else { self.index(completion.context) };
+        let receive = index.filter(|at| *at as usize >= self.in_flight.len());
+        if landed {
+            events.push(Event::Landed(completion.data as u32));
+        } else if let Some(at) = receive {
+            events.push(self.record(at, completion.len));
+        } else if let Some(note) = index.and_then(|at| self.take(at)) {
+            events.push(Event::Done(note));
+        }
+        self.unposted.extend(receive);
+    }
+
+    fn record(&self, at: u32, len: usize) -> Event<N> {
+        let mut bytes = [0; size_of::<Record>()];
+        if len != bytes.len() {
+            return Event::Refused(format!("a message of {len} bytes"));
+        }
+        let slot = self.slot(at);
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: the slot lies in `slots`, and its receive has completed.
+            *byte = unsafe { slot.wrapping_add(i).read_volatile() };
+        }
+        match Record::read_from_bytes(&bytes) {
+            Ok(record) => Event::Record(record),
+            Err(_) => Event::Refused("a message that is no record".to_owned()),
+        }
+    }
+
+    fn fail(&mut self, failure: CompletionError, events: &mut Vec<Event<N>>) {
+        let Some(at) = self.index(failure.context) else { return };
+        if at as usize >= self.in_flight.len() {
+            // The endpoint has failed: its receives come back, and operations say why.
+            if failure.code == bindings::FI_ECANCELED {
+                return;
+            }
+            self.unposted.push(at);
+            events.push(Event::Refused(format!("a receive that failed: {}", failure.text)));
+        } else if let Some(note) = self.take(at) {
+            events.push(Event::Failed(note, format!("{} (provider code {})", failure.text, failure.provider_code)));
+        }
+    }
+
+    /// Forgets operations that were not posted, and what those in flight keep.
+    pub fn retire(&mut self) {
+        self.queue.clear();
+        self.in_flight.iter_mut().for_each(|operation| *operation = None);
+    }
+}
+
+/// The peers' numbers in the rail's address vector, by rank.
+struct Peers {
+    numbers: Vec<FiAddr>,
+    av: Arc<AddressVector>,
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        for number in &self.numbers {
+            if let Err(error) = self.av.remove(*number) {
+                crate::trace!("removing a peer's address of an RMA context: {error}");
+            }
+        }
+    }
+}
+
+/// The flags by which the completion of a write says that its bytes have landed. EFA's own completions do.
+fn completion_level(info: &ferrogin_libfabric::Info) -> u64 {
+    match info.fabric_name() == crate::cards::FABRIC {
+        true => 0,
+        false => bindings::FI_DELIVERY_COMPLETE,
+    }
+}

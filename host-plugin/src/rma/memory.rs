@@ -1,0 +1,168 @@
+//! Registered memory, which has the same number on all ranks.
+#![allow(unsafe_code)]
+
+use super::comm::RmaComm;
+use crate::device::Adds;
+use crate::error::Error;
+use crate::trace;
+use crate::window::{self, ACCESS, Source};
+use ferrogin_libfabric::MemoryRegion;
+use ferrogin_rendezvous::ring::Step;
+use std::ffi::c_void;
+use std::sync::Arc;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A registration of this rank, on the wire, before one [`WireKey`] for each rail.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireMemory {
+    number: U32,
+    base: U64,
+    size: U64,
+}
+
+/// How peers name a registration on one rail.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireKey {
+    address: U64,
+    key: U64,
+}
+ferrogin_ffi::assert_layout!(WireMemory, size 20, align 1, { number @ 0, base @ 4, size @ 12 });
+ferrogin_ffi::assert_layout!(WireKey, size 16, align 1, { address @ 0, key @ 8 });
+
+/// One rank's memory of a registration.
+#[derive(Debug, Clone)]
+pub struct Peer {
+    base: u64,
+    size: u64,
+    /// Address of the first byte and key, by rail.
+    keys: Vec<(u64, u64)>,
+}
+
+impl Peer {
+    /// Checks that `size` bytes at `offset` are inside.
+    pub fn check(&self, what: &str, offset: u64, size: u64) -> Result<(), Error> {
+        if offset.checked_add(size).is_some_and(|end| end <= self.size) {
+            return Ok(());
+        }
+        Err(Error::Argument(format!(
+            "{what}: {size} bytes at offset {offset} are outside of a registration of {} bytes",
+            self.size
+        )))
+    }
+
+    /// The address of an 8-byte word at `offset`, if it is inside and aligned.
+    pub fn word(&self, offset: u64) -> Option<u64> {
+        self.check("", offset, 8).ok()?;
+        Some(self.base + offset).filter(|address| address.is_multiple_of(8))
+    }
+
+    /// Address and key of the byte at `offset` for rail `rail`.
+    pub fn remote(&self, rail: usize, offset: u64) -> (u64, u64) {
+        let (address, key) = self.keys[rail];
+        (address + offset, key)
+    }
+}
+
+/// Memory that NCCL registered. Its regions close with the last reference.
+pub struct Memory {
+    /// The number by which signals name it.
+    pub number: u32,
+    /// The communicator's number in this process.
+    pub comm: u64,
+    /// How the CPU adds to its words.
+    pub adds: Adds,
+    /// All ranks' memory.
+    pub peers: Vec<Peer>,
+    rank: usize,
+    /// By rail.
+    regions: Vec<MemoryRegion>,
+}
+
+impl Memory {
+    /// Collective: registers `size` bytes at `data` on all rails, and exchanges addresses and keys.
+    ///
+    /// # Errors
+    /// The memory is not mapped; a card refuses it; another rank failed.
+    pub fn register(comm: &RmaComm, data: *mut c_void, size: usize, source: Source) -> Result<Arc<Self>, Error> {
+        // An invalid argument fails here, before the exchange, and does not fail the other ranks.
+        window::check(data, size, source)?;
+        let memory = window::memory(&*comm.device, data, size, source)?;
+        let _span = trace::span("regMrSym", comm.rank);
+        let what = || format!("registering {size} bytes at {data:p}, which must be readable and writable");
+        let register = |rail: &super::rail::Rail| {
+            let (region, kind) = window::region_of(&memory, data, size);
+            // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, and registers it for peers to read and write; this
+            // library holds no reference into it.
+            unsafe { rail.register(region, kind, ACCESS, what()) }
+        };
+        let regions = comm.rails.iter().map(register).collect::<Result<Vec<_>, _>>();
+        let (regions, blocks, number) = comm.agree_in_order(Step::RegisterWindow, regions, |number, regions| {
+            let head = WireMemory { number: number.into(), base: (data as u64).into(), size: (size as u64).into() };
+            let keys = comm.rails.iter().zip(regions).map(|(rail, region)| WireKey {
+                address: rail.remote_base(data as u64).into(),
+                key: region.key().into(),
+            });
+            [head.as_bytes(), keys.collect::<Vec<_>>().as_bytes()].concat()
+        })?;
+        let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, comm.rails.len()));
+        let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        let adds = comm.device.adds(data, size, source.ptr_type);
+        Ok(Arc::new(Self { number, comm: comm.number, adds, peers, rank: comm.rank, regions }))
+    }
+
+    /// This rank's memory.
+    pub fn own(&self) -> &Peer {
+        &self.peers[self.rank]
+    }
+
+    /// The descriptor for operations on rail `rail`, and the local address at `offset`.
+    pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, u64) {
+        (self.regions[rail].descriptor(), self.own().base + offset)
+    }
+}
+
+fn peer(rank: usize, block: &[u8], number: u32, rails: usize) -> Result<Peer, Error> {
+    let parsed = WireMemory::ref_from_prefix(block).ok();
+    let parsed = parsed.and_then(|(head, keys)| Some((head, <[WireKey]>::ref_from_bytes(keys).ok()?)));
+    let Some((head, keys)) = parsed.filter(|(head, keys)| head.number.get() == number && keys.len() == rails) else {
+        return Err(Error::Usage(format!(
+            "rank {rank} registers other memory than this rank in the same call: all ranks register in the same order, with the same \
+             ferrogin on the same kind of machine"
+        )));
+    };
+    let keys = keys.iter().map(|key| (key.address.get(), key.key.get())).collect();
+    Ok(Peer { base: head.base.get(), size: head.size.get(), keys })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(number: u32, keys: usize) -> Vec<u8> {
+        let head = WireMemory { number: number.into(), base: 0x1000.into(), size: 64.into() };
+        let keys: Vec<_> = (0..keys as u64).map(|n| WireKey { address: (10 * n).into(), key: n.into() }).collect();
+        [head.as_bytes(), keys.as_bytes()].concat()
+    }
+
+    #[test]
+    fn block_of_another_call_or_machine_is_refused() {
+        let found = peer(1, &block(7, 2), 7, 2).unwrap();
+        assert_eq!((found.remote(1, 4), found.base), ((14, 1), 0x1000));
+        assert!(peer(1, &block(8, 2), 7, 2).is_err());
+        assert!(peer(1, &block(7, 1), 7, 2).is_err());
+        assert!(peer(1, &block(7, 2)[..50], 7, 2).is_err());
+        assert!(peer(1, &[], 7, 0).is_err());
+    }
+
+    #[test]
+    fn ranges_and_words_outside_are_refused() {
+        let peer = peer(0, &block(0, 1), 0, 1).unwrap();
+        assert!(peer.check("source", 0, 64).is_ok() && peer.check("source", 64, 0).is_ok());
+        assert!(peer.check("source", 1, 64).is_err() && peer.check("source", u64::MAX, 2).is_err());
+        assert_eq!(peer.word(56), Some(0x1038));
+        assert_eq!([peer.word(57), peer.word(64), peer.word(4), peer.word(u64::MAX)], [None; 4]);
+    }
+}

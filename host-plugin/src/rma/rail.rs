@@ -1,0 +1,89 @@
+//! A rail: one card as a communicator uses it, with the registrations of its memory.
+#![allow(unsafe_code)]
+
+use crate::error::Error;
+use ferrogin_libfabric::{AddressVector, Domain, Fabric, Info, MemoryKind, MemoryRegion, Region, bindings};
+use ferrogin_rendezvous::Secret;
+use std::sync::Arc;
+
+/// The largest write or read, if the provider takes more.
+const PART_MAX: usize = 1 << 30;
+
+/// An open card.
+pub struct Rail {
+    /// The card, and how endpoints open.
+    pub info: Info,
+    /// The domain of all endpoints, regions and addresses.
+    pub domain: Arc<Domain>,
+    /// Addresses of the peers' endpoints.
+    pub av: Arc<AddressVector>,
+}
+
+impl Rail {
+    /// Opens a card for a communicator of `nranks`.
+    ///
+    /// # Errors
+    /// The libfabric call that failed, and the card's name.
+    pub fn open(info: &Info, nranks: usize) -> Result<Self, Error> {
+        let name = info.domain_name();
+        let failed = |what: &str| Error::fabric(format!("{what} {name}"));
+        let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
+        let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
+        let av = AddressVector::open(&domain, nranks).map_err(failed("opening the address vector of card"))?;
+        Ok(Self { info: info.clone(), domain, av })
+    }
+
+    /// The card's name.
+    pub fn name(&self) -> String {
+        self.info.domain_name()
+    }
+
+    /// Bytes that one write or read carries.
+    pub fn part_max(&self) -> usize {
+        self.info.max_msg_size().clamp(1, PART_MAX)
+    }
+
+    /// The address by which peers name the first byte of a region at `address`.
+    pub fn remote_base(&self, address: u64) -> u64 {
+        if self.info.mr_mode() & bindings::FI_MR_VIRT_ADDR != 0 { address } else { 0 }
+    }
+
+    /// Registers memory. Where the provider leaves the choice of keys to its user, the key is random: with TCP any process may try
+    /// to write.
+    ///
+    /// # Safety
+    /// The conditions of [`MemoryRegion::register`].
+    ///
+    /// # Errors
+    /// The card refuses the memory.
+    pub unsafe fn register(
+        &self,
+        region: Region<'_>,
+        kind: MemoryKind,
+        access: u64,
+        what: impl Into<String>,
+    ) -> Result<MemoryRegion, Error> {
+        let key = self.random_key()?;
+        // SAFETY: this function's caller keeps the conditions.
+        unsafe { MemoryRegion::register_kind(&self.domain, region, access, key, kind) }.map_err(Error::fabric(format!(
+            "{}, card {}",
+            what.into(),
+            self.name()
+        )))
+    }
+
+    fn random_key(&self) -> Result<u64, Error> {
+        if self.info.mr_mode() & bindings::FI_MR_PROV_KEY != 0 {
+            return Ok(0);
+        }
+        let key = random()?;
+        let bits = 8 * self.info.mr_key_size().clamp(1, 8) as u32;
+        Ok(key >> (64 - bits))
+    }
+}
+
+/// A random number that other processes cannot guess.
+pub fn random() -> Result<u64, Error> {
+    let secret = Secret::random().map_err(|source| Error::System { call: "getrandom", source })?;
+    Ok(secret.bytes().first_chunk().copied().map_or(0, u64::from_le_bytes))
+}

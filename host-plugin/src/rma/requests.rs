@@ -1,0 +1,138 @@
+//! Requests of NCCL, from the call that starts an operation to the `test` that says done.
+
+use crate::error::Error;
+use std::ffi::c_void;
+
+/// A request of a context: index and generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    index: u32,
+    generation: u32,
+}
+
+/// A handle has bit 62 set, then the context's place, the generation and the index.
+const MARK: u64 = 1 << 62;
+const INDEX_BITS: u32 = 20;
+const GENERATION_BITS: u32 = 24;
+/// The number of places of contexts in a communicator.
+pub const PLACES: usize = 1 << (62 - INDEX_BITS - GENERATION_BITS);
+
+impl Request {
+    /// The handle for NCCL.
+    pub fn handle(self, place: usize) -> *mut c_void {
+        let high = (place as u64) << GENERATION_BITS | u64::from(self.generation);
+        (MARK | high << INDEX_BITS | u64::from(self.index)) as *mut c_void
+    }
+
+    /// The context's place and the request; `None` for what is no handle of a request.
+    pub fn parse(handle: *mut c_void) -> Option<(usize, Self)> {
+        let bits = handle as u64;
+        let low = |shift: u32, bits_of: u32| bits >> shift & ((1 << bits_of) - 1);
+        let request = Self { index: low(0, INDEX_BITS) as u32, generation: low(INDEX_BITS, GENERATION_BITS) as u32 };
+        let place = low(INDEX_BITS + GENERATION_BITS, 62 - INDEX_BITS - GENERATION_BITS) as usize;
+        (bits >> 62 == 1).then_some((place, request))
+    }
+}
+
+#[derive(Debug, Default, Clone)]
+struct Entry {
+    generation: u32,
+    open: bool,
+    /// Parts that are not complete yet.
+    parts: u32,
+}
+
+/// The open requests of a context.
+#[derive(Debug, Default)]
+pub struct Requests {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+impl Requests {
+    /// Opens a request without parts, which is done.
+    ///
+    /// # Errors
+    /// A million requests are open.
+    pub fn open(&mut self) -> Result<Request, Error> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.entries.len() < 1 << INDEX_BITS => {
+                self.entries.push(Entry::default());
+                self.entries.len() as u32 - 1
+            }
+            None => return Err(Error::Usage("a million requests are open: NCCL has to test them".to_owned())),
+        };
+        let entry = &mut self.entries[index as usize];
+        entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
+        (entry.open, entry.parts) = (true, 0);
+        Ok(Request { index, generation: entry.generation })
+    }
+
+    fn entry(&mut self, request: Request) -> Option<&mut Entry> {
+        let entry = self.entries.get_mut(request.index as usize)?;
+        (entry.open && entry.generation == request.generation).then_some(entry)
+    }
+
+    /// Adds parts to an open request.
+    pub fn add_parts(&mut self, request: Request, parts: u32) {
+        if let Some(entry) = self.entry(request) {
+            entry.parts += parts;
+        }
+    }
+
+    /// A part of a request has completed.
+    pub fn part_done(&mut self, request: Request) {
+        if let Some(entry) = self.entry(request) {
+            entry.parts = entry.parts.saturating_sub(1);
+        }
+    }
+
+    /// Whether all parts are complete; `None` for a request that is not open.
+    pub fn is_done(&mut self, request: Request) -> Option<bool> {
+        self.entry(request).map(|entry| entry.parts == 0)
+    }
+
+    /// Closes a request.
+    pub fn close(&mut self, request: Request) {
+        if let Some(entry) = self.entry(request) {
+            entry.open = false;
+            self.free.push(request.index);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_is_done_after_all_its_parts_and_closed_once() {
+        let mut requests = Requests::default();
+        let (a, b) = (requests.open().unwrap(), requests.open().unwrap());
+        assert_eq!(requests.is_done(a), Some(true), "without parts");
+        requests.add_parts(a, 2);
+        requests.part_done(a);
+        requests.part_done(b);
+        assert_eq!([requests.is_done(a), requests.is_done(b)], [Some(false), Some(true)]);
+        requests.part_done(a);
+        assert_eq!(requests.is_done(a), Some(true));
+        requests.close(a);
+        requests.close(a);
+        assert_eq!(requests.is_done(a), None);
+        let again = requests.open().unwrap();
+        assert_ne!(a, again);
+        assert_eq!([requests.is_done(a), requests.is_done(again)], [None, Some(true)]);
+    }
+
+    #[test]
+    fn handles_round_trip_and_foreign_ones_are_refused() {
+        let request = Request { index: (1 << INDEX_BITS) - 1, generation: (1 << GENERATION_BITS) - 1 };
+        for place in [0, 5, PLACES - 1] {
+            assert_eq!(Request::parse(request.handle(place)), Some((place, request)));
+        }
+        for bits in [0, 1, u64::MAX, 1 << 63, 0xdead_beef] {
+            assert_eq!(Request::parse(bits as *mut c_void), None, "{bits:#x}");
+        }
+    }
+}

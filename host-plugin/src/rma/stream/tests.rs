@@ -1,0 +1,219 @@
+//! A model of one sender and one receiver over a network that delays, reorders and duplicates, with an oracle that knows which bytes
+//! have landed.
+
+use super::*;
+use ferrogin_test_support::Random;
+use std::collections::BTreeSet;
+
+/// What the sender issued, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Issued {
+    Put,
+    Signal { has_put: bool, strong: bool },
+}
+
+/// A packet on its way to the receiver, or a completion on its way to the sender. Operations are named by their place in the order of issue.
+#[derive(Debug, Clone, Copy)]
+enum Packet {
+    /// A write without immediate data: its bytes.
+    Bytes(usize),
+    /// A write with immediate data.
+    Write {
+        issued: usize,
+        number: u32,
+    },
+    /// The message of a signal.
+    Message {
+        issued: usize,
+        number: u32,
+    },
+    Acknowledgement(u32),
+}
+
+struct Model {
+    bits: u32,
+    issued: Vec<Issued>,
+    /// Puts by place, with their index in the stream.
+    indexes: Vec<Option<u64>>,
+    sender: Outgoing<(usize, u32)>,
+    receiver: Incoming<usize>,
+    network: Vec<Packet>,
+    landed: BTreeSet<usize>,
+    applied: Vec<usize>,
+}
+
+impl Model {
+    fn new(first: u32, bits: u32) -> Self {
+        Self {
+            bits,
+            issued: Vec::new(),
+            indexes: Vec::new(),
+            sender: Outgoing::new(first, window(bits)),
+            receiver: Incoming::new(first, bits),
+            network: Vec::new(),
+            landed: BTreeSet::new(),
+            applied: Vec::new(),
+        }
+    }
+
+    /// Issues an operation; false without room in the window.
+    fn issue(&mut self, operation: Issued) -> bool {
+        let place = self.issued.len();
+        match operation {
+            Issued::Put => {
+                self.indexes.push(Some(self.sender.put()));
+                self.network.push(Packet::Bytes(place));
+            }
+            Issued::Signal { has_put, strong } => {
+                let Some(number) = self.sender.number() else { return false };
+                self.indexes.push(None);
+                if has_put {
+                    self.network.push(Packet::Write { issued: place, number });
+                }
+                let signal = (place, number);
+                let free = if strong { self.sender.hold(signal) } else { Some(signal) };
+                self.network.extend(free.map(|(issued, number)| Packet::Message { issued, number }));
+            }
+        }
+        self.issued.push(operation);
+        true
+    }
+
+    /// Delivers a packet, and checks the promise of each signal that becomes visible by it.
+    fn deliver(&mut self, packet: Packet) {
+        let mut visible = Vec::new();
+        match packet {
+            Packet::Bytes(place) => {
+                self.landed.insert(place);
+                self.sender.put_done(self.indexes[place].expect("a put"));
+                while let Some((issued, number)) = self.sender.release() {
+                    self.network.push(Packet::Message { issued, number });
+                }
+            }
+            Packet::Write { issued, number } => {
+                self.landed.insert(issued);
+                let low = number & (u32::MAX >> (32 - self.bits));
+                let _ = self.receiver.land(low, |place| visible.push(place));
+            }
+            Packet::Message { issued, number } => {
+                let Issued::Signal { has_put, strong } = self.issued[issued] else { panic!("a signal") };
+                let arrived = Arrived { has_put, strong, signal: issued };
+                let _ = self.receiver.arrive(number, arrived, |place| visible.push(place));
+            }
+            // A late one says less than those before.
+            Packet::Acknowledgement(number) => {
+                self.sender.acknowledge(number);
+            }
+        }
+        for place in visible {
+            self.check(place);
+            self.applied.push(place);
+        }
+        self.network.extend(self.receiver.acknowledgement().map(Packet::Acknowledgement));
+    }
+
+    fn check(&self, place: usize) {
+        assert!(!self.applied.contains(&place), "signal {place} is applied twice");
+        let Issued::Signal { has_put, strong } = self.issued[place] else { panic!("a signal") };
+        assert!(!has_put || self.landed.contains(&place), "signal {place} is visible before its put");
+        let earlier = self.issued[..place].iter().enumerate().filter(|_| strong);
+        for (before, operation) in earlier {
+            let is_visible = match operation {
+                Issued::Put => self.landed.contains(&before),
+                Issued::Signal { .. } => self.applied.contains(&before),
+            };
+            assert!(is_visible, "strong signal {place} is visible before operation {before}, {operation:?}");
+        }
+    }
+}
+
+/// Issues `operations` in random pieces, and delivers packets in random order, some of those to the receiver twice.
+fn run(seed: u64, first: u32, bits: u32, operations: usize) {
+    let mut random = Random::new(seed);
+    let mut model = Model::new(first, bits);
+    let mut blocked = None;
+    while model.issued.len() < operations || !model.network.is_empty() {
+        if model.issued.len() < operations && (model.network.is_empty() || random.below(3) > 0) {
+            let kind = random.below(8);
+            let next = blocked.take().unwrap_or(match kind {
+                0..3 => Issued::Put,
+                _ => Issued::Signal { has_put: kind.is_multiple_of(2), strong: kind < 6 },
+            });
+            if model.issue(next) {
+                continue;
+            }
+            blocked = Some(next);
+        }
+        assert!(!model.network.is_empty(), "the sender waits for room, and nothing is under way");
+        // Duplicates stay within the window, as those of a card's retransmission do.
+        let at = random.below(model.network.len() as u32) as usize;
+        let packet = model.network.swap_remove(at);
+        model.deliver(packet);
+        if let Packet::Write { .. } | Packet::Message { .. } = packet
+            && random.below(4) == 0
+        {
+            model.deliver(packet);
+        }
+    }
+    let signals = model.issued.iter().filter(|operation| **operation != Issued::Put).count();
+    assert_eq!(model.applied.len(), signals, "every signal is applied");
+}
+
+#[test]
+fn strong_signals_follow_all_earlier_operations_in_any_order_of_delivery() {
+    for seed in 0..400 {
+        run(seed, 0, 16, 60);
+    }
+}
+
+#[test]
+fn numbers_wrap_in_immediate_data_and_in_messages() {
+    for seed in 0..200 {
+        run(seed, u32::MAX - 30, NUMBER_BITS_MIN, 300);
+    }
+    run(7, u32::MAX - 500, 12, 5000);
+}
+
+#[test]
+fn duplicates_and_numbers_beyond_the_window_are_refused() {
+    let mut stream = Incoming::new(10, 8);
+    let mut applied = Vec::new();
+    let weak = |signal| Arrived { has_put: false, strong: false, signal };
+    assert_eq!(stream.arrive(9, weak('a'), |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.arrive(10 + 128, weak('b'), |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.land(10 + 128, |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.arrive(12, weak('c'), |signal| applied.push(signal)), Ok(()));
+    assert_eq!(stream.arrive(12, weak('d'), |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.land(12, |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.land(10, |signal| applied.push(signal)), Ok(()));
+    assert_eq!(stream.land(10, |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(applied, ['c']);
+}
+
+#[test]
+fn sender_stops_at_the_window_until_the_acknowledgement() {
+    let mut sender = Outgoing::<()>::new(u32::MAX, 4);
+    let numbers: Vec<_> = (0..5).map(|_| sender.number()).collect();
+    assert_eq!(numbers, [Some(u32::MAX), Some(0), Some(1), Some(2), None]);
+    assert!(!sender.acknowledge(4), "not issued yet");
+    assert!(!sender.acknowledge(u32::MAX - 1), "before the first one");
+    assert!(sender.acknowledge(1));
+    assert_eq!([sender.number(), sender.number(), sender.number()], [Some(3), Some(4), None]);
+}
+
+#[test]
+fn signal_waits_for_the_puts_before_it_only() {
+    let mut sender = Outgoing::new(0, 8);
+    assert_eq!(sender.hold('a'), Some('a'));
+    let (first, second) = (sender.put(), sender.put());
+    assert_eq!(sender.hold('b'), None);
+    let later = sender.put();
+    assert_eq!(sender.hold('c'), None);
+    sender.put_done(second);
+    assert_eq!(sender.release(), None);
+    sender.put_done(first);
+    assert_eq!([sender.release(), sender.release()], [Some('b'), None]);
+    sender.put_done(later);
+    sender.put_done(later);
+    assert_eq!([sender.release(), sender.release()], [Some('c'), None]);
+}

@@ -1,0 +1,264 @@
+//! The RMA plugin's tables, through dlopen, on the software card and over TCP.
+
+mod killed;
+mod refused;
+mod workload;
+
+use crate::harness::{plugin_path, rma_alone, software_gpu};
+use ferrogin_test_support::{repetitions, wait::HANG_LIMIT};
+use mini_nccl::rma::{Place, Request, RmaComm, RmaContext, RmaMemory, RmaPlugin, Signal, Transfer};
+use mini_nccl::{Bootstrap, DeviceMemory};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use workload::Workload;
+
+const TCP: [(&str, &str); 1] = [("FERROGIN_PROVIDER", "tcp")];
+
+/// Runs `body` on each rank of a communicator of `n` ranks, each in a thread. Returns the results by rank.
+fn ranks<T: Send + 'static>(
+    plugin: &Arc<RmaPlugin>,
+    n: usize,
+    body: impl Fn(RmaComm) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let body = Arc::new(body);
+    let threads: Vec<_> = Bootstrap::threads(n, HANG_LIMIT)
+        .into_iter()
+        .map(|bootstrap| {
+            let (plugin, body) = (plugin.clone(), body.clone());
+            std::thread::spawn(move || body(RmaComm::init(&plugin, Arc::new(bootstrap), 0).expect("a communicator")))
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().expect("a rank without a panic")).collect()
+}
+
+fn run(plugin: &Arc<RmaPlugin>, n: usize, workload: Workload) {
+    ranks(plugin, n, move |comm| workload.run(&comm));
+}
+
+#[test]
+fn strong_signals_show_all_earlier_puts_on_a_reordering_card() {
+    let test = "strong_signals_show_all_earlier_puts_on_a_reordering_card";
+    let faults = ["seed=1,reorder=64", "seed=2,reorder=64,reread=0.2", "seed=3,reorder=16,delay_us=0..50"];
+    let settings: Vec<_> = faults.iter().map(|faults| vec![("SOFTEFA_FAULTS", *faults)]).collect();
+    rma_alone(test, &settings, 16, |plugin| run(&plugin, 3, Workload::default()));
+}
+
+#[test]
+fn strong_signals_show_all_earlier_puts_over_tcp() {
+    let test = "strong_signals_show_all_earlier_puts_over_tcp";
+    rma_alone(test, &[TCP.to_vec()], 16, |plugin| run(&plugin, 3, Workload::default()));
+}
+
+#[test]
+fn every_version_of_the_table_moves_data() {
+    let test = "every_version_of_the_table_moves_data";
+    for version in [13, 14, 15] {
+        rma_alone(test, &[vec![]], version, |plugin| {
+            run(&plugin, 2, Workload { operations: 100, epochs: 1, ..Workload::default() });
+        });
+    }
+    let Some(path) = plugin_path(test) else { return };
+    assert_eq!(RmaPlugin::load(path).expect("the newest table").version(), 16);
+}
+
+/// One request after another, driven by `test` alone.
+fn finish(context: &RmaContext, requests: Vec<Request>) {
+    requests.iter().for_each(|request| context.wait(request).expect("a request"));
+}
+
+/// `size` bytes between two registrations.
+fn transfer<'a>(peer: usize, here: Place<'a>, there: Place<'a>, size: usize) -> Transfer<'a> {
+    Transfer { context: 0, peer, here, there, size, aggregate: false }
+}
+
+fn register(comm: &RmaComm, bytes: usize) -> RmaMemory {
+    comm.register(&Arc::new(DeviceMemory::alloc(bytes).expect("memory")), 0).expect("a registration")
+}
+
+#[test]
+fn put_to_this_rank_completes_by_test_alone() {
+    rma_alone("put_to_this_rank_completes_by_test_alone", &[vec![], TCP.to_vec()], 16, |plugin| {
+        ranks(&plugin, 1, |comm| {
+            let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+            memory.memory().store(0, 7);
+            let put = transfer(0, memory.at(0), memory.at(8), 8);
+            let signal = Signal { word: memory.at(16), value: 3, strong: true };
+            finish(&context, vec![context.put(put, None).expect("a put")]);
+            assert_eq!(memory.memory().load(8), 7);
+            finish(&context, vec![context.put(put, Some(signal)).expect("a signal")]);
+            while memory.memory().load(16) != 3 {
+                context.progress().expect("progress");
+            }
+        });
+    });
+}
+
+#[test]
+fn requests_beyond_all_queues_are_taken_and_complete_in_any_order() {
+    let test = "requests_beyond_all_queues_are_taken_and_complete_in_any_order";
+    rma_alone(test, &[vec![("SOFTEFA_FAULTS", "seed=4,reorder=64")], TCP.to_vec()], 16, |plugin| {
+        ranks(&plugin, 2, |comm| {
+            const COUNT: usize = 3000;
+            let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 16 * COUNT + 8));
+            let peer = 1 - comm.rank();
+            let word = Signal { word: memory.at(16 * COUNT), value: 1, strong: true };
+            (0..COUNT).for_each(|n| memory.memory().store(8 * n, n as u64 + 1));
+            comm.barrier().expect("all ranks");
+            // Far more signals than the window of a stream, and no test and no progress between.
+            let mut requests: Vec<_> = (0..COUNT)
+                .map(|n| {
+                    let put = transfer(peer, memory.at(8 * n), memory.at(8 * (COUNT + n)), 8);
+                    let aggregate = n + 1 < COUNT;
+                    context.put(Transfer { aggregate, ..put }, (n % 2 == 0).then_some(word)).expect("a request")
+                })
+                .collect();
+            requests.reverse();
+            finish(&context, requests);
+            while memory.memory().load(16 * COUNT) != COUNT as u64 / 2 {
+                context.progress().expect("progress");
+                std::thread::yield_now();
+            }
+            // All but the last put are before the last strong signal.
+            (0..COUNT - 1).for_each(|n| assert_eq!(memory.memory().load(8 * (COUNT + n)), n as u64 + 1));
+            polling(&context, || comm.barrier().expect("all ranks"));
+        });
+    });
+}
+
+/// Calls `body` while NCCL's thread polls.
+fn polling(context: &RmaContext, body: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(body);
+        while !thread.is_finished() {
+            let _ = context.progress();
+            std::thread::yield_now();
+        }
+    });
+}
+
+#[test]
+fn threads_with_33_contexts_each_share_a_communicator() {
+    let test = "threads_with_33_contexts_each_share_a_communicator";
+    rma_alone(test, &[vec![("SOFTEFA_FAULTS", "seed=6,reorder=64"), ("SOFTEFA_NICS", "2")]], 16, |plugin| {
+        const THREADS: usize = 3;
+        let done = Arc::new(AtomicUsize::new(0));
+        ranks(&plugin, 2, move |comm| {
+            let workload = Workload { contexts: 33, operations: 20, ..Workload::default() };
+            let parts: Vec<_> = (0..THREADS).map(|_| workload.prepare(&comm)).collect();
+            comm.barrier().expect("all ranks");
+            let (place, done) = ((comm.rank(), comm.nranks()), &done);
+            std::thread::scope(|scope| {
+                for (epoch, (context, areas)) in parts.iter().enumerate() {
+                    let workload = &workload;
+                    scope.spawn(move || {
+                        let mut arrived = false;
+                        workload.epoch(place, context, areas, epoch as u64, || {
+                            if !std::mem::replace(&mut arrived, true) {
+                                done.fetch_add(1, Ordering::SeqCst);
+                            }
+                            done.load(Ordering::SeqCst) == 2 * THREADS
+                        });
+                    });
+                }
+            });
+        });
+    });
+}
+
+#[test]
+fn late_traffic_after_destroy_changes_nothing_and_fails_nobody() {
+    let test = "late_traffic_after_destroy_changes_nothing_and_fails_nobody";
+    rma_alone(test, &[vec![("SOFTEFA_FAULTS", "seed=8,reorder=64,delay_us=0..200")]], 16, |plugin| {
+        ranks(&plugin, 2, |comm| {
+            for _ in 0..3 {
+                let memory = register(&comm, 4096);
+                let context = comm.create_context(1).expect("a context");
+                if comm.rank() == 0 {
+                    let signal = Signal { word: memory.at(8), value: 1, strong: true };
+                    let put = |n: usize| transfer(1, memory.at(0), memory.at(64 + 8 * n), 8);
+                    let requests = (0..64).map(|n| context.put(put(n), Some(signal)).expect("a signal"));
+                    finish(&context, requests.collect());
+                    assert!(!context.has_error().expect("an answer"));
+                }
+                // Rank 1 destroys its context while the signals are on their way, or waiting in its queues.
+                drop(context);
+                comm.barrier().expect("all ranks");
+            }
+            Workload { operations: 50, epochs: 1, ..Workload::default() }.run(&comm);
+        });
+    });
+}
+
+#[test]
+fn dead_peer_fails_the_context_and_not_the_close() {
+    let test = "dead_peer_fails_the_context_and_not_the_close";
+    rma_alone(test, &[vec![("SOFTEFA_FAULTS", "die_after=40")]], 16, |plugin| {
+        let failed = ranks(&plugin, 2, |comm| {
+            let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+            let signal = Signal { word: memory.at(8), value: 1, strong: true };
+            let put = transfer(1 - comm.rank(), memory.at(0), memory.at(64), 8);
+            let error = loop {
+                match context.put(put, Some(signal)).and_then(|request| context.wait(&request)) {
+                    Ok(()) => {}
+                    Err(error) => break error.to_string(),
+                }
+            };
+            assert!(context.has_error().expect("an answer"));
+            let again = context.put(put, None).expect_err("a context that has failed").to_string();
+            (error, again, context.progress().is_err())
+        });
+        for (rank, (error, again, progress)) in failed.into_iter().enumerate() {
+            let cause = format!("of rank {rank} to rank {}", 1 - rank);
+            assert!(error.contains(&cause) && again.contains(&cause) && progress, "{error}\n{again}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "make check"]
+fn transfer_beyond_one_write_is_split() {
+    rma_alone(
+        "transfer_beyond_one_write_is_split",
+        &[vec![("SOFTEFA_NICS", "1")], vec![("SOFTEFA_NICS", "2")]],
+        16,
+        |plugin| {
+            ranks(&plugin, 1, |comm| {
+                const SIZE: usize = (1 << 30) + 4104;
+                let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 2 * SIZE + 8));
+                let marks = [0, (1 << 29) - 8, (1 << 30) - 8, 1 << 30, SIZE - 8];
+                marks.iter().enumerate().for_each(|(n, at)| memory.memory().store(*at, n as u64 + 1));
+                let signal = Signal { word: memory.at(2 * SIZE), value: 1, strong: false };
+                let put = transfer(0, memory.at(0), memory.at(SIZE), SIZE);
+                let request = context.put(put, Some(signal)).expect("a put");
+                while memory.memory().load(2 * SIZE) == 0 {
+                    context.progress().expect("progress");
+                }
+                marks.iter().enumerate().for_each(|(n, at)| assert_eq!(memory.memory().load(SIZE + at), n as u64 + 1));
+                finish(&context, vec![request]);
+            });
+        },
+    );
+}
+
+#[test]
+fn signals_in_gpu_memory_are_added_by_the_driver() {
+    let test = "signals_in_gpu_memory_are_added_by_the_driver";
+    let Some(path) = software_gpu(test) else { return };
+    let gpu = [("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path), ("SOFTEFA_FAULTS", "seed=9,reorder=64")];
+    rma_alone(test, &[gpu.to_vec()], 16, |plugin| {
+        run(&plugin, 2, Workload { operations: 100, epochs: 1, contexts: 1, gpu: true, ..Workload::default() });
+    });
+}
+
+/// 96,000 operations; 5 million with each provider in a soak run.
+#[test]
+#[ignore = "make check"]
+fn many_operations_among_four_ranks_are_all_verified() {
+    let test = "many_operations_among_four_ranks_are_all_verified";
+    let faults = "seed=11,reorder=64,reread=0.1";
+    rma_alone(test, &[vec![("SOFTEFA_FAULTS", faults)], TCP.to_vec()], 16, |plugin| {
+        // Of each rank to each rank in two contexts: 32,000 operations an epoch.
+        let epochs = repetitions("FERROGIN_RMA_EPOCHS", 3, 160);
+        run(&plugin, 4, Workload { seed: 11, operations: 1000, epochs, ..Workload::default() });
+    });
+}
