@@ -25,6 +25,7 @@ LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
+	@echo '             with NVCC=FILE or CUDA_HOME=DIRECTORY also $(DIST)/cuda/, as make ptx'
 	@echo 'make ptx     build, then $(DIST)/cuda/: the device code as PTX and as objects that nvcc links (fetches nvcc from PyPI)'
 	@echo 'make wheel   build, then $(DIST)/ferrogin-$(VERSION)-*.whl: the Python package with all of these (after make ptx with the objects too)'
 	@echo 'make install PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) DESTDIR=   copies what make build and make ptx made; make uninstall removes it'
@@ -52,6 +53,7 @@ build:
 	install -d $(DIST)/gpu
 	install -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
+	if test -n "$(NVCC)$(CUDA_HOME)" && test -d $(RELEASE)/cuda; then install -d $(DIST)/cuda && install -m 644 $(RELEASE)/cuda/* $(DIST)/cuda; fi
 
 # It builds nothing, so that root runs no compiler. Every user can read what it installs, whatever the umask is here and was in the build.
 install:
