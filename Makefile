@@ -34,7 +34,7 @@ help:
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card: by CPU threads, then as PTX'
 	@echo 'make test    build, then the tests of every part; ends with how many passed, failed and were skipped'
 	@echo 'make check   build, then everything else that a change must pass: lints, models, nvcc, more configurations, other projects'
-	@echo 'make test-gpu build, then the tests that need a GPU (fetches nvcc, NCCL and compute-sanitizer from PyPI)'
+	@echo 'make test-gpu build, then the tests that need a GPU (fetches nvcc, NCCL and compute-sanitizer from PyPI), and a report to send'
 	@echo 'make clean   remove what was built and fetched'
 	@echo 'demo, test and check first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
@@ -118,9 +118,15 @@ check:
 	@$(MAKE) --no-print-directory build
 	FERROGIN_DIST=$(abspath $(DIST)) $(CARGO) xtask check
 
-# On a machine without cargo: tests/gpu/run.sh with what was built elsewhere.
-test-gpu: build
-	$(CARGO) build --release --locked -p scenario-runner
+# First what the first values need, so that one knows soon whether a put arrives. On a machine without cargo: tests/gpu/run.sh with what was
+# built elsewhere.
+test-gpu:
+	$(CARGO) build --release --locked -p ferrogin-host-plugin -p softefa -p soft-gpu -p scenario-runner
+	install -D -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
+	install -D -m 755 $(RELEASE)/libsoftefa_fi.so $(DIST)/libsoftefa-fi.so
+	install -D -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
+	GPU_SCENARIOS=$(RELEASE)/scenario-runner tests/gpu/run.sh $(DIST) "first values"
+	@$(MAKE) --no-print-directory build
 	GPU_SCENARIOS=$(RELEASE)/scenario-runner tests/gpu/run.sh $(DIST)
 
 clean:
