@@ -27,6 +27,7 @@ RMA := libnccl-rma-ferrogin.so
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
+	@echo '             with NVCC=FILE or CUDA_HOME=DIRECTORY also $(DIST)/cuda/, as make ptx'
 	@echo 'make ptx     build, then $(DIST)/cuda/: the device code as PTX and as objects that nvcc links (fetches nvcc from PyPI)'
 	@echo 'make wheel   build, then $(DIST)/ferrogin-$(VERSION)-*.whl: the Python package with all of these (after make ptx with the objects too)'
 	@echo 'make install PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) DESTDIR=   copies what make build and make ptx made; make uninstall removes it'
@@ -35,7 +36,7 @@ help:
 	@echo 'make demo    build, then two ranks exchange values through the plugin on the software card: by CPU threads, then as PTX'
 	@echo 'make test    build, then the tests of every part; ends with how many passed, failed and were skipped'
 	@echo 'make check   build, then everything else that a change must pass: lints, models, nvcc, more configurations, other projects'
-	@echo 'make test-gpu build, then the tests that need a GPU (fetches nvcc, NCCL and compute-sanitizer from PyPI)'
+	@echo 'make test-gpu build, then the tests that need a GPU (fetches nvcc, NCCL and compute-sanitizer from PyPI), and a report to send'
 	@echo 'make clean   remove what was built and fetched'
 	@echo 'demo, test and check first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
@@ -55,6 +56,7 @@ build:
 	install -d $(DIST)/gpu
 	install -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
+	if test -n "$(NVCC)$(CUDA_HOME)" && test -d $(RELEASE)/cuda; then install -d $(DIST)/cuda && install -m 644 $(RELEASE)/cuda/* $(DIST)/cuda; fi
 
 # It builds nothing, so that root runs no compiler. Every user can read what it installs, whatever the umask is here and was in the build.
 install:
@@ -120,9 +122,15 @@ check:
 	@$(MAKE) --no-print-directory build
 	FERROGIN_DIST=$(abspath $(DIST)) $(CARGO) xtask check
 
-# On a machine without cargo: tests/gpu/run.sh with what was built elsewhere.
-test-gpu: build
-	$(CARGO) build --release --locked -p scenario-runner
+# First what the first values need, so that one knows soon whether a put arrives. On a machine without cargo: tests/gpu/run.sh with what was
+# built elsewhere.
+test-gpu:
+	$(CARGO) build --release --locked -p ferrogin-host-plugin -p softefa -p soft-gpu -p scenario-runner
+	install -D -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
+	install -D -m 755 $(RELEASE)/libsoftefa_fi.so $(DIST)/libsoftefa-fi.so
+	install -D -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
+	GPU_SCENARIOS=$(RELEASE)/scenario-runner tests/gpu/run.sh $(DIST) "first values"
+	@$(MAKE) --no-print-directory build
 	GPU_SCENARIOS=$(RELEASE)/scenario-runner tests/gpu/run.sh $(DIST)
 
 clean:

@@ -9,6 +9,7 @@ mod gpu;
 mod gpu_cost;
 mod launch;
 mod mlx5_cards;
+mod pack;
 mod perf;
 mod probe;
 mod ptx;
@@ -80,6 +81,9 @@ enum Command {
     /// The device code runs as PTX in the interpreter of the software GPU: docs/software-gpu.md. Exits with 0, 1 if the PTX cannot be
     /// read or run, and 2 for invalid arguments.
     GpuCost(gpu_cost::CostArgs),
+    /// Packs the files of a directory for a report: without host names, the home directory and addresses.
+    #[command(hide = true)]
+    Pack(pack::PackArgs),
     /// Runs one part of a validation, as a rank.
     #[command(hide = true)]
     ValidatePart(validate::PartArgs),
@@ -108,6 +112,7 @@ fn main() -> ExitCode {
         Command::Verbs(args) => verbs::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Pack(args) => pack::run(&args),
         Command::ValidatePart(args) => validate::part(&args),
         Command::Probe { limit, probe } => probe::run(&probe, Duration::from_secs(limit)),
     }

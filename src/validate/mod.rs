@@ -11,10 +11,10 @@
 //! The ranks of the validation meet once. For each step they agree on an address at which the children, which are ranks of a job of their own, meet.
 //! A child that fails, crashes or hangs ends only its step.
 
-mod archive;
+pub(crate) mod archive;
 mod expected;
 mod fidelity;
-mod machine;
+pub(crate) mod machine;
 mod step;
 
 use crate::probe;

@@ -177,7 +177,7 @@ while IFS= read -r line; do
     "FAIL "*) fail "${line#FAIL }" ;;
     "SKIP "*) skip "${line#SKIP }" ;;
     esac
-done < <(LIBNCCL_RELEASES=2.32.3 "$root/tests/gpu/two_ranks/run.sh" "$dist")
+done < <(GPU_RELEASES=2.32.3 "$root/tests/gpu/two_ranks/run.sh" "$dist")
 for release in $releases; do
     check "NCCL $release: the layouts of its queue structs" "${compile[@]}" -I"$root/.cache/nccl-$release/include" -dc \
         "$here/layout.cu" -o layout.o

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # All tests that need a GPU, as `make test-gpu` runs them: run.sh [DIST] [NAME...]
 #
-# DIST (default: dist) is what `make build` made. The ranks share the first GPU. The scenarios run as kernels over the software card: from
-# the PTX that ships, and from machine code that nvcc makes of ferrogin/gin.cuh and of ferrogin/nccl_gin.cuh; on both policies, all layouts
-# and groups, on cards with faults, and below compute-sanitizer. Then two ranks run with the real libnccl (tests/gpu/two_ranks/run.sh).
-# nvcc, NCCL and compute-sanitizer come from PyPI (into .cache/) unless they are there. With names, only tests whose names contain one.
+# DIST (default: dist) is what `make build` made; two ranks share the GPU, and the software card takes the place of EFA. First come two values
+# from the PTX that ships, then the two-rank test with NCCL's library (two_ranks/), then the scenarios: from the PTX, and from machine code that nvcc
+# makes of ferrogin/gin.cuh and of ferrogin/nccl_gin.cuh; on both policies, all layouts and groups, on cards with faults, and below
+# compute-sanitizer. The posting rate comes last (benches/gpu/run.sh). nvcc, NCCL and compute-sanitizer come from PyPI (into .cache/)
+# unless they are there. With names, only tests whose names contain one.
 #
-# Prints a line for each test and a last line with the counts; the status is 1 if a test failed, and 3 with the reason if there is no GPU
-# that could run them. The output of each test stays in target/gpu/.
+# Prints a line for each test, a line with the counts, and the report to send: target/gpu/ferrogin-gpu-report.tar.gz, with the output of each test,
+# which also stays in target/gpu/logs/. The status is 1 if a test failed, and 3 with the reason if there is no GPU that could run them.
 #
 #   GPU_SCENARIOS=PROGRAM   scenario-runner [target/release/scenario-runner]
 #   GPU_REPS=N              repetitions of each step [60]
-#   GPU_PREBUILT=1          on a machine without nvcc or a network: the machine code in target/gpu/images (tests/gpu/images.sh), and the programs
-#                           and libraries of libnccl (LIBNCCL_LINK=1 tests/gpu/two_ranks/run.sh), as another machine left them
-#   SOFTWARE_GPU=1          on the software GPU of DIST, for a test of this script: without machine code, compute-sanitizer and libnccl
+#   GPU_PREBUILT=1          on a machine without nvcc or a network: the machine code in target/gpu/images (images.sh), and the two-rank programs and
+#                           NCCL's libraries (GPU_SM=N two_ranks/build.sh), as another machine left them
+#   SOFTWARE_GPU=1          on the software GPU of DIST: without machine code and compute-sanitizer, and the two-rank test without NCCL's library
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -25,25 +26,26 @@ names=("$@")
 scenarios=${GPU_SCENARIOS:-$root/target/release/scenario-runner}
 reps=${GPU_REPS:-60}
 out=$root/target/gpu
+logs=$out/logs
+report=$out/ferrogin-gpu-report.tar.gz
+began=$SECONDS
 releases="2.31.2 2.32.3"
 # compute-sanitizer of the compiler's release.
 sanitizer_version=13.0.85
 passed=0 failed=0 skipped=0
 
-pass() {
-    echo "PASS $1"
-    passed=$((passed + 1))
+# say PASS|FAIL|SKIP NAME: prints and counts a line.
+say() {
+    echo "$1 $2" | tee -a "$logs/summary.txt"
+    case $1 in
+    PASS) passed=$((passed + 1)) ;;
+    FAIL) failed=$((failed + 1)) ;;
+    SKIP) skipped=$((skipped + 1)) ;;
+    esac
 }
-
-fail() {
-    echo "FAIL $1"
-    failed=$((failed + 1))
-}
-
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
+pass() { say PASS "$1"; }
+fail() { say FAIL "$1"; }
+skip() { say SKIP "$1"; }
 
 wanted() {
     local name
@@ -65,8 +67,13 @@ if ! machine=$("$scenarios" --gpu 2>&1); then
     echo "test-gpu: no test ran: ${machine#scenario-runner: }" >&2
     exit 3
 fi
-echo "test-gpu: $machine"
-mkdir -p "$out"
+rm -rf "$logs"
+mkdir -p "$logs"
+echo "test-gpu: $machine" | tee "$logs/summary.txt"
+nvidia-smi >"$logs/nvidia-smi.txt" 2>&1
+# The first values need no tool.
+has_tool() { [ -x "$dist/ferrogin" ]; }
+if has_tool; then "$dist/ferrogin" doctor --json >"$logs/doctor.json" 2>"$logs/doctor.txt"; fi
 
 # run NAME [SETTING=VALUE...] -- OPTION...: the ranks pass all scenarios that the options choose.
 run() {
@@ -75,7 +82,7 @@ run() {
     while [ "$1" != -- ]; do settings+=("$1") && shift; done
     shift
     wanted "$name" || return
-    log=$out/${name//[^a-zA-Z0-9.]/-}.log
+    log=$logs/${name//[^a-zA-Z0-9.]/-}.txt
     if env "${settings[@]}" timeout -k 10 600 "${below[@]}" "$scenarios" --reps "$reps" "$@" >"$log" 2>&1; then
         pass "$name: $(grep -c '\] PASS ' "$log") scenarios"
     else
@@ -89,7 +96,7 @@ ends() {
     local name=$1 setting=$2 text=$3 log
     shift 3
     wanted "$name" || return
-    log=$out/${name//[^a-zA-Z0-9.]/-}.log
+    log=$logs/${name//[^a-zA-Z0-9.]/-}.txt
     if env "$setting" timeout -k 10 120 "$scenarios" --reps 200 "$@" >"$log" 2>&1; then
         fail "$name: the ranks pass; see $log"
     elif grep -qE "$text" "$log"; then
@@ -117,6 +124,24 @@ build() {
     run "$name, card without 128-byte requests over tcp" SOFTEFA_WIRE=tcp SOFTEFA_FAULTS=qp_caps=0 -- "${options[@]}"
 }
 
+# The shortest proof comes first.
+usual=$reps reps=10
+run "first values, PTX" -- --api c --only value-poll --only value-signal
+reps=$usual
+
+# The lines of another script, which prints its own.
+lines_of() {
+    local word line
+    while read -r word line; do
+        case $word in
+        PASS | FAIL | SKIP) say "$word" "$line" ;;
+        esac
+    done < <("$@" 2>&1)
+}
+# With names, only if one of them asks for it.
+sm=$(sed -n 's/.*compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p' <<<"$machine")
+if wanted two_ranks; then lines_of env GPU_SM="$sm" "$here/two_ranks/run.sh" "$dist"; fi
+
 build "PTX, gin.h" c
 build "PTX, gin.cuh" cuda
 build "PTX, Rust" rust
@@ -127,18 +152,16 @@ for api in c cuda rust; do
 done
 
 if [ -n "${SOFTWARE_GPU:-}" ]; then
-    skip "machine code of nvcc: the software GPU executes PTX"
-    skip "compute-sanitizer: it needs a GPU"
-    skip "libnccl: NVIDIA's runtime library does not run on the software GPU"
+    ! wanted "machine code" || skip "machine code of nvcc: the software GPU executes PTX"
+    ! wanted compute-sanitizer || skip "compute-sanitizer: it needs a GPU"
 else
-    sm=$(sed -n 's/.*compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p' <<<"$machine")
     # shellcheck disable=SC2086
     if [ -z "${GPU_PREBUILT:-}" ]; then
         rm -rf "$out/images"
-        if ! cuda=$(bash "$root/tests/cuda/fetch-tools.sh" "$root/.cache" 2>"$out/tools.log"); then
-            skip "machine code of nvcc: $(tail -n 1 "$out/tools.log")"
-        elif ! bash "$here/images.sh" "$cuda" "$sm" "$out/images" $releases >"$out/images.log" 2>&1; then
-            fail "nvcc for sm_$sm: $(grep -m 1 -iE 'error|fatal' "$out/images.log")"
+        if ! cuda=$(bash "$root/tests/cuda/fetch-tools.sh" "$root/.cache" 2>"$logs/tools.txt"); then
+            skip "machine code of nvcc: $(tail -n 1 "$logs/tools.txt")"
+        elif ! bash "$here/images.sh" "$cuda" "$sm" "$out/images" $releases >"$logs/images.txt" 2>&1; then
+            fail "nvcc for sm_$sm: $(grep -m 1 -iE 'error|fatal' "$logs/images.txt")"
         fi
     fi
     for image in "$out"/images/*.cubin; do
@@ -157,7 +180,7 @@ else
         if [ ! -x "$tree/bin/compute-sanitizer" ] && [ -z "${GPU_PREBUILT:-}" ]; then
             work=$(mktemp -d "$root/.cache/fetch.XXXXXX")
             python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: -d "$work" \
-                "nvidia-cuda-sanitizer-api==$sanitizer_version" >"$out/pip.log" 2>&1 &&
+                "nvidia-cuda-sanitizer-api==$sanitizer_version" >"$logs/pip.txt" 2>&1 &&
                 python3 -m zipfile -e "$work"/*.whl "$work/tree" && chmod +x "$work"/tree/nvidia/cu13/bin/compute-sanitizer &&
                 mv "$work/tree/nvidia/cu13" "$tree"
             rm -rf "$work"
@@ -165,7 +188,7 @@ else
         [ -x "$tree/bin/compute-sanitizer" ] && sanitizer=$tree/bin/compute-sanitizer injection=(--injection-path "$tree/lib")
     fi
     if [ -z "$sanitizer" ]; then
-        skip "compute-sanitizer: none is installed, and none came from PyPI: $(tail -n 1 "$out/pip.log" 2>/dev/null)"
+        skip "compute-sanitizer: none is installed, and none came from PyPI: $(tail -n 1 "$logs/pip.txt" 2>/dev/null)"
     else
         usual=$reps
         reps=5
@@ -181,17 +204,21 @@ else
         below=()
         reps=$usual
     fi
-
-    if wanted libnccl; then
-        while IFS= read -r line; do
-            case $line in
-            "PASS "*) pass "${line#PASS }" ;;
-            "FAIL "*) fail "${line#FAIL }" ;;
-            "SKIP "*) skip "${line#SKIP }" ;;
-            *) echo "$line" ;;
-            esac
-        done < <(LIBNCCL_SM=$sm LIBNCCL_PREBUILT=${GPU_PREBUILT:-} "$root/tests/gpu/two_ranks/run.sh" "$dist")
-    fi
 fi
-echo "test-gpu: $passed passed, $failed failed, $skipped skipped"
+
+# The bench prints its figures; on the software GPU they would mean nothing, so it only counts posts there.
+if wanted "posting rate" && [ -z "${GPU_BENCH:-}" ] && ! command -v "${CARGO:-cargo}" >/dev/null; then
+    skip "posting rate: no cargo on this machine, and no GPU_BENCH (benches/gpu/run.sh)"
+elif wanted "posting rate"; then
+    FERROGIN_DIST=$dist "$root/benches/gpu/run.sh" ${SOFTWARE_GPU:+--check} >"$logs/posting-rate.txt" 2>&1
+    status=$?
+    case $status in
+    0) pass "posting rate, NCCL's device code beside ferrogin's" ;;
+    3) skip "posting rate: $(tail -n 1 "$logs/posting-rate.txt")" ;;
+    *) fail "posting rate: status $status: $(tail -n 1 "$logs/posting-rate.txt")" ;;
+    esac
+    [ -n "${SOFTWARE_GPU:-}" ] || cat "$logs/posting-rate.txt"
+fi
+echo "test-gpu: $passed passed, $failed failed, $skipped skipped, in $((SECONDS - began)) s" | tee -a "$logs/summary.txt"
+has_tool && "$dist/ferrogin" pack "$logs" --output "$report" && echo "Please send $report, also if all passed: docs/hardware.md"
 [ "$failed" -eq 0 ]

@@ -1,17 +1,16 @@
-//! Sends one message between two queue pairs of a software ConnectX card: `cargo run -p soft-mlx5 --example mlx5_send`.
+//! Sends one message between two queue pairs of a ConnectX card, in software by default: `cargo run -p soft-mlx5 --example mlx5_send`.
 //!
-//! `mlx5::verbs::Hardware::open` in place of `Card::open` runs the same code on a card.
+//! With `FERROGIN_MLX5=mlx5_0` the same code runs on that card.
 #![allow(unsafe_code)]
 
 use mlx5::cq::{CompletionQueue, Polled};
-use mlx5::device::{Access, CqAttr, Device, QpAttr};
+use mlx5::device::{Access, CqAttr, QpAttr};
 use mlx5::qp::QueuePair;
 use mlx5::sq::Flags;
 use mlx5::wire::Cqe;
 use mlx5::wqe::{Data, Limits, Op, Sge, Transport, With, WorkRequest};
-use soft_mlx5::{Card, Settings};
+use soft_mlx5::Settings;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 type Error = Box<dyn std::error::Error>;
@@ -35,7 +34,7 @@ fn next(queue: &mut CompletionQueue) -> Result<Cqe, Error> {
 fn main() -> Result<(), Error> {
     // What the card writes while it is registered. It outlives the card, which is dropped first.
     let mut memory = [0u8; 64];
-    let card: Arc<dyn Device> = Arc::new(Card::open(Settings::default())?);
+    let card = soft_mlx5::open(Settings::default())?;
     let pd = card.alloc_pd()?;
     let cq = card.create_cq(&CqAttr { entries: 16, compression: false })?;
     let attr = QpAttr {

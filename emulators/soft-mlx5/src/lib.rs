@@ -53,7 +53,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use mlx5::device::{Caps, DeviceError, Handle};
+use mlx5::device::{Caps, Device, DeviceError, Handle};
+use mlx5::verbs::Hardware;
 use nix::poll::{PollFd, PollFlags, ppoll};
 
 use self::connection::Connection;
@@ -100,6 +101,17 @@ impl Drop for Alive {
             let _ = engine.join();
         }
     }
+}
+
+/// The ConnectX card that FERROGIN_MLX5 names, as `mlx5_0` or `mlx5_0:PORT:GID-INDEX`; where it isn't set, a software card with these settings.
+///
+/// # Errors
+/// There is no such card, or the software card cannot be opened.
+pub fn open(settings: Settings) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(match std::env::var("FERROGIN_MLX5").ok().filter(|name| !name.is_empty()) {
+        Some(name) => Arc::new(Hardware::named(&name)?),
+        None => Arc::new(Card::open(settings)?),
+    })
 }
 
 /// A card. It works until the card and all objects made from it are dropped.

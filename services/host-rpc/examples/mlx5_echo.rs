@@ -1,17 +1,15 @@
-//! Echo over mlx5 queue pairs of the software card, in two processes: `mlx5_echo server` prints its address and ends with its
-//! input; `mlx5_echo client ADDRESS TEXT` prints the answer.
+//! Echo over mlx5 queue pairs, in two processes: `mlx5_echo server [ADDRESS]` prints its address and ends with its input;
+//! `mlx5_echo client ADDRESS TEXT` prints the answer. The card is that of FERROGIN_MLX5 (`mlx5_0`), or a software card.
 
 use host_rpc::mlx5::{Config, Connection, Connector};
 use host_rpc::{Client, Server, Settings};
-use soft_mlx5::{Card, Settings as CardSettings};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
 use std::time::Duration;
 
 type Error = Box<dyn std::error::Error>;
 
 fn connect(stream: TcpStream) -> Result<Connection, Error> {
-    let card: Arc<dyn mlx5::device::Device> = Arc::new(Card::open(CardSettings::default())?);
+    let card = soft_mlx5::open(soft_mlx5::Settings::default())?;
     let peer = stream.peer_addr()?.to_string();
     Ok(Connector::new(&card, &Config::default())?.connect_over(stream, &peer)?)
 }
@@ -19,9 +17,9 @@ fn connect(stream: TcpStream) -> Result<Connection, Error> {
 fn main() -> Result<(), Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["server"] => {
+        ["server", address @ ..] if address.len() < 2 => {
             let server = Server::new(Settings::default()).method(1, |_, body| Ok(body.into_vec().into())).start();
-            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let listener = TcpListener::bind(address.first().unwrap_or(&"127.0.0.1:0"))?;
             println!("{}", listener.local_addr()?);
             server.attach(connect(listener.accept()?.0)?);
             std::io::stdin().read_line(&mut String::new())?;
@@ -32,7 +30,7 @@ fn main() -> Result<(), Error> {
             let answer = client.call(1, text.as_bytes().to_vec(), Duration::from_secs(60)).wait()?;
             println!("{}", String::from_utf8_lossy(&answer.into_vec()));
         }
-        _ => return Err("usage: mlx5_echo server | mlx5_echo client ADDRESS TEXT".into()),
+        _ => return Err("usage: mlx5_echo server [ADDRESS] | mlx5_echo client ADDRESS TEXT".into()),
     }
     Ok(())
 }

@@ -202,6 +202,11 @@ impl CompletionQueue {
         self.consumer
     }
 
+    /// A copy of the slot of an index, whatever it has: for tools that show what a card writes.
+    pub fn peek(&self, index: u32) -> Cqe {
+        self.slots.slot(index).copy()
+    }
+
     /// Takes one completion. The card cannot reuse its slot before [`Self::release`]; the queue overruns if that is never called.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Polled<'_>, CorruptQueue> {

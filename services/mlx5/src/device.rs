@@ -83,6 +83,12 @@ pub enum DeviceError {
         /// The names of the devices that exist.
         others: Vec<String>,
     },
+    /// A text that names no device.
+    #[error("{text} names no device: write mlx5_0, or mlx5_0:PORT:GID-INDEX with numbers up to 255")]
+    Name {
+        /// The text.
+        text: String,
+    },
     /// The peer does not exist or does not answer.
     #[error("the peer cannot be reached: {why}")]
     Peer {

@@ -47,6 +47,25 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// The name of [`Hardware::named`], and the settings behind it.
+    fn named(text: &str) -> Result<(&str, Self), DeviceError> {
+        let wrong = |_: std::num::ParseIntError| DeviceError::Name { text: text.to_owned() };
+        let mut parts = text.split(':');
+        let name = parts.next().unwrap_or_default();
+        let mut settings = Self::default();
+        for field in [&mut settings.port, &mut settings.gid_index] {
+            if let Some(part) = parts.next() {
+                *field = part.parse().map_err(wrong)?;
+            }
+        }
+        match parts.next() {
+            None => Ok((name, settings)),
+            Some(_) => Err(DeviceError::Name { text: text.to_owned() }),
+        }
+    }
+}
+
 /// An RDMA device of the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceEntry {
@@ -65,6 +84,22 @@ pub fn devices() -> Result<Vec<DeviceEntry>, DeviceError> {
         None::<()>
     })?;
     Ok(all)
+}
+
+/// The forms of compressed completions of rdma-core, by what a small completion keeps: `enum mlx5dv_cqe_comp_res_format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompressedFormat {
+    /// The hash.
+    Hash = 1,
+    /// The checksum.
+    Checksum = 2,
+    /// The checksum and the index of a stride.
+    ChecksumStride = 4,
+}
+
+impl CompressedFormat {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Hash, Self::Checksum, Self::ChecksumStride];
 }
 
 /// A ConnectX device.
@@ -94,6 +129,13 @@ const MIN_RNR_TIMER: u8 = 12;
 const ALL_REMOTE: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
 
 impl Hardware {
+    /// Opens a device by its name, with the port and the index of the source GID behind it if they are not the default ones:
+    /// `mlx5_0`, `mlx5_0:1`, `mlx5_0:1:3`.
+    pub fn named(text: &str) -> Result<Self, DeviceError> {
+        let (name, settings) = Settings::named(text)?;
+        Self::open(Some(name), settings)
+    }
+
     /// Opens the device of that name; without a name the first mlx5 device.
     pub fn open(name: Option<&str>, settings: Settings) -> Result<Self, DeviceError> {
         let api = Api::load()?;
@@ -169,6 +211,52 @@ impl Hardware {
     fn modify(&self, qp: &library::Qp, mut attr: ffi::QpAttr, mask: c_int) -> Result<(), DeviceError> {
         let status = (self.context.api.verbs.ibv_modify_qp)(qp.object, &mut attr, mask);
         check_status(status, "ibv_modify_qp")
+    }
+
+    /// Creates a queue whose completions the card compresses in the layout of rdma-core, which [`crate::cq`] does not read:
+    /// [`crate::cq::CompletionQueue::peek`] shows its bytes.
+    pub fn create_compressed_cq(&self, entries: u32, format: CompressedFormat) -> Result<RawCq, DeviceError> {
+        let create = self.context.api.dv.mlx5dv_create_cq;
+        let mut attr = ffi::CqInitAttrEx::of(entries);
+        let mut dv = ffi::DvCqInitAttr::compressed(format as u8);
+        let object = create(self.context.object, &mut attr, &mut dv);
+        self.completions(check_pointer(object, "mlx5dv_create_cq")?)
+    }
+
+    /// The parts of a queue that was just created.
+    fn completions(&self, object: ffi::Ptr<ffi::Cq>) -> Result<RawCq, DeviceError> {
+        let handle = Handle::new(library::Cq { object, context: self.context.clone() });
+        let mut cq = ffi::DvCq {
+            buf: null_mut(),
+            dbrec: null_mut(),
+            cqe_cnt: 0,
+            cqe_size: 0,
+            cq_uar: null_mut(),
+            cqn: 0,
+            comp_mask: 0,
+        };
+        self.layout(ffi::DV_CQ, object.cast(), &mut cq)?;
+        if cq.cqe_size as usize != size_of::<Cqe>() {
+            let why = format!("completions of {} bytes; unset MLX5_CQE_SIZE", cq.cqe_size);
+            return Err(DeviceError::Library { library: "libmlx5.so.1", why });
+        }
+        let page: NonNull<u8> = non_null(cq.cq_uar, "user page")?;
+        let arm = NonNull::new(page.as_ptr().wrapping_add(ffi::CQ_DOORBELL)).unwrap_or(page);
+        // SAFETY: the library mapped and initialised the slots for this queue; the handle in the parts keeps them mapped.
+        let slots = unsafe { Slots::new(non_null(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
+        // SAFETY: `CQ_DOORBELL` is an aligned offset inside the user page, which the handle in the parts keeps mapped.
+        let arm = unsafe { ArmRegister::new(arm.cast()) };
+        let parts = CqParts {
+            slots,
+            record: record(cq.dbrec, 0)?,
+            arm_record: record(cq.dbrec, 1)?,
+            arm,
+            cqn: cq.cqn,
+            compression: false,
+            start_index: 0,
+            keep_alive: handle.clone(),
+        };
+        Ok(RawCq { handle, parts })
     }
 
     fn initialise(&self, qp: &library::Qp, qkey: u32) -> Result<(), DeviceError> {
@@ -258,39 +346,7 @@ impl Device for Hardware {
         let entries = c_int::try_from(attr.entries).unwrap_or(c_int::MAX);
         let create = self.context.api.verbs.ibv_create_cq;
         let object = create(self.context.object, entries, null_mut(), None, 0);
-        let object = check_pointer(object, "ibv_create_cq")?;
-        let handle = Handle::new(library::Cq { object, context: self.context.clone() });
-        let mut cq = ffi::DvCq {
-            buf: null_mut(),
-            dbrec: null_mut(),
-            cqe_cnt: 0,
-            cqe_size: 0,
-            cq_uar: null_mut(),
-            cqn: 0,
-            comp_mask: 0,
-        };
-        self.layout(ffi::DV_CQ, object.cast(), &mut cq)?;
-        if cq.cqe_size as usize != size_of::<Cqe>() {
-            let why = format!("completions of {} bytes; unset MLX5_CQE_SIZE", cq.cqe_size);
-            return Err(DeviceError::Library { library: "libmlx5.so.1", why });
-        }
-        let page: NonNull<u8> = non_null(cq.cq_uar, "user page")?;
-        let arm = NonNull::new(page.as_ptr().wrapping_add(ffi::CQ_DOORBELL)).unwrap_or(page);
-        // SAFETY: the library mapped and initialised the slots for this queue; the handle in the parts keeps them mapped.
-        let slots = unsafe { Slots::new(non_null(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
-        // SAFETY: `CQ_DOORBELL` is an aligned offset inside the user page, which the handle in the parts keeps mapped.
-        let arm = unsafe { ArmRegister::new(arm.cast()) };
-        let parts = CqParts {
-            slots,
-            record: record(cq.dbrec, 0)?,
-            arm_record: record(cq.dbrec, 1)?,
-            arm,
-            cqn: cq.cqn,
-            compression: false,
-            start_index: 0,
-            keep_alive: handle.clone(),
-        };
-        Ok(RawCq { handle, parts })
+        self.completions(check_pointer(object, "ibv_create_cq")?)
     }
 
     fn create_srq(&self, pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError> {
@@ -449,5 +505,21 @@ impl Device for Hardware {
         self.modify(qp, ffi::QpAttr { qp_state: ffi::QPS_RTR, ..Default::default() }, mask::STATE)?;
         let ready = ffi::QpAttr { qp_state: ffi::QPS_RTS, sq_psn: qp.psn, ..Default::default() };
         self.modify(qp, ready, mask::STATE | mask::SQ_PSN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_may_have_port_and_gid() {
+        let usual = Settings::default();
+        assert_eq!(Settings::named("mlx5_0"), Ok(("mlx5_0", usual)));
+        assert_eq!(Settings::named("mlx5_1:2"), Ok(("mlx5_1", Settings { port: 2, ..usual })));
+        assert_eq!(Settings::named("mlx5_1:2:0"), Ok(("mlx5_1", Settings { port: 2, gid_index: 0, ..usual })));
+        for text in ["mlx5_0:x", "mlx5_0:", "mlx5_0:1:256", "mlx5_0:1:3:4"] {
+            assert_eq!(Settings::named(text), Err(DeviceError::Name { text: text.into() }));
+        }
     }
 }

@@ -1,133 +1,206 @@
-// Two ranks with the real libnccl, on one GPU or on two: kernels use NCCL's device API over the GIN plugin that NCCL selected. The same source
-// compiles with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with ferrogin's.
+// Two ranks with NCCL's library, a GPU each, on one host or on two: kernels call NCCL's device API over the GIN plugin. The same source compiles
+// with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with ferrogin's. build.sh compiles it; README.md says how to start it.
 //
-// Status 0: all data arrived; 77: no GPU; any other status is a failure, which a line describes.
-#include <cuda_runtime.h>
+// Prints PASS or FAIL for each phase, and the counts. Status 0: all passed; 1: something failed; 2: not two ranks; 3, with one line that says
+// why: this machine cannot run it.
 #include <nccl.h>
 #include <nccl_device.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-static constexpr int ranks = 2;
-static constexpr int rounds = 1000;
-static constexpr size_t block = 4096;
-// The blocks that share a queue, the bytes of each of their puts, and the first of those bytes.
-static constexpr int blocks = 132, puts_each = 50;
-static constexpr size_t part = 64, parts_at = 64 << 10;
+#include <cuda_runtime.h>
+#include <dlfcn.h>
 
-struct Shared {
-  ncclUniqueId id;
-  volatile int ready;
+#include "launcher.h"
+#include "phases.cuh"
+
+static const int usual_rounds = 1000, storm_rounds = 50;
+// Seconds that a rank waits for the other one, and that the whole test may take.
+static const int meeting_limit = 60, test_limit = 300;
+
+// Both libraries are loaded here, so that a machine without one gets a line that says so.
+#define DRIVER_CALLS(call) \
+  call(cuInit, int, (unsigned)) call(cuDeviceGetCount, int, (int*)) call(cuDriverGetVersion, int, (int*)) \
+  call(cuDeviceGetName, int, (char*, int, int)) call(cuDeviceGetPCIBusId, int, (char*, int, int)) \
+  call(cuDeviceGetAttribute, int, (int*, int, int))
+#define NCCL_CALLS(call) \
+  call(ncclGetVersion, ncclResult_t, (int*)) call(ncclGetUniqueId, ncclResult_t, (ncclUniqueId*)) \
+  call(ncclCommInitRank, ncclResult_t, (ncclComm_t*, int, ncclUniqueId, int)) \
+  call(ncclMemAlloc, ncclResult_t, (void**, size_t)) call(ncclMemFree, ncclResult_t, (void*)) \
+  call(ncclCommWindowRegister, ncclResult_t, (ncclComm_t, void*, size_t, ncclWindow_t*, int)) \
+  call(ncclCommWindowDeregister, ncclResult_t, (ncclComm_t, ncclWindow_t)) \
+  call(ncclDevCommCreate, ncclResult_t, (ncclComm_t, ncclDevCommRequirements_t const*, ncclDevComm_t*)) \
+  call(ncclDevCommDestroy, ncclResult_t, (ncclComm_t, ncclDevComm_t const*)) \
+  call(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t, ncclResult_t*)) call(ncclCommDestroy, ncclResult_t, (ncclComm_t)) \
+  call(ncclGetErrorString, const char*, (ncclResult_t)) call(ncclGetLastError, const char*, (ncclComm_t))
+#define POINTER(name, result, arguments) result(*name) arguments;
+#define FIND(name, result, arguments) \
+  if (!(library.name = reinterpret_cast<result(*) arguments>(dlsym(handle, #name)))) return #name;
+
+static struct Driver {
+  DRIVER_CALLS(POINTER)
+} driver;
+static struct Nccl {
+  NCCL_CALLS(POINTER)
+} api;
+
+// The name of a missing function, or null.
+static const char* find(void* handle, Driver& library) {
+  DRIVER_CALLS(FIND)
+  return nullptr;
+}
+static const char* find(void* handle, Nccl& library) {
+  NCCL_CALLS(FIND)
+  return nullptr;
+}
+
+static Launcher launcher;
+static long rank = 0;
+// True once the other rank has met this one: from then on both know the same, and rank 0 speaks.
+static bool has_met = false;
+
+// This machine cannot run the test. One rank of a host says so.
+template <typename... Values>
+[[noreturn]] static void refuse(const char* format, Values... values) {
+  if (has_met ? rank == 0 : launcher.local.value == 0) {
+    printf("two_ranks: ");
+    printf(format, values...);
+    printf("\n");
+    fflush(stdout);
+  } else {
+    // A launcher ends the job with the first rank that fails, and the line comes first.
+    sleep(1);
+  }
+  _exit(3);
+}
+
+template <typename... Values>
+[[noreturn]] static void fail(const char* format, Values... values) {
+  printf("FAIL rank %ld: ", rank);
+  printf(format, values...);
+  printf("\n");
+  fflush(stdout);
+  _exit(1);
+}
+
+#define CUDA(call)                                                                        \
+  do {                                                                                    \
+    cudaError_t error_ = (call);                                                          \
+    if (error_ != cudaSuccess) fail("%s: %s", #call, cudaGetErrorString(error_));         \
+  } while (0)
+#define NCCL(name, ...)                                                                   \
+  do {                                                                                    \
+    ncclResult_t result_ = api.name(__VA_ARGS__);                                        \
+    if (result_ != ncclSuccess) {                                                         \
+      fail("%s: %s: %s; NCCL_DEBUG=INFO says more", #name, api.ncclGetErrorString(result_), api.ncclGetLastError(nullptr)); \
+    }                                                                                     \
+  } while (0)
+
+__global__ void run(ncclDevComm comm, ncclWindow_t window, Arguments arguments, Phase phase) {
+  run_phase(comm, window, arguments, phase);
+}
+
+// A GPU and its driver, as ranks tell each other.
+struct Gpu {
+  int number, major, minor, version;
+  char name[64], address[32];
 };
 
-#define CUDA(call)                                                                         \
-  do {                                                                                     \
-    cudaError_t error_ = (call);                                                           \
-    if (error_ != cudaSuccess) {                                                           \
-      printf("rank %d: %s: %s\n", rank, #call, cudaGetErrorString(error_));                \
-      return 1;                                                                            \
-    }                                                                                      \
-  } while (0)
-
-#define NCCL(call)                                                                         \
-  do {                                                                                     \
-    ncclResult_t result_ = (call);                                                         \
-    if (result_ != ncclSuccess) {                                                          \
-      printf("rank %d: %s: %s (%s)\n", rank, #call, ncclGetErrorString(result_), ncclGetLastError(nullptr)); \
-      return 1;                                                                            \
-    }                                                                                      \
-  } while (0)
-
-// Sends values, then blocks, each with a signal, and checks the received data after the signal. `wrong` counts the differences.
-__global__ void exchange(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from, unsigned char* mine, unsigned char* got,
-                         unsigned long long* wrong) {
-  ncclGin gin{comm, 0};
-  ncclTeam world = ncclTeamWorld(comm);
-  int peer = (comm.rank + 1) % comm.nRanks;
-  unsigned long long bad = 0;
-  for (int round = 0; round < rounds; round++) {
-    uint64_t sent = uint64_t(comm.rank + 1) << 32 | uint32_t(round);
-    uint64_t expected = uint64_t(peer + 1) << 32 | uint32_t(round);
-    gin.putValue(world, peer, to, 8 * size_t(round % 64), sent, ncclGin_WeakSignalInc{0});
-    gin.waitSignal(ncclCoopThread(), 0, uint64_t(round) + 1);
-    bad += *(volatile uint64_t*)(got + 8 * (round % 64)) != expected;
-
-    for (size_t i = 0; i < block; i += 8) *(volatile uint64_t*)(mine + i) = sent + i;
-    gin.put(world, peer, to, block, from, 0, block, ncclGin_WeakSignalInc{1}, ncclGin_WeakCounterInc{0});
-    gin.waitSignal(ncclCoopThread(), 1, uint64_t(round) + 1);
-    for (size_t i = 0; i < block; i += 8) bad += *(volatile uint64_t*)(got + block + i) != expected + i;
-    gin.waitCounter(ncclCoopThread(), 0, uint64_t(round) + 1);
-    gin.flush(ncclCoopThread());
-    // The barrier keeps a rank from overwriting data that the other still checks.
-    gin.signal(world, peer, ncclGin_WeakSignalInc{2});
-    gin.waitSignal(ncclCoopThread(), 2, uint64_t(round) + 1);
-  }
-  *wrong = bad;
+// The GPU of the local rank, by calls of the driver alone.
+static Gpu choose_gpu() {
+  Gpu gpu{};
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (!library) refuse("no CUDA driver on this machine (libcuda.so.1); README.md of tests/gpu has the commands without a GPU");
+  if (const char* missing = find(library, driver)) refuse("the CUDA driver is too old: it has no %s", missing);
+  int count = 0, error = driver.cuInit(0);
+  if (error == 0) error = driver.cuDeviceGetCount(&count);
+  if (error != 0 || count == 0) refuse("the CUDA driver finds no GPU (error %d); nvidia-smi should list one", error);
+  gpu.number = int(launcher.local.value % count);
+  driver.cuDeviceGetName(gpu.name, int(sizeof(gpu.name)), gpu.number);
+  driver.cuDeviceGetPCIBusId(gpu.address, int(sizeof(gpu.address)), gpu.number);
+  driver.cuDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, gpu.number);
+  driver.cuDeviceGetAttribute(&gpu.minor, cudaDevAttrComputeCapabilityMinor, gpu.number);
+  driver.cuDriverGetVersion(&gpu.version);
+  printf("rank %ld: local rank %ld (%s) uses GPU %d of %d: %s at %s, driver of CUDA %d.%d\n", rank, launcher.local.value,
+         launcher.local.name, gpu.number, count, gpu.name, gpu.address, gpu.version / 1000, gpu.version % 1000 / 10);
+  fflush(stdout);
+  return gpu;
 }
 
-// Many blocks put on one queue, each by all of its threads, while others flush; the signal counts all of them.
-__global__ void storm(ncclDevComm comm, ncclWindow_t to, ncclWindow_t from) {
-  ncclGin gin{comm, 0};
-  ncclTeam world = ncclTeamWorld(comm);
-  int peer = (comm.rank + 1) % comm.nRanks;
-  size_t at = parts_at + part * blockIdx.x;
-  for (int i = 0; i < puts_each; i++) {
-    gin.put(world, peer, to, at, from, at, part, ncclGin_WeakSignalInc{3}, ncclGin_None{}, ncclCoopCta());
-    if (i % 10 == 9) gin.flush(ncclCoopCta());
+static void check_gpu(const Gpu& gpu) {
+  if (gpu.major * 10 + gpu.minor < 75) {
+    refuse("%s has compute capability %d.%d, and CUDA %d makes code for 7.5 and later: take a newer GPU", gpu.name, gpu.major,
+           gpu.minor, CUDART_VERSION / 1000);
   }
-  if (blockIdx.x == 0) gin.waitSignal(ncclCoopCta(), 3, uint64_t(blocks) * puts_each);
+  int needed = CUDART_VERSION / 1000;
+  if (gpu.version / 1000 < needed) {
+    refuse("the driver is of CUDA %d.%d, and this program and NCCL need one of CUDA %d.0: install driver 580 or newer",
+           gpu.version / 1000, gpu.version % 1000 / 10, needed);
+  }
 }
 
-// Whether kernels can run on this rank's GPU; otherwise prints the versions, and what to do.
-static bool is_suitable(int rank, int device, int devices) {
-  cudaDeviceProp properties;
-  int driver = 0, runtime = 0;
-  cudaDriverGetVersion(&driver);
-  cudaRuntimeGetVersion(&runtime);
-  cudaError_t error = cudaGetDeviceProperties(&properties, device);
-  if (error != cudaSuccess) {
-    printf("rank %d: GPU %d: %s; the driver is of CUDA %d.%d, and this program of CUDA %d.%d\n", rank, device,
-           cudaGetErrorString(error), driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
-    return false;
+static void load_nccl() {
+  void* library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
+  if (!library) refuse("%s; pip install nvidia-nccl-cu13, and add its directory nvidia/nccl/lib to LD_LIBRARY_PATH", dlerror());
+  const char* missing = find(library, api);
+  int version = 0;
+  if (!missing) api.ncclGetVersion(&version);
+  if (missing || version < NCCL_VERSION_CODE) {
+    refuse("the program was compiled with NCCL %d.%d.%d, and libnccl.so.2 is older (%s): take that release or a newer one", NCCL_MAJOR,
+           NCCL_MINOR, NCCL_PATCH, missing ? missing : std::to_string(version).c_str());
   }
-  if (properties.major * 10 + properties.minor < 75) {
-    printf("rank %d: %s has compute capability %d.%d, and CUDA %d makes code from 7.5 on: take a newer GPU\n", rank,
-           properties.name, properties.major, properties.minor, runtime / 1000);
-    return false;
-  }
-  const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  if (devices < ranks && (!shared || strcmp(shared, "1") != 0)) {
-    printf("rank %d: %d ranks share %s, the only GPU, which NCCL refuses: set NCCL_MULTI_RANK_GPU_ENABLE=1, or let the job have %d GPUs\n",
-           rank, ranks, properties.name, ranks);
-    return false;
-  }
-  return true;
+  if (!getenv("NCCL_GIN_PLUGIN")) refuse("NCCL_GIN_PLUGIN is not set: export NCCL_GIN_PLUGIN=$PWD/dist/libnccl-gin-ferrogin.so");
+  if (rank == 0) printf("rank 0: NCCL %d.%d.%d, program of NCCL %d.%d.%d\n", version / 10000, version % 10000 / 100, version % 100, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
 }
 
-static int run(int rank, int devices, Shared* shared) {
-  int device_number = rank % devices;
-  if (!is_suitable(rank, device_number, devices)) return 1;
-  CUDA(cudaSetDevice(device_number));
-  if (rank == 0) {
-    NCCL(ncclGetUniqueId(&shared->id));
-    __atomic_store_n(&shared->ready, 1, __ATOMIC_RELEASE);
+int main() {
+  if (launcher.ranks.value != 2 || launcher.rank.value > 1 || launcher.rank.value < 0) {
+    fprintf(stderr, "two_ranks: start two ranks: mpirun -np 2 PROGRAM (this is rank %ld of %ld)\n", launcher.rank.value, launcher.ranks.value);
+    return 2;
   }
-  while (!__atomic_load_n(&shared->ready, __ATOMIC_ACQUIRE)) usleep(1000);
+  rank = launcher.rank.value;
+  const int other = int(1 - rank);
+  // What ends a rank whose peer is gone; the phases have limits of their own.
+  alarm(test_limit);
+  Gpu gpu = choose_gpu();
+  ncclUniqueId id{};
+  // Ranks of two hosts meet at NCCL_COMM_ID, as NCCL does.
+  if (!getenv("NCCL_COMM_ID")) {
+    Meeting meeting(rank, meeting_limit);
+    Gpu others{};
+    if (!meeting.is_open() || !meeting.exchange(&gpu, &others, sizeof(gpu))) {
+      fail("rank %d is not on this host, or did not come within %d s; across hosts, set NCCL_COMM_ID=HOST:PORT, a free port of rank 0's host",
+           other, meeting_limit);
+    }
+    has_met = true;
+    const char* shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (strcmp(gpu.address, others.address) == 0 && (!shared || strcmp(shared, "1") != 0)) {
+      refuse("both ranks have the GPU %s at %s: take a machine with two, or set NCCL_MULTI_RANK_GPU_ENABLE=1", gpu.name, gpu.address);
+    }
+    load_nccl();
+    check_gpu(gpu);
+    check_gpu(others);
+    if (rank == 0) NCCL(ncclGetUniqueId, &id);
+    ncclUniqueId received{};
+    if (!meeting.exchange(&id, &received, sizeof(id))) fail("rank %d ended during the meeting", other);
+    if (rank != 0) id = received;
+  } else {
+    load_nccl();
+    check_gpu(gpu);
+    NCCL(ncclGetUniqueId, &id);
+  }
+  // The plugin's type, and no kernels of NCCL's own, which need signals that EFA lacks.
+  setenv("NCCL_GIN_TYPE", "5", 0);
+  setenv("NCCL_SYM_GIN_KERNELS_ENABLE", "0", 0);
+  CUDA(cudaSetDevice(gpu.number));
   ncclComm_t comm;
-  NCCL(ncclCommInitRank(&comm, ranks, shared->id, rank));
-  constexpr size_t bytes = 2 << 20;
-  void *mine = nullptr, *got = nullptr;
-  NCCL(ncclMemAlloc(&mine, bytes));
-  NCCL(ncclMemAlloc(&got, bytes));
-  CUDA(cudaMemset(mine, 0xa0 + rank, bytes));
-  CUDA(cudaMemset(got, 0, bytes));
-  ncclWindow_t from, to;
-  NCCL(ncclCommWindowRegister(comm, mine, bytes, &from, NCCL_WIN_COLL_SYMMETRIC));
-  NCCL(ncclCommWindowRegister(comm, got, bytes, &to, NCCL_WIN_COLL_SYMMETRIC));
+  NCCL(ncclCommInitRank, &comm, 2, id, int(rank));
+
+  void* memory = nullptr;
+  NCCL(ncclMemAlloc, &memory, window_bytes);
+  CUDA(cudaMemset(memory, 0, window_bytes));
+  CUDA(cudaMemset(static_cast<char*>(memory) + source_at, source_byte(int(rank)), window_bytes - source_at));
+  CUDA(cudaDeviceSynchronize());
+  ncclWindow_t window;
+  NCCL(ncclCommWindowRegister, comm, memory, window_bytes, &window, NCCL_WIN_COLL_SYMMETRIC);
   ncclDevCommRequirements needs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
   needs.ginForceEnable = true;
   needs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
@@ -137,62 +210,31 @@ static int run(int rank, int devices, Shared* shared) {
   needs.ginStrongSignalsRequired = false;
   needs.ginVaSignalsRequired = false;
   ncclDevComm device;
-  NCCL(ncclDevCommCreate(comm, &needs, &device));
-  unsigned long long *wrong = nullptr, bad = ~0ull;
-  CUDA(cudaMalloc(&wrong, sizeof(*wrong)));
-  exchange<<<1, 1>>>(device, to, from, (unsigned char*)mine, (unsigned char*)got, wrong);
-  CUDA(cudaGetLastError());
-  CUDA(cudaDeviceSynchronize());
-  CUDA(cudaMemcpy(&bad, wrong, sizeof(bad), cudaMemcpyDeviceToHost));
-  storm<<<blocks, 64>>>(device, to, from);
-  CUDA(cudaGetLastError());
-  CUDA(cudaDeviceSynchronize());
-  unsigned char arrived[blocks * part];
-  CUDA(cudaMemcpy(arrived, (unsigned char*)got + parts_at, sizeof(arrived), cudaMemcpyDeviceToHost));
-  for (unsigned char byte : arrived) bad += byte != 0xa0 + (rank + 1) % ranks;
-  ncclResult_t failed = ncclSuccess;
-  NCCL(ncclCommGetAsyncError(comm, &failed));
-  if (failed != ncclSuccess || bad != 0) {
-    printf("rank %d: %llu words or bytes are wrong, and the communicator says %s\n", rank, bad, ncclGetErrorString(failed));
-    return 1;
-  }
-  NCCL(ncclDevCommDestroy(comm, &device));
-  NCCL(ncclCommWindowDeregister(comm, to));
-  NCCL(ncclCommWindowDeregister(comm, from));
-  NCCL(ncclCommDestroy(comm));
-  NCCL(ncclMemFree(mine));
-  NCCL(ncclMemFree(got));
-  printf("rank %d: %d rounds and %d puts arrived\n", rank, rounds, blocks * puts_each);
-  return 0;
-}
+  NCCL(ncclDevCommCreate, comm, &needs, &device);
 
-int main() {
-  auto* shared =
-    (Shared*)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (shared == MAP_FAILED) return 1;
-  // CUDA does not work after a fork, so the program uses it only afterwards.
-  pid_t children[ranks];
-  for (int rank = 0; rank < ranks; rank++) {
-    children[rank] = fork();
-    if (children[rank] == 0) {
-      alarm(120);
-      int devices = 0;
-      cudaError_t error = cudaGetDeviceCount(&devices);
-      // A driver that is too old is a failure, which the run describes.
-      bool is_missing = error == cudaErrorNoDevice || (error == cudaSuccess && devices == 0);
-      int driver = 0;
-      if (is_missing || cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) _exit(77);
-      int status = run(rank, devices > 0 ? devices : 1, shared);
-      fflush(stdout);
-      _exit(status);
-    }
+  Result* result = nullptr;
+  CUDA(cudaMallocHost(&result, sizeof(*result)));
+  int passed = 0;
+  for (int phase = 0; phase < PHASES && passed == phase; phase++) {
+    *result = {};
+    bool is_storm = phase == STORM;
+    Arguments arguments = {int(rank), is_storm ? storm_rounds : usual_rounds, static_cast<char*>(memory), result};
+    run<<<is_storm ? blocks : 1, is_storm ? block_threads : 1>>>(device, window, arguments, Phase(phase));
+    CUDA(cudaGetLastError());
+    CUDA(cudaDeviceSynchronize());
+    passed += report(int(rank), Phase(phase), arguments.rounds, *result);
   }
-  int worst = 0;
-  for (pid_t child : children) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (code > worst) worst = code;
-  }
-  return worst;
+  ncclResult_t failed = ncclSuccess;
+  NCCL(ncclCommGetAsyncError, comm, &failed);
+  if (failed != ncclSuccess) fail("the communicator failed: %s", api.ncclGetErrorString(failed));
+  // The phases after a failed one didn't run.
+  printf("rank %ld: %d of %d phases passed\n", rank, passed, int(PHASES));
+  fflush(stdout);
+  // The peer of a failed rank may be gone, so nothing is torn down with it.
+  if (passed != PHASES) _exit(1);
+  NCCL(ncclDevCommDestroy, comm, &device);
+  NCCL(ncclCommWindowDeregister, comm, window);
+  NCCL(ncclCommDestroy, comm);
+  NCCL(ncclMemFree, memory);
+  return 0;
 }

@@ -1,4 +1,4 @@
-//! Windows of the crate mlx5 on the software card: bound, used by the peer, invalidated, bound again.
+//! Windows of the crate mlx5 on the software card, or on the one of FERROGIN_MLX5: bound, used by the peer, invalidated, bound again.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ use mlx5::qp::QueuePair;
 use mlx5::sq::{Flags, RequestKind};
 use mlx5::wire::{Cqe, CqeOpcode, MkeyAccess, Syndrome};
 use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, WindowType, With, WorkRequest};
-use soft_mlx5::{Card, Settings};
+use soft_mlx5::Settings;
 
 const BYTES: usize = 8192;
 const RIGHTS: MkeyAccess = MkeyAccess::REMOTE_READ.with(MkeyAccess::REMOTE_WRITE);
@@ -28,10 +28,10 @@ struct End {
 
 impl End {
     fn new(seed: u64) -> Self {
-        let card = Card::open(Settings { seed: Some(seed), ..Settings::default() }).expect("a card");
-        let device: Arc<dyn Device> = Arc::new(card);
+        let device = soft_mlx5::open(Settings { seed: Some(seed), ..Settings::default() }).expect("a card");
+        let compression = seed.is_multiple_of(2) && device.caps().compression;
         let pd = device.alloc_pd().expect("a domain");
-        let cq = device.create_cq(&CqAttr { entries: 64, compression: seed.is_multiple_of(2) }).expect("a queue");
+        let cq = device.create_cq(&CqAttr { entries: 64, compression }).expect("a queue");
         let attr = QpAttr {
             transport: Transport::Rc,
             send_cq: cq.handle.clone(),

@@ -2,7 +2,7 @@
 //! and with NCCL's own.
 
 use crate::common::must_pass;
-use crate::on_gpu::{all_pass, gpu, kernels};
+use crate::on_gpu::{all_pass, gpu, has_driver, kernels};
 use ferrogin_test_support::{skip, workspace};
 use scenario_runner::scenario::WORKLOADS;
 use std::path::PathBuf;
@@ -61,4 +61,28 @@ fn nccl_kernels_pass_with_backend_of_nccl() {
         scenarios.into_iter().chain(["signal-reset", "all-pairs", "threads", "value-storm", "sharing", "contexts"]);
     let options: Vec<&str> = only.flat_map(|scenario| ["--only", scenario]).collect();
     must_pass(&kernels(&dist, 2, &options).args(["--api", "cuda", "--gin", &module]).run().expect("the job starts"));
+}
+
+/// The two-rank test of `tests/gpu` on the software GPU, with ferrogin's device code and with NCCL's own: the commands of its README.md.
+#[test]
+#[ignore = "make check"]
+fn two_rank_test_passes_with_both_backends() {
+    let name = "two_rank_test_passes_with_both_backends";
+    let Some(dist) = gpu(name) else { return };
+    if has_driver() {
+        return skip(name, "tests/gpu/run.sh runs it on this machine's GPU");
+    }
+    let script = workspace().join("tests/gpu/two_ranks/run.sh");
+    let output = Command::new(script).arg(&dist).env("SOFTWARE_GPU", "1").stdin(Stdio::null()).output().expect("bash");
+    let said = String::from_utf8_lossy(&output.stdout);
+    if let Some(why) = said.lines().find_map(|line| line.strip_prefix("SKIP ")) {
+        return skip(name, why);
+    }
+    assert!(output.status.success(), "{said}");
+    for backend in ["ferrogin", "nccl"] {
+        for rank in [0, 1] {
+            let passed = format!("PASS two_ranks-software-{backend}, rank {rank}, ");
+            assert_eq!(said.matches(&passed).count(), 5, "{passed}: {said}");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Calls over mlx5 queue pairs of the software card.
+//! Calls over mlx5 queue pairs of the software card, or of the ConnectX card of FERROGIN_MLX5.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -15,10 +15,10 @@ use host_rpc::{Client, Payload, RpcError, ServerHandle, Settings, Transport, Tra
 use mlx5::device::Device;
 use mlx5::wire::Syndrome;
 use mlx5::wqe::With;
-use soft_mlx5::{Card, Settings as CardSettings};
+use soft_mlx5::Settings as CardSettings;
 
 fn card(seed: u64) -> Arc<dyn Device> {
-    Arc::new(Card::open(CardSettings { seed: Some(seed), ..CardSettings::default() }).unwrap())
+    soft_mlx5::open(CardSettings { seed: Some(seed), ..CardSettings::default() }).unwrap()
 }
 
 fn pair(seed: u64, config: &Config) -> (Connection, Connection) {

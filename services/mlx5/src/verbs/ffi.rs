@@ -3,7 +3,7 @@
 
 use crate::assert_layout;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 
 /// An object of the library, which only the library makes. A type of `library.rs` owns the object and destroys it, and calls get it from
 /// there.
@@ -291,6 +291,54 @@ pub(super) struct DvCq {
 }
 assert_layout!(DvCq, size 48, align 8, { dbrec @ 8, cqe_cnt @ 16, cqe_size @ 20, cq_uar @ 24, cqn @ 32, comp_mask @ 40 });
 
+/// `ibv_cq_init_attr_ex`.
+#[repr(C)]
+pub(super) struct CqInitAttrEx {
+    cqe: u32,
+    cq_context: *mut c_void,
+    channel: *mut Channel,
+    comp_vector: u32,
+    wc_flags: u64,
+    comp_mask: u32,
+    flags: u32,
+    parent_domain: *mut Pd,
+}
+assert_layout!(CqInitAttrEx, size 56, align 8, {
+    cqe @ 0, cq_context @ 8, channel @ 16, comp_vector @ 24, wc_flags @ 32, comp_mask @ 40, flags @ 44, parent_domain @ 48,
+});
+
+impl CqInitAttrEx {
+    pub(super) fn of(entries: u32) -> Self {
+        Self {
+            cqe: entries,
+            cq_context: null_mut(),
+            channel: null_mut(),
+            comp_vector: 0,
+            wc_flags: 0,
+            comp_mask: 0,
+            flags: 0,
+            parent_domain: null_mut(),
+        }
+    }
+}
+
+/// `mlx5dv_cq_init_attr`.
+#[repr(C)]
+pub(super) struct DvCqInitAttr {
+    comp_mask: u64,
+    cqe_comp_res_format: u8,
+    flags: u32,
+    cqe_size: u16,
+}
+assert_layout!(DvCqInitAttr, size 24, align 8, { comp_mask @ 0, cqe_comp_res_format @ 8, flags @ 12, cqe_size @ 16 });
+
+impl DvCqInitAttr {
+    /// MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE, with this format.
+    pub(super) fn compressed(format: u8) -> Self {
+        Self { comp_mask: 1, cqe_comp_res_format: format, flags: 0, cqe_size: 0 }
+    }
+}
+
 /// `mlx5dv_srq`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -401,5 +449,7 @@ calls! {
 calls! {
     Dv;
     mlx5dv_is_supported: extern "C" fn(Ptr<Device>) -> bool;
+    // An `ibv_cq_ex`, which begins with the fields of an `ibv_cq`.
+    mlx5dv_create_cq: extern "C" fn(Ptr<Context>, &mut CqInitAttrEx, &mut DvCqInitAttr) -> Option<Ptr<Cq>>;
     mlx5dv_init_obj: unsafe extern "C" fn(*mut DvObj, u64) -> c_int;
 }

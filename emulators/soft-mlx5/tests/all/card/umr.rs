@@ -17,7 +17,7 @@ struct Scene {
     peer: End,
     peer_of_other: End,
     window: RawWindow,
-    _card: Card,
+    _card: Arc<dyn Device>,
 }
 
 /// The result of a peer's write through the window.
@@ -56,10 +56,10 @@ impl Scene {
     fn new() -> Self {
         let card = card(9);
         let pd = card.alloc_pd().unwrap();
-        let [owner, other] = [(), ()].map(|()| End::of_domain(&card, pd.clone(), Transport::Rc, 4096, false));
-        let [peer, peer_of_other] = [(), ()].map(|()| End::new(&card, Transport::Rc, 4096, false));
-        connect(&card, &owner, &card, &peer);
-        connect(&card, &other, &card, &peer_of_other);
+        let [owner, other] = [(), ()].map(|()| End::of_domain(&*card, pd.clone(), Transport::Rc, 4096, false));
+        let [peer, peer_of_other] = [(), ()].map(|()| End::new(&*card, Transport::Rc, 4096, false));
+        connect(&*card, &owner, &*card, &peer);
+        connect(&*card, &other, &*card, &peer_of_other);
         let window = card.alloc_window(&pd, WindowType::Type2).unwrap();
         Self { owner, other, peer, peer_of_other, window, _card: card }
     }
