@@ -376,6 +376,18 @@ static void part_ud(void)
 	wc = wait_plain(send);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 11 && wc.opcode == IBV_WC_SEND);
 	CHECK(ibv_poll_cq(recv, 1, &wc) == 0);
+	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b) && !ibv_destroy_cq(send) && !ibv_destroy_cq(recv));
+}
+
+static void part_unanswered(void)
+{
+	struct ibv_cq *send = ibv_create_cq(context, 10, NULL, NULL, 0), *recv = ibv_create_cq(context, 10, NULL, NULL, 0);
+	CHECK(send && recv);
+	struct ibv_qp *a = ud(send), *b = ud(recv);
+	to_init(a);
+	to_init(b);
+	to_rts(a);
+	to_rtr(b);
 	/* A datagram is complete when it is sent: to a queue pair that refuses it, that is gone, and to a card that does not exist. */
 	CHECK(!send_plain(a, b->qp_num, QKEY + 1, mr->lkey, IBV_SEND_SIGNALED, 100));
 	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
@@ -1325,7 +1337,7 @@ int main(int argc, char **argv)
 		{ "srd", part_srd }, { "ud", part_ud }, { "events", part_events }, { "counters", part_counters },
 		{ "gda", part_gda }, { "gpu", part_gpu }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
 		{ "port", part_port }, { "table", part_table }, { "destroyed", part_destroyed },
-		{ "numbers", part_numbers }, { "types", part_types },
+		{ "unanswered", part_unanswered }, { "numbers", part_numbers }, { "types", part_types },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -1336,6 +1348,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed|numbers|types\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed|unanswered|numbers|types\n");
 	return 2;
 }

@@ -52,9 +52,14 @@ fn srd_sends_writes_and_reads() {
 }
 
 #[test]
-fn ud_completes_when_sent_and_leaves_room_for_the_header() {
-    part("ud_completes_when_sent_and_leaves_room_for_the_header", "ud", "seed=2");
-    part("ud_completes_when_sent_and_leaves_room_for_the_header", "ud", "seed=2,reorder=8");
+fn ud_drops_without_receive_and_leaves_room_for_the_header() {
+    part("ud_drops_without_receive_and_leaves_room_for_the_header", "ud", "seed=2");
+}
+
+#[test]
+fn datagram_that_nobody_takes_is_complete_when_sent() {
+    part("datagram_that_nobody_takes_is_complete_when_sent", "unanswered", "seed=2");
+    part("datagram_that_nobody_takes_is_complete_when_sent", "unanswered", "seed=2,reorder=8");
 }
 
 #[test]
