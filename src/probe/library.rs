@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use super::outcome::{Outcome, emit};
-use ferrogin_libfabric::Libfabric;
+use ferrogin_libfabric::{Hints, Libfabric, bindings};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde_json::json;
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::Read;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Emits each libfabric's version and path, and its providers.
@@ -25,7 +26,27 @@ pub fn libfabric() -> Outcome {
     names.sort();
     names.dedup();
     emit("providers", json!(names));
+    emit("step", json!("looking for reliable datagrams"));
+    emit("channels", json!(with_datagrams(&library, bindings::FI_MSG, 0)));
+    // A put with a signal is a write with 32 bits of immediate data.
+    emit("rma", json!(with_datagrams(&library, bindings::FI_MSG | bindings::FI_RMA, 4)));
     Ok(())
+}
+
+/// The providers that have reliable datagrams with these capabilities and so many bytes of immediate data on this machine.
+fn with_datagrams(library: &Arc<Libfabric>, caps: u64, immediate: usize) -> Vec<String> {
+    let hints = Hints::any().caps(caps).mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2);
+    let found = library.getinfo(&hints.mr_mode(ferrogin_libfabric::MR_MODE_ALL)).unwrap_or_default();
+    let mut names: Vec<String> = Vec::new();
+    for info in &found {
+        let domain = info.raw().domain_attr;
+        // SAFETY: libfabric allocates the attributes of a domain with the info that it returns, which `info` keeps.
+        let bytes = unsafe { domain.as_ref() }.map_or(0, |domain| domain.cq_data_size);
+        if bytes >= immediate && !names.contains(&info.provider()) {
+            names.push(info.provider());
+        }
+    }
+    names
 }
 
 /// Emits NCCL's version number, its file, and the symbols by which it looks for GIN plugins. CUDA is not initialised.

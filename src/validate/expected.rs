@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// The weight of a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub(super) enum Kind {
     /// The plugin or kernels rely on it: a difference fails.
     Must,
     /// Cards differ in it; the software card has one of the values.
@@ -13,29 +13,36 @@ enum Kind {
 
 use Kind::{May, Must};
 
+/// Keys of observations with their kinds and the software card's values.
+pub type Expected = [(&'static str, Kind, &'static str)];
+
 /// Keys of observations, and the values of the software card with two ranks on libfabric 1.17 and pages of 4096 bytes. A test compares them with what it
 /// observes.
 #[rustfmt::skip]
-const SOFTWARE_CARD: &[(&str, Kind, &str)] = &[
+pub const SOFTWARE_CARD: &Expected = &[
+    // What differs between cards comes first.
+    ("counters: number", May, "8192"),
+    ("counters: place", May, "dma-buf"),
+    ("counters: highest value", May, "not reported"),
+    ("queue: 64-bit request ids", May, "yes"),
+    ("queue: bytes of a request", Must, "64"),
+    ("wide requests", May, "128 bytes, 32 slots"),
+    ("wide requests: bytes inline", May, "80"),
+    ("memory: by address", May, "yes"),
+    ("memory: as dma-buf", May, "yes"),
+    ("writes with immediate data: without a posted receive", May, "yes"),
     ("libfabric", May, "1.17"),
     ("provider's version", May, "0.1"),
     ("kernels", May, "cpu"),
     ("cards", May, "1"),
     ("page size", May, "4096"),
-    ("counters: highest value", May, "not reported"),
-    ("counters: number", May, "8192"),
-    ("counters: place", May, "dma-buf"),
     ("queue pairs: number", May, "65534"),
     ("longest transfer", May, "1073741824"),
     ("link speed", May, "100 Gbit/s"),
     ("queue: capabilities", May, "0x1"),
-    ("queue: 64-bit request ids", May, "yes"),
-    ("queue: bytes of a request", Must, "64"),
     ("queue: slots", May, "32"),
     ("queue: requests in a batch", May, "16"),
     ("queue: bytes of a completion", May, "32"),
-    ("memory: by address", May, "yes"),
-    ("memory: as dma-buf", May, "yes"),
     ("writes: completions", Must, "32"),
     ("writes: each request id came back once, whole", Must, "yes"),
     ("writes: order of completions", May, "as posted"),
@@ -47,7 +54,6 @@ const SOFTWARE_CARD: &[(&str, Kind, &str)] = &[
     ("reads: completion counter", Must, "64"),
     ("reads: data arrived", Must, "yes"),
     ("error counter", Must, "0"),
-    ("wide requests", May, "128 bytes, 32 slots"),
     ("wide requests: inline value arrived", Must, "yes"),
 ];
 
@@ -100,8 +106,8 @@ impl Row {
     }
 }
 
-/// Compares the observations of the ranks, lists of `[key, value]`.
-pub fn compare(ranks: &[Value]) -> Vec<Row> {
+/// Compares the observations of the ranks, lists of `[key, value]`, with `expected`.
+pub fn compare(expected: &Expected, ranks: &[Value]) -> Vec<Row> {
     let value = |rank: &Value, key: &str| {
         let pairs = rank.as_array()?;
         let pair = pairs.iter().find(|pair| pair[0] == key)?;
@@ -109,7 +115,7 @@ pub fn compare(ranks: &[Value]) -> Vec<Row> {
     };
     // Without wide requests there is no value to arrive.
     let wide = ranks.iter().any(|rank| value(rank, "wide requests").is_some_and(|text| !text.starts_with("no")));
-    let rows = SOFTWARE_CARD.iter().filter(|(key, ..)| wide || *key != "wide requests: inline value arrived");
+    let rows = expected.iter().filter(|(key, ..)| wide || *key != "wide requests: inline value arrived");
     rows.map(|(key, kind, text)| Row {
         key: (*key).to_owned(),
         software_card: (*text).to_owned(),
@@ -127,7 +133,7 @@ mod tests {
     fn differences_fail_only_where_kernels_rely_on_the_value() {
         let rank =
             |counter: &str, slots: &str| json!([["writes: completion counter", counter], ["queue: slots", slots]]);
-        let rows = compare(&[rank("32", "32"), rank("31", "64")]);
+        let rows = compare(SOFTWARE_CARD, &[rank("32", "32"), rank("31", "64")]);
         let find = |key: &str| rows.iter().find(|row| row.key == key).expect("a row");
         assert!(find("writes: completion counter").fails());
         assert_eq!(find("writes: completion counter").shown(), "rank 0: 32; rank 1: 31");

@@ -91,6 +91,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let card = cards.first().ok_or("no card")?;
     observe_card(seen, &query, card, cards.len());
 
+    seen.yes_no("writes with immediate data: without a posted receive", card.rx_mode() & bindings::FI_RX_CQ_DATA == 0);
     let rail = Rail::open(0, card, bootstrap.nranks()).map_err(text)?;
     let options = |wide| QueueOptions { depth: REQUESTS, wide, tclass: 0, receives: 0 };
     let narrow = rail.endpoint_info(&query, options(false)).map_err(text)?;
@@ -155,6 +156,8 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
         Ok(info) => open(Role::Value, info, 3, 2),
         Err(error) => Err(error.to_string()),
     };
+    let inline = wide.as_ref().map_or(0, Info::inject_size);
+    seen.add("wide requests: bytes inline", inline);
     match &value {
         Ok(value) if value.wide() => {
             seen.add("wide requests", format!("{} bytes, {} slots", value.sq.entry_size, value.sq.num_entries));

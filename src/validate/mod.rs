@@ -6,6 +6,7 @@
 //! | [`fidelity`] | the check of the card with raw work requests |
 //! | [`expected`] | the software card's values, and the comparison |
 //! | [`machine`] | the facts of a machine, and the variables that a report has |
+//! | [`mlx5`] | `--mlx5`: a ConnectX card |
 //! | [`archive`] | the .tar.gz, what is left out of it, MANIFEST |
 //!
 //! The ranks of the validation meet once. For each step they agree on an address at which the children, which are ranks of a job of their own, meet.
@@ -15,6 +16,7 @@ pub(crate) mod archive;
 mod expected;
 mod fidelity;
 pub(crate) mod machine;
+mod mlx5;
 mod step;
 
 use crate::probe;
@@ -48,6 +50,9 @@ pub struct ValidateArgs {
     /// Fewer scenarios and repetitions: a minute instead of several.
     #[arg(long)]
     quick: bool,
+    /// A ConnectX card instead: that of FERROGIN_MLX5 (`mlx5_0`), or the software one. One host is enough.
+    #[arg(long, conflicts_with_all = ["ranks", "quick"])]
+    mlx5: bool,
     /// Limit in seconds of each step [default: 180, and 600 for perf; with --quick 90].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     limit: Option<u64>,
@@ -56,7 +61,7 @@ pub struct ValidateArgs {
 /// The hidden subcommand: one part of a validation, as a rank of the job of the launcher's variables.
 #[derive(Debug, clap::Args)]
 pub struct PartArgs {
-    /// A scenario, or `fidelity`.
+    /// A scenario, `fidelity` or `mlx5`.
     part: String,
     /// Repetitions of each step of a scenario.
     #[arg(long, default_value_t = 500)]
@@ -73,6 +78,7 @@ const GRACE: Duration = Duration::from_secs(2);
 /// Runs a validation as a rank if a launcher started this process, and otherwise starts the ranks.
 pub fn run(args: &ValidateArgs) -> ExitCode {
     let result = match Identity::from_env() {
+        _ if args.mlx5 => mlx5_report(args),
         Ok(Some(identity)) if args.ranks.is_some_and(|ranks| ranks as usize != identity.nranks) => Err(format!(
             "--ranks {} contradicts the launcher, which started {}: leave --ranks out under a launcher",
             args.ranks.unwrap_or(0),
@@ -100,6 +106,9 @@ pub fn part(args: &PartArgs) -> ExitCode {
         return fidelity::run();
     }
     let run = || {
+        if args.part == "mlx5" {
+            return mlx5::part();
+        }
         let scenario = scenario::find(&args.part).ok_or_else(|| format!("there is no scenario {}", args.part))?;
         let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env()).map_err(|error| error.to_string())?;
         let runner = gpu::runner_from_env(Launch::default()).map_err(|error| error.to_string())?;
@@ -114,6 +123,36 @@ pub fn part(args: &PartArgs) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The validation of a ConnectX card: one child process, whose output becomes the report.
+fn mlx5_report(args: &ValidateArgs) -> Result<bool, String> {
+    let output = Output::create(&args.output)?;
+    let mut command = crate::child::this_program()?;
+    command.args(["validate-part", "mlx5"]);
+    let ended = crate::child::run(command, Duration::from_secs(args.limit.unwrap_or(300)));
+    let redaction = Redaction::new([]);
+    let last = ended.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
+    let observed = last.map_or(Value::Null, |seen| seen["observed"].clone());
+    let mut rows = expected::compare(mlx5::SOFTWARE_CARD, std::slice::from_ref(&observed));
+    // A card without compression has nothing to compare.
+    rows.retain(|row| row.observed != [None] || !row.key.starts_with("compressed"));
+    let failure = ended.failure();
+    let mut text = format!("ferrogin {} validate --mlx5\n", env!("CARGO_PKG_VERSION"));
+    if let Some(why) = &failure {
+        let _ = writeln!(text, "FAILED: {why}: {}", ended.last_errors(1).join(""));
+    } else {
+        write_rows(&mut text, &rows);
+    }
+    let all = format!("{}\n--- standard error ---\n{}", ended.stdout.trim_end(), ended.stderr);
+    let facts = [("machine", machine::facts(&redaction)), ("environment", machine::environment(&redaction))];
+    let mut files: BTreeMap<String, String> =
+        facts.into_iter().map(|(name, text)| (format!("{name}.txt"), text)).collect();
+    files.insert("summary.txt".into(), redaction.apply(&text));
+    files.insert("mlx5.txt".into(), redaction.apply(&all));
+    let path = output.write(&files)?;
+    say(&format!("{text}\nReport: {}", path.display()));
+    Ok(failure.is_none() && !rows.iter().any(Row::fails))
 }
 
 fn launch(args: &ValidateArgs) -> Result<bool, String> {
@@ -224,6 +263,10 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
                 let step = Done { step, ranks };
                 if is_first {
                     print_step(&step);
+                    // What differs between cards, before the steps that take long.
+                    if step.step == Step::Fidelity {
+                        say(&comparison(&compared(std::slice::from_ref(&step))));
+                    }
                 }
                 done.push(step);
             }
@@ -233,18 +276,22 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
             }
         }
     }
-    let own = json!({ "environment": machine::environment(&redaction), "machine": machine::facts(&redaction) });
+    let path = machine::provider_path();
+    let environment = [("FI_PROVIDER_PATH", path.as_str())];
+    let is_software = std::env::var("FERROGIN_PROVIDER").as_deref() == Ok("softefa");
+    let libfabric = probe::start(&["libfabric"], if is_software { &environment } else { &[] }, PROBE);
+    let providers = |key: &str| libfabric.all(key).next().cloned().unwrap_or_default();
+    let own = json!({
+        "environment": machine::environment(&redaction),
+        "machine": machine::facts(&redaction),
+        "rma": providers("rma"),
+        "channels": providers("channels"),
+    });
     let facts = match &interrupted {
         None => bootstrap.allgather(own.to_string().as_bytes()).map_err(|error| error.to_string())?,
         Some(_) => vec![own.to_string().into_bytes()],
     };
-    let fidelity: Vec<Value> = done
-        .iter()
-        .filter(|done| done.step == Step::Fidelity)
-        .flat_map(|done| done.ranks.iter().map(|outcome| outcome.facts.clone()))
-        .collect();
-    let is_empty = |seen: &Value| seen.as_array().is_none_or(Vec::is_empty);
-    let rows = if fidelity.iter().all(is_empty) { Vec::new() } else { expected::compare(&fidelity) };
+    let rows = compared(&done);
     let passed = interrupted.is_none() && done.iter().all(Done::passed) && !rows.iter().any(Row::fails);
     if let Some(output) = output {
         report(output, identity.nranks, &done, &rows, interrupted.as_deref(), &facts, &redaction)?;
@@ -256,6 +303,49 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     // As above: no rank ends before the report is written. Without rank 0 there is nothing to wait for.
     let _ = bootstrap.barrier();
     Ok(passed)
+}
+
+/// The comparison of the cards with the software card; empty before the fidelity check has run.
+fn compared(done: &[Done]) -> Vec<Row> {
+    let fidelity: Vec<Value> = done
+        .iter()
+        .filter(|done| done.step == Step::Fidelity)
+        .flat_map(|done| done.ranks.iter().map(|outcome| outcome.facts.clone()))
+        .collect();
+    let is_empty = |seen: &Value| seen.as_array().is_none_or(Vec::is_empty);
+    if fidelity.iter().all(is_empty) { Vec::new() } else { expected::compare(expected::SOFTWARE_CARD, &fidelity) }
+}
+
+/// The comparison under its title.
+fn comparison(rows: &[Row]) -> String {
+    let mut text = "\nThe card beside the software card\n".to_owned();
+    write_rows(&mut text, rows);
+    text
+}
+
+/// Whether this machine can run the GIN plugin, the RMA plugin and the channels: a line each.
+fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
+    // The GIN plugin needs everything that kernels on the CPU tried.
+    let failed = done.iter().find(|done| !done.passed());
+    let failed = failed.map(|done| format!("{}: {}", done.step.name(), done.reasons().join("; ")));
+    let failed = failed.or(rows.iter().find(|row| row.fails()).map(|row| format!("{}: {}", row.key, row.shown())));
+    let gin = failed.map_or_else(|| "yes".to_owned(), |why| format!("no: {why}"));
+    let facts: Vec<Value> = facts.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
+    // A provider of all ranks will do.
+    let common = |key: &str, needs: &str| {
+        let of = |rank: &Value| -> BTreeSet<String> {
+            rank[key].as_array().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect()
+        };
+        let all =
+            facts.iter().map(of).reduce(|all, rank| all.intersection(&rank).cloned().collect()).unwrap_or_default();
+        match all.is_empty() {
+            false => format!("yes, over {}", all.into_iter().collect::<Vec<_>>().join(", ")),
+            true => format!("no: no libfabric provider of all ranks has {needs}"),
+        }
+    };
+    let rma = common("rma", "reliable datagrams, RMA and immediate data");
+    let channels = common("channels", "reliable datagrams");
+    format!("The GIN plugin runs here: {gin}\nThe RMA plugin runs here: {rma}\nThe channels run here: {channels}\n")
 }
 
 /// Collective: the ranks compare their versions and options, and learn of each other's errors.
@@ -405,17 +495,19 @@ fn report(
 ) -> Result<(), String> {
     let interrupted = interrupted.map(|reason| redaction.apply(reason));
     let summary = summary(ranks, done, rows, interrupted.as_deref());
+    let abilities = redaction.apply(&abilities(done, rows, facts));
     let json = json!({
         "form": 1,
         "version": env!("CARGO_PKG_VERSION"),
         "ranks": ranks,
+        "runs": abilities.lines().collect::<Vec<_>>(),
         "passed": interrupted.is_none() && done.iter().all(Done::passed) && !rows.iter().any(Row::fails),
         "interrupted": interrupted,
         "steps": done.iter().map(Done::json).collect::<Vec<_>>(),
         "comparison": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
     let mut files = BTreeMap::from([
-        ("summary.txt".to_owned(), summary.clone()),
+        ("summary.txt".to_owned(), format!("{summary}\n{abilities}")),
         ("summary.json".to_owned(), format!("{json:#}\n")),
     ]);
     for done in done {
@@ -442,7 +534,20 @@ fn report(
         say(&format!("  {names}: {content}"));
     }
     say("Host names, the home directory and IP addresses are replaced. The file MANIFEST in it lists the variables.");
+    say(&format!("\n{}", abilities.trim_end()));
     Ok(())
+}
+
+/// The comparison, a row a line. Writing to a string cannot fail.
+fn write_rows(text: &mut String, rows: &[Row]) {
+    if rows.is_empty() {
+        let _ = writeln!(text, "  nothing was observed");
+        return;
+    }
+    let _ = writeln!(text, "  {:<8} {:<48} {:<22} observed", "", "", "software card");
+    for row in rows {
+        let _ = writeln!(text, "  {:<8} {:<48} {:<22} {}", row.verdict(), row.key, row.software_card, row.shown());
+    }
 }
 
 fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>) -> String {
@@ -458,15 +563,7 @@ fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>)
     if let Some(reason) = interrupted {
         let _ = writeln!(text, "  FAILED  the validation was interrupted: {reason}");
     }
-    let _ = writeln!(text, "\nThe card beside the software card");
-    if rows.is_empty() {
-        let _ = writeln!(text, "  nothing was observed");
-    } else {
-        let _ = writeln!(text, "  {:<8} {:<48} {:<22} observed", "", "", "software card");
-    }
-    for row in rows {
-        let _ = writeln!(text, "  {:<8} {:<48} {:<22} {}", row.verdict(), row.key, row.software_card, row.shown());
-    }
+    text += &comparison(rows);
     let count = |verdict: &str| rows.iter().filter(|row| row.verdict() == verdict).count();
     let failed = done.iter().filter(|done| !done.passed()).count();
     let _ = writeln!(

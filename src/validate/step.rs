@@ -47,9 +47,9 @@ const QUICK: [&str; 4] = ["value-signal", "put-signal", "get", "contexts"];
 /// All steps, in order; with kernels as PTX if all ranks have a GPU.
 pub fn all(quick: bool, has_gpu: bool) -> Vec<Step> {
     let names = || SCENARIOS.iter().map(|scenario| scenario.name).filter(move |name| !quick || QUICK.contains(name));
-    let mut steps = vec![Step::Doctor];
+    let mut steps = vec![Step::Doctor, Step::Fidelity];
     steps.extend(names().map(|name| Step::Scenario(name, Kernels::Cpu)));
-    steps.extend([Step::Fidelity, Step::Perf(Kernels::Cpu)]);
+    steps.push(Step::Perf(Kernels::Cpu));
     if has_gpu {
         steps.extend(names().map(|name| Step::Scenario(name, Kernels::Ptx)));
         steps.push(Step::Perf(Kernels::Ptx));

@@ -89,6 +89,11 @@ fn step<'a>(summary: &'a Value, name: &str) -> &'a Value {
     steps.iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("no step {name}: {summary:#}"))
 }
 
+fn steps_of(summary: &Value) -> Vec<&str> {
+    let steps = summary["steps"].as_array().expect("steps");
+    steps.iter().map(|step| step["step"].as_str().expect("a name")).collect()
+}
+
 #[test]
 fn validation_of_the_software_card_passes_and_agrees_with_itself() {
     let Some(dist) = dist("validation_of_the_software_card_passes_and_agrees_with_itself") else { return };
@@ -122,6 +127,14 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
         assert_eq!(row["verdict"], "agrees", "{row:#}");
     }
 
+    // What differs between cards comes first, and what the machine can run last.
+    assert_eq!((&rows[0]["key"], &steps_of(&summary)[1]), (&"counters: number".into(), &"fidelity"), "{summary:#}");
+    let last: Vec<String> = String::from_utf8_lossy(&output.stdout).lines().rev().take(3).map(str::to_owned).collect();
+    assert_eq!(last[2], "The GIN plugin runs here: yes", "{last:?}");
+    for (line, start) in [(&last[1], "The RMA plugin"), (&last[0], "The channels")] {
+        let (name, providers) = line.split_once(": yes, over ").expect(line);
+        assert!(name.starts_with(start) && providers.split(", ").any(|name| name.starts_with("softefa")), "{line}");
+    }
     for name in ["summary.txt", "rank-0/doctor.json", "rank-1/doctor.json", "rank-1/fidelity.txt", "rank-0/perf.txt"] {
         assert!(files.contains_key(name), "{name}: {:?}", files.keys());
         assert!(files["MANIFEST"].contains(name), "{name}: {}", files["MANIFEST"]);
@@ -168,6 +181,33 @@ fn failing_steps_are_reported_and_stop_no_other() {
     assert_eq!(row("writes: completions").map(|row| &row["verdict"]), Some(&Value::from("FAILS")), "{summary:#}");
     // The steps after the failures ran too.
     assert!(summary["steps"].as_array().is_some_and(|steps| steps.len() == 7), "{summary:#}");
+}
+
+/// The record of the software ConnectX card is what it shows.
+#[test]
+fn validation_of_the_software_connectx_card_agrees_with_itself() {
+    let Some(dist) = dist("validation_of_the_software_connectx_card_agrees_with_itself") else { return };
+    let directory = Directory::new();
+    let output = validate(&dist, &directory.report(), &["--mlx5"]).output().expect("the tool starts");
+    let (screen, files) = (text(&output), read(&directory.report()));
+    assert_eq!(output.status.code(), Some(0), "{screen}");
+    let verdict = |line: &&str| ["agrees", "differs", "FAILS"].contains(&line.split_whitespace().next().unwrap_or(""));
+    let rows: Vec<&str> = screen.lines().filter(verdict).collect();
+    assert!(rows.len() > 12 && rows.iter().all(|row| row.starts_with("  agrees")), "{screen}");
+    assert!(files["mlx5.txt"].contains("translations_octword_size 4"), "{files:?}");
+}
+
+#[test]
+fn validation_of_a_missing_connectx_card_names_it() {
+    let Some(dist) = dist("validation_of_a_missing_connectx_card_names_it") else { return };
+    let directory = Directory::new();
+    for name in ["mlx5_none", "mlx5_0:x"] {
+        let mut command = validate(&dist, &directory.report(), &["--mlx5"]);
+        let output = command.env("FERROGIN_MLX5", name).output().expect("the tool starts");
+        let screen = text(&output);
+        // A machine without rdma-core has another reason.
+        assert!(output.status.code() == Some(1) && (screen.contains(name) || screen.contains("rdma-core")), "{screen}");
+    }
 }
 
 #[test]

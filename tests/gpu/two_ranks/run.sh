@@ -67,7 +67,8 @@ fi
 for program in "${programs[@]}"; do
     name=$(basename "$program") log=$out/logs/$(basename "$program").txt
     if [ -n "${SOFTWARE_GPU:-}" ]; then
-        export LD_LIBRARY_PATH=$dist/gpu FERROGIN_DEVICE=cuda
+        # The clock of the software GPU counts instructions, so the limit of a phase is long there: its watchdog ends a kernel that waits in vain.
+        export LD_LIBRARY_PATH=$dist/gpu FERROGIN_DEVICE=cuda SOFTGPU_WATCHDOG=${SOFTGPU_WATCHDOG:-120}
     elif ! ldconfig -p | grep libcuda.so.1 >/dev/null; then
         say PASS "$name: the program compiles"
         say SKIP "$name on a GPU: no CUDA driver on this machine"
