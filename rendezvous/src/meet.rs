@@ -39,8 +39,8 @@ impl<'a> Meeting<'a> {
     /// Waits for all ranks, and returns their streams in order.
     pub fn finish(mut self) -> Result<Vec<Stream>, BootstrapError> {
         while !self.poll(Instant::now())? {
-            let mut fds: Vec<_> = self.listener.interest().collect();
-            wait(&mut fds, self.deadline).map_err(|error| listen_error(self.identity, &error))?;
+            wait(&mut [self.listener.interest()], self.deadline)
+                .map_err(|error| listen_error(self.identity, &error))?;
         }
         Ok(self.ranks.into_iter().flatten().collect())
     }
