@@ -1,6 +1,5 @@
 //! Address vectors: peers by number.
 
-use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,18 +16,6 @@ pub struct FiAddr(pub u64);
 impl FiAddr {
     /// No peer.
     pub const UNSPEC: Self = Self(bindings::FI_ADDR_UNSPEC);
-}
-
-/// The address and port of an endpoint name that is a `sockaddr_in` or `sockaddr_in6`.
-pub fn socket_address(name: &[u8]) -> Option<SocketAddr> {
-    let family = i32::from(u16::from_ne_bytes(*name.first_chunk()?));
-    let port = u16::from_be_bytes(*name.get(2..)?.first_chunk()?);
-    let ip: IpAddr = match (family, name.len()) {
-        (libc::AF_INET, 16) => (*name[4..].first_chunk::<4>()?).into(),
-        (libc::AF_INET6, 28) => (*name[8..].first_chunk::<16>()?).into(),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
 }
 
 /// A table of peers, shared by all endpoints that are bound to it.

@@ -8,9 +8,7 @@ use crate::{Error, Hints, Info, Libfabric};
 
 /// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`, which may name a port (`192.0.2.1:7000`).
 ///
-/// The provider's own are preferred to those of rxm over it: when a peer dies, rxm keeps some of the sends to that peer for ever.
-/// libfabric 1.17 has its own for tcp under the name `net`. Tagged messages do not use `net`, which crashes when many of them come
-/// unexpected. The hints do not offer `FI_MR_LOCAL`: buffers are not registered.
+/// The provider's own are preferred to those of rxm over it: when a peer dies, rxm keeps some of the sends to that peer for ever. The hints do not offer `FI_MR_LOCAL`: buffers are not registered.
 ///
 /// # Errors
 /// [`Error::NoMatch`] when the provider has no such endpoints; [`Error::Call`] with libfabric's error otherwise.
@@ -36,15 +34,8 @@ pub fn find_datagrams(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>
     };
     let mut first = ask(provider);
     let layered = |info: &Info| info.provider().contains(';');
-    if !provider.contains(';') && !first.as_ref().is_ok_and(|list| list.iter().any(|info| !layered(info))) {
-        if provider == "tcp"
-            && caps & bindings::FI_TAGGED == 0
-            && let Ok(own) = ask("net")
-        {
-            first = Ok(own);
-        } else if matches!(first, Err(Error::NoMatch { .. })) {
-            first = ask(&format!("{provider};ofi_rxm")).or(first);
-        }
+    if !provider.contains(';') && matches!(first, Err(Error::NoMatch { .. })) {
+        first = ask(&format!("{provider};ofi_rxm")).or(first);
     }
     let mut list = first?;
     let best = list.iter().position(|info| provider.contains(';') || !layered(info)).unwrap_or(0);

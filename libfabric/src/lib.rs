@@ -7,7 +7,7 @@
 //!   [`EventQueue`], [`Counter`], [`Endpoint`], [`MemoryRegion`]: owned handles. Each keeps its parents alive and closes itself on drop, so
 //!   handles can be dropped in any order.
 //! - [`GdaOps`]: the EFA provider's operations for queues that a device (or device code on the CPU) drives itself.
-//! - [`find_datagrams`], [`TaggedQueue`], [`ConnectionLimit`], [`entry!`]: the needs of a layer above reliable datagram endpoints.
+//! - [`find_datagrams`], [`TaggedQueue`], [`entry!`]: the needs of a layer above reliable datagram endpoints.
 //! - [`bindings`]: the C interface, for providers; `libfabric/bindgen.sh` generates it, and names the libfabric commit.
 //!
 //! **Versions.** The bindings describe libfabric 2.6. Structs grew at their ends over time. The library itself allocates every
@@ -35,8 +35,6 @@ pub mod bindings;
 mod address;
 #[allow(unsafe_code)]
 mod completion;
-#[allow(unsafe_code)]
-mod connection_limit;
 #[allow(unsafe_code)]
 mod context;
 #[allow(unsafe_code)]
@@ -75,9 +73,8 @@ mod version;
 #[allow(unsafe_code)]
 mod wait;
 
-pub use address::{AddressVector, FiAddr, socket_address};
+pub use address::{AddressVector, FiAddr};
 pub use completion::{Completion, CompletionError, CompletionQueue, CqAttr, Read};
-pub use connection_limit::ConnectionLimit;
 pub use context::Context;
 pub use counter::{Counter, Location};
 pub use datagrams::find_datagrams;

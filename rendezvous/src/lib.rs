@@ -17,13 +17,17 @@ mod place;
 pub mod proof;
 pub mod ring;
 mod secret;
-mod stream;
+pub mod stream;
 
+pub use dial::{Address, Dial};
 pub use error::BootstrapError;
 pub use identity::Identity;
+pub use listener::Listener;
 pub use meet::exchange;
 pub use own_file::open_own_file;
+pub use place::Place;
 pub use secret::Secret;
+pub use stream::Stream;
 
 use ring::{Ring, Step};
 use std::sync::{Mutex, MutexGuard, PoisonError};

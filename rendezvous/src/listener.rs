@@ -5,12 +5,13 @@ use crate::proof::{CONFIRM_LEN, Domain, HELLO_LEN, Responder, refusal};
 use crate::secret::{Secret, random};
 use crate::stream::{Socket, Stream};
 use nix::poll::{PollFd, PollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::socket::{Backlog, listen};
 use std::collections::VecDeque;
 use std::io::ErrorKind::{ConnectionAborted, Interrupted, PermissionDenied, WouldBlock};
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::time::{Duration, Instant};
@@ -26,6 +27,15 @@ const PROOF_LIMIT: Duration = Duration::from_secs(10);
 enum Listening {
     Tcp(TcpListener),
     Unix(UnixListener),
+}
+
+impl AsFd for Listening {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(socket) => socket.as_fd(),
+            Self::Unix(socket) => socket.as_fd(),
+        }
+    }
 }
 
 /// A connection whose proof is not complete.
@@ -76,11 +86,17 @@ pub struct Listener {
     secret: Secret,
     /// The oldest first.
     unproven: VecDeque<Unproven>,
+    /// Has the sockets and those of `unproven`.
+    ready: Epoll,
 }
 
 impl Listener {
-    fn new(sockets: Vec<Listening>, domain: Domain, secret: Secret) -> Self {
-        Self { sockets, domain, secret, unproven: VecDeque::new() }
+    fn new(sockets: Vec<Listening>, domain: Domain, secret: Secret) -> io::Result<Self> {
+        let ready = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        for socket in &sockets {
+            ready.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        }
+        Ok(Self { sockets, domain, secret, unproven: VecDeque::new(), ready })
     }
 
     /// Listens on a port of each of `addresses`, and returns the ports too.
@@ -102,7 +118,8 @@ impl Listener {
             bound.push(socket.local_addr().map_err(failed)?);
             sockets.push(Listening::Tcp(socket));
         }
-        Ok((Self::new(sockets, domain, secret), bound))
+        let first = addresses.first().copied().unwrap_or(SocketAddr::from(([0, 0, 0, 0], 0)));
+        Ok((Self::new(sockets, domain, secret).map_err(|error| (first, error))?, bound))
     }
 
     /// Listens on the abstract Unix socket `name`, to which only processes of this user can connect.
@@ -112,7 +129,7 @@ impl Listener {
     pub fn bind_unix(name: &str, domain: Domain, secret: Secret) -> io::Result<Self> {
         let socket = UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?)?;
         socket.set_nonblocking(true)?;
-        Ok(Self::new(vec![Listening::Unix(socket)], domain, secret))
+        Self::new(vec![Listening::Unix(socket)], domain, secret)
     }
 
     /// Accepts what has connected, and returns the next stream with a complete proof, and what its peer says that it is.
@@ -130,6 +147,7 @@ impl Listener {
                 match accepted {
                     Ok(socket) => {
                         let deadline = now + PROOF_LIMIT;
+                        self.ready.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
                         self.unproven.push_back(Unproven { socket, input: Vec::new(), responder: None, deadline });
                     }
                     Err(error) if error.kind() == WouldBlock => break,
@@ -137,7 +155,8 @@ impl Listener {
                     // This process has no descriptor left, for example: the oldest connection makes room.
                     Err(error) => {
                         let silent = self.unproven.iter().position(Unproven::is_silent);
-                        self.unproven.remove(silent.unwrap_or(0)).ok_or(error)?;
+                        let peer = self.unproven.remove(silent.unwrap_or(0)).ok_or(error)?;
+                        let _ = self.ready.delete(&peer.socket);
                         break;
                     }
                 }
@@ -145,10 +164,14 @@ impl Listener {
         }
         for _ in 0..self.unproven.len() {
             let Some(mut peer) = self.unproven.pop_front() else { break };
-            match peer.poll(self.domain, &self.secret) {
-                Ok(Some(place)) => return Ok(Some((Stream::new(peer.socket), place))),
-                Ok(None) if now < peer.deadline => self.unproven.push_back(peer),
-                Ok(None) | Err(_) => {}
+            let result = peer.poll(self.domain, &self.secret);
+            if matches!(result, Ok(None)) && now < peer.deadline {
+                self.unproven.push_back(peer);
+                continue;
+            }
+            let _ = self.ready.delete(&peer.socket);
+            if let Ok(Some(place)) = result {
+                return Ok(Some((Stream::new(peer.socket), place)));
             }
         }
         // Only now: those that have sent a hello already have had their turn.
@@ -156,19 +179,18 @@ impl Listener {
         let mut excess = silent.saturating_sub(SILENT_MAX);
         self.unproven.retain(|peer| {
             let is_excess = excess > 0 && peer.is_silent();
-            excess -= usize::from(is_excess);
+            if is_excess {
+                let _ = self.ready.delete(&peer.socket);
+                excess -= 1;
+            }
             !is_excess
         });
         Ok(None)
     }
 
     /// What [`wait`](crate::stream::wait) waits for.
-    pub fn interest(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let sockets = self.sockets.iter().map(|socket| match socket {
-            Listening::Tcp(socket) => PollFd::new(socket.as_fd(), PollFlags::POLLIN),
-            Listening::Unix(socket) => PollFd::new(socket.as_fd(), PollFlags::POLLIN),
-        });
-        sockets.chain(self.unproven.iter().map(|peer| peer.socket.interest(PollFlags::POLLIN)))
+    pub fn interest(&self) -> PollFd<'_> {
+        PollFd::new(self.as_fd(), PollFlags::POLLIN)
     }
 
     /// Connections with a welcome.
@@ -181,6 +203,13 @@ impl Listener {
     #[cfg(test)]
     pub fn unproven(&self) -> usize {
         self.unproven.len()
+    }
+}
+
+/// Readable while [`Listener::poll`] has something to do.
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.ready.0.as_fd()
     }
 }
 

@@ -79,7 +79,7 @@ impl<'a> Meeting<'a> {
         while !self.poll(Instant::now())? {
             let streams = self.ranks.iter().zip(&self.blocks).filter(|(_, block)| block.is_none());
             let streams = streams.filter_map(|(rank, _)| rank.as_ref().map(Stream::interest));
-            let mut fds: Vec<_> = self.listener.interest().chain(streams).collect();
+            let mut fds: Vec<_> = std::iter::once(self.listener.interest()).chain(streams).collect();
             wait(&mut fds, self.deadline).map_err(failed)?;
         }
         let blocks: Vec<_> = [own.to_vec()].into_iter().chain(self.blocks.drain(..).flatten()).collect();

@@ -144,6 +144,14 @@ impl Stream {
         Ok((Self::new(Socket::unix(one)?), Self::new(Socket::unix(other)?)))
     }
 
+    /// The socket, for a protocol with frames of its own; `None` of a Unix socket. For a stream that has not been used.
+    pub fn into_tcp(self) -> Option<TcpStream> {
+        match self.socket {
+            Socket::Tcp(socket) => Some(socket),
+            Socket::Unix(_) => None,
+        }
+    }
+
     /// Adds a frame with `body` to the bytes that [`Stream::flush`] sends.
     pub fn queue(&mut self, frame: Frame, body: &[u8]) {
         self.output.extend_from_slice(&Frame { len: body.len() as u32, ..frame }.emit());

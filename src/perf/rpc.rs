@@ -7,7 +7,6 @@ use super::session::Session;
 use super::statistics::mops;
 use ferrogin_channel::{Address, Config, Reactor};
 use ferrogin_device::platform::clock_ns;
-use ferrogin_libfabric::Libfabric;
 use host_rpc::{Body, Call, Client, RpcError, Server, ServerHandle, Settings};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -40,9 +39,8 @@ impl Rpc {
         let mut rpc = Self { client: None, server: None, reactor: None };
         let mut own = Vec::new();
         if rank <= 1 {
-            let lib = Libfabric::load(None).map_err(|error| failed(&error))?;
             let config = Config { provider: session.about().provider, source: None, ..Config::default() };
-            let reactor = Reactor::open(&lib, &config).map_err(|error| failed(&error))?;
+            let reactor = Reactor::open(&config).map_err(|error| failed(&error))?;
             if rank == 1 {
                 let listener = reactor.listen().map_err(|error| failed(&error))?;
                 let server = Server::new(settings.clone()).method(ECHO, |_, body| Ok(body.into_vec().into())).start();

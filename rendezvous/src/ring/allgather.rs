@@ -323,7 +323,7 @@ impl Ring {
         let streams = [&self.prev, &self.next].into_iter().flatten().filter(|stream| stream.is_open());
         let mut fds: Vec<_> = streams.map(Stream::interest).collect();
         fds.extend(self.dial.iter().filter_map(Dial::interest));
-        fds.extend(self.listener.iter().flat_map(Listener::interest));
+        fds.extend(self.listener.iter().map(Listener::interest));
         stream::wait(&mut fds, deadline).map_err(|source| RingError::Socket { call: "poll", source })
     }
 

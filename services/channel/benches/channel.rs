@@ -5,9 +5,8 @@
 //! the next spoils less than the ratio of medians. A channel sends two messages for each of its own, its length and its bytes, and
 //! the reader cannot ask for the bytes before it knows the length; so there are three kinds of bare figures: one message
 //! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
-//! messages as a channel sends and receives them, by hand. Where channels run over another provider than the one that libfabric takes
-//! for the name (`net` for `tcp` of 1.17), there are bare figures of both. Loads FERROGIN_LIBFABRIC;
-//! FERROGIN_BENCH_MATCHING (software, provider) sets how the tags of channels are matched. The other end is a process of its own.
+//! messages as a channel sends and receives them, by hand. Channels over `tcp` use sockets, and the bare messages libfabric's provider of
+//! that name. Loads FERROGIN_LIBFABRIC. The other end is a process of its own.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -18,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferrogin_channel::{Address, Channel, Config, Matching, Payload, Reactor};
+use ferrogin_channel::{Address, Channel, Config, Payload, Reactor};
 use ferrogin_libfabric::{
     AddressVector, Completion, CompletionQueue, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Libfabric,
     MR_MODE_ALL, Read, bindings, entry,
@@ -57,39 +56,28 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn compare(provider: &str) {
     let lib = Libfabric::load(None).unwrap();
-    let mut over = Over::against(&lib, provider);
-    // The provider that libfabric takes for the name, and the one of the channels, if it differs (`net` for `tcp` of 1.17).
-    let mut bares = vec![Bare::against(&lib, provider)];
-    if bares[0].provider != over.provider() && !lib.getinfo(&hints(over.provider())).unwrap().is_empty() {
-        bares.push(Bare::against(&lib, over.provider()));
-    }
+    let (mut bare, mut over) = (Bare::against(&lib, provider), Over::against(provider));
     let [pings, small, large] = counts();
     let bandwidth = |rate: f64| rate * MIB as f64 / 1e9;
-    let mut of_bares: Vec<[Vec<f64>; 5]> = bares.iter().map(|_| Default::default()).collect();
-    let mut of_channel: [Vec<f64>; 3] = Default::default();
+    let (mut of_bare, mut of_channel): ([Vec<f64>; 5], [Vec<f64>; 3]) = Default::default();
     let rounds = std::env::var("FERROGIN_ROUNDS").map_or(7, |n| n.parse().expect("FERROGIN_ROUNDS is a number"));
     for _ in 0..rounds {
-        // Each kind does a whole round while the others sleep.
-        for (bare, of_bare) in bares.iter_mut().zip(&mut of_bares) {
-            let results = [
-                bare.latency(pings),
-                bare.latency_of_pairs(pings),
-                bare.rate(small, 8, Kind::Ahead),
-                bare.rate(small, 8, Kind::ByHand),
-                bandwidth(bare.rate(large, MIB, Kind::Single)),
-            ];
-            of_bare.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
-            thread::sleep(2 * BUSY_POLL);
-        }
+        // Each kind does a whole round while the other sleeps.
+        let results = [
+            bare.latency(pings),
+            bare.latency_of_pairs(pings),
+            bare.rate(small, 8, Kind::Ahead),
+            bare.rate(small, 8, Kind::ByHand),
+            bandwidth(bare.rate(large, MIB, Kind::Single)),
+        ];
+        of_bare.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
+        thread::sleep(2 * BUSY_POLL);
         let results = [over.latency(pings), over.rate(small, 8), bandwidth(over.rate(large, MIB))];
         of_channel.iter_mut().zip(results).for_each(|(all, one)| all.push(one));
         thread::sleep(2 * BUSY_POLL);
     }
-    println!("libfabric {} over {provider}, channels over {}", lib.version(), over.provider());
-    for (bare, of_bare) in bares.iter().zip(of_bares) {
-        println!(" bare messages over {}", bare.provider);
-        table(of_bare, &of_channel);
-    }
+    println!("channels over {provider}, bare messages over {} of libfabric {}", bare.provider, lib.version());
+    table(of_bare, &of_channel);
 }
 
 fn table(of_bare: [Vec<f64>; 5], of_channel: &[Vec<f64>; 3]) {
@@ -432,31 +420,22 @@ fn bare_peer(provider: &str) {
 struct Over {
     channel: Channel,
     buffers: Vec<Arc<Vec<u8>>>,
-    reactor: Reactor,
+    _reactor: Reactor,
     _peer: Peer,
 }
 
 fn config(provider: &str) -> Config {
-    let matching = match std::env::var("FERROGIN_BENCH_MATCHING").as_deref() {
-        Ok("software") => Some(Matching::Software),
-        Ok("provider") => Some(Matching::Provider),
-        _ => None,
-    };
     let (provider, source) = (provider.to_owned(), source(provider));
-    Config { provider, source, matching, busy_poll: BUSY_POLL, ..Config::default() }
+    Config { provider, source, busy_poll: BUSY_POLL, ..Config::default() }
 }
 
 impl Over {
-    fn against(lib: &Arc<Libfabric>, provider: &str) -> Self {
+    fn against(provider: &str) -> Self {
         let (peer, address) = peer("channel", provider);
-        let reactor = Reactor::open(lib, &config(provider)).unwrap();
+        let reactor = Reactor::open(&config(provider)).unwrap();
         let channel = reactor.connect(&Address::parse(&address).unwrap()).wait().unwrap();
         let buffers = (0..DEPTH).map(|_| Arc::new(vec![1; MIB])).collect();
-        Self { channel, buffers, reactor, _peer: peer }
-    }
-
-    fn provider(&self) -> &str {
-        self.reactor.provider()
+        Self { channel, buffers, _reactor: reactor, _peer: peer }
     }
 
     fn latency(&mut self, pings: usize) -> f64 {
@@ -578,7 +557,7 @@ fn echo(channel: Channel, room: Vec<u8>, left: usize, next: impl FnOnce(Channel)
 }
 
 fn channel_peer(provider: &str) {
-    let reactor = Reactor::open(&Libfabric::load(None).unwrap(), &config(provider)).unwrap();
+    let reactor = Reactor::open(&config(provider)).unwrap();
     let listener = reactor.listen().unwrap();
     print(&listener.address().to_bytes());
     serve(listener.accept().wait().unwrap(), Vec::new());

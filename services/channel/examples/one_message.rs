@@ -3,13 +3,11 @@
 //! In a service each reactor is in a process of its own, and the listener's address travels by other means (a file, a registry).
 
 use ferrogin_channel::{Config, Reactor};
-use ferrogin_libfabric::Libfabric;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let provider = std::env::args().nth(1).unwrap_or("tcp".to_owned());
     let config = Config { provider, ..Config::default() };
-    let libfabric = Libfabric::load(None)?;
-    let (server, client) = (Reactor::open(&libfabric, &config)?, Reactor::open(&libfabric, &config)?);
+    let (server, client) = (Reactor::open(&config)?, Reactor::open(&config)?);
     let listener = server.listen()?;
     println!("the listener's address has {} bytes", listener.address().to_bytes().len());
 

@@ -1,51 +1,26 @@
 //! How an endpoint for channels is opened.
 
-use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use zerocopy::{Immutable, KnownLayout, TryFromBytes};
-
-/// How tags are matched with receives. Both ends of a channel must match alike; an [`Address`](crate::Address) says how its endpoint
-/// matches.
-#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
-#[repr(u8)]
-pub enum Matching {
-    /// The provider matches its own tagged messages (`FI_TAGGED`).
-    Provider = 1,
-    /// This crate matches, over datagrams of the provider (`FI_MSG`).
-    Software = 2,
-}
-
-impl Matching {
-    /// The matching with this number, which goes over the wire.
-    pub(crate) fn from_code(code: u8) -> Option<Self> {
-        Self::try_read_from_bytes(&[code]).ok()
-    }
-}
-
-impl fmt::Display for Matching {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Provider => "tags of the provider",
-            Self::Software => "software matching over datagrams",
-        })
-    }
-}
+use ferrogin_libfabric::Libfabric;
 
 /// How to open a [`Reactor`](crate::Reactor).
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The provider. A provider without reliable datagrams of its own is used with `;ofi_rxm` over it.
+    /// The libfabric of the provider; None for the installed one, which `tcp` does not need.
+    pub libfabric: Option<Arc<Libfabric>>,
+    /// `tcp`, or a libfabric provider with tagged messages and directed receives (`efa`, `softefa`, `shm`). A provider without reliable
+    /// datagrams of its own is used with `;ofi_rxm` over it.
     pub provider: String,
-    /// The local address of the endpoint, at which peers reach it. None leaves the choice to the provider.
+    /// The local address at which peers reach listeners; it may have a port (`192.0.2.1:7000`). None: over `tcp` the addresses that NCCL's
+    /// variables NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY choose, otherwise the provider's choice.
     pub source: Option<String>,
-    /// How tags are matched. None: by the provider, except over `tcp`, where that is slower, and over providers without tagged messages.
-    pub matching: Option<Matching>,
     /// Writes, and reads, of one channel that libfabric has at a time; at least one.
     pub depth: usize,
     /// Bytes of the longest message that is taken. A peer that sends a longer one violates the protocol.
     pub max_message: usize,
-    /// Peers, present and past, with which an endpoint has channels.
+    /// Peers with which an endpoint has channels; except over `tcp` also peers of the past.
     pub max_peers: usize,
     /// A peer that sent nothing for this long gets a ping.
     pub ping_after: Duration,
@@ -62,9 +37,9 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            libfabric: None,
             provider: "tcp".to_owned(),
             source: Some("127.0.0.1".to_owned()),
-            matching: None,
             depth: 64,
             max_message: 1 << 30,
             max_peers: 65536,

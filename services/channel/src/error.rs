@@ -6,7 +6,6 @@ use std::time::Duration;
 use ferrogin_libfabric::Error;
 use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
-use crate::Matching;
 use crate::proto::tags::LENGTH_BUFFER;
 
 /// Why a write, a read, a connect or a close failed. The messages name the peer.
@@ -71,18 +70,6 @@ pub enum ChannelError {
         /// The reason that it sent.
         reason: Reason,
     },
-    /// The two ends match tags in different ways.
-    #[error(
-        "{peer} uses {remote}, this reactor uses {local}: open both reactors with the same Config::matching, over providers that have it"
-    )]
-    MatchingDiffers {
-        /// The peer.
-        peer: Arc<str>,
-        /// The matching of this reactor.
-        local: Matching,
-        /// The matching of the peer.
-        remote: Matching,
-    },
     /// A message is too long. It was not sent, and the channel stays open.
     #[error(
         "a message of {len} bytes to {peer} is longer than {max} bytes, the most that both ends and the provider carry: send it in parts"
@@ -119,6 +106,9 @@ pub enum ChannelError {
         /// The failure in libfabric.
         source: Error,
     },
+    /// No peer can connect to this side.
+    #[error("this side cannot listen: {0}")]
+    CannotListen(Error),
     /// A callback waited for an operation of its own reactor.
     #[error(
         "a callback cannot wait for {peer}, because its own thread receives the answer: use a callback, or wait on another thread"
@@ -160,9 +150,6 @@ pub enum Reason {
     /// A later endpoint has the peer's address, or the same endpoint opened a later channel.
     #[error("a later channel from the same address replaced it")]
     Replaced = 7,
-    /// The two ends match tags in different ways.
-    #[error("it matches tags in another way")]
-    Matching = 8,
     /// A reason of a later version.
     #[error("for a reason that this version does not know")]
     Unknown = 0,

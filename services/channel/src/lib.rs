@@ -1,11 +1,11 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [`Reactor`] is a libfabric endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes, which the
+//! A [`Reactor`] is an endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes, which the
 //! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move whole
 //! buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which can be waited for without an executor.
 //!
-//! **Layers.** `proto` is the protocol, without I/O and threads. `transport` carries tagged messages: with tags that the provider matches, or
-//! with software matching over datagrams. `reactor` is the thread that drives both; `shared` is the way of requests to it.
+//! **Layers.** `proto` is the protocol, without I/O and threads. `transport` carries tagged messages: over TCP, or with tags that a libfabric
+//! provider matches. `reactor` is the thread that drives both; `shared` is the way of requests to it.
 //!
 //! **Manual.** `docs/channel.md` has the protocol, its promises and limits. In short: a message is two tagged messages, its length and its
 //! payload; completions arrive in any order, and callbacks run in the order of messages, once each, with the message or with an error that
@@ -29,7 +29,7 @@ mod transport;
 mod tests;
 
 pub use buffer_pool::recycle;
-pub use config::{Config, Matching};
+pub use config::Config;
 pub use error::{ChannelError, Reason, Violation};
 pub use handle::{Channel, Listener, Ticket};
 pub use payload::Payload;

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{hint, io, mem};
 
-use ferrogin_libfabric::{Error, Libfabric, bindings};
+use ferrogin_libfabric::{Error, bindings};
 
 use crate::handle::{Channel, Listener};
 use crate::pending::{Awaited, Cancel, Pending};
@@ -15,7 +15,7 @@ use crate::proto::engine::Engine;
 use crate::proto::transport::Transport;
 use crate::proto::wire::Address;
 use crate::shared::{Shared, run};
-use crate::transport::{self, Closed, Purpose};
+use crate::transport::{self, Closed};
 use crate::{ChannelError, Config};
 
 /// Polls between reads of the clock while there is work.
@@ -149,7 +149,7 @@ fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
 
 /// An endpoint, its channels, and the thread that serves them.
 ///
-/// One reactor is one libfabric endpoint. Its thread runs all callbacks, one after the other. A callback must not block: while it runs,
+/// One reactor is one endpoint: its sockets, or an endpoint of libfabric. Its thread runs all callbacks, one after the other. A callback must not block: while it runs,
 /// the reactor does nothing else, and peers that get no answer for [`Config::lost_after`] give up. A callback may use all channels.
 /// Dropping the reactor ends all its channels with [`ChannelError::Stopped`]; [`Reactor::shutdown`] closes them first.
 pub struct Reactor {
@@ -163,17 +163,10 @@ impl Reactor {
     /// Opens an endpoint and starts its thread.
     ///
     /// # Errors
-    /// [`Error::NoMatch`] when the provider has no reliable datagrams that can carry a channel; what the provider answers.
-    pub fn open(lib: &Arc<Libfabric>, config: &Config) -> Result<Self, Error> {
-        Self::with_transport(transport::open(lib, config, Purpose::Messages)?, config)
-    }
-
-    /// Tries whether [`Reactor::open`] opens an endpoint, without its thread and without the memory that providers allocate for messages.
-    ///
-    /// # Errors
-    /// As [`Reactor::open`].
-    pub fn check(lib: &Arc<Libfabric>, config: &Config) -> Result<(), Error> {
-        transport::open(lib, config, Purpose::Check).map(drop)
+    /// [`Error::NoMatch`] when the provider has no tagged messages that can carry a channel; there is no libfabric; what the provider or the
+    /// system answers.
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        Self::with_transport(transport::open(config)?, config)
     }
 
     pub(crate) fn with_transport(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {
@@ -208,16 +201,10 @@ impl Reactor {
     /// Opens a listener.
     ///
     /// # Errors
-    /// [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] when the reactor has ended.
+    /// [`ChannelError::CannotListen`]; [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] when the reactor has ended.
     pub fn listen(&self) -> Result<Listener, ChannelError> {
         let (number, address) = self.shared.with_engine(Engine::listen)?;
         Ok(Listener::new(&self.shared, number, address))
-    }
-
-    /// Ignores programs that connect to this reactor's TCP port from now on, for a reactor that has all its peers. Open channels stay, and the
-    /// reactor may connect to others. False where the provider has no TCP port or the system does not allow it.
-    pub fn close_port(&self) -> bool {
-        self.shared.with_engine(Engine::close_port)
     }
 
     /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within

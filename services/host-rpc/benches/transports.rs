@@ -85,7 +85,7 @@ impl Drop for Process {
 fn reactor(provider: &str) -> Reactor {
     let source = provider.contains("tcp").then(|| "127.0.0.1".to_owned());
     let config = Config { provider: provider.to_owned(), source, ..Config::default() };
-    Reactor::open(&Libfabric::load(None).unwrap(), &config).unwrap()
+    Reactor::open(&config).unwrap()
 }
 
 fn connection(stream: TcpStream) -> Connection {

@@ -1,6 +1,5 @@
 //! All channels of one endpoint: requests of users and events of the transport go in, operations and callbacks come out.
 
-mod admission;
 mod control;
 mod liveness;
 mod reconnect;
@@ -20,7 +19,7 @@ use super::listening::Listening;
 use super::operation::{NO_CHANNEL, Operation, parse_token, token};
 use super::tags::{CONTROL, ID_MASK, LENGTH_BUFFER, Pattern, unknown_tags};
 use super::transport::{Addr, Event, Receive, ReceiveError, ReceiveResult, Transport};
-use super::wire::{CONTROL_MAX, Kind};
+use super::wire::{CONTROL_MAX, Carrier, Kind};
 use crate::{ChannelError, Config, Payload, Reason, Violation};
 
 /// Receives for control messages that are posted at a time. More would slow providers, which search them for every message.
@@ -41,7 +40,7 @@ pub(crate) struct Engine {
     listeners: Vec<Option<Listening>>,
     /// The secrets of all listeners, also of those that were closed.
     secrets: Vec<u64>,
-    /// The last channel with each endpoint name.
+    /// The last channel with each endpoint name, where all channels share one endpoint.
     by_name: HashMap<Box<[u8]>, PriorChannel>,
     /// Hellos from endpoint names that had a channel before, until their path response.
     pending_hellos: VecDeque<PendingHello>,
@@ -111,11 +110,6 @@ impl Engine {
 
     pub fn transport(&self) -> &dyn Transport {
         &*self.transport
-    }
-
-    /// See [`crate::Reactor::close_port`].
-    pub fn close_port(&mut self) -> bool {
-        self.transport.close_port()
     }
 
     /// Takes the callbacks that are due, in their order.
@@ -246,7 +240,7 @@ impl Engine {
             return;
         }
         log::debug!("channel {channel} ended: {error}");
-        let prior = PriorChannel::of(state, channel);
+        let (prior, addr) = (PriorChannel::of(state, channel), state.addr);
         if let Some(known) = self.by_name.get_mut(&state.name).filter(|known| known.channel == channel) {
             *known = prior;
         }
@@ -267,6 +261,10 @@ impl Engine {
                 of == channel && matches!(operation, Operation::ReceiveLength | Operation::ReceivePayload)
             })
         });
+        if self.transport.properties().carrier == Carrier::Tcp {
+            self.by_addr.remove(&addr);
+            self.transport.disconnect(addr);
+        }
         let mut unused = self.state_of(channel).is_some_and(|state| state.released);
         for listening in self.listeners.iter_mut().flatten() {
             unused |= listening.drop_channel(channel);
@@ -308,9 +306,7 @@ impl Engine {
             return false;
         }
         let mut events = std::mem::take(&mut self.events);
-        let Self { transport, secrets, channels, .. } = self;
-        let admits = |name: &[u8], message: &[u8]| admission::is_proven(secrets, channels, name, message);
-        if let Err(error) = transport.poll_admitting(&mut events, &admits) {
+        if let Err(error) = self.transport.poll(now.unwrap_or(self.now), &mut events) {
             self.stop(&ChannelError::Endpoint(error));
         }
         let busy = !events.is_empty();
@@ -357,7 +353,7 @@ impl Engine {
                     self.peeked(operation, channel, index, found);
                 }
             }
-            Event::Lost { peer, error } => self.unreachable(peer, error),
+            Event::Lost { peer, error } => self.lost(peer, error),
         }
     }
 
@@ -384,10 +380,17 @@ impl Engine {
     /// after the messages that arrived before.
     fn unreachable(&mut self, peer: Addr, source: Error) {
         let Some(&channel) = self.by_addr.get(&peer) else { return };
-        let watched = self.transport.properties().watches_peers;
         let Some(state) = self.state_of(channel) else { return };
         let waits_for_peer = state.closing.is_some() || matches!(state.phase, Phase::Connecting { .. });
-        if state.remote_close.is_none() && (waits_for_peer || watched) {
+        if state.remote_close.is_none() && waits_for_peer {
+            self.connection_failed(channel, source);
+        }
+    }
+
+    /// A connection is over. Its channel ends, except that what a peer wrote before its close is still read.
+    fn lost(&mut self, peer: Addr, source: Error) {
+        let Some(&channel) = self.by_addr.get(&peer) else { return self.transport.disconnect(peer) };
+        if self.state_of(channel).is_some_and(|state| state.remote_close.is_none()) {
             self.connection_failed(channel, source);
         }
     }
@@ -475,7 +478,7 @@ impl Engine {
                 return;
             }
         }
-        if operation != Operation::ReceiveControl || result.is_err() || !self.control(bytes) {
+        if operation != Operation::ReceiveControl || result.is_err() || !self.control(bytes, from) {
             self.unknown_tag(tag, from);
         }
     }

@@ -7,6 +7,7 @@ pub(crate) mod engine;
 pub(crate) mod hello;
 pub(crate) mod incoming;
 pub(crate) mod listening;
+pub(crate) mod name;
 pub(crate) mod operation;
 pub(crate) mod outgoing;
 pub(crate) mod secret;

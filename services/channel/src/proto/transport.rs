@@ -1,11 +1,13 @@
 //! The interface between the protocol and the network: tagged messages, matched as libfabric matches them.
 
 use std::os::fd::RawFd;
+use std::time::Instant;
 
 use ferrogin_libfabric::Error;
 
 use super::tags::Pattern;
-use crate::{Matching, Payload};
+use super::wire::Carrier;
+use crate::Payload;
 
 /// A peer in the transport's address vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -67,7 +69,7 @@ pub(crate) enum Event {
     Received { token: u64, bytes: Vec<u8>, tag: u64, from: Option<Addr>, result: Result<(), ReceiveError> },
     /// A peek ended: tag and sender of the first message that matches the pattern; the sender if the transport knows it.
     Peeked { token: u64, found: Option<(u64, Option<Addr>)> },
-    /// A peer cannot be reached any more. Messages that it sent before may still be received.
+    /// The connection to a peer is over. Messages that it sent before may still be received.
     Lost { peer: Addr, error: Error },
 }
 
@@ -106,27 +108,30 @@ impl InFlight {
 
 /// What a transport is and can do.
 pub(crate) struct Properties {
-    /// The address of this endpoint, which peers insert.
+    /// The address of this endpoint, which peers insert. Empty where each listener has its own.
     pub name: Box<[u8]>,
     /// The provider, for people.
     pub provider: String,
-    /// How tags are matched.
-    pub matching: Matching,
+    /// What carries the messages.
+    pub carrier: Carrier,
     /// Bytes of the longest message.
     pub max_message: usize,
     /// Bytes of payloads of one channel that the transport should have at a time, if they are more than two payloads.
     pub payload_window: usize,
     /// A message of an endpoint that is gone can be received and dropped without harm to a new endpoint at its address.
     pub can_discard_stale: bool,
-    /// The transport notices by itself when a peer stops answering, and reports that as [`Event::Lost`]: the engine sends no pings.
-    pub watches_peers: bool,
 }
 
 impl Properties {
-    /// Of a transport without a payload window, which does not watch peers.
-    pub fn new(name: Box<[u8]>, provider: String, matching: Matching, max_message: usize) -> Self {
-        let (payload_window, can_discard_stale, watches_peers) = (usize::MAX, true, false);
-        Self { name, provider, matching, max_message, payload_window, can_discard_stale, watches_peers }
+    /// Of an endpoint of a provider, without a payload window.
+    pub fn new(name: Box<[u8]>, provider: String, max_message: usize) -> Self {
+        let (payload_window, can_discard_stale, carrier) = (usize::MAX, true, Carrier::Tags);
+        Self { name, provider, carrier, max_message, payload_window, can_discard_stale }
+    }
+
+    /// Of an endpoint over TCP.
+    pub fn of_tcp(max_message: usize) -> Self {
+        Self { carrier: Carrier::Tcp, ..Self::new(Box::default(), "tcp".to_owned(), max_message) }
     }
 }
 
@@ -136,8 +141,18 @@ impl Properties {
 pub(crate) trait Transport: Send + 'static {
     /// What the transport is and can do. It stays the same.
     fn properties(&self) -> &Properties;
-    /// Makes a peer known by its address.
-    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
+    /// Lets peers reach a listener that has a secret; gives the name by which they do.
+    fn listen(&mut self, _listener: u32, _secret: u64) -> Result<Box<[u8]>, Error> {
+        Ok(self.properties().name.clone())
+    }
+    /// Ends that. Channels of the listener stay.
+    fn unlisten(&mut self, _listener: u32) {}
+    /// The peer at that address, whose listener has that secret. Where each channel has its own connection, this one is new.
+    fn connect(&mut self, name: &[u8], secret: u64) -> Result<Addr, Error>;
+    /// The sender of a hello, and its name: `stated` is the one in the hello, and `from` the sender, if the transport knows it.
+    fn identify(&mut self, from: Option<Addr>, stated: &[u8]) -> Result<(Addr, Box<[u8]>), Error>;
+    /// Ends the connection of a channel, if it has its own, after everything that was sent. Operations on it have no more events.
+    fn disconnect(&mut self, _peer: Addr) {}
     /// Sends `body` to `to`, at once or with the next [`Transport::flush`]. `more`: the caller sends more to `to` at once, and the receiver
     /// has no use for this message alone.
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult;
@@ -152,17 +167,8 @@ pub(crate) trait Transport: Send + 'static {
     }
     /// Cancels receives: each still gives one event.
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
-    /// Makes progress and appends the events.
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error>;
-    /// [`Transport::poll`], which takes the first message of an endpoint only if `admits` is true of the endpoint's name and that message. A
-    /// transport whose provider knows the senders takes messages of inserted peers, and control messages of all.
-    fn poll_admitting(&mut self, events: &mut Vec<Event>, _admits: &dyn Fn(&[u8], &[u8]) -> bool) -> Result<(), Error> {
-        self.poll(events)
-    }
-    /// Ignores endpoints that connect from now on. False where the transport cannot.
-    fn close_port(&mut self) -> bool {
-        false
-    }
+    /// Makes progress at the time `now` and appends the events.
+    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), Error>;
     /// A descriptor that becomes readable when a poll has work, if the transport has one.
     fn wait_fd(&self) -> Option<RawFd> {
         None

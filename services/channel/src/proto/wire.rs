@@ -4,13 +4,12 @@
 //!
 //! | field | in |
 //! |---|---|
-//! | `matching` | hello: the sender's tag matching, coded as in an address |
 //! | `to` | the receiver's number of the channel; hello: the listener's number; path response: 0 |
 //! | `from` | the sender's number of the channel |
 //! | `secret` | the receiver's secret for the channel: a sender that does not have it is not the peer |
 //! | `sender_secret` | hello, welcome: the sender's secret; path challenge: the nonce that the response returns in `secret` |
 //! | `value` | hello, welcome: bytes of the longest message that the sender takes; refuse, abort: the reason; close: id of the first message that the sender has not read |
-//! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message that the sender has not read; path challenge: id that the receiver's first message must have; refuse: the sender's tag matching, if that is the reason |
+//! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message that the sender has not read; path challenge: id that the receiver's first message must have |
 //! | `start_id` | hello: id that the receiver's first message must have, 0 for any |
 //!
 //! A listener answers a hello with a path challenge when an earlier channel was opened with the same endpoint name. The endpoint that
@@ -23,11 +22,11 @@ use std::sync::Arc;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
-use crate::{ChannelError, Matching};
-use ferrogin_libfabric::socket_address;
+use super::name;
+use crate::ChannelError;
 
 /// Version of the protocol and of the address.
-pub(crate) const VERSION: u8 = 5;
+pub(crate) const VERSION: u8 = 6;
 /// The longest endpoint name that an address has room for, bytes.
 pub(crate) const NAME_MAX: usize = 100;
 /// Bytes of an address at most.
@@ -37,6 +36,16 @@ pub(crate) const CONTROL_MAX: usize = size_of::<Control>() + NAME_MAX;
 
 const MAGIC: [u8; 4] = *b"FGC1";
 const ADDRESS_MAGIC: [u8; 4] = *b"FGCA";
+
+/// What carries the messages of an endpoint.
+#[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
+#[repr(u8)]
+pub(crate) enum Carrier {
+    /// Tagged messages of one endpoint of a libfabric provider, which all channels share.
+    Tags = 1,
+    /// A connection for each channel.
+    Tcp = 2,
+}
 
 /// Kinds of control messages.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
@@ -61,7 +70,7 @@ pub(crate) enum Kind {
 pub(crate) struct Control {
     pub magic: [u8; 4],
     pub version: u8,
-    pub matching: u8,
+    pub reserved: u8,
     pub kind: Kind,
     pub name_len: u8,
     pub to: u32,
@@ -79,8 +88,8 @@ impl Control {
     /// A message with a kind, a receiver and the receiver's secret. All other fields are 0.
     pub fn new(kind: Kind, to: u32, secret: u64) -> Self {
         let (magic, version, from, value, id) = (MAGIC, VERSION, 0, 0, 0);
-        let (matching, name_len, sender_secret, start_id) = (0, 0, 0, 0);
-        Self { magic, version, matching, kind, name_len, to, from, secret, sender_secret, value, id, start_id }
+        let (reserved, name_len, sender_secret, start_id) = (0, 0, 0, 0);
+        Self { magic, version, reserved, kind, name_len, to, from, secret, sender_secret, value, id, start_id }
     }
 
     /// The bytes of the message from the endpoint `name`. Only a hello has a name.
@@ -105,7 +114,7 @@ struct AddressHeader {
     /// Its upper byte is 0.
     version: U16,
     name_len: u8,
-    matching: u8,
+    carrier: u8,
     listener: U32,
     reserved: U32,
     secret: U64,
@@ -117,7 +126,7 @@ const _: () = assert!(size_of::<AddressHeader>() + NAME_MAX <= ADDRESS_MAX);
 /// a secret: every process that has the address may connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    pub(crate) matching: Matching,
+    pub(crate) carrier: Carrier,
     pub(crate) listener: u32,
     pub(crate) secret: u64,
     pub(crate) name: Box<[u8]>,
@@ -130,7 +139,7 @@ impl Address {
             magic: ADDRESS_MAGIC,
             version: u16::from(VERSION).into(),
             name_len: self.name.len() as u8,
-            matching: self.matching as u8,
+            carrier: self.carrier as u8,
             listener: self.listener.into(),
             reserved: 0.into(),
             secret: self.secret.into(),
@@ -151,29 +160,25 @@ impl Address {
         if header.version.get() != u16::from(VERSION) {
             return Err(bad("it has another version: run the same version of ferrogin on both ends"));
         }
-        let matching = Matching::from_code(header.matching).ok_or(bad("its tag matching is unknown"))?;
+        let unknown = "its kind is unknown: run the same version of ferrogin on both ends";
+        let carrier = Carrier::try_read_from_bytes(&[header.carrier]).map_err(|_| bad(unknown))?;
         let len = usize::from(header.name_len);
         if len == 0 || len > NAME_MAX {
             return Err(bad("its endpoint name has an impossible length"));
         }
         let name = rest.get(..len).ok_or(bad("it is cut off"))?.into();
-        Ok(Self { matching, listener: header.listener.get(), secret: header.secret.get(), name })
+        Ok(Self { carrier, listener: header.listener.get(), secret: header.secret.get(), name })
     }
 
     /// The endpoint of the listener, for people.
     pub fn endpoint(&self) -> Arc<str> {
         label(&self.name)
     }
-
-    /// How the endpoint of the listener matches tags. Only endpoints that match alike connect.
-    pub fn matching(&self) -> Matching {
-        self.matching
-    }
 }
 
 /// An endpoint name for people: host and port of a socket address, text as it is, anything else in hexadecimal.
 pub(crate) fn label(name: &[u8]) -> Arc<str> {
-    if let Some(address) = socket_address(name) {
+    if let Some(address) = name::parse(name).first() {
         return address.to_string().into();
     }
     let text = name.strip_suffix(&[0]).unwrap_or(name);
@@ -189,12 +194,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn control() -> Control {
-        let numbers = Control { matching: 9, from: 3, sender_secret: 5, value: 6, ..Control::new(Kind::Hello, 2, 4) };
+        let numbers = Control { reserved: 9, from: 3, sender_secret: 5, value: 6, ..Control::new(Kind::Hello, 2, 4) };
         Control { version: 1, id: 7, start_id: 8, ..numbers }
     }
 
     fn address() -> Address {
-        Address { matching: Matching::Software, listener: 1, secret: 2, name: b"name".as_slice().into() }
+        Address { carrier: Carrier::Tcp, listener: 1, secret: 2, name: b"name".as_slice().into() }
     }
 
     #[test]
@@ -204,7 +209,7 @@ mod tests {
         assert_eq!(bytes[16..40], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0");
         assert_eq!(bytes[40..], *b"\x07\0\0\0\x08\0\0\0ab");
         assert_eq!(Control::parse(&bytes), Some((Control { name_len: 2, ..control() }, &b"ab"[..])));
-        assert_eq!(address().to_bytes(), *b"FGCA\x05\0\x04\x02\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
+        assert_eq!(address().to_bytes(), *b"FGCA\x06\0\x04\x02\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
         let longest = Address { name: vec![7; NAME_MAX].into(), ..address() };
         assert!(longest.to_bytes().len() <= ADDRESS_MAX);
     }
@@ -218,7 +223,7 @@ mod tests {
         padded.resize(ADDRESS_MAX, 0xa5);
         assert_eq!(Address::parse(&padded), Ok(address()));
         padded[7] = 3;
-        assert!(Address::parse(&padded).unwrap_err().to_string().contains("tag matching"));
+        assert!(Address::parse(&padded).unwrap_err().to_string().contains("kind"));
         padded[4] = 4;
         assert!(Address::parse(&padded).unwrap_err().to_string().contains("version"));
     }

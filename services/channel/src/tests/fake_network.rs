@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use ferrogin_test_support::Random;
 
+use crate::Payload;
 use crate::proto::tags::Pattern;
 use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
-use crate::{Matching, Payload};
 use ferrogin_libfabric::{Error, bindings};
 
 struct Message {
@@ -88,7 +89,7 @@ impl Net {
 
     fn fake(&self, port: usize) -> Fake {
         let name = format!("fake-{port}").into_bytes().into();
-        let properties = Properties::new(name, "fake".to_owned(), Matching::Provider, 1 << 20);
+        let properties = Properties::new(name, "fake".to_owned(), 1 << 20);
         Fake { net: self.clone(), port, properties, copied: 0, sent: Vec::new() }
     }
 
@@ -121,6 +122,18 @@ impl Net {
 }
 
 impl Fake {
+    /// The peer with that name.
+    pub fn peer(&mut self, name: &[u8]) -> Addr {
+        self.connect(name, 0).unwrap()
+    }
+
+    /// The events so far.
+    pub fn events(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.poll(Instant::now(), &mut events).unwrap();
+        events
+    }
+
     /// Receives a message of at most `len` bytes.
     pub fn receive_bytes(&mut self, from: Option<Addr>, pattern: Pattern, len: usize) -> ReceiveResult {
         self.receive(Receive { from, pattern, buffer: Vec::new(), len, token: 0 })
@@ -187,8 +200,12 @@ impl Transport for Fake {
         &self.properties
     }
 
-    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+    fn connect(&mut self, name: &[u8], _: u64) -> Result<Addr, Error> {
         self.net.state().by_name.get(name).map(|port| Addr(*port as u64)).ok_or_else(refused)
+    }
+
+    fn identify(&mut self, _: Option<Addr>, stated: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
+        Ok((self.connect(stated, 0)?, stated.into()))
     }
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
@@ -247,7 +264,7 @@ impl Transport for Fake {
         }));
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, _: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
         // Not under the lock, which other endpoints need.
         let broken = self.net.state().ports[self.port].broken;
         assert!(!broken, "the test asked for a panic");

@@ -8,8 +8,8 @@ use super::model::World;
 use crate::proto::callback::Opened;
 use crate::proto::tags::{CONTROL, ID_MASK, LENGTH, PAYLOAD, Pattern};
 use crate::proto::transport::{Addr, Event, Transport};
-use crate::proto::wire::{Control, Kind, VERSION};
-use crate::{ChannelError, Config, Matching, Payload, Reason, Violation};
+use crate::proto::wire::{Carrier, Control, Kind, VERSION};
+use crate::{ChannelError, Config, Payload, Reason, Violation};
 
 type Got = Arc<Mutex<Vec<Result<Vec<u8>, ChannelError>>>>;
 
@@ -27,7 +27,6 @@ struct Peers {
 /// A hello to the listener at `address` from the endpoint `name`.
 pub fn hello(address: &crate::Address) -> Control {
     Control {
-        matching: address.matching as u8,
         from: 7,
         sender_secret: 1234,
         value: 1 << 20,
@@ -40,7 +39,7 @@ impl Peers {
         let mut world = World::new(1, false, 2, &Config { max_message: 1000, ..Config::default() });
         let (honest_channel, _) = world.connect(1);
         let mut malformed = world.net.endpoint();
-        let to = malformed.insert(b"fake-0").unwrap();
+        let to = malformed.peer(b"fake-0");
         let (_, address) = world.engines[0].listen().unwrap();
         let opened: Arc<Mutex<Option<u32>>> = Arc::default();
         let of_call = Arc::clone(&opened);
@@ -76,9 +75,7 @@ impl Peers {
             if answers {
                 let everything = Pattern { tag: CONTROL, ignore: ID_MASK };
                 self.malformed.receive_bytes(Some(self.to), everything, 200);
-                let mut events = Vec::new();
-                self.malformed.poll(&mut events).unwrap();
-                for event in events {
+                for event in self.malformed.events() {
                     if let Event::Received { bytes, .. } = event
                         && let Some((ping, _)) =
                             Control::parse(&bytes).filter(|(control, _)| control.kind == Kind::Ping)
@@ -224,7 +221,7 @@ fn control_message_with_wrong_secret_is_ignored() {
 fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason> {
     let mut world = World::new(1, false, 1, &Config::default());
     let mut malformed = world.net.endpoint();
-    let to = malformed.insert(b"fake-0").unwrap();
+    let to = malformed.peer(b"fake-0");
     let (_, mut address) = world.engines[0].listen().unwrap();
     spoil(&mut address);
     let bytes = Control { version, ..hello(&address) }.emit(b"fake-1");
@@ -232,9 +229,7 @@ fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason>
     malformed.receive_bytes(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, 200);
     for _ in 0..5 {
         world.step(Duration::ZERO);
-        let mut events = Vec::new();
-        malformed.poll(&mut events).unwrap();
-        for event in events {
+        for event in malformed.events() {
             if let Event::Received { bytes, .. } = event {
                 let (answer, _) = Control::parse(&bytes).unwrap();
                 assert_eq!((answer.kind, answer.to, answer.secret), (Kind::Refuse, 7, 1234));
@@ -248,7 +243,7 @@ fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason>
 #[test]
 fn hello_is_refused_with_its_reason() {
     assert_eq!(answer_to(VERSION + 1, |_| ()), Some(Reason::Version));
-    assert_eq!(answer_to(VERSION, |address| address.matching = Matching::Software), Some(Reason::Matching));
+    assert_eq!(answer_to(VERSION - 1, |_| ()), Some(Reason::Version));
 }
 
 #[test]
@@ -263,7 +258,7 @@ fn hello_without_secret_gets_no_answer() {
 fn connect_error(address: &crate::Address, answer: Option<Control>) -> ChannelError {
     let mut world = World::new(1, false, 1, &Config::default());
     let mut other = world.net.endpoint();
-    let to = other.insert(b"fake-0").unwrap();
+    let to = other.peer(b"fake-0");
     let got: Arc<Mutex<Option<ChannelError>>> = Arc::default();
     let of_call = Arc::clone(&got);
     let done = Box::new(move |opened: Result<_, ChannelError>| *of_call.lock().unwrap() = opened.err());
@@ -275,32 +270,24 @@ fn connect_error(address: &crate::Address, answer: Option<Control>) -> ChannelEr
     }
     for _ in 0..5 {
         world.step(Duration::ZERO);
-        other.poll(&mut Vec::new()).unwrap();
+        other.events();
     }
     got.lock().unwrap().take().expect("the connect ends")
 }
 
-fn listener_address(matching: Matching) -> crate::Address {
-    crate::Address { matching, listener: 0, secret: 5, name: b"fake-1".as_slice().into() }
+fn listener_address(carrier: Carrier) -> crate::Address {
+    crate::Address { carrier, listener: 0, secret: 5, name: b"fake-1".as_slice().into() }
 }
 
 #[test]
-fn connect_to_other_matching_fails_at_both_ends() {
-    let both = |error: &ChannelError| {
-        let text = error.to_string();
-        text.contains("fake-1") && text.contains("tags of the provider") && text.contains("software matching")
-    };
-    let at_connect = connect_error(&listener_address(Matching::Software), None);
-    assert!(matches!(at_connect, ChannelError::MatchingDiffers { .. }) && both(&at_connect), "{at_connect}");
-    let refusal =
-        Control { value: Reason::Matching as u64, id: Matching::Software as u32, ..Control::new(Kind::Refuse, 0, 0) };
-    let by_listener = connect_error(&listener_address(Matching::Provider), Some(refusal));
-    assert!(matches!(by_listener, ChannelError::MatchingDiffers { .. }) && both(&by_listener), "{by_listener}");
+fn connect_to_listener_of_another_transport_fails_at_once() {
+    let error = connect_error(&listener_address(Carrier::Tcp), None);
+    assert!(matches!(error, ChannelError::BadAddress { .. }), "{error}");
 }
 
 #[test]
 fn connect_to_other_version_is_refused() {
     let welcome = Control { version: VERSION + 1, sender_secret: 1, value: 10, ..Control::new(Kind::Welcome, 0, 0) };
-    let error = connect_error(&listener_address(Matching::Provider), Some(welcome));
+    let error = connect_error(&listener_address(Carrier::Tags), Some(welcome));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
 }

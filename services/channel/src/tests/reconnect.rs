@@ -105,7 +105,7 @@ fn lost_path_challenge_is_repeated() {
     let mut world = World::new(1, false, 1, &Config::default());
     let (_, address) = world.engines[0].listen().unwrap();
     let mut peer = world.net.endpoint();
-    let (to, name) = (peer.insert(&address.name).unwrap(), peer.properties.name.to_vec());
+    let (to, name) = (peer.peer(&address.name), peer.properties.name.to_vec());
     let send = |peer: &mut super::fake_network::Fake, control: &Control, name: &[u8]| {
         peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit(name)), 0, false);
     };
@@ -115,8 +115,7 @@ fn lost_path_challenge_is_repeated() {
         let posted = peer.receive_bytes(None, pattern, 4096);
         assert!(matches!(posted, ReceiveResult::Posted));
         for _ in 0..10_000 {
-            let mut events = Vec::new();
-            peer.poll(&mut events).unwrap();
+            let events = peer.events();
             let received = events.iter().find_map(|event| match event {
                 Event::Received { bytes, .. } => {
                     Control::parse(bytes).map(|(received, _)| (received.kind, received.sender_secret))
@@ -151,12 +150,12 @@ fn forged_hello_ends_no_channel() {
     let (local, remote) = world.connect(1);
     let (_, address) = world.engines[0].listen().unwrap();
     let mut forger = world.net.endpoint();
-    let to = forger.insert(&address.name).unwrap();
+    let to = forger.peer(&address.name);
     forger.send(to, CONTROL | Kind::Hello as u64, hello(&address).emit(b"fake-1").into(), 0, false);
     for nonce in 0..100 {
         let response = Control::new(Kind::PathResponse, 0, nonce).emit(&[]);
         forger.send(to, CONTROL | Kind::PathResponse as u64, response.into(), 0, false);
-        forger.poll(&mut Vec::new()).unwrap();
+        forger.events();
         world.step(STEP);
     }
     let ends = <[Shared; 2]>::default();

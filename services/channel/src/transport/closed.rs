@@ -1,16 +1,18 @@
 //! The transport of a stopped reactor.
 
+use std::time::Instant;
+
 use ferrogin_libfabric::Error;
 
+use crate::Payload;
 use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveResult, SendResult, Transport};
-use crate::{Matching, Payload};
 
 /// Takes the place of an endpoint that was closed.
 pub(crate) struct Closed(Properties);
 
 impl Closed {
     pub fn new() -> Self {
-        Self(Properties::new(Box::default(), "none".to_owned(), Matching::Software, 0))
+        Self(Properties::new(Box::default(), "none".to_owned(), 0))
     }
 }
 
@@ -19,7 +21,11 @@ impl Transport for Closed {
         &self.0
     }
 
-    fn insert(&mut self, _: &[u8]) -> Result<Addr, Error> {
+    fn connect(&mut self, _: &[u8], _: u64) -> Result<Addr, Error> {
+        Err(Error::Argument { what: "the reactor has stopped".to_owned() })
+    }
+
+    fn identify(&mut self, _: Option<Addr>, _: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
         Err(Error::Argument { what: "the reactor has stopped".to_owned() })
     }
 
@@ -33,7 +39,7 @@ impl Transport for Closed {
 
     fn cancel(&mut self, _: &dyn Fn(u64) -> bool) {}
 
-    fn poll(&mut self, _: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) -> Result<(), Error> {
         Ok(())
     }
 }

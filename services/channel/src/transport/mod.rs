@@ -1,43 +1,29 @@
-//! Transports: tags that the provider matches, and software matching over datagrams.
+//! Transports: connections over TCP, and tags that a libfabric provider matches.
 
 mod closed;
 #[allow(unsafe_code)]
 mod provider_tags;
-mod purpose;
-#[allow(unsafe_code)]
-mod software_tags;
-
-use std::sync::Arc;
+mod tcp;
 
 use ferrogin_libfabric::{Error, Libfabric};
 
+use crate::Config;
 use crate::proto::transport::Transport;
-use crate::{Config, Matching};
 use provider_tags::ProviderTags;
-use software_tags::SoftwareTags;
+use tcp::Tcp;
 
 pub(crate) use closed::Closed;
-pub(crate) use purpose::Purpose;
 
-/// Opens the transport that `config` asks for.
+/// Opens the transport of the provider that `config` names.
 ///
 /// # Errors
-/// [`Error::NoMatch`] when the provider has no reliable datagrams that can carry a channel; what the provider answers.
-pub(crate) fn open(lib: &Arc<Libfabric>, config: &Config, purpose: Purpose) -> Result<Box<dyn Transport>, Error> {
-    let provider = || -> Result<Box<dyn Transport>, Error> {
-        let source = config.source.as_deref();
-        Ok(Box::new(ProviderTags::open(lib, &config.provider, source, config.max_peers, purpose)?))
-    };
-    let software = || -> Result<Box<dyn Transport>, Error> { Ok(Box::new(SoftwareTags::open(lib, config, purpose)?)) };
-    match config.matching {
-        Some(Matching::Provider) => provider(),
-        Some(Matching::Software) => software(),
-        // Over a stream, each tagged message of the provider is a system call at either end, while software matching sends many messages
-        // together. Before libfabric 2.0, tagged messages over tcp also crash: in rxm when a peer dies, in net when many come unexpected.
-        None if config.provider == "tcp" => software(),
-        None => match provider() {
-            Err(Error::NoMatch { .. }) => software(),
-            other => other,
-        },
+/// [`Error::NoMatch`] when the provider has no tagged messages that can carry a channel; there is no libfabric; what the provider or the
+/// system answers.
+pub(crate) fn open(config: &Config) -> Result<Box<dyn Transport>, Error> {
+    let source = config.source.as_deref();
+    if config.provider == "tcp" {
+        return Ok(Box::new(Tcp::open(source)?));
     }
+    let lib = config.libfabric.clone().map_or_else(|| Libfabric::load(None), Ok)?;
+    Ok(Box::new(ProviderTags::open(&lib, &config.provider, source, config.max_peers)?))
 }

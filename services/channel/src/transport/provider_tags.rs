@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ferrogin_libfabric::bindings::{self, fi_msg_tagged, fid_ep, iovec};
 use ferrogin_libfabric::{
@@ -12,12 +13,11 @@ use ferrogin_libfabric::{
     TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
-use super::purpose::Purpose;
+use crate::Payload;
 use crate::proto::tags::{CONTROL, Pattern};
 use crate::proto::transport::{
     Addr, Event, PAYLOAD_WINDOW, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport,
 };
-use crate::{Matching, Payload};
 
 /// `fi_tsendmsg` and `fi_trecvmsg`.
 type WithMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
@@ -83,13 +83,7 @@ unsafe impl std::marker::Send for ProviderTags {}
 
 impl ProviderTags {
     /// Opens and enables an endpoint of `provider` at `source`.
-    pub fn open(
-        lib: &Arc<Libfabric>,
-        provider: &str,
-        source: Option<&str>,
-        peers: usize,
-        purpose: Purpose,
-    ) -> Result<Self, Error> {
+    pub fn open(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, peers: usize) -> Result<Self, Error> {
         let needed = bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV;
         let knowing = find_datagrams(lib, provider, source, needed | bindings::FI_SOURCE);
         let knows_senders = knowing.is_ok();
@@ -97,10 +91,7 @@ impl ProviderTags {
         let provider = info.provider();
         let is_efa = provider == "efa";
         if is_efa {
-            info.limit_queues(match purpose {
-                Purpose::Messages => EFA_QUEUE,
-                Purpose::Check => EFA_QUEUE_TO_CHECK,
-            });
+            info.limit_queues(EFA_QUEUE);
         }
         let fabric = Fabric::open(&info)?;
         let domain = Domain::open(&fabric, &info)?;
@@ -132,7 +123,7 @@ impl ProviderTags {
                 payload_window: if provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX },
                 // rxm would read the payload of a long message from the new endpoint, whose connection breaks then.
                 can_discard_stale: !provider.contains("ofi_rxm"),
-                ..Properties::new(endpoint.name()?.into(), provider, Matching::Provider, info.max_msg_size())
+                ..Properties::new(endpoint.name()?.into(), provider, info.max_msg_size())
             },
             endpoint,
             queue,
@@ -270,7 +261,6 @@ impl ProviderTags {
 /// Entries of each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each entry before the
 /// first message, and has 12288 entries unless an application asks for less.
 const EFA_QUEUE: usize = 1024;
-const EFA_QUEUE_TO_CHECK: usize = 64;
 
 /// Providers of EFA cards. They ring the doorbell of the card once for several sends (`FI_MORE`). `efa` drops what the card has not
 /// delivered when an endpoint is closed: an injected message, which has no completion, may be lost.
@@ -283,7 +273,7 @@ impl Transport for ProviderTags {
         &self.properties
     }
 
-    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
+    fn connect(&mut self, name: &[u8], _: u64) -> Result<Addr, Error> {
         // The provider reads as many bytes as its own address has.
         if name.len() != self.properties.name.len() && !self.names_are_text {
             let what = format!(
@@ -299,6 +289,10 @@ impl Transport for ProviderTags {
         let FiAddr(number) = self.av.insert(name)?;
         self.known.insert(name.into(), Addr(number));
         Ok(Addr(number))
+    }
+
+    fn identify(&mut self, _: Option<Addr>, stated: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
+        Ok((self.connect(stated, 0)?, stated.into()))
     }
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult {
@@ -383,7 +377,7 @@ impl Transport for ProviderTags {
         }
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, _: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
         for _ in 0..BATCHES {
             let senders = self.knows_senders.then_some(&mut self.senders[..]);
             let taken = match self.queue.read(&mut self.batch[..], senders)? {

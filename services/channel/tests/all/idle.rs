@@ -2,12 +2,10 @@
 
 use std::fs::File;
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::common::{LIMIT, exchange, libraries, pair, patient};
-use ferrogin_channel::{Config, Reactor};
-use ferrogin_libfabric::Libfabric;
+use crate::common::{LIMIT, Way, exchange, libraries, pair, ways};
+use ferrogin_channel::Reactor;
 use ferrogin_test_support::child::run;
 use ferrogin_test_support::dist;
 use ferrogin_test_support::untrusted::limit_descriptors;
@@ -31,10 +29,9 @@ fn usage() -> (Duration, i64) {
 
 /// The processor time that two reactors take between two waits while their channel is idle, and their waits in a second. `disturb` gets the
 /// listener's place before.
-fn idle_usage<T>(lib: &Arc<Libfabric>, provider: &str, disturb: impl FnOnce(&str) -> T) -> (Duration, f64) {
-    let source = provider.contains("tcp").then(|| "127.0.0.1".to_owned());
-    let config = Config { provider: provider.to_owned(), source, ..patient() };
-    let (here, _there, a, b) = pair(lib, &config);
+fn idle_usage<T>(way: &Way, disturb: impl FnOnce(&str) -> T) -> (Duration, f64) {
+    let config = way.config();
+    let (here, _there, a, b) = pair(&config);
     let listener = here.listen().unwrap();
     exchange(&a, &b, 5);
     exchange(&b, &a, 5);
@@ -48,20 +45,19 @@ fn idle_usage<T>(lib: &Arc<Libfabric>, provider: &str, disturb: impl FnOnce(&str
     let waits = f64::from(waits) / seconds;
     drop(disturbance);
     exchange(&a, &b, 5);
-    let third = Reactor::open(lib, &config).unwrap();
+    let third = Reactor::open(&config).unwrap();
     third.connect(listener.address()).wait_for(LIMIT).unwrap();
     (between_waits, waits)
 }
 
 /// Measures in a child process, whose only reactors are the idle ones.
-fn idle_reactors_rest<T>(test: &str, provider: &str, environment: &[(&str, &str)], disturb: fn(&str) -> T) {
-    let libraries = libraries(test);
+fn idle_reactors_rest<T>(test: &str, ways: &[Way], environment: &[(&str, &str)], disturb: fn(&str) -> T) {
     let report = run(test, environment, || {
-        for lib in &libraries {
-            let (between_waits, waits) = idle_usage(lib, provider, disturb);
-            let figures = format!("{waits:.0} waits a second, {between_waits:.1?} between two of them");
-            eprintln!("{provider} of libfabric {}: {figures}", lib.version());
-            assert!(between_waits < BETWEEN_WAITS && waits < WAITS, "{provider}: {figures}");
+        for way in ways {
+            let (between_waits, waits) = idle_usage(way, disturb);
+            let figures = format!("{way}: {waits:.0} waits a second, {between_waits:.1?} between two of them");
+            eprintln!("{figures}");
+            assert!(between_waits < BETWEEN_WAITS && waits < WAITS, "{figures}");
         }
     });
     if let Some(report) = report {
@@ -72,15 +68,15 @@ fn idle_reactors_rest<T>(test: &str, provider: &str, environment: &[(&str, &str)
 /// Over tcp, or the provider that FERROGIN_CHANNEL_PROVIDER names.
 #[test]
 fn idle_reactors_leave_the_processor_alone() {
-    let provider = std::env::var("FERROGIN_CHANNEL_PROVIDER").unwrap_or("tcp".to_owned());
-    idle_reactors_rest("idle_reactors_leave_the_processor_alone", &provider, &[], |_| ());
+    let test = "idle_reactors_leave_the_processor_alone";
+    idle_reactors_rest(test, &ways(test)[..1], &[], |_| ());
 }
 
 /// The listener cannot accept, and its socket stays readable.
 #[test]
 #[ignore = "make check"]
 fn reactors_without_descriptors_leave_the_processor_alone() {
-    idle_reactors_rest("reactors_without_descriptors_leave_the_processor_alone", "tcp", &[], |listener| {
+    idle_reactors_rest("reactors_without_descriptors_leave_the_processor_alone", &[Way::tcp()], &[], |listener| {
         assert!(limit_descriptors(256));
         let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
         files.pop();
@@ -95,7 +91,8 @@ fn idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_
     let test = "idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_for";
     let Some(dist) = dist(test, &["libsoftefa-fi.so"]) else { return };
     let dist = dist.to_str().expect("a path of text");
+    let ways: Vec<_> = libraries(test).iter().map(|lib| Way::over(lib, "softefa")).collect();
     for faults in ["seed=1", "no_wait_fd"] {
-        idle_reactors_rest(test, "softefa", &[("FI_PROVIDER_PATH", dist), ("SOFTEFA_FAULTS", faults)], |_| ());
+        idle_reactors_rest(test, &ways, &[("FI_PROVIDER_PATH", dist), ("SOFTEFA_FAULTS", faults)], |_| ());
     }
 }

@@ -1,28 +1,16 @@
-//! Clients one after the other at one address: each connects, and gets no message of an earlier one.
+//! Clients one after the other, of which every other one is killed: each connects, and gets no message of an earlier one.
 
 use std::io::Write;
-use std::sync::Arc;
 
-use crate::common::{LIMIT, libraries, patient, with_card};
-use ferrogin_channel::{Address, Channel, Config, Reactor};
-use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::peer::{self, Peer as Process, hex, unhex};
-use ferrogin_test_support::{Random, own_host, own_port};
+use crate::common::{LIMIT, Way, libraries, way_of_child, with_card};
+use ferrogin_channel::{Address, Channel, Reactor};
+use ferrogin_test_support::Random;
+use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
-/// Clients at one address.
+/// Clients.
 const LIVES: u64 = 4;
 /// Messages each way that are written and not all read when a client dies.
 const UNREAD: u64 = 100;
-
-/// The provider to test besides the software card. shm names its endpoints by process; rxm, and sometimes tcp with its own tags, let
-/// messages of dead peers block later ones.
-const TCP: &str = "tcp";
-
-fn config(way: &str, source: &str) -> Config {
-    let source = (way == TCP).then(|| source.to_owned());
-    // No death is detected by silence: the next client must replace a dead one.
-    Config { provider: way.to_owned(), source, ..patient() }
-}
 
 fn body(life: u64, from_client: bool, number: u64) -> Vec<u8> {
     let mut random = Random::new(life * 1_000_003 + number * 2 + u64::from(from_client));
@@ -56,11 +44,9 @@ fn ends_cleanly(life: u64) -> bool {
 #[test]
 fn child() {
     let var = |name: &str| std::env::var(name).ok();
-    let (Some(library), Some(address)) = (peer::library(), var("FERROGIN_TEST_ADDRESS")) else { return };
+    let Some(address) = var("FERROGIN_TEST_ADDRESS") else { return };
     let life: u64 = var("FERROGIN_TEST_LIFE").and_then(|text| text.parse().ok()).unwrap();
-    let config = config(&var("FERROGIN_TEST_PROVIDER").unwrap(), &var("FERROGIN_TEST_SOURCE").unwrap());
-    let lib = Libfabric::load(Some(&library)).unwrap();
-    let reactor = Reactor::open(&lib, &config).unwrap();
+    let reactor = Reactor::open(&way_of_child().config()).unwrap();
     let channel = reactor.connect(&Address::parse(&unhex(&address)).unwrap()).wait().unwrap();
     channel.send(life.to_le_bytes().to_vec()).wait_for(LIMIT).unwrap();
     read(&channel, life, false, UNREAD / 2);
@@ -75,35 +61,20 @@ fn child() {
     assert!(reactor.shutdown(LIMIT));
 }
 
-/// Starts client number `life`.
-fn start_client(lib: &Libfabric, way: &str, source: &(String, u16), address: &Address, life: u64) -> Process {
-    let (host, port) = source;
-    let mut environment = vec![
-        ("FERROGIN_TEST_PROVIDER", way.to_owned()),
-        ("FERROGIN_TEST_ADDRESS", hex(&address.to_bytes())),
-        ("FERROGIN_TEST_SOURCE", host.clone()),
-        ("FERROGIN_TEST_LIFE", life.to_string()),
-    ];
-    // The same port for each client: tcp, and net of 1.17, take it from a range.
-    for name in ["FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE", "FI_NET_PORT_LOW_RANGE", "FI_NET_PORT_HIGH_RANGE"] {
-        environment.push((name, port.to_string()));
-    }
-    Process::start_on("reconnect::child", lib.path(), &environment)
-}
-
-/// Clients over one provider, one after the other. `same_name`: the address gives them the same endpoint name.
-fn lives(lib: &Arc<Libfabric>, way: &str, same_name: bool) {
-    let place = (own_host().to_string(), own_port());
-    let reactor = Reactor::open(lib, &config(way, "127.0.0.1")).unwrap();
+/// Clients over one provider, one after the other. `notices_death`: their connections end with them; no other death is noticed, because the
+/// server is patient.
+fn lives(way: &Way, notices_death: bool) {
+    let reactor = Reactor::open(&way.config()).unwrap();
     let listener = reactor.listen().unwrap();
     let mut before: Option<(Channel, u64)> = None;
     for life in 0..LIVES {
-        let mut client = start_client(lib, way, &place, listener.address(), life);
+        let of_one =
+            [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes())), ("FERROGIN_TEST_LIFE", life.to_string())];
+        let mut client = Process::start("reconnect::child", &[&way.environment()[..], &of_one].concat());
         let channel = listener.accept().wait_for(LIMIT).unwrap();
         if let Some((before, life)) = before.take() {
-            assert_eq!(same_name, before.peer() == channel.peer(), "{} and {}", before.peer(), channel.peer());
-            // Operations with the dead client end, unless the next client has another name.
-            if same_name && !ends_cleanly(life) {
+            assert_ne!(before.peer(), channel.peer());
+            if notices_death && !ends_cleanly(life) {
                 let error = before.receive().wait_for(LIMIT).unwrap_err();
                 assert!(error.to_string().contains(before.peer()), "{error}");
             }
@@ -128,19 +99,16 @@ fn lives(lib: &Arc<Libfabric>, way: &str, same_name: bool) {
         }
         before = Some((channel, life));
     }
-    println!("libfabric {} over {way}: {LIVES} clients at {}", lib.version(), before.unwrap().0.peer());
+    println!("{way}: {LIVES} clients");
 }
 
 #[test]
-fn next_client_at_same_address_connects() {
-    for lib in &libraries("next_client_at_same_address_connects") {
-        lives(lib, TCP, true);
-    }
+fn next_client_connects() {
+    lives(&Way::tcp(), true);
 }
 
-/// Every card has its own endpoint name, also at the same address.
 #[test]
 fn next_client_over_the_software_card_connects() {
     let test = "next_client_over_the_software_card_connects";
-    with_card(test, || libraries(test).iter().for_each(|lib| lives(lib, "softefa", false)));
+    with_card(test, || libraries(test).iter().for_each(|lib| lives(&Way::over(lib, "softefa"), false)));
 }

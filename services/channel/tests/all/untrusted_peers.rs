@@ -2,38 +2,33 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{LIMIT, exchange, libraries, patient};
-use crate::malformed_peers::raw::{Datagrams, EAGER, INLINE, Raw, Tagged, header};
-use crate::malformed_peers::{Control, VERSION, echo};
+use crate::common::{LIMIT, exchange, patient};
+use crate::malformed_peers::echo;
+use crate::malformed_peers::frames::header;
 use ferrogin_channel::{Address, Channel, Listener, Reactor};
-use ferrogin_libfabric::{Libfabric, bindings};
+use ferrogin_rendezvous::Secret;
+use ferrogin_rendezvous::proof::Initiator;
 use ferrogin_test_support::child::run;
-use ferrogin_test_support::peer::{self, Peer, hex, unhex};
+use ferrogin_test_support::peer::{Peer, hex, unhex};
 use ferrogin_test_support::{Random, repetitions, resident_bytes, soak, untrusted};
 
 /// Descriptors that the listener's process may have: fewer than silent connections; in a soak run also more.
 const DESCRIPTORS: [u64; 2] = [512, 20_000];
-/// Offsets in an address: the secret, the endpoint's name.
-const SECRET: usize = 16;
-const NAME: usize = 24;
-
 /// What the other process runs.
 #[test]
 fn untrusted_process() {
     untrusted::hold();
     let Some(task) = untrusted::task() else { return };
-    if let ["forge", lib, listener, client, rounds] = task.split(' ').collect::<Vec<_>>()[..] {
-        forge(lib, &unhex(listener), &unhex(client), rounds.parse().unwrap());
+    if let ["forge", listener, rounds] = task.split(' ').collect::<Vec<_>>()[..] {
+        forge(listener, rounds.parse().unwrap());
     }
 }
 
 /// A new endpoint connects, and both ends send a message.
-fn open(lib: &Arc<Libfabric>, listener: &Listener) -> (Reactor, Channel, Channel) {
-    let (accepted, reactor) = (listener.accept(), Reactor::open(lib, &patient()).unwrap());
+fn open(listener: &Listener) -> (Reactor, Channel, Channel) {
+    let (accepted, reactor) = (listener.accept(), Reactor::open(&patient()).unwrap());
     let near = reactor.connect(listener.address()).wait_for(LIMIT).unwrap();
     let far = accepted.wait_for(LIMIT).unwrap();
     exchange(&near, &far, 100);
@@ -44,11 +39,9 @@ fn open(lib: &Arc<Libfabric>, listener: &Listener) -> (Reactor, Channel, Channel
 /// Not a test: a listener with few descriptors, whose channels echo. The clients have a process of their own, which never lacks one.
 #[test]
 fn echo_server() {
-    let (Ok(descriptors), Some(library)) = (std::env::var("FERROGIN_TEST_DESCRIPTORS"), peer::library()) else {
-        return;
-    };
+    let Ok(descriptors) = std::env::var("FERROGIN_TEST_DESCRIPTORS") else { return };
     assert!(untrusted::limit_descriptors(descriptors.parse().unwrap()), "{descriptors} descriptors are not allowed");
-    let reactor = Reactor::open(&Libfabric::load(Some(&library)).unwrap(), &patient()).unwrap();
+    let reactor = Reactor::open(&patient()).unwrap();
     let listener = reactor.listen().unwrap();
     println!("ADDRESS {}", hex(&listener.address().to_bytes()));
     listener.accept_all(|channel| {
@@ -65,12 +58,12 @@ fn channels_open_beside_silent_connections() {
     let test = "channels_open_beside_silent_connections";
     let as_nobody = untrusted::have_second_user(test);
     let descriptors = &DESCRIPTORS[..if soak() { 2 } else { 1 }];
-    for (lib, descriptors) in libraries(test).iter().flat_map(|lib| descriptors.iter().map(move |count| (lib, count))) {
+    for descriptors in descriptors {
         let environment = [("FERROGIN_TEST_DESCRIPTORS", descriptors.to_string())];
-        let mut server = Peer::start_on("untrusted_peers::echo_server", lib.path(), &environment);
+        let mut server = Peer::start("untrusted_peers::echo_server", &environment);
         let address = Address::parse(&unhex(&server.wait_for("ADDRESS "))).unwrap();
         let connect = || {
-            let reactor = Reactor::open(lib, &patient()).unwrap();
+            let reactor = Reactor::open(&patient()).unwrap();
             let channel = reactor.connect(&address).wait_for(LIMIT).unwrap();
             (reactor, channel)
         };
@@ -85,93 +78,58 @@ fn channels_open_beside_silent_connections() {
     }
 }
 
-/// A process that knows names and ports but no secret changes nothing.
+/// A process that knows ports but no secret changes nothing.
 #[test]
 fn forged_messages_change_nothing() {
     let test = "forged_messages_change_nothing";
-    let (libraries, as_nobody) = (libraries(test), untrusted::have_second_user(test));
+    let as_nobody = untrusted::have_second_user(test);
     run(test, &[], || {
-        for lib in &libraries {
-            let reactor = Reactor::open(lib, &patient()).unwrap();
-            let listener = reactor.listen().unwrap();
-            let (client, near, far) = open(lib, &listener);
-            let client = client.listen().unwrap().address().to_bytes();
-            let mut address = listener.address().to_bytes();
-            address[SECRET..NAME].fill(0);
-            let rounds = repetitions("FERROGIN_CHANNEL_FORGED", 3000, 100_000);
-            let task = format!("forge {} {} {} {rounds}", lib.path().display(), hex(&address), hex(&client[NAME..]));
-            let accepted = listener.accept();
-            // The first campaign warms up what the provider keeps.
-            let mut grown = 0;
-            for _ in 0..2 {
-                let before = resident_bytes();
-                let mut forger = untrusted::start("untrusted_process", &task, as_nobody);
-                forger.wait_for("untrusted process forged");
-                exchange(&near, &far, 100);
-                exchange(&far, &near, 1 << 20);
-                grown = resident_bytes().saturating_sub(before);
-            }
-            assert!(grown < 4 << 20, "{grown} bytes more");
-            assert!(accepted.wait_for(Duration::from_millis(1)).is_err(), "an untrusted process has a channel");
-            drop(open(lib, &listener));
+        let reactor = Reactor::open(&patient()).unwrap();
+        let listener = reactor.listen().unwrap();
+        let (_client, near, far) = open(&listener);
+        let rounds = repetitions("FERROGIN_CHANNEL_FORGED", 3000, 100_000);
+        let task = format!("forge {} {rounds}", listener.address().endpoint());
+        let accepted = listener.accept();
+        // The first campaign warms up what the allocator keeps.
+        let mut grown = 0;
+        for _ in 0..2 {
+            let before = resident_bytes();
+            let mut forger = untrusted::start("untrusted_process", &task, as_nobody);
+            forger.wait_for("untrusted process forged");
             exchange(&near, &far, 100);
+            exchange(&far, &near, 1 << 20);
+            grown = resident_bytes().saturating_sub(before);
         }
+        assert!(grown < 4 << 20, "{grown} bytes more");
+        assert!(accepted.wait_for(Duration::from_millis(1)).is_err(), "an untrusted process has a channel");
+        drop(open(&listener));
+        exchange(&near, &far, 100);
     });
 }
 
-/// Sends forged messages to `listener`: in the name of its peer `client`, of the listener, of invented endpoints; and bytes without form.
-fn forge(lib: &str, listener: &[u8], client: &[u8], rounds: usize) {
-    let lib = Libfabric::load(Some(Path::new(lib))).unwrap();
-    let mut raw = Tagged::open_with(&lib, "tcp", bindings::FI_MSG);
-    let name = &listener[NAME..];
-    raw.set_peer(name);
+/// Connects to `listener` and sends hellos without its secret, frames without a proof, and bytes without form.
+fn forge(listener: &str, rounds: usize) {
     let mut random = Random::new(16);
     for round in 0..rounds {
-        let mut invented = name.to_vec();
-        invented[2..8].copy_from_slice(&random.next_u64().to_le_bytes()[..6]);
-        let from = [client, name, &invented][round % 3];
-        let mut message = datagram(from, &mut random);
+        let secret = Secret::new(u128::from(random.next_u64()).to_le_bytes());
+        let nonce = u128::from(random.next_u64()).to_le_bytes();
+        let hello = Initiator::new(*b"channel\x06", secret.bytes(), [0; 16], nonce).hello();
+        let mut bytes = match round % 4 {
+            0 => hello.to_vec(),
+            1 => [&hello[..], &header(1, 1 << 34 | 1, 48), &[7; 48]].concat(),
+            2 => header(1, 1 << 32, 8).repeat(10),
+            _ => {
+                let len = random.index(4000);
+                random.bytes(len)
+            }
+        };
         match round % 5 {
-            0 => message.truncate(random.index(message.len())),
-            1 => message.iter_mut().for_each(|byte| *byte ^= if random.one_in(20) { 0x41 } else { 0 }),
+            0 => bytes.truncate(random.index(bytes.len() + 1)),
+            1 => bytes.iter_mut().for_each(|byte| *byte ^= if random.one_in(20) { 0x41 } else { 0 }),
             _ => {}
         }
-        raw.send_message(&message);
-    }
-    while raw.in_flight > 0 {
-        raw.progress();
-    }
-    // Bytes that no provider sends.
-    let address = Address::parse(listener).unwrap().endpoint();
-    for len in 0..100 {
-        let noise: Vec<u8> = (0..len * 40).map(|_| random.next_u64() as u8).collect();
-        let _ = TcpStream::connect(&*address).unwrap().write_all(&noise);
+        // The listener may close the connection meanwhile.
+        let _ = TcpStream::connect(listener).unwrap().write_all(&bytes);
     }
     println!("untrusted process forged {rounds} messages");
-}
-
-/// A datagram of the endpoint `from` with one or two records.
-fn datagram(from: &[u8], random: &mut Random) -> Vec<u8> {
-    let mut records = Vec::new();
-    for _ in 0..1 + random.below(2) {
-        let kind = 1 + random.below(5) as u8;
-        // A hello, another control message, a length, a payload.
-        let id = u64::from(random.below(12));
-        let tag = random.of(&[1 << 34 | 1, 1 << 34 | id, 1 << 32 | id, 1 << 33 | id]);
-        let (name, secret) = (from.to_vec(), random.next_u64());
-        let (version, matching) = (VERSION, Datagrams::MATCHING);
-        let control = Control { version, matching, kind: tag as u8, secret, name, ..Control::default() }.emit();
-        let is_eager = kind == EAGER;
-        let total = if is_eager { control.len() as u64 } else { u64::from(random.below(1 << 20)) };
-        let mut header = header(kind, tag, total);
-        header[1] = INLINE;
-        records.extend(header);
-        records.extend(is_eager.then_some(control).into_iter().flatten());
-    }
-    // Data, or a control message between the endpoints: a ping, a close, its confirmation.
-    let (kind, flags) = [(1, 0), (2, random.below(8) as u8)][usize::from(random.one_in(4))];
-    let header_len = (records.len() as u16).to_le_bytes();
-    let mut prefix = [&b"FGM2"[..], &[kind, flags, from.len() as u8, 0], &header_len, &[0; 22]].concat();
-    prefix[16..24].copy_from_slice(&random.next_u64().to_le_bytes());
-    [&prefix, from, &records].concat()
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use crate::common::{LIMIT, libraries, pair, patient};
+use crate::common::{LIMIT, pair, patient};
 use ferrogin_channel::{ChannelError, Config, Reactor};
 use ferrogin_test_support::wait::receive;
 
@@ -12,96 +12,88 @@ const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
 fn endless_limits_and_zero_depth_work() {
-    for lib in libraries("endless_limits_and_zero_depth_work") {
-        let endless = Duration::MAX;
-        let config = Config { depth: 0, connect_within: endless, lost_after: endless, ..Config::default() };
-        let (_here, there, a, b) = pair(&lib, &config);
-        a.send(b"one").wait_for(LIMIT).unwrap();
-        assert_eq!(b.receive().wait_for(endless).unwrap(), b"one");
-        b.send(b"two").wait_for(endless).unwrap();
-        assert_eq!(a.receive().wait_for(LIMIT).unwrap(), b"two");
-        assert!(!a.is_closed());
-        a.close(endless).wait_for(LIMIT).unwrap();
-        assert!(a.is_closed());
-        assert!(there.shutdown(endless));
-    }
+    let endless = Duration::MAX;
+    let config = Config { depth: 0, connect_within: endless, lost_after: endless, ..Config::default() };
+    let (_here, there, a, b) = pair(&config);
+    a.send(b"one").wait_for(LIMIT).unwrap();
+    assert_eq!(b.receive().wait_for(endless).unwrap(), b"one");
+    b.send(b"two").wait_for(endless).unwrap();
+    assert_eq!(a.receive().wait_for(LIMIT).unwrap(), b"two");
+    assert!(!a.is_closed());
+    a.close(endless).wait_for(LIMIT).unwrap();
+    assert!(a.is_closed());
+    assert!(there.shutdown(endless));
 }
 
 /// A timeout names the peer and the operation.
 #[test]
 fn timeout_names_the_operation() {
-    for lib in libraries("timeout_names_the_operation") {
-        let (here, there, a, b) = pair(&lib, &patient());
-        let in_vain = |error: ChannelError, text: &str| {
-            assert!(matches!(error, ChannelError::Timeout { limit: SHORT, .. }), "{error}");
-            assert!(error.to_string().contains(text), "{error}");
-        };
-        in_vain(b.receive().wait_for(SHORT).unwrap_err(), &format!("{} did not send a message", b.peer()));
-        let writes: Vec<_> = (0..256).map(|_| a.send(b"unread")).collect();
-        in_vain(a.send(b"too far ahead").wait_for(SHORT).unwrap_err(), &format!("{} did not take a message", a.peer()));
-        let beyond = a.send(b"too far ahead");
-        in_vain(a.close(SHORT).wait_for(LIMIT).unwrap_err(), &format!("{} did not take all messages", a.peer()));
-        drop((writes, beyond));
-        let listener = here.listen().unwrap();
-        in_vain(listener.accept().wait_for(SHORT).unwrap_err(), "a peer did not connect");
-        drop(there);
-        let dead = Reactor::open(&lib, &Config::default()).unwrap().listen().unwrap().address().clone();
-        let error = here.connect(&dead).wait_for(SHORT).unwrap_err();
-        assert!(error.to_string().contains(&*dead.endpoint()), "{error}");
-    }
+    let (here, there, a, b) = pair(&patient());
+    let in_vain = |error: ChannelError, text: &str| {
+        assert!(matches!(error, ChannelError::Timeout { limit: SHORT, .. }), "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+    };
+    in_vain(b.receive().wait_for(SHORT).unwrap_err(), &format!("{} did not send a message", b.peer()));
+    let writes: Vec<_> = (0..256).map(|_| a.send(b"unread")).collect();
+    in_vain(a.send(b"too far ahead").wait_for(SHORT).unwrap_err(), &format!("{} did not take a message", a.peer()));
+    let beyond = a.send(b"too far ahead");
+    in_vain(a.close(SHORT).wait_for(LIMIT).unwrap_err(), &format!("{} did not take all messages", a.peer()));
+    drop((writes, beyond));
+    let listener = here.listen().unwrap();
+    in_vain(listener.accept().wait_for(SHORT).unwrap_err(), "a peer did not connect");
+    drop(there);
+    let dead = Reactor::open(&Config::default()).unwrap().listen().unwrap().address().clone();
+    let error = here.connect(&dead).wait_for(SHORT).unwrap_err();
+    assert!(error.to_string().contains(&*dead.endpoint()), "{error}");
 }
 
 /// A wait in a callback fails at once, even while the reactor ends.
 #[test]
 fn wait_in_callback_is_refused() {
-    for lib in libraries("wait_in_callback_is_refused") {
-        let (here, there, a, b) = pair(&lib, &patient());
-        let (sender, receiver) = mpsc::channel();
-        let (clone, of_end) = (a.clone(), sender.clone());
-        a.write(b"first", move |sent| {
-            sent.unwrap();
-            drop(sender.send(clone.send(b"second").wait().map(drop)));
-        });
-        let error = receive("the end of a wait", &receiver).unwrap_err();
-        assert!(matches!(error, ChannelError::OwnThread { .. }) && error.to_string().contains(a.peer()), "{error}");
-        // The write continues.
-        assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"first");
-        assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"second");
-        let clone = a.clone();
-        a.read(move |ended| {
-            assert!(ended.is_err());
-            drop(of_end.send(clone.receive().wait().map(drop)));
-        });
-        drop(there);
-        assert!(receive("the end of a wait", &receiver).is_err());
-        drop(here);
-    }
+    let (here, there, a, b) = pair(&patient());
+    let (sender, receiver) = mpsc::channel();
+    let (clone, of_end) = (a.clone(), sender.clone());
+    a.write(b"first", move |sent| {
+        sent.unwrap();
+        drop(sender.send(clone.send(b"second").wait().map(drop)));
+    });
+    let error = receive("the end of a wait", &receiver).unwrap_err();
+    assert!(matches!(error, ChannelError::OwnThread { .. }) && error.to_string().contains(a.peer()), "{error}");
+    // The write continues.
+    assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"first");
+    assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"second");
+    let clone = a.clone();
+    a.read(move |ended| {
+        assert!(ended.is_err());
+        drop(of_end.send(clone.receive().wait().map(drop)));
+    });
+    drop(there);
+    assert!(receive("the end of a wait", &receiver).is_err());
+    drop(here);
 }
 
 /// One channel after the other between the same two endpoints, in either direction, with unread messages of the earlier ones.
 #[test]
 fn same_endpoints_connect_repeatedly() {
-    for lib in libraries("same_endpoints_connect_repeatedly") {
-        let config = patient();
-        let reactors = [Reactor::open(&lib, &config).unwrap(), Reactor::open(&lib, &config).unwrap()];
-        for round in 0..4usize {
-            let (here, there) = (&reactors[round / 2], &reactors[1 - round / 2]);
-            let listener = here.listen().unwrap();
-            let (b, a) = (listener.accept(), there.connect(listener.address()));
-            let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
-            for number in 0..20 {
-                let bytes = vec![round as u8 + 1; 100 * number];
-                let sent = (a.send(bytes.clone()), b.send(bytes.clone()));
-                assert_eq!(b.receive().wait_for(LIMIT).unwrap(), bytes);
-                assert_eq!(a.receive().wait_for(LIMIT).unwrap(), bytes);
-                sent.0.wait_for(LIMIT).unwrap();
-                sent.1.wait_for(LIMIT).unwrap();
-            }
-            for _ in 0..20 {
-                b.write(b"unread", |_| ());
-            }
-            a.close(LIMIT).wait_for(LIMIT).unwrap();
-            assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
+    let config = patient();
+    let reactors = [Reactor::open(&config).unwrap(), Reactor::open(&config).unwrap()];
+    for round in 0..4usize {
+        let (here, there) = (&reactors[round / 2], &reactors[1 - round / 2]);
+        let listener = here.listen().unwrap();
+        let (b, a) = (listener.accept(), there.connect(listener.address()));
+        let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+        for number in 0..20 {
+            let bytes = vec![round as u8 + 1; 100 * number];
+            let sent = (a.send(bytes.clone()), b.send(bytes.clone()));
+            assert_eq!(b.receive().wait_for(LIMIT).unwrap(), bytes);
+            assert_eq!(a.receive().wait_for(LIMIT).unwrap(), bytes);
+            sent.0.wait_for(LIMIT).unwrap();
+            sent.1.wait_for(LIMIT).unwrap();
         }
+        for _ in 0..20 {
+            b.write(b"unread", |_| ());
+        }
+        a.close(LIMIT).wait_for(LIMIT).unwrap();
+        assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
     }
 }

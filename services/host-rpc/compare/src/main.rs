@@ -1,7 +1,7 @@
 //! host-rpc beside tonic: an echo of 64 bytes, over tcp on the loopback, alternating in one run: compare [PROVIDER]
 //!
 //! Prints calls per second and the median latency at 1 and at 32 calls at a time, each as the median of rounds, and the ratios. Servers are
-//! processes of their own. Loads FERROGIN_LIBFABRIC.
+//! processes of their own.
 
 use std::future::Future;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use ferrogin_libfabric::Libfabric;
 use ferrogin_channel::{Address, Config, Reactor};
 use host_rpc::{Client, Server, Settings};
 use tonic::codec::ProstCodec;
@@ -96,7 +95,7 @@ fn config(provider: &str) -> Config {
 }
 
 fn rpc_server(provider: &str) {
-    let reactor = Reactor::open(&Libfabric::load(None).unwrap(), &config(provider)).unwrap();
+    let reactor = Reactor::open(&config(provider)).unwrap();
     let settings = Settings { workers: 0, ..Settings::default() };
     let server = Server::new(settings).method(1, |_, body| Ok(body.into_vec().into())).start();
     let address = server.listen(reactor.listen().unwrap());
@@ -139,7 +138,7 @@ impl Rpc {
         let (server, hex) = start(&["rpc-server", provider]);
         let bytes: Vec<u8> =
             (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
-        let reactor = Reactor::open(&Libfabric::load(None).unwrap(), &config(provider)).unwrap();
+        let reactor = Reactor::open(&config(provider)).unwrap();
         let channel = reactor.connect(&Address::parse(&bytes).unwrap()).wait().unwrap();
         Self { client: Client::new(channel, Settings::default()), _reactor: reactor, _server: server }
     }

@@ -2,14 +2,12 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::thread;
 
 use crate::calls::{LIMIT, TransportFactory, calls, hammer, server};
 use crate::common::{Pipe, patient_config, pipe};
 use ferrogin_channel::{Channel, Reactor};
-use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::libraries;
 use host_rpc::{Client, Settings};
 
 struct Pipes;
@@ -22,9 +20,9 @@ impl TransportFactory for Pipes {
     }
 }
 
-/// Channels of one libfabric, each between two reactors of its own, which live as long as this.
+/// Channels, each between two reactors of its own, which live as long as this.
+#[derive(Default)]
 struct Channels {
-    lib: Arc<Libfabric>,
     reactors: Mutex<Vec<Reactor>>,
 }
 
@@ -32,7 +30,7 @@ impl TransportFactory for Channels {
     type End = Channel;
 
     fn pair(&self) -> (Channel, Channel) {
-        let reactor = || Reactor::open(&self.lib, &patient_config()).unwrap();
+        let reactor = || Reactor::open(&patient_config()).unwrap();
         let (here, there) = (reactor(), reactor());
         let listener = there.listen().unwrap();
         let accepted = listener.accept();
@@ -43,40 +41,36 @@ impl TransportFactory for Channels {
 }
 
 calls!(over_a_pipe, |_| [Pipes]);
-calls!(over_a_channel, |test| libraries(test).into_iter().map(|lib| Channels { lib, reactors: Mutex::default() }));
+calls!(over_a_channel, |_| [Channels::default()]);
 
 #[test]
 fn many_clients_get_their_answers_over_channels() {
-    for lib in libraries("many_clients_get_their_answers_over_channels") {
-        let reactors: Vec<_> = (0..3).map(|_| Reactor::open(&lib, &patient_config()).unwrap()).collect();
-        let running = server(Settings::default());
-        let address = running.listen(reactors[0].listen().unwrap());
-        thread::scope(|scope| {
-            for reactor in &reactors[1..] {
-                let client = Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
-                scope.spawn(move || hammer(&client, 8, 20));
-            }
-        });
-        assert!(running.shutdown(LIMIT));
-    }
+    let reactors: Vec<_> = (0..3).map(|_| Reactor::open(&patient_config()).unwrap()).collect();
+    let running = server(Settings::default());
+    let address = running.listen(reactors[0].listen().unwrap());
+    thread::scope(|scope| {
+        for reactor in &reactors[1..] {
+            let client = Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
+            scope.spawn(move || hammer(&client, 8, 20));
+        }
+    });
+    assert!(running.shutdown(LIMIT));
 }
 
 #[test]
 fn examples_echo() {
     let here = std::env::current_exe().unwrap();
     let examples = here.parent().and_then(|deps| deps.parent()).unwrap().join("examples");
-    for lib in libraries("examples_echo") {
-        let start = |name: &str| {
-            let mut command = Command::new(examples.join(name));
-            command.env("FERROGIN_LIBFABRIC", lib.path()).stdout(Stdio::piped()).stdin(Stdio::piped());
-            command
-        };
-        let mut server = start("echo_server").spawn().unwrap();
-        let mut address = String::new();
-        BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
-        let client = start("echo_client").args([address.trim(), "hello there"]).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&client.stdout), "hello there\n", "{client:?}");
-        server.stdin.take().unwrap().write_all(b"\n").unwrap();
-        assert!(server.wait().unwrap().success());
-    }
+    let start = |name: &str| {
+        let mut command = Command::new(examples.join(name));
+        command.stdout(Stdio::piped()).stdin(Stdio::piped());
+        command
+    };
+    let mut server = start("echo_server").spawn().unwrap();
+    let mut address = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
+    let client = start("echo_client").args([address.trim(), "hello there"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&client.stdout), "hello there\n", "{client:?}");
+    server.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert!(server.wait().unwrap().success());
 }

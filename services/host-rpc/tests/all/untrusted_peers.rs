@@ -6,9 +6,7 @@ use std::thread;
 use crate::calls::{hammer, server};
 use crate::common::patient_config;
 use ferrogin_channel::{Address, Reactor};
-use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::libraries;
-use ferrogin_test_support::peer::{self, Peer, hex, unhex};
+use ferrogin_test_support::peer::{Peer, hex, unhex};
 use ferrogin_test_support::untrusted;
 use host_rpc::{Client, Settings};
 
@@ -24,9 +22,11 @@ fn untrusted_process() {
 /// Not a test: a server with few descriptors. The clients have a process of their own, which never lacks one.
 #[test]
 fn server_with_few_descriptors() {
-    let Some(library) = peer::library() else { return };
+    if std::env::var_os("FERROGIN_TEST_SERVER").is_none() {
+        return;
+    }
     assert!(untrusted::limit_descriptors(DESCRIPTORS));
-    let reactor = Reactor::open(&Libfabric::load(Some(&library)).unwrap(), &patient_config()).unwrap();
+    let reactor = Reactor::open(&patient_config()).unwrap();
     let running = server(Settings::default());
     let address = running.listen(reactor.listen().unwrap());
     println!("ADDRESS {}", hex(&address.to_bytes()));
@@ -39,23 +39,22 @@ fn server_with_few_descriptors() {
 fn clients_connect_and_call_beside_silent_connections() {
     let test = "clients_connect_and_call_beside_silent_connections";
     let as_nobody = untrusted::have_second_user(test);
-    for lib in libraries(test) {
-        let mut server = Peer::start_on("server_with_few_descriptors", lib.path(), &[]);
-        let address = Address::parse(&unhex(&server.wait_for("ADDRESS "))).unwrap();
-        let connect = || {
-            let reactor = Reactor::open(&lib, &patient_config()).unwrap();
-            let client = Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
-            (reactor, client)
-        };
-        let (_reactor, early) = connect();
-        let place = [address.endpoint().parse().unwrap()];
-        let _silent = untrusted::start_silent("untrusted_process", &place, untrusted::silent(), as_nobody);
-        for _ in 0..3 {
-            let (_reactor, late) = connect();
-            thread::scope(|scope| {
-                scope.spawn(|| hammer(&early, 4, 20));
-                hammer(&late, 4, 20);
-            });
-        }
+    let environment = [("FERROGIN_TEST_SERVER", "1".to_owned())];
+    let mut server = Peer::start("server_with_few_descriptors", &environment);
+    let address = Address::parse(&unhex(&server.wait_for("ADDRESS "))).unwrap();
+    let connect = || {
+        let reactor = Reactor::open(&patient_config()).unwrap();
+        let client = Client::new(reactor.connect(&address).wait().unwrap(), Settings::default());
+        (reactor, client)
+    };
+    let (_reactor, early) = connect();
+    let place = [address.endpoint().parse().unwrap()];
+    let _silent = untrusted::start_silent("untrusted_process", &place, untrusted::silent(), as_nobody);
+    for _ in 0..3 {
+        let (_reactor, late) = connect();
+        thread::scope(|scope| {
+            scope.spawn(|| hammer(&early, 4, 20));
+            hammer(&late, 4, 20);
+        });
     }
 }

@@ -8,8 +8,8 @@ use crate::proto::hello::PendingHello;
 use crate::proto::operation::{NO_CHANNEL, Operation, token};
 use crate::proto::tags::CONTROL;
 use crate::proto::transport::{Addr, SendResult};
-use crate::proto::wire::{self, Control, Kind, VERSION};
-use crate::{ChannelError, Matching, Reason};
+use crate::proto::wire::{self, Carrier, Control, Kind, VERSION};
+use crate::{ChannelError, Reason};
 
 /// Channels that may wait to be accepted at one listener.
 const BACKLOG: usize = 1024;
@@ -75,18 +75,18 @@ impl Engine {
         }
     }
 
-    /// Handles a control message; false when the bytes are not one.
-    pub(super) fn control(&mut self, bytes: &[u8]) -> bool {
+    /// Handles a control message of `from`, if the transport knows that; false when the bytes are not one.
+    pub(super) fn control(&mut self, bytes: &[u8], from: Option<Addr>) -> bool {
         let Some((message, name)) = Control::parse(bytes) else { return false };
         if message.kind == Kind::Hello {
-            self.hello(&message, name);
+            self.hello(&message, name, from);
             return true;
         }
         if message.kind == Kind::PathResponse {
             self.path_response(&message);
             return true;
         }
-        let (now, channel, local) = (self.now, message.to, self.transport.properties().matching);
+        let (now, channel) = (self.now, message.to);
         let Some(state) = self.state_of(channel).filter(|state| state.secret == message.secret && state.is_live())
         else {
             log::debug!("a {:?} for a channel that does not exist or has ended was dropped", message.kind);
@@ -102,12 +102,7 @@ impl Engine {
             }
             Kind::Welcome if connecting => self.welcome(channel, &message),
             Kind::PathChallenge if connecting => self.path_challenge(channel, &message),
-            Kind::Refuse if connecting => {
-                let remote = Matching::from_code(message.id as u8).filter(|_| reason == Reason::Matching);
-                let refused = ChannelError::Refused { peer: Arc::clone(&peer), reason };
-                let differs = |remote| ChannelError::MatchingDiffers { peer, local, remote };
-                self.end(channel, remote.map_or(refused, differs));
-            }
+            Kind::Refuse if connecting => self.end(channel, ChannelError::Refused { peer, reason }),
             Kind::Abort => self.end(channel, ChannelError::Aborted { peer, reason }),
             Kind::Ping if !connecting => self.send_control(channel, Kind::Pong, 0, 0),
             Kind::Read if !connecting => {
@@ -155,21 +150,31 @@ impl Engine {
         state.incoming.end_at(end, &error, &mut self.callbacks);
     }
 
-    fn hello(&mut self, message: &Control, name: &[u8]) {
+    fn hello(&mut self, message: &Control, name: &[u8], from: Option<Addr>) {
         if self.secrets.get(message.to as usize) != Some(&message.secret) {
             // No answer: the sender may have written the name of any endpoint into the hello.
             log::debug!("a hello without the secret of a listener was dropped");
             return;
         }
+        let (addr, name) = match self.transport.identify(from, name) {
+            Ok(sender) => sender,
+            Err(error) => {
+                log::warn!("a hello from {} cannot be answered: {error}", wire::label(name));
+                return;
+            }
+        };
+        let is_tcp = self.transport.properties().carrier == Carrier::Tcp;
+        if is_tcp && self.by_addr.contains_key(&addr) {
+            log::debug!("a second hello on one connection was dropped");
+            return;
+        }
         let listening = self.listeners.get(message.to as usize).and_then(Option::as_ref);
         let refused = if message.version != VERSION {
             Some(Reason::Version)
-        } else if message.matching != self.transport.properties().matching as u8 {
-            Some(Reason::Matching)
         } else if let Some(listening) = listening {
-            let new = !self.by_name.contains_key(name);
-            let busy = listening.arrived.len() >= BACKLOG || new && self.by_name.len() >= self.config.max_peers;
-            if name == &*self.transport.properties().name {
+            let new = !self.by_name.contains_key(&name);
+            let busy = listening.arrived.len() >= BACKLOG || new && self.by_addr.len() >= self.config.max_peers;
+            if name == self.transport.properties().name {
                 Some(Reason::PairInUse)
             } else {
                 busy.then_some(Reason::Busy)
@@ -183,44 +188,27 @@ impl Engine {
                 return;
             }
         }
-        let addr = match self.transport.insert(name) {
-            Ok(addr) => addr,
-            Err(error) => {
-                log::warn!("a hello from {} cannot be answered: {error}", wire::label(name));
-                return;
-            }
-        };
-        let hello = PendingHello::new(addr, message, name);
+        let hello = PendingHello::new(addr, message, &name);
         if let Some(reason) = refused {
-            self.refuse(&hello, message.matching, reason);
-        } else if self.by_name.contains_key(name) {
+            self.refuse(&hello, reason);
+        } else if self.by_name.contains_key(&name) {
             self.queue_hello(hello);
         } else {
             self.admit(&hello);
         }
     }
 
-    fn refuse(&mut self, hello: &PendingHello, matching: u8, reason: Reason) {
-        let (local, peer, remote) = (self.transport.properties().matching, wire::label(&hello.name), hello.remote);
-        let id = if reason == Reason::Matching {
-            let remote_matching =
-                Matching::from_code(matching).map_or("an unknown tag matching".to_owned(), |m| m.to_string());
-            log::warn!(
-                "refused {peer}: it uses {remote_matching}, this endpoint uses {local}; set Config::matching alike"
-            );
-            local as u32
-        } else {
-            log::debug!("refused {peer}: {reason}");
-            0
-        };
-        let refusal = Control { value: reason as u64, id, ..Control::new(Kind::Refuse, remote.id, remote.secret) };
+    fn refuse(&mut self, hello: &PendingHello, reason: Reason) {
+        log::debug!("refused {}: {reason}", wire::label(&hello.name));
+        let refusal =
+            Control { value: reason as u64, ..Control::new(Kind::Refuse, hello.remote.id, hello.remote.secret) };
         self.send_control_to(hello.addr, NO_CHANNEL, &refusal, &[]);
     }
 
     /// Opens a channel to the sender of a hello; gives the number of the channel.
     pub(super) fn admit(&mut self, hello: &PendingHello) -> Option<u32> {
         if self.listening(hello.listener).is_none() {
-            self.refuse(hello, 0, Reason::NotListening);
+            self.refuse(hello, Reason::NotListening);
             return None;
         }
         let start = if hello.write == 0 { self.config.start_id } else { hello.write };

@@ -1,4 +1,4 @@
-//! Timers: limits for everything that a peer must do, and pings to quiet peers where the transport does not watch them.
+//! Timers: limits for everything that a peer must do, and pings to quiet peers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,9 +33,6 @@ impl Engine {
         (self.now, self.last_timers) = (now, now);
         self.repeat_challenges();
         let (ping_after, lost_after) = (self.config.ping_after, self.config.lost_after);
-        let watched = self.transport.properties().watches_peers;
-        // A silent peer is no violator of the protocol: its silence is noticed first, by whichever of the two sends the pings.
-        let overdue_after = lost_after + if watched { 2 * ping_after } else { Duration::ZERO };
         for channel in 0..self.channels.len() as u32 {
             let Some(state) = self.state_of(channel).filter(|state| state.is_live()) else { continue };
             let peer = Arc::clone(&state.peer);
@@ -60,7 +57,7 @@ impl Engine {
                 continue;
             }
             if state.pinged_at.is_none()
-                && let Some(violation) = state.incoming.overdue(now, |bytes| overdue_after + transfer_time(bytes))
+                && let Some(violation) = state.incoming.overdue(now, |bytes| lost_after + transfer_time(bytes))
             {
                 self.protocol_violation(channel, violation);
                 continue;
@@ -87,7 +84,7 @@ impl Engine {
                         self.abort_with(channel, ChannelError::Silent { peer, silent }, Reason::Stopped);
                     }
                 }
-                None if !watched && late(state.last_heard, ping_after) => {
+                None if late(state.last_heard, ping_after) => {
                     state.pinged_at = Some(now);
                     self.send_control(channel, Kind::Ping, 0, 0);
                 }

@@ -13,7 +13,7 @@ use crate::proto::operation::NO_CHANNEL;
 use crate::proto::outgoing::Outgoing;
 use crate::proto::secret::secret;
 use crate::proto::transport::Addr;
-use crate::proto::wire::{self, Address, Control, Kind, NAME_MAX};
+use crate::proto::wire::{self, Address, Carrier, Control, Kind, NAME_MAX};
 use crate::{ChannelError, Payload, Reason};
 
 impl Engine {
@@ -140,13 +140,12 @@ impl Engine {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
         }
-        let name = &self.transport.properties().name;
+        let (listener, secret) = (self.listeners.len() as u32, secret());
+        let name = self.transport.listen(listener, secret).map_err(ChannelError::CannotListen)?;
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(ChannelError::BadAddress { what: "the provider's endpoint names do not fit into 128 bytes" });
         }
-        let secret = secret();
-        let listener = self.listeners.len() as u32;
-        let address = Address { matching: self.transport.properties().matching, listener, secret, name: name.clone() };
+        let address = Address { carrier: self.transport.properties().carrier, listener, secret, name };
         self.listeners.push(Some(Listening::default()));
         self.secrets.push(secret);
         Ok((listener, address))
@@ -196,6 +195,7 @@ impl Engine {
     /// Closes a listener and aborts the channels that are not accepted yet.
     pub fn close_listener(&mut self, listener: u32) {
         let Some(mut listening) = self.listeners.get_mut(listener as usize).and_then(Option::take) else { return };
+        self.transport.unlisten(listener);
         listening.fail(&ChannelError::Stopped, &mut self.callbacks);
         for channel in listening.arrived {
             self.abort(channel);
@@ -222,18 +222,22 @@ impl Engine {
             ended.clone()
         } else if *address.name == *self.transport.properties().name {
             ChannelError::BadAddress { what: "it is an address of this reactor: a channel needs two reactors" }
-        } else if address.matching != self.transport.properties().matching {
-            ChannelError::MatchingDiffers {
-                peer,
-                local: self.transport.properties().matching,
-                remote: address.matching,
-            }
+        } else if address.carrier != self.transport.properties().carrier {
+            let what = match address.carrier {
+                Carrier::Tcp => {
+                    "its listener is over tcp, and this reactor over another provider: open both with the same Config::provider"
+                }
+                Carrier::Tags => {
+                    "its listener is not over tcp, and this reactor is: open both with the same Config::provider"
+                }
+            };
+            ChannelError::BadAddress { what }
         } else if self.has_channel_with(&address.name) {
             ChannelError::Refused { peer, reason: Reason::PairInUse }
         } else {
             let prior = self.by_name.get(&address.name).map(PriorChannel::next);
             let (start, start_id) = prior.unwrap_or((start, 0));
-            match self.transport.insert(&address.name) {
+            match self.transport.connect(&address.name, address.secret) {
                 Err(source) => ChannelError::Unreachable { peer, source },
                 Ok(addr) => match self.add_channel(addr, &address.name, start) {
                     None => ChannelError::Refused { peer, reason: Reason::Busy },
@@ -248,7 +252,6 @@ impl Engine {
                         }
                         let hello = Control {
                             from: channel,
-                            matching: address.matching as u8,
                             sender_secret: state.secret,
                             value,
                             id: start,
@@ -296,7 +299,10 @@ impl Engine {
             scheduled: false,
         };
         self.channels.push(Some(Box::new(state)));
-        self.by_name.insert(name.into(), PriorChannel { channel, write: start, read: start });
+        // Where each channel has a connection of its own, no message of an earlier one can arrive.
+        if self.transport.properties().carrier == Carrier::Tags {
+            self.by_name.insert(name.into(), PriorChannel { channel, write: start, read: start });
+        }
         self.by_addr.insert(addr, channel);
         Some(channel)
     }

@@ -3,18 +3,19 @@
 //! peers use the same listener.
 #![allow(unsafe_code)]
 
-pub mod raw;
+pub mod frames;
+mod raw;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::common::{LIMIT, libraries, patient, with_card};
-use ferrogin_channel::{Address, Channel, ChannelError, Config, Listener, Matching, Reactor, Reason, Violation};
-use ferrogin_libfabric::Libfabric;
+use crate::common::{LIMIT, Way, libraries, with_card};
+use ferrogin_channel::{Address, Channel, ChannelError, Config, Listener, Reactor, Reason, Violation};
 use ferrogin_test_support::wait::{wait_for, wait_until};
-use raw::{CONTROL, Datagrams, Raw, Tagged};
+use frames::{Frames, header};
+use raw::{CONTROL, Raw, Tagged};
 
 /// Tag of the length of message 0.
 const LENGTH: u64 = 1 << 32;
@@ -25,20 +26,18 @@ const MAX: usize = 1 << 20;
 /// Reads at the good side that wait for a malformed peer.
 const READS: usize = 3;
 
-pub const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 const HELLO: u8 = 1;
 const WELCOME: u8 = 2;
 const REFUSE: u8 = 3;
 const PING: u8 = 4;
 const PONG: u8 = 5;
 const ABORT: u8 = 8;
-const PATH_CHALLENGE: u8 = 10;
 
 /// A control message of the documented form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Control {
+struct Control {
     pub version: u8,
-    pub matching: u8,
     pub kind: u8,
     pub to: u32,
     pub from: u32,
@@ -50,10 +49,10 @@ pub struct Control {
 }
 
 impl Control {
-    pub fn emit(&self) -> Vec<u8> {
+    fn emit(&self) -> Vec<u8> {
         let parts: [&[u8]; 11] = [
             b"FGC1",
-            &[self.version, self.matching],
+            &[self.version, 0],
             &[self.kind, self.name.len() as u8],
             &self.to.to_le_bytes(),
             &self.from.to_le_bytes(),
@@ -73,7 +72,6 @@ impl Control {
         assert_eq!(bytes.len(), 48 + usize::from(bytes[7]));
         Self {
             version: bytes[4],
-            matching: bytes[5],
             kind: bytes[6],
             to: word(8),
             from: word(12),
@@ -112,7 +110,6 @@ impl<R: Raw> MalformedPeer<R> {
         let bytes = address.to_bytes();
         let mut hello = Control {
             version: VERSION,
-            matching: R::MATCHING,
             kind: HELLO,
             to: word(&bytes, 8),
             from: OWN_NUMBER,
@@ -124,7 +121,7 @@ impl<R: Raw> MalformedPeer<R> {
         };
         change(&mut hello);
         let mut this = Self { raw, remote: (0, 0), aborted: None };
-        this.raw.set_peer(&bytes[24..24 + usize::from(bytes[6])]);
+        this.raw.set_peer(&bytes[24..24 + usize::from(bytes[6])], long(&bytes, 16));
         this.raw.send(CONTROL | u64::from(HELLO), &hello.emit());
         this
     }
@@ -160,14 +157,8 @@ impl<R: Raw> MalformedPeer<R> {
     }
 }
 
-fn config(provider: &str) -> Config {
-    Config {
-        provider: provider.to_owned(),
-        source: (provider == "tcp").then(|| "127.0.0.1".to_owned()),
-        max_message: MAX,
-        ping_after: Duration::from_millis(200),
-        ..patient()
-    }
+fn config(way: &Way) -> Config {
+    Config { max_message: MAX, ping_after: Duration::from_millis(200), ..way.config() }
 }
 
 /// A client that exchanges messages with an echo, about a thousand each second.
@@ -178,8 +169,8 @@ struct Good {
 }
 
 impl Good {
-    fn start(lib: &Arc<Libfabric>, config: &Config, listener: &Listener) -> Self {
-        let reactor = Reactor::open(lib, config).unwrap();
+    fn start(config: &Config, listener: &Listener) -> Self {
+        let reactor = Reactor::open(config).unwrap();
         let accepted = listener.accept();
         let channel = reactor.connect(listener.address()).wait_for(LIMIT).unwrap();
         echo(accepted.wait_for(LIMIT).unwrap());
@@ -361,18 +352,15 @@ fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
     let silenced: [Change; 3] =
         [|hello| hello.secret ^= 1, |hello| hello.to += 1, |hello| (hello.secret, hello.version) = (0, 0)];
     let mut silenced = silenced.map(|change| MalformedPeer::hello(open(), listener.address(), change));
-    let cases: [(Change, Reason); 3] = [
-        (|hello| hello.version += 1, Reason::Version),
-        (|hello| hello.version = 0, Reason::Version),
-        (|hello| hello.matching ^= 3, Reason::Matching),
-    ];
-    for (change, reason) in cases {
+    let others: [Change; 2] = [|hello| hello.version += 1, |hello| hello.version = 0];
+    for change in others {
         let refused = MalformedPeer::hello(open(), listener.address(), change).answer();
-        assert_eq!((refused.kind, refused.value), (REFUSE, reason as u64));
+        assert_eq!((refused.kind, refused.value), (REFUSE, Reason::Version as u64));
     }
     // Without the secret there is no answer, also not one that comes later than those.
     assert!(silenced.iter_mut().all(|peer| peer.receive().is_none()), "a hello without the secret is answered");
-    let mut malformed = MalformedPeer::hello(open(), listener.address(), |hello| hello.name.clear());
+    let mut malformed =
+        MalformedPeer::hello(open(), listener.address(), |hello| (hello.secret, hello.name) = (0, Vec::new()));
     for bytes in [&b""[..], b"FGC1", &[0; 48], &[0xff; 148], &[7; 5000]] {
         malformed.raw.send(CONTROL | u64::from(HELLO), bytes);
     }
@@ -383,9 +371,9 @@ fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
 }
 
 /// A raw listener that answers a connect as `answer` says; gives the error.
-fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &Control)) -> ChannelError {
+fn connected_to<R: Raw>(reactor: &Reactor, carrier: u8, mut raw: R, answer: impl Fn(&mut R, &Control)) -> ChannelError {
     let name = raw.name();
-    let mut address = [&b"FGCA"[..], &[VERSION, 0], &[name.len() as u8, R::MATCHING]].concat();
+    let mut address = [&b"FGCA"[..], &[VERSION, 0], &[name.len() as u8, carrier]].concat();
     address.extend([0; 8]);
     address.extend(OWN_SECRET.to_le_bytes());
     address.extend(&name);
@@ -399,7 +387,7 @@ fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &
         Err(result) => return result.expect_err("no channel"),
     };
     assert_eq!((hello.kind, hello.to, hello.secret, hello.version), (HELLO, 0, OWN_SECRET, VERSION));
-    raw.set_peer(&hello.name);
+    raw.set_peer(&hello.name, 0);
     answer(&mut raw, &hello);
     let error = wait_for("an end of the connect", || {
         raw.receive();
@@ -411,9 +399,10 @@ fn connected_to<R: Raw>(reactor: &Reactor, mut raw: R, answer: impl Fn(&mut R, &
     error
 }
 
-fn malformed_answers_end_connects<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
+fn malformed_answers_end_connects<R: Raw>(config: &Config, open: &dyn Fn() -> R) {
     let short_limit = Config { connect_within: Duration::from_millis(500), ..config.clone() };
-    let (reactor, short_limit) = (Reactor::open(lib, config).unwrap(), Reactor::open(lib, &short_limit).unwrap());
+    let (reactor, short_limit) = (Reactor::open(config).unwrap(), Reactor::open(&short_limit).unwrap());
+    let carrier = if config.provider == "tcp" { 2 } else { 1 };
     let send_control = |version: u8, kind: u8, value: u64, wrong: u64| {
         move |raw: &mut R, hello: &Control| {
             let (to, secret) = (hello.from, hello.sender_secret ^ wrong);
@@ -421,13 +410,13 @@ fn malformed_answers_end_connects<R: Raw>(lib: &Arc<Libfabric>, config: &Config,
             raw.send(CONTROL | u64::from(kind), &answer.emit());
         }
     };
-    let error = connected_to(&reactor, open(), send_control(VERSION + 1, WELCOME, 1000, 0));
+    let error = connected_to(&reactor, carrier, open(), send_control(VERSION + 1, WELCOME, 1000, 0));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
-    let error = connected_to(&reactor, open(), send_control(VERSION, REFUSE, 77, 0));
+    let error = connected_to(&reactor, carrier, open(), send_control(VERSION, REFUSE, 77, 0));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Unknown, .. }), "{error}");
-    let error = connected_to(&short_limit, open(), |_, _| ());
+    let error = connected_to(&short_limit, carrier, open(), |_, _| ());
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
-    let error = connected_to(&short_limit, open(), send_control(VERSION, WELCOME, 0, 1));
+    let error = connected_to(&short_limit, carrier, open(), send_control(VERSION, WELCOME, 0, 1));
     assert!(matches!(error, ChannelError::Timeout { .. }), "{error}");
 }
 
@@ -443,106 +432,118 @@ fn run_all<R: Raw>(listener: &Listener, violations: Vec<Case>, open: &dyn Fn() -
     sessions.into_iter().for_each(Session::check);
 }
 
-fn malformed_peers<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
-    let reactor = Reactor::open(lib, config).unwrap();
+fn malformed_peers<R: Raw>(config: &Config, open: &dyn Fn() -> R) {
+    let reactor = Reactor::open(config).unwrap();
     let listener = reactor.listen().unwrap();
-    let good = Good::start(lib, config, &listener);
+    let good = Good::start(config, &listener);
     hellos_are_refused(&listener, open);
     good.lives();
     run_all(&listener, violations(), open);
-    malformed_answers_end_connects(lib, config, open);
+    malformed_answers_end_connects(config, open);
     good.end();
 }
 
 /// The limit for a missing part is that for an answer to a ping, and these peers answer.
-fn peers_that_leave_parts_out<R: Raw>(lib: &Arc<Libfabric>, config: &Config, open: &dyn Fn() -> R) {
-    let reactor = Reactor::open(lib, &Config { lost_after: Duration::from_secs(5), ..config.clone() }).unwrap();
+fn peers_that_leave_parts_out<R: Raw>(config: &Config, open: &dyn Fn() -> R) {
+    let reactor = Reactor::open(&Config { lost_after: Duration::from_secs(5), ..config.clone() }).unwrap();
     run_all(&reactor.listen().unwrap(), missing_parts(), open);
+}
+
+/// What is no frame, or a frame that no channel sends, ends the connection that it came on.
+#[test]
+fn malformed_frames_end_their_connection() {
+    let config = config(&Way::tcp());
+    let reactor = Reactor::open(&config).unwrap();
+    let listener = reactor.listen().unwrap();
+    let good = Good::start(&config, &listener);
+    let length = header(1, LENGTH, 8);
+    let lengths = [&length[..], &[0; 8]].concat();
+    for bytes in [
+        header(0, LENGTH, 8).to_vec(),
+        header(5, LENGTH, 8).to_vec(),
+        vec![0xff; 1000],
+        // A long message that was not offered, and one that was not requested.
+        header(1, PAYLOAD, 65_537).to_vec(),
+        header(4, PAYLOAD, 100_000).to_vec(),
+        // More messages than any channel has unread.
+        lengths.repeat(1100),
+    ] {
+        let accepted = listener.accept();
+        let mut peer = MalformedPeer::hello(Frames::open(), listener.address(), |_| ());
+        assert_eq!(peer.answer().kind, WELCOME);
+        let channel = accepted.wait_for(LIMIT).unwrap();
+        peer.raw.send_bytes(&bytes);
+        let error = wait_for("the end of a channel", || channel.is_closed().then(|| channel.receive().wait_for(LIMIT)));
+        println!("{:?}", error.as_ref().unwrap_err().to_string());
+        assert!(matches!(error, Err(ChannelError::Failed { .. })), "{error:?}");
+        wait_until("end of the connection", || peer.raw.is_over());
+    }
+    good.end();
+}
+
+/// A peer that makes the listener answer, and reads nothing, loses its channel before the answers fill memory.
+#[test]
+fn peer_that_pings_and_reads_nothing_loses_its_channel() {
+    let reactor = Reactor::open(&config(&Way::tcp())).unwrap();
+    let listener = reactor.listen().unwrap();
+    let accepted = listener.accept();
+    let mut peer = MalformedPeer::hello(Frames::open(), listener.address(), |_| ());
+    let welcome = peer.answer();
+    peer.remote = (welcome.from, welcome.sender_secret);
+    let channel = accepted.wait_for(LIMIT).unwrap();
+    wait_until("the end of the channel", || {
+        (0..1000).for_each(|_| peer.send_control(PING));
+        channel.is_closed()
+    });
 }
 
 #[test]
 fn replayed_hello_changes_nothing() {
-    for lib in libraries("replayed_hello_changes_nothing") {
-        let reactor = Reactor::open(&lib, &config("tcp")).unwrap();
-        let listener = reactor.listen().unwrap();
-        let (accepted, mut hello) = (listener.accept(), Vec::new());
-        let mut peer =
-            MalformedPeer::hello(Datagrams::open(&lib, "tcp"), listener.address(), |sent| hello = sent.emit());
-        let welcome = peer.answer();
-        assert_eq!(welcome.kind, WELCOME);
-        peer.remote = (welcome.from, welcome.sender_secret);
-        let channel = accepted.wait_for(LIMIT).unwrap();
-        let second = listener.accept();
-        let mut kinds = Vec::new();
-        let mut receive = |peer: &mut MalformedPeer<Datagrams>| {
-            kinds.extend(peer.raw.receive().iter().map(|bytes| Control::parse(bytes).kind));
-            kinds.contains(&PONG)
-        };
-        for _ in 0..1000 {
-            peer.raw.send(CONTROL | u64::from(HELLO), &hello);
-            receive(&mut peer);
-        }
-        peer.send(payload(0, b"abc"));
-        peer.send(length(0, 3));
-        // The answer to this ping follows those to the hellos.
-        peer.send_control(PING);
-        wait_until("answer to the ping", || receive(&mut peer));
-        assert_eq!(channel.receive().wait_for(LIMIT).unwrap(), b"abc");
-        assert!(second.wait_for(Duration::from_millis(1)).is_err(), "a replayed hello opened a channel");
-        // One path challenge, which is repeated at most nine times.
-        let challenges = kinds.iter().filter(|kind| **kind == PATH_CHALLENGE).count();
-        assert!(challenges <= 10, "{challenges} answers to replayed hellos");
+    let reactor = Reactor::open(&config(&Way::tcp())).unwrap();
+    let listener = reactor.listen().unwrap();
+    let (accepted, mut hello) = (listener.accept(), Vec::new());
+    let mut peer = MalformedPeer::hello(Frames::open(), listener.address(), |sent| hello = sent.emit());
+    let welcome = peer.answer();
+    assert_eq!(welcome.kind, WELCOME);
+    peer.remote = (welcome.from, welcome.sender_secret);
+    let channel = accepted.wait_for(LIMIT).unwrap();
+    let second = listener.accept();
+    let mut kinds = Vec::new();
+    let mut receive = |peer: &mut MalformedPeer<Frames>| {
+        kinds.extend(peer.raw.receive().iter().map(|bytes| Control::parse(bytes).kind));
+        kinds.contains(&PONG)
+    };
+    for _ in 0..1000 {
+        peer.raw.send(CONTROL | u64::from(HELLO), &hello);
+        receive(&mut peer);
     }
+    peer.send(payload(0, b"abc"));
+    peer.send(length(0, 3));
+    // The answer to this ping follows those to the hellos.
+    peer.send_control(PING);
+    wait_until("answer to the ping", || receive(&mut peer));
+    assert_eq!(channel.receive().wait_for(LIMIT).unwrap(), b"abc");
+    assert!(second.wait_for(Duration::from_millis(1)).is_err(), "a replayed hello opened a channel");
+    assert!(kinds.iter().all(|kind| [PING, PONG].contains(kind)), "a replayed hello is answered");
 }
 
-type Peers<R> = fn(&Arc<Libfabric>, &Config, &dyn Fn() -> R);
-
-fn over_software_matching(test: &str, peers: Peers<Datagrams>) {
-    for lib in libraries(test) {
-        let config = Config { matching: Some(Matching::Software), ..config("tcp") };
-        peers(&lib, &config, &|| Datagrams::open(&lib, "tcp"));
-    }
-}
-
-fn over_provider_tags(test: &str, peers: Peers<Tagged>) {
-    let (able, others): (Vec<_>, Vec<_>) = libraries(test).into_iter().partition(|lib| lib.version().major >= 2);
-    for lib in others {
-        println!("tcp of libfabric {} has no tags that can be relied on", lib.version());
-    }
-    for lib in able {
-        let config = Config { matching: Some(Matching::Provider), ..config("tcp") };
-        peers(&lib, &config, &|| Tagged::open(&lib, "tcp"));
-    }
-}
-
-fn over_the_software_card(test: &str, peers: Peers<Tagged>) {
+fn over_the_software_card(test: &str, peers: fn(&Config, &dyn Fn() -> Tagged)) {
     with_card(test, || {
         for lib in libraries(test) {
-            peers(&lib, &config("softefa"), &|| Tagged::open(&lib, "softefa"));
+            peers(&config(&Way::over(&lib, "softefa")), &|| Tagged::open(&lib, "softefa"));
         }
     });
 }
 
 #[test]
-fn malformed_peers_over_software_matching() {
-    over_software_matching("malformed_peers_over_software_matching", malformed_peers);
+fn malformed_peers_over_tcp() {
+    malformed_peers(&config(&Way::tcp()), &Frames::open);
 }
 
 #[test]
 #[ignore = "make check"]
-fn peers_that_leave_parts_out_over_software_matching() {
-    over_software_matching("peers_that_leave_parts_out_over_software_matching", peers_that_leave_parts_out);
-}
-
-#[test]
-fn malformed_peers_over_provider_tags() {
-    over_provider_tags("malformed_peers_over_provider_tags", malformed_peers);
-}
-
-#[test]
-#[ignore = "make check"]
-fn peers_that_leave_parts_out_over_provider_tags() {
-    over_provider_tags("peers_that_leave_parts_out_over_provider_tags", peers_that_leave_parts_out);
+fn peers_that_leave_parts_out_over_tcp() {
+    peers_that_leave_parts_out(&config(&Way::tcp()), &Frames::open);
 }
 
 #[test]

@@ -1,0 +1,465 @@
+//! Channels over TCP: a connection for each channel, which carries nothing before both ends have proved that they know the secret of the
+//! listener ([`ferrogin_rendezvous`]).
+//!
+//! A connection carries [frames](frame). It is read all the time, so that control messages and the end of the connection are noticed
+//! although nobody reads messages: a short message without a receive waits here, and a long one is offered, and sent when its receive
+//! is there.
+
+mod frame;
+#[allow(unsafe_code)]
+mod input;
+mod output;
+
+use std::collections::HashMap;
+use std::io;
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+use ferrogin_libfabric::{Error, bindings};
+use ferrogin_rendezvous::proof::Domain;
+use ferrogin_rendezvous::{Address, Dial, Listener, Place, Secret, interface, stream};
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use crate::Payload;
+use crate::proto::name;
+use crate::proto::tags::Pattern;
+use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveResult, SendResult, Transport};
+use crate::proto::wire::{NAME_MAX, VERSION};
+use input::{Ended, Input, Shared};
+use output::Output;
+
+/// What the ends of a connection prove a secret for.
+const DOMAIN: Domain = *b"channel\x06";
+const _: () = assert!(DOMAIN[7] == VERSION);
+/// Bytes of the longest message.
+const MAX_MESSAGE: usize = 1 << 40;
+/// Bytes of one read whose place is not known yet.
+const SCRATCH: usize = 64 << 10;
+/// Events of the sockets that are taken at once.
+const BATCH: usize = 64;
+/// The time in which a peer closes a connection that this end has left.
+const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+/// Time for the last messages when the endpoint is closed.
+const CLOSE_GRACE: Duration = Duration::from_millis(100);
+/// Time between two looks at connections without a proof.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The mark of a listener's number among those of connections.
+const LISTENER: u64 = 1 << 63;
+
+/// How far a connection has come.
+enum Stage {
+    /// It is being made.
+    Dialing,
+    Open(TcpStream),
+    /// It is over. Messages that arrived before may wait.
+    Over,
+}
+
+/// A connection to a peer.
+struct Connection {
+    stage: Stage,
+    input: Input,
+    output: Output,
+    /// The output waits for room in the socket.
+    is_blocked: bool,
+    /// The channel has ended: what arrives is dropped, and at this time the connection is.
+    leaves: Option<Instant>,
+}
+
+/// An endpoint over TCP.
+pub(crate) struct Tcp {
+    ready: Epoll,
+    /// Addresses to listen at; port 0 stands for any.
+    sources: Vec<SocketAddr>,
+    listeners: HashMap<u32, Listener>,
+    connections: HashMap<Addr, Connection>,
+    next: u64,
+    dials: Vec<(Addr, Dial)>,
+    shared: Shared,
+    /// Connections with new output.
+    unsent: Vec<Addr>,
+    scratch: Box<[u8]>,
+    /// This process has no descriptor for another connection: the listener's stays readable.
+    no_descriptor: bool,
+    now: Instant,
+    looked: Instant,
+    properties: Properties,
+}
+
+fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
+    move |error| Error::Call {
+        call,
+        code: error.raw_os_error().unwrap_or(bindings::FI_EOTHER),
+        text: error.to_string(),
+    }
+}
+
+fn argument(what: String) -> Error {
+    Error::Argument { what }
+}
+
+/// The secret of a listener, as both ends prove it.
+fn proof_secret(secret: u64) -> Secret {
+    Secret::new(u128::from(secret).to_le_bytes())
+}
+
+/// The addresses of `source`, `ip` or `ip:port`; without one those that NCCL's variables choose.
+fn sources(source: Option<&str>) -> Result<Vec<SocketAddr>, Error> {
+    let any_port = |ip: IpAddr| SocketAddr::new(ip, 0);
+    let Some(text) = source else {
+        let chosen = interface::addresses().map_err(|error| argument(error.to_string()))?;
+        return Ok(chosen.into_iter().map(any_port).collect());
+    };
+    let parsed = text.parse().or_else(|_| text.parse().map(any_port));
+    parsed
+        .map(|address| vec![address])
+        .map_err(|_| argument(format!("source {text:?} is neither an IP address nor ip:port")))
+}
+
+impl Tcp {
+    /// An endpoint at `source` that listens nowhere yet.
+    pub fn open(source: Option<&str>) -> Result<Self, Error> {
+        let now = Instant::now();
+        Ok(Self {
+            ready: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
+                .map_err(|errno| failed("epoll_create1")(errno.into()))?,
+            sources: sources(source)?,
+            listeners: HashMap::new(),
+            connections: HashMap::new(),
+            next: 0,
+            dials: Vec::new(),
+            shared: Shared::default(),
+            unsent: Vec::new(),
+            scratch: vec![0; SCRATCH].into(),
+            no_descriptor: false,
+            now,
+            looked: now,
+            properties: Properties::of_tcp(MAX_MESSAGE),
+        })
+    }
+
+    fn add(&mut self, stage: Stage) -> Addr {
+        let addr = Addr(self.next);
+        self.next += 1;
+        let (input, output) = (Input::new(addr), Output::default());
+        self.connections.insert(addr, Connection { stage, input, output, is_blocked: false, leaves: None });
+        addr
+    }
+
+    /// Uses the socket of a connection that was made and proved.
+    fn begin(&mut self, addr: Addr, stream: ferrogin_rendezvous::Stream) {
+        let Some(connection) = self.connections.get_mut(&addr) else { return };
+        let Some(socket) = stream.into_tcp() else { return };
+        let added = self.ready.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, addr.0));
+        connection.stage = Stage::Open(socket);
+        match added {
+            Ok(()) => self.write(addr),
+            Err(errno) => self.lose(addr, failed("epoll_ctl")(errno.into())),
+        }
+    }
+
+    /// A connection is over.
+    fn lose(&mut self, addr: Addr, error: Error) {
+        let Some(connection) = self.connections.get_mut(&addr) else { return };
+        if let Stage::Open(socket) = std::mem::replace(&mut connection.stage, Stage::Over) {
+            // A copy of the descriptor in a child process would keep it there.
+            let _ = self.ready.delete(&socket);
+        }
+        connection.output = Output::default();
+        if connection.leaves.is_some() {
+            self.connections.remove(&addr);
+        } else {
+            self.shared.events.push(Event::Lost { peer: addr, error });
+        }
+    }
+
+    /// Writes what the socket takes.
+    fn write(&mut self, addr: Addr) {
+        let Some(Connection { stage: Stage::Open(socket), output, is_blocked, leaves, .. }) =
+            self.connections.get_mut(&addr)
+        else {
+            return;
+        };
+        let sent = match output.write(socket, &mut self.shared.events) {
+            Ok(sent) => sent,
+            // The end of the connection is found by a read, behind what arrived before.
+            Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => return *output = Output::default(),
+            Err(error) => return self.lose(addr, failed("send")(error)),
+        };
+        if sent && leaves.is_some() {
+            let _ = socket.shutdown(Shutdown::Write);
+        }
+        if *is_blocked == sent {
+            *is_blocked = !sent;
+            let flags = if sent { EpollFlags::EPOLLIN } else { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT };
+            if let Err(errno) = self.ready.modify(&*socket, &mut EpollEvent::new(flags, addr.0)) {
+                self.lose(addr, failed("epoll_ctl")(errno.into()));
+            }
+        }
+    }
+
+    /// Reads what has arrived.
+    fn read(&mut self, addr: Addr) {
+        let Self { connections, scratch, shared, unsent, .. } = self;
+        let Some(Connection { stage: Stage::Open(socket), input, output, leaves, .. }) = connections.get_mut(&addr)
+        else {
+            return;
+        };
+        let result = match leaves {
+            Some(_) => input::skip(socket, scratch),
+            None => input.read(socket, scratch, output, shared),
+        };
+        if !output.is_empty() {
+            unsent.push(addr);
+        }
+        match result {
+            Ok(()) if output.is_too_long() => {
+                self.lose(addr, argument("it makes this end answer ever more, and reads nothing".to_owned()));
+            }
+            Ok(()) => {}
+            Err(Ended::Closed) => {
+                self.lose(addr, failed("recv")(io::Error::from_raw_os_error(bindings::FI_ECONNRESET)))
+            }
+            Err(Ended::Failed(error)) => self.lose(addr, failed("recv")(error)),
+            Err(Ended::Malformed(what)) => self.lose(addr, argument(what.to_owned())),
+        }
+    }
+
+    /// Accepts connections.
+    fn accept(&mut self, number: u32) {
+        loop {
+            let Some(listener) = self.listeners.get_mut(&number) else { return };
+            match listener.poll(self.now) {
+                Ok(Some((stream, _))) => {
+                    self.no_descriptor = false;
+                    let addr = self.add(Stage::Over);
+                    self.begin(addr, stream);
+                }
+                Ok(None) => {
+                    self.no_descriptor = false;
+                    return;
+                }
+                Err(error) => {
+                    if !self.no_descriptor {
+                        log::warn!("no connection can be accepted: {error}; raise `ulimit -n`");
+                    }
+                    self.no_descriptor = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Makes connections.
+    fn dial(&mut self) {
+        let (connections, now) = (&self.connections, self.now);
+        let mut ended = Vec::new();
+        self.dials.retain_mut(|(addr, dial)| {
+            let result = match dial.poll(now) {
+                // The channel may have ended meanwhile.
+                _ if !connections.contains_key(addr) => return false,
+                Ok(None) if dial.is_refused() => Err(dial.last_error()),
+                Ok(None) => return true,
+                Ok(Some(stream)) => Ok(stream),
+                Err(error) => Err(error),
+            };
+            ended.push((*addr, result));
+            false
+        });
+        for (addr, result) in ended {
+            match result {
+                Ok(stream) => self.begin(addr, stream),
+                Err(error) => self.lose(addr, failed("connect")(error)),
+            }
+        }
+    }
+
+    /// Once in a while: gives up connections that are not proved or not closed in time.
+    fn look(&mut self) {
+        if self.now.duration_since(self.looked) < LOOK_EVERY {
+            return;
+        }
+        self.looked = self.now;
+        let numbers: Vec<u32> = self.listeners.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.accept(number));
+        let now = self.now;
+        let overdue = |connection: &Connection| connection.leaves.is_some_and(|leaves| now >= leaves);
+        for (_, connection) in self.connections.extract_if(|_, connection| overdue(connection)) {
+            if let Stage::Open(socket) = &connection.stage {
+                let _ = self.ready.delete(socket);
+            }
+        }
+    }
+}
+
+impl Transport for Tcp {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn listen(&mut self, number: u32, secret: u64) -> Result<Box<[u8]>, Error> {
+        let (listener, bound) = Listener::bind(&self.sources, DOMAIN, proof_secret(secret))
+            .map_err(|(address, error)| argument(format!("{address} cannot be listened at: {error}")))?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER | u64::from(number));
+        self.ready.add(&listener, event).map_err(|errno| failed("epoll_ctl")(errno.into()))?;
+        self.listeners.insert(number, listener);
+        Ok(name::emit(&bound, NAME_MAX).into())
+    }
+
+    fn unlisten(&mut self, number: u32) {
+        if let Some(listener) = self.listeners.remove(&number) {
+            let _ = self.ready.delete(&listener);
+        }
+    }
+
+    fn connect(&mut self, name: &[u8], secret: u64) -> Result<Addr, Error> {
+        let addresses: Vec<_> = name::parse(name).into_iter().map(Address::Tcp).collect();
+        if addresses.is_empty() {
+            return Err(argument("the address has no IP address and port".to_owned()));
+        }
+        let place = Place { rank: 0, nranks: 0, called: 0 };
+        let addr = self.add(Stage::Dialing);
+        self.dials.push((addr, Dial::new(addresses, DOMAIN, proof_secret(secret), place)));
+        Ok(addr)
+    }
+
+    fn identify(&mut self, from: Option<Addr>, _: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
+        let connection = from.and_then(|from| Some((from, self.connections.get(&from)?)));
+        let Some((from, Connection { stage: Stage::Open(socket), .. })) = connection else {
+            return Err(argument("its connection is over".to_owned()));
+        };
+        let peer = socket.peer_addr().map_err(failed("getpeername"))?;
+        Ok((from, name::emit(&[peer], NAME_MAX).into()))
+    }
+
+    fn disconnect(&mut self, peer: Addr) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        if !matches!(connection.stage, Stage::Open(_)) {
+            self.connections.remove(&peer);
+            return;
+        }
+        connection.leaves = Some(self.now + LEAVE_LIMIT);
+        connection.input = Input::new(peer);
+        connection.output.drop_long();
+        self.unsent.push(peer);
+    }
+
+    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
+        match self.connections.get_mut(&to).filter(|connection| !matches!(connection.stage, Stage::Over)) {
+            None => SendResult::Failed(body, argument("its connection is over".to_owned())),
+            Some(connection) => {
+                self.unsent.push(to);
+                connection.output.send(tag, body, token)
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        for addr in std::mem::take(&mut self.unsent) {
+            if self.connections.get(&addr).is_some_and(|connection| !connection.is_blocked) {
+                self.write(addr);
+            }
+        }
+    }
+
+    fn receive(&mut self, receive: Receive) -> ReceiveResult {
+        let Self { connections, shared, unsent, .. } = self;
+        match receive.from {
+            Some(from) => match connections.get_mut(&from) {
+                None => return ReceiveResult::Failed(receive.buffer, argument("its connection is over".to_owned())),
+                Some(connection) => {
+                    connection.input.receive(receive, &mut connection.output, shared);
+                    unsent.push(from);
+                }
+            },
+            None => {
+                let mut left = Some(receive);
+                for (addr, connection) in connections {
+                    let Some(receive) = left.take() else { break };
+                    left = connection.input.receive_waiting(receive, &mut connection.output, shared);
+                    if left.is_none() {
+                        unsent.push(*addr);
+                    }
+                }
+                shared.any_source.extend(left);
+            }
+        }
+        ReceiveResult::Posted
+    }
+
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+        let found = match from {
+            Some(from) => {
+                self.connections.get(&from).and_then(|connection| Some((from, connection.input.peek(pattern)?)))
+            }
+            None => {
+                self.connections.iter().find_map(|(addr, connection)| Some((*addr, connection.input.peek(pattern)?)))
+            }
+        };
+        let found = found.map(|(addr, tag)| (tag, Some(addr)));
+        self.shared.events.push(Event::Peeked { token, found });
+        true
+    }
+
+    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+        for connection in self.connections.values_mut() {
+            connection.input.cancel(which, &mut self.shared);
+        }
+        self.shared.cancel(which);
+    }
+
+    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
+        self.now = now;
+        let mut batch = [EpollEvent::empty(); BATCH];
+        let ready = match self.ready.wait(&mut batch, EpollTimeout::ZERO) {
+            Ok(count) => count,
+            Err(nix::errno::Errno::EINTR) => 0,
+            Err(errno) => return Err(failed("epoll_wait")(errno.into())),
+        };
+        for event in &batch[..ready] {
+            let addr = Addr(event.data());
+            if addr.0 & LISTENER != 0 {
+                self.accept(addr.0 as u32);
+                continue;
+            }
+            if event.events().contains(EpollFlags::EPOLLOUT) {
+                self.write(addr);
+            }
+            self.read(addr);
+        }
+        self.dial();
+        self.look();
+        self.flush();
+        events.append(&mut self.shared.events);
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<RawFd> {
+        // Without a descriptor the caller polls.
+        let waits = !self.no_descriptor && self.dials.is_empty();
+        waits.then(|| self.ready.0.as_raw_fd())
+    }
+
+    fn may_wait(&self) -> bool {
+        self.shared.events.is_empty() && self.unsent.is_empty()
+    }
+}
+
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.listeners.clear();
+        let addresses: Vec<_> = self.connections.keys().copied().collect();
+        addresses.into_iter().for_each(|addr| self.disconnect(addr));
+        let end = Instant::now() + CLOSE_GRACE;
+        while !self.connections.is_empty() && Instant::now() < end {
+            let mut events = Vec::new();
+            if self.poll(Instant::now(), &mut events).is_err() {
+                return;
+            }
+            let _ = stream::wait(&mut [PollFd::new(self.ready.0.as_fd(), PollFlags::POLLIN)], end);
+        }
+    }
+}

@@ -1,3 +1,0 @@
-//! The tests of the message layer.
-
-mod message;
