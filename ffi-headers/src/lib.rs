@@ -5,6 +5,7 @@
 //! * [`device`]: the structs that `createContext` and `regMrSym` give to kernels; NCCL's EFA device code reads exactly these.
 //! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
 //!   code runs on the same handles unaware.
+//! * [`failure`]: the word in which kernels tell the host what failed first.
 //! * [`signals`]: the protocol of signals that EFA cards lack.
 //! * [`settings`]: the names of ferrogin's environment variables, which the plugin and the tool check.
 //!
@@ -14,6 +15,7 @@
 
 pub mod device;
 pub mod ext;
+pub mod failure;
 pub mod nccl;
 pub mod settings;
 pub mod signals;

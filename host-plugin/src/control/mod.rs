@@ -10,6 +10,7 @@ mod connect;
 mod error;
 mod handle;
 mod listener;
+mod lost;
 mod ring;
 mod step;
 mod time_limits;
