@@ -14,6 +14,7 @@ LIBDIR ?= $(PREFIX)/lib
 LIB := $(patsubst $(PREFIX)/%,%,$(LIBDIR))
 UP := $(shell echo '$(LIB)' | sed 's|[^/][^/]*|..|g')
 ROOT = $(DESTDIR)$(PREFIX)
+DOC = $(ROOT)/share/doc/ferrogin
 CMAKE_DIR = $(ROOT)/$(LIB)/cmake/ferrogin
 FILL_IN := sed 's|@VERSION@|$(VERSION)|;s|@MAJOR@|$(MAJOR)|;s|@LIB@|$(LIB)|;s|@UP@|$(UP)|'
 # Programs link these, by their sonames.
@@ -58,8 +59,16 @@ build:
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
 	if test -n "$(NVCC)$(CUDA_HOME)" && test -d $(RELEASE)/cuda; then install -d $(DIST)/cuda && install -m 644 $(RELEASE)/cuda/* $(DIST)/cuda; fi
 
+# Every file's place is an absolute path in these recipes, which a space would split.
+define CHECK_PLACES
+@for place in '$(PREFIX)' '$(LIBDIR)' '$(DESTDIR)'; do case "$$place" in *[[:space:]]*) \
+  echo "PREFIX, LIBDIR and DESTDIR must have no spaces: $$place" >&2; exit 1;; esac; done
+@case '$(PREFIX)' in /*) ;; *) echo 'PREFIX=$(PREFIX) is relative: pass an absolute path, such as PREFIX=$(CURDIR)/$(PREFIX)' >&2; exit 1;; esac
+endef
+
 # It builds nothing, so that root runs no compiler. Every user can read what it installs, whatever the umask is here and was in the build.
 install:
+	$(CHECK_PLACES)
 	@test -f $(DIST)/libferrogin.so || { echo '$(DIST)/libferrogin.so is missing: run make build first' >&2; exit 1; }
 	@case '$(LIB)' in /*) echo 'LIBDIR=$(LIBDIR) is not below PREFIX=$(PREFIX): choose a directory in it' >&2; exit 1;; esac
 	install -d $(ROOT)/bin $(ROOT)/include/ferrogin $(ROOT)/$(LIB)/pkgconfig $(CMAKE_DIR)
@@ -75,6 +84,7 @@ install:
 	if test -d $(DIST)/cuda; then \
 	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
 	fi
+	install -d $(DOC) && install -m 644 LICENSE THIRD-PARTY-NOTICES.txt $(DOC)
 	set -e; install -d $(ROOT)/$(LIB)/ferrogin; for part in verbs gpu; do \
 	  rm -rf $(ROOT)/$(LIB)/ferrogin/$$part; \
 	  cp -RP $(DIST)/$$part $(ROOT)/$(LIB)/ferrogin/$$part; \
@@ -84,10 +94,12 @@ install:
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake
 
+# Also the libraries of other releases, which an installation over them left.
 uninstall:
+	$(CHECK_PLACES)
 	rm -f $(ROOT)/bin/ferrogin $(LOADED:%=$(ROOT)/$(LIB)/%) $(ROOT)/$(LIB)/$(RMA) $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
-	for library in $(LINKED); do rm -f $(ROOT)/$(LIB)/$$library $(ROOT)/$(LIB)/$$library.$(MAJOR) $(ROOT)/$(LIB)/$$library.$(VERSION); done
-	rm -rf $(ROOT)/include/ferrogin $(CMAKE_DIR) $(ROOT)/$(LIB)/ferrogin
+	for library in $(LINKED); do rm -f $(ROOT)/$(LIB)/$$library $(ROOT)/$(LIB)/$$library.[0-9]*; done
+	rm -rf $(ROOT)/include/ferrogin $(CMAKE_DIR) $(ROOT)/$(LIB)/ferrogin $(DOC)
 
 ptx: build
 	mkdir -p $(DIST)/cuda

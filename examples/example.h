@@ -16,8 +16,9 @@ struct Outcome {
   int line;
 };
 
-// Keeps the first failure. Every thread makes every later call too, because the others wait for it.
-#define TRY(operation) note(outcome, (operation), __LINE__)
+// Keeps the first failure. Every thread makes every later call too, because the others of its block wait for it; after a failure, waits
+// of the context end at once.
+#define TRY(operation) note(gin, outcome, (operation), __LINE__)
 
 #ifdef __CUDACC__
 #define KERNEL extern "C" __global__ void
@@ -28,20 +29,26 @@ __device__ inline int atomicCAS(int* word, int expected, int value) {
   return expected;
 }
 #endif
-__device__ inline void note(Outcome* outcome, int status, int line) {
-  if (status != FGIN_OK && atomicCAS(&outcome->status, FGIN_OK, status) == FGIN_OK) outcome->line = line;
+template <typename Context>
+__device__ void note(const Context& gin, Outcome* outcome, int status, int line) {
+  if (status == FGIN_OK) return;
+  if (atomicCAS(&outcome->status, FGIN_OK, status) == FGIN_OK) outcome->line = line;
+  gin.setTimeout(1);
 }
 #else
 #define KERNEL static void
-inline void note(Outcome* outcome, int status, int line) {
-  if (status != FGIN_OK && outcome->status == FGIN_OK) *outcome = {status, line};
+template <typename Context>
+void note(const Context& gin, Outcome* outcome, int status, int line) {
+  if (status == FGIN_OK) return;
+  if (outcome->status == FGIN_OK) *outcome = {status, line};
+  gin.setTimeout(1);
 }
 #endif
 
 // Ends the program if an operation of the kernel failed.
 inline void check(const Outcome& outcome) {
   if (outcome.status == FGIN_OK) return;
-  std::fprintf(stderr, "the kernel's operation of line %d returned %d\n", outcome.line, outcome.status);
+  std::fprintf(stderr, "the kernel's operation in line %d returned %s\n", outcome.line, fgin_status_name(outcome.status));
   std::exit(1);
 }
 

@@ -22,7 +22,7 @@ say_why() {
     exit "${2:-3}"
 }
 
-for file in "${libraries[@]}" ferrogin; do
+for file in "${libraries[@]}" ferrogin gpu/libcuda.so.1 verbs/libibverbs.so.1; do
     [ -f "$dist/$file" ] || say_why "$dist/$file is missing: run make build first" 1
 done
 for program in python3 "$strip" readelf; do
@@ -41,8 +41,14 @@ echo 'INPUT(-l:libferrogin.so.0)' >"$files/lib/libferrogin.so"
 for library in "${libraries[@]:1}"; do
     "$strip" --strip-unneeded "$dist/$library" -o "$files/lib/$library"
 done
+# Where the tool finds them, for `ferrogin gpu` and `ferrogin verbs`. A wheel has no links: the command `ferrogin verbs` makes those of `links`.
+mkdir "$files/lib/ferrogin"
+cp -RP "$dist/gpu" "$dist/verbs" "$files/lib/ferrogin/"
+rm "$files/lib/ferrogin/gpu/libcuda.so"
+(cd "$files/lib/ferrogin/verbs" && find . -type l -printf '%P\t%l\n' | sort >links && find . -type l -delete)
+"$strip" --strip-unneeded "$files/lib/ferrogin/gpu/libcuda.so.1" "$files/lib/ferrogin/verbs/libibverbs.so.1"
 "$strip" "$dist/ferrogin" -o "$files/bin/ferrogin"
-chmod 755 "$files"/bin/ferrogin "$files"/lib/*.so*
+chmod 755 "$files"/bin/ferrogin "$files"/lib/*.so* "$files"/lib/ferrogin/*/*.so.1
 cp "$root"/ffi-headers/include/ferrogin/* "$files/include/ferrogin/"
 cp "$root"/device-kernels/ptx/ferrogin_device.{ptx,bc} "$files/cuda/"
 source_of() { sed -n 's|^// source: ||p;20q' "$1"; }

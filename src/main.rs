@@ -13,6 +13,7 @@ mod pack;
 mod perf;
 mod probe;
 mod ptx;
+mod run;
 mod stdout;
 mod trace;
 mod validate;
@@ -38,9 +39,9 @@ enum Command {
     /// The demo uses the software card unless FERROGIN_PROVIDER is set. With FERROGIN_DEVICE=cuda the kernels run as PTX on a GPU, or on the
     /// software GPU (`ferrogin gpu -- ferrogin demo`).
     Demo(demo::DemoArgs),
-    /// Reports whether NCCL could use the plugin with the present settings, and how to remove each obstacle.
+    /// Reports whether NCCL can use the plugin with these settings, and how to fix each problem.
     ///
-    /// Exits with 0 if NCCL could use the plugin, with 1 if it could not, and with 2 for an argument that is not valid.
+    /// Exits with 0 if NCCL can use the plugin, with 1 if it cannot, and with 2 for an argument that is not valid.
     Doctor(doctor::DoctorArgs),
     /// Measures latencies, rates and bandwidths between ranks.
     ///
@@ -49,7 +50,8 @@ enum Command {
     Perf(perf::PerfArgs),
     /// Prints the ratios of two reports of perf.
     ///
-    /// Exits with 0, 1 if a report cannot be read, 2 for invalid arguments, and 3 if the runs cannot be compared.
+    /// Exits with 0, 1 if a report cannot be read, 2 for invalid arguments, 3 if the runs cannot be compared, and 4 with --fail-below if a
+    /// figure is worse.
     Compare(perf::CompareArgs),
     /// Draws reports of perf: latency and bandwidth against size.
     Plot(perf::PlotArgs),
@@ -58,6 +60,11 @@ enum Command {
     /// Runs the doctor, the scenarios, checks of the card and perf, as ranks under mpirun, torchrun or FERROGIN_RANK, FERROGIN_NRANKS and
     /// FERROGIN_BOOTSTRAP, or as --ranks on this host. Exits with 0 if all passed.
     Validate(validate::ValidateArgs),
+    /// Runs the ranks of a program of the host API on this host: `ferrogin run -n 4 -- ./program`.
+    ///
+    /// Each rank gets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET, and its number before each line of output. After
+    /// a failure the other ranks have 5 s to end. Exits with the code of the first rank that failed, or 0.
+    Run(run::RunArgs),
     /// Prints the device code as PTX: the functions of ferrogin/gin.h, to be linked with kernels.
     Ptx {
         /// Prints the origin of the PTX instead: its compiler and sources.
@@ -106,6 +113,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => perf::compare(&args),
         Command::Plot(args) => perf::plot(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Ptx { about } => ptx::run(about),
         Command::Gpu(args) => gpu::run(&args),
         Command::GpuCost(args) => gpu_cost::run(&args),

@@ -4,11 +4,14 @@ use crate::action::{Action, Flags};
 #[cfg(target_arch = "nvptx64")]
 use crate::context::warp::post_in_groups;
 use crate::context::{Arguments, Context, FlushRequest, Window};
+use crate::failure::{About, code_of, function_number};
 #[cfg(target_arch = "nvptx64")]
 use crate::lanes::Lanes;
 use crate::status::{Status, code};
 use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
+#[cfg(feature = "host")]
+use ferrogin_ffi::ext::HandleHeader;
 
 /// See `fgin_open` in `ferrogin/gin.h`.
 ///
@@ -19,8 +22,22 @@ use ferrogin_ffi::ext::ContextExt;
 pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *mut *const ContextExt) -> c_int {
     // SAFETY: the caller vouches that the handle is null or a live one of the ferrogin plugin.
     let context = unsafe { Context::from_handle(handle, context_id) };
+    #[cfg(feature = "host")]
+    if let Err(status) = context {
+        let header = handle.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>();
+        // SAFETY: the caller vouches that the header of a handle that is not null is readable.
+        let header = (!handle.is_null()).then(|| unsafe { header.read_unaligned() });
+        crate::failure::explain::keep_open(header, context_id, status);
+    }
     // SAFETY: the caller vouches for `out`.
     code(unsafe { give(context.map(|context| context.as_ptr()), out) })
+}
+
+/// See `fgin_status_name` in `ferrogin/gin.h`.
+#[cfg(feature = "host")]
+#[unsafe(no_mangle)]
+pub extern "C" fn fgin_status_name(status: c_int) -> *const core::ffi::c_char {
+    crate::failure::explain::status_name(status).as_ptr()
 }
 
 /// Writes a result to `out`, and returns the error.
@@ -46,9 +63,16 @@ unsafe fn existing<'a>(at: *const FlushRequest) -> Result<&'a FlushRequest, Stat
     unsafe { at.as_ref() }.ok_or(Status::InvalidArgument)
 }
 
-/// Functions on a context: their arguments after it, and what they do with it.
+/// The result of a call without a context.
+fn null_context() -> c_int {
+    #[cfg(feature = "host")]
+    crate::failure::explain::set("FGIN_INVALID_ARGUMENT: the context is NULL: check what fgin_open returned");
+    Status::InvalidArgument as c_int
+}
+
+/// Functions on a context: their arguments after it, what they are about, and what they do with it.
 macro_rules! functions {
-    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) |$context:ident| $result:expr;)*) => {
+    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] |$context:ident| $result:expr;)*) => {
         $(
             #[doc = concat!("See `", stringify!($name), "` in `ferrogin/gin.h`.")]
             ///
@@ -59,33 +83,33 @@ macro_rules! functions {
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(ctx: *const ContextExt, $($arg: $ty),*) -> c_int {
                 if ctx.is_null() {
-                    return Status::InvalidArgument as c_int;
+                    return null_context();
                 }
                 // SAFETY: not null; the caller passes a context that `fgin_open` gave, and keeps it alive.
                 let $context = unsafe { Context::from_ptr(ctx) };
-                code($result)
+                code_of($context, const { function_number(stringify!($name)) }, $about, $result)
             }
         )*
     };
 }
 
 functions! {
-    fgin_put(peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32) |context| {
+    fgin_put(peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32) [About::Post { peer, action }] |context| {
         let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
         context.put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
     };
 
-    fgin_put_value(peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) |context| {
+    fgin_put_value(peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) [About::Post { peer, action }] |context| {
         let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
         context.put_value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
     };
 
-    fgin_get(peer: u32, remote: *mut c_void, remote_off: u64, local: *mut c_void, local_off: u64, bytes: u64, flags: u32) |context| {
+    fgin_get(peer: u32, remote: *mut c_void, remote_off: u64, local: *mut c_void, local_off: u64, bytes: u64, flags: u32) [About::Post { peer, action: 0 }] |context| {
         let (remote, local) = (Window(remote).at(remote_off), Window(local).at(local_off));
         context.get(peer, remote, local, bytes, Flags::from_bits(flags))
     };
 
-    fgin_signal(peer: u32, action: u64, flags: u32) |context|
+    fgin_signal(peer: u32, action: u64, flags: u32) [About::Post { peer, action }] |context|
         context.signal(peer, Action::from_bits(action), Flags::from_bits(flags));
 
     fgin_put_signal_at(
@@ -100,7 +124,7 @@ functions! {
         amount: u64,
         counter: u64,
         flags: u32,
-    ) |context| {
+    ) [About::Post { peer, action: counter }] |context| {
         let (dst, src, word) = (Window(dst).at(dst_off), Window(src).at(src_off), Window(word).at(word_off));
         let (counter, flags) = (Action::from_bits(counter), Flags::from_bits(flags));
         context.put_signal_at(peer, dst, src, bytes, word, amount, counter, flags)
@@ -116,72 +140,68 @@ functions! {
         word_off: u64,
         amount: u64,
         flags: u32,
-    ) |context| {
+    ) [About::Post { peer, action: 0 }] |context| {
         let (dst, word) = (Window(dst).at(dst_off), Window(word).at(word_off));
         context.put_value_signal_at(peer, dst, value, bytes, word, amount, Flags::from_bits(flags))
     };
 
-    fgin_signal_at(peer: u32, word: *mut c_void, word_off: u64, amount: u64, flags: u32) |context|
+    fgin_signal_at(peer: u32, word: *mut c_void, word_off: u64, amount: u64, flags: u32) [About::Post { peer, action: 0 }] |context|
         context.signal_at(peer, Window(word).at(word_off), amount, Flags::from_bits(flags));
 
-    fgin_ring() |context| context.ring();
+    fgin_ring() [About::Context] |context| context.ring();
 
-    fgin_ring_waiting() |context| if context.take_waiting() { context.ring() } else { Ok(()) };
+    fgin_ring_waiting() [About::Context] |context| if context.take_waiting() { context.ring() } else { Ok(()) };
 
-    fgin_flush() |context| context.flush();
+    fgin_flush() [About::Context] |context| context.flush();
 
-    fgin_flush_part(rank: u32, size: u32) |context| context.flush_part(rank, size);
+    fgin_flush_part(rank: u32, size: u32) [About::Context] |context| context.flush_part(rank, size);
 
-    fgin_flush_async(out: *mut FlushRequest) |context| {
-        if out.is_null() {
-            return Status::InvalidArgument as c_int;
-        }
+    fgin_flush_async(out: *mut FlushRequest) [About::Context] |context| {
+        let request = if out.is_null() { Err(Status::InvalidArgument) } else { context.flush_async() };
         // SAFETY: the caller vouches for `out`.
-        unsafe { give(context.flush_async(), out) }
+        unsafe { give(request, out) }
     };
 
-    fgin_wait_request(request: *const FlushRequest) |context| {
+    fgin_wait_request(request: *const FlushRequest) [About::Context] |context| {
         // SAFETY: the caller vouches for the request.
         unsafe { existing(request) }.and_then(|request| context.wait_flush(request))
     };
 
-    fgin_test_request(request: *const FlushRequest, out: *mut c_int) |context| {
-        if out.is_null() {
-            return Status::InvalidArgument as c_int;
-        }
+    fgin_test_request(request: *const FlushRequest, out: *mut c_int) [About::Context] |context| {
         // SAFETY: the caller vouches for the request.
-        let is_done = unsafe { existing(request) }.and_then(|request| context.test_flush(request));
+        let request = unsafe { existing(request) }.and_then(|request| if out.is_null() { Err(Status::InvalidArgument) } else { Ok(request) });
+        let is_done = request.and_then(|request| context.test_flush(request));
         // SAFETY: the caller vouches for `out`.
         unsafe { give(is_done.map(c_int::from), out) }
     };
 
-    fgin_set_timeout(ns: u64) |context| {
+    fgin_set_timeout(ns: u64) [About::Context] |context| {
         context.set_timeout_ns(ns);
         Ok(())
     };
 
-    fgin_read_signal(id: u32, out: *mut u64) |context| {
+    fgin_read_signal(id: u32, out: *mut u64) [About::Signal { id, least: 0 }] |context| {
         // SAFETY: the caller vouches for `out`.
         unsafe { give(context.read_signal(id), out) }
     };
 
-    fgin_wait_signal(id: u32, least: u64) |context| context.wait_signal(id, least);
+    fgin_wait_signal(id: u32, least: u64) [About::Signal { id, least }] |context| context.wait_signal(id, least);
 
-    fgin_reset_signal(id: u32) |context| context.reset_signal(id);
+    fgin_reset_signal(id: u32) [About::Signal { id, least: 0 }] |context| context.reset_signal(id);
 
-    fgin_read_counter(id: u32, out: *mut u64) |context| {
+    fgin_read_counter(id: u32, out: *mut u64) [About::Counter { id, least: 0 }] |context| {
         // SAFETY: the caller vouches for `out`.
         unsafe { give(context.read_counter(id), out) }
     };
 
-    fgin_wait_counter(id: u32, least: u64) |context| context.wait_counter(id, least);
+    fgin_wait_counter(id: u32, least: u64) [About::Counter { id, least }] |context| context.wait_counter(id, least);
 
-    fgin_reset_counter(id: u32) |context| context.reset_counter(id);
+    fgin_reset_counter(id: u32) [About::Counter { id, least: 0 }] |context| context.reset_counter(id);
 }
 
 /// The operations of lanes of a warp, and their arguments. On a CPU a warp has one thread, which makes the call alone.
 macro_rules! by_lanes {
-    ($($name:ident($($arg:ident: $ty:ty),* $(,)?) $arguments:expr;)*) => {
+    ($($name:ident as $function:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] $arguments:expr;)*) => {
         $(
             #[doc = concat!("See `", stringify!($name), "` in `ferrogin/gin.h`.")]
             ///
@@ -193,19 +213,21 @@ macro_rules! by_lanes {
                 // SAFETY: the caller passes null, or a context that `fgin_open` gave and that it keeps alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
                 #[cfg(target_arch = "nvptx64")]
-                return code(post_in_groups(context, Lanes(lanes), $arguments));
+                let result = post_in_groups(context, Lanes(lanes), $arguments);
+                let Some(context) = context else { return null_context() };
                 #[cfg(not(target_arch = "nvptx64"))]
-                {
+                let result = {
                     let _ = lanes;
-                    code(context.ok_or(Status::InvalidArgument).and_then(|context| context.post_operation($arguments)))
-                }
+                    context.post_operation($arguments)
+                };
+                code_of(context, const { function_number(stringify!($function)) }, $about, result)
             }
         )*
     };
 }
 
 by_lanes! {
-    fgin_warp_put(
+    fgin_warp_put as fgin_put(
         peer: u32,
         dst: *mut c_void,
         dst_off: u64,
@@ -214,16 +236,24 @@ by_lanes! {
         bytes: u64,
         action: u64,
         flags: u32,
-    ) {
+    ) [About::Post { peer, action }] {
         let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
         Arguments::put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
     };
 
-    fgin_warp_put_value(peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) {
+    fgin_warp_put_value as fgin_put_value(
+        peer: u32,
+        dst: *mut c_void,
+        dst_off: u64,
+        value: u64,
+        bytes: u32,
+        action: u64,
+        flags: u32,
+    ) [About::Post { peer, action }] {
         let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
         Arguments::value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
     };
 
-    fgin_warp_signal(peer: u32, action: u64, flags: u32)
+    fgin_warp_signal as fgin_signal(peer: u32, action: u64, flags: u32) [About::Post { peer, action }]
         Arguments::signal(peer, Action::from_bits(action), Flags::from_bits(flags));
 }

@@ -150,6 +150,37 @@ impl<'a> Context<'a> {
         !self.ext.emulated.is_null()
     }
 
+    /// Signals of this rank.
+    #[cfg(feature = "host")]
+    pub(crate) fn signals(&self) -> u32 {
+        self.emulated().map_or(self.ext.routes.n_signals, |emulated| emulated.n_signals)
+    }
+
+    /// Counters of this context.
+    #[cfg(feature = "host")]
+    pub(crate) fn counters(&self) -> u32 {
+        self.ext.routes.n_counters
+    }
+
+    /// Returns whether the context of `peer`, a rank, has signal `id`.
+    #[cfg(feature = "host")]
+    pub(crate) fn peer_has_signal(&self, peer: u32, id: u32) -> bool {
+        match self.emulated() {
+            // SAFETY: the list has an entry for each rank.
+            Ok(emulated) => id < unsafe { (*emulated.peers.wrapping_add(peer as usize)).n_signals },
+            Err(_) => {
+                let tables = self.tables();
+                id < self.ext.routes.last_slot && tables.target((id + 1) * self.nranks() + peer).exists()
+            }
+        }
+    }
+
+    /// Nanoseconds of [`Context::set_timeout_ns`].
+    #[cfg(feature = "host")]
+    pub(crate) fn timeout_ns(&self) -> u64 {
+        self.limits().timeout_ns()
+    }
+
     /// Sets the time after which a wait of this context fails with [`Status::Timeout`], in nanoseconds; 0 is no limit. It
     /// applies to later calls of all threads.
     pub fn set_timeout_ns(&self, ns: u64) {

@@ -10,6 +10,7 @@
 //! | [`context`] | routes an operation to an endpoint and a target; fast path and slow path |
 //! | [`coop`] | threads that make a call together |
 //! | [`endpoint`] | the queue that an operation is posted on |
+//! | [`failure`] | the first failed operation of a context, for the host, and the text of a failed call |
 //! | `lanes` | on a GPU: lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |
@@ -34,6 +35,9 @@ pub mod coop;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod endpoint;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+pub mod failure;
 #[cfg(target_arch = "nvptx64")]
 #[allow(unsafe_code)]
 pub mod lanes;

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 7;
+pub const HEADER_VERSION: u32 = 8;
 
 /// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
 /// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
@@ -110,8 +110,8 @@ pub struct ContextExt {
     pub n_endpoints: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bytes from the abort flag to the word of the first [`Failure`](crate::failure::Failure), which is 0 before; 0: there is none.
+    pub failure_offset: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,
     /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
@@ -127,7 +127,7 @@ pub struct ContextExt {
     pub emulated: *const EmulatedSignals,
 }
 assert_layout!(ContextExt, size 128, align 128, {
-    routes @ 0, policy @ 64, n_endpoints @ 68, max_rdma_size @ 72, reserved @ 76, abort_flag @ 80, timeout_ns @ 88,
+    routes @ 0, policy @ 64, n_endpoints @ 68, max_rdma_size @ 72, failure_offset @ 76, abort_flag @ 80, timeout_ns @ 88,
     progress @ 96, progress_arg @ 104, used @ 112, emulated @ 120,
 });
 

@@ -6,6 +6,7 @@
 //! * [`device`]: the structs that `createContext` and `regMrSym` give to kernels; NCCL's EFA device code reads exactly these.
 //! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
 //!   code runs on the same handles unaware.
+//! * [`failure`]: the word in which kernels tell the host what failed first.
 //! * [`signals`]: the protocol of signals that EFA cards lack.
 //! * [`settings`]: the names of ferrogin's environment variables, which the plugin and the tool check.
 //!
@@ -15,6 +16,7 @@
 
 pub mod device;
 pub mod ext;
+pub mod failure;
 pub mod nccl;
 pub mod rma;
 pub mod settings;

@@ -19,9 +19,10 @@ pub const PLUGIN: [&str; 9] = [
 /// Settings that the plugin refuses because they were removed, and the setting in their place.
 pub const REMOVED: [(&str, &str); 1] = [("FERROGIN_CONTROL", "NCCL_SOCKET_IFNAME")];
 
-/// Settings of programs of the host API, for the case that no launcher sets rank and ranks; the plugin takes the rank for the name of
-/// the metrics file from them.
-pub const HOST_API: [&str; 4] = ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK", "FERROGIN_SECRET"];
+/// Settings of programs of the host API: how long kernels wait, and rank and ranks where no launcher sets them; the plugin takes the rank
+/// for the name of the metrics file from them.
+pub const HOST_API: [&str; 5] =
+    ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK", "FERROGIN_SECRET", "FERROGIN_WAIT_TIMEOUT"];
 
 /// Settings of the software card.
 pub const SOFTWARE_CARD: [&str; 5] =

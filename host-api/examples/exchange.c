@@ -6,7 +6,7 @@
 #define CHECK(call) check(call, #call)
 static void check(int status, const char *call) {
     if (status) {
-        fprintf(stderr, "%s returned %d: %s\n", call, status, ferrogin_error());
+        fprintf(stderr, "%s failed: %s\n", call, ferrogin_error());
         exit(1);
     }
 }

@@ -3,6 +3,7 @@
 #include <ferrogin/host.hpp>
 
 #include <cstdio>
+#include <stdexcept>
 
 int main() try {
   auto comm = ferrogin::Comm::open();
@@ -14,15 +15,18 @@ int main() try {
 
   // A kernel makes these calls with the same two handles; here a CPU thread does.
   ferrogin::Gin<> gin(context.handle(), 0);
-  int status = gin.putValue((rank + 1) % ranks, window.handle(), 0, uint64_t{100} + rank, ferrogin::SignalInc{0});
-  status |= gin.waitSignal(0, 1);
-  status |= gin.flush();
+  auto check = [](int status) {
+    if (status != FGIN_OK) throw std::runtime_error(ferrogin_error());
+  };
+  check(gin.putValue((rank + 1) % ranks, window.handle(), 0, uint64_t{100} + rank, ferrogin::SignalInc{0}));
+  check(gin.waitSignal(0, 1));
+  check(gin.flush());
 
   auto value = *static_cast<volatile uint64_t*>(window.host_address());
   std::printf("rank %u of %u received %llu\n", rank, ranks, static_cast<unsigned long long>(value));
   comm.barrier();
-  return status != FGIN_OK || value != 100 + (rank + ranks - 1) % ranks;
-} catch (const ferrogin::Error& error) {
+  return value != 100 + (rank + ranks - 1) % ranks;
+} catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());
   return 1;
 }

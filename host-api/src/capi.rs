@@ -8,17 +8,18 @@ use crate::comm::{Comm, Options};
 use crate::context::{Context, ContextOptions};
 use crate::error::{Error, Status};
 use crate::window::{Memory, Window};
+use ferrogin_device::failure::explain;
 use ferrogin_ffi::ext::ContextExt;
 use ferrogin_ffi::nccl;
 use ferrogin_rendezvous::ring::Step;
 use nccl_gin_ferrogin::comm::Handles;
 use nccl_gin_ferrogin::error::Error as PluginError;
 use nccl_gin_ferrogin::registry::{self, Kind};
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// `ferrogin_options`: see [`Options`].
 #[derive(Debug, Clone, Copy, Default)]
@@ -49,21 +50,19 @@ pub struct CContextOptions {
     pub depth: u32,
     /// [`ContextOptions::traffic_class`].
     pub traffic_class: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Milliseconds of [`ContextOptions::timeout`]; 0 is the default, and [`NO_TIMEOUT`] no limit.
+    pub timeout_ms: u32,
 }
 ferrogin_ffi::assert_layout!(CContextOptions, size 32, align 8, {
-    size @ 0, contexts @ 8, signals @ 12, counters @ 16, depth @ 20, traffic_class @ 24, reserved @ 28,
+    size @ 0, contexts @ 8, signals @ 12, counters @ 16, depth @ 20, traffic_class @ 24, timeout_ms @ 28,
 });
+
+/// `FERROGIN_NO_TIMEOUT`.
+pub const NO_TIMEOUT: u32 = u32::MAX;
 
 /// `ferrogin_allgather`: copies `bytes` at `own` of every rank to `all`, by rank. Returns 0, or another value if it failed.
 pub type AllgatherFn =
     unsafe extern "C" fn(arg: *mut c_void, own: *const c_void, all: *mut c_void, bytes: usize) -> c_int;
-
-thread_local! {
-    /// The text of this thread's last error.
-    static ERROR: RefCell<CString> = RefCell::default();
-}
 
 /// A communicator with the windows and contexts that the caller has not closed.
 struct OpenComm {
@@ -93,8 +92,7 @@ fn report(result: std::thread::Result<Result<(), Error>>) -> c_int {
             (Status::Internal, format!("internal error, please report it: {text}"))
         }
     };
-    let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    let _ = ERROR.try_with(|last| last.replace(text));
+    explain::set(&text);
     status as c_int
 }
 
@@ -202,10 +200,10 @@ fn open(out: *mut *mut c_void, open: impl FnOnce() -> Result<Comm, Error>) -> c_
     })
 }
 
-/// The text of the calling thread's last error, valid until its next error; empty without one.
+/// The text of the calling thread's last error in a `ferrogin_*` or `fgin_*` call, valid until its next error; empty without one.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_error() -> *const c_char {
-    ERROR.try_with(|error| error.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+    explain::last()
 }
 
 /// The release of this library.
@@ -432,8 +430,14 @@ pub unsafe extern "C" fn ferrogin_context_create(
         set(out, null_mut(), "out")?;
         let comm = self::comm(comm)?;
         let options = self::options(options, "options").map_err(|error| comm.comm.fail(Step::CreateContext, error))?;
-        let CContextOptions { contexts, signals, counters, depth, traffic_class, .. } = options;
-        let context = comm.comm.context(&ContextOptions { contexts, signals, counters, depth, traffic_class })?;
+        let CContextOptions { contexts, signals, counters, depth, traffic_class, timeout_ms, .. } = options;
+        let timeout = match timeout_ms {
+            0 => None,
+            NO_TIMEOUT => Some(Duration::ZERO),
+            ms => Some(Duration::from_millis(ms.into())),
+        };
+        let options = ContextOptions { contexts, signals, counters, depth, traffic_class, timeout };
+        let context = comm.comm.context(&options)?;
         let handle = keep(Kind::HostContext, Arc::new(OpenContext { context, comm: comm.clone() }))?;
         if !comm.contexts.add(handle) {
             drop(registry::remove::<OpenContext>(handle, Kind::HostContext));

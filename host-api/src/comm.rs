@@ -81,6 +81,7 @@ impl Comm {
     pub fn join(address: &str, rank: usize, ranks: usize, options: &Options) -> Result<Self, Error> {
         // Open reports an invalid setting, to the other ranks too.
         let timeout = Config::from_env().map_or(TIMEOUT_DEFAULT, |config| config.timeout);
+        Identity::check_address(address).map_err(|problem| Error::Argument(format!("the address {problem}")))?;
         let secret = Identity::secret_from_env()?;
         let identity = Identity { rank, nranks: ranks, address: address.to_owned(), secret };
         Self::open(rank, ranks, options, |block| Ok(exchange(&identity, block, timeout)?))
@@ -93,13 +94,17 @@ impl Comm {
     pub fn from_env(options: &Options) -> Result<Self, Error> {
         let Some(identity) = Identity::from_env()? else {
             return Err(BootstrapError::Environment(
-                "no launcher started this process: run it under mpirun or torchrun, or set FERROGIN_RANK, FERROGIN_NRANKS and, with \
+                "no launcher started this process: run it with ferrogin run, mpirun or torchrun, or set FERROGIN_RANK, FERROGIN_NRANKS and, with \
                  several hosts, FERROGIN_BOOTSTRAP=host:port of rank 0"
                     .to_owned(),
             )
             .into());
         };
-        Self::join(&identity.address, identity.rank, identity.nranks, options)
+        let joined = Self::join(&identity.address, identity.rank, identity.nranks, options);
+        joined.map_err(|error| match error {
+            Error::Bootstrap(error) if identity.meets_by_session() => Error::Apart(error),
+            error => error,
+        })
     }
 
     /// This rank.

@@ -6,12 +6,14 @@ use crate::error::Error;
 use ferrogin_device as device;
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_rendezvous::ring::Step;
+use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::context::{self, Shape};
 use nccl_gin_ferrogin::device::DeviceKind;
 use nccl_gin_ferrogin::error::Error as PluginError;
 use nccl_gin_ferrogin::registry::{self, Kind};
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The layout of the queue structs: that of NCCL 2.32, whose device code can use the handles too.
 const BACKEND_VERSION: i32 = 2;
@@ -29,10 +31,13 @@ pub struct ContextOptions {
     pub depth: u32,
     /// InfiniBand traffic class, whose upper six bits are the DSCP; 0 is the default class.
     pub traffic_class: u32,
+    /// The limit of one wait of a kernel or CPU thread, zero for none; `None` is FERROGIN_WAIT_TIMEOUT (default 60 s). A wait that
+    /// exceeds it fails with [`Status::Timeout`](device::Status::Timeout).
+    pub timeout: Option<Duration>,
 }
 
 impl ContextOptions {
-    fn shape(&self) -> Result<Shape, PluginError> {
+    fn shape(&self, config: &Config) -> Result<Shape, PluginError> {
         let number = |name: &str, value: u32| {
             i32::try_from(value).map_err(|_| PluginError::Argument(format!("{name} = {value} is above {}", i32::MAX)))
         };
@@ -40,7 +45,8 @@ impl ContextOptions {
             let text = format!("traffic_class = {} is not in 0..=255", self.traffic_class);
             return Err(PluginError::Argument(text));
         }
-        Shape::new(&GinConfigV14 {
+        let timeout = self.timeout.unwrap_or(config.wait_timeout);
+        let shape = Shape::new(&GinConfigV14 {
             n_signals: number("signals", self.signals)?,
             n_counters: number("counters", self.counters)?,
             n_contexts: number("contexts", self.contexts)?,
@@ -48,7 +54,8 @@ impl ContextOptions {
             traffic_class: if self.traffic_class == 0 { -1 } else { self.traffic_class as i32 },
             backend_version: BACKEND_VERSION,
             rank_stride: 1,
-        })
+        })?;
+        Ok(Shape { wait_ns: u64::try_from(timeout.as_nanos()).unwrap_or(0), ..shape })
     }
 }
 
@@ -73,12 +80,12 @@ impl Comm {
     /// A number is too large; a card has too few counters or queues; another rank failed.
     pub fn context(&self, options: &ContextOptions) -> Result<Context, Error> {
         let inner = &self.inner;
-        let shape = options.shape().map_err(|error| self.fail(Step::CreateContext, error))?;
+        let shape = options.shape(&inner.coll.plugin.config).map_err(|error| self.fail(Step::CreateContext, error))?;
         let context = Arc::new(context::Context::create(&inner.coll, &shape)?);
         let handle = registry::insert(Kind::Context, context.clone())
             .ok_or_else(|| Error::Usage("too many contexts are open in this process: close some of them".to_owned()))?;
         let made = Context { context, handle, _comm: inner.clone() };
-        made.context.watch(handle)?;
+        made.context.watch(handle, true)?;
         inner.add_context(handle as usize, &made.context);
         Ok(made)
     }
@@ -125,6 +132,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let is_sound = registry::fault(self.handle) == Ok(false);
+        if let Some(n) = self.context.outstanding().ok().filter(|n| *n > 0 && is_sound) {
+            nccl_gin_ferrogin::warn!(
+                "rank {}: the context is destroyed while {n} request(s) of its kernels are not complete, and their bytes may not arrive: call \
+                 fgin_flush before",
+                self._comm.coll.rank
+            );
+        }
         if let Ok(context) = registry::remove::<context::Context>(self.handle, Kind::Context) {
             context.close(self.handle);
         }

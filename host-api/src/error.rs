@@ -31,6 +31,11 @@ pub enum Error {
     /// The ranks did not meet.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
+    /// The ranks did not meet, and no launcher and no setting told them where.
+    #[error(
+        "{0}. Ranks of different terminals or sessions need FERROGIN_BOOTSTRAP: set it to the same name, or host:port, for all ranks"
+    )]
+    Apart(BootstrapError),
     /// An argument has an invalid value.
     #[error("{0}")]
     Argument(String),
@@ -65,7 +70,7 @@ impl Error {
                 nccl::REMOTE_ERROR => Status::Remote,
                 _ => Status::Internal,
             },
-            Self::Bootstrap(error) => match error {
+            Self::Bootstrap(error) | Self::Apart(error) => match error {
                 BootstrapError::Environment(_) => Status::InvalidUsage,
                 BootstrapError::Socket { .. } => Status::System,
                 _ => Status::Remote,

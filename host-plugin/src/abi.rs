@@ -325,7 +325,7 @@ fn create(
     let context = Arc::new(Context::create(&coll, &shape?)?);
     let device = context.device_handle();
     let handle = keep(Kind::Context, context.clone())?;
-    let watched = context.watch(handle);
+    let watched = context.watch(handle, false);
     if watched.is_err() || !coll.contexts.add(handle) {
         context.close(handle);
         drop(registry::remove::<Context>(handle, Kind::Context));

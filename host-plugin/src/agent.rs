@@ -329,6 +329,8 @@ mod tests {
             targets: Vec::new(),
             abort: &raw mut abort,
             report: Report::Clean,
+            failure: None,
+            peers: None,
             agent: Some((Pulse::new(began), vec![served.clone()])),
         };
         let mut look = |now| {

@@ -144,7 +144,12 @@ pub struct BlockSpec {
     pub policy: u32,
     /// Device address of the abort flag.
     pub abort_flag: u64,
+    /// Nanoseconds that a wait may take at first; 0 is no limit.
+    pub wait_ns: u64,
 }
+
+/// [`ContextExt::failure_offset`]: the word lies between the abort flag and the error counters.
+pub const FAILURE_OFFSET: u32 = 8;
 
 /// The place of `count` values of `T` in a block.
 #[derive(Debug)]
@@ -359,6 +364,7 @@ fn fill_context(
     let handles = (0..context.endpoints.len()).map(|e| fill_endpoint(image, spec, context, places, (dev, e)));
     let handles = handles.collect::<Result<Vec<_>, _>>()?;
     image.put(devs, index, dev_handle(image, context, places, (handles[0], handles[1])));
+    image.put(places.timeout, 0, spec.wait_ns);
     image.put(places.ext, 0, context_ext(image, spec, context, places, dev));
     Ok(())
 }
@@ -500,9 +506,8 @@ fn context_ext(
         policy: spec.policy,
         n_endpoints: context.endpoints.len() as u32,
         max_rdma_size: context.max_rdma_size,
-        reserved: 0,
+        failure_offset: FAILURE_OFFSET,
         abort_flag: spec.abort_flag as *mut u32,
-        // Zero: waits for a peer's compute may take any time; set-up alone has a deadline.
         timeout_ns: image.at(places.timeout, 0),
         progress: context.progress.map(|progress| progress.function),
         progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),

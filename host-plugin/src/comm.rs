@@ -59,7 +59,8 @@ pub struct CollComm {
     pub nranks: usize,
     /// The plugin context.
     pub plugin: Arc<Plugin>,
-    ring: Mutex<Ring>,
+    /// The watcher looks at it for ranks that end.
+    pub(crate) ring: Arc<Mutex<Ring>>,
 }
 
 /// The block of `connect`'s allgather. Ranks with different greetings cannot work together.
@@ -127,7 +128,7 @@ impl CollComm {
         );
         let (windows, contexts, signal_windows) = (Handles::default(), Handles::default(), Arc::default());
         let metrics = plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, &rails));
-        let ring = Mutex::new(ring);
+        let ring = Arc::new(Mutex::new(ring));
         Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
     }
 

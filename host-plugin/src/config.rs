@@ -2,6 +2,7 @@
 
 use ferrogin_ffi::settings;
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -82,6 +83,8 @@ pub struct Config {
     pub signals: Signals,
     /// FERROGIN_TIMEOUT: the limit of each wait for a peer during set-up.
     pub timeout: Duration,
+    /// FERROGIN_WAIT_TIMEOUT: the limit of one wait of a kernel in the host API's contexts; zero is none.
+    pub wait_timeout: Duration,
     /// FERROGIN_TRACE: the file for the set-up trace.
     pub trace: Option<PathBuf>,
     /// FERROGIN_METRICS: the file for metrics, with `{pid}` and `{rank}`.
@@ -119,7 +122,7 @@ pub enum ConfigError {
     },
 }
 
-/// The largest FERROGIN_TIMEOUT in seconds: a day.
+/// The largest FERROGIN_TIMEOUT and FERROGIN_WAIT_TIMEOUT in seconds: a day.
 const TIMEOUT_MAX: u64 = 86_400;
 /// The largest FERROGIN_METRICS_INTERVAL in seconds. A counter wraps at 2^31: 35 million requests a second on one queue in this time.
 const METRICS_INTERVAL_MAX: u64 = 60;
@@ -143,9 +146,11 @@ impl Config {
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
         let signals = choice(get, "FERROGIN_SIGNALS", "card or emulated", &SIGNALS)?;
-        let timeout = seconds(get, "FERROGIN_TIMEOUT", TIMEOUT_MAX, ("whole seconds from 1 to 86400", 60, "60"))?;
+        let timeout = seconds(get, "FERROGIN_TIMEOUT", 1..=TIMEOUT_MAX, ("whole seconds from 1 to 86400", 60, "60"))?;
+        let waits = ("whole seconds from 1 to 86400, or 0 for no limit", 60, "60");
+        let wait_timeout = seconds(get, "FERROGIN_WAIT_TIMEOUT", 0..=TIMEOUT_MAX, waits)?;
         let interval = ("whole seconds from 1 to 60", 5, "5");
-        let interval = seconds(get, "FERROGIN_METRICS_INTERVAL", METRICS_INTERVAL_MAX, interval)?;
+        let interval = seconds(get, "FERROGIN_METRICS_INTERVAL", 1..=METRICS_INTERVAL_MAX, interval)?;
         let text = |name: &'static str, limits| match get(name).map(OsString::into_string).transpose() {
             Ok(text) => Ok(text),
             Err(value) => Err(error(name, value, limits)),
@@ -156,6 +161,7 @@ impl Config {
             policy,
             signals,
             timeout,
+            wait_timeout,
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
             metrics: text("FERROGIN_METRICS", ("a path in UTF-8", "of no file"))?,
             metrics_interval: interval,
@@ -183,15 +189,15 @@ fn choice<T: Copy>(
     found.map(|(_, choice)| *choice).ok_or_else(|| error(variable, value, (allowed, table[0].0)))
 }
 
-/// A number of seconds from 1 to `most`, or the default.
+/// A number of seconds in `valid`, or the default.
 fn seconds(
     get: impl Fn(&str) -> Option<OsString>,
     variable: &'static str,
-    most: u64,
+    valid: RangeInclusive<u64>,
     (allowed, default, default_text): (&'static str, u64, &'static str),
 ) -> Result<Duration, ConfigError> {
     let Some(value) = get(variable) else { return Ok(Duration::from_secs(default)) };
-    let number = value.to_str().and_then(|text| text.parse::<u64>().ok()).filter(|number| (1..=most).contains(number));
+    let number = value.to_str().and_then(|text| text.parse::<u64>().ok()).filter(|number| valid.contains(number));
     number.map(Duration::from_secs).ok_or_else(|| error(variable, value, (allowed, default_text)))
 }
 
@@ -215,6 +221,7 @@ mod tests {
         assert_eq!(config.policy, Policy::Combining);
         assert_eq!(config.signals, Signals::Card);
         assert_eq!(config.timeout, Duration::from_secs(60));
+        assert_eq!(config.wait_timeout, Duration::from_secs(60));
         assert_eq!((config.trace, config.metrics), (None, None));
         assert_eq!(config.metrics_interval, Duration::from_secs(5));
         assert_eq!(read(&[("FERROGIN_PROVIDER", "")]).unwrap().provider, Provider::Efa);
@@ -232,7 +239,9 @@ mod tests {
         let read = read.into_inner();
         assert!(read.len() >= 8, "{read:?}");
         let removed = settings::REMOVED.map(|(name, _)| name);
-        let known = |name: &&str| settings::PLUGIN.contains(name) || removed.contains(name);
+        let known = |name: &&str| {
+            settings::PLUGIN.contains(name) || settings::HOST_API.contains(name) || removed.contains(name)
+        };
         assert!(read.iter().all(|name| known(&&**name)), "{read:?}");
     }
 
@@ -244,6 +253,7 @@ mod tests {
             ("FERROGIN_POST", "locked"),
             ("FERROGIN_SIGNALS", "emulated"),
             ("FERROGIN_TIMEOUT", "3"),
+            ("FERROGIN_WAIT_TIMEOUT", "0"),
             ("FERROGIN_TRACE", "trace.json"),
             ("FERROGIN_METRICS", "/run/{rank}.prom"),
             ("FERROGIN_METRICS_INTERVAL", "60"),
@@ -253,7 +263,7 @@ mod tests {
         assert_eq!(config.device, DeviceChoice::Cpu);
         assert_eq!(config.policy, Policy::Locked);
         assert_eq!(config.signals, Signals::Emulated);
-        assert_eq!(config.timeout, Duration::from_secs(3));
+        assert_eq!((config.timeout, config.wait_timeout), (Duration::from_secs(3), Duration::ZERO));
         assert_eq!(config.trace, Some(PathBuf::from("trace.json")));
         assert_eq!(config.metrics.as_deref(), Some("/run/{rank}.prom"));
         assert_eq!(config.metrics_interval, Duration::from_secs(60));
@@ -278,6 +288,7 @@ mod tests {
             ("FERROGIN_TIMEOUT", "-1", "seconds"),
             ("FERROGIN_TIMEOUT", "1e3", "seconds"),
             ("FERROGIN_TIMEOUT", "86401", "seconds"),
+            ("FERROGIN_WAIT_TIMEOUT", "-1", "or 0 for no limit"),
             ("FERROGIN_METRICS_INTERVAL", "0", "from 1 to 60, or unset it for the default 5"),
             ("FERROGIN_METRICS_INTERVAL", "61", "seconds"),
             ("FERROGIN_METRICS_INTERVAL", "0.5", "whole seconds"),

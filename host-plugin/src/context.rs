@@ -2,7 +2,7 @@
 
 use crate::agent::Pulse;
 use crate::agent::inbox::Inbox;
-use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, Layout, Plan};
+use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, FAILURE_OFFSET, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
@@ -13,7 +13,7 @@ use crate::log::first_time;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::metrics;
 use crate::rail::{CounterBudget, Peers};
-use crate::watcher::{self, CqReader, Guard, Report, RingView, Watch, WatchedEndpoint};
+use crate::watcher::{self, CqReader, Guard, PeerWatch, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::device::DevHandle;
@@ -319,6 +319,7 @@ impl Context {
                 Policy::Locked => POLICY_LOCKED,
             },
             abort_flag: context.memory.shared.device_address(),
+            wait_ns: shape.wait_ns,
         };
         let plan = Plan::new(&spec);
         let block = coll.device.allocate(plan.size(), Use::Tables)?;
@@ -357,12 +358,13 @@ impl Context {
         Ok(outstanding)
     }
 
-    /// Starts watching the context's queues. `handle` is NCCL's handle of the context.
+    /// Starts watching the context's queues, and with `peers` the other ranks: waits end when one ends. `handle` is NCCL's handle of the
+    /// context.
     ///
     /// # Errors
     /// The watcher's thread does not start.
     #[allow(unsafe_code)]
-    pub fn watch(&self, handle: *mut c_void) -> Result<(), Error> {
+    pub fn watch(&self, handle: *mut c_void, peers: bool) -> Result<(), Error> {
         let Some(abort) = self.memory.shared.host_address() else {
             return Err(Error::Usage(
                 "the device's memory for error counters has no host address: please report it".to_owned(),
@@ -400,6 +402,8 @@ impl Context {
             targets: self.contexts.iter().map(|one| one.targets.clone()).collect(),
             abort: abort.cast(),
             report: Report::Clean,
+            failure: Some(abort.wrapping_add(FAILURE_OFFSET as usize).cast()),
+            peers: self.coll.upgrade().filter(|_| peers).map(|coll| PeerWatch::new(coll.ring.clone())),
             agent: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
         };
         let guard =

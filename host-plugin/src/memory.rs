@@ -11,7 +11,7 @@ use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 pub struct ContextMemory {
     /// Scratch page, then value slots, then completion counters.
     pub card: Box<dyn DeviceBuffer>,
-    /// The abort flag, then error counters.
+    /// The abort flag and the word of the first failure, then error counters.
     pub shared: Box<dyn DeviceBuffer>,
 }
 
@@ -68,7 +68,7 @@ impl MemoryLayout {
         self.completed() + self.counters * COUNTER_STRIDE
     }
 
-    /// Bytes of [`ContextMemory::shared`]: one stride for the abort flag, then one for each error counter.
+    /// Bytes of [`ContextMemory::shared`]: one stride for the abort flag and the word of the first failure, then one for each error counter.
     pub fn shared_len(&self) -> usize {
         (1 + self.endpoints) * COUNTER_STRIDE
     }

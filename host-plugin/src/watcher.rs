@@ -12,9 +12,11 @@ use crate::fault::ErrorCounter;
 use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
+use ferrogin_ffi::failure::Failure;
+use ferrogin_rendezvous::ring::Ring;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -23,6 +25,8 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_millis(1);
 /// Longest pause while no completions come.
 const PAUSE_IDLE: Duration = Duration::from_millis(8);
+/// Time from one look at the other ranks to the next.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Rounds that the watcher waits for the entry of a failure after an error counter changed.
 const ENTRY_ROUNDS: u32 = 20;
 
@@ -165,8 +169,34 @@ pub struct Watch {
     pub abort: *mut u32,
     /// The state of the report.
     pub report: Report,
+    /// The word of a kernel's first failure, until that is reported.
+    pub failure: Option<*mut u64>,
+    /// The other ranks, in contexts of the host API. NCCL watches its ranks itself.
+    pub peers: Option<PeerWatch>,
     /// The agent's progress and the inboxes, with emulated signals.
     pub agent: Option<(Pulse, Vec<Arc<Served>>)>,
+}
+
+/// A look at the other ranks of a communicator, now and then.
+pub struct PeerWatch {
+    ring: Arc<Mutex<Ring>>,
+    next: Option<Instant>,
+}
+
+impl PeerWatch {
+    /// Looks through the ring of the communicator.
+    pub fn new(ring: Arc<Mutex<Ring>>) -> Self {
+        Self { ring, next: None }
+    }
+
+    /// A rank that has ended without closing its communicator. A collective call that runs now finds that itself.
+    fn lost(&mut self, now: Instant) -> Option<usize> {
+        if self.next.is_some_and(|next| now < next) {
+            return None;
+        }
+        self.next = Some(now + LOOK_EVERY);
+        self.ring.try_lock().ok()?.lost(now)
+    }
 }
 
 /// The state of the report of a context's first failure.
@@ -223,6 +253,26 @@ impl Watch {
                      unusable now",
                     self.rank
                 );
+            }
+        }
+        if let Some(lost) = self.peers.as_mut().and_then(|peers| peers.lost(now)) {
+            self.peers = None;
+            self.fail();
+            if self.report != Report::Done {
+                self.report = Report::Done;
+                crate::warn!(
+                    "rank {}: rank {lost} ended without closing its communicator, so all waits of this context end. Look for the first \
+                     error in the output of rank {lost}",
+                    self.rank
+                );
+            }
+        }
+        if let Some(at) = self.failure {
+            // SAFETY: the word is 8-byte aligned, and the context frees it after the watch.
+            let word = unsafe { AtomicU64::from_ptr(at) };
+            if let Some(failure) = Failure::from_word(word.load(Ordering::Relaxed)) {
+                self.failure = None;
+                crate::warn!("rank {}: the first failure of a kernel in this context: {failure}", self.rank);
             }
         }
         match self.report {

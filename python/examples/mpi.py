@@ -8,7 +8,7 @@ world, array = MPI.COMM_WORLD, numpy.zeros(8)
 with ferrogin.Comm.open(world.rank, world.size, world.allgather) as comm:
     with comm.register(array) as window, comm.context(signals=1) as context:
         gin = context.gin()
-        gin.put_value((comm.rank + 1) % comm.ranks, window, 0, numpy.float64(comm.rank + 0.5), signal=0)
+        gin.put_value((comm.rank + 1) % comm.ranks, window, numpy.float64(comm.rank + 0.5), signal=0)
         gin.wait_signal(0)
         gin.flush()
         print(f"rank {comm.rank} of {comm.ranks} received {array[0]}")

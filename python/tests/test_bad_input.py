@@ -91,7 +91,8 @@ CALLS = [
     ("signals", lambda comm, window, gin: comm.context(signals=1 << 17), ferrogin.ArgumentError, "nSignals = 131072"),
     ("signals -1", lambda comm, window, gin: comm.context(signals=-1), ValueError, "signals is -1"),
     ("signals None", lambda comm, window, gin: comm.context(signals=None), TypeError, "signals is None"),
-    ("timeout 0", lambda comm, window, gin: gin.set_timeout(0), ValueError, "seconds above 0"),
+    ("timeout -1", lambda comm, window, gin: gin.set_timeout(-1), ValueError, "or 0 for no limit"),
+    ("timeout of a context", lambda comm, window, gin: comm.context(timeout=-1), ValueError, "or 0 for no limit"),
     ("peer 1", lambda comm, window, gin: gin.put(1, window, window), ValueError, "the communicator has 1 ranks"),
     ("peer -1", lambda comm, window, gin: gin.put(-1, window, window), ValueError, "peer is -1"),
     ("put 2^40", lambda comm, window, gin: gin.put(0, window, window, 1 << 40), ValueError, "not in the window src of 64 bytes"),
@@ -103,15 +104,15 @@ CALLS = [
     ("counter 0", lambda comm, window, gin: gin.put(0, window, window, counter=0), ValueError, "pass counters=... to Comm.context"),
     ("wait signal 1", lambda comm, window, gin: gin.wait_signal(1), ValueError, "signal 1 does not exist"),
     ("least -1", lambda comm, window, gin: gin.wait_signal(0, -1), ValueError, "least is -1"),
-    ("value of 3 bytes", lambda comm, window, gin: gin.put_value(0, window, 0, 1, 3), ValueError, "1, 2, 4 or 8 bytes"),
-    ("value too large", lambda comm, window, gin: gin.put_value(0, window, 0, 256, 1), ValueError, "256 does not fit 1 bytes"),
-    ("float", lambda comm, window, gin: gin.put_value(0, window, 0, 1.5), TypeError, "numpy.float32(1)"),
-    ("array as a value", lambda comm, window, gin: gin.put_value(0, window, 0, numpy.zeros(4)), ValueError, "the value has 32 bytes"),
+    ("value of 3 bytes", lambda comm, window, gin: gin.put_value(0, window, 1, 3), ValueError, "1, 2, 4 or 8 bytes"),
+    ("value too large", lambda comm, window, gin: gin.put_value(0, window, 256, 1), ValueError, "256 does not fit 1 bytes"),
+    ("float", lambda comm, window, gin: gin.put_value(0, window, 1.5), TypeError, "numpy.float32(1)"),
+    ("array as a value", lambda comm, window, gin: gin.put_value(0, window, numpy.zeros(4)), ValueError, "the value has 32 bytes"),
     ("numpy of a wrong size", lambda comm, window, gin: window.numpy("f8", (9,)), ValueError, "has 72 bytes, and the window 64"),
     ("numpy of a negative size", lambda comm, window, gin: window.numpy("f8", (-1,)), ValueError, "a length of shape is -1"),
     ("numpy of objects", lambda comm, window, gin: window.numpy(object), TypeError, "pass numbers"),
     ("no such context", lambda comm, window, gin: gin._context.gin(1), ferrogin.ArgumentError, "context 1 does not exist"),
-    ("wait for nothing", lambda comm, window, gin: (gin.set_timeout(0.05), gin.wait_signal(0)), ferrogin.GinTimeout, "within 0.05 s"),
+    ("wait for nothing", lambda comm, window, gin: (gin.set_timeout(0.05), gin.wait_signal(0)), ferrogin.GinTimeout, "fgin_wait_signal returned FGIN_TIMEOUT: signal 0 is 0, and not 1, after 50ms"),
 ]
 
 
@@ -140,7 +141,7 @@ BEHIND = [
     lambda window, gin: gin.put(0, window, window, 8, dst_offset=60),
     lambda window, gin: gin.put(0, window, window, dst_offset=1 << 40),
     lambda window, gin: gin.get(0, window, window, remote_offset=8),
-    lambda window, gin: gin.put_value(0, window, 64, 1),
+    lambda window, gin: gin.put_value(0, window, 1, dst_offset=64),
 ]
 
 

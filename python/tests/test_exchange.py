@@ -59,9 +59,9 @@ with ferrogin.Comm.open_env() as comm:
         gin.wait_signal(0, 7)
         assert gin.read_signal(0) == 7
         assert (array[8:16] == peer + 1).all(), array[8:16]
-        gin.put_value(peer, window, 2048, -5 - comm.rank)
-        gin.put_value(peer, window, 2056, numpy.float32(0.5))
-        gin.put_value(peer, window, 2060, 258, 2)
+        gin.put_value(peer, window, -5 - comm.rank, dst_offset=2048)
+        gin.put_value(peer, window, numpy.float32(0.5), dst_offset=2056)
+        gin.put_value(peer, window, 258, 2, dst_offset=2060)
         gin.signal(peer, 1)
         request = gin.flush_async()
         request.wait()
@@ -106,7 +106,7 @@ with ferrogin.Comm.open_env() as comm:
         # No rank puts before both have looked.
         comm.barrier()
         for i in range(128):
-            gin.put_value(peer, window, 8 * i, 1000 + i)
+            gin.put_value(peer, window, 1000 + i, dst_offset=8 * i)
         # More than a signal of the card adds in one step, and after all values.
         gin.signal(peer, 1, 5000, strong=True)
         gin.wait_signal(1, 5000)
@@ -115,7 +115,7 @@ with ferrogin.Comm.open_env() as comm:
         wait(1, 1 << 40)
         assert (array[256:264] == array[:8]).all()
         gin.wait_counter(0)
-        gin.put_value(peer, window, 3072, 7, at=(words, 16), strong=True)
+        gin.put_value(peer, window, 7, dst_offset=3072, at=(words, 16), strong=True)
         wait(2, 1)
         assert array[384] == 7
         gin.signal(peer, at=(words, 24), add=3)
@@ -310,7 +310,7 @@ def test_threads_share_a_context(comm: ferrogin.Comm) -> None:
 
         def post(thread: int) -> None:
             for i in range(100):
-                gin.put_value(0, window, 8 * (100 * thread + i), 100 * thread + i, signal=0)
+                gin.put_value(0, window, 100 * thread + i, dst_offset=8 * (100 * thread + i), signal=0)
 
         threads = [threading.Thread(target=post, args=(thread,)) for thread in range(8)]
         for thread in threads:

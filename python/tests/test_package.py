@@ -27,7 +27,7 @@ def output(*command: str) -> str:
 
 def test_version_is_that_of_the_library_and_of_cargo() -> None:
     (version,) = re.findall(r'(?m)^version = "(.*)"', (ROOT / "Cargo.toml").read_text())
-    assert importlib.metadata.version("ferrogin") == ferrogin.version() == version
+    assert importlib.metadata.version("ferrogin") == ferrogin.version() == ferrogin.__version__ == version
 
 
 def test_package_is_installed_and_not_the_sources() -> None:
@@ -57,6 +57,29 @@ def test_tool_finds_the_libraries_of_the_package() -> None:
     tool = str(Path(sys.executable).parent / "ferrogin")
     assert ferrogin.version() in output(tool, "--version")
     assert str(paths.lib()) in output(tool, "doctor", "--only", "plugin")
+
+
+def test_wheel_has_the_software_gpu_and_the_verbs_of_the_tool() -> None:
+    tool = str(Path(sys.executable).parent / "ferrogin")
+    for part in ("gpu", "verbs"):
+        directory = paths.lib() / "ferrogin" / part
+        assert output(tool, part, "--", "sh", "-c", "echo $LD_LIBRARY_PATH").strip().split(":")[0] == str(directory)
+
+
+def test_objects_describe_themselves(comm: ferrogin.Comm) -> None:
+    with comm.allocate(64) as window, comm.context(signals=2, counters=1) as context:
+        gin = context.gin()
+        assert repr(comm) == "<ferrogin.Comm, rank 0 of 1>"
+        assert repr(context) == f"<ferrogin.Context of 2 signals, 1 counters, at {context.handle:#x}>"
+        assert repr(gin) == f"<ferrogin.Gin of {context!r}>"
+        assert repr(gin.flush_async()) == f"<ferrogin.Request of {context!r}>"
+        assert "ferrogin.Window of 64 bytes" in repr(window)
+    assert repr(context) == "<ferrogin.Context of 2 signals, 1 counters, closed>"
+
+
+def test_extra_of_numba_has_what_the_example_imports() -> None:
+    requirements = [text for text in importlib.metadata.requires("ferrogin") or [] if "numba" in text.split(";")[1]]
+    assert [re.split(r"[\[>; ]", text)[0] for text in requirements] == ["numba-cuda", "cffi"]
 
 
 def test_libraries_are_stripped() -> None:

@@ -2,6 +2,8 @@
 
 use crate::error::BootstrapError;
 use crate::secret::Secret;
+use nix::unistd::{Pid, getsid};
+use std::net::IpAddr;
 
 /// The rank of this process in its job.
 ///
@@ -15,7 +17,7 @@ use crate::secret::Secret;
 ///
 /// The address of rank 0 is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR,
 /// because torch's own store uses MASTER_PORT. The ranks of any other launcher then use an abstract Unix socket, if all of them
-/// are on one host.
+/// are on one host: it is named after the job, or without a job after the session, which is that of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// This rank.
@@ -37,6 +39,8 @@ const SOURCES: [(&str, &str); 5] = [
     ("PMIX_RANK", "SLURM_NTASKS"),
     TORCH,
 ];
+/// The beginning of the name at which the ranks of a session meet.
+const SESSION: &str = "ferrogin-bootstrap-session-";
 const TORCH: (&str, &str) = ("RANK", "WORLD_SIZE");
 
 /// The names of a launcher's variables, the rank and the number of ranks.
@@ -70,11 +74,38 @@ impl Identity {
     pub fn from_variables(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Identity>, BootstrapError> {
         let Some((source, rank, nranks)) = Identity::place(get)? else { return Ok(None) };
         let address = match (get("FERROGIN_BOOTSTRAP"), get("MASTER_ADDR")) {
-            (Some(address), _) => address,
+            (Some(address), _) => match Identity::check_address(&address) {
+                Ok(()) => address,
+                Err(problem) => return Err(BootstrapError::Environment(format!("FERROGIN_BOOTSTRAP={problem}"))),
+            },
             (None, Some(host)) if source == TORCH => Identity::beside_torch(get, &host)?,
             _ => Identity::same_host_address(get, nranks)?,
         };
         Ok(Some(Identity { rank, nranks, address, secret: Identity::secret(get)? }))
+    }
+
+    /// Checks an address of rank 0. A host without a port would be the name of a socket, on which the ranks wait in vain.
+    ///
+    /// # Errors
+    /// It is a host without a port, or its port is none.
+    pub fn check_address(address: &str) -> Result<(), String> {
+        let is_host = |text: &str| text == "localhost" || text.contains('.') || text.parse::<IpAddr>().is_ok();
+        match address.rsplit_once(':') {
+            _ if address.parse::<IpAddr>().is_ok() => {}
+            Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0) => return Ok(()),
+            Some(_) => {}
+            None if is_host(address) => {}
+            None => return Ok(()),
+        }
+        Err(format!(
+            "{address} is not host:port with a port from 1 to 65535: pass the address of rank 0's host and a free port there, or within a \
+             host a name without a colon or a dot"
+        ))
+    }
+
+    /// Returns whether the ranks meet at a name that nobody chose: that of the session.
+    pub fn meets_by_session(&self) -> bool {
+        self.address.starts_with(SESSION)
     }
 
     /// FERROGIN_SECRET.
@@ -143,7 +174,8 @@ impl Identity {
             )));
         }
         let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"].into_iter().find_map(get);
-        let job = job.unwrap_or_else(|| format!("parent-{}", std::os::unix::process::parent_id()));
-        Ok(format!("ferrogin-bootstrap-{job}"))
+        // Not the parent: `timeout 60 ./program` gives each rank a parent of its own.
+        let session = || Ok::<_, BootstrapError>(format!("{SESSION}{}", getsid(None).map_or(0, Pid::as_raw)));
+        job.map_or_else(session, |job| Ok(format!("ferrogin-bootstrap-{job}")))
     }
 }

@@ -41,8 +41,8 @@ fn launcher_variables_are_read() {
     assert_eq!(given.address, "node0:7");
     // Variables of these names may be of another program.
     assert_eq!(identity(&[("RANK", "5")]).unwrap(), None);
-    let by_parent = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4")]).unwrap().unwrap();
-    assert!(by_parent.address.contains("parent-"));
+    let by_session = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4")]).unwrap().unwrap();
+    assert!(by_session.meets_by_session() && !given.meets_by_session(), "{by_session:?}");
 }
 
 #[test]
@@ -67,6 +67,32 @@ fn invalid_launcher_variables_are_reported() {
     ] {
         let error = identity(&variables).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn address_without_a_valid_port_is_refused() {
+    for address in ["10.77.0.1:7000", "node0:1", "[::1]:65535", "ferrogin-job-7"] {
+        assert_eq!(Identity::check_address(address), Ok(()), "{address}");
+    }
+    for address in [
+        "10.77.0.1:450000",
+        "10.77.0.1:0",
+        "10.77.0.1:",
+        ":7000",
+        "node0:x",
+        "10.77.0.1",
+        "::1",
+        "localhost",
+        "node0.example",
+    ] {
+        let error = identity(&[("FERROGIN_RANK", "0"), ("FERROGIN_NRANKS", "2"), ("FERROGIN_BOOTSTRAP", address)])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("FERROGIN_BOOTSTRAP") && error.contains(address) && error.contains("from 1 to 65535"),
+            "{error}"
+        );
     }
 }
 

@@ -101,7 +101,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// True if NCCL could use the plugin.
+    /// True if NCCL can use the plugin.
     pub fn usable(&self) -> bool {
         self.count(Level::Problem) == 0
     }
@@ -119,9 +119,9 @@ impl Report {
             false => format!(" (checked: {} only)", self.only.join(", ")),
         };
         match (self.usable(), self.only.is_empty()) {
-            (true, true) => format!("NCCL could use the plugin with the present settings: {counts}"),
+            (true, true) => format!("NCCL can use the plugin with these settings: {counts}"),
             (true, false) => format!("no problem was found: {counts}{checked}"),
-            (false, _) => format!("NCCL could not use the plugin with the present settings: {counts}{checked}"),
+            (false, _) => format!("NCCL cannot use the plugin with these settings: {counts}{checked}"),
         }
     }
 
@@ -138,10 +138,14 @@ impl Report {
         })
     }
 
-    /// The report for people, at most `WIDTH` columns wide.
-    pub fn text(&self) -> String {
-        let mut text = format!("ferrogin {} doctor\n\n", env!("CARGO_PKG_VERSION"));
-        for finding in &self.findings {
+    /// The report for people, at most `WIDTH` columns wide: the verdict, then the problems, the warnings, and with `all` the facts.
+    pub fn text(&self, all: bool) -> String {
+        let mut text = String::new();
+        wrap(&mut text, "", &self.verdict());
+        let of_level = |level| self.findings.iter().filter(move |finding| finding.level == level);
+        let facts = of_level(Level::Ok).filter(|_| all);
+        for (i, finding) in of_level(Level::Problem).chain(of_level(Level::Warning)).chain(facts).enumerate() {
+            text += if i == 0 { "\n" } else { "" };
             let mark = if finding.level == Level::Ok { "" } else { finding.level.name() };
             let head = format!("{mark:<8} {:<15}", finding.area);
             wrap(&mut text, &head, &finding.what);
@@ -151,13 +155,23 @@ impl Report {
                 wrap(&mut text, &format!("{indent} {name}: "), &finding.why);
             }
             if !finding.cure.is_empty() {
-                wrap(&mut text, &format!("{indent} cure: "), &finding.cure);
+                wrap(&mut text, &format!("{indent}  fix: "), &finding.cure);
             }
             for line in &finding.details {
                 wrap(&mut text, &format!("{indent}    | "), line);
             }
         }
-        let _ = writeln!(text, "\n{}", self.verdict());
+        let facts = self.count(Level::Ok);
+        if !all && facts > 0 {
+            let _ = writeln!(
+                text,
+                "\n{}",
+                match facts {
+                    1 => "1 more check passed: --all prints it".to_owned(),
+                    _ => format!("{facts} more checks passed: --all prints them"),
+                }
+            );
+        }
         text
     }
 }
@@ -165,11 +179,11 @@ impl Report {
 /// The column of a finding's text.
 const INDENT: usize = 24;
 /// Columns of the report.
-const WIDTH: usize = 118;
+const WIDTH: usize = 80;
 
 /// Writes `text` behind `head`, in lines that continue below its beginning.
 fn wrap(into: &mut String, head: &str, text: &str) {
-    let indent = head.chars().count() + usize::from(!head.ends_with(' '));
+    let indent = head.chars().count() + usize::from(!head.is_empty() && !head.ends_with(' '));
     let mut line = format!("{head:<indent$}");
     let mut empty = true;
     for word in text.split_whitespace() {
@@ -196,21 +210,20 @@ mod tests {
         let long = "word ".repeat(60);
         let finding = Finding::problem("plugin", long.clone(), "it matters", "do this").details(vec!["a line".into()]);
         let report = Report { findings: vec![Finding::ok("limits", "fine"), finding], only: Vec::new() };
-        let text = report.text();
+        let text = report.text(true);
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         for part in [
             "         limits         fine",
             "problem  plugin         word",
             "why: it matters",
-            "cure: do this",
+            "fix: do this",
             "| a line",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
-        assert!(
-            text.ends_with("NCCL could not use the plugin with the present settings: 1 problem, 0 warnings\n"),
-            "{text}"
-        );
+        assert!(text.starts_with("NCCL cannot use the plugin with these settings: 1 problem, 0 warnings\n"), "{text}");
+        let short = report.text(false);
+        assert!(!short.contains("fine") && short.ends_with("\n1 more check passed: --all prints it\n"), "{short}");
         assert_eq!(text.matches("word").count(), 60);
         let json = report.json();
         assert_eq!(json["usable"], false);
@@ -220,6 +233,6 @@ mod tests {
     #[test]
     fn partial_report_makes_no_promise() {
         let report = Report { findings: vec![Finding::ok("limits", "fine")], only: vec!["limits".into()] };
-        assert!(report.usable() && !report.verdict().contains("NCCL could use"), "{}", report.verdict());
+        assert!(report.usable() && !report.verdict().contains("NCCL can use"), "{}", report.verdict());
     }
 }

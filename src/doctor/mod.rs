@@ -1,4 +1,4 @@
-//! `ferrogin doctor`: reports whether NCCL could use the plugin with the present settings, and the cure of each obstacle.
+//! `ferrogin doctor`: reports whether NCCL can use the plugin with these settings, and how to fix each problem.
 //!
 //! | module | checks |
 //! |---|---|
@@ -48,6 +48,9 @@ pub struct DoctorArgs {
     /// Prints the report as JSON; docs/doctor.md describes its form.
     #[arg(long)]
     json: bool,
+    /// Prints the facts too, and not only the verdict, problems and warnings.
+    #[arg(long)]
+    all: bool,
     /// Limit in seconds of each check that loads libraries [default: FERROGIN_TIMEOUT, at most 60, or 30]. All of them run at once.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: Option<u64>,
@@ -83,7 +86,7 @@ fn limit(option: Option<u64>) -> Duration {
 /// Prints the report. The exit code is 0 if no finding is a problem.
 pub fn run(args: &DoctorArgs) -> ExitCode {
     let report = examine(args);
-    let text = if args.json { format!("{:#}\n", report.json()) } else { report.text() };
+    let text = if args.json { format!("{:#}\n", report.json()) } else { report.text(args.all) };
     // A closed standard output changes no result.
     let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
     if report.usable() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

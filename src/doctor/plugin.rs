@@ -191,6 +191,10 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
         End::Crashed(_) => {
             "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH"
         }
+        _ if probed.all("plugin").next().is_none() => {
+            "check the spelling of NCCL_GIN_PLUGIN: it is the path of libnccl-gin-ferrogin.so, or ferrogin where the directory of that file is \
+             in LD_LIBRARY_PATH"
+        }
         _ if machine.has_software_card() && software && cards.is_empty() => {
             "correct or unset the SOFTEFA_ variable that the lines below name"
         }
@@ -201,7 +205,7 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
         _ if variable("FERROGIN_PROVIDER").is_none() => {
             "the message names it; on a machine without EFA cards set FERROGIN_PROVIDER=softefa"
         }
-        _ => "the message names it; docs/plugin.md lists every message with its cure",
+        _ => "the message names it; docs/troubleshooting.md lists the messages with their fixes",
     };
     Finding::problem(area, what, why, cure)
 }
@@ -223,7 +227,7 @@ fn beside_gpu(machine: &Machine) -> Vec<Finding> {
             EXCHANGE,
             format!("with kernels on the CPU: {reason}"),
             "the card's queues open, but operations do not work",
-            "the message names it; docs/plugin.md lists every message with its cure",
+            "the message names it; docs/troubleshooting.md lists the messages with their fixes",
         ),
     };
     vec![opened, exchange.details(errors)]

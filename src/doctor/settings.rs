@@ -9,7 +9,7 @@ use ferrogin_ffi::settings;
 const AREA: &str = "setting";
 
 /// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
-pub const VARIABLES: [&str; 54] = [
+pub const VARIABLES: [&str; 55] = [
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
     "FERROGIN_LIBFABRIC",
@@ -20,6 +20,7 @@ pub const VARIABLES: [&str; 54] = [
     "FERROGIN_SIGNALS",
     "FERROGIN_TIMEOUT",
     "FERROGIN_TRACE",
+    "FERROGIN_WAIT_TIMEOUT",
     "FI_EFA_ENABLE_SHM_TRANSFER",
     "FI_EFA_FORK_SAFE",
     "FI_EFA_IFACE",

@@ -59,7 +59,7 @@ pub struct PerfArgs {
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
     /// Draw latency and bandwidth against size.
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = super::plot::svg_file())]
     plot: Option<PathBuf>,
 }
 

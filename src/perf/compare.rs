@@ -9,6 +9,8 @@ use std::process::ExitCode;
 
 /// The exit code of reports that cannot be compared.
 const REFUSED: u8 = 3;
+/// The exit code of a figure below `--fail-below`.
+const WORSE: u8 = 4;
 
 #[derive(Debug, clap::Args)]
 pub struct CompareArgs {
@@ -16,6 +18,14 @@ pub struct CompareArgs {
     before: PathBuf,
     /// The report whose figures are divided by those of the first one.
     after: PathBuf,
+    /// Fail (exit code 4) if a median latency or a rate of AFTER is worse than this part of BEFORE: 0.9 allows 10 %.
+    #[arg(long, value_name = "RATIO", value_parser = part)]
+    fail_below: Option<f64>,
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| *number > 0.0 && *number <= 1.0);
+    number.ok_or("a ratio is a number above 0 and at most 1, such as 0.9".to_owned())
 }
 
 /// Prints a line for each operation and size of both reports.
@@ -31,8 +41,8 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     }
     text += "# ratios are after / before: below 1 a latency is better, above 1 a rate\n";
     text += &format!(
-        "{:<11} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7} {:>10} {:>10} {:>7}\n",
-        "operation", "bytes", "median us", "after", "ratio", "p99 us", "after", "ratio", "Mops/s", "after", "ratio"
+        "{:<10} {:>5} {:>8} {:>7} {:>5} {:>8} {:>7} {:>5} {:>7} {:>7} {:>5}\n",
+        "operation", "bytes", "med. us", "after", "ratio", "p99 us", "after", "ratio", "Mops/s", "after", "ratio"
     );
     for (old, new) in pairs(&before, &after) {
         let figures = [
@@ -40,16 +50,41 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
             (old.latency_us.p99, new.latency_us.p99),
             (old.rate_mops, new.rate_mops),
         ];
-        let columns = figures.map(|(old, new)| format!("{old:>10.3} {new:>10.3} {:>7}", ratio(old, new)));
+        let [median, p99, rate] = figures.map(|(old, new)| (figure(old), figure(new), ratio(old, new)));
         let bytes = if old.operation.has_bytes() { bytes_text(old.bytes) } else { "-".to_owned() };
-        text += &format!("{:<11} {bytes:>7} {}\n", old.operation.name(), columns.join(" "));
+        text += &format!("{:<10} {bytes:>5} {:>8} {:>7} {:>5} ", old.operation.name(), median.0, median.1, median.2);
+        text += &format!("{:>8} {:>7} {:>5} {:>7} {:>7} {:>5}\n", p99.0, p99.1, p99.2, rate.0, rate.1, rate.2);
     }
     let only = before.rows.len() + after.rows.len() - 2 * pairs(&before, &after).count();
     if only > 0 {
         text += &format!("# {only} rows are in one report only\n");
     }
+    let worst = pairs(&before, &after).filter_map(|(old, new)| {
+        let (latency, rate) = (old.latency_us.median / new.latency_us.median, new.rate_mops / old.rate_mops);
+        [("median latency", latency), ("rate", rate)]
+            .into_iter()
+            .filter(|(_, part)| part.is_finite())
+            .map(|(name, part)| (part, format!("the {name} of {}, {} bytes", new.operation.name(), new.bytes)))
+            .min_by(|one, other| one.0.total_cmp(&other.0))
+    });
+    let worst = worst.min_by(|one, other| one.0.total_cmp(&other.0));
     stdout::print(text)?;
-    Ok(ExitCode::SUCCESS)
+    match (args.fail_below, worst) {
+        (Some(least), Some((part, what))) if part < least => {
+            eprintln!("ferrogin: {what}: {part:.2} of before, below --fail-below {least}");
+            Ok(WORSE.into())
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+/// Four digits or more.
+fn figure(value: f64) -> String {
+    match value {
+        value if value < 10.0 => format!("{value:.3}"),
+        value if value < 1000.0 => format!("{value:.1}"),
+        value => format!("{value:.0}"),
+    }
 }
 
 fn ratio(old: f64, new: f64) -> String {

@@ -4,6 +4,7 @@ use super::error::Error;
 use super::operation::Operation;
 use super::report::{Report, Row};
 use super::units::bytes_text;
+use clap::builder::TypedValueParser;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::RangeInclusive;
@@ -15,8 +16,21 @@ pub struct PlotArgs {
     #[arg(required = true)]
     reports: Vec<PathBuf>,
     /// The picture.
-    #[arg(short, long, value_name = "FILE.svg")]
+    #[arg(short, long, value_name = "FILE.svg", value_parser = svg_file())]
     output: PathBuf,
+}
+
+/// The parser of a picture's path: a file with the name of another format would not be one.
+pub fn svg_file() -> impl TypedValueParser<Value = PathBuf> {
+    clap::builder::PathBufValueParser::new().try_map(|path: PathBuf| {
+        let is_svg =
+            path.as_os_str() == "-" || path.extension().is_none_or(|extension| extension.eq_ignore_ascii_case("svg"));
+        if is_svg {
+            Ok(path)
+        } else {
+            Err("pictures are SVG: give the file a name that ends in .svg, and convert it if need be")
+        }
+    })
 }
 
 /// Draws the reports into one picture.

@@ -494,7 +494,7 @@ fn doctor_finds_settings_that_harm() {
 fn doctor_prints_no_value_of_an_unknown_variable() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     clear_environment(&mut command);
-    command.args(["doctor", "--only", "settings"]).env("FERROGIN_TOKEN", "s3cret").env("NCCL_TOKEN", "s3cret");
+    command.args(["doctor", "--all", "--only", "settings"]).env("FERROGIN_TOKEN", "s3cret").env("NCCL_TOKEN", "s3cret");
     let text =
         String::from_utf8(command.env("SOFTEFA_TOKEN", "s3cret").output().expect("the doctor").stdout).expect("text");
     assert!(text.contains("FERROGIN_TOKEN is set") && text.contains("SOFTEFA_TOKEN is set"), "{text}");
@@ -506,18 +506,40 @@ fn doctor_proves_an_exchange_on_a_healthy_machine() {
     let Some(dist) = dist("doctor_proves_an_exchange_on_a_healthy_machine") else { return };
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     clear_environment(&mut command);
-    command.arg("doctor").env("FERROGIN_PROVIDER", "softefa").env("NCCL_GIN_PLUGIN", dist.join(PLUGIN));
+    command.args(["doctor", "--all"]).env("FERROGIN_PROVIDER", "softefa").env("NCCL_GIN_PLUGIN", dist.join(PLUGIN));
     let output = command.output().expect("the doctor");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}");
     for part in [
         "software card  usable: softefa0-rdm",
-        "exchange       a put with a signal and a counter, a value with a signal and a get arrived",
+        "exchange       a put with a signal and a counter, a value with a signal and",
         "ginStrongSignalsRequired = false",
         "ginVaSignalsRequired = false",
         "NCCL_SYM_GIN_KERNELS_ENABLE=0",
-        "NCCL could use the plugin with the present settings: 0 problems",
+        "NCCL can use the plugin with these settings: 0 problems",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+}
+
+/// The verdict comes first, and the facts only with --all.
+#[test]
+fn doctor_opens_with_its_verdict_and_fits_80_columns() {
+    let report = |all: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
+        clear_environment(&mut command);
+        command.args(["doctor", "--only", "settings,limits"]).args(all).env("FERROGIN_TIMEOUT", "2");
+        String::from_utf8(command.output().expect("the doctor").stdout).expect("text")
+    };
+    let (short, all) = (report(&[]), report(&["--all"]));
+    for text in [&short, &all] {
+        let verdict = text.lines().next().expect("a verdict");
+        assert!(
+            verdict.starts_with("no problem was found: 0 problems, ") || verdict.starts_with("NCCL cannot use"),
+            "{text}"
+        );
+        assert!(text.contains("FERROGIN_TIMEOUT=2") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+    assert!(all.contains("open files") && !short.contains("open files (ulimit -n): "), "{short}");
+    assert!(short.contains("--all prints"), "{short}");
 }

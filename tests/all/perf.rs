@@ -217,6 +217,7 @@ fn compare_prints_ratios_and_refuses_other_questions() {
     slower["wire"] = json!("tcp");
     let (code, text) = run(&files.write("slower.json", &slower.to_string()));
     assert_eq!(code, Some(0), "{text}");
+    assert!(text.lines().filter(|line| !line.starts_with('#')).all(|line| line.len() <= 80), "{text}");
     let words = |start: &str| -> Vec<String> {
         let lines = text.lines().map(|line| line.split_whitespace().map(String::from).collect::<Vec<_>>());
         lines.into_iter().find(|words| words.join(" ").starts_with(start)).unwrap_or_else(|| panic!("{start}: {text}"))
@@ -225,6 +226,16 @@ fn compare_prints_ratios_and_refuses_other_questions() {
     assert_eq!(words("put 1K ")[2..], ["4.000", "6.000", "1.50", "4.000", "4.000", "1.00", "0.500", "0.250", "0.50"]);
     assert_eq!(words("barrier - ")[4], "1.00");
     assert!(text.contains("# after: ferrogin 0.1.0, softefa over tcp"), "{text}");
+
+    let below = |least: &str| {
+        let (output, text) =
+            ferrogin(Path::new(""), &["compare", "--fail-below", least, &before, &files.file("slower.json")], &[]);
+        (output.status.code(), text)
+    };
+    assert_eq!(below("0.5").0, Some(0));
+    let (code, text) = below("0.9");
+    assert!(code == Some(4) && text.contains("the rate of put, 1024 bytes: 0.50 of before"), "{code:?} {text}");
+    assert_eq!(below("2").0, Some(2));
 
     for (pointer, value, reason) in [
         ("/settings/depth", json!(16), "--depth 64 and 16"),
@@ -256,6 +267,14 @@ fn compare_prints_ratios_and_refuses_other_questions() {
     }
     let (code, text) = run(&files.file("missing.json"));
     assert!(code == Some(1) && text.contains("cannot read") && text.contains("missing.json"), "{text}");
+}
+
+#[test]
+fn picture_of_another_format_is_refused() {
+    for args in [&["plot", "x.json", "-o", "x.png"][..], &["perf", "put", "--plot", "x.png"]] {
+        let (output, text) = ferrogin(Path::new(""), args, &[]);
+        assert!(output.status.code() == Some(2) && text.contains("pictures are SVG"), "{text}");
+    }
 }
 
 #[test]

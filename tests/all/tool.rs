@@ -200,3 +200,27 @@ fn unknown_arguments_are_refused() {
     let (output, text) = ferrogin(Path::new(""), &["fly"], &[]);
     assert_eq!(output.status.code(), Some(2), "{text}");
 }
+
+#[test]
+fn run_starts_ranks_with_their_variables_and_prefixes_their_output() {
+    let script = "echo rank=$FERROGIN_RANK of=$FERROGIN_NRANKS secret=${#FERROGIN_SECRET}; echo late >&2";
+    let output = command().args(["run", "-n", "3", "--", "sh", "-c", script]).output().expect("the tool starts");
+    assert!(output.status.success(), "{output:?}");
+    let mut lines: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, [0, 1, 2].map(|rank| format!("[{rank}] rank={rank} of=3 secret=32")));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("[2] late\n"), "{output:?}");
+}
+
+/// The other rank would sleep for ever.
+#[test]
+fn run_ends_all_ranks_when_one_fails() {
+    let script = "test $FERROGIN_RANK = 1 && exit 7; exec sleep infinity";
+    let output = command().args(["run", "-n", "2", "sh", "-c", script]).output().expect("the tool starts");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    assert!(text.contains("ferrogin run: rank 1: exit code 7; rank 0: killed"), "{text}");
+    let missing = command().args(["run", "/nonexistent/program"]).output().expect("the tool starts");
+    assert_eq!(missing.status.code(), Some(127), "{missing:?}");
+    assert!(String::from_utf8_lossy(&missing.stderr).contains("/nonexistent/program"), "{missing:?}");
+}

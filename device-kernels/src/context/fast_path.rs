@@ -4,6 +4,8 @@
 //! straight line of code, which kernels have inline. A rare step of the post, or a whole operation that doesn't take the fast path, is
 //! returned as a [`Continuation`] and carried out in a call.
 
+#[cfg(target_arch = "nvptx64")]
+use super::Context;
 use super::operation::{Kind, Operation, Resolved};
 use super::tables::{Named, context_of, limits_of};
 use crate::action::{Action, Flags};
@@ -12,6 +14,8 @@ use crate::post::{Left, Step, combining};
 use crate::status::{Status, code};
 use core::ffi::c_int;
 use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
+#[cfg(target_arch = "nvptx64")]
+use ferrogin_ffi::failure::{Failure, Subject, function_number};
 
 /// What remains to be done for an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes the fields as
 /// arguments, which fit in the registers of a call, so that a kernel needs no stack for them.
@@ -166,7 +170,29 @@ pub unsafe extern "C" fn fgin_continue(
         local: Sge { addr: local, lkey, length: 0 },
         bytes: bytes.into(),
     };
-    code(finish(endpoint, operation, rest, word))
+    let result = finish(endpoint, operation, rest, word);
+    #[cfg(target_arch = "nvptx64")]
+    if let Err(status) = result {
+        note(context_of(endpoint), rest, status);
+    }
+    code(result)
+}
+
+/// Keeps a failure for the host.
+#[cfg(target_arch = "nvptx64")]
+#[cold]
+#[inline(never)]
+fn note(context: Context<'_>, rest: Rest, status: Status) {
+    let function = match rest.kind() {
+        Kind::Put => const { function_number("fgin_put") },
+        Kind::Get => const { function_number("fgin_get") },
+        Kind::Value => const { function_number("fgin_put_value") },
+        Kind::Signal => const { function_number("fgin_signal") },
+    };
+    // The index of a target leads to the peer too; a peer that does not exist is one where nothing was posted.
+    let is_peer = matches!(rest.step(), Rest::SLOW_PATH | Rest::SLOW_PATH_TOGETHER | Rest::INVALID);
+    let peer = if is_peer { rest.target() } else { rest.target() % context.nranks() };
+    crate::failure::note(context, Failure { function, status: status as u8, subject: Subject::Peer(peer) });
 }
 
 #[inline(always)]

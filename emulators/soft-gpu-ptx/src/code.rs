@@ -405,6 +405,8 @@ pub struct Relocation {
 pub struct Body {
     pub code: Vec<Instruction>,
     pub lines: Vec<u32>,
+    /// The file's number and the line of the source of each instruction; line 0 where the text does not say it.
+    pub sources: Vec<(u32, u32)>,
     /// The first contents of a frame's slots.
     pub slots: Vec<u64>,
     pub relocations: Vec<Relocation>,

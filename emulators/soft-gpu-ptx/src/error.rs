@@ -88,6 +88,8 @@ pub struct Trap {
     pub function: String,
     /// The line of the instruction in the module's text, from 1; 0 if the trap has no line.
     pub line: u32,
+    /// File and line of the source of the instruction, if the text has them (`.loc`).
+    pub origin: Option<(String, u32)>,
     /// What happened, and what to do.
     pub cause: String,
 }
@@ -98,6 +100,9 @@ impl fmt::Display for Trap {
         write!(f, "kernel {}, block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})", self.kernel)?;
         if self.line > 0 {
             write!(f, ", {}:{} in {}", self.module, self.line, self.function)?;
+        }
+        if let Some((file, line)) = &self.origin {
+            write!(f, ", source {file}:{line}")?;
         }
         write!(f, ": {}", self.cause)
     }

@@ -40,6 +40,13 @@ pub unsafe trait Memory: Sync {
         let _ = address;
     }
 
+    /// A kernel prints.
+    fn print(&self, text: &str) {
+        use std::io::Write;
+        // A kernel goes on if nobody reads its output.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+    }
+
     /// All threads wait for memory to change.
     fn idle(&self) {
         std::thread::yield_now();
@@ -190,6 +197,11 @@ impl<'m> View<'m> {
             return Err(Refusal::ReadOnly);
         }
         Ok(())
+    }
+
+    /// Prints for a kernel.
+    pub fn print(&self, text: &str) {
+        self.memory.print(text);
     }
 
     /// Loads `width` bits: 8, 16, 32 or 64.

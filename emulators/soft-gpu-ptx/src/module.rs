@@ -15,6 +15,8 @@ pub struct Module {
     /// The number after `sm_`.
     pub(crate) target: u32,
     pub(crate) instructions: usize,
+    /// The files of `.file`, by number.
+    pub(crate) files: Vec<(u32, String)>,
 }
 
 /// What a name of a module means.

@@ -122,7 +122,8 @@ impl<'a> Parser<'a> {
                         }
                     }
                 }
-                ".file" | ".loc" => return self.skip_line(line),
+                ".file" => return self.file(line),
+                ".loc" => return self.skip_line(line),
                 ".section" => return self.skip_section(),
                 ".pragma" => {
                     self.next()?;

@@ -66,6 +66,8 @@ pub struct Global {
 pub struct Linked {
     pub name: String,
     pub module: Arc<str>,
+    /// The source files of the module, by number.
+    pub files: Arc<[(u32, String)]>,
     pub body: Body,
     /// A function of the driver, which has no code.
     pub built_in: Option<BuiltIn>,
@@ -264,6 +266,7 @@ impl Program {
         let mut variables = HashMap::new();
         for (at, module) in linker.modules.iter().enumerate() {
             let name: Arc<str> = module.name.as_str().into();
+            let files: Arc<[(u32, String)]> = module.files.as_slice().into();
             for (index, function) in module.functions.iter().enumerate() {
                 let built_in = if function.body.is_none() { built_in(function) } else { None };
                 if function.body.is_none() && built_in.is_none() {
@@ -280,7 +283,13 @@ impl Program {
                         .unwrap_or(0),
                     ..Body::default()
                 });
-                program.functions.push(Linked { name: function.name.clone(), module: name.clone(), body, built_in });
+                program.functions.push(Linked {
+                    name: function.name.clone(),
+                    module: name.clone(),
+                    files: files.clone(),
+                    body,
+                    built_in,
+                });
             }
             for (index, variable) in module.variables.iter().enumerate() {
                 if variable.linkage == Linkage::Extern && !variable.dynamic || !linker.chosen(at, index) {
@@ -511,5 +520,13 @@ impl Program {
     /// The line of an instruction, given its function and index.
     pub(crate) fn line(&self, (function, pc): (u32, u32)) -> u32 {
         self.functions[function as usize].body.lines.get(pc as usize).copied().unwrap_or(0)
+    }
+
+    /// The file and the line of an instruction's source, if the text says them.
+    pub(crate) fn source(&self, (function, pc): (u32, u32)) -> Option<(String, u32)> {
+        let function = &self.functions[function as usize];
+        let &(file, line) = function.body.sources.get(pc as usize).filter(|source| source.1 != 0)?;
+        let (_, name) = function.files.iter().find(|(number, _)| *number == file)?;
+        Some((name.clone(), line))
     }
 }

@@ -88,6 +88,7 @@ fn run_with(
             module: String::new(),
             function: String::new(),
             line: 0,
+            origin: None,
             cause,
         });
     }

@@ -364,6 +364,7 @@ impl<'a> Scheduler<'a> {
             module: String::new(),
             function: String::new(),
             line: 0,
+            origin: None,
             cause: fault.cause,
         });
         if let Some((slot, index)) = id
@@ -376,6 +377,7 @@ impl<'a> Scheduler<'a> {
             trap.module = function.module.to_string();
             trap.function = function.name.clone();
             trap.line = self.core.program.line(thread.position());
+            trap.origin = self.core.program.source(thread.position());
         }
         trap
     }

@@ -3,8 +3,9 @@
 mod access;
 mod call;
 mod execute;
+mod print;
 
-use crate::code::Instruction;
+use crate::code::{Instruction, Space};
 use crate::core::Core;
 use crate::cost::Depths;
 use crate::program::Program;

@@ -1,7 +1,8 @@
 /* ferrogin: the GIN device API for C and for everything that can call C.
  *
- * Every function returns FGIN_OK or another fgin_status, and none hangs: each wait also checks the abort flag, the endpoint's
- * error counter and the context's deadline. Any thread may call any function.
+ * Every function returns FGIN_OK or another fgin_status. Each wait also checks the abort flag, the endpoint's error counter and the
+ * context's time limit: 60 s in contexts of the host API, none in those of NCCL, whose kernels have limits of their own. Any thread
+ * may call any function.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef FERROGIN_GIN_H
@@ -25,10 +26,13 @@ typedef enum fgin_status {
     FGIN_INVALID_ARGUMENT = 1, /* peer, signal, counter, size or window out of range */
     FGIN_UNSUPPORTED = 2,      /* this handle or card cannot do it, or the handle is of another version */
     FGIN_ABORTED = 3,          /* the host raised the abort flag */
-    FGIN_TIMEOUT = 4,          /* the deadline passed */
+    FGIN_TIMEOUT = 4,          /* the time limit passed */
     FGIN_CARD_ERROR = 5,       /* a work request completed in error; the host's log names it */
     FGIN_POISONED = 6          /* an earlier operation failed after its reservation: destroy the context */
 } fgin_status;
+
+/* The name of a status, such as "FGIN_TIMEOUT", in host programs. ferrogin_error() of ferrogin/host.h explains the last failure of this thread. */
+const char *fgin_status_name(int status);
 
 /* One GIN context. */
 typedef struct fgin_context fgin_context;

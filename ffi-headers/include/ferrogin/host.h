@@ -33,7 +33,7 @@ typedef struct ferrogin_comm ferrogin_comm;       /* the ranks of a job, connect
 typedef struct ferrogin_window ferrogin_window;   /* memory that the kernels of all ranks can name */
 typedef struct ferrogin_context ferrogin_context; /* queues that kernels post on */
 
-/* The cause and the cure of the calling thread's last error. Valid until its next error; "" without one. */
+/* Why the calling thread's last failed call, of ferrogin_* or fgin_*, failed, and what to do. Valid until its next error; "" without one. */
 const char *ferrogin_error(void);
 
 /* The release of the library, such as "0.1.0". */
@@ -109,9 +109,12 @@ typedef struct ferrogin_context_options {
     uint32_t counters;      /* counters of each context */
     uint32_t depth;         /* requests in flight on each queue; 0 is 1024 */
     uint32_t traffic_class; /* InfiniBand traffic class, whose upper six bits are the DSCP; 0 is the default class */
-    uint32_t reserved;
+    uint32_t timeout_ms;    /* the limit of one wait, after which it returns FGIN_TIMEOUT; 0 is FERROGIN_WAIT_TIMEOUT (60 s) */
 } ferrogin_context_options;
 #define FERROGIN_CONTEXT_OPTIONS sizeof(ferrogin_context_options)
+
+/* For timeout_ms: waits have no limit. */
+#define FERROGIN_NO_TIMEOUT UINT32_MAX
 
 /* Collective. */
 int ferrogin_context_create(ferrogin_comm *comm, const ferrogin_context_options *options, ferrogin_context **out);

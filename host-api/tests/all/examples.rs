@@ -242,7 +242,7 @@ fn rank_without_card_is_reported_to_other_ranks() {
     });
     let _ = std::fs::remove_file(program);
     let own = "FERROGIN_POST=nonsense is not valid: set it to combining or locked";
-    for (rank, prefix) in [(0, "returned 6: rank 1 failed in open: "), (1, "returned 5: ")] {
+    for (rank, prefix) in [(0, "failed: rank 1 failed in open: "), (1, "failed: ")] {
         let text = text(&outputs[rank]);
         assert!(!outputs[rank].status.success() && text.contains(&format!("{prefix}{own}")), "rank {rank}: {text}");
     }
@@ -252,6 +252,9 @@ fn rank_without_card_is_reported_to_other_ranks() {
 fn program_without_launcher_is_refused() {
     alone("program_without_launcher_is_refused", &[], || {
         let error = exchange::main().expect_err("no launcher").to_string();
-        assert!(error.contains("no launcher started this process: run it under mpirun or torchrun"), "{error}");
+        assert!(
+            error.contains("no launcher started this process: run it with ferrogin run, mpirun or torchrun"),
+            "{error}"
+        );
     });
 }

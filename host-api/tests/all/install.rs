@@ -164,6 +164,11 @@ fn uninstall_removes_what_install_installed() {
     assert!(files(&installed.root).len() > 10);
     let of_others = installed.lib().join("libother.so");
     std::fs::write(&of_others, "").expect("a file");
+    for document in ["LICENSE", "THIRD-PARTY-NOTICES.txt"] {
+        assert!(installed.prefix().join("share/doc/ferrogin").join(document).is_file(), "{document}");
+    }
+    // An installation over an older release left it.
+    std::fs::write(installed.lib().join("libferrogin.so.0.0.9"), "").expect("a file");
     succeeds(test, &mut installed.make("uninstall"));
     assert_eq!(files(&installed.root), [of_others]);
 }
@@ -219,5 +224,26 @@ find_package(ferrogin {VERSION} REQUIRED)
     if succeeds(test, &mut configure).is_some() {
         succeeds(test, Command::new("cmake").arg("--build").arg(&build));
         passes(&build.join("exchange"), 2, test);
+    }
+}
+
+#[test]
+fn relative_prefix_and_prefix_with_a_space_are_refused() {
+    let test = "relative_prefix_and_prefix_with_a_space_are_refused";
+    if dist(test).is_none() {
+        return;
+    }
+    for target in ["install", "uninstall"] {
+        for (prefix, problem) in
+            [("usr", "PREFIX=usr is relative"), ("/opt/my ferrogin", "must have no spaces: /opt/my ferrogin")]
+        {
+            let mut make = Command::new("make");
+            make.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").arg("-C").arg(workspace());
+            let output = match make.args([target, &format!("PREFIX={prefix}"), "DESTDIR=/nonexistent"]).output() {
+                Ok(output) => output,
+                Err(error) => return skip(test, format_args!("make: {error}")),
+            };
+            assert!(!output.status.success() && text(&output).contains(problem), "{}", text(&output));
+        }
     }
 }

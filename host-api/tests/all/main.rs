@@ -6,4 +6,5 @@ mod common;
 mod examples;
 mod install;
 mod metrics;
+mod waits;
 mod windows;

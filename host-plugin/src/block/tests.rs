@@ -86,7 +86,13 @@ fn spec(layout: Layout) -> BlockSpec {
             progress: (rail == 1).then_some(Progress { function: no_progress, arg: 0x9000_0000 as *mut _ }),
         }
     };
-    BlockSpec { contexts: vec![context(0), context(1)], layout, policy: POLICY_LOCKED, abort_flag: 0x8000_0000 }
+    BlockSpec {
+        contexts: vec![context(0), context(1)],
+        layout,
+        policy: POLICY_LOCKED,
+        abort_flag: 0x8000_0000,
+        wait_ns: 7,
+    }
 }
 
 fn build(layout: Layout) -> (Device, *const DevHandle) {
@@ -110,7 +116,7 @@ fn header_precedes_device_handles() {
             assert_eq!(ext.routes.dev as u64, devs.wrapping_add(i) as u64);
             assert_eq!((ext.n_endpoints, ext.routes.last_slot, ext.policy), (7, 3, POLICY_LOCKED));
             // The spec's policy has no fast path.
-            assert_eq!((ext.max_rdma_size, ext.routes.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 0));
+            assert_eq!((ext.max_rdma_size, ext.routes.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 7));
             let routes = ext.routes;
             assert_eq!((routes.nranks, routes.n_counters, routes.n_signals), (3, 3, 2));
             // Behind two pointers: a handle with its three peers, and the next handle.

@@ -32,6 +32,8 @@ pub struct Shape {
     pub backend_version: i32,
     /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it does not divide the ranks.
     pub rank_stride: usize,
+    /// Nanoseconds that a wait of a kernel may take at first; 0 is no limit, as NCCL's kernels have limits of their own.
+    pub wait_ns: u64,
 }
 
 /// A count of NCCL's configuration.
@@ -73,6 +75,7 @@ impl Shape {
             layout,
             backend_version: config.backend_version,
             rank_stride,
+            wait_ns: 0,
         })
     }
 

@@ -123,6 +123,8 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
         targets: vec![(0..6).map(|i| Target { ah: i, qpn: 10 + i, qkey: 1 }).collect()],
         abort: abort.as_ptr(),
         report: Report::Clean,
+        failure: None,
+        peers: None,
         agent: None,
     }
 }

@@ -7,6 +7,8 @@
 docs/python.md describes the package; docs/host-api.md the rules of the calls.
 """
 
+from importlib.metadata import version as _version
+
 from ferrogin import paths
 from ferrogin._library import version
 from ferrogin.comm import Comm, Memory
@@ -26,6 +28,8 @@ from ferrogin.errors import (
 from ferrogin.gin import Context, Gin, Request
 from ferrogin.window import Window
 
+__version__ = _version("ferrogin")
+
 __all__ = [
     "ArgumentError",
     "Comm",
@@ -44,6 +48,7 @@ __all__ = [
     "SystemCallError",
     "UsageError",
     "Window",
+    "__version__",
     "paths",
     "version",
 ]

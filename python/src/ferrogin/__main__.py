@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from ferrogin import paths
 
@@ -36,9 +37,24 @@ def main() -> int:
     return 0
 
 
+def _make_links(directory: Path) -> None:
+    """Makes the symbolic links of the directory, which a wheel cannot have: the file `links` has their paths and targets."""
+    for line in (directory / "links").read_text().splitlines():
+        path, target = line.split("\t")
+        try:
+            (directory / path).symlink_to(target)
+        except FileExistsError:
+            pass
+        except OSError as error:
+            print(f"ferrogin: {error}: run `ferrogin verbs` once as the user who installed the package", file=sys.stderr)
+            return
+
+
 def run_tool() -> None:
     """Becomes the ferrogin tool, with the same arguments."""
     tool = str(paths.tool())
+    if sys.argv[1:2] == ["verbs"]:
+        _make_links(paths.lib() / "ferrogin" / "verbs")
     os.execv(tool, [tool, *sys.argv[1:]])
 
 

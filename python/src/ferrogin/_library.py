@@ -29,8 +29,12 @@ class ContextOptions(ctypes.Structure):
         ("counters", c_uint32),
         ("depth", c_uint32),
         ("traffic_class", c_uint32),
-        ("reserved", c_uint32),
+        ("timeout_ms", c_uint32),
     ]
+
+
+NO_TIMEOUT = (1 << 32) - 1
+"""`FERROGIN_NO_TIMEOUT`."""
 
 
 class RequestWords(ctypes.Structure):
@@ -61,6 +65,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ferrogin_context_device": (c_int, [c_void_p, c_uint32, _OUT]),
     "ferrogin_context_check": (c_int, [c_void_p]),
     "ferrogin_context_destroy": (c_int, [c_void_p]),
+    "fgin_status_name": (c_char_p, [c_int]),
     "fgin_put": (
         c_int,
         [c_void_p, c_uint32, c_void_p, c_uint64, c_void_p, c_uint64, c_uint64, c_uint64, c_uint32],

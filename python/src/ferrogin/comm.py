@@ -12,8 +12,8 @@ from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ferrogin import _library, errors
 from ferrogin._handle import Owned, Owner
-from ferrogin._library import call, unsigned
-from ferrogin.gin import Context
+from ferrogin._library import NO_TIMEOUT, call, unsigned
+from ferrogin.gin import Context, nanoseconds
 from ferrogin.memory import Span, span_of
 from ferrogin.window import Window
 
@@ -97,6 +97,9 @@ class Comm(Owner):
         assert out.value is not None
         return cls(out.value)
 
+    def __repr__(self) -> str:
+        return f"<ferrogin.Comm, rank {self.rank} of {self.ranks}{', closed' if self.closed else ''}>"
+
     def barrier(self) -> None:
         """Collective: returns when all ranks have called it. It orders no operation of a context: flush before."""
         call("ferrogin_barrier", self._require())
@@ -158,11 +161,11 @@ class Comm(Owner):
         contexts: int = 1,
         depth: int = 0,
         traffic_class: int = 0,
-        timeout: Optional[float] = 60.0,
+        timeout: Optional[float] = None,
     ) -> Context:
         """Collective: creates contexts, each with `signals`, `counters` and queues of `depth` requests (0: 1024) of its own.
 
-        `timeout` is the limit in seconds of the waits of CPU threads (`Context.gin`); None is no limit.
+        `timeout` is the limit in seconds of one wait of a kernel or a CPU thread, 0 for none; None is FERROGIN_WAIT_TIMEOUT (default 60).
         """
         numbers = {
             "contexts": contexts,
@@ -175,11 +178,12 @@ class Comm(Owner):
         options = _library.ContextOptions(size=ctypes.sizeof(_library.ContextOptions), contexts=(1 << 32) - 1)
         with self._or_fail_everywhere("ferrogin_context_create", byref(options), byref(out)) as handle:
             fields = {name: unsigned(name, value, 32) for name, value in numbers.items()}
+            fields["timeout_ms"] = 0 if timeout is None else _milliseconds(timeout)
         for name, value in fields.items():
             setattr(options, name, value)
         call("ferrogin_context_create", handle, byref(options), byref(out))
         assert out.value is not None
-        context = Context(self, out.value, max(fields["contexts"], 1), fields["signals"], fields["counters"], timeout)
+        context = Context(self, out.value, max(fields["contexts"], 1), fields["signals"], fields["counters"])
         self._children.add(context)
         return context
 
@@ -192,6 +196,12 @@ class Comm(Owner):
         self._close_by("ferrogin_close", tuple(self._children))
         self._children.clear()
         self._forgotten.detach()
+
+
+def _milliseconds(seconds: float) -> int:
+    """`timeout_ms` of the options."""
+    ns = nanoseconds(seconds)
+    return min(-(-ns // 1_000_000), NO_TIMEOUT - 1) if ns else NO_TIMEOUT
 
 
 def _close_forgotten(handle: int) -> None:

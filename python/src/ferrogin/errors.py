@@ -6,7 +6,6 @@ Wrong Python arguments are TypeError, ValueError or BufferError, before the libr
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Optional
 
 
 class Status(IntEnum):
@@ -80,35 +79,13 @@ _BY_STATUS = {
     Status.REMOTE_ERROR: RemoteError,
 }
 
-_NEW_CONTEXT = "destroy the context on all ranks and create it again"
-
-_GIN_TEXTS = {
-    GinStatus.INVALID_ARGUMENT: "an argument is out of range: compare the peer, the offsets, the size and the numbers of signals and "
-    "counters with the sizes of the windows on both ranks and with the options of the context",
-    GinStatus.UNSUPPORTED: "the card cannot do the operation (strong signals and signals in a window need FERROGIN_SIGNALS=emulated), or the "
-    "handle is of another release: install the same release everywhere",
-    GinStatus.ABORTED: f"the context is aborted, and standard error names the cause: {_NEW_CONTEXT}",
-    GinStatus.CARD_ERROR: "a request of the context completed in error, which standard error names (such as bytes outside the peer's window): "
-    f"{_NEW_CONTEXT}",
-    GinStatus.POISONED: f"an earlier operation of the context failed: {_NEW_CONTEXT}",
-}
-
-
 def of_status(call: str, status: int, text: str) -> Error:
     """The exception of a failed function of ferrogin/host.h."""
     kind = _BY_STATUS.get(Status(status), InternalError) if status in list(Status) else InternalError
     return kind(f"{call}: {text}", status)
 
 
-def of_gin_status(call: str, status: int, timeout: Optional[float]) -> GinError:
+def of_gin_status(status: int, text: str) -> GinError:
     """The exception of a failed function of ferrogin/gin.h."""
-    if status == GinStatus.TIMEOUT:
-        limit = "its time limit" if timeout is None else f"{timeout:g} s"
-        return GinTimeout(
-            f"{call}: the wait did not end within {limit}: check that the peer runs and posts what this rank waits for, "
-            "or give more time with set_timeout",
-            GinStatus.TIMEOUT,
-        )
-    if status not in _GIN_TEXTS:
-        return GinError(f"{call}: unknown status {status}: install one release of ferrogin", status)
-    return GinError(f"{call}: {_GIN_TEXTS[GinStatus(status)]}", GinStatus(status))
+    kind = GinTimeout if status == GinStatus.TIMEOUT else GinError
+    return kind(text, GinStatus(status) if status in list(GinStatus) else status)

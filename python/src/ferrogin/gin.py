@@ -18,19 +18,25 @@ _AGGREGATE = 2
 _STRONG = 0x400
 
 
+def nanoseconds(seconds: float) -> int:
+    """A time limit for the library; 0 is none."""
+    if not 0 <= seconds < 1e9:
+        raise ValueError(f"the timeout is {seconds}: pass seconds, or 0 for no limit")
+    return max(1, int(seconds * 1e9)) if seconds else 0
+
+
 class Context(Owned):
     """The queues, signals and counters that kernels post on. `Comm.context` makes it."""
 
     _kind = "context"
     _close_with = "destroy"
 
-    def __init__(self, comm: Owner, handle: int, contexts: int, signals: int, counters: int, timeout: Optional[float]) -> None:
+    def __init__(self, comm: Owner, handle: int, contexts: int, signals: int, counters: int) -> None:
         super().__init__(handle)
         self._comm = comm
         self.contexts = contexts
         self.signals = signals
         self.counters = counters
-        self.timeout = timeout
         self.handle: int = pointer("ferrogin_context_handle", handle)
         """The handle for kernels: the first argument of `fgin_open`."""
 
@@ -40,7 +46,7 @@ class Context(Owned):
         out = c_void_p()
         call("ferrogin_context_device", self._require(), number, byref(out))
         assert out.value is not None
-        return Gin(self, out.value, self.timeout)
+        return Gin(self, out.value)
 
     def check(self) -> None:
         """UsageError after a request of the context has failed."""
@@ -53,29 +59,33 @@ class Context(Owned):
 
     close = destroy
 
+    def __repr__(self) -> str:
+        numbers = f"{self.signals} signals, {self.counters} counters"
+        many = f"{self.contexts} contexts of " if self.contexts != 1 else ""
+        return f"<ferrogin.Context of {many}{numbers}, {'closed' if self.closed else f'at {self.handle:#x}'}>"
+
 
 class Gin:
     """One context, for CPU threads. `Context.gin` makes it; any thread may call any method."""
 
-    def __init__(self, context: Context, address: int, timeout: Optional[float]) -> None:
+    def __init__(self, context: Context, address: int) -> None:
         self._context = context
         self._address = address
         self._library = _library.load()
-        self.set_timeout(timeout)
+
+    def __repr__(self) -> str:
+        return f"<ferrogin.Gin of {self._context!r}>"
 
     def _call(self, name: str, *arguments: Any, windows: tuple[Window, ...] = ()) -> None:
         """Calls a function with this context. `windows` stay open meanwhile."""
         with using(self._context, *windows):
             status = getattr(self._library, name)(self._address, *arguments)
         if status != 0:
-            raise errors.of_gin_status(name, status, self._timeout)
+            raise errors.of_gin_status(status, _library.last_error())
 
-    def set_timeout(self, seconds: Optional[float]) -> None:
-        """Waits of this context fail after `seconds` with GinTimeout; None is no limit."""
-        if seconds is not None and not 0 < seconds < 1e9:
-            raise ValueError(f"the timeout is {seconds}: pass seconds above 0, or None for no limit")
-        self._timeout = seconds
-        self._call("fgin_set_timeout", 0 if seconds is None else max(1, int(seconds * 1e9)))
+    def set_timeout(self, seconds: float) -> None:
+        """Later waits of this context fail after `seconds` with GinTimeout; 0 is no limit."""
+        self._call("fgin_set_timeout", nanoseconds(seconds))
 
     def _peer(self, peer: SupportsIndex) -> int:
         number = unsigned("peer", peer, 32)
@@ -174,17 +184,17 @@ class Gin:
         self,
         peer: int,
         dst: Window,
-        offset: int,
         value: Union[int, Any],
         nbytes: int = 8,
         *,
+        dst_offset: int = 0,
         signal: Optional[int] = None,
         add: int = 1,
         at: Optional[tuple[Window, int]] = None,
         strong: bool = False,
         aggregate: bool = False,
     ) -> None:
-        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to the window `dst` of `peer`.
+        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to the window `dst` of `peer`, at `dst_offset`.
 
         The signal is that of `put`.
         """
@@ -203,7 +213,7 @@ class Gin:
             bits, size = int.from_bytes(data, "little"), len(data)
             if size not in (1, 2, 4, 8):
                 raise ValueError(f"the value has {size} bytes: pass one of 1, 2, 4 or 8 bytes, or put an array")
-        place = unsigned("offset", offset, 64)
+        place = unsigned("dst_offset", dst_offset, 64)
         flags = self._flags(aggregate, strong, signal is not None or at is not None)
         put = (self._peer(peer), window.handle, place, bits, size)
         if at is None:
@@ -302,6 +312,9 @@ class Request:
     def __init__(self, gin: Gin, words: ctypes.Structure) -> None:
         self._gin = gin
         self._words = words
+
+    def __repr__(self) -> str:
+        return f"<ferrogin.Request of {self._gin._context!r}>"
 
     def wait(self) -> None:
         """Waits until the operations before the request have completed."""

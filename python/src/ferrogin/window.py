@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import Any, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Optional, Sequence, TypeVar, Union, overload
 
 from ferrogin import _library
 from ferrogin._handle import Owned, Owner
 from ferrogin._library import pointer, unsigned
 from ferrogin.memory import Span
+
+if TYPE_CHECKING:
+    from numpy import generic
+    from numpy.typing import NDArray
+
+_Scalar = TypeVar("_Scalar", bound="generic")
 
 
 class Window(Owned):
@@ -64,7 +70,13 @@ class Window(Owned):
             self._view = weakref.ref(buffer)
         return memoryview(buffer).cast("B")
 
-    def numpy(self, dtype: Any = None, shape: Union[int, Sequence[int], None] = None) -> Any:
+    @overload
+    def numpy(self, dtype: type[_Scalar], shape: Union[int, Sequence[int], None] = None) -> NDArray[_Scalar]: ...
+
+    @overload
+    def numpy(self, dtype: Any = None, shape: Union[int, Sequence[int], None] = None) -> NDArray[Any]: ...
+
+    def numpy(self, dtype: Any = None, shape: Union[int, Sequence[int], None] = None) -> NDArray[Any]:
         """The window as a numpy array, without a copy. UsageError for memory of a GPU.
 
         `dtype` and `shape` are by default those of the registered array, or bytes. ValueError if they do not fit the window.

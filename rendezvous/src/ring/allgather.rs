@@ -52,13 +52,15 @@ pub struct Ring {
     /// Blocks of the previous rank, which may be in a later allgather already.
     pub(super) blocks: VecDeque<(Frame, Vec<u8>)>,
     /// The abort frame of a later allgather, which a faster neighbour has sent or passed on already, and the neighbour's rank.
-    later_abort: Option<(Frame, usize)>,
+    pub(super) later_abort: Option<(Frame, usize)>,
     /// Allgathers so far.
     pub(super) sequence: u32,
     /// The rank whose failure ended the ring, once one did.
-    failed: Option<usize>,
+    pub(super) failed: Option<usize>,
     /// The abort frame of this rank, and its time.
-    abort: Option<(Frame, Instant)>,
+    pub(super) abort: Option<(Frame, Instant)>,
+    /// The time at which [`Ring::lost`] first saw the end of a neighbour.
+    pub(super) closed_at: Option<Instant>,
     /// Of the last allgather.
     traffic: Traffic,
     /// Passes the deadline of the present or next wait.
@@ -82,6 +84,7 @@ impl Ring {
             failed: None,
             abort: None,
             traffic: Traffic::default(),
+            closed_at: None,
             #[cfg(test)]
             clock: Arc::default(),
         }

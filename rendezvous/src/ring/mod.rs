@@ -11,6 +11,7 @@ mod connect;
 mod error;
 mod handle;
 mod listener;
+mod lost;
 mod step;
 mod time_limits;
 

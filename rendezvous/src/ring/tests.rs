@@ -392,3 +392,43 @@ fn handles_in_wrong_order_and_invalid_ones_are_refused() {
     let error = Ring::connect(&listeners[1], &handles, 1, HANG_LIMIT).unwrap_err();
     assert!(matches!(error, RingError::BadHandle { rank: 2, .. }), "{error}");
 }
+
+/// The ranks next to a rank that ends tell the others. One that closes its communicator is not lost.
+#[test]
+fn rank_that_ends_between_calls_is_lost_to_all() {
+    for closes in [false, true] {
+        let all = Arc::new(Barrier::new(4));
+        ranks(4, HANG_LIMIT, move |rank, ring| {
+            let mut ring = ring.unwrap();
+            ring.allgather(Step::Barrier, Some(&[])).unwrap();
+            if rank == 2 {
+                if !closes {
+                    (ring.next, ring.prev) = (None, None);
+                }
+                drop(ring);
+                all.wait();
+                return;
+            }
+            // The clock of a rank passes the grace with each look.
+            let mut now = Instant::now();
+            let mut look = || {
+                now += Duration::from_secs(3);
+                ring.lost(now)
+            };
+            if closes {
+                all.wait();
+                assert_eq!([look(), look()], [None, None], "rank {rank}");
+            } else {
+                let mut lost = None;
+                wait_until("the loss of rank 2", || {
+                    lost = look();
+                    lost.is_some()
+                });
+                assert_eq!(lost, Some(2), "rank {rank}");
+                all.wait();
+                let error = ring.allgather(Step::Barrier, Some(&[])).unwrap_err();
+                assert_eq!(error.failed_rank(), Some(2), "{error}");
+            }
+        });
+    }
+}

@@ -354,7 +354,7 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
             policy: spec.policy,
             n_endpoints: spec.endpoints.len() as u32,
             max_rdma_size: MAX_RDMA,
-            reserved: 0,
+            failure_offset: 0,
             abort_flag: if extras.abort.is_null() { leak(0) } else { extras.abort },
             timeout_ns: leak(NO_TIMEOUT_NS),
             progress: Some(count_call),

@@ -343,6 +343,7 @@ impl<'a> Parser<'a> {
         }
         context.body.code.push(instruction);
         context.body.lines.push(form.line);
+        context.body.sources.push(context.source);
         Ok(())
     }
 }

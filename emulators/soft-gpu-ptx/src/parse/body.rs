@@ -167,7 +167,13 @@ impl<'a> Parser<'a> {
                 }
                 self.expect(';')
             }
-            ".loc" | ".file" => self.skip_line(line),
+            ".loc" => {
+                if let [(Token::Integer(file), _), (Token::Integer(source), _), ..] = self.tokens[self.at..] {
+                    context.source = (file as u32, source as u32);
+                }
+                self.skip_line(line)
+            }
+            ".file" => self.file(line),
             ".pragma" => {
                 self.next()?;
                 self.expect(';')

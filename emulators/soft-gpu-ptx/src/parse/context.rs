@@ -38,6 +38,8 @@ pub struct Context<'a> {
     pub scope: usize,
     constants: HashMap<u64, u16>,
     addresses: HashMap<(usize, i64, u8), u16>,
+    /// The file's number and the line of the last `.loc`; line 0 without one.
+    pub source: (u32, u32),
     /// Instruction, scope and label of each branch.
     pub branches: Vec<(usize, usize, &'a str)>,
     /// Table, entry, scope, label and line of each entry of a table.
@@ -56,6 +58,7 @@ impl<'a> Context<'a> {
             scope: 0,
             constants: HashMap::new(),
             addresses: HashMap::new(),
+            source: (0, 0),
             branches: Vec::new(),
             entries: Vec::new(),
             uses: Vec::new(),

@@ -107,6 +107,14 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    /// `.file 1 "name.cu"`: the file that `.loc` means by the number.
+    pub fn file(&mut self, line: u32) -> Result<(), Error> {
+        if let [(Token::Integer(number), _), (Token::Text(name), _), ..] = self.tokens[self.at..] {
+            self.module.files.push((number as u32, name.into()));
+        }
+        self.skip_line(line)
+    }
+
     pub fn unknown(&self, line: u32, name: &str) -> Error {
         self.error(
             Kind::Symbol,

@@ -29,14 +29,14 @@ pub(super) fn peek(bytes: &[u8], at: u64, width: u8) -> Option<u64> {
     Some(u64::from_le_bytes(value))
 }
 
-fn poke(bytes: &mut [u8], at: u64, width: u8, value: u64) -> Option<()> {
+pub(super) fn poke(bytes: &mut [u8], at: u64, width: u8, value: u64) -> Option<()> {
     let at = usize::try_from(at).ok()?;
     let size = usize::from(width / 8);
     bytes.get_mut(at..at.checked_add(size)?)?.copy_from_slice(&value.to_le_bytes()[..size]);
     Some(())
 }
 
-fn outside(space: &str, address: u64, bytes: u64, size: usize) -> Fault {
+pub(super) fn outside(space: &str, address: u64, bytes: u64, size: usize) -> Fault {
     Fault::new(
         TrapKind::Address,
         format!("{bytes} bytes at {address:#x} of {space} memory are outside its {size} bytes"),

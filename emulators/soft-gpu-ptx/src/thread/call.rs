@@ -1,6 +1,6 @@
 //! Calls and returns: the frames of a thread.
 
-use super::access::peek;
+use super::access::{peek, poke};
 use super::{Frame, Thread};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
@@ -10,17 +10,23 @@ use crate::program::{BuiltIn, DEEPEST, Program};
 const MOST_LOCAL: usize = 512 << 10;
 
 impl Thread {
-    pub(super) fn enter(&mut self, core: &Core<'_>, call: u32) -> Result<(), Fault> {
-        let caller = &core.program.functions[self.at.function as usize].body;
+    pub(super) fn enter(&mut self, core: &mut Core<'_>, shared: &[u8], call: u32) -> Result<(), Fault> {
+        let program = core.program;
+        let caller = &program.functions[self.at.function as usize].body;
         let call = &caller.calls[call as usize];
-        let callee = &core.program.functions[call.target];
+        let callee = &program.functions[call.target];
         if let Some(built_in) = callee.built_in {
             let arguments: Vec<u64> = call
                 .arguments
                 .iter()
                 .map(|&(at, size)| peek(&self.params, u64::from(self.at.params + at), (size * 8) as u8).unwrap_or(0))
                 .collect();
-            return Err(self.built_in(built_in, &arguments));
+            let result = self.built_in(core, shared, built_in, &arguments)?;
+            if let Some(&(at, size)) = call.results.first() {
+                poke(&mut self.params, u64::from(self.at.params + at), (size * 8) as u8, u64::from(result));
+            }
+            self.at.pc += 1;
+            return Ok(());
         }
         if self.frames.len() == DEEPEST {
             return Err(Fault::new(
@@ -97,16 +103,19 @@ impl Thread {
         true
     }
 
-    fn built_in(&self, which: BuiltIn, arguments: &[u64]) -> Fault {
+    fn built_in(
+        &mut self,
+        core: &mut Core<'_>,
+        shared: &[u8],
+        which: BuiltIn,
+        arguments: &[u64],
+    ) -> Result<u32, Fault> {
         match which {
-            BuiltIn::Print => Fault::new(
-                TrapKind::Trap,
-                "the kernel calls vprintf, which the interpreter does not execute; store what it should print",
-            ),
-            BuiltIn::AssertFail => Fault::new(
+            BuiltIn::Print => self.print(core, shared, arguments[0], arguments[1]),
+            BuiltIn::AssertFail => Err(Fault::new(
                 TrapKind::Trap,
                 format!("an assertion failed in line {} of the kernel's source", arguments[2]),
-            ),
+            )),
         }
     }
 }

@@ -142,7 +142,7 @@ impl Thread {
                     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 }
                 Op::Call => {
-                    self.enter(core, i.imm as u32)?;
+                    self.enter(core, shared, i.imm as u32)?;
                     body = &program.functions[self.at.function as usize].body;
                     continue;
                 }

@@ -2,8 +2,8 @@
 
 use ferrogin_test_support::wait::HANG_LIMIT;
 use soft_gpu_ptx::{Launch, Memory, Module, Program, Range, Statistics, Trap, run};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Words that kernels and the test share.
 pub struct Arena {
@@ -11,6 +11,7 @@ pub struct Arena {
     generation: AtomicU64,
     idle: AtomicU64,
     host: fn(&Arena),
+    printed: Mutex<String>,
 }
 
 // SAFETY: the words live as long as the arena, and are atomics, to which references may exist.
@@ -22,6 +23,10 @@ unsafe impl Memory for Arena {
     fn range(&self, address: u64) -> Option<Range> {
         let range = Range { start: self.address(), end: self.address() + 8 * self.words.len() as u64, writable: true };
         (range.start..range.end).contains(&address).then_some(range)
+    }
+
+    fn print(&self, text: &str) {
+        *self.printed.lock().unwrap() += text;
     }
 
     fn idle(&self) {
@@ -43,6 +48,7 @@ impl Arena {
             generation: AtomicU64::new(0),
             idle: AtomicU64::new(0),
             host,
+            printed: Mutex::default(),
         }
     }
 
@@ -56,6 +62,11 @@ impl Arena {
 
     pub fn set(&self, word: usize, value: u64) {
         self.words[word].store(value, Ordering::SeqCst);
+    }
+
+    /// What kernels have printed.
+    pub fn printed(&self) -> String {
+        self.printed.lock().unwrap().clone()
     }
 
     /// How often all threads of a kernel have waited for memory to change.

@@ -6,6 +6,7 @@ mod bad;
 mod cost;
 mod forms;
 mod native;
+mod print;
 mod random;
 mod removals;
 mod scheduling;

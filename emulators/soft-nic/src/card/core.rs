@@ -113,6 +113,8 @@ pub(crate) const TCP_LISTENER: u64 = u64::MAX - 1;
 pub(crate) const LOOPBACK: u32 = 0;
 /// Log lines of a card at most. A broken program can violate one rule a million times.
 const MAX_LINES: u32 = 200;
+/// Lines about requests of one queue pair that broke the same rule.
+const MAX_QP_LINES: u32 = 4;
 /// Lines about refused connections and packets at most: others can cause as many as they like.
 const MAX_REFUSALS: u32 = 20;
 
@@ -200,6 +202,23 @@ impl Core {
         }
         if self.lines == MAX_LINES {
             crate::log::line(format_args!("softefa{}: no more lines from this card", self.card));
+        }
+    }
+
+    /// Logs a line about a request of a queue pair, or for it, that broke `rule`. Of many lines about the same rule the first are printed; the
+    /// number of the others follows when the queue pair is closed.
+    pub(crate) fn log_of(&mut self, qpn: u16, rule: &str, what: fmt::Arguments<'_>) {
+        let times = self.qp(qpn).map_or(1, |qp| qp.count_line(rule));
+        if times <= MAX_QP_LINES {
+            self.log(what);
+        }
+    }
+
+    /// Logs how many lines [`Core::log_of`] left out.
+    pub(crate) fn log_rest_of(&mut self, qp: &Qp) {
+        let more: u32 = qp.lines.iter().map(|(_, times)| times.saturating_sub(MAX_QP_LINES)).sum();
+        if more > 0 {
+            self.log(format_args!("QP {}: {more} more requests failed like those above", qp.qpn));
         }
     }
 

@@ -247,6 +247,6 @@ impl Core {
         for byte in bytes {
             let _ = write!(hex, "{byte:02x}");
         }
-        self.log(format_args!("QP {qpn} slot {slot}: {rule}; request {index}: {hex}"));
+        self.log_of(qpn, rule, format_args!("QP {qpn} slot {slot}: {rule}; request {index}: {hex}"));
     }
 }

@@ -129,7 +129,11 @@ impl Core {
             Some(qp) if qp.state == State::Error => "the queue pair is in the error state",
             Some(qp) => return Ok(qp.pd),
         };
-        self.log(format_args!("a {what} for QP {} with QKey {:#x} was refused: {rule}", header.dst_qpn, header.qkey));
+        self.log_of(
+            header.dst_qpn,
+            rule,
+            format_args!("a {what} for QP {} with QKey {:#x} was refused: {rule}", header.dst_qpn, header.qkey),
+        );
         Err(CompStatus::RemoteBadDestQpn)
     }
 
@@ -139,11 +143,15 @@ impl Core {
             self.connections.get(at).is_some_and(|c| c.has_handle || matches!(c.transport, Transport::Loopback));
         let pd = self.target_domain(header, if write { "write" } else { "read" })?;
         if !known {
-            self.log(format_args!(
-                "a request for QP {} was refused: this card has no address handle for the sender; insert the \
+            self.log_of(
+                header.dst_qpn,
+                "no address handle",
+                format_args!(
+                    "a request for QP {} was refused: this card has no address handle for the sender; insert the \
                  sender's address before it posts",
-                header.dst_qpn
-            ));
+                    header.dst_qpn
+                ),
+            );
             return Err(CompStatus::RemoteUnknownPeer);
         }
         let found = if header.total > MAX_RDMA_SIZE {
@@ -152,14 +160,18 @@ impl Core {
             self.regions.remote(pd, header.rkey, header.addr, header.total, write)
         };
         found.map(|to| (to, header.dst_qpn)).map_err(|error| {
-            self.log(format_args!(
-                "a {} of {} bytes at {:#x} with rkey {:#x} for QP {} was refused: {error}",
-                if write { "write" } else { "read" },
-                header.total,
-                header.addr,
-                header.rkey,
-                header.dst_qpn
-            ));
+            self.log_of(
+                header.dst_qpn,
+                &error.to_string(),
+                format_args!(
+                    "a {} of {} bytes at {:#x} with rkey {:#x} for QP {} was refused: {error}",
+                    if write { "write" } else { "read" },
+                    header.total,
+                    header.addr,
+                    header.rkey,
+                    header.dst_qpn
+                ),
+            );
             CompStatus::RemoteBadAddress
         })
     }

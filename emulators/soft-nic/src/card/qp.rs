@@ -87,12 +87,30 @@ pub struct Qp {
     pub recv_cq: Option<u32>,
     /// Counters by [`Event`](super::counter::Event).
     pub counters: [Vec<u32>; EVENTS],
+    /// How many lines each broken rule has had, by the words of the rule.
+    pub lines: Vec<(String, u32)>,
     table: Vec<Outstanding>,
     free: Vec<u16>,
     serial: u32,
 }
 
 impl Qp {
+    /// Counts a line about a broken rule, and returns how many there were. Numbers in the text make no other rule.
+    pub fn count_line(&mut self, rule: &str) -> u32 {
+        let is_number = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
+        let rule: String = rule.split_whitespace().filter(|word| !is_number(word)).collect();
+        match self.lines.iter_mut().find(|(known, _)| *known == rule) {
+            Some((_, times)) => {
+                *times = times.saturating_add(1);
+                *times
+            }
+            None => {
+                self.lines.push((rule, 1));
+                1
+            }
+        }
+    }
+
     pub(crate) fn new(qpn: u16, qkey: u32, pd: u32, queues: (Arc<WorkQueue>, Arc<WorkQueue>), serial: u32) -> Self {
         Self {
             qpn,
@@ -112,6 +130,7 @@ impl Qp {
             send_cq: 0,
             recv_cq: None,
             counters: Default::default(),
+            lines: Vec::new(),
             table: Vec::new(),
             free: Vec::new(),
             serial,

@@ -161,6 +161,7 @@ impl Core {
         }
         self.stop_qp(qpn);
         if let Some(qp) = self.qps.remove(u32::from(qpn)) {
+            self.log_rest_of(&qp);
             self.release(&qp);
         }
     }

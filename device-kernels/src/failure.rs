@@ -1,0 +1,64 @@
+//! Failed operations: the word in which the host finds the first one of a context, and on a CPU the text of the calling thread's last one.
+
+use crate::context::Context;
+use crate::status::Status;
+use crate::sync::{AtomicU64, LoadExternal, Ordering};
+use core::ffi::c_int;
+pub(crate) use ferrogin_ffi::failure::function_number;
+use ferrogin_ffi::failure::{Failure, Subject};
+
+/// What a call of the C ABI is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum About {
+    /// All earlier operations.
+    Context,
+    /// An operation with a peer, and its action.
+    Post { peer: u32, action: u64 },
+    /// A signal of this rank, and the count that a wait needs.
+    Signal { id: u32, least: u64 },
+    /// A counter, and the count that a wait needs.
+    Counter { id: u32, least: u64 },
+}
+
+impl About {
+    #[inline(always)]
+    fn subject(self) -> Subject {
+        match self {
+            About::Context => Subject::Context,
+            About::Post { peer, .. } => Subject::Peer(peer),
+            About::Signal { id, .. } => Subject::Signal(id),
+            About::Counter { id, .. } => Subject::Counter(id),
+        }
+    }
+}
+
+/// The number that a C function returns. A failure is kept for the host, and on a CPU for `ferrogin_error`.
+#[inline(always)]
+pub(crate) fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), Status>) -> c_int {
+    let Err(status) = result else { return 0 };
+    note(context, Failure { function, status: status as u8, subject: about.subject() });
+    #[cfg(feature = "host")]
+    explain::keep(context, function, about, status);
+    status as c_int
+}
+
+/// Keeps the first failure of a context for the host.
+#[cold]
+#[inline(never)]
+pub(crate) fn note(context: Context<'_>, failure: Failure) {
+    // SAFETY: the host keeps the struct as long as the context.
+    let ext = unsafe { &*context.as_ptr() };
+    if ext.failure_offset == 0 {
+        return;
+    }
+    let at = ext.abort_flag.wrapping_byte_add(ext.failure_offset as usize).cast();
+    // SAFETY: the host has placed an aligned word there, and keeps it as long as the context; all accesses are atomic.
+    let word = unsafe { AtomicU64::from_ptr(at) };
+    // Of two threads that fail at the same time, either is the first.
+    if word.load_external(Ordering::Relaxed) == 0 {
+        word.store_external(failure.to_word(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(feature = "host")]
+pub mod explain;

@@ -1,0 +1,42 @@
+//! Ranks that end between collective calls.
+
+use super::allgather::Ring;
+use super::error::RingError;
+use super::step::Step;
+use crate::frame::FrameKind;
+use crate::stream::{End, Stream};
+use std::time::{Duration, Instant};
+
+/// From the end of a rank's streams to its loss: a program that ends right after its last barrier, without closing the communicator,
+/// makes the others fail only if they still work then.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Ring {
+    /// A rank that has ended without closing its communicator, seen here or reported by a neighbour. It is called while no collective call
+    /// runs, again and again, and tells the neighbours.
+    pub fn lost(&mut self, now: Instant) -> Option<usize> {
+        if self.failed.is_none() {
+            // The last collective call that is complete here.
+            let sequence = self.sequence.wrapping_sub(1);
+            match self.receive(Step::Barrier, sequence, now) {
+                Err(error) => self.fail(Step::Barrier, self.sequence, &error),
+                Ok(()) => self.look_at_streams(now),
+            }
+        }
+        let reported = self.abort.or(self.later_abort.map(|(frame, _)| (frame, now)));
+        let lost = reported.filter(|(frame, _)| frame.kind == FrameKind::Abort).map(|(frame, _)| frame.origin as usize);
+        lost.filter(|rank| *rank != self.rank)
+    }
+
+    fn look_at_streams(&mut self, now: Instant) {
+        let streams = [(self.prev_rank(), &self.prev), (self.next_rank(), &self.next)];
+        let is_closed = |stream: &Stream| matches!(stream.ended(), Some(End::Closed(_)));
+        let Some((rank, _)) = streams.into_iter().find(|(_, stream)| stream.as_ref().is_some_and(is_closed)) else {
+            return;
+        };
+        if now >= *self.closed_at.get_or_insert(now) + GRACE {
+            let error = RingError::PeerClosed { rank, at: self.address(rank), step: Step::Barrier };
+            self.fail(Step::Barrier, self.sequence, &error);
+        }
+    }
+}
