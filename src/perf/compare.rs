@@ -41,8 +41,8 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     }
     text += "# ratios are after / before: below 1 a latency is better, above 1 a rate\n";
     text += &format!(
-        "{:<10} {:>5} {:>8} {:>7} {:>5} {:>8} {:>7} {:>5} {:>7} {:>7} {:>5}\n",
-        "operation", "bytes", "med. us", "after", "ratio", "p99 us", "after", "ratio", "Mops/s", "after", "ratio"
+        "{:<10} {:>4} {:>7} {:>7} {:>5} {:>7} {:>7} {:>5} {:>7} {:>6} {:>5}\n",
+        "operation", "size", "med. us", "after", "ratio", "p99 us", "after", "ratio", "Mops/s", "after", "ratio"
     );
     for (old, new) in pairs(&before, &after) {
         let figures = [
@@ -52,8 +52,8 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
         ];
         let [median, p99, rate] = figures.map(|(old, new)| (figure(old), figure(new), ratio(old, new)));
         let bytes = if old.operation.has_bytes() { bytes_text(old.bytes) } else { "-".to_owned() };
-        text += &format!("{:<10} {bytes:>5} {:>8} {:>7} {:>5} ", old.operation.name(), median.0, median.1, median.2);
-        text += &format!("{:>8} {:>7} {:>5} {:>7} {:>7} {:>5}\n", p99.0, p99.1, p99.2, rate.0, rate.1, rate.2);
+        text += &format!("{:<10} {bytes:>4} {:>7} {:>7} {:>5} ", old.operation.name(), median.0, median.1, median.2);
+        text += &format!("{:>7} {:>7} {:>5} {:>7} {:>6} {:>5}\n", p99.0, p99.1, p99.2, rate.0, rate.1, rate.2);
     }
     let only = before.rows.len() + after.rows.len() - 2 * pairs(&before, &after).count();
     if only > 0 {

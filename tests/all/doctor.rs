@@ -361,24 +361,28 @@ fn doctor_finds_what_only_a_run_shows() {
         case("provider").set("FERROGIN_PROVIDER", "eta").problem(
             "card",
             "FERROGIN_PROVIDER=eta is not valid",
-            "docs/plugin.md",
+            "docs/troubleshooting.md",
         ),
         case("hidden").set("FI_PROVIDER", "efa").problem("software card", "no software card", "unset FI_PROVIDER"),
-        case("control").set("FERROGIN_CONTROL", "nothing").problem("card", "FERROGIN_CONTROL", "docs/plugin.md"),
+        case("control").set("FERROGIN_CONTROL", "nothing").problem(
+            "card",
+            "FERROGIN_CONTROL",
+            "docs/troubleshooting.md",
+        ),
         case("interface").set("NCCL_SOCKET_IFNAME", "nosuch").problem(
             "card",
             "allows no network interface",
-            "docs/plugin.md",
+            "docs/troubleshooting.md",
         ),
         case("libfabric").set("FERROGIN_LIBFABRIC", "/nonexistent/libfabric.so").problem(
             "card",
             "/nonexistent/libfabric.so",
-            "docs/plugin.md",
+            "docs/troubleshooting.md",
         ),
         case("other library").set("NCCL_GIN_PLUGIN", "libc.so.6").problem(
             "card",
             "is not a GIN plugin",
-            "docs/plugin.md",
+            "check the spelling of NCCL_GIN_PLUGIN",
         ),
     ]);
 }
