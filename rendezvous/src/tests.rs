@@ -147,7 +147,7 @@ fn allgather_works_over_unix_tcp_and_threads() {
 #[test]
 fn job_of_1024_threads_meets() {
     child::run("job_of_1024_threads_meets", &[], || {
-        assert!(untrusted::limit_descriptors(4096));
+        assert!(untrusted::limit_descriptors(12_288));
         with_processes(&own_port(), 1024, |bootstrap| {
             let all = bootstrap.allgather(&bootstrap.rank().to_le_bytes()).unwrap();
             assert!(all.iter().enumerate().all(|(rank, block)| *block == rank.to_le_bytes()));

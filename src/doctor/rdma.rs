@@ -64,7 +64,7 @@ fn devices(machine: &Machine) -> Vec<Finding> {
     if efa == 0 {
         findings.push(Finding::problem(
             AREA,
-            format!("none of the {} RDMA device(s) is an EFA card", devices.len()),
+            if devices.is_empty() { "no RDMA device found" } else { "no RDMA device here is an EFA card" },
             "the provider efa drives EFA cards only",
             "use an EFA instance with EFA interfaces and the EFA driver (modinfo efa), or set FERROGIN_PROVIDER=softefa",
         ));

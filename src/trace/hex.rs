@@ -116,7 +116,7 @@ impl Entry {
         let of_size: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.has_size(size)).collect();
         if of_size.is_empty() {
             let all: Vec<String> = Kind::ALL.map(|kind| format!("{} has {}", kind.name(), kind.sizes())).into();
-            return Err(format!("{size} bytes are no entry of a queue: {}", all.join("; ")));
+            return Err(format!("{size} bytes is not a valid queue-entry size: {}", all.join("; ")));
         }
         let names = |kinds: &[Kind]| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
         if bytes.iter().all(|byte| *byte == 0) {

@@ -514,15 +514,16 @@ fn doctor_proves_an_exchange_on_a_healthy_machine() {
     let output = command.output().expect("the doctor");
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
-        "software card  usable: softefa0-rdm",
-        "exchange       a put with a signal and a counter, a value with a signal and",
+        "software card usable: softefa0-rdm",
+        "exchange a put with a signal and a counter, a value with a signal and a get arrived",
         "ginStrongSignalsRequired = false",
         "ginVaSignalsRequired = false",
         "NCCL_SYM_GIN_KERNELS_ENABLE=0",
         "NCCL can use the plugin with these settings: 0 problems",
     ] {
-        assert!(text.contains(part), "{part}: {text}");
+        assert!(words.contains(part), "{part}: {text}");
     }
 }
 

@@ -161,7 +161,7 @@ fn doctor_passes_where_init_passes() {
 
 #[test]
 fn doctor_reports_mlx5_cards_or_reason_for_none() {
-    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--only", "rdma"], &[]);
+    let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--all", "--only", "rdma"], &[]);
     let lines: Vec<_> = text.lines().filter(|line| line.contains(" mlx5 card ")).collect();
     assert!(!lines.is_empty(), "{text}");
     // An empty library hides that of rdma-core.
@@ -171,7 +171,7 @@ fn doctor_reports_mlx5_cards_or_reason_for_none() {
     std::fs::write(empty.join("libibverbs.so.1"), b"").expect("a file");
     let path = empty.to_string_lossy().into_owned();
     let (_, text) =
-        ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--only", "rdma"], &[("LD_LIBRARY_PATH", &path)]);
+        ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--all", "--only", "rdma"], &[("LD_LIBRARY_PATH", &path)]);
     std::fs::remove_dir_all(&empty).expect("the directory goes");
     assert!(text.contains("mlx5 card      unknown: cannot load libibverbs.so.1"), "{text}");
     assert!(text.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");

@@ -136,11 +136,11 @@ fn plugin_runs_over_libfabrics_own_efa_provider() {
 fn doctor_below_verbs_names_the_software_card_and_asks_for_no_driver() {
     let test = "doctor_below_verbs_names_the_software_card_and_asks_for_no_driver";
     let Some(dist) = dist(test) else { return };
-    let script = r#"ulimit -l 64; exec "$0" doctor --only rdma,limits,settings"#;
+    let script = r#"ulimit -l 64; exec "$0" doctor --all --only rdma,limits,settings"#;
     let program = ["sh", "-c", script, env!("CARGO_BIN_EXE_ferrogin")].map(OsStr::new);
     let settings = [("FERROGIN_PROVIDER", "efa"), ("SOFTEFA_FAULTS", "seed=1"), ("SOFTEFA_NIC", "1")];
     let (good, text) = on_card(&dist, &program, &settings.map(|(name, value)| (name, OsStr::new(value))));
-    // The text has lines of 120 characters.
+    // The text has short lines.
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("software cards below verbs (ferrogin verbs), from "), "{text}");
     assert!(words.contains("faults are active") && words.contains("SOFTEFA_NIC is set"), "{text}");

@@ -43,7 +43,7 @@ fn kernel_prints_its_arguments() {
     for (format, expected) in [
         ("i=%d f=%.2f s=[%6s] %%\n", "i=-7 f=1.50 s=[   abc] %\n"),
         ("%5i|%-8.3e|%s", "   -7|1.500e+00|abc"),
-        ("no argument, and a % at the end %", "no argument, and a % at the end %"),
+        ("no argument, and 100 %", "no argument, and 100 %"),
     ] {
         let arena = Arena::new(64);
         put_text(&arena, 8, format);
