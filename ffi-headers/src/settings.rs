@@ -41,7 +41,7 @@ pub const SOFTWARE_GPU: [&str; 8] = [
 ];
 
 /// Settings of the tests.
-pub const TESTS: [&str; 3] = ["FERROGIN_DIST", "FERROGIN_LIBFABRIC_ALT", "FERROGIN_VECTORS"];
+pub const TESTS: [&str; 4] = ["FERROGIN_DIST", "FERROGIN_LIBFABRIC_ALT", "FERROGIN_MLX5", "FERROGIN_VECTORS"];
 
 /// All settings.
 pub fn all() -> impl Iterator<Item = &'static str> {

@@ -2,19 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 use super::{child, wait::HANG_LIMIT};
-
-const LIBRARY: &str = "FERROGIN_TEST_LIBRARY";
-
-/// The library that [`Peer::start_on`] gave this process.
-pub fn library() -> Option<PathBuf> {
-    std::env::var_os(LIBRARY).map(PathBuf::from)
-}
 
 /// A child process with pipes for its standard input and output. It is killed when this is dropped.
 pub struct Peer {
@@ -43,15 +35,6 @@ impl Peer {
         let (sender, lines) = channel();
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         Self { child, input, lines }
-    }
-
-    /// [`Peer::start`], with a library whose path the process gets from [`library`].
-    ///
-    /// # Panics
-    /// As [`Peer::start`].
-    pub fn start_on(name: &str, library: &Path, environment: &[(&str, String)]) -> Self {
-        let library = library.to_str().expect("a path in UTF-8").to_owned();
-        Self::start(name, &[environment, &[(LIBRARY, library)]].concat())
     }
 
     /// Waits for a line of output with `word`, and returns the rest of the line.
