@@ -173,8 +173,9 @@ fn doctor_reports_mlx5_cards_or_reason_for_none() {
     let (_, text) =
         ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--all", "--only", "rdma"], &[("LD_LIBRARY_PATH", &path)]);
     std::fs::remove_dir_all(&empty).expect("the directory goes");
-    assert!(text.contains("mlx5 card      unknown: cannot load libibverbs.so.1"), "{text}");
-    assert!(text.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("mlx5 card unknown: cannot load libibverbs.so.1"), "{text}");
+    assert!(words.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
 }
 
 /// The software card reports its settings when it refuses an unknown one.
