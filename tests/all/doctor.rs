@@ -439,8 +439,16 @@ fn doctor_finds_limits_and_devices_that_are_too_small_or_missing() {
             "ulimit -l unlimited",
         ),
         with_root("no shm", "limits", &[]).warning("shared memory", "dev/shm", "mount -t tmpfs"),
-        efa(with_root("no card", "rdma", &[])).problem("RDMA device", "no RDMA device found", "FERROGIN_PROVIDER=softefa"),
-        efa(with_root("mlx5 only", "rdma", &mellanox)).problem("RDMA device", "no RDMA device here is an EFA card", "EFA instance"),
+        efa(with_root("no card", "rdma", &[])).problem(
+            "RDMA device",
+            "no RDMA device found",
+            "FERROGIN_PROVIDER=softefa",
+        ),
+        efa(with_root("mlx5 only", "rdma", &mellanox)).problem(
+            "RDMA device",
+            "no RDMA device here is an EFA card",
+            "EFA instance",
+        ),
         efa(with_root("no uverbs", "rdma", &amazon)).problem("RDMA device", "no uverbs file", "modprobe ib_uverbs"),
         with_root("closed driver", "gpu", &closed).warning("GPU driver", "not the open ones", "nvidia-open"),
     ];

@@ -21,7 +21,9 @@ fn options(timeout: Option<Duration>) -> ContextOptions {
 
 fn limit_of(context: &Context<'_>) -> u64 {
     // SAFETY: the context lives, and no thread changes its limit.
-    unsafe { *(*context.as_ptr()).timeout_ns }
+    let ext = unsafe { &*context.as_ptr() };
+    // SAFETY: as above.
+    unsafe { *ext.timeout_ns }
 }
 
 #[test]
