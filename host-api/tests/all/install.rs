@@ -143,7 +143,7 @@ fn installed_tool_finds_the_plugin_and_the_software_card() {
         let Some(installed) = Installed::new(test, &lib) else { return };
         let mut tool = Command::new(installed.prefix().join("bin/ferrogin"));
         // Without NCCL_GIN_PLUGIN the doctor reports NCCL's area as a problem.
-        tool.args(["doctor", "--only", "plugin"]).env_remove("NCCL_GIN_PLUGIN");
+        tool.args(["doctor", "--all", "--only", "plugin"]).env_remove("NCCL_GIN_PLUGIN");
         if let Some(output) = succeeds(test, on_software_card(&mut tool)) {
             let plugin = installed.lib().join("libnccl-gin-ferrogin.so");
             assert!(text(&output).contains(&*plugin.to_string_lossy()), "{}", text(&output));

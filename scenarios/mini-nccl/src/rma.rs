@@ -256,16 +256,16 @@ impl RmaComm {
         &self.shared.bootstrap
     }
 
-    /// Collective: registers all of `memory`, as a dma-buf where plugin and memory have it, as NCCL does.
+    /// Collective: registers all of `memory` as NCCL does: GPU memory as a dma-buf where plugin and memory have it, host memory by address.
     ///
     /// # Errors
     /// The call fails, or returns a null handle.
     pub fn register(&self, memory: &Arc<DeviceMemory>, flags: u64) -> Result<RmaMemory, Error> {
         let (comm, data, size) = (self.shared.comm, memory.as_ptr(), memory.len());
         let (mut handle, mut unused) = (null_mut(), null_mut());
-        let dma_buf = memory.dma_buf().filter(|_| self.properties.ptr_support & nccl::PTR_DMABUF != 0);
-        // NCCL passes host memory by address only; here a memfd stands for the dma-buf of a GPU.
-        let kind = if dma_buf.is_some() { nccl::PTR_CUDA } else { memory.kind() };
+        let kind = memory.kind();
+        let has_dma_buf = kind == nccl::PTR_CUDA && self.properties.ptr_support & nccl::PTR_DMABUF != 0;
+        let dma_buf = memory.dma_buf().filter(|_| has_dma_buf);
         match dma_buf {
             Some((fd, offset)) => {
                 let fd = fd.as_raw_fd();

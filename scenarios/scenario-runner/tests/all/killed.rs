@@ -83,6 +83,6 @@ fn stopped_rank_is_named_after_timeout() {
     let Some(dist) = dist("stopped_rank_is_named_after_timeout") else { return };
     let outcome = outcome_after(&dist, Signal::SIGSTOP, Duration::ZERO);
     let (text, failure) = (report(&outcome), outcome.failure.unwrap_or_default());
-    assert!(text.contains("waited 28s") && text.contains("for rank 1"), "{text}");
+    assert!(text.contains("rank 1 at") && text.contains("within 28 s"), "{text}");
     assert!(failure.contains("rank 0: exit code 1") && failure.contains("rank 1: killed"), "{failure}");
 }
