@@ -132,7 +132,7 @@ impl CollComm {
         Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
     }
 
-    /// [`agree`] on the ring of this communicator.
+    /// `agree` on the ring of this communicator.
     ///
     /// # Errors
     /// The error in `part`, or one of [`Ring::allgather`].
