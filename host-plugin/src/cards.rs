@@ -121,17 +121,22 @@ impl CardQuery {
         let without_gpu_memory = Self { kind: DeviceKind::Cpu, ..self.clone() };
         if self.kind == DeviceKind::Cuda && found.is_err() && self.lib.getinfo(&without_gpu_memory.hints(None)).is_ok()
         {
-            return Err(Error::Usage(format!(
-                "provider {} of libfabric {} ({}) refuses GPU memory (FI_HMEM): this libfabric was built without CUDA, or \
-                 cannot load the CUDA driver, or FI_HMEM_P2P_DISABLED or FI_HMEM is set. Name a libfabric that was built \
-                 with CUDA in FERROGIN_LIBFABRIC (the AWS EFA installer has one), and unset these variables",
-                self.provider.name(),
-                self.lib.version(),
-                self.lib.path().display()
-            )));
+            return Err(refuses_gpu_memory(&self.lib, self.provider));
         }
         found.map_err(|source| Error::Fabric { what: no_card(), source })
     }
+}
+
+/// The error for a libfabric that offers `provider`, but not with GPU memory.
+pub fn refuses_gpu_memory(lib: &Libfabric, provider: Provider) -> Error {
+    Error::Usage(format!(
+        "provider {} of libfabric {} ({}) refuses GPU memory (FI_HMEM): this libfabric was built without CUDA, or \
+         cannot load the CUDA driver, or FI_HMEM_P2P_DISABLED or FI_HMEM is set. Name a libfabric that was built \
+         with CUDA in FERROGIN_LIBFABRIC (the AWS EFA installer has one), and unset these variables",
+        provider.name(),
+        lib.version(),
+        lib.path().display()
+    ))
 }
 
 /// Sets FI_EFA_FORK_SAFE, so that a process with EFA endpoints can fork, as Python's data loaders do. On a kernel before 5.13

@@ -24,8 +24,16 @@ const QUEUE: usize = 1024;
 /// # Errors
 /// There is no usable card; the message says why, and what to do.
 pub fn find(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Result<Vec<Info>, Error> {
-    let gpu = if kind == DeviceKind::Cuda { bindings::FI_HMEM } else { 0 };
-    let caps = bindings::FI_MSG | bindings::FI_RMA | gpu;
+    let caps = bindings::FI_MSG | bindings::FI_RMA;
+    match kind {
+        DeviceKind::Cpu => search(lib, provider, caps),
+        DeviceKind::Cuda => search(lib, provider, caps | bindings::FI_HMEM).map_err(|error| {
+            if search(lib, provider, caps).is_ok() { cards::refuses_gpu_memory(lib, provider) } else { error }
+        }),
+    }
+}
+
+fn search(lib: &Arc<Libfabric>, provider: Provider, caps: u64) -> Result<Vec<Info>, Error> {
     let hints = |name: &str| {
         Hints::new(name)
             .caps(caps)

@@ -1,9 +1,12 @@
 //! Machines with a defect, which the software card simulates: `init` fails with cause and cure, or the job works.
 
-use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, software_gpu, window};
+use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, rma_alone, software_gpu, window};
 use ferrogin_ffi::nccl::GinConfigV14;
-use mini_nccl::{Comm, log};
+use ferrogin_test_support::wait::HANG_LIMIT;
+use mini_nccl::rma::RmaComm;
+use mini_nccl::{Bootstrap, Comm, log};
 use std::process::Command;
+use std::sync::Arc;
 
 fn lines_with(part: &str) -> Vec<String> {
     log::all().into_iter().map(|line| line.text).filter(|text| text.contains(part)).collect()
@@ -101,16 +104,33 @@ fn unknown_traffic_classes_fall_back_on_every_libfabric() {
     });
 }
 
+fn without_cuda(test: &str, init: impl Fn()) {
+    init();
+    let lines = lines_with("FI_HMEM");
+    assert_eq!(lines.len(), 1, "{test}: {:?}", log::all());
+    assert!(lines[0].contains("built without CUDA") && lines[0].contains("FERROGIN_LIBFABRIC"), "{}", lines[0]);
+}
+
 #[test]
 fn libfabric_without_cuda_is_named_as_cause() {
     let test = "libfabric_without_cuda_is_named_as_cause";
     let Some(path) = software_gpu(test) else { return };
     let settings = [("SOFTEFA_FAULTS", "no_hmem"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &*path)];
     alone(test, &settings, |plugin| {
-        Comm::probe(&plugin).expect_err("no GPU memory");
-        let lines = lines_with("FI_HMEM");
-        assert_eq!(lines.len(), 1, "{:?}", log::all());
-        assert!(lines[0].contains("built without CUDA") && lines[0].contains("FERROGIN_LIBFABRIC"), "{}", lines[0]);
+        without_cuda(test, || drop(Comm::probe(&plugin).expect_err("no GPU memory")));
+    });
+}
+
+#[test]
+fn libfabric_without_cuda_is_named_by_the_rma_plugin() {
+    let test = "libfabric_without_cuda_is_named_by_the_rma_plugin";
+    let Some(path) = software_gpu(test) else { return };
+    let settings = vec![("SOFTEFA_FAULTS", "no_hmem"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &*path)];
+    rma_alone(test, &[settings], 16, |plugin| {
+        without_cuda(test, || {
+            let bootstrap = Arc::new(Bootstrap::threads(1, HANG_LIMIT).remove(0));
+            RmaComm::init(&plugin, bootstrap, 0).map(drop).expect_err("no GPU memory");
+        });
     });
 }
 

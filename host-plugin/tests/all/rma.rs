@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use workload::Workload;
 
-const TCP: [(&str, &str); 1] = [("FERROGIN_PROVIDER", "tcp")];
+/// In host memory: the distributions' libfabric offers no GPU memory over TCP.
+const TCP: [(&str, &str); 2] = [("FERROGIN_PROVIDER", "tcp"), ("FERROGIN_DEVICE", "cpu")];
 
 /// Runs `body` on each rank of a communicator of `n` ranks, each in a thread. Returns the results by rank.
 fn ranks<T: Send + 'static>(
