@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::introduction::Introduction;
 use ferrogin_rendezvous::ring::Step;
-use ferrogin_rendezvous::{BootstrapError, Identity, exchange};
+use ferrogin_rendezvous::{BootstrapError, Exchange, Identity};
 use nccl_gin_ferrogin::comm::{CollComm, ListenComm};
 use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::plugin::Plugin;
@@ -54,11 +54,7 @@ impl Comm {
         options: &Options,
         allgather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, Error>,
     ) -> Result<Self, Error> {
-        if rank >= ranks || ranks > RANKS_MAX {
-            return Err(Error::Argument(format!(
-                "rank {rank} is not one of {ranks} ranks (at least 1, at most {RANKS_MAX})"
-            )));
-        }
+        check_rank(rank, ranks)?;
         let listening = listen(options);
         let ready = match &listening {
             Ok((plugin, listener)) => Ok((&plugin.config, listener.handle())),
@@ -82,9 +78,11 @@ impl Comm {
         // Open reports an invalid setting, to the other ranks too.
         let timeout = Config::from_env().map_or(TIMEOUT_DEFAULT, |config| config.timeout);
         Identity::check_address(address).map_err(|problem| Error::Argument(format!("the address {problem}")))?;
+        check_rank(rank, ranks)?;
         let secret = Identity::secret_from_env()?;
         let identity = Identity { rank, nranks: ranks, address: address.to_owned(), secret };
-        Self::open(rank, ranks, options, |block| Ok(exchange(&identity, block, timeout)?))
+        let exchange = Exchange::open(&identity, timeout)?;
+        Self::open(rank, ranks, options, |block| Ok(exchange.finish(block)?))
     }
 
     /// Opens the job that a launcher's environment variables describe: [`Identity`] lists them.
@@ -140,6 +138,15 @@ impl Inner {
         let working = contexts.iter().filter(|(handle, _)| registry::fault(*handle as *const _) == Ok(false));
         let counts = working.filter_map(|(_, context)| context.upgrade()).map(|context| context.outstanding());
         counts.sum::<Result<u64, _>>().map_err(Error::from)
+    }
+}
+
+fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
+    match rank < ranks && ranks <= RANKS_MAX {
+        true => Ok(()),
+        false => {
+            Err(Error::Argument(format!("rank {rank} is not one of {ranks} ranks (at least 1, at most {RANKS_MAX})")))
+        }
     }
 }
 

@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
 //!
 //! A [ring](ring::Ring) connects ranks that have the handles of all ranks. NCCL passes handles between the ranks of the plugin; the ranks
-//! of other programs [`exchange`] them at rank 0, and [`Bootstrap`] does both steps. Both ends of each stream have proved to each other that
-//! they know a secret ([`proof`]). [`interface`] chooses the address of a listener as NCCL does. [`Identity`] reads the variables of
-//! launchers.
+//! of other programs meet at rank 0 for them ([`Exchange`]), and [`Bootstrap`] does both steps. Both ends of each stream have proved to
+//! each other that they know a secret ([`proof`]). [`interface`] chooses the address of a listener as NCCL does. [`Identity`] reads the
+//! variables of launchers.
 
 mod dial;
 mod error;
@@ -23,7 +23,7 @@ pub use dial::{Address, Dial};
 pub use error::BootstrapError;
 pub use identity::Identity;
 pub use listener::Listener;
-pub use meet::exchange;
+pub use meet::Exchange;
 pub use own_file::open_own_file;
 pub use place::Place;
 pub use secret::Secret;
@@ -75,8 +75,9 @@ impl Bootstrap {
     /// # Errors
     /// There is no such rank, an address is unusable, or a rank does not connect before `timeout`.
     pub fn join(identity: &Identity, timeout: Duration) -> Result<Bootstrap, BootstrapError> {
+        let exchange = Exchange::open(identity, timeout)?;
         let listener = ring::Listener::open()?;
-        let blocks = exchange(identity, &listener.handle(), timeout)?;
+        let blocks = exchange.finish(&listener.handle())?;
         // A block of another size is no handle of any rank.
         let handles: Vec<_> = blocks.iter().map(|block| block.as_slice().try_into().unwrap_or([0; _])).collect();
         Ok(Bootstrap::new(Ring::connect(&listener, &handles, identity.rank, timeout)?))

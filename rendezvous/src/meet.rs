@@ -17,28 +17,49 @@ const DOMAIN: [u8; 8] = *b"ferroHA\x03";
 /// The largest number of ranks.
 const RANKS_MAX: usize = 1 << 20;
 
-/// Returns the `block` of each rank, by rank, all of which pass the same address. Blocks may differ in size.
-///
-/// # Errors
-/// There is no such rank, the address is unusable, or a rank ends, or does not call before `timeout`.
-pub fn exchange(identity: &Identity, block: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, BootstrapError> {
-    let &Identity { rank, nranks, .. } = identity;
-    if rank >= nranks || nranks > RANKS_MAX {
-        return Err(BootstrapError::Environment(format!(
-            "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
-        )));
+/// An exchange of a block each between the ranks, all of which have the same address.
+pub struct Exchange<'a> {
+    identity: &'a Identity,
+    timeout: Duration,
+    /// On rank 0 of several.
+    meeting: Option<Meeting<'a>>,
+}
+
+impl<'a> Exchange<'a> {
+    /// Listens at the address on rank 0. A port that the system chooses for this process later is another one.
+    ///
+    /// # Errors
+    /// There is no such rank, or the address is unusable.
+    pub fn open(identity: &'a Identity, timeout: Duration) -> Result<Self, BootstrapError> {
+        let &Identity { rank, nranks, .. } = identity;
+        if rank >= nranks || nranks > RANKS_MAX {
+            return Err(BootstrapError::Environment(format!(
+                "rank {rank} is not one of {nranks} ranks (at least 1, at most {RANKS_MAX})"
+            )));
+        }
+        if nranks > 1 && rank == 0 && identity.secret.is_none() && is_tcp(&identity.address) {
+            eprintln!(
+                "ferrogin: any process that can connect to {} can take the place of a rank: set FERROGIN_SECRET on all ranks to the output of \
+                 `openssl rand -hex 16`",
+                identity.address
+            );
+        }
+        let meets = nranks > 1 && rank == 0;
+        let meeting = meets.then(|| Meeting::open(identity, Instant::now(), timeout)).transpose()?;
+        Ok(Self { identity, timeout, meeting })
     }
-    if nranks > 1 && rank == 0 && identity.secret.is_none() && is_tcp(&identity.address) {
-        eprintln!(
-            "ferrogin: any process that can connect to {} can take the place of a rank: set FERROGIN_SECRET on all ranks to the output of \
-             `openssl rand -hex 16`",
-            identity.address
-        );
-    }
-    match (nranks, rank) {
-        (1, _) => Ok(vec![block.to_vec()]),
-        (_, 0) => Meeting::open(identity, Instant::now(), timeout)?.finish(block),
-        _ => contribute(connect(identity, timeout)?, identity, block, timeout),
+
+    /// Returns the `block` of each rank, by rank. Blocks may differ in size.
+    ///
+    /// # Errors
+    /// A rank ends, or does not call before the timeout; on other ranks than 0, the address is unusable.
+    pub fn finish(self, block: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let Self { identity, timeout, meeting } = self;
+        match meeting {
+            Some(meeting) => meeting.finish(block),
+            None if identity.nranks == 1 => Ok(vec![block.to_vec()]),
+            None => contribute(connect(identity, timeout)?, identity, block, timeout),
+        }
     }
 }
 

@@ -33,7 +33,6 @@ use scenario_runner::world::{Config, World, plugin_from_env};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -254,10 +253,9 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     let bootstrap = bootstrap.with_timeout(longest + EXCHANGE);
     let mut done: Vec<Done> = Vec::new();
     let mut interrupted = None;
-    for (number, step) in steps.into_iter().enumerate() {
+    for step in steps {
         let limit = limit(&step);
-        let result =
-            run_step(&bootstrap, identity, &step, number, args.quick, limit, &settings, &scratch.0, &redaction);
+        let result = run_step(&bootstrap, identity, &step, args.quick, limit, &settings, &scratch.0, &redaction);
         match result {
             Ok(ranks) => {
                 let step = Done { step, ranks };
@@ -428,7 +426,6 @@ fn run_step(
     bootstrap: &Bootstrap,
     identity: &Identity,
     step: &Step,
-    number: usize,
     quick: bool,
     limit: Duration,
     settings: &[(&'static str, String)],
@@ -436,13 +433,12 @@ fn run_step(
     redaction: &Redaction,
 ) -> Result<Vec<Outcome>, String> {
     let exchange = |block: &[u8]| bootstrap.allgather(block).map_err(|error| error.to_string());
-    let address = if identity.rank == 0 { step_address(&identity.address, number) } else { String::new() };
-    let address = String::from_utf8_lossy(&exchange(address.as_bytes())?[0]).into_owned();
     let variables = [
         &[
             ("FERROGIN_RANK", identity.rank.to_string()),
             ("FERROGIN_NRANKS", identity.nranks.to_string()),
-            ("FERROGIN_BOOTSTRAP", address),
+            // Free again: the processes of the step before have ended on all ranks.
+            ("FERROGIN_BOOTSTRAP", identity.address.clone()),
         ],
         settings,
     ]
@@ -458,19 +454,6 @@ fn run_step(
                 .map_err(|_| format!("rank {rank} sent no result: run the same ferrogin on all ranks"))
         })
         .collect()
-}
-
-/// An address at which the ranks of a step meet: a free port of rank 0's host, or another name of an abstract socket.
-fn step_address(address: &str, number: usize) -> String {
-    let Some((host, _)) = address.rsplit_once(':').filter(|(_, port)| port.parse::<u16>().is_ok()) else {
-        return format!("{address}-step-{number}");
-    };
-    let bare = host.trim_matches(['[', ']']);
-    let listener = TcpListener::bind((bare, 0)).or_else(|_| TcpListener::bind(("0.0.0.0", 0)));
-    match listener.and_then(|listener| listener.local_addr()) {
-        Ok(free) => format!("{host}:{}", free.port()),
-        Err(_) => address.to_owned(),
-    }
 }
 
 /// Prints a line. A closed standard output costs the line and not the report.

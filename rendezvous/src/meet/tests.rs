@@ -293,6 +293,17 @@ fn exhausted_ports_are_an_error_with_address_and_fix() {
     }
 }
 
+/// So no port that the system chooses for rank 0 meanwhile is the one that the ranks connect to.
+#[test]
+fn rank_0_has_its_port_before_its_block() {
+    let identity = rank_0(2, own_port());
+    let exchange = Exchange::open(&identity, HANG_LIMIT).unwrap();
+    let Err(error) = Exchange::open(&identity, HANG_LIMIT) else { panic!("two listeners at {}", identity.address) };
+    assert!(error.to_string().contains("rank 0 cannot listen on"), "{error}");
+    drop(exchange);
+    Exchange::open(&identity, HANG_LIMIT).map(drop).unwrap();
+}
+
 #[test]
 fn own_host_name_stands_for_all_addresses() {
     let all = |address: &str| own_addresses(address).unwrap();
