@@ -4,7 +4,9 @@ use crate::action::{Action, Flags};
 #[cfg(target_arch = "nvptx64")]
 use crate::context::warp::post_in_groups;
 use crate::context::{Arguments, Context, FlushRequest, Window};
-use crate::failure::{About, code_of, function_number};
+#[cfg(feature = "host")]
+use crate::explain;
+use crate::failure::{self, About};
 #[cfg(target_arch = "nvptx64")]
 use crate::lanes::Lanes;
 use crate::status::{Status, code};
@@ -12,6 +14,7 @@ use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
 #[cfg(feature = "host")]
 use ferrogin_ffi::ext::HandleHeader;
+use ferrogin_ffi::failure::{Failure, function_number};
 
 /// See `fgin_open` in `ferrogin/gin.h`.
 ///
@@ -27,7 +30,7 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
         let header = handle.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>();
         // SAFETY: the caller vouches that the header of a handle that is not null is readable.
         let header = (!handle.is_null()).then(|| unsafe { header.read_unaligned() });
-        crate::failure::explain::keep_open(header, context_id, status);
+        explain::keep_open(header, context_id, status);
     }
     // SAFETY: the caller vouches for `out`.
     code(unsafe { give(context.map(|context| context.as_ptr()), out) })
@@ -37,7 +40,7 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
 #[cfg(feature = "host")]
 #[unsafe(no_mangle)]
 pub extern "C" fn fgin_status_name(status: c_int) -> *const core::ffi::c_char {
-    crate::failure::explain::status_name(status).as_ptr()
+    explain::status_name(status).as_ptr()
 }
 
 /// Writes a result to `out`, and returns the error.
@@ -66,8 +69,18 @@ unsafe fn existing<'a>(at: *const FlushRequest) -> Result<&'a FlushRequest, Stat
 /// The result of a call without a context.
 fn null_context() -> c_int {
     #[cfg(feature = "host")]
-    crate::failure::explain::set("FGIN_INVALID_ARGUMENT: the context is NULL: check what fgin_open returned");
+    explain::set("FGIN_INVALID_ARGUMENT: the context is NULL: check what fgin_open returned");
     Status::InvalidArgument as c_int
+}
+
+/// The number that a C function returns. A failure is kept for the host, and on a CPU for `ferrogin_error`.
+#[inline(always)]
+fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), Status>) -> c_int {
+    let Err(status) = result else { return 0 };
+    failure::note(context.ext, Failure { function, status: status as u8, subject: about.subject() });
+    #[cfg(feature = "host")]
+    explain::keep(context, function, about, status);
+    status as c_int
 }
 
 /// Functions on a context: their arguments after it, what they are about, and what they do with it.

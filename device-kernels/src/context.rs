@@ -79,7 +79,7 @@ impl Span {
 /// One GIN context of a rank. Copies are views of the same context, and any thread may use it.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
-    ext: &'a ContextExt,
+    pub(crate) ext: &'a ContextExt,
 }
 
 // SAFETY: everything behind the context is constant, or all threads access it atomically.

@@ -5,8 +5,9 @@
 
 use crate::action::{Flags, Sharing};
 use crate::constant::{self, Constant};
-use crate::post::flush::{self, Outcome};
+use crate::post::flush;
 use crate::post::locked::{self, LockedQueue};
+use crate::post::outcome::Outcome;
 use crate::post::used::UsedSet;
 use crate::post::{COUNT_MASK, Queue, combining, exclusive};
 use crate::status::Status;

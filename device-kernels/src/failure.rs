@@ -1,10 +1,7 @@
-//! Failed operations: the word in which the host finds the first one of a context, and on a CPU the text of the calling thread's last one.
+//! Failed operations: the word in which the host finds the first one of a context.
 
-use crate::context::Context;
-use crate::status::Status;
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
-use core::ffi::c_int;
-pub(crate) use ferrogin_ffi::failure::function_number;
+use ferrogin_ffi::ext::ContextExt;
 use ferrogin_ffi::failure::{Failure, Subject};
 
 /// What a call of the C ABI is about.
@@ -22,7 +19,7 @@ pub(crate) enum About {
 
 impl About {
     #[inline(always)]
-    fn subject(self) -> Subject {
+    pub(crate) fn subject(self) -> Subject {
         match self {
             About::Context => Subject::Context,
             About::Post { peer, .. } => Subject::Peer(peer),
@@ -32,22 +29,10 @@ impl About {
     }
 }
 
-/// The number that a C function returns. A failure is kept for the host, and on a CPU for `ferrogin_error`.
-#[inline(always)]
-pub(crate) fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), Status>) -> c_int {
-    let Err(status) = result else { return 0 };
-    note(context, Failure { function, status: status as u8, subject: about.subject() });
-    #[cfg(feature = "host")]
-    explain::keep(context, function, about, status);
-    status as c_int
-}
-
 /// Keeps the first failure of a context for the host.
 #[cold]
 #[inline(never)]
-pub(crate) fn note(context: Context<'_>, failure: Failure) {
-    // SAFETY: the host keeps the struct as long as the context.
-    let ext = unsafe { &*context.as_ptr() };
+pub(crate) fn note(ext: &ContextExt, failure: Failure) {
     if ext.failure_offset == 0 {
         return;
     }
@@ -59,6 +44,3 @@ pub(crate) fn note(context: Context<'_>, failure: Failure) {
         word.store_external(failure.to_word(), Ordering::Relaxed);
     }
 }
-
-#[cfg(feature = "host")]
-pub mod explain;

@@ -10,7 +10,8 @@
 //! | [`context`] | routes an operation to an endpoint and a target; fast path and slow path |
 //! | [`coop`] | threads that make a call together |
 //! | [`endpoint`] | the queue that an operation is posted on |
-//! | [`failure`] | the first failed operation of a context, for the host, and the text of a failed call |
+//! | [`explain`] | on a CPU: the text of the calling thread's last failed call |
+//! | `failure` | the first failed operation of a context, for the host |
 //! | `lanes` | on a GPU: lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |
@@ -35,9 +36,11 @@ pub mod coop;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod endpoint;
+#[cfg(all(feature = "host", not(loom)))]
+pub mod explain;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-pub mod failure;
+mod failure;
 #[cfg(target_arch = "nvptx64")]
 #[allow(unsafe_code)]
 pub mod lanes;

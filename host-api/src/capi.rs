@@ -8,7 +8,7 @@ use crate::comm::{Comm, Options};
 use crate::context::{Context, ContextOptions};
 use crate::error::{Error, Status};
 use crate::window::{Memory, Window};
-use ferrogin_device::failure::explain;
+use ferrogin_device::explain;
 use ferrogin_ffi::ext::ContextExt;
 use ferrogin_ffi::nccl;
 use ferrogin_rendezvous::ring::Step;

@@ -4,7 +4,7 @@ use super::{Context, ExtLimits, FIRST_COUNTER};
 use crate::endpoint::{Endpoint, used_set};
 use crate::platform;
 use crate::post::COUNT_MASK;
-use crate::post::flush::Outcome;
+use crate::post::outcome::Outcome;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::{Limit, Spin};

@@ -192,7 +192,7 @@ fn note(context: Context<'_>, rest: Rest, status: Status) {
     // The index of a target leads to the peer too; a peer that does not exist is one where nothing was posted.
     let is_peer = matches!(rest.step(), Rest::SLOW_PATH | Rest::SLOW_PATH_TOGETHER | Rest::INVALID);
     let peer = if is_peer { rest.target() } else { rest.target() % context.nranks() };
-    crate::failure::note(context, Failure { function, status: status as u8, subject: Subject::Peer(peer) });
+    crate::failure::note(context.ext, Failure { function, status: status as u8, subject: Subject::Peer(peer) });
 }
 
 #[inline(always)]

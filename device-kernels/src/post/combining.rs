@@ -39,7 +39,7 @@ pub mod run;
 
 pub use pass::ring_ready;
 
-use super::flush::Outcome;
+use super::outcome::Outcome;
 use super::{EncodeWqe, Left, Queue, Step, outstanding};
 use crate::platform::thread_value;
 use crate::status::Status;

@@ -4,7 +4,7 @@
 //! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
 //! have rung them.
 
-use super::flush::Outcome;
+use super::outcome::Outcome;
 use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause};
 use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};

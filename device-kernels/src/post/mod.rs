@@ -23,6 +23,7 @@ mod model;
 #[cfg(test)]
 #[path = "tests/ops.rs"]
 mod ops;
+pub mod outcome;
 #[cfg(all(test, not(loom)))]
 mod tests;
 #[allow(unsafe_code)]
@@ -101,6 +102,7 @@ pub enum Step {
     WaitForRoom = 3,
 }
 
+#[cfg(not(loom))]
 impl Step {
     /// The step of that number. An unknown one, which no caller passes, is a pass, which does no harm.
     pub(crate) fn from_number(number: u32) -> Step {

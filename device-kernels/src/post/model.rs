@@ -10,11 +10,12 @@
 
 mod checks;
 
-use super::flush::{Outcome, flush};
+use super::flush::flush;
 use super::ops::{
     Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
     Policy, post_run,
 };
+use super::outcome::Outcome;
 use super::used::UsedSet;
 use super::{COUNT_MASK, Queue, combining, locked};
 use crate::status::Status;

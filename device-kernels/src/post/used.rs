@@ -17,7 +17,7 @@
 //! word under the lock. A flush removes an endpoint only when every post has completed and the barrier stands at the cursor
 //! (`locked`: under the lock), so later posts have a later barrier, and insert the endpoint again.
 
-use super::flush::Outcome;
+use super::outcome::Outcome;
 use crate::platform::kept;
 use crate::sync::{AtomicU64, Ordering, fence};
 use ferrogin_ffi::ext::USED_BITS;

@@ -1,8 +1,8 @@
 //! The text of a failed call on a CPU: what failed, why, and what to do.
 
-use super::About;
 use crate::action::Action;
 use crate::context::Context;
+use crate::failure::About;
 use crate::status::Status;
 use ferrogin_ffi::ext::{HEADER_MAGIC, HEADER_VERSION, HandleHeader};
 use ferrogin_ffi::failure::{FUNCTIONS, STATUS_NAMES};
@@ -33,7 +33,7 @@ pub fn status_name(status: i32) -> &'static CStr {
 /// Keeps the text of a failed call.
 #[cold]
 #[inline(never)]
-pub(super) fn keep(context: Context<'_>, function: u8, about: About, status: Status) {
+pub(crate) fn keep(context: Context<'_>, function: u8, about: About, status: Status) {
     let function = FUNCTIONS.get(usize::from(function)).unwrap_or(&FUNCTIONS[0]);
     let name = status_name(status as i32).to_string_lossy();
     set(&format!("rank {}: {function} returned {name}: {}", context.rank(), reason(context, about, status)));
