@@ -12,8 +12,9 @@ mod checks;
 
 use super::flush::flush;
 use super::ops::{
+    Mutation,
     Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
-    Policy, post_run,
+    Policy, insert_used, post_run,
 };
 use super::outcome::Outcome;
 use super::used::UsedSet;
@@ -47,35 +48,6 @@ enum Doorbell {
     Early,
     /// With the poster's next fence.
     Late,
-}
-
-/// A guard that a test takes out, so that a property breaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mutation {
-    /// The policy sees an endpoint without value slots.
-    NoSlotGuard,
-    /// The policy sees a larger ring than there is.
-    NoRingGuard,
-    /// The policy sees a larger batch limit than the card's.
-    NoBatchBound,
-    /// A fence before the doorbell does nothing.
-    NoWriteFence,
-    /// A fence after the doorbell does nothing.
-    NoDoorbellFence,
-    /// A doorbell leaves out the last request.
-    ShortDoorbell,
-    /// The flush barrier is removed before each post.
-    NoBarrier,
-    /// The completion count is read one too high when something is in flight.
-    EarlyCount,
-    /// An insertion into the set of used endpoints sets the leaf bit and does not count.
-    UncountedLeaf,
-    /// An insertion into the set of used endpoints sets the summary bit and does not count.
-    UncountedSummary,
-    /// A flush removes an endpoint whose posts have completed, wherever the barrier stands.
-    EarlyRemoval,
-    /// The last thread of a group writes its request after the leader's fence.
-    LateLane,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -400,7 +372,10 @@ impl Queue for &PosterView<'_> {
     }
     fn doorbell(&self, count: u32) {
         self.rang_last.set(true);
-        let count = count.wrapping_sub(u32::from(self.mutated(Mutation::ShortDoorbell)));
+        let last = self.card.config.start.wrapping_add(self.card.config.posts());
+        if self.mutated(Mutation::LostDoorbell) && count == last {
+            return;
+        }
         match self.card.config.doorbell {
             Doorbell::Early => self.ring_now(count),
             Doorbell::Late => {
@@ -420,16 +395,7 @@ impl Queue for &PosterView<'_> {
         if !self.card.config.in_context {
             return;
         }
-        let words = &self.card.used;
-        let uncounted = [Mutation::UncountedSummary, Mutation::UncountedLeaf].map(|mutation| self.mutated(mutation));
-        if uncounted == [false; 2] {
-            return self.card.used_set().insert(0);
-        }
-        for (word, uncounted) in words.iter().zip(uncounted).rev() {
-            if uncounted || word.fetch_add(1 << 32, AcqRel) & 1 == 0 {
-                word.fetch_or(1, AcqRel);
-            }
-        }
+        insert_used(self.card.used_set(), &self.card.used, self.card.config.mutation);
     }
 }
 

@@ -211,15 +211,16 @@ fn model_finds_group_that_ignores_limits() {
 
 #[test]
 fn model_finds_lost_doorbell() {
-    let mutation = Some(Mutation::ShortDoorbell);
-    must_fail(Config { mutation, threads: &[&[Put], &[Put]], ..BASE }, "");
+    let mutation = Some(Mutation::LostDoorbell);
+    must_fail(Config { mutation, threads: &[&[Put], &[Put]], ..BASE }, "every post is delivered once");
 }
 
 #[test]
 fn model_finds_lost_insertion() {
     let config = Config { in_context: true, ..BASE };
     for policy in [Policy::Combining, Policy::Locked] {
-        for (mutation, threads) in [(Mutation::UncountedLeaf, LEAF), (Mutation::UncountedSummary, SUMMARY)] {
+        let mutations = [Mutation::NoInsertion, Mutation::UncountedLeaf, Mutation::UncountedSummary];
+        for (mutation, threads) in mutations.into_iter().zip([LEAF, LEAF, SUMMARY]) {
             must_fail(Config { policy, mutation: Some(mutation), threads, ..config }, "a flush returned before");
         }
     }

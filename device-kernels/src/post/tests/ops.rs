@@ -1,10 +1,12 @@
-//! The steps and the policies of a poster, in the model, the random schedules and the other tests.
+//! The steps and the policies of a poster, and the guards that a test takes out, in the model, the random schedules and the other tests.
 
 use crate::post::combining::CombiningQueue;
 use crate::post::combining::run::{admit_run, reserve_run, ring_run};
 use crate::post::flush::FlushQueue;
+use crate::post::used::UsedSet;
 use crate::post::{EncodeWqe, combining, exclusive, locked};
 use crate::status::Status;
+use crate::sync::{AtomicU64, Ordering};
 use crate::wait::Limit;
 
 /// One step.
@@ -64,6 +66,52 @@ impl Policy {
             Policy::Combining => combining::post(queue, limits, aggregate, wqe),
             Policy::Exclusive => exclusive::post(queue, limits, aggregate, wqe),
             Policy::Locked => locked::post(queue, limits, aggregate, wqe),
+        }
+    }
+}
+
+/// A guard that a test takes out, so that a property breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::post) enum Mutation {
+    /// The policy sees an endpoint without value slots.
+    NoSlotGuard,
+    /// The policy sees a larger ring than there is.
+    NoRingGuard,
+    /// The policy sees a larger batch limit than the card's.
+    NoBatchBound,
+    /// A fence before the doorbell does nothing.
+    NoWriteFence,
+    /// A fence after the doorbell does nothing.
+    NoDoorbellFence,
+    /// The doorbell of the last request does not reach the card.
+    LostDoorbell,
+    /// The flush barrier is removed before each post.
+    NoBarrier,
+    /// The completion count is read one too high when something is in flight.
+    EarlyCount,
+    /// No post inserts the endpoint into the set of used endpoints.
+    NoInsertion,
+    /// An insertion into the set of used endpoints sets the leaf bit and does not count.
+    UncountedLeaf,
+    /// An insertion into the set of used endpoints sets the summary bit and does not count.
+    UncountedSummary,
+    /// A flush removes an endpoint whose posts have completed, wherever the barrier stands.
+    EarlyRemoval,
+    /// The last thread of a group writes its request after the leader's fence.
+    LateLane,
+}
+
+/// Inserts the only endpoint of a set, whose summary word and leaf word are `words`.
+pub(in crate::post) fn insert_used(set: UsedSet<'_>, words: &[AtomicU64; 2], mutation: Option<Mutation>) {
+    let uncounted = match mutation {
+        Some(Mutation::NoInsertion) => return,
+        Some(Mutation::UncountedSummary) => 0,
+        Some(Mutation::UncountedLeaf) => 1,
+        _ => return set.insert(0),
+    };
+    for (at, word) in words.iter().enumerate().rev() {
+        if at == uncounted || word.fetch_add(1 << 32, Ordering::AcqRel) & 1 == 0 {
+            word.fetch_or(1, Ordering::AcqRel);
         }
     }
 }

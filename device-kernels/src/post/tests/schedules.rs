@@ -8,9 +8,11 @@
 
 use crate::post::flush::flush;
 use crate::post::ops::{
+    Mutation,
     Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
-    Policy, post_run,
+    Policy, insert_used, post_run,
 };
+use crate::post::outcome::Outcome;
 use crate::post::used::UsedSet;
 use crate::post::{COUNT_MASK, Queue, combining, locked};
 use crate::wait::Limit;
@@ -26,29 +28,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 /// The limit of steps of one schedule: a schedule with more has a wait without end.
 const MAX_STEPS: u32 = 200_000;
 
-/// A guard that a test takes out, so that a property breaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mutation {
-    /// The policy sees an endpoint without value slots.
-    NoSlotGuard,
-    /// The policy sees a larger ring than there is.
-    NoRingGuard,
-    /// The policy sees a larger batch limit than the card's.
-    NoBatchBound,
-    /// A fence before the doorbell does nothing.
-    NoWriteFence,
-    /// A fence after the doorbell does nothing.
-    NoDoorbellFence,
-    /// The flush barrier is removed before each post.
-    NoBarrier,
-    /// Some doorbells do not reach the card.
-    LostDoorbell,
-    /// No post inserts the endpoint into the set of used endpoints.
-    NoInsertion,
-    /// An insertion sets the bits and does not count.
-    UncountedInsertion,
-}
-
 #[derive(Debug, Clone, Copy)]
 struct Config {
     policy: Policy,
@@ -62,6 +41,12 @@ struct Config {
 
 const BASE: Config =
     Config { policy: Policy::Combining, start: 0, sq_size: 8, max_batch: 4, slots: 0, mutation: None, posters: &[] };
+
+impl Config {
+    fn posts(&self) -> u32 {
+        self.posters.iter().flat_map(|ops| ops.iter()).map(|op| op.posts()).sum()
+    }
+}
 
 struct Simulation {
     config: Config,
@@ -102,8 +87,8 @@ impl Simulation {
     }
 
     fn new(config: Config, seed: u64) -> Self {
-        let Config { start, sq_size, slots, posters, .. } = config;
-        let tokens = posters.iter().flat_map(|ops| ops.iter()).map(|op| op.posts()).sum::<u32>() as usize + 1;
+        let Config { start, sq_size, slots, .. } = config;
+        let tokens = config.posts() as usize + 1;
         let both = u64::from(start) << 32 | u64::from(start);
         Simulation {
             config,
@@ -245,8 +230,18 @@ impl PosterView<'_> {
         if self.sim.config.policy.is_locked() {
             return (first..first + posts).for_each(|token| self.post(aggregate, token));
         }
-        let write = |i, idx| self.write(idx, first + i);
+        let late = Cell::new(None);
+        let write = |i, idx| {
+            if self.sim.mutated(Mutation::LateLane) && i + 1 == posts {
+                late.set(Some((idx, first + i)));
+            } else {
+                self.write(idx, first + i);
+            }
+        };
         assert_eq!(post_run(self, self, posts, aggregate, write), Ok(()));
+        if let Some((idx, token)) = late.get() {
+            self.write(idx, token);
+        }
     }
 
     fn flush(&self) {
@@ -256,17 +251,15 @@ impl PosterView<'_> {
         let flushed = self.sim.used_set().visit(|_| {
             let ended = flush(self, self.sim.config.policy.is_locked(), None, self);
             self.stop();
-            ended
+            match ended {
+                Outcome::COMPLETED if self.sim.mutated(Mutation::EarlyRemoval) => Outcome::UNUSED,
+                ended => ended,
+            }
         });
         assert_eq!(flushed.failure(), 0);
         for token in known {
             assert!(self.sim.done.borrow()[token], "a flush returned before post {token} had completed");
         }
-    }
-
-    /// Returns whether the next doorbell does not reach the card.
-    fn loses_doorbell(&self) -> bool {
-        self.sim.mutated(Mutation::LostDoorbell) && self.sim.random(4) == 0
     }
 }
 
@@ -286,7 +279,9 @@ impl Limit for &PosterView<'_> {
 impl Queue for &PosterView<'_> {
     fn completed(&self) -> u32 {
         self.stop();
-        self.sim.completed.load(Relaxed)
+        let count = self.sim.completed.load(Relaxed);
+        let ahead = self.sim.mutated(Mutation::EarlyCount) && count != self.sim.doorbell.get() & COUNT_MASK;
+        count.wrapping_add(u32::from(ahead)) & COUNT_MASK
     }
     fn failed(&self) -> bool {
         self.stop();
@@ -316,7 +311,8 @@ impl Queue for &PosterView<'_> {
     fn doorbell(&self, count: u32) {
         self.stop();
         self.rang_last.set(true);
-        if !self.loses_doorbell() {
+        let last = self.sim.config.start.wrapping_add(self.sim.config.posts());
+        if !(self.sim.mutated(Mutation::LostDoorbell) && count == last) {
             self.sim.late.borrow_mut().push((self.id, count));
         }
     }
@@ -333,13 +329,7 @@ impl Queue for &PosterView<'_> {
     }
     fn insert_used(&self) {
         self.stop();
-        match self.sim.config.mutation {
-            Some(Mutation::NoInsertion) => {}
-            Some(Mutation::UncountedInsertion) => self.sim.used.iter().for_each(|word| {
-                word.fetch_or(1, Relaxed);
-            }),
-            _ => self.sim.used_set().insert(0),
-        }
+        insert_used(self.sim.used_set(), &self.sim.used, self.sim.config.mutation);
         self.stop();
     }
 }
@@ -462,7 +452,12 @@ fn explore_all(config: Config) {
 
 /// Some schedule must break a rule, and it must be the rule `why`, or one of several, which `|` divides. Changes the panic hook of the process.
 fn must_fail(config: Config, why: &str) {
-    for policy in [Policy::Combining, Policy::Locked] {
+    must_fail_by(&[Policy::Combining, Policy::Locked], config, why);
+}
+
+/// [`must_fail`] by some policies.
+fn must_fail_by(policies: &[Policy], config: Config, why: &str) {
+    for &policy in policies {
         let hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(|_| {}));
         let config = Config { policy, ..config };
@@ -563,7 +558,8 @@ fn break_every_invariant() {
     must_fail(mutation(Mutation::NoWriteFence, config), "before it was written");
     must_fail(mutation(Mutation::NoDoorbellFence, config), "the doorbell went");
     must_fail(mutation(Mutation::NoBarrier, config), "a flush returned before");
-    must_fail(mutation(Mutation::LostDoorbell, config), "");
+    must_fail(mutation(Mutation::EarlyCount, config), "a flush returned before");
+    must_fail(mutation(Mutation::LostDoorbell, config), "something stayed unrung|a wait does not end");
     must_fail(mutation(Mutation::NoInsertion, config), "a flush returned before");
     let groups = Config {
         posters: &[&[AggregatedGroup(20), Flush, Group(5)], &[Group(18), Put]],
@@ -572,8 +568,12 @@ fn break_every_invariant() {
         ..BASE
     };
     must_fail(mutation(Mutation::NoWriteFence, groups), "before it was written");
+    // By the `locked` policy each thread of a group posts for itself.
+    must_fail_by(&[Policy::Combining], mutation(Mutation::LateLane, groups), "before it was written");
     must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 8, ..groups }), "was overwritten");
     must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 8, ..groups }), "may be unrung");
     let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush, Flush], &[Put, Flush, Flush, Put, Flush, Flush]];
-    must_fail(mutation(Mutation::UncountedInsertion, Config { posters, ..BASE }), "a flush returned before");
+    for lost in [Mutation::UncountedLeaf, Mutation::EarlyRemoval] {
+        must_fail(mutation(lost, Config { posters, ..BASE }), "a flush returned before");
+    }
 }
