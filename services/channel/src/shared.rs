@@ -213,7 +213,12 @@ impl Shared {
             let (has_work, fd, may_wait, limit) = {
                 let engine = self.engine();
                 let transport = engine.transport();
-                (engine.has_work(), transport.wait_fd(), transport.may_wait(), engine.timer_interval())
+                let wakes = transport.wakes().map(|at| at.saturating_duration_since(Instant::now()));
+                // The clock of the engine goes in steps of a millisecond.
+                let limit = engine
+                    .timer_interval()
+                    .min(wakes.map_or(LONGEST_SLEEP, |wakes| wakes.max(Duration::from_millis(1))));
+                (engine.has_work(), transport.wait_fd(), transport.may_wait(), limit)
             };
             match fd {
                 _ if has_work => {}

@@ -173,6 +173,10 @@ pub(crate) trait Transport: Send + 'static {
     fn wait_fd(&self) -> Option<RawFd> {
         None
     }
+    /// When a poll has work that the descriptor does not show.
+    fn wakes(&self) -> Option<Instant> {
+        None
+    }
     /// True when no event is missed by a wait for the descriptor now.
     fn may_wait(&self) -> bool {
         true

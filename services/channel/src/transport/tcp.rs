@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use ferrogin_libfabric::{Error, bindings};
 use ferrogin_rendezvous::proof::Domain;
 use ferrogin_rendezvous::{Address, Dial, Listener, Place, Secret, interface, stream};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
@@ -101,6 +102,16 @@ fn argument(what: String) -> Error {
     Error::Argument { what }
 }
 
+/// Waits for `flags` at the socket of a connection.
+fn watch(ready: &Epoll, socket: impl AsFd, flags: EpollFlags, addr: Addr) -> Result<(), Error> {
+    let mut event = EpollEvent::new(flags, addr.0);
+    let watched = match ready.add(&socket, event) {
+        Err(Errno::EEXIST) => ready.modify(&socket, &mut event),
+        added => added,
+    };
+    watched.map_err(|errno| failed("epoll_ctl")(errno.into()))
+}
+
 /// The secret of a listener, as both ends prove it.
 fn proof_secret(secret: u64) -> Secret {
     Secret::new(u128::from(secret).to_le_bytes())
@@ -153,11 +164,11 @@ impl Tcp {
     fn begin(&mut self, addr: Addr, stream: ferrogin_rendezvous::Stream) {
         let Some(connection) = self.connections.get_mut(&addr) else { return };
         let Some(socket) = stream.into_tcp() else { return };
-        let added = self.ready.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, addr.0));
+        let added = watch(&self.ready, &socket, EpollFlags::EPOLLIN, addr);
         connection.stage = Stage::Open(socket);
         match added {
             Ok(()) => self.write(addr),
-            Err(errno) => self.lose(addr, failed("epoll_ctl")(errno.into())),
+            Err(error) => self.lose(addr, error),
         }
     }
 
@@ -195,8 +206,8 @@ impl Tcp {
         if *is_blocked == sent {
             *is_blocked = !sent;
             let flags = if sent { EpollFlags::EPOLLIN } else { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT };
-            if let Err(errno) = self.ready.modify(&*socket, &mut EpollEvent::new(flags, addr.0)) {
-                self.lose(addr, failed("epoll_ctl")(errno.into()));
+            if let Err(error) = watch(&self.ready, socket, flags, addr) {
+                self.lose(addr, error);
             }
         }
     }
@@ -255,16 +266,21 @@ impl Tcp {
 
     /// Makes connections.
     fn dial(&mut self) {
-        let (connections, now) = (&self.connections, self.now);
+        let Self { connections, ready, now, .. } = self;
         let mut ended = Vec::new();
+        let flags = |socket: &PollFd<'_>| EpollFlags::from_bits_truncate(socket.events().bits().into());
         self.dials.retain_mut(|(addr, dial)| {
-            let result = match dial.poll(now) {
+            let result = match dial.poll(*now) {
                 // The channel may have ended meanwhile.
                 _ if !connections.contains_key(addr) => return false,
-                Ok(None) if dial.is_refused() => Err(dial.last_error()),
-                Ok(None) => return true,
+                Ok(None) if dial.is_refused() => Err(failed("connect")(dial.last_error())),
+                Ok(None) => match dial.interest().map_or(Ok(()), |socket| watch(ready, &socket, flags(&socket), *addr))
+                {
+                    Ok(()) => return true,
+                    Err(error) => Err(error),
+                },
                 Ok(Some(stream)) => Ok(stream),
-                Err(error) => Err(error),
+                Err(error) => Err(failed("connect")(error)),
             };
             ended.push((*addr, result));
             false
@@ -272,7 +288,7 @@ impl Tcp {
         for (addr, result) in ended {
             match result {
                 Ok(stream) => self.begin(addr, stream),
-                Err(error) => self.lose(addr, failed("connect")(error)),
+                Err(error) => self.lose(addr, error),
             }
         }
     }
@@ -372,7 +388,9 @@ impl Transport for Tcp {
                 None => return ReceiveResult::Failed(receive.buffer, argument("its connection is over".to_owned())),
                 Some(connection) => {
                     connection.input.receive(receive, &mut connection.output, shared);
-                    unsent.push(from);
+                    if !connection.output.is_empty() {
+                        unsent.push(from);
+                    }
                 }
             },
             None => {
@@ -380,7 +398,7 @@ impl Transport for Tcp {
                 for (addr, connection) in connections {
                     let Some(receive) = left.take() else { break };
                     left = connection.input.receive_waiting(receive, &mut connection.output, shared);
-                    if left.is_none() {
+                    if left.is_none() && !connection.output.is_empty() {
                         unsent.push(*addr);
                     }
                 }
@@ -416,7 +434,7 @@ impl Transport for Tcp {
         let mut batch = [EpollEvent::empty(); BATCH];
         let ready = match self.ready.wait(&mut batch, EpollTimeout::ZERO) {
             Ok(count) => count,
-            Err(nix::errno::Errno::EINTR) => 0,
+            Err(Errno::EINTR) => 0,
             Err(errno) => return Err(failed("epoll_wait")(errno.into())),
         };
         for event in &batch[..ready] {
@@ -438,9 +456,12 @@ impl Transport for Tcp {
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
-        // Without a descriptor the caller polls.
-        let waits = !self.no_descriptor && self.dials.is_empty();
-        waits.then(|| self.ready.0.as_raw_fd())
+        // A listener that cannot accept stays readable: without a descriptor the caller polls.
+        (!self.no_descriptor).then(|| self.ready.0.as_raw_fd())
+    }
+
+    fn wakes(&self) -> Option<Instant> {
+        self.dials.iter().filter_map(|(_, dial)| dial.wakes()).min()
     }
 
     fn may_wait(&self) -> bool {
@@ -461,5 +482,75 @@ impl Drop for Tcp {
             }
             let _ = stream::wait(&mut [PollFd::new(self.ready.0.as_fd(), PollFlags::POLLIN)], end);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ferrogin_test_support::wait::wait_until;
+    use std::io::Write;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    const SECRET: u64 = 7;
+
+    fn open() -> Tcp {
+        Tcp::open(Some("127.0.0.1")).unwrap()
+    }
+
+    fn poll(tcp: &mut Tcp) -> Vec<Event> {
+        let mut events = Vec::new();
+        tcp.poll(Instant::now(), &mut events).unwrap();
+        events
+    }
+
+    /// Something has happened at a socket.
+    fn is_ready(tcp: &Tcp) -> bool {
+        tcp.ready.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap() == 1
+    }
+
+    #[test]
+    fn connect_waits_for_an_event_of_its_socket() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut tcp = open();
+        tcp.connect(&name::emit(&[listener.local_addr().unwrap()], NAME_MAX), SECRET).unwrap();
+        wait_until("hello", || {
+            poll(&mut tcp);
+            tcp.dials[0].1.is_accepted()
+        });
+        assert!(tcp.wait_fd().is_some() && tcp.wakes().is_none() && !is_ready(&tcp), "the peer has not answered");
+        listener.accept().unwrap().0.write_all(&[0]).unwrap();
+        wait_until("answer", || is_ready(&tcp));
+    }
+
+    #[test]
+    fn receive_without_a_message_leaves_nothing_to_send() {
+        let (mut here, mut there) = (open(), open());
+        let name = here.listen(1, SECRET).unwrap();
+        let to = there.connect(&name, SECRET).unwrap();
+        wait_until("connection", || {
+            poll(&mut here);
+            poll(&mut there);
+            matches!(there.connections[&to].stage, Stage::Open(_))
+        });
+        let receive = |token| Receive {
+            from: Some(to),
+            pattern: Pattern { tag: 1, ignore: 0 },
+            token,
+            buffer: Vec::new(),
+            len: 1 << 20,
+        };
+        assert!(matches!(there.receive(receive(1)), ReceiveResult::Posted));
+        assert!(there.may_wait(), "nothing is to be sent");
+        // The request for a long message is sent.
+        let from = *here.connections.keys().next().unwrap();
+        here.send(from, 2, vec![1u8; 1 << 20].into(), 1, false);
+        here.flush();
+        wait_until("offer", || {
+            poll(&mut there);
+            there.connections[&to].input.peek(Pattern { tag: 2, ignore: 0 }).is_some()
+        });
+        there.receive(Receive { pattern: Pattern { tag: 2, ignore: 0 }, ..receive(2) });
+        assert!(!there.may_wait());
     }
 }
