@@ -1,7 +1,7 @@
 //! Frames on a stream: a head and a body. Integers are little endian.
 
 use zerocopy::little_endian::{U16, U32};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The first bytes of each frame.
 const MAGIC: [u8; 4] = *b"fGIN";
@@ -26,7 +26,7 @@ ferrogin_ffi::assert_layout!(RawHead, size 20, align 1, {
 pub const BODY_MAX: usize = 256 << 20;
 
 /// The kind of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum FrameKind {
     /// A block of an allgather follows.
@@ -43,9 +43,7 @@ pub enum FrameKind {
 
 impl FrameKind {
     fn from_code(code: u16) -> Option<Self> {
-        [Self::Block, Self::Failed, Self::Abort, Self::Left, Self::Waiting]
-            .into_iter()
-            .find(|kind| *kind as u16 == code)
+        Self::try_read_from_bytes(&code.to_ne_bytes()).ok()
     }
 }
 

@@ -1,10 +1,10 @@
 //! Frames between software ConnectX cards, in a byte stream: a header, and payload behind it.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The kind of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// The first frame of a connection: the address of the connecting card.
@@ -25,23 +25,6 @@ pub(super) enum Kind {
     Ack = 8,
     /// A part of the answer to a read or an atomic, with payload.
     Data = 9,
-}
-
-impl Kind {
-    fn from_raw(raw: u8) -> Option<Kind> {
-        const KINDS: [Kind; 9] = [
-            Kind::Hello,
-            Kind::Send,
-            Kind::Write,
-            Kind::Read,
-            Kind::CompareSwap,
-            Kind::FetchAdd,
-            Kind::Datagram,
-            Kind::Ack,
-            Kind::Data,
-        ];
-        KINDS.into_iter().find(|kind| *kind as u8 == raw)
-    }
 }
 
 /// The header of every frame. The kind decides which fields are used; the others are 0.
@@ -118,7 +101,7 @@ impl Header {
 
     /// The kind; `None` for a frame that no card of this version sends.
     pub(super) fn check(&self) -> Option<Kind> {
-        let kind = Kind::from_raw(self.kind)?;
+        let kind = Kind::try_read_from_bytes(&[self.kind]).ok()?;
         let end = u64::from(self.offset.get()) + u64::from(self.len.get());
         let has_payload = matches!(kind, Kind::Send | Kind::Write | Kind::Data | Kind::Datagram);
         let payload =

@@ -10,7 +10,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ferrogin_rendezvous::open_own_file;
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use crate::address::Gid;
 use crate::wire::assert_layout;
@@ -25,7 +25,7 @@ pub const RECORD_LEN: usize = size_of::<Record>();
 pub const NO_OPERATION: u8 = 0xff;
 
 /// What a record is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// A card was opened: `peer` is the card's own, `bytes` has the name of the program.
@@ -47,8 +47,7 @@ pub enum Kind {
 impl Kind {
     /// The kind with this number.
     pub fn from_raw(raw: u8) -> Option<Self> {
-        use Kind::{Card, Closed, Completion, Counted, Receive, Received, Request};
-        [Card, Request, Completion, Receive, Received, Counted, Closed].into_iter().find(|kind| *kind as u8 == raw)
+        Self::try_read_from_bytes(&[raw]).ok()
     }
 }
 

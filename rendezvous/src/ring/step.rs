@@ -1,7 +1,9 @@
 //! Collective steps of set-up.
 
+use zerocopy::TryFromBytes;
+
 /// A collective step. Two ranks in different steps have made different calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u16)]
 pub enum Step {
     /// `connect`.
@@ -44,9 +46,6 @@ impl Step {
 
     /// The step with this code; `None` for an unknown code.
     pub(super) fn from_code(code: u16) -> Option<Self> {
-        use Step::*;
-        [Connect, RegisterWindow, CreateContext, ContextReady, Barrier, Bootstrap]
-            .into_iter()
-            .find(|step| *step as u16 == code)
+        Self::try_read_from_bytes(&code.to_ne_bytes()).ok()
     }
 }

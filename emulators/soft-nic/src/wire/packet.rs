@@ -1,10 +1,10 @@
 //! Packets between cards. Both ends run the same release: the hello compares [`WIRE_VERSION`](crate::address::WIRE_VERSION).
 
 use zerocopy::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 /// The kind of a packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
     /// A part of an RDMA write, with payload.
@@ -19,20 +19,6 @@ pub enum Kind {
     Abort = 5,
     /// A whole send, with payload.
     Send = 6,
-}
-
-impl Kind {
-    fn from_raw(raw: u8) -> Option<Self> {
-        Some(match raw {
-            1 => Self::Write,
-            2 => Self::Ack,
-            3 => Self::Read,
-            4 => Self::Data,
-            5 => Self::Abort,
-            6 => Self::Send,
-            _ => return None,
-        })
-    }
 }
 
 /// The header of every packet. The kind decides which fields are used; the others are 0.
@@ -144,7 +130,7 @@ impl Header {
 
     /// The kind of the packet; `None` for a number that no card of this version sends.
     pub fn kind(&self) -> Option<Kind> {
-        Kind::from_raw(self.kind)
+        Kind::try_read_from_bytes(&[self.kind]).ok()
     }
 
     /// The header as words of shared memory.

@@ -1,13 +1,13 @@
 //! Packets between endpoints of the fabric `efa`. Each travels in one send of the card.
 
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use soft_nic::address::{Address, Gid};
 use soft_nic::card::MAX_SEND_SIZE;
 
 /// The kind of a packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// A whole message, with payload.
@@ -18,12 +18,6 @@ pub(super) enum Kind {
     Done = 3,
     /// Asks whether the peer is alive.
     Ping = 4,
-}
-
-impl Kind {
-    fn from_raw(raw: u8) -> Option<Self> {
-        [Self::Eager, Self::Rendezvous, Self::Done, Self::Ping].into_iter().find(|kind| *kind as u8 == raw)
-    }
 }
 
 /// The message has a tag.
@@ -120,7 +114,7 @@ impl Head {
     pub(super) fn parse(bytes: &[u8], gid: Gid, qpn: u16) -> Option<(Self, &[u8])> {
         let (raw, payload) = RawHead::ref_from_prefix(bytes).ok()?;
         let head = Self {
-            kind: Kind::from_raw(raw.kind)?,
+            kind: Kind::try_read_from_bytes(&[raw.kind]).ok()?,
             flags: raw.flags,
             seq: raw.seq.get(),
             from: Address { gid, qpn, qkey: raw.from_qkey.get() },
