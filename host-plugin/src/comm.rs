@@ -13,6 +13,7 @@ use ferrogin_rendezvous::ring::{Listener, Ring, RingError, Step, Traffic};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -97,29 +98,13 @@ impl CollComm {
             let rails = cards.iter().zip(0..).map(|(card, index)| Rail::open(index, card, nranks));
             Ok::<_, Error>((device, rails.collect::<Result<Vec<_>, _>>()?))
         })();
-        if opened.is_err() {
-            // Ranks that wait for this rank are refused at once.
-            listen.listener.close();
-        }
-        let (device, rails) = opened?;
-        let mut ring = Ring::connect(&listen.listener, handles, rank, plugin.config.timeout)?;
+        // Ranks that wait for this rank are refused at once.
+        let (device, rails) = opened.inspect_err(|_| listen.listener.close())?;
         let emulated = u16::from(plugin.config.signals == Signals::Emulated);
         let greeting =
             Greeting { version: VERSION.into(), rails: (rails.len() as u16).into(), emulated: emulated.into() };
-        let greetings = match exchange(&mut ring, Step::Connect, Some(greeting.as_bytes())) {
-            Ok(greetings) => greetings,
-            Err(error) => {
-                listen.listener.keep_failed(ring);
-                return Err(error.into());
-            }
-        };
-        if let Some(other) = greetings.iter().position(|other| *other != greeting.as_bytes()) {
-            return Err(Error::Usage(format!(
-                "rank {other} has another version of ferrogin than rank {rank}, another FERROGIN_SIGNALS, or not {} rail(s) for its device \
-                 as rank {rank} has; run the same ferrogin with the same settings on the same kind of machine on all ranks",
-                rails.len()
-            )));
-        }
+        let same = Same { greeting: greeting.as_bytes(), rails: rails.len(), setting: "FERROGIN_SIGNALS" };
+        let ring = join(&listen.listener, handles, rank, plugin.config.timeout, same)?;
         crate::info!(
             "rank {rank} of {nranks}: connected on {} rail(s) {}, kernels on {}",
             rails.len(),
@@ -143,6 +128,44 @@ impl CollComm {
         encode: impl FnOnce(&T) -> Vec<u8>,
     ) -> Result<(T, Vec<Vec<u8>>), Error> {
         agree(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner), step, part, encode)
+    }
+}
+
+/// What has to be the same on all ranks of a communicator.
+pub(crate) struct Same<'a> {
+    /// All of it, as bytes.
+    pub greeting: &'a [u8],
+    /// The number of rails, which is a part of it.
+    pub rails: usize,
+    /// A setting that is another part.
+    pub setting: &'static str,
+}
+
+/// Builds the ring, and compares what has to be the same.
+///
+/// # Errors
+/// A rank does not connect, or differs.
+pub(crate) fn join(
+    listener: &Listener,
+    handles: &[[u8; HANDLE_MAXSIZE]],
+    rank: usize,
+    timeout: Duration,
+    Same { greeting, rails, setting }: Same<'_>,
+) -> Result<Ring, Error> {
+    let mut ring = Ring::connect(listener, handles, rank, timeout)?;
+    let greetings = match exchange(&mut ring, Step::Connect, Some(greeting)) {
+        Ok(greetings) => greetings,
+        Err(error) => {
+            listener.keep_failed(ring);
+            return Err(error.into());
+        }
+    };
+    match greetings.iter().position(|other| other != greeting) {
+        None => Ok(ring),
+        Some(other) => Err(Error::Usage(format!(
+            "rank {other} has another version of ferrogin than rank {rank}, another {setting}, or not {rails} rail(s) for its device as rank \
+             {rank} has; run the same ferrogin with the same settings on the same kind of machine on all ranks"
+        ))),
     }
 }
 

@@ -1,10 +1,11 @@
 //! The symbols that NCCL loads for its RMA layer, and their C functions, by the rules of [`crate::abi`].
 #![allow(unsafe_code)]
 
-use super::comm::{RmaComm, RmaListen};
+use super::comm::RmaComm;
 use super::context::{Context, SignalCall};
 use super::memory::Memory;
 use super::plugin::RmaPlugin;
+use super::ranks::RmaListen;
 use crate::abi::{Out, closed, guard, keep, read, read_handles};
 use crate::error::Error;
 use crate::plugin::NAME;
@@ -14,7 +15,7 @@ use crate::{log, trace};
 use ferrogin_ffi::nccl::{self, DebugLogger, GinConfigV13, HANDLE_MAXSIZE, NetDeviceHandleV11, NetPropertiesV12};
 use ferrogin_ffi::rma::{OPT_AGGREGATE_REQUESTS, RmaConfigV14, RmaPropertiesV16, RmaV13, RmaV14, RmaV15, RmaV16};
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 type Handle = *mut c_void;
 type Request = *mut *mut c_void;
@@ -135,7 +136,7 @@ fn create(comm: Handle, config: Result<RmaConfigV14, Error>, ctx: *mut Handle) -
     let ctx = Out::new(ctx, "rmaCtx")?;
     ctx.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-    let context = Context::create(&comm, &config?)?;
+    let context = comm.create_context(&config?)?;
     let handle = keep(Kind::RmaContext, context.clone())?;
     if !comm.contexts.add(handle) {
         context.destroy();
@@ -172,13 +173,13 @@ fn register(comm: Handle, (data, size): (Handle, usize), source: Source, mhandle
     let mhandle = Out::new(mhandle, "mhandle")?;
     mhandle.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-    let memory = Memory::register(&comm, data, size, source)?;
-    comm.registered.write().unwrap_or_else(PoisonError::into_inner).insert(memory.number, memory.clone());
+    let memory = Memory::register(&comm.ranks, data, size, source)?;
+    comm.registered.add(memory.clone());
     let number = memory.number;
     let handle = keep(Kind::RmaMemory, memory)?;
     if !comm.memories.add(handle) {
         drop(registry::remove::<Memory>(handle, Kind::RmaMemory));
-        comm.registered.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        comm.registered.remove(number);
         return Err(closed("regMrSym"));
     }
     mhandle.set(handle);
@@ -249,7 +250,7 @@ unsafe extern "C" fn reg_mr_sym_dma_buf_v13(
 fn deregister(comm: &RmaComm, handle: Handle) {
     // Another thread may have removed this handle just now.
     if let Ok(memory) = registry::remove::<Memory>(handle, Kind::RmaMemory) {
-        comm.registered.write().unwrap_or_else(PoisonError::into_inner).remove(&memory.number);
+        comm.registered.remove(memory.number);
     }
 }
 
@@ -275,7 +276,7 @@ unsafe extern "C" fn destroy_context(ctx: Handle) -> nccl::Result {
 unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
     guard("RMA closeColl", || {
         let comm = registry::remove::<RmaComm>(comm, Kind::RmaComm)?;
-        let _span = trace::span("RMA closeColl", comm.rank);
+        let _span = trace::span("RMA closeColl", comm.ranks.rank);
         for handle in comm.contexts.close() {
             // Another thread may have removed this handle just now.
             if let Ok(context) = registry::remove::<Context>(handle, Kind::RmaContext) {
@@ -283,7 +284,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
             }
         }
         comm.memories.close().into_iter().for_each(|handle| deregister(&comm, handle));
-        comm.retired.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        comm.retired.close_all();
         Ok(())
     })
 }

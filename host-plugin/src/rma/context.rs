@@ -1,12 +1,13 @@
 //! Context handles: set-up between the ranks, and the checks of NCCL's calls before the data path takes them.
 
-use super::comm::RmaComm;
-use super::engine::{Engine, Note, Put, Signal, StreamId};
+use super::engine::{Engine, Note, Put, Signal};
 use super::lane::Lane;
-use super::memory::Memory;
+use super::memory::{Memory, Registered};
 use super::rail;
+use super::ranks::Ranks;
 use super::record::Immediate;
-use super::requests::{PLACES, Request};
+use super::requests::Request;
+use super::stream::StreamId;
 use crate::error::Error;
 use crate::registry::{self, Kind};
 use crate::trace;
@@ -16,7 +17,7 @@ use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -45,14 +46,39 @@ ferrogin_ffi::assert_layout!(WireContext, size 20, align 1, { contexts @ 0, numb
 ferrogin_ffi::assert_layout!(WireAddress, size 66, align 1, { len @ 0, bytes @ 2 });
 
 /// The endpoints of a destroyed context.
-pub struct Retired {
+struct Retired {
     number: u32,
     _lanes: Vec<Lane<Note>>,
 }
 
+/// Endpoints of destroyed contexts, which take the late traffic of peers until all ranks have destroyed theirs.
+#[derive(Default)]
+pub struct RetiredContexts(Mutex<Vec<Retired>>);
+
+impl RetiredContexts {
+    fn lock(&self) -> MutexGuard<'_, Vec<Retired>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn numbers(&self) -> Vec<u32> {
+        self.lock().iter().map(|retired| retired.number).collect()
+    }
+
+    /// Closes the endpoints of contexts that all ranks have destroyed.
+    fn close(&self, peers: &[Peer]) {
+        self.lock().retain(|one| !peers.iter().all(|peer| peer.retired.contains(&one.number)));
+    }
+
+    /// Closes all endpoints.
+    pub fn close_all(&self) {
+        self.lock().clear();
+    }
+}
+
 /// What `createContext` returns. One thread at a time drives it, and any thread may ask for its error.
 pub struct Context {
-    comm: Arc<RmaComm>,
+    ranks: Arc<Ranks>,
+    retired: Arc<RetiredContexts>,
     /// The place in request handles.
     place: usize,
     number: u32,
@@ -63,11 +89,16 @@ pub struct Context {
 }
 
 impl Context {
-    /// Collective: opens an endpoint on each rail and exchanges addresses.
+    /// Collective: opens an endpoint on each rail and exchanges addresses. Returns what makes the context with its place in request handles.
     ///
     /// # Errors
     /// The configuration is invalid; a card refuses; another rank failed or has another configuration.
-    pub fn create(comm: &Arc<RmaComm>, config: &RmaConfigV14) -> Result<Arc<Self>, Error> {
+    pub fn create(
+        ranks: &Arc<Ranks>,
+        registered: &Arc<Registered>,
+        retired: &Arc<RetiredContexts>,
+        config: &RmaConfigV14,
+    ) -> Result<impl FnOnce(usize) -> Self + use<>, Error> {
         if !(0..=CONTEXTS_MAX).contains(&config.n_contexts) {
             return Err(Error::Argument(format!("nContexts = {} is not in 0..={CONTEXTS_MAX}", config.n_contexts)));
         }
@@ -75,10 +106,10 @@ impl Context {
             return Err(Error::Argument(format!("rankStride = {} is negative", config.rank_stride)));
         }
         let contexts = (config.n_contexts as usize).max(1);
-        let immediate = Immediate::new(comm.nranks, contexts).ok_or_else(|| {
+        let immediate = Immediate::new(ranks.nranks, contexts).ok_or_else(|| {
             Error::Usage(format!(
                 "{contexts} contexts of {} ranks are too many for 32 bits of immediate data: use fewer contexts",
-                comm.nranks
+                ranks.nranks
             ))
         })?;
         // An InfiniBand traffic class carries the DSCP in its upper six bits.
@@ -86,13 +117,13 @@ impl Context {
             class @ 0..=255 => bindings::FI_TC_DSCP | (class as u32 >> 2),
             _ => 0,
         };
-        let _span = trace::span("RMA createContext", comm.rank);
+        let _span = trace::span("RMA createContext", ranks.rank);
         let opened = (|| {
-            let rails = comm.rails.iter().enumerate();
-            let lanes = rails.map(|(index, rail)| Lane::open(rail, index, &*comm.device, tclass));
+            let rails = ranks.rails.iter().enumerate();
+            let lanes = rails.map(|(index, rail)| Lane::open(rail, index, &*ranks.device, tclass));
             let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
             let addresses = lanes.iter().map(|lane| address(&lane.address()?)).collect::<Result<Vec<_>, _>>()?;
-            Ok((lanes, addresses, rail::random()?, comm.retired_numbers()))
+            Ok((lanes, addresses, rail::random()?, retired.numbers()))
         })();
         let part = |number: u32, (_, addresses, token, retired): &(_, Vec<WireAddress>, u64, Vec<u32>)| {
             let head = WireContext {
@@ -104,9 +135,9 @@ impl Context {
             let retired: Vec<U32> = retired.iter().map(|number| (*number).into()).collect();
             [head.as_bytes(), addresses.as_bytes(), retired.as_bytes()].concat()
         };
-        let ((mut lanes, ..), blocks, number) = comm.agree_in_order(Step::CreateContext, opened, part)?;
+        let ((mut lanes, ..), blocks, number) = ranks.agree_in_order(Step::CreateContext, opened, part)?;
         let peers = blocks.iter().enumerate().map(|(rank, block)| {
-            Peer::parse(block, (contexts, number, comm.rails.len())).ok_or_else(|| {
+            Peer::parse(block, (contexts, number, ranks.rails.len())).ok_or_else(|| {
                 Error::Usage(format!(
                     "rank {rank} creates another context than this rank in the same call: all ranks create the same contexts in the same \
                      order, with the same ferrogin"
@@ -116,27 +147,19 @@ impl Context {
         let inserted = peers.collect::<Result<Vec<_>, _>>().and_then(|peers| {
             for (rail, lane) in lanes.iter_mut().enumerate() {
                 for (rank, peer) in peers.iter().enumerate() {
-                    let what = || format!("inserting the address of rank {rank} on card {}", comm.rails[rail].name());
+                    let what = || format!("inserting the address of rank {rank} on card {}", ranks.rails[rail].name());
                     lane.insert_peer(&peer.addresses[rail]).map_err(|source| Error::Fabric { what: what(), source })?;
                 }
             }
             Ok(peers)
         });
         // A card takes a peer's requests only once it knows the peer's address.
-        let (peers, ..) = comm.agree_in_order(Step::ContextReady, inserted, |_, _| Vec::new())?;
-        comm.close_retired(&peers);
+        let (peers, ..) = ranks.agree_in_order(Step::ContextReady, inserted, |_, _| Vec::new())?;
+        retired.close(&peers);
         let tokens = peers.iter().map(|peer| peer.token).collect();
-        let engine = Engine::new(comm.clone(), contexts, immediate, lanes, tokens);
-        comm.place(|place| {
-            Arc::new(Self {
-                comm: comm.clone(),
-                place,
-                number,
-                contexts,
-                failed: AtomicBool::new(false),
-                engine: Mutex::new(Some(engine)),
-            })
-        })
+        let engine = Engine::new(ranks.clone(), registered.clone(), contexts, immediate, lanes, tokens);
+        let (ranks, retired, engine) = (ranks.clone(), retired.clone(), Mutex::new(Some(engine)));
+        Ok(move |place| Self { ranks, retired, place, number, contexts, failed: AtomicBool::new(false), engine })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Engine>> {
@@ -169,11 +192,19 @@ impl Context {
         self.with(Engine::progress)
     }
 
+    /// Whether a request is done, which ends it; `None` for a request that is not open.
+    ///
+    /// # Errors
+    /// An operation of this context has failed.
+    pub fn test(&self, request: Request) -> Result<Option<bool>, Error> {
+        self.with(|engine| engine.test(request))
+    }
+
     /// `destroyContext`. The endpoints stay for the late traffic of peers.
     pub fn destroy(&self) {
         let Some(engine) = self.lock().take() else { return };
         let retired = Retired { number: self.number, _lanes: engine.retire() };
-        self.comm.retired.lock().unwrap_or_else(PoisonError::into_inner).push(retired);
+        self.retired.lock().push(retired);
     }
 
     fn stream(&self, context: c_int, rank: u32) -> Result<StreamId, Error> {
@@ -181,14 +212,14 @@ impl Context {
             Error::Argument(format!("context {context} does not exist: this handle has {}", self.contexts))
         })?;
         match rank as usize {
-            peer if peer < self.comm.nranks => Ok(StreamId { peer, context }),
-            _ => Err(Error::Argument(format!("rank {rank} does not exist: the job has {}", self.comm.nranks))),
+            peer if peer < self.ranks.nranks => Ok(StreamId { peer, context }),
+            _ => Err(Error::Argument(format!("rank {rank} does not exist: the job has {}", self.ranks.nranks))),
         }
     }
 
     fn memory(&self, handle: *mut c_void) -> Result<Arc<Memory>, Error> {
         let memory = registry::get::<Memory>(handle, Kind::RmaMemory)?;
-        if memory.comm == self.comm.number {
+        if memory.comm == self.ranks.number {
             return Ok(memory);
         }
         Err(Error::Argument("the memory handle belongs to another communicator".to_owned()))
@@ -277,7 +308,7 @@ impl Context {
         if !memory.is_null() {
             self.memory(memory)?;
         }
-        self.with(|_| Ok(self.comm.device.flush_writes()?))
+        self.with(|_| Ok(self.ranks.device.flush_writes()?))
     }
 }
 
@@ -338,53 +369,6 @@ fn address(bytes: &[u8]) -> Result<WireAddress, Error> {
             bytes.len()
         ))
     })
-}
-
-impl RmaComm {
-    fn retired_numbers(&self) -> Vec<u32> {
-        let retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.iter().map(|retired| retired.number).collect()
-    }
-
-    /// Closes the endpoints of contexts that all ranks have destroyed.
-    fn close_retired(&self, peers: &[Peer]) {
-        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.retain(|one| !peers.iter().all(|peer| peer.retired.contains(&one.number)));
-    }
-
-    /// Gives a context its place in request handles.
-    fn place(&self, make: impl FnOnce(usize) -> Arc<Context>) -> Result<Arc<Context>, Error> {
-        let mut places = self.by_place.write().unwrap_or_else(PoisonError::into_inner);
-        let free = places.iter().position(|context| context.strong_count() == 0);
-        let place = free.unwrap_or(places.len());
-        if place >= PLACES {
-            return Err(Error::Usage(format!("{PLACES} contexts of this communicator are open: destroy some of them")));
-        }
-        let context = make(place);
-        if place == places.len() {
-            places.push(Weak::new());
-        }
-        places[place] = Arc::downgrade(&context);
-        Ok(context)
-    }
-
-    /// `test`: true if the request is done, which ends it.
-    ///
-    /// # Errors
-    /// There is no such request; an operation of its context has failed.
-    pub fn test(&self, handle: *mut c_void) -> Result<bool, Error> {
-        let unknown = || {
-            Error::Argument(match handle.is_null() {
-                true => "the request is NULL".to_owned(),
-                false => format!("{handle:p} is no open request of this communicator"),
-            })
-        };
-        let (place, request): (usize, Request) = Request::parse(handle).ok_or_else(unknown)?;
-        let places = self.by_place.read().unwrap_or_else(PoisonError::into_inner);
-        let context = places.get(place).and_then(Weak::upgrade).ok_or_else(unknown)?;
-        drop(places);
-        context.with(|engine| engine.test(request))?.ok_or_else(unknown)
-    }
 }
 
 #[cfg(test)]

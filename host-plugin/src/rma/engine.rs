@@ -1,18 +1,16 @@
-//! The data path of a context handle: operations become posts on lanes, completions become finished requests, and messages of peers
-//! become additions to words.
-#![allow(unsafe_code)]
+//! The data path of a context handle: operations become posts on lanes, and completions become finished requests. What arrives from peers
+//! goes to [`super::inbound`].
 
-use super::comm::RmaComm;
+use super::inbound::Inbound;
 use super::lane::{Access, Event, Lane, Post};
-use super::memory::Memory;
+use super::memory::{Memory, Registered};
+use super::ranks::Ranks;
 use super::record::{self, Immediate, Record};
 use super::requests::{Request, Requests};
-use super::stream::{Arrived, Incoming, Outgoing, window};
-use crate::agent::windows::{Word, add_all};
+use super::stream::{Outgoing, StreamId, window};
 use crate::error::Error;
-use crate::turn::Turn;
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// Bytes from which a put spreads over all rails.
 const SPREAD: u64 = 1 << 20;
@@ -44,15 +42,6 @@ pub struct Signal {
     pub strong: bool,
 }
 
-/// A stream: peer and context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamId {
-    /// The peer's rank.
-    pub peer: usize,
-    /// The context.
-    pub context: usize,
-}
-
 /// What a lane notes about an operation.
 pub struct Note {
     request: Option<Request>,
@@ -81,18 +70,9 @@ struct Outbound {
     waiting: VecDeque<Waiting>,
 }
 
-/// An addition that a peer asked for.
-struct Addition {
-    sender: usize,
-    memory: u32,
-    offset: u64,
-    value: u64,
-}
-
 /// The data path; see the [module](self).
 pub struct Engine {
-    comm: Arc<RmaComm>,
-    contexts: usize,
+    ranks: Arc<Ranks>,
     immediate: Immediate,
     lanes: Vec<Lane<Note>>,
     /// Bytes that a write carries on each rail.
@@ -102,61 +82,42 @@ pub struct Engine {
     /// The peers' secrets and this rank's.
     tokens: Vec<u64>,
     outbound: Vec<Option<Box<Outbound>>>,
-    inbound: Vec<Option<Box<Incoming<Addition>>>>,
+    inbound: Inbound,
     requests: Requests,
-    additions: Vec<Addition>,
     events: Vec<Event<Note>>,
-    acknowledgements: Vec<(StreamId, u32)>,
-    rounds: Turn,
-    /// Messages that broke the protocol.
-    refused: u64,
     failure: Option<String>,
 }
 
 impl Engine {
     /// The data path of `contexts` contexts on open lanes, whose peers have the secrets `tokens`.
     pub fn new(
-        comm: Arc<RmaComm>,
+        ranks: Arc<Ranks>,
+        registered: Arc<Registered>,
         contexts: usize,
         immediate: Immediate,
         lanes: Vec<Lane<Note>>,
         tokens: Vec<u64>,
     ) -> Self {
-        let streams = contexts * comm.nranks;
-        let part_max = comm.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1);
+        let (rank, nranks) = (ranks.rank, ranks.nranks);
         Self {
-            part_max,
-            comm,
-            contexts,
+            part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
+            inbound: Inbound::new((rank, nranks), contexts, immediate, tokens[rank], registered),
+            ranks,
             immediate,
             lanes,
             turn: 0,
             tokens,
-            outbound: (0..streams).map(|_| None).collect(),
-            inbound: (0..streams).map(|_| None).collect(),
+            outbound: (0..contexts * nranks).map(|_| None).collect(),
             requests: Requests::default(),
-            additions: Vec::new(),
             events: Vec::new(),
-            acknowledgements: Vec::new(),
-            rounds: Turn::default(),
-            refused: 0,
             failure: None,
         }
     }
 
-    fn place(&self, stream: StreamId) -> usize {
-        stream.context * self.comm.nranks + stream.peer
-    }
-
     fn outbound(&mut self, stream: StreamId) -> &mut Outbound {
-        let (place, window) = (self.place(stream), window(self.immediate.number_bits));
+        let (place, window) = (stream.place(self.ranks.nranks), window(self.immediate.number_bits));
         self.outbound[place]
             .get_or_insert_with(|| Box::new(Outbound { stream: Outgoing::new(0, window), waiting: VecDeque::new() }))
-    }
-
-    fn inbound(&mut self, stream: StreamId) -> &mut Incoming<Addition> {
-        let (place, bits) = (self.place(stream), self.immediate.number_bits);
-        self.inbound[place].get_or_insert_with(|| Box::new(Incoming::new(0, bits)))
     }
 
     /// The cause, once an operation has failed.
@@ -291,14 +252,14 @@ impl Engine {
         // The message shares the doorbell of the write.
         let put = Put { more_follows: is_one, ..put };
         if is_one {
-            let data = self.immediate.pack(self.comm.rank, stream.context, number);
+            let data = self.immediate.pack(self.ranks.rank, stream.context, number);
             self.parts(stream.peer, &put, |_| (Access::WriteData(data), "put", None), request)?;
         } else if has_bytes {
             self.plain(stream, &put, request)?;
         }
         let record = Record {
             token: self.tokens[stream.peer].into(),
-            sender: (self.comm.rank as u32).into(),
+            sender: (self.ranks.rank as u32).into(),
             number: number.into(),
             context: (stream.context as u16).into(),
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
@@ -363,7 +324,7 @@ impl Engine {
                 self.event(event)?;
             }
             self.events = events;
-            self.apply()?;
+            self.inbound.apply(&*self.ranks.device)?;
             self.acknowledge()?;
             if !more {
                 break;
@@ -389,101 +350,27 @@ impl Engine {
             Event::Failed(note, failure) => {
                 return Err(Error::Peer(format!(
                     "a {} of rank {} to rank {} failed: {failure}; check the peer, its card and the network",
-                    note.what, self.comm.rank, note.peer
+                    note.what, self.ranks.rank, note.peer
                 )));
             }
-            Event::Landed(data) => {
-                let (peer, context, low) = self.immediate.unpack(data);
-                if peer >= self.comm.nranks || context >= self.contexts {
-                    self.refuse(&format!("immediate data {data:#x} of no rank and context"));
-                    return Ok(());
+            Event::Landed(data) => self.inbound.landed(data),
+            Event::Record(record) => {
+                if let Some((stream, number)) = self.inbound.record(&record) {
+                    // A late one says less than those before.
+                    self.outbound(stream).stream.acknowledge(number);
+                    self.start_waiting(stream)?;
                 }
-                self.incoming(StreamId { peer, context }, |stream, apply| stream.land(low, apply));
             }
-            Event::Record(record) => self.record(&record)?,
-            Event::Refused(what) => self.refuse(&what),
-        }
-        Ok(())
-    }
-
-    /// Lets a peer's stream take a step, and collects the additions that this completes.
-    fn incoming<E>(
-        &mut self,
-        stream: StreamId,
-        step: impl FnOnce(&mut Incoming<Addition>, &mut dyn FnMut(Addition)) -> Result<(), E>,
-    ) {
-        let mut additions = std::mem::take(&mut self.additions);
-        let inbound = self.inbound(stream);
-        let taken = step(inbound, &mut |addition| additions.push(addition));
-        let due = inbound.acknowledgement();
-        self.additions = additions;
-        self.acknowledgements.extend(due.map(|number| (stream, number)));
-        if taken.is_err() {
-            self.refuse(&format!("a signal of rank {} with a number that is not due", stream.peer));
-        }
-    }
-
-    fn record(&mut self, record: &Record) -> Result<(), Error> {
-        let (peer, context) = (record.sender.get() as usize, usize::from(record.context.get()));
-        if record.token.get() != self.tokens[self.comm.rank] || peer >= self.comm.nranks || context >= self.contexts {
-            self.refuse("a message of no peer");
-            return Ok(());
-        }
-        let stream = StreamId { peer, context };
-        match record.kind {
-            record::ACKNOWLEDGEMENT => {
-                // A late one says less than those before.
-                self.outbound(stream).stream.acknowledge(record.number.get());
-                return self.start_waiting(stream);
-            }
-            kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
-                let signal = Addition {
-                    sender: peer,
-                    memory: record.memory.get(),
-                    offset: record.offset.get(),
-                    value: record.value.get(),
-                };
-                let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong: record.strong != 0, signal };
-                self.incoming(stream, |stream, apply| stream.arrive(record.number.get(), arrived, apply));
-            }
-            _ => self.refuse("a message of an unknown kind"),
-        }
-        Ok(())
-    }
-
-    /// Adds what is due to the words, in order.
-    fn apply(&mut self) -> Result<(), Error> {
-        if self.additions.is_empty() {
-            return Ok(());
-        }
-        // deregMrSym takes this lock before its memory may be freed.
-        let registered = self.comm.registered.read().unwrap_or_else(PoisonError::into_inner);
-        let mut words = Vec::with_capacity(self.additions.len());
-        let mut refused = None;
-        for addition in &self.additions {
-            let memory = registered.get(&addition.memory);
-            match memory.and_then(|memory| Some((memory.own().word(addition.offset)?, memory.adds))) {
-                Some((address, adds)) => words.push((Word { address, adds }, addition.value)),
-                None => refused = Some((addition.sender, addition.offset)),
-            }
-        }
-        if let Some(round) = self.rounds.begin() {
-            // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
-            unsafe { add_all(&round, &*self.comm.device, &words) }?;
-        }
-        drop(registered);
-        self.additions.clear();
-        if let Some((sender, offset)) = refused {
-            self.refuse(&format!("a signal of rank {sender} to offset {offset} of memory that is not registered here, or not aligned to 8 bytes"));
+            Event::Refused(what) => self.inbound.refuse(&what),
         }
         Ok(())
     }
 
     fn acknowledge(&mut self) -> Result<(), Error> {
-        while let Some((stream, number)) = self.acknowledgements.pop() {
+        while let Some((stream, number)) = self.inbound.acknowledgement() {
             let record = Record {
                 token: self.tokens[stream.peer].into(),
-                sender: (self.comm.rank as u32).into(),
+                sender: (self.ranks.rank as u32).into(),
                 number: number.into(),
                 context: (stream.context as u16).into(),
                 kind: record::ACKNOWLEDGEMENT,
@@ -497,18 +384,6 @@ impl Engine {
             self.lanes[lane].post(Post::Record { peer: stream.peer, record, note }, false)?;
         }
         Ok(())
-    }
-
-    /// A peer broke the protocol. Memory is unchanged, and the context goes on. Few of many lines are written.
-    fn refuse(&mut self, what: &str) {
-        self.refused += 1;
-        if self.refused.is_power_of_two() {
-            crate::warn!(
-                "rank {} refused {what}; no memory was changed ({} refused until now)",
-                self.comm.rank,
-                self.refused
-            );
-        }
     }
 
     /// The lanes of a context that is destroyed: they take the late traffic of peers, and nothing looks at it.

@@ -1,15 +1,16 @@
 //! Registered memory, which has the same number on all ranks.
 #![allow(unsafe_code)]
 
-use super::comm::RmaComm;
+use super::ranks::Ranks;
 use crate::device::Adds;
 use crate::error::Error;
 use crate::trace;
 use crate::window::{self, ACCESS, Source};
 use ferrogin_libfabric::MemoryRegion;
 use ferrogin_rendezvous::ring::Step;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -86,11 +87,11 @@ impl Memory {
     ///
     /// # Errors
     /// The memory is not mapped; a card refuses it; another rank failed.
-    pub fn register(comm: &RmaComm, data: *mut c_void, size: usize, source: Source) -> Result<Arc<Self>, Error> {
+    pub fn register(ranks: &Ranks, data: *mut c_void, size: usize, source: Source) -> Result<Arc<Self>, Error> {
         // An invalid argument fails here, before the exchange, and does not fail the other ranks.
         window::check(data, size, source)?;
-        let memory = window::memory(&*comm.device, data, size, source)?;
-        let _span = trace::span("regMrSym", comm.rank);
+        let memory = window::memory(&*ranks.device, data, size, source)?;
+        let _span = trace::span("regMrSym", ranks.rank);
         let what = || format!("registering {size} bytes at {data:p}, which must be readable and writable");
         let register = |rail: &super::rail::Rail| {
             let (region, kind) = window::region_of(&memory, data, size);
@@ -98,19 +99,26 @@ impl Memory {
             // library holds no reference into it.
             unsafe { rail.register(region, kind, ACCESS, what()) }
         };
-        let regions = comm.rails.iter().map(register).collect::<Result<Vec<_>, _>>();
-        let (regions, blocks, number) = comm.agree_in_order(Step::RegisterWindow, regions, |number, regions| {
+        let regions = ranks.rails.iter().map(register).collect::<Result<Vec<_>, _>>();
+        let (regions, blocks, number) = ranks.agree_in_order(Step::RegisterWindow, regions, |number, regions| {
             let head = WireMemory { number: number.into(), base: (data as u64).into(), size: (size as u64).into() };
-            let keys = comm.rails.iter().zip(regions).map(|(rail, region)| WireKey {
+            let keys = ranks.rails.iter().zip(regions).map(|(rail, region)| WireKey {
                 address: rail.remote_base(data as u64).into(),
                 key: region.key().into(),
             });
             [head.as_bytes(), keys.collect::<Vec<_>>().as_bytes()].concat()
         })?;
-        let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, comm.rails.len()));
+        let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, ranks.rails.len()));
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
-        let adds = comm.device.adds(data, size, source.ptr_type);
-        Ok(Arc::new(Self { number, comm: comm.number, adds, peers, rank: comm.rank, regions }))
+        let adds = ranks.device.adds(data, size, source.ptr_type);
+        Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, rank: ranks.rank, regions }))
+    }
+
+    /// Memory of rank 0 without a card, which only signals reach.
+    #[cfg(test)]
+    pub fn of_rank_0(number: u32, base: u64, size: u64, nranks: usize) -> Arc<Self> {
+        let peers = vec![Peer { base, size, keys: Vec::new() }; nranks];
+        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, rank: 0, regions: Vec::new() })
     }
 
     /// This rank's memory.
@@ -121,6 +129,27 @@ impl Memory {
     /// The descriptor for operations on rail `rail`, and the local address at `offset`.
     pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, u64) {
         (self.regions[rail].descriptor(), self.own().base + offset)
+    }
+}
+
+/// The registrations of a communicator by number, for the signals of peers.
+#[derive(Default)]
+pub struct Registered(RwLock<BTreeMap<u32, Arc<Memory>>>);
+
+impl Registered {
+    /// Adds a registration.
+    pub fn add(&self, memory: Arc<Memory>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(memory.number, memory);
+    }
+
+    /// Removes a registration, and waits for an addition that is under way.
+    pub fn remove(&self, number: u32) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+    }
+
+    /// The registrations, which stay until the guard is dropped.
+    pub fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Memory>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,22 +3,24 @@
 //! | call | makes | of |
 //! |---|---|---|
 //! | `init` | a `plugin` | settings, libfabric and its `cards` |
-//! | `listen`, `connect` | a `comm` | the ring of ranks ([`ferrogin_rendezvous::ring`]), and a `rail` for each card |
+//! | `listen`, `connect` | a `comm` | its `ranks`: their ring ([`ferrogin_rendezvous::ring`]), and a `rail` for each card |
 //! | `regMrSym` | a `memory` | regions of all rails |
 //! | `createContext` | a `context` | a `lane` on each rail |
 //!
-//! A context checks the arguments of the data calls. Its `engine` makes posts of them, and additions to words of the peers' messages:
-//! `stream` keeps the order of signals, `record` is their message, and `requests` are what NCCL tests. NCCL's thread drives all of it;
-//! there is no other one. docs/rma.md has the protocol.
+//! A context checks the arguments of the data calls. Its `engine` makes posts of them, and `inbound` makes additions to words of the peers'
+//! messages: `stream` keeps the order of signals, `record` is their message, and `requests` are what NCCL tests. NCCL's thread drives all
+//! of it; there is no other one. docs/rma.md has the protocol.
 pub mod abi;
 mod cards;
 mod comm;
 mod context;
 mod engine;
+mod inbound;
 mod lane;
 mod memory;
 mod plugin;
 mod rail;
+mod ranks;
 mod record;
 mod requests;
 mod stream;

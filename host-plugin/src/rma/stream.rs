@@ -25,6 +25,22 @@ fn before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) > u32::MAX / 2
 }
 
+/// A stream: peer and context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamId {
+    /// The peer's rank.
+    pub peer: usize,
+    /// The context.
+    pub context: usize,
+}
+
+impl StreamId {
+    /// The stream's place among those of `nranks` peers.
+    pub fn place(self, nranks: usize) -> usize {
+        self.context * nranks + self.peer
+    }
+}
+
 /// The sender's half. `S` is a signal that is held back.
 #[derive(Debug)]
 pub struct Outgoing<S> {

@@ -1,0 +1,164 @@
+//! The receiving half of a context's data path: messages and immediate data of peers become additions to words.
+//!
+//! What arrives may come from a process that breaks the protocol. It is refused with a line in the log and changes no memory, unless it
+//! names a word of memory that is registered here.
+#![allow(unsafe_code)]
+
+use super::memory::Registered;
+use super::record::{self, Immediate, Record};
+use super::stream::{Arrived, Incoming, StreamId};
+use crate::agent::windows::{Word, add_all};
+use crate::device::Device;
+use crate::error::Error;
+use crate::turn::Turn;
+use std::sync::Arc;
+
+/// An addition that a peer asked for.
+struct Addition {
+    sender: usize,
+    memory: u32,
+    offset: u64,
+    value: u64,
+}
+
+/// The streams of all peers to this rank; see the [module](self).
+pub struct Inbound {
+    rank: usize,
+    nranks: usize,
+    contexts: usize,
+    immediate: Immediate,
+    /// The secret that messages to this rank carry.
+    token: u64,
+    registered: Arc<Registered>,
+    streams: Vec<Option<Box<Incoming<Addition>>>>,
+    additions: Vec<Addition>,
+    acknowledgements: Vec<(StreamId, u32)>,
+    rounds: Turn,
+    /// What broke the protocol.
+    refused: u64,
+}
+
+impl Inbound {
+    /// Streams of `contexts` contexts to rank `rank` of `nranks`, whose messages carry `token`.
+    pub fn new(
+        (rank, nranks): (usize, usize),
+        contexts: usize,
+        immediate: Immediate,
+        token: u64,
+        registered: Arc<Registered>,
+    ) -> Self {
+        Self {
+            rank,
+            nranks,
+            contexts,
+            immediate,
+            token,
+            registered,
+            streams: (0..contexts * nranks).map(|_| None).collect(),
+            additions: Vec::new(),
+            acknowledgements: Vec::new(),
+            rounds: Turn::default(),
+            refused: 0,
+        }
+    }
+
+    /// A write with immediate data has landed.
+    pub fn landed(&mut self, data: u32) {
+        let (peer, context, low) = self.immediate.unpack(data);
+        if peer >= self.nranks || context >= self.contexts {
+            return self.refuse(&format!("immediate data {data:#x} of no rank and context"));
+        }
+        self.step(StreamId { peer, context }, |stream, apply| stream.land(low, apply));
+    }
+
+    /// A message has arrived. Returns the number of an acknowledgement, for the sending half.
+    pub fn record(&mut self, record: &Record) -> Option<(StreamId, u32)> {
+        let (peer, context) = (record.sender.get() as usize, usize::from(record.context.get()));
+        if record.token.get() != self.token || peer >= self.nranks || context >= self.contexts {
+            self.refuse("a message of no peer");
+            return None;
+        }
+        let (stream, number) = (StreamId { peer, context }, record.number.get());
+        match record.kind {
+            record::ACKNOWLEDGEMENT => return Some((stream, number)),
+            kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
+                let signal = Addition {
+                    sender: peer,
+                    memory: record.memory.get(),
+                    offset: record.offset.get(),
+                    value: record.value.get(),
+                };
+                let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong: record.strong != 0, signal };
+                self.step(stream, |stream, apply| stream.arrive(number, arrived, apply));
+            }
+            _ => self.refuse("a message of an unknown kind"),
+        }
+        None
+    }
+
+    /// Lets a peer's stream take a step, and collects the additions that this completes.
+    fn step<E>(
+        &mut self,
+        stream: StreamId,
+        step: impl FnOnce(&mut Incoming<Addition>, &mut dyn FnMut(Addition)) -> Result<(), E>,
+    ) {
+        let bits = self.immediate.number_bits;
+        let incoming = self.streams[stream.place(self.nranks)].get_or_insert_with(|| Box::new(Incoming::new(0, bits)));
+        let taken = step(incoming, &mut |addition| self.additions.push(addition));
+        self.acknowledgements.extend(incoming.acknowledgement().map(|number| (stream, number)));
+        if taken.is_err() {
+            self.refuse(&format!("a signal of rank {} with a number that is not due", stream.peer));
+        }
+    }
+
+    /// Adds what is due to the words, in order.
+    ///
+    /// # Errors
+    /// The driver of the GPU fails.
+    pub fn apply(&mut self, device: &dyn Device) -> Result<(), Error> {
+        if self.additions.is_empty() {
+            return Ok(());
+        }
+        // deregMrSym takes this lock before its memory may be freed.
+        let registered = self.registered.read();
+        let mut words = Vec::with_capacity(self.additions.len());
+        let mut refused = None;
+        for addition in &self.additions {
+            let memory = registered.get(&addition.memory);
+            match memory.and_then(|memory| Some((memory.own().word(addition.offset)?, memory.adds))) {
+                Some((address, adds)) => words.push((Word { address, adds }, addition.value)),
+                None => refused = Some((addition.sender, addition.offset)),
+            }
+        }
+        if let Some(round) = self.rounds.begin() {
+            // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
+            unsafe { add_all(&round, device, &words) }?;
+        }
+        drop(registered);
+        self.additions.clear();
+        if let Some((sender, offset)) = refused {
+            self.refuse(&format!("a signal of rank {sender} to offset {offset} of memory that is not registered here, or not aligned to 8 bytes"));
+        }
+        Ok(())
+    }
+
+    /// The next acknowledgement that is due.
+    pub fn acknowledgement(&mut self) -> Option<(StreamId, u32)> {
+        self.acknowledgements.pop()
+    }
+
+    /// Memory is unchanged, and the context goes on. Few of many lines are written.
+    pub fn refuse(&mut self, what: &str) {
+        self.refused += 1;
+        if self.refused.is_power_of_two() {
+            crate::warn!(
+                "rank {} refused {what}; no memory was changed ({} refused until now)",
+                self.rank,
+                self.refused
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

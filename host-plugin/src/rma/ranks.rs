@@ -1,0 +1,126 @@
+//! The ranks of a communicator as one of them sees them: its place, the cards and the collective calls.
+
+use super::plugin::RmaPlugin;
+use super::rail::Rail;
+use crate::comm;
+use crate::device::Device;
+use crate::error::Error;
+use crate::trace;
+use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use ferrogin_rendezvous::ring::{Listener, Ring, Step};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use zerocopy::little_endian::U16;
+use zerocopy::{Immutable, IntoBytes};
+
+/// The listen communicator, from `listen` to `closeListen`. It keeps all that `connect` needs, as NCCL passes `connect` the context of
+/// another plugin.
+pub struct RmaListen {
+    plugin: Arc<RmaPlugin>,
+    listener: Listener,
+    device: c_int,
+}
+
+impl RmaListen {
+    /// Listens for NCCL device `device`.
+    ///
+    /// # Errors
+    /// There is no such device, or the control plane's endpoint does not open.
+    pub fn open(plugin: Arc<RmaPlugin>, device: c_int) -> Result<Self, Error> {
+        plugin.device(device)?;
+        Ok(Self { plugin, listener: Listener::open()?, device })
+    }
+
+    /// The handle for the other ranks.
+    pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
+        self.listener.handle()
+    }
+}
+
+/// The ring, and the number of collective calls that registered memory or made a context.
+struct Calls {
+    ring: Ring,
+    next: u32,
+}
+
+/// The ranks; see the [module](self).
+pub struct Ranks {
+    /// A number that no other communicator of this process has.
+    pub number: u64,
+    /// One for each card of the device.
+    pub rails: Vec<Rail>,
+    /// The device whose memory NCCL registers.
+    pub device: Arc<dyn Device>,
+    /// This rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub nranks: usize,
+    calls: Mutex<Calls>,
+    _plugin: Arc<RmaPlugin>,
+}
+
+/// The block of `connect`'s allgather. Ranks with different greetings cannot work together.
+#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+#[repr(C)]
+struct Greeting {
+    /// Tells the ring of this plugin from that of the GIN plugin.
+    plugin: [u8; 4],
+    version: U16,
+    rails: U16,
+    provider: [u8; 8],
+}
+ferrogin_ffi::assert_layout!(Greeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
+
+/// Version of the blocks and records that ranks exchange.
+const VERSION: u16 = 1;
+
+impl Ranks {
+    /// Opens the rails and joins the other ranks.
+    ///
+    /// # Errors
+    /// A card does not open; a rank does not connect, or has another version, provider or number of rails.
+    pub fn connect(listen: &RmaListen, handles: &[[u8; HANDLE_MAXSIZE]], rank: usize) -> Result<Self, Error> {
+        let _span = trace::span("RMA connect", rank);
+        let (plugin, nranks) = (&listen.plugin, handles.len());
+        let cards = &plugin.device(listen.device)?.cards;
+        let rails = cards.iter().map(|card| Rail::open(card, nranks)).collect::<Result<Vec<_>, _>>();
+        // Ranks that wait for this rank are refused at once.
+        let rails = rails.inspect_err(|_| listen.listener.close())?;
+        let (name, mut provider) = (plugin.config.provider.name().as_bytes(), [0; 8]);
+        provider[..name.len()].copy_from_slice(name);
+        let count = (rails.len() as u16).into();
+        let greeting = Greeting { plugin: *b"RMA\0", version: VERSION.into(), rails: count, provider };
+        let same = comm::Same { greeting: greeting.as_bytes(), rails: rails.len(), setting: "FERROGIN_PROVIDER" };
+        let ring = comm::join(&listen.listener, handles, rank, plugin.config.timeout, same)?;
+        let names: Vec<_> = rails.iter().map(Rail::name).collect();
+        crate::info!("rank {rank} of {nranks}: RMA connected on {} rail(s) {}", rails.len(), names.join("+"));
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        Ok(Self {
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            rails,
+            device: plugin.device.clone(),
+            rank,
+            nranks,
+            calls: Mutex::new(Calls { ring, next: 0 }),
+            _plugin: plugin.clone(),
+        })
+    }
+
+    /// [`comm::agree`] in a call whose number is the same on all ranks; returns the number too.
+    ///
+    /// # Errors
+    /// The error in `part`, or one of [`Ring::allgather`].
+    pub fn agree_in_order<T>(
+        &self,
+        step: Step,
+        part: Result<T, Error>,
+        encode: impl FnOnce(u32, &T) -> Vec<u8>,
+    ) -> Result<(T, Vec<Vec<u8>>, u32), Error> {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = calls.next;
+        calls.next = number.wrapping_add(1);
+        let (part, blocks) = comm::agree(&mut calls.ring, step, part, |part| encode(number, part))?;
+        Ok((part, blocks, number))
+    }
+}
