@@ -7,14 +7,14 @@
 #![allow(unsafe_code)]
 
 use ferrogin_test_support::callgrind::{self, Count};
-use mlx5::cq::{CompletionQueue, CqParts, Polled, Slots};
+use mlx5::cq::{CompletionQueue, CqParts, Layout, Polled, Slots};
 use mlx5::device::Handle;
 use mlx5::mmio::{ArmRegister, BlueFlame, DoorbellRecord, DoorbellRegister, DoorbellRegisterParts};
 use mlx5::ring::Ring;
 use mlx5::sq::{Flags, SendParts, SendQueue};
 use mlx5::wire::{Cqe, CqeOpcode, OpOwn};
 use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport};
-use soft_mlx5::cq_writer::{Blocks, Compression, CqMemory, CqWriter};
+use soft_mlx5::cq_writer::{Blocks, CompressedLayout, Compression, CqMemory, CqWriter};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -135,8 +135,12 @@ fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
     ring.initialise();
     // SAFETY: the queue's memory, aligned and mapped until the program ends; driver and card access it by the format's rules.
     let card = unsafe { CqMemory::new(slots.cast(), LOG_SLOTS, record) };
-    let compression = blocks.is_some();
-    let mut writer = CqWriter::new(card, 0, blocks.map(|blocks| Compression { blocks, across_laps: false }));
+    let layout = if blocks.is_some() { Layout::Enhanced } else { Layout::Plain };
+    let mut writer = CqWriter::new(
+        card,
+        0,
+        blocks.map(|blocks| Compression { layout: CompressedLayout::Enhanced, blocks, across_laps: false }),
+    );
     for number in 0..(1 << LOG_SLOTS) - 7 {
         let mut cqe = Cqe { signature: 0, op_own: OpOwn::regular(opcode, false), ..Cqe::INITIAL };
         cqe.sop_drop_qpn = 0x0800_1234.into();
@@ -151,7 +155,7 @@ fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
         arm_record: record_at(memory(8).cast()),
         arm,
         cqn: 1,
-        compression,
+        layout,
         start_index: 0,
         keep_alive: Handle::new(()),
     })

@@ -4,10 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use crate::cq_writer::{Blocks, Compression, CqWriter};
+use crate::cq_writer::{Compression, CqWriter};
 use mlx5::wire::{Cqe, CqeOpcode, ErrCqe, MAX_24_BITS, OpOwn, Syndrome};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use soft_nic::random::Random;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::shared::Shared;
@@ -83,9 +82,8 @@ pub(super) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(super) fn new(log_size: u32, compression: Option<Random>) -> io::Result<Self> {
+    pub(super) fn new(log_size: u32, compression: Option<Compression>) -> io::Result<Self> {
         let memory = Arc::new(Shared::new(RING + (size_of::<Cqe>() << log_size))?);
-        let compression = compression.map(|random| Compression { blocks: Blocks::Random(random), across_laps: true });
         let writer = CqWriter::new(memory.completions(RING, log_size, CONSUMER), 0, compression);
         let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self { memory, writer, event, armed: false, overrun: false })

@@ -8,7 +8,8 @@ mod memory;
 
 pub use memory::CqMemory;
 
-use mlx5::wire::{Cqe, CqeFormat, CqeOpcode, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn};
+use mlx5::cq::Layout;
+use mlx5::wire::{Cqe, CqeFormat, CqeOpcode, MAX_24_BITS, MAX_MINIS, MINI_ARRAY, MiniCqe, OpOwn};
 use soft_nic::random::Random;
 use std::collections::VecDeque;
 use zerocopy::IntoBytes;
@@ -17,20 +18,43 @@ use zerocopy::big_endian::U32;
 /// A card's use of compression.
 #[derive(Debug, Clone)]
 pub struct Compression {
+    /// The layout of blocks.
+    pub layout: CompressedLayout,
     /// The size of blocks.
     pub blocks: Blocks,
     /// Blocks may cross the end of the queue, and may follow a title of the previous lap.
     pub across_laps: bool,
 }
 
+/// The layout of a compressed queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CompressedLayout {
+    /// [`Layout::Basic`].
+    Basic,
+    /// [`Layout::Enhanced`].
+    Enhanced,
+}
+
+impl From<CompressedLayout> for Layout {
+    fn from(layout: CompressedLayout) -> Self {
+        match layout {
+            CompressedLayout::Basic => Self::Basic,
+            CompressedLayout::Enhanced => Self::Enhanced,
+        }
+    }
+}
+
+/// Completions of the largest block in the basic layout, as ConnectX-7 reports it.
+const MAX_BASIC: usize = 64;
+
 /// The size of the blocks that a card writes.
 #[derive(Debug, Clone)]
 pub enum Blocks {
     /// None: the queue has the compressed layout, and all completions are regular.
     Never,
-    /// As many similar completions as possible, up to seven.
+    /// As many similar completions as possible.
     Full,
-    /// Random: 1 to 7, and sometimes none.
+    /// Random, and sometimes none.
     Random(Random),
 }
 
@@ -39,10 +63,11 @@ impl Blocks {
     fn take(&mut self, run: usize) -> usize {
         match self {
             Self::Never => 0,
-            Self::Full => run.min(MAX_MINIS),
+            Self::Full => run,
             // One in eight stays regular, so that titles also change between completions that could be compressed.
             Self::Random(random) => match random.below(8) {
                 0 => 0,
+                7 => run,
                 most => run.min(most as usize),
             },
         }
@@ -110,10 +135,10 @@ impl CqWriter {
                 return Err(Overrun { pending: self.pending.len(), free });
             }
             let minis = self.block_size(free);
-            if minis == 0 {
-                self.write_regular();
-            } else {
-                self.write_block(minis);
+            match &self.compression {
+                Some(Compression { layout: CompressedLayout::Basic, .. }) if minis >= 2 => self.write_basic(minis),
+                Some(Compression { layout: CompressedLayout::Enhanced, .. }) if minis >= 1 => self.write_block(minis),
+                _ => self.write_regular(),
             }
         }
         Ok(())
@@ -129,18 +154,23 @@ impl CqWriter {
     fn block_size(&mut self, free: u32) -> usize {
         let size = 1_u32 << self.log;
         let lap = self.producer >> self.log;
-        let (Some(compression), Some((title, under, title_lap))) = (&mut self.compression, &self.title) else {
-            return 0;
-        };
-        let mut most = (free as usize).min(MAX_MINIS);
-        if !compression.across_laps {
-            if *title_lap != lap as u16 {
-                return 0;
+        let Some(compression) = &mut self.compression else { return 0 };
+        // A block of the basic layout has its own title, which is the first of its completions.
+        let (title, first, largest) = match (compression.layout, &self.title, self.pending.front()) {
+            (CompressedLayout::Basic, _, Some(title)) => (title, 0, MAX_BASIC),
+            (CompressedLayout::Enhanced, Some((title, under, title_lap)), _)
+                if compression.across_laps || *title_lap == lap as u16 =>
+            {
+                (title, *under + 1, MAX_MINIS)
             }
+            _ => return 0,
+        };
+        let mut most = (free as usize).min(largest);
+        if !compression.across_laps {
             most = most.min((size - (self.producer & (size - 1))) as usize);
         }
         let alike = self.pending.iter().take(most).enumerate();
-        let run = alike.take_while(|(at, cqe)| compresses(title, *under + *at as u32 + 1, cqe)).count();
+        let run = alike.take_while(|(at, cqe)| compresses(title, first + *at as u32, cqe)).count();
         compression.blocks.take(run)
     }
 
@@ -150,7 +180,8 @@ impl CqWriter {
         let error = matches!(cqe.op_own.opcode(), CqeOpcode::ReqErr | CqeOpcode::RespErr);
         self.title = (!error).then_some((cqe, 0, lap as u16));
         cqe.op_own = OpOwn(cqe.op_own.0 & !1 | (lap & 1) as u8);
-        if self.compression.is_some() {
+        // In the basic layout byte 62 is a checksum.
+        if matches!(&self.compression, Some(Compression { layout: CompressedLayout::Enhanced, .. })) {
             cqe.signature = lap as u8;
         }
         self.memory.write(self.producer, &cqe);
@@ -160,9 +191,38 @@ impl CqWriter {
     /// Writes the first slot of a block only: the other slots keep their bytes.
     fn write_block(&mut self, minis: usize) {
         let lap = self.producer >> self.log;
-        let mut block = Cqe { signature: lap as u8, op_own: OpOwn::compressed(minis as u8), ..Cqe::INITIAL };
-        let places = block.as_mut_bytes().chunks_exact_mut(size_of::<MiniCqe>());
-        for (cqe, place) in self.pending.drain(..minis).zip(places) {
+        let mut block = self.take_minis(minis);
+        (block.signature, block.op_own) = (lap as u8, OpOwn::compressed(minis as u8));
+        if let Some((_, under, _)) = &mut self.title {
+            *under += minis as u32;
+        }
+        self.memory.write(self.producer, &block);
+        self.producer = self.producer.wrapping_add(minis as u32);
+        self.minis += minis as u64;
+    }
+}
+
+impl CqWriter {
+    /// Writes the title of a block and its arrays of mini completions, last what makes the title valid: the other slots keep their bytes.
+    fn write_basic(&mut self, minis: usize) {
+        let Some(mut title) = self.pending.front().copied() else { return };
+        let owner = self.producer >> self.log & 1 != 0;
+        title.op_own = OpOwn::title(title.op_own.opcode(), owner);
+        title.byte_cnt = (minis as u32).into();
+        for first in (0..minis).step_by(MINI_ARRAY) {
+            let array = self.take_minis((minis - first).min(MINI_ARRAY));
+            self.memory.write(self.producer.wrapping_add((first as u32).max(1)), &array);
+        }
+        self.memory.write(self.producer, &title);
+        self.producer = self.producer.wrapping_add(minis as u32);
+        self.minis += minis as u64;
+    }
+
+    /// Takes pending completions, and returns a slot with their mini completions.
+    fn take_minis(&mut self, count: usize) -> Cqe {
+        let mut slot = Cqe::INITIAL;
+        let places = slot.as_mut_bytes().chunks_exact_mut(size_of::<MiniCqe>());
+        for (cqe, place) in self.pending.drain(..count).zip(places) {
             let mini = MiniCqe {
                 wqe_counter: cqe.wqe_counter,
                 s_wqe_opcode: (cqe.sop_drop_qpn.get() >> 24) as u8,
@@ -171,12 +231,7 @@ impl CqWriter {
             };
             place.copy_from_slice(mini.as_bytes());
         }
-        if let Some((_, under, _)) = &mut self.title {
-            *under += minis as u32;
-        }
-        self.memory.write(self.producer, &block);
-        self.producer = self.producer.wrapping_add(minis as u32);
-        self.minis += minis as u64;
+        slot
     }
 }
 

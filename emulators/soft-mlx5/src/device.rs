@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use mlx5::cq::CqParts;
+use mlx5::cq::{CqParts, Layout};
 use mlx5::device::{
     Access, Caps, CqAttr, Device, DeviceError, Endpoint, Handle, Mr, Pd, QpAttr, RawCq, RawQp, RawWindow, SrqAttr,
 };
@@ -16,6 +16,7 @@ use soft_nic::random::Random;
 
 use super::connection::Address;
 use super::cq::{self, CompletionQueue};
+use super::cq_writer::{Blocks, Compression};
 use super::qp::{self, Peer, QueuePair, SendRing, State};
 use super::receive::{Order, ReceiveQueue};
 use super::responder::ENDLESS_MS;
@@ -202,7 +203,12 @@ impl Device for Card {
     fn create_cq(&self, attr: &CqAttr) -> Result<RawCq, DeviceError> {
         let log = log_of("completions of a queue", attr.entries.into(), 1, MAX_CQES)?;
         let mut core = self.alive.inner.lock();
-        let compression = attr.compression.then(|| Random::seeded(core.random.next_u64()));
+        let layout = core.settings.compressed_layout;
+        let compression = attr.compression.then(|| Compression {
+            layout,
+            blocks: Blocks::Random(Random::seeded(core.random.next_u64())),
+            across_laps: true,
+        });
         let queue = CompletionQueue::new(log, compression).map_err(system("mmap"))?;
         let (cqn, memory) = (core.number(), queue.memory.clone());
         let slots = memory.slots(cq::RING, log);
@@ -216,7 +222,7 @@ impl Device for Card {
             arm_record: memory.driver_record(cq::ARM),
             arm: memory.arm_register(cq::ARM_REGISTER),
             cqn,
-            compression: attr.compression,
+            layout: if attr.compression { layout.into() } else { Layout::Plain },
             start_index: 0,
             keep_alive: handle.clone(),
         };

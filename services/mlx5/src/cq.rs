@@ -1,16 +1,22 @@
 //! The completion queue: polling with and without compression, errors, arming.
 //!
-//! Without compression a slot holds a new completion when its owner bit equals the parity of the lap. With compression (the
-//! layout that `mlx5dv` calls enhanced) a slot is new when byte 62 equals the low byte of the lap; the owner bit has no meaning.
+//! Without compression a slot holds a new completion when its owner bit equals the parity of the lap. There are two layouts with
+//! compression ([`Layout`]). In the enhanced one a slot is new when byte 62 equals the low byte of the lap; the owner bit has no meaning.
 //! A block of mini completions stands for up to seven completions; the card writes only the first of their slots. The *title*,
 //! the regular completion before the block, holds the fields that they share.
+//!
+//! In the basic layout a block begins with its own title, which is new by its owner bit and has the number of completions in `byte_cnt`. Arrays
+//! of eight mini completions follow: the first in the slot after the title, the others in the 9th, 17th, ... slot of the block. The card
+//! writes no other slot of the block, and the last bytes of an array are those of a mini completion, so the queue marks the slots of an array
+//! when it copies it.
 //!
 //! The card may overwrite a slot once it is released ([`CompletionQueue::release`]). The queue therefore copies the title when its
 //! slot is released or a block starts, whichever is first, and the mini completions when their block starts. The slots that a
 //! block covers get the lap mark of *their own* lap. Without a mark they would seem new when the 8-bit count wraps; with the
 //! title's mark they would stall a block that crosses the end of the queue.
 //!
-//! The bytes are checked by `tests/vectors/mlx5_cqe_zip.json`.
+//! The bytes of the enhanced layout are checked by `tests/vectors/mlx5_cqe_zip.json`. Those of the basic one follow the decoders of the kernel's
+//! Ethernet driver and of DPDK, and what a ConnectX-7 wrote in public reports (docs/mlx5.md).
 
 #[allow(unsafe_code)]
 mod slots;
@@ -19,7 +25,7 @@ pub use slots::{Completion, Slots};
 
 use crate::handle::Handle;
 use crate::mmio::{ArmRegister, DoorbellRecord};
-use crate::wire::{Cqe, CqeFormat, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MiniCqe, OpOwn, Syndrome};
+use crate::wire::{Cqe, CqeFormat, CqeOpcode, ErrCqe, MAX_24_BITS, MAX_MINIS, MINI_ARRAY, MiniCqe, OpOwn, Syndrome};
 use slots::{Slot, TitleCopy};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -54,10 +60,21 @@ pub struct CompletionError {
     pub cqe: Cqe,
 }
 
+/// The layout of a queue's slots (`cqe_compression_layout` of its context).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Without compression.
+    Plain,
+    /// Compressed, with a title in each block: what rdma-core creates (`mlx5dv_create_cq`).
+    Basic,
+    /// Compressed, with a lap mark in each slot: what firmware commands (DEVX) create.
+    Enhanced,
+}
+
 /// The card wrote an impossible completion. The queue cannot be read any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CorruptQueue {
-    /// A block claims more mini completions than fit.
+    /// A block claims more mini completions than fit, or, in the basic layout, fewer than two.
     #[error("the block at index {index} claims {minis} mini completions; close the queue")]
     Block {
         /// Index of the block.
@@ -68,6 +85,12 @@ pub enum CorruptQueue {
     /// No title precedes the block.
     #[error("the block at index {index} has no title before it; close the queue")]
     NoTitle {
+        /// Index of the block.
+        index: u32,
+    },
+    /// The title of a block in the basic layout is no successful completion.
+    #[error("the block at index {index} has a title that is no successful completion; close the queue")]
+    BadTitle {
         /// Index of the block.
         index: u32,
     },
@@ -106,8 +129,8 @@ pub struct CqParts {
     pub arm: ArmRegister,
     /// Number of the queue.
     pub cqn: u32,
-    /// The queue was created with compression, which the device supports.
-    pub compression: bool,
+    /// The layout with which the device created the queue.
+    pub layout: Layout,
     /// Index of the first completion: 0 on a new queue.
     pub start_index: u32,
     /// Keeps the memory of the queue alive.
@@ -119,16 +142,21 @@ pub struct CqParts {
 pub struct CompletionQueue {
     slots: Slots,
     consumer: u32,
-    /// Completions of the open block that the caller has not received yet.
+    /// Completions of `minis` that the caller has not received yet.
     left: u32,
     title: Title,
-    /// The slots have the compressed layout. A corrupt queue has `compression` and `left` set, whatever its layout: both disable
+    layout: Layout,
+    /// Slots are new by their lap mark. Also set, with `left`, while a block of the basic layout is open and in a corrupt queue: both disable
     /// the fast path of [`Self::poll`].
-    compression: bool,
+    by_lap: bool,
     corrupt: Option<CorruptQueue>,
     title_copy: TitleCopy,
-    minis: [MiniCqe; MAX_MINIS],
+    /// The mini completions of the open block; in the basic layout those of its current array.
+    minis: [MiniCqe; MINI_ARRAY],
+    /// How many `minis` has.
     block: u32,
+    /// Completions of the open block of the basic layout behind those in `minis`.
+    rest: u32,
     record: DoorbellRecord,
     arm_record: DoorbellRecord,
     arm: ArmRegister,
@@ -173,11 +201,13 @@ impl CompletionQueue {
             consumer: parts.start_index,
             left: 0,
             title: Title::None,
-            compression: parts.compression,
+            layout: parts.layout,
+            by_lap: parts.layout == Layout::Enhanced,
             corrupt: None,
             title_copy: TitleCopy::new(),
-            minis: [MiniCqe::new_zeroed(); MAX_MINIS],
+            minis: [MiniCqe::new_zeroed(); MINI_ARRAY],
             block: 0,
+            rest: 0,
             record: parts.record,
             arm_record: parts.arm_record,
             arm: parts.arm,
@@ -212,7 +242,7 @@ impl CompletionQueue {
     pub fn poll(&mut self) -> Result<Polled<'_>, CorruptQueue> {
         let at = self.slots.slot(self.consumer);
         let lap = self.slots.lap(self.consumer) as u8;
-        if self.compression {
+        if self.by_lap {
             if self.left == 0 && matches!(compressed_state(at, lap), SlotState::Regular) {
                 self.title = Title::Slot(self.consumer);
                 self.consumer = self.consumer.wrapping_add(1);
@@ -283,12 +313,12 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn take(&mut self, max: u32, each: impl FnMut(Next)) -> u32 {
-        if !self.compression {
-            self.take_plain(max, each)
-        } else if self.corrupt.is_none() {
-            self.take_compressed(max, each)
-        } else {
+        if self.corrupt.is_some() {
             0
+        } else if self.layout == Layout::Enhanced {
+            self.take_enhanced(max, each)
+        } else {
+            self.take_by_owner(max, each)
         }
     }
 
@@ -300,9 +330,13 @@ impl CompletionQueue {
 
     /// Walks lap by lap, because the expected owner bit is constant within one lap.
     #[inline(always)]
-    fn take_plain(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
+    fn take_by_owner(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
         let mut left = max;
         while left != 0 {
+            if self.left != 0 {
+                left -= self.take_block(left, &mut each);
+                continue;
+            }
             let owner = self.slots.lap(self.consumer) as u8 & 1;
             let available = self.in_this_lap(left);
             let first = self.slots.slot(self.consumer);
@@ -319,18 +353,63 @@ impl CompletionQueue {
             let taken = at.since(first);
             self.consumer = self.consumer.wrapping_add(taken);
             left -= taken;
-            if taken != available {
-                if matches!(plain_state(at, owner), SlotState::Block) {
-                    self.end(CorruptQueue::NotCompressed { index: self.consumer });
-                }
+            if taken != available && !(matches!(plain_state(at, owner), SlotState::Block) && self.open_basic(at)) {
                 break;
             }
         }
         max - left
     }
 
+    /// Opens a block of the basic layout, whose title is in this slot.
+    #[inline(never)]
+    fn open_basic(&mut self, at: Slot) -> bool {
+        let index = self.consumer;
+        if self.layout == Layout::Plain {
+            self.end(CorruptQueue::NotCompressed { index });
+            return false;
+        }
+        let title = at.copy();
+        let (minis, opcode) = (title.byte_cnt.get(), title.op_own.opcode());
+        if minis < 2 || minis > self.slots.len() {
+            self.end(CorruptQueue::Block { index, minis });
+            return false;
+        }
+        if matches!(opcode, CqeOpcode::ReqErr | CqeOpcode::RespErr | CqeOpcode::Invalid) {
+            self.end(CorruptQueue::BadTitle { index });
+            return false;
+        }
+        self.title_copy.set(at);
+        let mut fields = self.title_copy.fields();
+        fields.set_op_own(OpOwn::regular(opcode, title.op_own.owner()));
+        // The first mini completion is the title's own, and `take_block` counts before each.
+        fields.set_wqe_counter(title.wqe_counter.get().wrapping_sub(1).into());
+        (self.by_lap, self.rest) = (true, minis);
+        self.open_array(index.wrapping_add(1));
+        true
+    }
+
+    /// Copies the array of mini completions in the slot of an index, and marks the slots of its completions. The array is in one of these, so the
+    /// card doesn't overwrite it before.
+    fn open_array(&mut self, array: u32) {
+        let minis = self.rest.min(MINI_ARRAY as u32);
+        self.minis = self.slots.slot(array).minis();
+        (self.left, self.block) = (minis, minis);
+        self.rest -= minis;
+        self.slots.mark_empty(self.consumer, minis);
+    }
+
+    /// After the last completion of an array: the next array of the block, or the end of the block.
+    #[inline(never)]
+    fn end_array(&mut self) {
+        if self.rest == 0 {
+            self.by_lap = false;
+        } else {
+            self.open_array(self.consumer);
+        }
+    }
+
     #[inline(always)]
-    fn take_compressed(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
+    fn take_enhanced(&mut self, max: u32, mut each: impl FnMut(Next)) -> u32 {
         let mut left = max;
         while left != 0 {
             if self.left != 0 {
@@ -409,7 +488,7 @@ impl CompletionQueue {
     #[cold]
     fn end(&mut self, corrupt: CorruptQueue) {
         self.corrupt = Some(corrupt);
-        (self.compression, self.left) = (true, 1);
+        (self.by_lap, self.left) = (true, 1);
     }
 
     /// Passes completions of the open block to `each`, at most `most`, and returns their number.
@@ -420,7 +499,7 @@ impl CompletionQueue {
         let mut counter = Completion::new(title_copy.slot()).wqe_counter();
         let first = (self.block - self.left) as usize;
         let count = self.left.min(most);
-        // `open_block` checked that the block holds at most `MAX_MINIS`.
+        // `open_block` and `open_array` checked that there are no more.
         let minis = self.minis.get(first..first + count as usize).unwrap_or_default();
         if requester {
             for mini in minis {
@@ -439,6 +518,9 @@ impl CompletionQueue {
         }
         self.left -= count;
         self.consumer = self.consumer.wrapping_add(count);
+        if self.left == 0 && self.layout == Layout::Basic {
+            self.end_array();
+        }
         count
     }
 }

@@ -1,14 +1,13 @@
 //! ConnectX hardware, through rdma-core's libibverbs and libmlx5, both loaded at run time.
 //!
 //! rdma-core creates the objects and connects queue pairs. `mlx5dv_init_obj` provides the memory of the queues, which this crate
-//! drives. Completion queues are not compressed: rdma-core creates only the older compressed layout, and [`crate::cq`] reads
-//! the newer one, which needs queues created by firmware commands (DEVX). Doorbells are plain, because rdma-core shares
-//! BlueFlame registers between queue pairs.
+//! drives. Compressed completion queues have the basic layout ([`Layout::Basic`]), which is the one that rdma-core creates. Doorbells are
+//! plain, because rdma-core shares BlueFlame registers between queue pairs.
 
 mod ffi;
 mod library;
 
-use crate::cq::{CqParts, Slots};
+use crate::cq::{CqParts, Layout, Slots};
 use crate::device::{
     Access, Caps, CqAttr, Device, DeviceError, Endpoint, Handle, Mr, Pd, QpAttr, RawCq, RawQp, RawWindow, SrqAttr,
 };
@@ -86,7 +85,8 @@ pub fn devices() -> Result<Vec<DeviceEntry>, DeviceError> {
     Ok(all)
 }
 
-/// The forms of compressed completions of rdma-core, by what a small completion keeps: `enum mlx5dv_cqe_comp_res_format`.
+/// The forms of compressed completions of rdma-core, by what a mini completion of a receive has besides the length:
+/// `enum mlx5dv_cqe_comp_res_format`. Those of a send queue have the same form in all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompressedFormat {
     /// The hash.
@@ -126,6 +126,8 @@ const LIMITS: Limits = Limits { max_inline: 512, max_sge: 30 };
 const MAX_RD_ATOMIC: u8 = 16;
 /// 0.64 ms: the time before a peer retries when no receive is posted.
 const MIN_RNR_TIMER: u8 = 12;
+/// The form of compressed queues: every card with compression has it, and this crate reads nothing that differs.
+const FORMAT: CompressedFormat = CompressedFormat::Hash;
 const ALL_REMOTE: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
 
 impl Hardware {
@@ -162,9 +164,11 @@ impl Hardware {
         let mut port = ffi::PortAttr::default();
         let status = (context.api.verbs.ibv_query_port)(context.object, settings.port, &mut port);
         check_status(status, "ibv_query_port")?;
+        let mut own = ffi::DvContext::COMPRESSION;
+        check_status((context.api.dv.mlx5dv_query_device)(context.object, &mut own), "mlx5dv_query_device")?;
         let caps = Caps {
             name,
-            compression: false,
+            compression: own.max_compressed != 0 && own.compressed_formats & FORMAT as u32 != 0,
             type1_windows: attr.device_cap_flags & ffi::DEVICE_MEM_WINDOW != 0,
             type2_windows: attr.device_cap_flags & ffi::DEVICE_MEM_WINDOW_TYPE_2B != 0,
             atomics: attr.atomic_cap != 0,
@@ -213,18 +217,17 @@ impl Hardware {
         check_status(status, "ibv_modify_qp")
     }
 
-    /// Creates a queue whose completions the card compresses in the layout of rdma-core, which [`crate::cq`] does not read:
-    /// [`crate::cq::CompletionQueue::peek`] shows its bytes.
+    /// Creates a compressed queue of that form; [`Device::create_cq`] creates those of [`CompressedFormat::Hash`].
     pub fn create_compressed_cq(&self, entries: u32, format: CompressedFormat) -> Result<RawCq, DeviceError> {
         let create = self.context.api.dv.mlx5dv_create_cq;
         let mut attr = ffi::CqInitAttrEx::of(entries);
         let mut dv = ffi::DvCqInitAttr::compressed(format as u8);
         let object = create(self.context.object, &mut attr, &mut dv);
-        self.completions(check_pointer(object, "mlx5dv_create_cq")?)
+        self.completions(check_pointer(object, "mlx5dv_create_cq")?, Layout::Basic)
     }
 
     /// The parts of a queue that was just created.
-    fn completions(&self, object: ffi::Ptr<ffi::Cq>) -> Result<RawCq, DeviceError> {
+    fn completions(&self, object: ffi::Ptr<ffi::Cq>, layout: Layout) -> Result<RawCq, DeviceError> {
         let handle = Handle::new(library::Cq { object, context: self.context.clone() });
         let mut cq = ffi::DvCq {
             buf: null_mut(),
@@ -252,7 +255,7 @@ impl Hardware {
             arm_record: record(cq.dbrec, 1)?,
             arm,
             cqn: cq.cqn,
-            compression: false,
+            layout,
             start_index: 0,
             keep_alive: handle.clone(),
         };
@@ -341,12 +344,15 @@ impl Device for Hardware {
 
     fn create_cq(&self, attr: &CqAttr) -> Result<RawCq, DeviceError> {
         if attr.compression {
-            return Err(DeviceError::Unsupported { what: "compressed completion queues through rdma-core" });
+            return match self.caps.compression {
+                true => self.create_compressed_cq(attr.entries, FORMAT),
+                false => Err(DeviceError::Unsupported { what: "compressed completion queues" }),
+            };
         }
         let entries = c_int::try_from(attr.entries).unwrap_or(c_int::MAX);
         let create = self.context.api.verbs.ibv_create_cq;
         let object = create(self.context.object, entries, null_mut(), None, 0);
-        self.completions(check_pointer(object, "ibv_create_cq")?)
+        self.completions(check_pointer(object, "ibv_create_cq")?, Layout::Plain)
     }
 
     fn create_srq(&self, pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError> {

@@ -11,7 +11,7 @@ mod flags;
 mod segment;
 
 pub use codes::{CqeFormat, CqeOpcode, Opcode, Syndrome};
-pub use completion::{Cqe, ErrCqe, INITIAL_OP_OWN, INITIAL_SIGNATURE, MAX_MINIS, MiniCqe, OpOwn};
+pub use completion::{Cqe, ErrCqe, INITIAL_OP_OWN, INITIAL_SIGNATURE, MAX_MINIS, MINI_ARRAY, MiniCqe, OpOwn};
 pub use flags::{Fence, FmCeSe, MkeyAccess, MkeyMask, UmrFlags};
 pub use segment::{
     AddressVector, AtomicSeg, CtrlHead, CtrlSeg, CtrlTail, DataSeg, INLINE_FLAG, InlineHeader, KlmSeg, MkeyContext,

@@ -16,9 +16,12 @@ use mlx5::device::Device;
 use mlx5::wire::Syndrome;
 use mlx5::wqe::With;
 use soft_mlx5::Settings as CardSettings;
+use soft_mlx5::cq_writer::CompressedLayout;
 
+/// A card; those of every other pair have the compressed layout that rdma-core creates.
 fn card(seed: u64) -> Arc<dyn Device> {
-    soft_mlx5::open(CardSettings { seed: Some(seed), ..CardSettings::default() }).unwrap()
+    let compressed_layout = if seed & 2 == 0 { CompressedLayout::Enhanced } else { CompressedLayout::Basic };
+    soft_mlx5::open(CardSettings { seed: Some(seed), compressed_layout, ..CardSettings::default() }).unwrap()
 }
 
 fn pair(seed: u64, config: &Config) -> (Connection, Connection) {

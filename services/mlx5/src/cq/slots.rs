@@ -1,7 +1,7 @@
 //! The memory of a completion queue. The card writes to it at any time, so this module reads it through raw pointers, the
 //! validity bytes with acquire loads, and never makes a reference to it.
 
-use crate::wire::{Cqe, CqeOpcode, MAX_MINIS, MiniCqe, OpOwn};
+use crate::wire::{Cqe, CqeOpcode, MAX_MINIS, MINI_ARRAY, MiniCqe, OpOwn};
 use std::marker::PhantomData;
 use std::mem::offset_of;
 use std::ptr::NonNull;
@@ -74,6 +74,15 @@ impl Slots {
         }
     }
 
+    /// Writes an invalid completion of their own lap into the `count` slots from `index` on, which is never taken for a new one.
+    pub(super) fn mark_empty(&mut self, index: u32, count: u32) {
+        for index in (0..count).map(|at| index.wrapping_add(at)) {
+            let empty = OpOwn::regular(CqeOpcode::Invalid, self.lap(index) & 1 != 0);
+            // SAFETY: `slot` masks the index, so this is a byte of a slot, which the caller of `Slots::new` keeps mapped.
+            unsafe { self.slot(index).field::<OpOwn>(offset_of!(Cqe, op_own)).write_volatile(empty) };
+        }
+    }
+
     #[inline(always)]
     fn mark_covered_in_lap(&mut self, index: u32, count: u32) {
         let mark = self.lap(index) as u8;
@@ -139,10 +148,10 @@ impl Slot {
         zerocopy::transmute!(self.words::<8>())
     }
 
-    /// The mini completions of a block.
+    /// The mini completions of an array; in a block of the enhanced layout all but the last.
     #[inline(always)]
-    pub fn minis(self) -> [MiniCqe; MAX_MINIS] {
-        zerocopy::transmute!(self.words::<MAX_MINIS>())
+    pub fn minis(self) -> [MiniCqe; MINI_ARRAY] {
+        zerocopy::transmute!(self.words::<MINI_ARRAY>())
     }
 
     #[inline(always)]
@@ -223,6 +232,12 @@ impl TitleFields<'_> {
     pub fn set_wqe_counter(&mut self, counter: U16) {
         // SAFETY: an aligned field of the allocation that `TitleCopy` owns and `self` borrows.
         unsafe { self.at.field::<u16>(offset_of!(Cqe, wqe_counter)).write_volatile(zerocopy::transmute!(counter)) };
+    }
+
+    /// Sets opcode and owner.
+    pub fn set_op_own(&mut self, op_own: OpOwn) {
+        // SAFETY: a byte of the allocation that `TitleCopy` owns and `self` borrows.
+        unsafe { self.at.field::<OpOwn>(offset_of!(Cqe, op_own)).write_volatile(op_own) };
     }
 
     /// Sets the operation code of the work request, the high byte of `sop_drop_qpn`.

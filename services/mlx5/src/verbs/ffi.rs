@@ -339,6 +339,26 @@ impl DvCqInitAttr {
     }
 }
 
+/// `mlx5dv_context`: the fields that this crate asks for, and room for the others and for those of later releases.
+#[repr(C)]
+pub(super) struct DvContext {
+    version: u8,
+    flags: u64,
+    comp_mask: u64,
+    /// Completions of the largest compressed block; 0 without compression.
+    pub max_compressed: u32,
+    /// Bits of `CompressedFormat`.
+    pub compressed_formats: u32,
+    rest: [u64; 64],
+}
+assert_layout!(DvContext, size 544, align 8, { flags @ 8, comp_mask @ 16, max_compressed @ 24, compressed_formats @ 28, rest @ 32 });
+
+impl DvContext {
+    /// MLX5DV_CONTEXT_MASK_CQE_COMPRESION: asks for compression.
+    pub(super) const COMPRESSION: Self =
+        Self { version: 0, flags: 0, comp_mask: 1, max_compressed: 0, compressed_formats: 0, rest: [0; 64] };
+}
+
 /// `mlx5dv_srq`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -449,6 +469,7 @@ calls! {
 calls! {
     Dv;
     mlx5dv_is_supported: extern "C" fn(Ptr<Device>) -> bool;
+    mlx5dv_query_device: extern "C" fn(Ptr<Context>, &mut DvContext) -> c_int;
     // An `ibv_cq_ex`, which begins with the fields of an `ibv_cq`.
     mlx5dv_create_cq: extern "C" fn(Ptr<Context>, &mut CqInitAttrEx, &mut DvCqInitAttr) -> Option<Ptr<Cq>>;
     mlx5dv_init_obj: unsafe extern "C" fn(*mut DvObj, u64) -> c_int;

@@ -9,8 +9,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const INITIAL_OP_OWN: u8 = 0xf1;
 /// `signature` of a slot that was never written.
 pub const INITIAL_SIGNATURE: u8 = 0xff;
-/// Mini completions of the largest block.
+/// Mini completions of the largest block in the enhanced layout.
 pub const MAX_MINIS: usize = 7;
+/// Mini completions of an array in the basic layout.
+pub const MINI_ARRAY: usize = 8;
 
 /// The last byte of a completion: operation code or number of minis, format, event and owner bits.
 #[repr(transparent)]
@@ -23,12 +25,17 @@ impl OpOwn {
         Self(opcode.code() << 4 | owner as u8)
     }
 
-    /// The byte of a block; `minis` from 1 to 16.
+    /// The byte of a block's title in the basic layout.
+    pub const fn title(opcode: CqeOpcode, owner: bool) -> Self {
+        Self(Self::regular(opcode, owner).0 | 0x0c)
+    }
+
+    /// The byte of a block in the enhanced layout; `minis` from 1 to 16.
     pub const fn compressed(minis: u8) -> Self {
         Self((minis - 1) << 4 | 0x0c)
     }
 
-    /// The kind of the completion; without meaning in a block.
+    /// The kind of the completion; without meaning in a block of the enhanced layout.
     #[inline(always)]
     pub const fn opcode(self) -> CqeOpcode {
         CqeOpcode::from_code(self.0 >> 4)

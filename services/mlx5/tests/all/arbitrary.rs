@@ -2,7 +2,7 @@
 
 use ferrogin_test_support::Random;
 use ferrogin_test_support::mlx5_memory::Memory;
-use mlx5::cq::{CompletionQueue, CqParts};
+use mlx5::cq::{CompletionQueue, CqParts, Layout};
 use mlx5::device::{Endpoint, Handle};
 use mlx5::wire::{FmCeSe, MAX_DS};
 use mlx5::wqe::{Data, Limits, Op, Parsed, Transport, WorkRequest, emit, parse};
@@ -94,7 +94,7 @@ fn polls_of_arbitrary_bytes_end() {
     for round in 0..rounds() / 200 {
         let log = random.below(6);
         let (slots, record, arm) = (Memory::new(64 << log), Memory::new(8), Memory::new(8));
-        let compression = round % 2 == 0;
+        let layout = [Layout::Enhanced, Layout::Plain, Layout::Basic][(round % 3) as usize];
         let start_index = random.next_u32();
         let mut queue = CompletionQueue::new(CqParts {
             slots: slots.slots(),
@@ -102,7 +102,7 @@ fn polls_of_arbitrary_bytes_end() {
             arm_record: record.record(1),
             arm: arm.arm_register(),
             cqn: 1,
-            compression,
+            layout,
             start_index,
             keep_alive: Handle::new(()),
         });
@@ -113,9 +113,11 @@ fn polls_of_arbitrary_bytes_end() {
                 let slot = random.below(1 << log);
                 if random.below(4) != 0 {
                     // Mostly valid in the current lap, and half of the time a block of a legal size.
-                    bytes[62] = (queue.consumer().wrapping_add(slot) >> log) as u8;
+                    let lap = (queue.consumer().wrapping_add(slot) >> log) as u8;
+                    bytes[62] = lap;
                     if random.below(2) == 0 {
-                        bytes[63] = (random.below(7) << 4) as u8 | 0x0c;
+                        bytes[63] = (random.below(7) << 4) as u8 | 0x0c | lap & 1;
+                        bytes[44..48].copy_from_slice(&random.below(40).to_be_bytes());
                     }
                 }
                 slots.write(slot as usize * 64, &bytes);

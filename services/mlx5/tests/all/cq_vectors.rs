@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use ferrogin_test_support::mlx5_memory::Memory;
-use mlx5::cq::{CompletionError, CompletionQueue, CqParts, Polled, Side};
+use mlx5::cq::{CompletionError, CompletionQueue, CqParts, Layout, Polled, Side};
 use mlx5::device::Handle;
 use mlx5::wire::{Cqe, CqeOpcode};
 use serde_json::Value;
@@ -30,7 +30,7 @@ fn bench(case: &Value) -> Bench {
         arm_record: record.record(1),
         arm: arm.arm_register(),
         cqn: 1,
-        compression: bool_of(case, "zip"),
+        layout: if bool_of(case, "zip") { Layout::Enhanced } else { Layout::Plain },
         start_index: u32_of(case, "start_ci"),
         keep_alive: Handle::new(()),
     };

@@ -1,6 +1,6 @@
 //! The bytes of a completion queue.
 
-use mlx5::cq::{CompletionQueue, CqParts};
+use mlx5::cq::{CompletionQueue, CqParts, Layout};
 use mlx5::device::Handle;
 use mlx5::wire::Cqe;
 use zerocopy::transmute_ref;
@@ -23,7 +23,7 @@ pub fn completions(data: &[u8]) {
         arm_record: memory.driver_record(ARM),
         arm: memory.arm_register(ARM_REGISTER),
         cqn: 1,
-        compression: mode & 1 != 0,
+        layout: [Layout::Plain, Layout::Enhanced, Layout::Basic][usize::from(mode & 1) << usize::from(mode >> 7)],
         start_index,
         keep_alive: Handle::new(()),
     });

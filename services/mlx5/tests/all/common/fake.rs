@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use ferrogin_test_support::mlx5_memory::Memory;
-use mlx5::cq::CqParts;
+use mlx5::cq::{CqParts, Layout};
 use mlx5::device::*;
 use mlx5::mmio::BlueFlame;
 use mlx5::rq::RecvParts;
@@ -77,7 +77,7 @@ impl Device for Fake {
             arm_record: record.record(1),
             arm: self.memory(8).arm_register(),
             cqn: self.number(),
-            compression: attr.compression,
+            layout: if attr.compression { Layout::Enhanced } else { Layout::Plain },
             start_index: 0,
             keep_alive: handle.clone(),
         };
