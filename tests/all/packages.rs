@@ -1,7 +1,7 @@
 //! Every package of the workspace says what it is, can be packaged, has the name of its directory, and depends on the groups below it.
 
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What a package's manifest and README lack, one line each.
@@ -52,6 +52,35 @@ fn every_package_has_its_metadata() {
     assert!(packages.iter().any(|package| package["name"] == "efa-dp-direct"), "the workspace's packages are read");
     let faults: Vec<String> = packages.iter().flat_map(faults).collect();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// `test = false` spares a library without unit tests another compilation. One that has some would not run them.
+#[test]
+fn no_library_hides_its_unit_tests() {
+    let packages = packages();
+    let mut spared = 0;
+    let targets = packages.iter().flat_map(|package| package["targets"].as_array().into_iter().flatten());
+    for target in targets.filter(|target| target["test"] == false && target["kind"] != json!(["bench"])) {
+        let source = Path::new(target["src_path"].as_str().expect("a path"));
+        if target["kind"] == json!(["lib"]) || target["kind"] == json!(["rlib"]) {
+            spared += 1;
+            for file in walk(source.parent().expect("a directory")) {
+                let text = std::fs::read_to_string(&file).expect("a source file");
+                assert!(
+                    !text.contains("#[test]"),
+                    "{} has a unit test, but its manifest has test = false",
+                    file.display()
+                );
+            }
+        }
+    }
+    assert_ne!(spared, 0, "a library with test = false");
+}
+
+/// All files below a directory.
+fn walk(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
 /// The directory of a package, relative to the repository: "" for the tool.

@@ -189,35 +189,3 @@ fn general(value: f64, precision: usize) -> String {
         _ => format!("{}e{exponent}", short(digits.to_owned())),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn conversions_have_the_form_of_c() {
-        for (spec, conversion, value, text) in [
-            ("", b'f', 1.5, "1.500000"),
-            (".2", b'f', -2.345, "-2.35"),
-            ("8.1", b'f', 3.125, "     3.1"),
-            ("-8.1", b'f', 3.125, "3.1     "),
-            ("08.1", b'f', -3.125, "-00003.1"),
-            ("+", b'e', 1500.0, "+1.500000e+03"),
-            (".3", b'E', 0.0001, "1.000E-04"),
-            ("", b'g', 100_000.0, "100000"),
-            ("", b'g', 1e6, "1e+06"),
-            ("", b'g', 0.5, "0.5"),
-            ("", b'f', f64::INFINITY, "inf"),
-        ] {
-            let layout = Layout::new(spec, &[]);
-            assert_eq!(
-                layout.padded(layout.float(conversion, value), conversion),
-                text,
-                "%{spec}{}",
-                conversion as char
-            );
-        }
-        assert_eq!(Layout::new("*.*", &[-6, 2]).padded("ab".into(), b's'), "ab    ");
-        assert_eq!(Layout::new("#010l", &[]).padded(format!("{}{:x}", "0x", 255), b'd').len(), 10);
-    }
-}

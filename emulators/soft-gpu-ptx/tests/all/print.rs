@@ -7,7 +7,7 @@ const HEAD: &str = ".version 8.2\n.target sm_70\n.address_size 64\n";
 
 /// The text of a kernel that prints by the format at word 8: an int, a double and a string, as compilers pass them. It stores the result of
 /// the call in word 0.
-fn printing() -> String {
+fn printing(double: f64) -> String {
     format!(
         "{HEAD}.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 arguments);
          .visible .entry k(.param .u64 k_out) {{
@@ -18,7 +18,7 @@ fn printing() -> String {
          cvta.local.u64 %d2, %d1;
          mov.u32 %r1, 4294967289;
          st.local.u32 [%d1], %r1;
-         mov.u64 %d3, 4609434218613702656;
+         mov.u64 %d3, {};
          st.local.u64 [%d1+8], %d3;
          add.u64 %d4, %d0, 256;
          st.local.u64 [%d1+16], %d4;
@@ -26,7 +26,8 @@ fn printing() -> String {
          {{ .param .b64 p0; st.param.b64 [p0], %d5; .param .b64 p1; st.param.b64 [p1], %d2; .param .b32 r;
          call.uni (r), vprintf, (p0, p1); ld.param.b32 %r2, [r]; }}
          st.global.u32 [%d0], %r2;
-         ret; }}"
+         ret; }}",
+        double.to_bits()
     )
 }
 
@@ -40,17 +41,31 @@ fn put_text(arena: &Arena, word: usize, text: &str) {
 
 #[test]
 fn kernel_prints_its_arguments() {
-    for (format, expected) in [
-        ("i=%d f=%.2f s=[%6s] %%\n", "i=-7 f=1.50 s=[   abc] %\n"),
-        ("%5i|%-8.3e|%s", "   -7|1.500e+00|abc"),
-        ("no argument, and 100 %", "no argument, and 100 %"),
+    for (format, double, expected) in [
+        ("i=%d f=%.2f s=[%6s] %%\n", 1.5, "i=-7 f=1.50 s=[   abc] %\n"),
+        ("%5i|%-8.3e|%s", 1.5, "   -7|1.500e+00|abc"),
+        ("%x|%f|%-5s|", 1.5, "fffffff9|1.500000|abc  |"),
+        ("%#x %.2f", -2.345, "0xfffffff9 -2.35"),
+        ("%d%8.1f", 3.125, "-7     3.1"),
+        ("%d %-8.1f|", 3.125, "-7 3.1     |"),
+        ("%06d %08.1f", -3.125, "-00007 -00003.1"),
+        ("%+d %+e", 1500.0, "-7 +1.500000e+03"),
+        ("%d %.3E", 0.0001, "-7 1.000E-04"),
+        ("%d %g", 100_000.0, "-7 100000"),
+        ("%d %g", 1e6, "-7 1e+06"),
+        ("%d %g", 0.5, "-7 0.5"),
+        ("%d %f", f64::INFINITY, "-7 inf"),
+        ("%*.1f|", 1.5, "1.5    |"),
+        ("no argument, and 100 %", 1.5, "no argument, and 100 %"),
     ] {
         let arena = Arena::new(64);
         put_text(&arena, 8, format);
         put_text(&arena, 32, "abc");
-        run_text(&printing(), &arena, 1).expect("an end");
-        assert_eq!(arena.printed(), expected);
-        assert_eq!(arena.get(0), if format.starts_with("no") { 0 } else { 3 });
+        run_text(&printing(double), &arena, 1).expect("an end");
+        assert_eq!(arena.printed(), expected, "{format:?}");
+        let arguments = format.matches(['%', '*']).count() - 2 * format.matches("%%").count();
+        let printed = if format.starts_with("no argument") { 0 } else { arguments as u64 };
+        assert_eq!(arena.get(0), printed, "{format:?}");
     }
 }
 
