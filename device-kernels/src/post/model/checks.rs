@@ -219,7 +219,7 @@ fn model_finds_lost_doorbell() {
 fn model_finds_lost_insertion() {
     let config = Config { in_context: true, ..BASE };
     for policy in [Policy::Combining, Policy::Locked] {
-        let mutations = [Mutation::NoInsertion, Mutation::UncountedLeaf, Mutation::UncountedSummary];
+        let mutations = [Mutation::NoInsertion, Mutation::Uncounted(1), Mutation::Uncounted(0)];
         for (mutation, threads) in mutations.into_iter().zip([LEAF, LEAF, SUMMARY]) {
             must_fail(Config { policy, mutation: Some(mutation), threads, ..config }, "a flush returned before");
         }

@@ -91,10 +91,8 @@ pub(in crate::post) enum Mutation {
     EarlyCount,
     /// No post inserts the endpoint into the set of used endpoints.
     NoInsertion,
-    /// An insertion into the set of used endpoints sets the leaf bit and does not count.
-    UncountedLeaf,
-    /// An insertion into the set of used endpoints sets the summary bit and does not count.
-    UncountedSummary,
+    /// An insertion into the set of used endpoints sets the bit of the summary word (0) or of the leaf word (1), and does not count there.
+    Uncounted(usize),
     /// A flush removes an endpoint whose posts have completed, wherever the barrier stands.
     EarlyRemoval,
     /// The last thread of a group writes its request after the leader's fence.
@@ -105,8 +103,7 @@ pub(in crate::post) enum Mutation {
 pub(in crate::post) fn insert_used(set: UsedSet<'_>, words: &[AtomicU64; 2], mutation: Option<Mutation>) {
     let uncounted = match mutation {
         Some(Mutation::NoInsertion) => return,
-        Some(Mutation::UncountedSummary) => 0,
-        Some(Mutation::UncountedLeaf) => 1,
+        Some(Mutation::Uncounted(at)) => at,
         _ => return set.insert(0),
     };
     for (at, word) in words.iter().enumerate().rev() {

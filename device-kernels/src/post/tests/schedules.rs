@@ -573,7 +573,8 @@ fn break_every_invariant() {
     must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 8, ..groups }), "was overwritten");
     must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 8, ..groups }), "may be unrung");
     let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush, Flush], &[Put, Flush, Flush, Put, Flush, Flush]];
-    for lost in [Mutation::UncountedLeaf, Mutation::EarlyRemoval] {
+    // A flush does not stop between an empty leaf word and its summary word: only the model finds a lost insertion there.
+    for lost in [Mutation::Uncounted(1), Mutation::EarlyRemoval] {
         must_fail(mutation(lost, Config { posters, ..BASE }), "a flush returned before");
     }
 }
