@@ -264,7 +264,7 @@ impl Pulse {
         Self { progress: 0, looked: now, idle: Duration::ZERO }
     }
 
-    /// What is wrong with the agent `now`, if anything. The caller asks several times in 100 ms.
+    /// What is wrong with the agent `now`, if anything. The caller asks every 50 ms, or more often.
     pub fn problem(&mut self, now: Instant) -> Option<&'static str> {
         let table = table();
         let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else {

@@ -21,10 +21,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Pause after a round that found completions.
+/// Pause after a round that found something.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longest pause while no completions come.
-const PAUSE_IDLE: Duration = Duration::from_millis(8);
+/// Longest pause while nothing is found. A failure ends the waits on its endpoint at once, and all others after this time.
+const PAUSE_IDLE: Duration = Duration::from_millis(50);
 /// Time from one look at the other ranks to the next.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Rounds that the watcher waits for the entry of a failure after an error counter changed.
@@ -216,7 +216,8 @@ pub enum Report {
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Drains every queue, reads every error counter once, and looks at the agent. True if a queue had completions.
+    /// Drains every queue, reads every error counter once, and looks at the agent. True if a queue had completions, or the entry of a
+    /// failure may follow.
     pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
         let mut failure = None;
@@ -300,7 +301,7 @@ impl Watch {
             Report::Counted(rounds, i) => self.report = Report::Counted(rounds + 1, i),
             Report::Done => {}
         }
-        busy
+        busy || matches!(self.report, Report::Counted(..))
     }
 
     /// The last round. A failure from just before is reported although its context is closed at once.

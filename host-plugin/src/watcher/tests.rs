@@ -86,11 +86,13 @@ fn failure_is_found_after_whole_laps() {
     for i in 0..16 {
         ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
     }
+    assert!(!watch.round(Instant::now()), "two whole laps look like an empty ring");
     // As the card counts an error.
     errors.store(1, Ordering::Relaxed);
-    while watch.report != Report::Done {
-        watch.round(Instant::now());
+    while watch.round(Instant::now()) {
+        assert_ne!(watch.report, Report::Done, "the short pauses end with the report");
     }
+    assert_eq!(watch.report, Report::Done);
     assert_eq!(watch.endpoints[0].cq.failure().map(|entry| entry.status), Some(CompStatus::RemoteAbort.raw()));
     registry::remove::<()>(handle, Kind::Context).unwrap();
 }
