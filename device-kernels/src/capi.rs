@@ -107,17 +107,23 @@ macro_rules! functions {
 }
 
 functions! {
-    fgin_put(peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32) [About::Post { peer, action }] |context| {
+    fgin_put(
+        peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32,
+    ) [About::Post { peer, action }] |context| {
         let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
         context.put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
     };
 
-    fgin_put_value(peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32) [About::Post { peer, action }] |context| {
+    fgin_put_value(
+        peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32,
+    ) [About::Post { peer, action }] |context| {
         let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
         context.put_value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
     };
 
-    fgin_get(peer: u32, remote: *mut c_void, remote_off: u64, local: *mut c_void, local_off: u64, bytes: u64, flags: u32) [About::Post { peer, action: 0 }] |context| {
+    fgin_get(
+        peer: u32, remote: *mut c_void, remote_off: u64, local: *mut c_void, local_off: u64, bytes: u64, flags: u32,
+    ) [About::Post { peer, action: 0 }] |context| {
         let (remote, local) = (Window(remote).at(remote_off), Window(local).at(local_off));
         context.get(peer, remote, local, bytes, Flags::from_bits(flags))
     };
@@ -126,17 +132,8 @@ functions! {
         context.signal(peer, Action::from_bits(action), Flags::from_bits(flags));
 
     fgin_put_signal_at(
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        src: *mut c_void,
-        src_off: u64,
-        bytes: u64,
-        word: *mut c_void,
-        word_off: u64,
-        amount: u64,
-        counter: u64,
-        flags: u32,
+        peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, word: *mut c_void,
+        word_off: u64, amount: u64, counter: u64, flags: u32,
     ) [About::Post { peer, action: counter }] |context| {
         let (dst, src, word) = (Window(dst).at(dst_off), Window(src).at(src_off), Window(word).at(word_off));
         let (counter, flags) = (Action::from_bits(counter), Flags::from_bits(flags));
@@ -144,21 +141,16 @@ functions! {
     };
 
     fgin_put_value_signal_at(
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        value: u64,
-        bytes: u32,
-        word: *mut c_void,
-        word_off: u64,
-        amount: u64,
-        flags: u32,
+        peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, word: *mut c_void, word_off: u64,
+        amount: u64, flags: u32,
     ) [About::Post { peer, action: 0 }] |context| {
         let (dst, word) = (Window(dst).at(dst_off), Window(word).at(word_off));
         context.put_value_signal_at(peer, dst, value, bytes, word, amount, Flags::from_bits(flags))
     };
 
-    fgin_signal_at(peer: u32, word: *mut c_void, word_off: u64, amount: u64, flags: u32) [About::Post { peer, action: 0 }] |context|
+    fgin_signal_at(
+        peer: u32, word: *mut c_void, word_off: u64, amount: u64, flags: u32,
+    ) [About::Post { peer, action: 0 }] |context|
         context.signal_at(peer, Window(word).at(word_off), amount, Flags::from_bits(flags));
 
     fgin_ring() [About::Context] |context| context.ring();
@@ -182,7 +174,7 @@ functions! {
 
     fgin_test_request(request: *const FlushRequest, out: *mut c_int) [About::Context] |context| {
         // SAFETY: the caller vouches for the request.
-        let request = unsafe { existing(request) }.and_then(|request| if out.is_null() { Err(Status::InvalidArgument) } else { Ok(request) });
+        let request = if out.is_null() { Err(Status::InvalidArgument) } else { unsafe { existing(request) } };
         let is_done = request.and_then(|request| context.test_flush(request));
         // SAFETY: the caller vouches for `out`.
         unsafe { give(is_done.map(c_int::from), out) }
@@ -241,27 +233,14 @@ macro_rules! by_lanes {
 
 by_lanes! {
     fgin_warp_put as fgin_put(
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        src: *mut c_void,
-        src_off: u64,
-        bytes: u64,
-        action: u64,
-        flags: u32,
+        peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32,
     ) [About::Post { peer, action }] {
         let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
         Arguments::put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
     };
 
     fgin_warp_put_value as fgin_put_value(
-        peer: u32,
-        dst: *mut c_void,
-        dst_off: u64,
-        value: u64,
-        bytes: u32,
-        action: u64,
-        flags: u32,
+        peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32,
     ) [About::Post { peer, action }] {
         let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
         Arguments::value(peer, Window(dst).at(dst_off), value, bytes, action, flags)

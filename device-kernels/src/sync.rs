@@ -24,31 +24,23 @@ pub trait LoadExternal {
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl LoadExternal for AtomicU32 {
-    type Value = u32;
+macro_rules! external {
+    ($($word:ident: $int:ty),*) => {$(
+        impl LoadExternal for $word {
+            type Value = $int;
 
-    #[inline(always)]
-    fn load_external(&self, order: Ordering) -> u32 {
-        self.load(order)
-    }
+            #[inline(always)]
+            fn load_external(&self, order: Ordering) -> $int {
+                self.load(order)
+            }
 
-    #[inline(always)]
-    fn store_external(&self, value: u32, order: Ordering) {
-        self.store(value, order);
-    }
+            #[inline(always)]
+            fn store_external(&self, value: $int, order: Ordering) {
+                self.store(value, order);
+            }
+        }
+    )*};
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
-impl LoadExternal for AtomicU64 {
-    type Value = u64;
-
-    #[inline(always)]
-    fn load_external(&self, order: Ordering) -> u64 {
-        self.load(order)
-    }
-
-    #[inline(always)]
-    fn store_external(&self, value: u64, order: Ordering) {
-        self.store(value, order);
-    }
-}
+external!(AtomicU32: u32, AtomicU64: u64);

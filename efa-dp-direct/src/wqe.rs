@@ -289,7 +289,7 @@ impl Operation {
     }
 }
 
-/// Processing hints: two bits, of which one is known.
+/// Processing hints: two bits, one of them known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Hints(u8);
 

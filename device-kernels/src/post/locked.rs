@@ -51,7 +51,7 @@ impl<Q: Queue> Drop for LockGuard<'_, Q> {
 /// Takes the lock, if no other thread has it.
 #[inline(always)]
 fn try_lock<Q: Queue>(queue: Q, words: Words<'_>) -> Option<LockGuard<'_, Q>> {
-    let taken = words.lock.compare_exchange_weak(0, 1, Ordering::Acquire, Ordering::Relaxed);
+    let taken = words.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
     taken.ok().map(|_| LockGuard(queue, words.lock))
 }
 

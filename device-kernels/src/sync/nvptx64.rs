@@ -123,18 +123,6 @@ macro_rules! atomic {
                     p = in(reg64) self.0.get(), c = in($reg) current, v = in($reg) new, o = out($reg) old);
                 if old == current { Ok(old) } else { Err(old) }
             }
-
-            /// As `compare_exchange`; it never fails spuriously.
-            #[inline(always)]
-            pub fn compare_exchange_weak(
-                &self,
-                current: $int,
-                new: $int,
-                order: Ordering,
-                other: Ordering,
-            ) -> Result<$int, $int> {
-                self.compare_exchange(current, new, order, other)
-            }
         }
 
         impl super::LoadExternal for $name {

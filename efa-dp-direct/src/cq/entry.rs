@@ -58,7 +58,7 @@ impl RawCqe {
 pub enum Status {
     /// A status that a release names.
     Known(CompStatus),
-    /// A status that no release names: an error of which only the number is known.
+    /// A status that no release names: an error with this number.
     Unknown(u8),
 }
 

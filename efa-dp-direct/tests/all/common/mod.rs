@@ -46,7 +46,7 @@ pub fn host_geometry(case: &Value) -> Geometry {
 
 pub fn destination(remote: &Value) -> Destination {
     only_fields(remote, &["ah", "qpn", "qkey"]);
-    // The foreign call takes a 32-bit queue pair number, of which the request has room for the low half.
+    // The foreign call takes a 32-bit queue pair number; the request has room for its low half.
     Destination { ah: u16_of(remote, "ah"), qpn: u32_of(remote, "qpn") as u16, qkey: u32_of(remote, "qkey") }
 }
 
