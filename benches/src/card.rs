@@ -52,7 +52,7 @@ const HANDLE: usize = window_handle_offset(1, 0, RANKS);
 /// A window at the address `at`, as words.
 pub fn window_at(at: u64) -> [u64; WINDOW_BYTES / 8] {
     let (handle, local, remote) = (at + HANDLE as u64, 0x1000_0000, 0x2000_0000);
-    // The array of handles, of which the second fills it up; the fields of `MrHandle`: the local key and the number of ranks, the
+    // The array of handles, which a second one fills up; the fields of `MrHandle`: the local key and the number of ranks, the
     // local address; those of `MrPeer`: the address and the key.
     [handle, handle, 0x55 | (RANKS as u64) << 32, local, remote, 0x66, remote, 0x66]
 }

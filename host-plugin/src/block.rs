@@ -104,7 +104,7 @@ pub struct ContextSpec {
     pub rank: usize,
     /// Rail of the context.
     pub rail: u32,
-    /// Rails of the communicator, for each of which a window has a handle.
+    /// Rails of the communicator. A window has a handle for each.
     pub rails: usize,
     /// Targets at `[slot * nranks + peer]`.
     pub targets: Arc<[Target]>,

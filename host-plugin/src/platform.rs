@@ -40,7 +40,7 @@ impl Platform {
         })
     }
 
-    /// Bits per second of one card's link, of which the driver reports `reported`. Older drivers report 100 Gbit/s for p5en, which
+    /// Bits per second of one card's link, where the driver reports `reported`. Older drivers report 100 Gbit/s for p5en, which
     /// has 200.
     pub fn link_speed(&self, reported: Option<u64>) -> Option<u64> {
         if self.name.starts_with("p5en.") { Some(200_000_000_000) } else { reported }

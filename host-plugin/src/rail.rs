@@ -168,7 +168,7 @@ pub struct QueueOptions {
     pub wide: bool,
     /// libfabric's traffic class, or 0.
     pub tclass: u32,
-    /// Receives of an endpoint for emulated signals, of which writes with immediate data take one each; 0 for endpoints of kernels.
+    /// Receives of an endpoint for emulated signals: a write with immediate data takes one. 0 for endpoints of kernels.
     pub receives: usize,
 }
 

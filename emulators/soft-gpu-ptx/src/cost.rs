@@ -1,4 +1,4 @@
-//! What a call costs: counts, and the longest chain of memory round trips of which each needs the one before.
+//! What a call costs: counts, and the longest chain of dependent memory round trips.
 //!
 //! Each register, and each byte of parameters and local memory, has a depth: the round trips that its value needed. An access to global
 //! memory begins at the greatest depth of its operands, of the branches before it and of the fences and acquires before it.

@@ -390,7 +390,7 @@ fn set_line<const N: usize>(to: u64, value: [u8; N], count: usize, stream: usize
 /// Writes first contents into memory of a module that no kernel has seen yet.
 pub(crate) fn fill(to: u64, bytes: &[u8]) {
     if space::covered(to, bytes.len() as u64, Entry::on_device) {
-        // SAFETY: the range is memory of a device, of which the heap's mapping stays for the life of the process.
+        // SAFETY: the range is memory of a device, whose heap stays mapped for the life of the process.
         unsafe { copy_bytes(to, bytes.as_ptr() as u64, bytes.len()) };
     }
 }

@@ -32,13 +32,13 @@ impl<T> Table<T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
 
-    /// Removes the objects of which `leave` is true.
+    /// Removes the objects for which `leave` is true.
     pub(crate) fn remove_if(&self, leave: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
         table.extract_if(|_, object| leave(object)).map(|(_, object)| object).collect()
     }
 
-    /// The objects of which `wanted` is true.
+    /// The objects for which `wanted` is true.
     pub(crate) fn all(&self, wanted: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         table.values().filter(|object| wanted(object)).cloned().collect()

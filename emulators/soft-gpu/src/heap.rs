@@ -72,7 +72,7 @@ impl Heap {
             end += len;
         }
         self.free.insert(start, end - start);
-        // Pages of which nothing is in use go back to the system; if it takes none, they stay.
+        // Unused pages go back to the system; if it takes none, they stay.
         let page = memfd::page_size();
         let (from, to) = (at.next_multiple_of(page), (at + bytes) / page * page);
         if from < to {

@@ -254,7 +254,7 @@ impl Streams {
         lock(&self.of_threads).entry(std::thread::current().id()).or_insert_with(new).clone()
     }
 
-    /// The streams of which `wanted` is true, without the default stream of all threads.
+    /// The streams for which `wanted` is true, without the default stream of all threads.
     fn others(&self, wanted: impl Fn(&Stream) -> bool) -> Vec<Arc<Stream>> {
         let mut streams = STREAMS.all(|stream| stream.context == self.context && wanted(stream));
         streams.extend(lock(&self.of_threads).values().cloned());

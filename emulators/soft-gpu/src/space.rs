@@ -156,7 +156,7 @@ pub(crate) fn update(start: u64, len: u64, wanted: impl Fn(&Entry) -> bool, act:
     })
 }
 
-/// Changes all ranges of which `wanted` is true.
+/// Changes all ranges for which `wanted` is true.
 pub(crate) fn update_all(wanted: impl Fn(&Entry) -> bool, act: impl Fn(&mut Entry)) {
     change(|ranges| ranges.values_mut().filter(|entry| wanted(entry)).for_each(act));
 }
@@ -186,7 +186,7 @@ pub(crate) fn find(address: u64) -> Option<Entry> {
     })
 }
 
-/// Whether every byte is in a range of which `wanted` is true; adjacent ranges count as one.
+/// Whether every byte is in a range for which `wanted` is true; adjacent ranges count as one.
 pub(crate) fn covered(address: u64, len: u64, wanted: impl Fn(&Entry) -> bool) -> bool {
     let Some(end) = address.checked_add(len) else { return false };
     let mut at = address;
@@ -214,7 +214,7 @@ pub(crate) fn touched(address: u64, len: u64) -> bool {
     look(|ranges| overlaps(ranges, address, len))
 }
 
-/// The starts of the ranges of which `wanted` is true.
+/// The starts of the ranges for which `wanted` is true.
 pub(crate) fn starts(wanted: impl Fn(&Entry) -> bool) -> Vec<u64> {
     look(|ranges| ranges.values().filter(|entry| wanted(entry)).map(|entry| entry.start).collect())
 }

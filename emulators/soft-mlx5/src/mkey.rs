@@ -53,7 +53,7 @@ struct Region {
     access: Access,
 }
 
-/// A window: the context of its memory key, of which a UMR changes the fields that its `mkey_mask` names, and its translation table.
+/// A window: the context of its memory key, in which a UMR changes the fields that its `mkey_mask` names, and its translation table.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     pd: u32,

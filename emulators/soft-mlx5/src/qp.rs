@@ -195,7 +195,7 @@ impl QueuePair {
             return bad(format!("the doorbell counts {written} blocks, the ring has {}", 1 << self.send.log_blocks));
         }
         if blocks > written {
-            return bad(format!("a request of {blocks} blocks, of which {written} are written"));
+            return bad(format!("a request of {blocks} blocks with {written} written"));
         }
         let mut bytes = vec![0; usize::from(blocks) * BLOCK];
         for (i, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {

@@ -43,7 +43,7 @@ pub(crate) struct Context {
     pub(crate) gid: [u8; 16],
     /// The open queue pairs, by number.
     pub(crate) queue_pairs: RwLock<HashMap<u16, Arc<Queues>>>,
-    /// Asynchronous events, of which the card has none: closing the device ends the waits for them.
+    /// Asynchronous events. The card has none: closing the device ends the waits for them.
     events: Mutex<Option<(Arc<OwnedFd>, OwnedFd)>>,
     uses: Uses,
 }

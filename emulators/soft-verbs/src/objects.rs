@@ -16,7 +16,7 @@ fn open() -> MutexGuard<'static, BTreeMap<usize, &'static str>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An object of which the program has the address.
+/// An object whose address the program has.
 ///
 /// # Safety
 /// No other type has this kind, and the program's struct `Raw` lies in the object at `AT`. `uses` returns the same count each time.

@@ -12,7 +12,7 @@ use crate::bindings as ib;
 use crate::guard::Errno;
 use crate::objects::Param;
 
-/// A parameter: null, or the address of a struct of which [`Size`], another parameter of the call, tells the bytes.
+/// A parameter: null, or the address of a struct, whose size is another parameter of the call ([`Size`]).
 #[repr(transparent)]
 pub(crate) struct Struct<'a, T>(*mut T, PhantomData<&'a mut T>);
 
@@ -52,7 +52,7 @@ impl<T: Copy + Default> Struct<'_, T> {
         }
         // SAFETY: not null, so the program gives `size` writable bytes.
         unsafe { ptr::write_bytes(self.0.cast::<u8>(), 0, size) };
-        // SAFETY: the same bytes, of which at most the size of `whole` is copied from it.
+        // SAFETY: the same bytes; at most the size of `whole` is copied from it.
         unsafe { ptr::copy_nonoverlapping(ptr::from_ref(whole).cast::<u8>(), self.0.cast(), size.min(size_of::<T>())) };
         Ok(())
     }
@@ -80,7 +80,7 @@ impl<T: Copy + Default> Struct<'_, T> {
     }
 }
 
-/// A parameter: the address of a list of which [`Length`], another parameter of the call, tells the entries.
+/// A parameter: the address of a list, whose length is another parameter of the call ([`Length`]).
 #[repr(transparent)]
 pub(crate) struct List<'a, T>(*const T, PhantomData<&'a T>);
 

@@ -20,7 +20,7 @@ use crate::pd::Pd;
 use crate::queues::{Queues, Session};
 use crate::uses::{Turn, Uses};
 
-/// A queue pair. The program reads and writes fields of `raw`, of which `own` keeps what does not change.
+/// A queue pair. The program reads and writes fields of `raw`; `own` keeps those that do not change.
 #[repr(C)]
 pub(crate) struct QueuePair {
     pub(crate) raw: UnsafeCell<ib::ibv_qp_ex>,

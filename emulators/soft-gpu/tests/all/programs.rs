@@ -8,7 +8,7 @@ fn ptx() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels.ptx")
 }
 
-/// Runs a program of which every check passes, and returns the number of its checks and what it printed.
+/// Runs a program whose checks all pass, and returns the number of its checks and what it printed.
 fn passes(test: &str, name: &str, settings: &[(&str, &str)]) -> Option<(usize, String)> {
     let program = compile(test, name)?;
     let output = run(&program, &[&ptx()], settings);

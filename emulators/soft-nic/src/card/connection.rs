@@ -37,7 +37,7 @@ impl Transport {
     }
 }
 
-/// A write of which some packets have not arrived. Packets arrive in any order, so the card counts bytes.
+/// A write with packets that have not arrived. Packets arrive in any order, so the card counts bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Partial {
     pub missing: u32,

@@ -147,8 +147,8 @@ impl Core {
                 .regions
                 .local(pd, buffer.lkey_ctrl.lkey(), buffer.addr().wrapping_add(before.into()), len, true)
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
-            // SAFETY: `Regions::local` found `len` writable bytes at `to`. The wire keeps `header.len` payload bytes, of which
-            // `done` are copied already.
+            // SAFETY: `Regions::local` found `len` writable bytes at `to`. The wire keeps `header.len` payload bytes, and
+            // `done` of them are copied already.
             unsafe { to.write(payload.wrapping_add(done as usize), len as usize) }
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
             done += len;

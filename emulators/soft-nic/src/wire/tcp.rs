@@ -366,7 +366,7 @@ impl Stream {
         let from = written.saturating_sub(HEADER_LEN);
         let at = self.output.len();
         self.output.resize(at + (len - from), 0);
-        // SAFETY: this function's caller keeps `len` bytes at `payload` readable, of which `from` are sent; the output has room for
+        // SAFETY: this function's caller keeps `len` bytes at `payload` readable; `from` of them are sent, and the output has room for
         // the others.
         unsafe { memory::copy(self.output[at..].as_mut_ptr(), payload.wrapping_add(from), len - from) };
         Ok(true)

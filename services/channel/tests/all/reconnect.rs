@@ -1,4 +1,4 @@
-//! Clients one after the other, of which every other one is killed: each connects, and gets no message of an earlier one.
+//! Clients one after the other; every second one is killed. Each connects, and gets no message of an earlier one.
 
 use std::io::Write;
 

@@ -49,7 +49,7 @@ enum Sink {
     Nowhere,
 }
 
-/// A message of which some bytes are missing.
+/// A message with missing bytes.
 struct Partial {
     tag: u64,
     sink: Sink,
