@@ -1,9 +1,8 @@
 //! Drives the provider through its own tables, as libfabric's inline functions do, and its queues as device code does.
 #![allow(unsafe_code, missing_docs, clippy::multiple_unsafe_ops_per_block)]
-// Tests pass pointers that the rig gave them.
-#![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::{CStr, c_void};
+use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -34,8 +33,33 @@ pub fn close<F>(fid: *mut F) -> i32 {
     unsafe { ((*(*fid).ops).close.unwrap())(fid) }
 }
 
+/// An info of the provider, which is never freed.
+#[derive(Debug, Clone, Copy)]
+pub struct Info(*mut fi::fi_info);
+
+impl Info {
+    pub fn as_ptr(self) -> *mut fi::fi_info {
+        self.0
+    }
+
+    /// The next info of the list.
+    pub fn next(self) -> Self {
+        assert!(!self.next.is_null());
+        Self(self.next)
+    }
+}
+
+impl Deref for Info {
+    type Target = fi::fi_info;
+
+    fn deref(&self) -> &fi::fi_info {
+        // SAFETY: the provider gave the info, and nothing frees or changes it.
+        unsafe { &*self.0 }
+    }
+}
+
 /// `fi_getinfo` of the provider.
-pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<*mut fi::fi_info, i32> {
+pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<Info, i32> {
     let provider = softefa_fi::fi_prov_ini();
     let (mut tx, mut rx, mut ep) = (fi::fi_tx_attr::default(), fi::fi_rx_attr::default(), fi::fi_ep_attr::default());
     // SAFETY: the C struct consists of integers and pointers, for which zero is valid.
@@ -57,12 +81,12 @@ pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<*mut fi::fi_info
     let rc = unsafe {
         ((*provider).getinfo.unwrap())(2 << 16 | 6, ptr::null(), ptr::null(), 0, &raw const hints, &raw mut info)
     };
-    if rc == 0 { Ok(info) } else { Err(rc) }
+    if rc == 0 { Ok(Info(info)) } else { Err(rc) }
 }
 
 /// A domain and its tables.
 pub struct Rig {
-    pub info: *mut fi::fi_info,
+    pub info: Info,
     pub fabric: *mut fi::fid_fabric,
     pub domain: *mut fi::fid_domain,
     pub gda: *const fi::fi_efa_ops_gda,
@@ -78,13 +102,13 @@ impl Rig {
         Self::of(info)
     }
 
-    pub fn of(info: *mut fi::fi_info) -> Self {
+    pub fn of(info: Info) -> Self {
         let provider = softefa_fi::fi_prov_ini();
         let (mut fabric, mut domain) = (ptr::null_mut(), ptr::null_mut());
-        call!(provider, fabric, (*info).fabric_attr, &raw mut fabric, ptr::null_mut());
+        call!(provider, fabric, info.fabric_attr, &raw mut fabric, ptr::null_mut());
         // SAFETY: the fabric was opened by the call above, and no other code has it.
         unsafe { (*fabric).api_version = 2 << 16 | 6 };
-        call!((*fabric).ops, domain, fabric, info, &raw mut domain, ptr::null_mut());
+        call!((*fabric).ops, domain, fabric, info.as_ptr(), &raw mut domain, ptr::null_mut());
         let mut ops: *mut c_void = ptr::null_mut();
         call!((*domain).fid.ops, ops_open, domain.cast(), c"efa gda ops".as_ptr(), 0, &raw mut ops, ptr::null_mut());
         Self { info, fabric, domain, gda: ops.cast() }
@@ -101,7 +125,7 @@ impl Rig {
 
     pub fn domain_name(&self) -> &CStr {
         // SAFETY: the info and its strings are never freed.
-        unsafe { CStr::from_ptr((*(*self.info).domain_attr).name) }
+        unsafe { CStr::from_ptr((*self.info.domain_attr).name) }
     }
 
     pub fn register(&self, addr: *mut u8, len: usize, access: u64) -> Result<Region, i32> {
@@ -160,7 +184,7 @@ pub struct Region {
 }
 
 impl Region {
-    pub fn of(mr: *mut fi::fid_mr, rig: &Rig) -> Self {
+    fn of(mr: *mut fi::fid_mr, rig: &Rig) -> Self {
         // SAFETY: the region and the domain of the table are open.
         let lkey = unsafe { ((*rig.gda).get_mr_lkey.unwrap())(mr) } as u32;
         // SAFETY: the region is open.
@@ -232,6 +256,20 @@ pub struct End {
     gda: *const fi::fi_efa_ops_gda,
 }
 
+/// An endpoint that is open and not enabled yet.
+pub struct NotEnabled(*mut fi::fid_ep);
+
+impl NotEnabled {
+    /// Sets `FI_OPT_EFA_RNR_RETRY`.
+    pub fn set_retries(&self, times: usize) -> i32 {
+        // SAFETY: the endpoint is open.
+        let set = unsafe { (*(*self.0).ops).setopt.unwrap() };
+        let (level, name) = (fi::FI_OPT_ENDPOINT as i32, fi::FI_OPT_EFA_RNR_RETRY);
+        // SAFETY: the endpoint is open, and the provider reads a number of that size.
+        unsafe { set(self.0.cast(), level, name, (&raw const times).cast(), size_of::<usize>()) }
+    }
+}
+
 fn va(word: &AtomicU64) -> fi::fi_efa_memory_location {
     fi::fi_efa_memory_location { ptr: word.as_ptr().cast(), ..Default::default() }
 }
@@ -242,13 +280,13 @@ impl End {
     }
 
     /// Opens an endpoint; `first` runs before it is enabled.
-    pub fn open_after(rig: &Rig, first: impl FnOnce(*mut fi::fid_ep)) -> Self {
+    pub fn open_after(rig: &Rig, first: impl FnOnce(&NotEnabled)) -> Self {
         let counts: Box<Counts> = Box::default();
         let (mut ep, mut av, mut cq) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
         let none: *mut c_void = ptr::null_mut();
         // SAFETY: the domain is open.
         let ops = unsafe { (*rig.domain).ops };
-        call!(ops, endpoint, rig.domain, rig.info, &raw mut ep, none);
+        call!(ops, endpoint, rig.domain, rig.info.as_ptr(), &raw mut ep, none);
         let mut av_attr = fi::fi_av_attr::default();
         call!(ops, av_open, rig.domain, &raw mut av_attr, &raw mut av, none);
         let mut cq_attr = fi::fi_cq_attr { size: 256, ..Default::default() };
@@ -270,7 +308,7 @@ impl End {
         bind(cq.cast(), fi::FI_TRANSMIT | fi::FI_RECV);
         bind(counters[0].cast(), fi::FI_SEND | fi::FI_WRITE | fi::FI_READ);
         bind(counters[1].cast(), fi::FI_REMOTE_WRITE);
-        first(ep);
+        first(&NotEnabled(ep));
         call!((*ep).fid.ops, control, ep.cast(), fi::FI_ENABLE, none);
         let (mut sq, mut rq) = (fi::fi_efa_wq_attr::default(), fi::fi_efa_wq_attr::default());
         call!(rig.gda, query_qp_wqs, ep, &raw mut sq, &raw mut rq);
@@ -304,13 +342,9 @@ impl End {
         to
     }
 
-    /// `FI_OPT_EFA_RNR_RETRY`.
-    pub fn set_retries(ep: *mut fi::fid_ep, times: usize) -> i32 {
-        // SAFETY: the endpoint is open.
-        let set = unsafe { (*(*ep).ops).setopt.unwrap() };
-        let (level, name) = (fi::FI_OPT_ENDPOINT as i32, fi::FI_OPT_EFA_RNR_RETRY);
-        // SAFETY: the endpoint is open, and the provider reads a number of that size.
-        unsafe { set(ep.cast(), level, name, (&raw const times).cast(), size_of::<usize>()) }
+    /// Sets `FI_OPT_EFA_RNR_RETRY`.
+    pub fn set_retries(&self, times: usize) -> i32 {
+        NotEnabled(self.ep).set_retries(times)
     }
 
     pub fn doorbell(&self) -> &AtomicU32 {
@@ -444,11 +478,6 @@ pub fn read(remote: RemoteMem, sge: Sge) -> Operation {
 pub fn unsafe_inject(hints: &mut fi::fi_info, inject: usize) {
     // SAFETY: `getinfo` gives hints with attributes that live while `change` runs.
     unsafe { (*hints.tx_attr).inject_size = inject };
-}
-
-pub fn next_info(info: *mut fi::fi_info) -> *mut fi::fi_info {
-    // SAFETY: the list of infos is never freed.
-    unsafe { (*info).next }
 }
 
 pub fn open_counter(rig: &Rig) -> Result<*mut fi::fid_cntr, i32> {

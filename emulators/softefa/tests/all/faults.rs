@@ -299,7 +299,7 @@ fn unknown_fault_key_fails_getinfo() {
 fn cards_of_one_process_exchange_writes() {
     run("cards_of_one_process_exchange_writes", &[("SOFTEFA_NICS", "2")], || {
         let first = getinfo(|_| {}).unwrap();
-        let rigs = [Rig::of(first), Rig::of(next_info(first))];
+        let rigs = [Rig::of(first), Rig::of(first.next())];
         assert_eq!(rigs[0].domain_name(), c"softefa0-rdm");
         assert_eq!(rigs[1].domain_name(), c"softefa1-rdm");
         let [mut a, b] = [End::open(&rigs[0]), End::open(&rigs[1])];

@@ -674,10 +674,10 @@ fn rnr_send_fails_after_its_retries() {
         let mut world = World::open(0);
         for times in [0, 1, 6] {
             let mut end = End::open_after(&world.rig, |ep| {
-                assert_eq!(End::set_retries(ep, 8), -fi::FI_EINVAL, "seven are for ever");
-                assert_eq!(End::set_retries(ep, times), 0);
+                assert_eq!(ep.set_retries(8), -fi::FI_EINVAL, "seven are for ever");
+                assert_eq!(ep.set_retries(times), 0);
             });
-            assert_eq!(End::set_retries(end.ep, 7), -fi::FI_EINVAL, "it is enabled");
+            assert_eq!(end.set_retries(7), -fi::FI_EINVAL, "it is enabled");
             let to = end.connect(&world.b.name());
             end.post(to, Operation::Send { data: SendData::One(world.sge()), imm: None });
             assert_eq!(end.next_status().1, CompStatus::RemoteRnr, "{times} retries");

@@ -240,8 +240,7 @@ fn rounds(rounds: u64) {
 /// The mode of receives that `fi_getinfo` gives for these bits of the hints.
 fn rx_mode(asked: u64) -> u64 {
     let info = getinfo(|hints| hints.mode |= asked).unwrap();
-    let rx = unsafe { (*info).rx_attr };
-    unsafe { (*rx).mode & fi::FI_RX_CQ_DATA }
+    unsafe { (*info.rx_attr).mode & fi::FI_RX_CQ_DATA }
 }
 
 #[test]

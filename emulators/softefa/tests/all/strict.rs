@@ -131,7 +131,7 @@ fn getinfo_repeats_threading_and_progress_of_hints() {
             let domain = unsafe { &mut *hints.domain_attr };
             (domain.threading, domain.__bindgen_anon_1.data_progress) = (threading, progress);
         })?;
-        let domain = unsafe { &*(*info).domain_attr };
+        let domain = unsafe { &*info.domain_attr };
         Ok::<_, i32>((domain.threading, unsafe { domain.__bindgen_anon_1.data_progress }, domain.control_progress))
     };
     use fi::{fi_progress::*, fi_threading::*};
@@ -149,8 +149,8 @@ fn getinfo_repeats_threading_and_progress_of_hints() {
 fn cards_have_pci_addresses_of_setting() {
     run("cards_have_pci_addresses_of_setting", &[("SOFTEFA_NICS", "0000:00:1e.0,0001:a0:1f.7")], || {
         let first = getinfo(|_| {}).unwrap();
-        for (info, address) in [(first, (0, 0, 0x1e, 0)), (next_info(first), (1, 0xa0, 0x1f, 7))] {
-            let nic = unsafe { (*info).nic };
+        for (info, address) in [(first, (0, 0, 0x1e, 0)), (first.next(), (1, 0xa0, 0x1f, 7))] {
+            let nic = info.nic;
             let mut copy: *mut fi::fid_nic = std::ptr::null_mut();
             let control = unsafe { (*(*nic).fid.ops).control }.unwrap();
             assert_eq!(unsafe { control(nic.cast(), fi::FI_DUP as i32, (&raw mut copy).cast()) }, 0);

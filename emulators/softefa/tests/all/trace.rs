@@ -108,10 +108,10 @@ fn trace_that_cannot_be_written_fails_the_open_of_a_card() {
         let (mut fabric, mut domain) = (std::ptr::null_mut(), std::ptr::null_mut());
         let none = std::ptr::null_mut();
         let open = unsafe { (*provider).fabric.unwrap() };
-        assert_eq!(unsafe { open((*info).fabric_attr, &raw mut fabric, none) }, 0);
+        assert_eq!(unsafe { open(info.fabric_attr, &raw mut fabric, none) }, 0);
         let fabric_ops: *mut fi::fi_ops_fabric = unsafe { (*fabric).ops };
         let open = unsafe { (*fabric_ops).domain.unwrap() };
-        assert_eq!(unsafe { open(fabric, info, &raw mut domain, none) }, -2, "no such file");
+        assert_eq!(unsafe { open(fabric, info.as_ptr(), &raw mut domain, none) }, -2, "no such file");
         assert_eq!(close(fabric), 0);
     });
     if let Some(lines) = lines {
