@@ -311,11 +311,30 @@ impl Program {
                 program.variables.push(variable.clone());
             }
         }
-        for (&(at, _), &number) in &variables {
-            let line = program.variables[number].line;
-            for entry in 0..program.variables[number].addresses.len() {
-                let target = program.variables[number].addresses[entry].1;
-                program.variables[number].addresses[entry].1 = variables[&linker.variable(at, target, line)?];
+        program.refer(&linker, &functions, &variables)?;
+        for (at, module) in linker.modules.iter().enumerate() {
+            for (index, function) in module.functions.iter().enumerate() {
+                if function.kernel && function.body.is_some() {
+                    let kernel = program.kernel_of(function, functions[&(at, index)]);
+                    program.kernels.push(kernel);
+                }
+            }
+        }
+        Ok(program)
+    }
+
+    /// Replaces each reference by the number of what it refers to. `functions` and `variables` have the numbers of the modules' definitions.
+    fn refer(
+        &mut self,
+        linker: &Linker,
+        functions: &HashMap<(usize, usize), usize>,
+        variables: &HashMap<(usize, usize), usize>,
+    ) -> Result<(), Error> {
+        for (&(at, _), &number) in variables {
+            let line = self.variables[number].line;
+            for entry in 0..self.variables[number].addresses.len() {
+                let target = self.variables[number].addresses[entry].1;
+                self.variables[number].addresses[entry].1 = variables[&linker.variable(at, target, line)?];
             }
         }
         for (at, module) in linker.modules.iter().enumerate() {
@@ -324,12 +343,12 @@ impl Program {
                 let number = functions[&(at, index)];
                 for (entry, relocation) in body.relocations.iter().enumerate() {
                     let target = linker.variable(at, relocation.variable, function.line)?;
-                    program.functions[number].body.relocations[entry].variable = variables[&target];
+                    self.functions[number].body.relocations[entry].variable = variables[&target];
                 }
                 for (entry, call) in body.calls.iter().enumerate() {
                     let target = linker.function(at, call.target, call.line)?;
                     let callee = &linker.modules[target.0].functions[target.1];
-                    let placed = &mut program.functions[number].body.calls[entry];
+                    let placed = &mut self.functions[number].body.calls[entry];
                     placed.target = functions[&target];
                     let copies = |own: &[(u32, u32)], other: &[crate::module::Slot]| -> Vec<Transfer> {
                         own.iter()
@@ -342,15 +361,7 @@ impl Program {
                 }
             }
         }
-        for (at, module) in linker.modules.iter().enumerate() {
-            for (index, function) in module.functions.iter().enumerate() {
-                if function.kernel && function.body.is_some() {
-                    let kernel = program.kernel_of(function, functions[&(at, index)]);
-                    program.kernels.push(kernel);
-                }
-            }
-        }
-        Ok(program)
+        Ok(())
     }
 
     fn kernel_of(&self, function: &Function, number: usize) -> Kernel {
