@@ -21,6 +21,12 @@ impl Secret {
         Self(bytes)
     }
 
+    /// The secret that both sides derive from the same text, for `purpose`. A short text can be guessed.
+    pub fn derive(purpose: &str, text: &str) -> Self {
+        let key = blake3::derive_key(purpose, text.as_bytes());
+        Self(std::array::from_fn(|at| key[at]))
+    }
+
     /// The secret in 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());

@@ -16,6 +16,10 @@ pub struct Config {
     /// The local address at which peers reach listeners; it may have a port (`192.0.2.1:7000`). None: over `tcp` the addresses that NCCL's
     /// variables NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY choose, otherwise the provider's choice.
     pub source: Option<String>,
+    /// A text that only this side and its peers know, over `tcp` only. Peers that have it connect by `HOST:PORT`, and the reactor has one
+    /// listener at a time. None: each listener has a secret of its own, which its address contains. Use at least 16 random characters,
+    /// because a short text can be guessed.
+    pub secret: Option<String>,
     /// Writes, and reads, of one channel that libfabric has at a time; at least one.
     pub depth: usize,
     /// Bytes of the longest message that is taken. A peer that sends a longer one violates the protocol.
@@ -40,6 +44,7 @@ impl Default for Config {
             libfabric: None,
             provider: "tcp".to_owned(),
             source: Some("127.0.0.1".to_owned()),
+            secret: None,
             depth: 64,
             max_message: 1 << 30,
             max_peers: 65536,

@@ -92,10 +92,10 @@ pub enum ChannelError {
         /// The limit.
         limit: Duration,
     },
-    /// The bytes are not a usable address of a listener.
-    #[error("these bytes are not the address of a channel listener: {what}")]
+    /// The bytes or the text are not a usable address of a listener.
+    #[error("this is not a usable address of a channel listener: {what}")]
     BadAddress {
-        /// What is wrong with them.
+        /// What is wrong with it.
         what: &'static str,
     },
     /// The peer's address cannot be used.

@@ -83,7 +83,12 @@ impl Shared {
 
     /// Uses the engine on a thread other than the reactor's.
     pub fn with_engine<R>(&self, use_engine: impl FnOnce(&mut Engine) -> R) -> R {
-        let result = use_engine(&mut self.engine());
+        let result = {
+            let mut engine = self.engine();
+            // In the order of the calls: a listener that was dropped is closed before the next one opens.
+            self.serve_inbox(&mut engine);
+            use_engine(&mut engine)
+        };
         self.serve_after_end();
         result
     }

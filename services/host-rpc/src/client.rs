@@ -11,24 +11,39 @@ use std::time::{Duration, Instant};
 use crate::connection::{Connection, End, FrameHandler};
 use crate::deadline::{self, Expire};
 use crate::frame::{Header, Kind};
-use crate::{Body, Data, RpcError, Settings, Status, Transport, TransportError, Violation};
+use crate::parts::{Parts, WINDOW};
+use crate::{Body, CallStream, Data, Method, RpcError, Settings, Status, Transport, TransportError, Violation};
 
-type CallDone = Box<dyn FnOnce(Result<Body, RpcError>) + Send>;
+/// Who gets the result of a call.
+enum Done {
+    Callback(Box<dyn FnOnce(Result<Body, RpcError>) + Send>),
+    Stream(Arc<Parts>),
+}
 
 /// A call without an answer.
 struct OpenCall {
-    method: u32,
+    method: Method,
     limit: Duration,
     deadline: Option<Instant>,
-    done: CallDone,
+    done: Done,
 }
 
 impl OpenCall {
-    /// Runs the callback. A callback that panics affects no other call.
+    fn new(method: Method, limit: Duration, done: Done) -> Self {
+        // A limit that no clock can express is no limit.
+        Self { method, limit, deadline: Instant::now().checked_add(limit), done }
+    }
+
+    /// Hands over the result. A callback that panics affects no other call.
     fn finish(self, result: Result<Body, RpcError>) {
         let Self { method, done, .. } = self;
-        if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-            log::error!("the callback of a call of method {method} panicked");
+        match done {
+            Done::Stream(parts) => parts.end(result),
+            Done::Callback(done) => {
+                if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+                    log::error!("the callback of a call of method {method} panicked");
+                }
+            }
         }
     }
 
@@ -39,7 +54,8 @@ impl OpenCall {
     fn header(&self, call: u64) -> Header {
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).as_micros());
         let time = left.and_then(|left| u32::try_from(left).ok()).unwrap_or(u32::MAX);
-        Header { code: self.method, call, time, ..Header::new(Kind::Request) }
+        let credits = if matches!(self.done, Done::Stream(_)) { WINDOW } else { 0 };
+        Header { code: self.method.number(), call, time, credits, ..Header::new(Kind::Request) }
     }
 }
 
@@ -97,7 +113,7 @@ impl Client {
 
     /// Calls `method` with `body`. The result or an [`RpcError`] comes within `limit`, plus 10 ms at most; the limit includes the time
     /// that the call waits for a credit.
-    pub fn call(&self, method: u32, body: impl Into<Data>, limit: Duration) -> Call {
+    pub fn call(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> Call {
         let slot = Arc::new(Slot { state: Mutex::new(Answer::Pending(None)), ready: Condvar::new() });
         let of_callback = Arc::clone(&slot);
         let call = self.call_with(method, body, limit, move |result| {
@@ -115,32 +131,23 @@ impl Client {
     /// [`Client::cancel`].
     pub fn call_with(
         &self,
-        method: u32,
+        method: impl Into<Method>,
         body: impl Into<Data>,
         limit: Duration,
         done: impl FnOnce(Result<Body, RpcError>) + Send + 'static,
     ) -> u64 {
-        let data = body.into();
-        // A limit that no clock can express is no limit.
-        let deadline = Instant::now().checked_add(limit);
-        let open = OpenCall { method, limit, deadline, done: Box::new(done) };
-        let mut state = self.0.state();
-        let call = state.next_call;
-        state.next_call += 1;
-        let refused = self.0.refusal(&state, &data);
-        if let Some(error) = refused {
-            drop(state);
-            open.finish(Err(error));
-        } else if state.credits > 0 && state.queued.is_empty() {
-            state.credits -= 1;
-            let header = open.header(call);
-            state.sent.insert(call, open);
-            drop(state);
-            self.0.connection.send(header, data);
-        } else {
-            state.queued.push_back((call, data, open));
-        }
+        let call = self.0.new_call();
+        self.0.start(call, OpenCall::new(method.into(), limit, Done::Callback(Box::new(done))), body.into());
         call
+    }
+
+    /// Calls a method that was added with [`Server::method_stream`](crate::Server::method_stream): beside `body` and the answer, both ends send
+    /// parts. `limit` is that of the whole call.
+    pub fn stream(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> CallStream {
+        let call = self.0.new_call();
+        let parts = Parts::new(&self.0.connection, call, &self.0.peer, 0, usize::MAX);
+        self.0.start(call, OpenCall::new(method.into(), limit, Done::Stream(Arc::clone(&parts))), body.into());
+        CallStream::new(parts, self.clone(), call)
     }
 
     /// Cancels a call: the call ends with [`RpcError::Cancelled`], and the client tells the server. Does nothing if the call has ended.
@@ -156,6 +163,41 @@ impl Client {
 }
 
 impl Inner {
+    /// The number of the next call.
+    fn new_call(&self) -> u64 {
+        let mut state = self.state();
+        state.next_call += 1;
+        state.next_call - 1
+    }
+
+    /// Sends a call, queues it until there is a credit, or refuses it.
+    fn start(&self, call: u64, open: OpenCall, data: Data) {
+        let mut state = self.state();
+        let refused = self.refusal(&state, &data);
+        if let Some(error) = refused {
+            drop(state);
+            open.finish(Err(error));
+        } else if state.credits > 0 && state.queued.is_empty() {
+            state.credits -= 1;
+            let header = open.header(call);
+            state.sent.insert(call, open);
+            drop(state);
+            self.connection.send(header, data);
+        } else {
+            state.queued.push_back((call, data, open));
+        }
+    }
+
+    /// The parts of an open call; `None` if it has ended. A server may send some before it learns that.
+    fn parts(&self, call: u64) -> Result<Option<(Arc<Parts>, usize)>, Violation> {
+        let state = self.state();
+        match state.sent.get(&call).map(|open| &open.done) {
+            None => Ok(None),
+            Some(Done::Callback(_)) => Err(Violation::UnexpectedFrame),
+            Some(Done::Stream(parts)) => Ok(Some((Arc::clone(parts), state.max_body.unwrap_or(usize::MAX)))),
+        }
+    }
+
     fn timeout(&self, open: &OpenCall) -> RpcError {
         RpcError::Timeout { peer: Arc::clone(&self.peer), method: open.method, limit: open.limit }
     }
@@ -279,6 +321,13 @@ impl FrameHandler for Inner {
                 Ok(())
             }
             Kind::Answer => self.on_answer(&header, body),
+            Kind::Part => self.parts(header.call)?.map_or(Ok(()), |(parts, _)| parts.received(&header, body)),
+            Kind::Window => {
+                if let Some((parts, max)) = self.parts(header.call)? {
+                    parts.granted(header.credits, max);
+                }
+                Ok(())
+            }
             Kind::Goodbye => {
                 let queued = {
                     let mut state = self.state();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Status, TransportError};
+use crate::{Method, Status, TransportError};
 
 /// The reason why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum RpcError {
         /// The server.
         peer: Arc<str>,
         /// The method.
-        method: u32,
+        method: Method,
         /// The time limit of the call.
         limit: Duration,
     },
@@ -29,6 +29,12 @@ pub enum RpcError {
         peer: Arc<str>,
         /// Its answer.
         status: Status,
+    },
+    /// The server answered a streaming call before it took all parts: the answer says why.
+    #[error("{peer} answered and takes no further parts")]
+    Answered {
+        /// The server.
+        peer: Arc<str>,
     },
     /// The connection ended before the answer.
     #[error("the connection to {peer} ended before the answer: {why}; connect again")]
@@ -106,6 +112,9 @@ pub enum Violation {
     /// The client has more calls open than the server granted.
     #[error("the client has more calls open than the {0} that the server granted")]
     NoCredit(u32),
+    /// More parts of a call arrived than this end takes, or a part after the last one.
+    #[error("a part of a call arrived that this end had not granted")]
+    PartNotGranted,
     /// The frame is of a kind that only the other end sends.
     #[error("the frame is of a kind that this end sends and does not receive")]
     UnexpectedFrame,

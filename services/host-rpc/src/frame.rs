@@ -5,12 +5,12 @@
 //! ```text
 //! 0  magic    u16   "hr"
 //! 2  version  u8
-//! 3  kind     u8    1 hello, 2 request, 3 answer, 4 cancel, 5 goodbye; bit 7: the body is inline
-//! 4  code     u32   request: the method; answer: 0 or the code of a status
+//! 3  kind     u8    1 hello, 2 request, 3 answer, 4 cancel, 5 goodbye, 6 part, 7 window; bit 7: the body is inline
+//! 4  code     u32   request: the method; answer: 0 or the code of a status; part: 1 for the empty one after the last
 //! 8  call     u64   the number of the call, chosen by the client, unique among open calls; hello: longest body accepted
 //! 16 length   u64   bytes of the body
 //! 24 time     u32   request: microseconds until the deadline; u32::MAX: no deadline within that range
-//! 28 credits  u32   hello, answer: further calls that the client may open
+//! 28 credits  u32   hello, answer: further calls that the client may open; request, window: further parts that its sender takes
 //! ```
 //!
 //! An inline body follows the header in the same message. Any other body is carried by the messages that follow, `length` bytes together.
@@ -42,7 +42,7 @@ mlx5::assert_layout!(RawHeader, size 32, align 1, {
 /// Bytes of a header.
 pub const HEADER: usize = size_of::<RawHeader>();
 /// Version of the protocol.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes of the longest message with more than one frame. The limit bounds the answers that one message can cause.
 pub const PACK: usize = 16 << 10;
 const MAGIC: [u8; 2] = *b"hr";
@@ -63,6 +63,10 @@ pub enum Kind {
     Cancel = 4,
     /// The sender starts no further calls, or accepts none.
     Goodbye = 5,
+    /// A part of the body of a call or of its answer.
+    Part = 6,
+    /// The sender takes further parts.
+    Window = 7,
 }
 
 /// A valid header; the [module](self) describes the fields.
@@ -72,7 +76,7 @@ pub struct Header {
     pub kind: Kind,
     /// The body follows the header in the same message.
     pub inline: bool,
-    /// The method, or the code of a status.
+    /// The method, the code of a status, or 1 after the last part.
     pub code: u32,
     /// The number of the call; in a hello the longest body accepted.
     pub call: u64,
@@ -80,7 +84,7 @@ pub struct Header {
     pub length: u64,
     /// Microseconds until the deadline.
     pub time: u32,
-    /// Further calls that the client may open.
+    /// Further calls that the client may open, or further parts that the sender takes.
     pub credits: u32,
 }
 
@@ -212,7 +216,7 @@ mod tests {
     fn header_has_golden_bytes() {
         let mut bytes = [0xa5; HEADER];
         bytes.copy_from_slice(&header().emit());
-        assert_eq!(bytes[..16], *b"hr\x02\x82\x02\0\0\0\x03\0\0\0\0\0\0\0");
+        assert_eq!(bytes[..16], *b"hr\x03\x82\x02\0\0\0\x03\0\0\0\0\0\0\0");
         assert_eq!(bytes[16..], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\x06\0\0\0");
         assert_eq!(Header::parse(&bytes), Ok(header()));
     }
@@ -229,7 +233,7 @@ mod tests {
         };
         assert_eq!(parse_with(0, 0), Err(Violation::NotAFrame(HEADER)));
         assert_eq!(parse_with(2, 9), Err(Violation::Version(9)));
-        assert_eq!(parse_with(3, 0x86), Err(Violation::Kind(6)));
+        assert_eq!(parse_with(3, 0x88), Err(Violation::Kind(8)));
         assert_eq!(parse_with(3, 0), Err(Violation::Kind(0)));
     }
 
@@ -260,7 +264,7 @@ mod tests {
     proptest! {
         #[test]
         fn headers_round_trip(
-            kind in 1_u8..=5,
+            kind in 1_u8..=7,
             inline in any::<bool>(),
             (code, call, length) in any::<(u32, u64, u64)>(),
             (time, credits) in any::<(u32, u32)>(),

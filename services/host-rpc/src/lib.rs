@@ -1,8 +1,8 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [`Server`] has numbered methods; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled. The server grants
+//! A [`Server`] has named methods, blocking or async; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled. The server grants
 //! credits; a call without a credit waits at the client. Bodies of any length are sent from the memory of the caller and handed over in the
-//! memory that received them.
+//! memory that received them. Bodies that should not be in memory at once are sent in parts ([`Client::stream`]).
 //!
 //! **One call** passes through four modules on its way out and back: the client, the connection, which makes frames ([`frame`]) of calls and
 //! answers, the transport, and the server.
@@ -26,19 +26,24 @@ mod connection;
 mod deadline;
 mod error;
 pub mod frame;
+mod method;
 pub mod mlx5;
+mod parts;
 mod server;
 mod settings;
 mod status;
+mod stream;
 mod transport;
 
 pub use body::{Body, Data};
 pub use client::{Call, Client};
 pub use error::{RpcError, Violation};
 pub use ferrogin_channel::Payload;
+pub use method::Method;
 pub use server::{Context, Responder, Server, ServerHandle};
 pub use settings::Settings;
 pub use status::Status;
+pub use stream::{CallStream, ServerStream};
 pub use transport::{ReceiveDone, SendDone, Transport, TransportError};
 
 /// Compiles the examples of the manual.

@@ -1,31 +1,47 @@
 //! The server: runs the methods that clients call.
 
 use std::collections::{HashMap, VecDeque};
+use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use async_task::{Runnable, Task};
 use ferrogin_channel::{Address, Listener};
 
 use crate::connection::{Connection, End, FrameHandler};
 use crate::frame::{Header, Kind};
+use crate::parts::{Parts, WINDOW};
 use crate::transport::deadline_after;
-use crate::{Body, Data, Settings, Status, Transport, Violation};
+use crate::{Body, Data, Method, RpcError, ServerStream, Settings, Status, Transport, TransportError, Violation};
 
 /// Time that a shutdown whose limit has passed still gives the goodbyes.
 const GOODBYE_TIME: Duration = Duration::from_millis(100);
 
-type Handler = Arc<dyn Fn(Context, Body, Responder) + Send + Sync>;
+/// What a method gets. `parts` are those of a streaming method.
+struct Request {
+    context: Context,
+    body: Body,
+    responder: Responder,
+    parts: Option<Arc<Parts>>,
+}
+
+#[derive(Clone)]
+struct Handler {
+    method: Method,
+    streams: bool,
+    run: Arc<dyn Fn(Request) + Send + Sync>,
+}
 
 /// The data of a call for its method.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The client's name, for log lines and errors.
     pub peer: Arc<str>,
-    /// The number of the method.
-    pub method: u32,
+    /// The method.
+    pub method: Method,
     /// The deadline of the call, if it has one.
     pub deadline: Option<Instant>,
     cancelled: Arc<AtomicBool>,
@@ -65,12 +81,47 @@ impl Drop for Responder {
     }
 }
 
+/// Runs the future of a method on the workers and answers with its output. It is dropped when the call is cancelled.
+fn spawn(responder: Responder, method: Method, future: impl Future<Output = Result<Data, Status>> + Send + 'static) {
+    let Some(session) = responder.session.clone() else { return };
+    let (server, call) = (Weak::clone(&session.server), responder.call);
+    let (runnable, task) = async_task::spawn(
+        async move {
+            let result = future.await;
+            responder.reply(result);
+        },
+        // Without a server the future is dropped.
+        move |runnable| {
+            if let Some(server) = server.upgrade() {
+                server.run(move || run_future(runnable, method));
+            }
+        },
+    );
+    let cancelled = match session.calls().open.get_mut(&call) {
+        Some(open) if !open.cancelled.load(Ordering::Relaxed) => {
+            open.task = Some(task);
+            None
+        }
+        _ => Some(task),
+    };
+    drop(cancelled);
+    run_future(runnable, method);
+}
+
+/// Polls the future of a method. If it panics, its responder is dropped.
+fn run_future(runnable: Runnable, method: Method) {
+    if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
+        log::error!("RPC method {method} panicked");
+    }
+}
+
 /// A server that is not started yet: its settings and methods.
 pub struct Server {
     settings: Settings,
     methods: HashMap<u32, Handler>,
 }
 
+/// Each method has a number of its own: a function that adds a method with the number of another one panics.
 impl Server {
     /// A server without methods.
     pub fn new(settings: Settings) -> Self {
@@ -81,23 +132,58 @@ impl Server {
     #[must_use]
     pub fn method(
         self,
-        number: u32,
-        method: impl Fn(&Context, Body) -> Result<Data, Status> + Send + Sync + 'static,
+        method: impl Into<Method>,
+        run: impl Fn(&Context, Body) -> Result<Data, Status> + Send + Sync + 'static,
     ) -> Self {
-        self.method_with(number, move |context, body, responder: Responder| {
-            let result = method(&context, body);
+        self.method_with(method, move |context, body, responder: Responder| {
+            let result = run(&context, body);
             responder.reply(result);
+        })
+    }
+
+    /// Adds an async method. Its future runs on the server's workers and is dropped when the caller cancels the call or disconnects. A method
+    /// that needs an executor of its own, for instance tokio's timers and sockets, awaits a task there: `handle.spawn(...).await`.
+    #[must_use]
+    pub fn method_async<F: Future<Output = Result<Data, Status>> + Send + 'static>(
+        self,
+        method: impl Into<Method>,
+        run: impl Fn(Context, Body) -> F + Send + Sync + 'static,
+    ) -> Self {
+        self.add(method.into(), false, move |Request { context, body, responder, .. }| {
+            spawn(responder, context.method, run(context, body));
+        })
+    }
+
+    /// Adds an async method whose request and answer may have parts, for bodies that should not be in memory at once;
+    /// [`Client::stream`](crate::Client::stream) calls it.
+    #[must_use]
+    pub fn method_stream<F: Future<Output = Result<Data, Status>> + Send + 'static>(
+        self,
+        method: impl Into<Method>,
+        run: impl Fn(Context, Body, ServerStream) -> F + Send + Sync + 'static,
+    ) -> Self {
+        self.add(method.into(), true, move |Request { context, body, responder, parts }| {
+            if let Some(parts) = parts {
+                spawn(responder, context.method, run(context, body, ServerStream::new(parts)));
+            }
         })
     }
 
     /// Adds a method that answers through a [`Responder`], now or later, on any thread.
     #[must_use]
     pub fn method_with(
-        mut self,
-        number: u32,
-        method: impl Fn(Context, Body, Responder) + Send + Sync + 'static,
+        self,
+        method: impl Into<Method>,
+        run: impl Fn(Context, Body, Responder) + Send + Sync + 'static,
     ) -> Self {
-        self.methods.insert(number, Arc::new(method));
+        self.add(method.into(), false, move |Request { context, body, responder, .. }| run(context, body, responder))
+    }
+
+    fn add(mut self, method: Method, streams: bool, run: impl Fn(Request) + Send + Sync + 'static) -> Self {
+        let handler = Handler { method, streams, run: Arc::new(run) };
+        if let Some(other) = self.methods.insert(method.number(), handler) {
+            panic!("the methods {} and {method} have the same number: rename one of them", other.method);
+        }
         self
     }
 
@@ -299,7 +385,8 @@ impl Drop for ServerHandle {
             std::mem::take(&mut state.sessions)
         };
         for session in sessions {
-            session.cancel_all();
+            let (peer, why) = (Arc::clone(&session.peer), TransportError::Closed);
+            session.cancel_all(&RpcError::Disconnected { peer, why });
             session.connection.close(self.inner.settings.close_timeout);
         }
         self.inner.stop_workers();
@@ -312,10 +399,42 @@ impl Drop for ServerHandle {
     }
 }
 
+/// A call without an answer.
+struct OpenCall {
+    cancelled: Arc<AtomicBool>,
+    /// The parts of a streaming call.
+    parts: Option<Arc<Parts>>,
+    /// The future of an async method. Dropping it cancels the method.
+    task: Option<Task<()>>,
+}
+
+impl OpenCall {
+    /// The caller does not wait any more. What this gives must end without the lock, because methods run then.
+    fn cancel(&mut self) -> Cancelled {
+        self.cancelled.store(true, Ordering::Relaxed);
+        Cancelled { parts: self.parts.clone(), task: self.task.take() }
+    }
+}
+
+/// The parts and the future of a cancelled call.
+struct Cancelled {
+    parts: Option<Arc<Parts>>,
+    task: Option<Task<()>>,
+}
+
+impl Cancelled {
+    fn end(self, why: &RpcError) {
+        if let Some(parts) = self.parts {
+            parts.end(Err(why.clone()));
+        }
+        drop(self.task);
+    }
+}
+
 #[derive(Default)]
 struct Calls {
-    /// Calls without an answer, and whether each is cancelled.
-    open: HashMap<u64, Arc<AtomicBool>>,
+    /// Calls without an answer.
+    open: HashMap<u64, OpenCall>,
     /// Answers that are on their way to the connection.
     answering: usize,
     /// Bytes of the longest body that the client accepts; `None` before its hello.
@@ -336,13 +455,16 @@ impl Session {
     }
 
     fn answer(&self, call: u64, result: Result<Data, Status>) {
-        let max = {
+        let (max, open) = {
             let mut calls = self.calls();
             // Before the answer returns the credit: the next call may arrive at once.
-            calls.open.remove(&call);
+            let open = calls.open.remove(&call);
             calls.answering += 1;
-            calls.max_body.unwrap_or(usize::MAX)
+            (calls.max_body.unwrap_or(usize::MAX), open)
         };
+        if let Some(parts) = open.and_then(|open| open.parts) {
+            parts.end(Err(RpcError::Cancelled));
+        }
         let len = result.as_ref().map_or(0, |data| data.as_slice().len());
         let result = if len > max {
             Err(Status::failed(0, format!("the answer has {len} bytes and the client accepts at most {max}")))
@@ -360,10 +482,16 @@ impl Session {
         self.calls().answering -= 1;
     }
 
-    fn cancel_all(&self) {
-        for cancelled in self.calls().open.values() {
-            cancelled.store(true, Ordering::Relaxed);
-        }
+    fn cancel_all(&self, why: &RpcError) {
+        let cancelled: Vec<_> = self.calls().open.values_mut().map(OpenCall::cancel).collect();
+        cancelled.into_iter().for_each(|cancelled| cancelled.end(why));
+    }
+
+    /// The parts of an open streaming call, and the bytes of the longest part that the client takes. A client may send the end of its parts to
+    /// any method, and to one that has answered meanwhile.
+    fn parts(&self, call: u64) -> Option<(Arc<Parts>, usize)> {
+        let calls = self.calls();
+        Some((calls.open.get(&call)?.parts.clone()?, calls.max_body.unwrap_or(usize::MAX)))
     }
 
     /// A call is open, or its answer is not with the connection yet.
@@ -374,37 +502,50 @@ impl Session {
 
     fn on_request(self: &Arc<Self>, server: &Inner, header: &Header, body: Body) -> Result<(), Violation> {
         let cancelled = Arc::new(AtomicBool::new(false));
-        {
+        let method = server.methods.get(&header.code);
+        let parts = {
             let mut calls = self.calls();
+            let max = calls.max_body.unwrap_or(usize::MAX);
+            let streams = method.is_some_and(|method| method.streams);
+            let parts = streams.then(|| Parts::new(&self.connection, header.call, &self.peer, header.credits, max));
+            let open = OpenCall { cancelled: Arc::clone(&cancelled), parts: parts.clone(), task: None };
             if calls.open.len() >= server.settings.credits as usize {
                 return Err(Violation::NoCredit(server.settings.credits));
             }
-            if calls.open.insert(header.call, Arc::clone(&cancelled)).is_some() {
+            if calls.open.insert(header.call, open).is_some() {
                 return Err(Violation::DuplicateCall(header.call));
             }
-        }
+            parts
+        };
         let responder = Responder { session: Some(Arc::clone(self)), call: header.call };
         if server.state().stopping {
             responder.reply(Err(Status::ShuttingDown));
             return Ok(());
         }
-        let Some(method) = server.methods.get(&header.code) else {
-            responder.reply(Err(Status::NoMethod(header.code)));
+        let Some(handler) = method.cloned() else {
+            responder.reply(Err(Status::NoMethod(header.code.into())));
             return Ok(());
         };
+        if let Some(parts) = &parts {
+            if header.credits == 0 {
+                let text = format!("{} takes its request in parts: call it with Client::stream", handler.method);
+                responder.reply(Err(Status::failed(0, text)));
+                return Ok(());
+            }
+            parts.grant(WINDOW);
+        }
         let left = (header.time != u32::MAX).then(|| Duration::from_micros(u64::from(header.time)));
         let deadline = left.map(|left| Instant::now() + left);
-        let context = Context { peer: Arc::clone(&self.peer), method: header.code, deadline, cancelled };
-        let method = Arc::clone(method);
+        let context = Context { peer: Arc::clone(&self.peer), method: handler.method, deadline, cancelled };
         server.run(move || {
             if context.is_overdue() {
                 responder.reply(Err(Status::DeadlineExceeded));
             } else if context.is_cancelled() {
                 responder.reply(Err(Status::Cancelled));
             } else {
-                let number = context.method;
-                if catch_unwind(AssertUnwindSafe(|| method(context, body, responder))).is_err() {
-                    log::error!("RPC method {number} panicked");
+                let request = Request { context, body, responder, parts };
+                if catch_unwind(AssertUnwindSafe(|| (handler.run)(request))).is_err() {
+                    log::error!("RPC method {} panicked", handler.method);
                 }
             }
         });
@@ -424,8 +565,16 @@ impl FrameHandler for Session {
                 self.on_request(&server, &header, body)
             }
             Kind::Cancel => {
-                if let Some(cancelled) = self.calls().open.get(&header.call) {
-                    cancelled.store(true, Ordering::Relaxed);
+                let cancelled = self.calls().open.get_mut(&header.call).map(OpenCall::cancel);
+                if let Some(cancelled) = cancelled {
+                    cancelled.end(&RpcError::Cancelled);
+                }
+                Ok(())
+            }
+            Kind::Part => self.parts(header.call).map_or(Ok(()), |(parts, _)| parts.received(&header, body)),
+            Kind::Window => {
+                if let Some((parts, max)) = self.parts(header.call) {
+                    parts.granted(header.credits, max);
                 }
                 Ok(())
             }
@@ -435,11 +584,16 @@ impl FrameHandler for Session {
     }
 
     fn on_end(&self, end: End) {
-        if let End::Violation(violation) = &end {
-            log::warn!("closing the connection to {}, which broke the RPC protocol: {violation}", self.peer);
-            self.connection.close(Duration::ZERO);
-        }
-        self.cancel_all();
+        let peer = Arc::clone(&self.peer);
+        let why = match end {
+            End::Transport(why) => RpcError::Disconnected { peer, why },
+            End::Violation(violation) => {
+                log::warn!("closing the connection to {peer}, which broke the RPC protocol: {violation}");
+                self.connection.close(Duration::ZERO);
+                RpcError::Protocol { peer, violation }
+            }
+        };
+        self.cancel_all(&why);
         if let Some(server) = self.server.upgrade() {
             server.state().sessions.retain(|session| !std::ptr::eq(&**session, self));
         }

@@ -1,6 +1,6 @@
 //! The status of an answer that is not a result: its meaning, and its code and body on the wire.
 
-use crate::Body;
+use crate::{Body, Method, RpcError};
 
 const NO_METHOD: u32 = 1;
 const DEADLINE_EXCEEDED: u32 = 2;
@@ -15,7 +15,7 @@ const NO_ANSWER: u32 = 6;
 pub enum Status {
     /// The server has no such method.
     #[error("the server has no method {0}")]
-    NoMethod(u32),
+    NoMethod(Method),
     /// The deadline passed before the method started.
     #[error("the deadline passed before the method started")]
     DeadlineExceeded,
@@ -62,7 +62,7 @@ impl Status {
     }
 
     /// The status in an answer of `method`; `None` if the answer is a result. An unknown code means [`Status::NoAnswer`].
-    pub(crate) fn parse(code: u32, method: u32, body: &Body) -> Option<Self> {
+    pub(crate) fn parse(code: u32, method: Method, body: &Body) -> Option<Self> {
         Some(match code {
             0 => return None,
             NO_METHOD => Self::NoMethod(method),
@@ -77,5 +77,16 @@ impl Status {
             },
             _ => Self::NoAnswer,
         })
+    }
+}
+
+/// For methods that pass on an error of their own [stream](crate::ServerStream): the caller is gone or no longer interested. An error of a
+/// call that the method made itself is its failure.
+impl From<RpcError> for Status {
+    fn from(error: RpcError) -> Self {
+        match error {
+            RpcError::Cancelled => Self::Cancelled,
+            other => Self::failed(0, other.to_string()),
+        }
     }
 }

@@ -53,11 +53,11 @@ pub(crate) struct PathChallenge {
 }
 
 impl PendingHello {
-    pub fn new(addr: Addr, message: &Control, name: &[u8]) -> Self {
+    pub fn new(addr: Addr, listener: u32, message: &Control, name: &[u8]) -> Self {
         Self {
             addr,
             name: name.into(),
-            listener: message.to,
+            listener,
             remote: RemoteChannel { id: message.from, secret: message.sender_secret },
             max: message.value,
             read: message.id,

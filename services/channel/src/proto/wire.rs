@@ -16,7 +16,10 @@
 //! has the name now, and that sent the hello, answers with a path response, and is then welcomed. So a hello with the name of another
 //! endpoint, or a late hello, ends no channel.
 
+use std::fmt;
 use std::mem::size_of;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -122,13 +125,28 @@ struct AddressHeader {
 
 const _: () = assert!(size_of::<AddressHeader>() + NAME_MAX <= ADDRESS_MAX);
 
-/// Where a listener can be reached: at most [`ADDRESS_MAX`] bytes, which the application carries to the other side. An address contains
-/// a secret: every process that has the address may connect.
+/// The number by which a hello names the listener that has [`Config::secret`](crate::Config::secret).
+pub(crate) const SHARED_LISTENER: u32 = u32::MAX;
+
+/// Where a listener can be reached, as bytes (at most [`ADDRESS_MAX`]) or as text. The application carries it to the other side.
+///
+/// The text of a TCP listener is `HOST:PORT#KEY`, with several `HOST:PORT` separated by commas if it has several addresses. The key contains
+/// a secret: every process that has the whole address may connect. Ends that both have [`Config::secret`](crate::Config::secret) need
+/// `HOST:PORT` alone, which anyone may know:
+///
+/// ```
+/// let address: ferrogin_channel::Address = "127.0.0.1:7000".parse()?;
+/// assert_eq!(address.to_string(), "127.0.0.1:7000");
+/// # Ok::<(), ferrogin_channel::ChannelError>(())
+/// ```
+///
+/// Parsing resolves a host name, as [`ToSocketAddrs`] does, which may block. Other providers' addresses are hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     pub(crate) carrier: Carrier,
     pub(crate) listener: u32,
-    pub(crate) secret: u64,
+    /// `None`: that of [`Config::secret`](crate::Config::secret).
+    pub(crate) secret: Option<u64>,
     pub(crate) name: Box<[u8]>,
 }
 
@@ -142,7 +160,7 @@ impl Address {
             carrier: self.carrier as u8,
             listener: self.listener.into(),
             reserved: 0.into(),
-            secret: self.secret.into(),
+            secret: self.secret.unwrap_or(0).into(),
         };
         [header.as_bytes(), &self.name].concat()
     }
@@ -167,13 +185,64 @@ impl Address {
             return Err(bad("its endpoint name has an impossible length"));
         }
         let name = rest.get(..len).ok_or(bad("it is cut off"))?.into();
-        Ok(Self { carrier, listener: header.listener.get(), secret: header.secret.get(), name })
+        let secret = Some(header.secret.get()).filter(|secret| *secret != 0);
+        Ok(Self { carrier, listener: header.listener.get(), secret, name })
     }
 
     /// The endpoint of the listener, for people.
     pub fn endpoint(&self) -> Arc<str> {
         label(&self.name)
     }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let addresses = name::parse(&self.name);
+        if self.carrier != Carrier::Tcp || addresses.is_empty() {
+            return self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"));
+        }
+        for (at, address) in addresses.iter().enumerate() {
+            write!(f, "{}{address}", if at == 0 { "" } else { "," })?;
+        }
+        self.secret.map_or(Ok(()), |secret| write!(f, "#{:08x}{secret:016x}", self.listener))
+    }
+}
+
+impl FromStr for Address {
+    type Err = ChannelError;
+
+    fn from_str(text: &str) -> Result<Self, ChannelError> {
+        let bad = |what| ChannelError::BadAddress { what };
+        if let Some(bytes) = unhex(text) {
+            return Self::parse(&bytes);
+        }
+        let (hosts, key) = text.split_once('#').map_or((text, None), |(hosts, key)| (hosts, Some(key)));
+        let mut addresses: Vec<SocketAddr> = Vec::new();
+        for host in hosts.split(',') {
+            let port = host.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+            if port.is_none_or(|port| port == 0) {
+                return Err(bad("expected HOST:PORT with a port from 1 to 65535, or HOST:PORT#KEY"));
+            }
+            addresses.extend(host.to_socket_addrs().map_err(|_| bad("the host name cannot be resolved"))?);
+        }
+        let (listener, secret) = match key.map(unhex) {
+            None => (SHARED_LISTENER, None),
+            Some(Some(key)) if key.len() == 12 => {
+                let (listener, secret) = key.split_at(4);
+                let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+                (number(listener) as u32, Some(number(secret)).filter(|secret| *secret != 0))
+            }
+            Some(_) => return Err(bad("the key after # must have 24 hexadecimal digits")),
+        };
+        Ok(Self { carrier: Carrier::Tcp, listener, secret, name: name::emit(&addresses, NAME_MAX).into() })
+    }
+}
+
+/// The bytes of an even number of hexadecimal digits.
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.bytes().map(|digit| (digit as char).to_digit(16)).collect::<Option<Vec<_>>>()?;
+    let bytes = digits.chunks(2).map(|pair| Some((pair[0] << 4 | *pair.get(1)?) as u8));
+    bytes.collect::<Option<Vec<_>>>().filter(|bytes| !bytes.is_empty())
 }
 
 /// An endpoint name for people: host and port of a socket address, text as it is, anything else in hexadecimal.
@@ -199,7 +268,43 @@ mod tests {
     }
 
     fn address() -> Address {
-        Address { carrier: Carrier::Tcp, listener: 1, secret: 2, name: b"name".as_slice().into() }
+        Address { carrier: Carrier::Tcp, listener: 1, secret: Some(2), name: b"name".as_slice().into() }
+    }
+
+    #[test]
+    fn text_is_host_and_port_with_key() {
+        let (v4, v6): (SocketAddr, SocketAddr) = ("10.0.0.1:80".parse().unwrap(), "[fd00::1]:81".parse().unwrap());
+        let name = |addresses: &[SocketAddr]| name::emit(addresses, NAME_MAX).into();
+        let both = Address { name: name(&[v4, v6]), ..address() };
+        assert_eq!(both.to_string(), "10.0.0.1:80,[fd00::1]:81#000000010000000000000002");
+        let shared = Address { listener: SHARED_LISTENER, secret: None, name: name(&[v4]), ..address() };
+        assert_eq!(shared.to_string(), "10.0.0.1:80");
+        let of_provider = Address { carrier: Carrier::Tags, ..address() };
+        assert_eq!(
+            of_provider.to_string(),
+            of_provider.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+        );
+        for address in [both, shared, of_provider] {
+            assert_eq!(address.to_string().parse(), Ok(address.clone()));
+            assert_eq!(Address::parse(&address.to_bytes()), Ok(address));
+        }
+        let resolved: Address = "localhost:7000".parse().unwrap();
+        assert!(name::parse(&resolved.name).iter().all(|address| address.ip().is_loopback()), "{resolved}");
+        for text in [
+            "",
+            "abc",
+            "abcd",
+            "10.0.0.1",
+            "10.0.0.1:",
+            "10.0.0.1:0",
+            "10.0.0.1:65536",
+            "10.0.0.1:80#",
+            "10.0.0.1:80#12",
+            ":",
+            ",",
+        ] {
+            assert!(matches!(text.parse::<Address>(), Err(ChannelError::BadAddress { .. })), "{text}");
+        }
     }
 
     #[test]

@@ -24,6 +24,10 @@ pub(crate) fn open(config: &Config) -> Result<Box<dyn Transport>, Error> {
     if config.provider == "tcp" {
         return Ok(Box::new(Tcp::open(source)?));
     }
+    if config.secret.is_some() {
+        let what = format!("Config::secret needs the provider tcp, not {}: leave it out", config.provider);
+        return Err(Error::Argument { what });
+    }
     let lib = config.libfabric.clone().map_or_else(|| Libfabric::load(None), Ok)?;
     Ok(Box::new(ProviderTags::open(&lib, &config.provider, source, config.max_peers)?))
 }

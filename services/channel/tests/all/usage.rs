@@ -97,3 +97,42 @@ fn same_endpoints_connect_repeatedly() {
         assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
     }
 }
+
+/// Both ends have the secret, so the address is public; a reactor with another secret gets no channel.
+#[test]
+fn peers_with_the_secret_connect_by_host_and_port() {
+    let config = |secret: &str| Config { secret: Some(secret.to_owned()), ..patient() };
+    let server = Reactor::open(&config("a text of both sides")).unwrap();
+    let listener = server.listen().unwrap();
+    assert!(matches!(server.listen(), Err(ChannelError::CannotListen(_))));
+    let text = listener.address().to_string();
+    assert!(text.starts_with("127.0.0.1:") && !text.contains('#'), "{text}");
+    let address = text.replace("127.0.0.1", "localhost").parse().unwrap();
+    let client = Reactor::open(&config("a text of both sides")).unwrap();
+    let (a, b) = (client.connect(&address), listener.accept());
+    let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
+    a.send(b"hello").wait_for(LIMIT).unwrap();
+    assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"hello");
+
+    // It does not prove the secret, and gets no answer.
+    let impatient = Config { connect_within: SHORT, ..config("another text") };
+    let other = Reactor::open(&impatient).unwrap();
+    assert!(other.connect(&address).wait_for(LIMIT).is_err());
+    let none = Reactor::open(&patient()).unwrap();
+    assert!(matches!(none.connect(&address).wait_for(LIMIT), Err(ChannelError::BadAddress { .. })));
+    // The next listener has the secret too.
+    drop(listener);
+    let listener = server.listen().unwrap();
+    let (a, b) = (client.connect(listener.address()), listener.accept());
+    assert!(a.wait_for(LIMIT).is_ok() && b.wait_for(LIMIT).is_ok());
+}
+
+/// The text of an address is enough to connect.
+#[test]
+fn text_of_an_address_reaches_its_listener() {
+    let (here, there) = (Reactor::open(&patient()).unwrap(), Reactor::open(&patient()).unwrap());
+    let _other = here.listen().unwrap();
+    let listener = here.listen().unwrap();
+    let (a, b) = (there.connect(&listener.address().to_string().parse().unwrap()), listener.accept());
+    assert!(a.wait_for(LIMIT).is_ok() && b.wait_for(LIMIT).is_ok());
+}

@@ -71,6 +71,10 @@ fn examples_echo() {
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut address).unwrap();
     let client = start("echo_client").args([address.trim(), "hello there"]).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&client.stdout), "hello there\n", "{client:?}");
+    let file = format!("{}/tests/all/rpc.rs", env!("CARGO_MANIFEST_DIR"));
+    let bytes = std::fs::metadata(&file).unwrap().len();
+    let stream = start("stream_file").arg(&file).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&stream.stdout), format!("{file}: {bytes} bytes\n"), "{stream:?}");
     server.stdin.take().unwrap().write_all(b"\n").unwrap();
     assert!(server.wait().unwrap().success());
 }

@@ -8,7 +8,7 @@ use crate::proto::hello::PendingHello;
 use crate::proto::operation::{NO_CHANNEL, Operation, token};
 use crate::proto::tags::CONTROL;
 use crate::proto::transport::{Addr, SendResult};
-use crate::proto::wire::{self, Carrier, Control, Kind, VERSION};
+use crate::proto::wire::{self, Carrier, Control, Kind, SHARED_LISTENER, VERSION};
 use crate::{ChannelError, Reason};
 
 /// Channels that may wait to be accepted at one listener.
@@ -151,11 +151,12 @@ impl Engine {
     }
 
     fn hello(&mut self, message: &Control, name: &[u8], from: Option<Addr>) {
-        if self.secrets.get(message.to as usize) != Some(&message.secret) {
+        let to = if message.to == SHARED_LISTENER { self.shared_listener() } else { Some(message.to) };
+        let Some(listener) = to.filter(|to| self.secrets.get(*to as usize) == Some(&message.secret)) else {
             // No answer: the sender may have written the name of any endpoint into the hello.
             log::debug!("a hello without the secret of a listener was dropped");
             return;
-        }
+        };
         let (addr, name) = match self.transport.identify(from, name) {
             Ok(sender) => sender,
             Err(error) => {
@@ -168,7 +169,7 @@ impl Engine {
             log::debug!("a second hello on one connection was dropped");
             return;
         }
-        let listening = self.listeners.get(message.to as usize).and_then(Option::as_ref);
+        let listening = self.listeners.get(listener as usize).and_then(Option::as_ref);
         let refused = if message.version != VERSION {
             Some(Reason::Version)
         } else if let Some(listening) = listening {
@@ -188,7 +189,7 @@ impl Engine {
                 return;
             }
         }
-        let hello = PendingHello::new(addr, message, &name);
+        let hello = PendingHello::new(addr, listener, message, &name);
         if let Some(reason) = refused {
             self.refuse(&hello, reason);
         } else if self.by_name.contains_key(&name) {

@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ferrogin_libfabric::Error;
+use ferrogin_rendezvous::Secret;
+
 use super::{Engine, MAX_LIMIT, find};
 use crate::proto::callback::{Callback, CloseDone, OpenDone, Opened, ReadDone, WriteDone};
 use crate::proto::channel_state::{ChannelState, Closing, Phase, RemoteChannel};
@@ -13,7 +16,7 @@ use crate::proto::operation::NO_CHANNEL;
 use crate::proto::outgoing::Outgoing;
 use crate::proto::secret::secret;
 use crate::proto::transport::Addr;
-use crate::proto::wire::{self, Address, Carrier, Control, Kind, NAME_MAX};
+use crate::proto::wire::{self, Address, Carrier, Control, Kind, NAME_MAX, SHARED_LISTENER};
 use crate::{ChannelError, Payload, Reason};
 
 impl Engine {
@@ -140,12 +143,21 @@ impl Engine {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
         }
-        let (listener, secret) = (self.listeners.len() as u32, secret());
+        let (listener, shared) = (self.listeners.len() as u32, self.shared_secret());
+        if shared.is_some() && self.shared_listener().is_some() {
+            let what = "a reactor with Config::secret has one listener at a time: drop the other one first".to_owned();
+            return Err(ChannelError::CannotListen(Error::Argument { what }));
+        }
+        let secret = shared.unwrap_or_else(secret);
         let name = self.transport.listen(listener, secret).map_err(ChannelError::CannotListen)?;
         if name.is_empty() || name.len() > NAME_MAX {
             return Err(ChannelError::BadAddress { what: "the provider's endpoint names do not fit into 128 bytes" });
         }
-        let address = Address { carrier: self.transport.properties().carrier, listener, secret, name };
+        let carrier = self.transport.properties().carrier;
+        let address = match shared {
+            Some(_) => Address { carrier, listener: SHARED_LISTENER, secret: None, name },
+            None => Address { carrier, listener, secret: Some(secret), name },
+        };
         self.listeners.push(Some(Listening::default()));
         self.secrets.push(secret);
         Ok((listener, address))
@@ -203,6 +215,20 @@ impl Engine {
         }
     }
 
+    /// The secret of [`Config::secret`](crate::Config::secret).
+    fn shared_secret(&self) -> Option<u64> {
+        let secret = Secret::derive("ferrogin channel: Config::secret", self.config.secret.as_ref()?);
+        let (bytes, _) = secret.bytes().split_first_chunk()?;
+        Some(u64::from_le_bytes(*bytes).max(1))
+    }
+
+    /// The open listener that has that secret.
+    pub(super) fn shared_listener(&self) -> Option<u32> {
+        let secret = self.shared_secret()?;
+        let is_it = |number: &usize| self.secrets[*number] == secret && self.listeners[*number].is_some();
+        (0..self.secrets.len()).rev().find(is_it).map(|number| number as u32)
+    }
+
     pub(super) fn listening(&mut self, listener: u32) -> Option<&mut Listening> {
         self.listeners.get_mut(listener as usize)?.as_mut()
     }
@@ -234,10 +260,10 @@ impl Engine {
             ChannelError::BadAddress { what }
         } else if self.has_channel_with(&address.name) {
             ChannelError::Refused { peer, reason: Reason::PairInUse }
-        } else {
+        } else if let Some(secret) = address.secret.or_else(|| self.shared_secret()) {
             let prior = self.by_name.get(&address.name).map(PriorChannel::next);
             let (start, start_id) = prior.unwrap_or((start, 0));
-            match self.transport.connect(&address.name, address.secret) {
+            match self.transport.connect(&address.name, secret) {
                 Err(source) => ChannelError::Unreachable { peer, source },
                 Ok(addr) => match self.add_channel(addr, &address.name, start) {
                     None => ChannelError::Refused { peer, reason: Reason::Busy },
@@ -256,13 +282,15 @@ impl Engine {
                             value,
                             id: start,
                             start_id,
-                            ..Control::new(Kind::Hello, address.listener, address.secret)
+                            ..Control::new(Kind::Hello, address.listener, secret)
                         };
                         self.send_control_to(addr, channel, &hello, &name);
                         return;
                     }
                 },
             }
+        } else {
+            ChannelError::BadAddress { what: "it has no key: pass HOST:PORT#KEY, or set Config::secret on both ends" }
         };
         self.callbacks.push(Callback::Open(done, Err(error)));
     }

@@ -1,7 +1,7 @@
 //! Calls and their ends over any transport: one list of tests for all transports.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -33,6 +33,10 @@ macro_rules! calls {
             servers_disconnect_malformed_clients_and_serve_others,
             clients_disconnect_malformed_servers,
             calls_can_be_awaited,
+            async_methods_wait_without_a_worker,
+            cancelled_async_methods_are_dropped,
+            bodies_stream_both_ways,
+            streams_end_with_their_call,
         ]);
     };
     (@each $module:ident, $factories:expr, [$($test:ident,)*]) => {
@@ -132,7 +136,7 @@ pub fn failures_are_reported_with_their_status<W: TransportFactory>(factory: &W)
         Err(RpcError::Status { status, .. }) => status,
         other => panic!("{other:?}"),
     };
-    assert_eq!(status(99, b""), Status::NoMethod(99));
+    assert_eq!(status(99, b""), Status::NoMethod(99.into()));
     assert_eq!(status(FAIL, b"abc"), Status::failed(3, "as asked"));
     assert_eq!(status(PANIC, b""), Status::NoAnswer);
     assert_eq!(status(DROP, b""), Status::NoAnswer);
@@ -205,7 +209,7 @@ pub fn open_calls_never_exceed_credits<W: TransportFactory>(factory: &W) {
 pub fn deadlines_and_cancellation_free_workers_and_credits<W: TransportFactory>(factory: &W) {
     let (_running, client) = connected(factory, &Settings { credits: 2, workers: 2, ..Settings::default() });
     let error = client.call(SLOW, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
-    assert!(matches!(error, RpcError::Timeout { method: SLOW, .. }), "{error}");
+    assert!(matches!(error, RpcError::Timeout { method, .. } if method == SLOW.into()), "{error}");
     // Two calls hold both workers and both credits. The calls behind them wait, and one of those reaches its deadline.
     let (sender, receiver) = mpsc::channel();
     let numbers: Vec<u64> = (0..2)
@@ -215,7 +219,7 @@ pub fn deadlines_and_cancellation_free_workers_and_credits<W: TransportFactory>(
         })
         .collect();
     let late = client.call(ECHO, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
-    assert!(matches!(late, RpcError::Timeout { method: ECHO, .. }), "{late}");
+    assert!(matches!(late, RpcError::Timeout { method, .. } if method == ECHO.into()), "{late}");
     let waiting = client.call(ECHO, b"after".to_vec(), LIMIT);
     client.cancel(numbers[0]);
     assert_eq!(receive("a callback", &receiver), Err(RpcError::Cancelled));
@@ -354,6 +358,161 @@ pub fn calls_can_be_awaited<W: TransportFactory>(factory: &W) {
         client.call(LATER, first.into_vec(), LIMIT).await
     });
     assert_eq!(answer.unwrap().into_vec(), b"one");
+}
+
+/// More calls wait at a time than the server has workers.
+pub fn async_methods_wait_without_a_worker<W: TransportFactory>(factory: &W) {
+    for workers in [0, 1] {
+        let (here, there) = factory.pair();
+        let client_of_method: Arc<OnceLock<Client>> = Arc::default();
+        let of_method = Arc::clone(&client_of_method);
+        let running = Server::new(Settings { workers, ..Settings::default() })
+            .method_async("outer", move |_, body| {
+                let client = of_method.get().unwrap().clone();
+                async move { Ok(client.call("inner", body.into_vec(), LIMIT).await?.into_vec().into()) }
+            })
+            .method("inner", |_, body| Ok(body.into_vec().into()))
+            .method_async("panics", |_, _| async { panic!("as asked") })
+            .start();
+        running.attach(there);
+        let client = Client::new(here, Settings::default());
+        assert!(client_of_method.set(client.clone()).is_ok());
+        let calls: Vec<_> = (0..20).map(|number| client.call("outer", vec![number], LIMIT)).collect();
+        for (number, call) in calls.into_iter().enumerate() {
+            assert_eq!(call.wait().unwrap().into_vec(), [number as u8]);
+        }
+        let error = client.call("panics", "", LIMIT).wait().unwrap_err();
+        assert!(matches!(error, RpcError::Status { status: Status::NoAnswer, .. }), "{error}");
+        let error = client.call("missing", "", LIMIT).wait().unwrap_err();
+        assert!(error.to_string().contains("no method missing"), "{error}");
+    }
+}
+
+pub fn cancelled_async_methods_are_dropped<W: TransportFactory>(factory: &W) {
+    struct Signal(mpsc::Sender<()>);
+    impl Drop for Signal {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+    let ((started, has_started), (dropped, is_dropped)) = (mpsc::channel(), mpsc::channel());
+    let (here, there) = factory.pair();
+    let running = Server::new(Settings::default())
+        .method_async("never", move |_, _| {
+            let signal = Signal(dropped.clone());
+            started.send(()).unwrap();
+            async move {
+                std::future::pending::<()>().await;
+                drop(signal);
+                Ok("".into())
+            }
+        })
+        .start();
+    running.attach(there);
+    let client = Client::new(here, Settings::default());
+    for _ in 0..2 {
+        let call = client.call("never", "", LIMIT);
+        receive("a call", &has_started);
+        drop(call);
+        receive("the end of the method", &is_dropped);
+    }
+    // The same if the client goes.
+    let call = client.call("never", "", LIMIT);
+    receive("a call", &has_started);
+    client.close();
+    receive("the end of the method", &is_dropped);
+    assert!(call.wait().is_err());
+}
+
+/// Parts of many sizes, more of them than either end takes at a time.
+pub fn bodies_stream_both_ways<W: TransportFactory>(factory: &W) {
+    for workers in [0, 2] {
+        let (here, there) = factory.pair();
+        let running = Server::new(Settings { workers, ..Settings::default() })
+            .method_stream("copy", |_, body, stream| async move {
+                let mut bytes = 0;
+                while let Some(part) = stream.next().await? {
+                    bytes += part.len();
+                    stream.send(part.into_vec()).await?;
+                }
+                Ok(format!("{bytes} bytes for {}", String::from_utf8_lossy(&body.bytes())).into())
+            })
+            .start();
+        running.attach(there);
+        let client = Client::new(here, Settings::default());
+        let stream = client.stream("copy", "me", LIMIT);
+        let total: usize = (0..60).map(|part| pattern(part).len()).sum();
+        let received = thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                block_on(async {
+                    for part in 0..60 {
+                        stream.send(pattern(part)).await?;
+                    }
+                    stream.finish();
+                    Ok::<_, RpcError>(())
+                })
+            });
+            let received = block_on(async {
+                let mut received = Vec::new();
+                while let Some(part) = stream.next().await.unwrap() {
+                    received.push(part.into_vec());
+                }
+                received
+            });
+            sender.join().unwrap().unwrap();
+            received
+        });
+        assert!(received == (0..60).map(pattern).collect::<Vec<_>>());
+        assert_eq!(block_on(stream.answer()).unwrap().into_vec(), format!("{total} bytes for me").into_bytes());
+    }
+}
+
+/// An answer before the last part, a part that is too long, a method without parts, and a call that its client gives up.
+pub fn streams_end_with_their_call<W: TransportFactory>(factory: &W) {
+    let ((started, has_started), (ended, has_ended)) = (mpsc::channel(), mpsc::channel());
+    let (here, there) = factory.pair();
+    let settings = Settings { max_body: 1000, ..Settings::default() };
+    let running = Server::new(settings)
+        .method_stream("first", |_, _, stream| async move {
+            let part = stream.next().await?.ok_or(Status::failed(1, "no part"))?;
+            Ok(part.into_vec().into())
+        })
+        .method_stream("until the end", move |_, _, stream| {
+            let ended = ended.clone();
+            started.send(()).unwrap();
+            async move {
+                // A task of its own, which no cancellation drops.
+                thread::spawn(move || ended.send(block_on(stream.next())).unwrap());
+                std::future::pending().await
+            }
+        })
+        .method(ECHO, |_, body| Ok(body.into_vec().into()))
+        .start();
+    running.attach(there);
+    let client = Client::new(here, Settings::default());
+    let error = block_on(async {
+        let stream = client.stream("first", "", LIMIT);
+        loop {
+            if let Err(error) = stream.send("part").await {
+                assert_eq!(stream.answer().await.unwrap().into_vec(), b"part");
+                return error;
+            }
+        }
+    });
+    assert!(matches!(error, RpcError::Answered { .. }), "{error}");
+    let stream = client.stream("first", "", LIMIT);
+    let error = block_on(stream.send(vec![0; 1001])).unwrap_err();
+    assert!(matches!(error, RpcError::TooLarge { len: 1001, max: 1000, .. }), "{error}");
+    stream.finish();
+    let error = block_on(stream.next()).unwrap_err();
+    assert!(error.to_string().contains("no part"), "{error}");
+    let error = client.call("first", "", LIMIT).wait().unwrap_err();
+    assert!(error.to_string().contains("Client::stream"), "{error}");
+    assert_eq!(block_on(client.stream(ECHO, "one", LIMIT).answer()).unwrap().into_vec(), b"one");
+    let stream = client.stream("until the end", "", LIMIT);
+    receive("a call", &has_started);
+    drop(stream);
+    assert!(matches!(receive("the end of the stream", &has_ended), Err(RpcError::Cancelled)));
 }
 
 /// A minimal executor.

@@ -1,0 +1,156 @@
+//! The parts of a streaming call. A sender sends a part only if the receiver has room for it, so neither end holds more than
+//! [`WINDOW`] parts that nobody has read.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::connection::Connection;
+use crate::frame::{Header, Kind};
+use crate::{Body, Data, RpcError, Violation};
+
+/// Parts that are sent and not read.
+pub(crate) const WINDOW: u32 = 8;
+
+#[derive(Default)]
+struct State {
+    received: VecDeque<Body>,
+    /// The peer has sent its last part.
+    peer_finished: bool,
+    /// This end has sent its last part.
+    finished: bool,
+    /// Parts that the peer has room for.
+    window: u32,
+    /// Bytes of the longest part that the peer takes.
+    max: usize,
+    /// The result of the call.
+    result: Option<Result<Body, RpcError>>,
+    waiting: Vec<Waker>,
+}
+
+/// The parts of one call at one end.
+pub(crate) struct Parts {
+    connection: Arc<Connection>,
+    call: u64,
+    peer: Arc<str>,
+    state: Mutex<State>,
+}
+
+impl Parts {
+    pub fn new(connection: &Arc<Connection>, call: u64, peer: &Arc<str>, window: u32, max: usize) -> Arc<Self> {
+        let state = Mutex::new(State { window, max, ..State::default() });
+        Arc::new(Self { connection: Arc::clone(connection), call, peer: Arc::clone(peer), state })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state and wakes the tasks that wait for a change.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let (result, waiting) = {
+            let mut state = self.state();
+            (change(&mut state), std::mem::take(&mut state.waiting))
+        };
+        waiting.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Waits until `ready` gives a value.
+    fn when<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> impl Future<Output = T> {
+        poll_fn(move |context: &mut Context<'_>| {
+            let mut state = self.state();
+            match ready(&mut state) {
+                Some(value) => Poll::Ready(value),
+                None => {
+                    if !state.waiting.iter().any(|waker| waker.will_wake(context.waker())) {
+                        state.waiting.push(context.waker().clone());
+                    }
+                    Poll::Pending
+                }
+            }
+        })
+    }
+
+    /// Lets the peer send so many further parts.
+    pub fn grant(&self, credits: u32) {
+        let header = Header { call: self.call, credits, ..Header::new(Kind::Window) };
+        self.connection.send(header, Vec::new().into());
+    }
+
+    /// Sends a part, once the peer has room for it.
+    pub async fn send(&self, part: Data) -> Result<(), RpcError> {
+        let peer = || Arc::clone(&self.peer);
+        let (len, mut part) = (part.as_slice().len(), Some(part));
+        self.when(|state| match &state.result {
+            Some(Err(error)) => Some(Err(error.clone())),
+            Some(Ok(_)) => Some(Err(RpcError::Answered { peer: peer() })),
+            None if state.window == 0 => None,
+            None if len > state.max => Some(Err(RpcError::TooLarge { peer: peer(), len, max: state.max })),
+            None => {
+                state.window -= 1;
+                // Under the lock, so that parts stay in order.
+                let header = Header { call: self.call, ..Header::new(Kind::Part) };
+                part.take().into_iter().for_each(|part| self.connection.send(header, part));
+                Some(Ok(()))
+            }
+        })
+        .await
+    }
+
+    /// Tells the peer that no part follows.
+    pub fn finish(&self) {
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.finished, true) && state.result.is_none() {
+            let header = Header { call: self.call, code: 1, ..Header::new(Kind::Part) };
+            self.connection.send(header, Vec::new().into());
+        }
+    }
+
+    /// The next part of the peer; `None` after its last.
+    pub async fn next(&self) -> Result<Option<Body>, RpcError> {
+        let next = self.when(|state| match (state.received.pop_front(), &state.result) {
+            (Some(part), _) => Some(Ok(Some(part))),
+            (None, Some(Err(error))) if !state.peer_finished => Some(Err(error.clone())),
+            (None, None) if !state.peer_finished => None,
+            (None, _) => Some(Ok(None)),
+        });
+        let part = next.await?;
+        if part.is_some() {
+            self.grant(1);
+        }
+        Ok(part)
+    }
+
+    /// The answer, which can be taken once.
+    pub async fn answer(&self) -> Result<Body, RpcError> {
+        self.when(|state| state.result.take()).await
+    }
+
+    /// A part arrived: the last one has `code` 1 and no bytes.
+    pub fn received(&self, header: &Header, part: Body) -> Result<(), Violation> {
+        self.change(|state| {
+            if state.peer_finished || state.received.len() >= WINDOW as usize {
+                return Err(Violation::PartNotGranted);
+            }
+            match header.code {
+                0 => state.received.push_back(part),
+                _ => state.peer_finished = true,
+            }
+            Ok(())
+        })
+    }
+
+    /// The peer has room for so many further parts.
+    pub fn granted(&self, credits: u32, max: usize) {
+        self.change(|state| (state.window, state.max) = (state.window.saturating_add(credits), max));
+    }
+
+    /// The call has ended.
+    pub fn end(&self, result: Result<Body, RpcError>) {
+        self.change(|state| {
+            state.result.get_or_insert(result);
+        });
+    }
+}
