@@ -12,6 +12,7 @@ use super::bindings::{Bindings, destination};
 use super::call::{Buffers, RecvCall, RmaCall, Segment, SendCall};
 use super::completion::{Entry, Failure};
 use super::guard::Code;
+use super::library;
 use super::queue_pair::QueuePair;
 use super::requests::Requests;
 use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
@@ -65,7 +66,7 @@ impl Direct {
             SendData::Inline(inline(&call.buffers, self.queue_pair.max_inline())?)
         } else {
             let mut sges = [Sge::default(); 2];
-            match gather(&call.buffers, &mut sges)? {
+            match gather("fi_send", &call.buffers, &mut sges)? {
                 0 => SendData::Empty,
                 1 => SendData::One(sges[0]),
                 _ => SendData::Two(sges[0], sges[1]),
@@ -91,12 +92,12 @@ impl Direct {
         let remote = RemoteMem { addr: call.remote.addr, rkey };
         let mut sges = [Sge::default(); 1];
         let (op, flags) = if call.read {
-            let into = (gather(&call.buffers, &mut sges)? > 0).then_some(sges[0]);
+            let into = (gather("fi_read", &call.buffers, &mut sges)? > 0).then_some(sges[0]);
             (Operation::Read { remote, into }, fi::FI_RMA | fi::FI_READ)
         } else {
             let data = if call.flags & fi::FI_INJECT != 0 && len > 0 {
                 WriteData::Inline(inline(&call.buffers, self.queue_pair.max_inline_write())?)
-            } else if gather(&call.buffers, &mut sges)? == 0 {
+            } else if gather("fi_write", &call.buffers, &mut sges)? == 0 {
                 WriteData::Empty
             } else {
                 WriteData::One(sges[0])
@@ -125,7 +126,7 @@ impl Direct {
             return Err(Code::NOSYS);
         }
         let mut sges = [Sge::default(); 2];
-        let count = gather(&call.buffers, &mut sges)?.max(1);
+        let count = gather("fi_recv", &call.buffers, &mut sges)?.max(1);
         if self.descs < count as u32 {
             return Err(Code::AGAIN);
         }
@@ -206,12 +207,15 @@ fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
 }
 
 /// Writes the non-empty buffers as scatter-gather entries, and returns their number.
-fn gather<const N: usize>(buffers: &Buffers, sges: &mut [Sge; N]) -> Result<usize, Code> {
+fn gather<const N: usize>(call: &str, buffers: &Buffers, sges: &mut [Sge; N]) -> Result<usize, Code> {
     let mut count = 0;
     for segment in buffers.segments().iter().filter(|s| s.len > 0) {
         let Segment { addr, len, lkey } = *segment;
-        // Local memory must be registered here (`FI_MR_LOCAL`).
-        let (lkey, length) = (lkey.ok_or(Code::INVAL)?, u32::try_from(len).map_err(|_| Code::MSGSIZE)?);
+        let no_descriptor = || {
+            let why = "efa-direct needs registered local memory (FI_MR_LOCAL): register the buffer with fi_mr_reg and pass fi_mr_desc() as desc";
+            library::refuse(call, format_args!("a buffer of {len} bytes has no descriptor; {why}"))
+        };
+        let (lkey, length) = (lkey.ok_or_else(no_descriptor)?, u32::try_from(len).map_err(|_| Code::MSGSIZE)?);
         *sges.get_mut(count).ok_or(Code::INVAL)? = Sge { addr: addr as u64, length, lkey };
         count += 1;
     }
