@@ -45,14 +45,17 @@ pub const SOFTWARE_CARD: &Expected = &[
     ("bind, translations_octword_size 0", May, "bytes arrive"),
     ("bind, translations_octword_size 4", May, "bytes arrive"),
     ("bind, klm_octowords 2", May, "completes, and no byte moves"),
+    ("bind, LOCAL_READ not given", May, "bytes arrive"),
     ("bind, LOCAL_READ given", May, "bytes arrive"),
     ("bind, LOCAL_READ given and in the mask", May, "bind: MwBind"),
+    ("bind, log_page_size 0", May, "bytes arrive"),
     ("bind, log_page_size 12", May, "bytes arrive"),
     ("plain queue: owner bit is the lap's parity", Must, "yes"),
     ("plain queue: byte 62 is the lap", May, "no"),
     ("compressed queue", May, "bytes arrive"),
     ("compressed queue: owner bit is the lap's parity", May, "yes"),
     ("compressed queue: byte 62 is the lap", May, "yes"),
+    ("compressed queue: after a burst", Must, "all completions, in order"),
 ];
 
 type Outcome<T> = Result<T, String>;
@@ -274,12 +277,10 @@ fn yes(is_so: bool) -> String {
     if is_so { "yes" } else { "no" }.into()
 }
 
-/// The bytes of a queue that rdma-core made with compression, after a burst of writes: for a reader of the report.
-fn compressed_by_rdma_core(hardware: &Arc<Hardware>, format: CompressedFormat) -> Outcome<String> {
-    let device: Arc<dyn Device> = hardware.clone();
-    let owner = End::new(&device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?)?;
-    let cq = hardware.create_compressed_cq(SLOTS, format).map_err(text)?;
-    let mut peer = End::new(&device, cq)?;
+/// The bytes of a compressed queue after a burst of writes, for a reader of the report, and what the driver reads there.
+fn burst(device: &Arc<dyn Device>, cq: RawCq) -> Outcome<(String, String)> {
+    let owner = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?)?;
+    let mut peer = End::new(device, cq)?;
     connect(&owner, &peer)?;
     let count = 32_u8;
     let last = usize::from(count) - 1;
@@ -306,7 +307,14 @@ fn compressed_by_rdma_core(hardware: &Arc<Hardware>, format: CompressedFormat) -
         }
         all.push('\n');
     }
-    Ok(all)
+    let first = peer.next()?.wqe_counter.get();
+    let mut in_order = true;
+    for index in 1..u16::from(count) {
+        // A write of one byte takes one block of the send queue.
+        in_order &= peer.next()?.wqe_counter.get() == first.wrapping_add(index);
+    }
+    let read = if in_order { "all completions, in order" } else { "completions of other requests" };
+    Ok((all, read.into()))
 }
 
 /// Runs all checks and prints what each observed; the last line is JSON for the validation.
@@ -331,6 +339,7 @@ pub fn part() -> Outcome<()> {
         ("bind, translations_octword_size 0", set(|umr| umr.mkey.translations_octword_size = 0.into())),
         ("bind, translations_octword_size 4", set(|umr| umr.mkey.translations_octword_size = 4.into())),
         ("bind, klm_octowords 2", set(|umr| umr.ctrl.klm_octowords = 2.into())),
+        ("bind, LOCAL_READ not given", set(|umr| umr.mkey.access_flags = RIGHTS)),
         ("bind, LOCAL_READ given", set(|umr| umr.mkey.access_flags = umr.mkey.access_flags.with(LOCAL_READ))),
         (
             "bind, LOCAL_READ given and in the mask",
@@ -339,6 +348,7 @@ pub fn part() -> Outcome<()> {
                 umr.ctrl.mkey_mask = umr.ctrl.mkey_mask.with(LOCAL_READ_IN_MASK);
             }),
         ),
+        ("bind, log_page_size 0", set(|umr| umr.mkey.log_page_size = 0)),
         ("bind, log_page_size 12", set(|umr| umr.mkey.log_page_size = 12)),
     ];
     let plain = marks(&device, false);
@@ -349,11 +359,18 @@ pub fn part() -> Outcome<()> {
         seen.push(("compressed queue", compressed.clone().map(|_| "bytes arrive".into())));
         seen.push(("compressed queue: owner bit is the lap's parity", compressed.clone().map(|(owner, _)| yes(owner))));
         seen.push(("compressed queue: byte 62 is the lap", compressed.map(|(_, lap)| yes(lap))));
+        let cq = device.create_cq(&CqAttr { entries: SLOTS, compression: true }).map_err(text);
+        seen.push(("compressed queue: after a burst", cq.and_then(|cq| Ok(burst(&device, cq)?.1))));
     }
     if let Some(hardware) = &hardware {
+        print(match hardware.firmware_compression() {
+            Ok(answer) => format!("compressed queues by the firmware: {answer:?}"),
+            Err(error) => format!("compressed queues by the firmware: {error}"),
+        });
         for format in CompressedFormat::ALL {
-            match compressed_by_rdma_core(hardware, format) {
-                Ok(slots) => print(format!("compressed queue of rdma-core, {format:?}:\n{slots}")),
+            let cq = hardware.create_compressed_cq(SLOTS, format).map_err(text);
+            match cq.and_then(|cq| burst(&device, cq)) {
+                Ok((slots, read)) => print(format!("compressed queue of rdma-core, {format:?}: {read}\n{slots}")),
                 Err(why) => print(format!("compressed queue of rdma-core, {format:?}: {why}")),
             }
         }

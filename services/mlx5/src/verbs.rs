@@ -4,8 +4,11 @@
 //! drives. Compressed completion queues have the basic layout ([`Layout::Basic`]), which is the one that rdma-core creates. Doorbells are
 //! plain, because rdma-core shares BlueFlame registers between queue pairs.
 
+mod devx;
 mod ffi;
 mod library;
+
+pub use devx::FirmwareCompression;
 
 use crate::cq::{CqParts, Layout, Slots};
 use crate::device::{
@@ -215,6 +218,11 @@ impl Hardware {
     fn modify(&self, qp: &library::Qp, mut attr: ffi::QpAttr, mask: c_int) -> Result<(), DeviceError> {
         let status = (self.context.api.verbs.ibv_modify_qp)(qp.object, &mut attr, mask);
         check_status(status, "ibv_modify_qp")
+    }
+
+    /// What the firmware says of compressed queues, also of the enhanced layout, which this crate reads and rdma-core does not create.
+    pub fn firmware_compression(&self) -> Result<FirmwareCompression, DeviceError> {
+        devx::compression(&self.context.api, &self.caps.name)
     }
 
     /// Creates a compressed queue of that form; [`Device::create_cq`] creates those of [`CompressedFormat::Hash`].

@@ -359,6 +359,19 @@ impl DvContext {
         Self { version: 0, flags: 0, comp_mask: 1, max_compressed: 0, compressed_formats: 0, rest: [0; 64] };
 }
 
+/// `mlx5dv_context_attr`.
+#[repr(C)]
+pub(super) struct DvContextAttr {
+    flags: u32,
+    comp_mask: u64,
+}
+assert_layout!(DvContextAttr, size 16, align 8, { flags @ 0, comp_mask @ 8 });
+
+impl DvContextAttr {
+    /// MLX5DV_CONTEXT_FLAGS_DEVX: for firmware commands.
+    pub(super) const DEVX: Self = Self { flags: 1, comp_mask: 0 };
+}
+
 /// `mlx5dv_srq`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -469,6 +482,8 @@ calls! {
 calls! {
     Dv;
     mlx5dv_is_supported: extern "C" fn(Ptr<Device>) -> bool;
+    mlx5dv_open_device: extern "C" fn(Ptr<Device>, &mut DvContextAttr) -> Option<Ptr<Context>>;
+    mlx5dv_devx_general_cmd: unsafe extern "C" fn(Ptr<Context>, *const c_void, usize, *mut c_void, usize) -> c_int;
     mlx5dv_query_device: extern "C" fn(Ptr<Context>, &mut DvContext) -> c_int;
     // An `ibv_cq_ex`, which begins with the fields of an `ibv_cq`.
     mlx5dv_create_cq: extern "C" fn(Ptr<Context>, &mut CqInitAttrEx, &mut DvCqInitAttr) -> Option<Ptr<Cq>>;

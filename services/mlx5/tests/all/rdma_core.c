@@ -81,6 +81,20 @@ int mlx5dv_query_device(struct ibv_context *of, struct mlx5dv_context *attr) {
     }
     return 0;
 }
+struct ibv_context *mlx5dv_open_device(struct ibv_device *of, struct mlx5dv_context_attr *attr) {
+    return attr->flags == MLX5DV_CONTEXT_FLAGS_DEVX && attr->comp_mask == 0 ? ibv_open_device(of) : NULL;
+}
+/* QUERY_HCA_CAP of the general capabilities. */
+int mlx5dv_devx_general_cmd(struct ibv_context *of, const void *in, size_t inlen, void *out, size_t outlen) {
+    static const uint8_t query[16] = {0x01, 0x00, 0, 0, 0, 0, 0, 1};
+    if (inlen != sizeof query || memcmp(in, query, sizeof query) != 0 || outlen != 16 + 4096)
+        return EREMOTEIO;
+    /* The word at bit 0x5a0, and then the timeout and the largest number. */
+    __be32 words[2] = {htobe32(1u << (0x5bf - 0x5b0) | 1), htobe32(5 << 16 | 64)};
+    memset(out, 0, outlen);
+    memcpy((uint8_t *)out + 16 + 0x5a0 / 8, words, sizeof words);
+    return 0;
+}
 struct ibv_cq_ex *mlx5dv_create_cq(struct ibv_context *of, struct ibv_cq_init_attr_ex *attr, struct mlx5dv_cq_init_attr *own) {
     if (attr->cqe > SLOTS || attr->comp_mask != 0 || own->comp_mask != MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE ||
         own->cqe_comp_res_format != MLX5DV_CQE_RES_FORMAT_HASH) {

@@ -2,7 +2,7 @@
 
 use mlx5::cq::CompletionQueue;
 use mlx5::device::{CqAttr, Device, DeviceError};
-use mlx5::verbs::{Hardware, Settings, devices};
+use mlx5::verbs::{FirmwareCompression, Hardware, Settings, devices};
 use std::path::{Path, PathBuf};
 
 /// The devices; `None` if rdma-core is not installed.
@@ -94,6 +94,21 @@ fn compressed_queue_of_rdma_core_is_read() {
         let expected: Vec<_> = (0..32_u16).map(|at| (0x123, 8, at, u32::from(at) + 1)).collect();
         assert_eq!(seen, expected);
         assert_eq!((queue.drain(64, |_| ()), queue.consumer()), (Ok(0), 32));
+    });
+}
+
+#[test]
+fn firmware_is_asked_about_compression() {
+    on_stub("firmware_is_asked_about_compression", ("STUB", "1"), || {
+        let hardware = Hardware::open(None, Settings::default()).expect("the card");
+        let expected = FirmwareCompression {
+            bytes_64: true,
+            bytes_128: false,
+            max_num: 64,
+            enhanced_by_kernel: true,
+            enhanced_by_ucx: false,
+        };
+        assert_eq!(hardware.firmware_compression(), Ok(expected));
     });
 }
 
