@@ -212,8 +212,9 @@ if wanted "posting rate" && [ -z "${GPU_BENCH:-}" ] && ! command -v "${CARGO:-ca
 elif wanted "posting rate"; then
     FERROGIN_DIST=$dist "$root/benches/gpu/run.sh" ${SOFTWARE_GPU:+--check} >"$logs/posting-rate.txt" 2>&1
     status=$?
+    why=$(sed -n 's/^SKIP gpu: //p' "$logs/posting-rate.txt")
     case $status in
-    0) pass "posting rate, NCCL's device code beside ferrogin's" ;;
+    0) if [ -n "$why" ]; then skip "posting rate: $why"; else pass "posting rate, NCCL's device code beside ferrogin's"; fi ;;
     3) skip "posting rate: $(tail -n 1 "$logs/posting-rate.txt")" ;;
     *) fail "posting rate: status $status: $(tail -n 1 "$logs/posting-rate.txt")" ;;
     esac
