@@ -39,6 +39,9 @@ const SOURCES: [(&str, &str); 5] = [
     ("PMIX_RANK", "SLURM_NTASKS"),
     TORCH,
 ];
+/// The variables of the place among the ranks of the host, by launcher: Open MPI, MPICH and Intel MPI, Slurm, torchrun.
+const LOCAL_RANKS: [&str; 5] =
+    ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"];
 /// The beginning of the name at which the ranks of a session meet.
 const SESSION: &str = "ferrogin-bootstrap-session-";
 const TORCH: (&str, &str) = ("RANK", "WORLD_SIZE");
@@ -65,6 +68,18 @@ impl Identity {
     /// The variables of rank and number of ranks are incomplete or contradictory.
     pub fn rank_from_env() -> Result<Option<usize>, BootstrapError> {
         Ok(Identity::place(&variable)?.map(|(_, rank, _)| rank))
+    }
+
+    /// The place of this rank among the ranks of its host: a launcher's number, or else the rank, which is right on one host. `None`
+    /// without a launcher.
+    pub fn local_rank_from_env() -> Option<usize> {
+        Identity::local_rank(&variable)
+    }
+
+    /// [`local_rank_from_env`](Identity::local_rank_from_env) with `get`, which returns `None` for an unset variable.
+    pub(crate) fn local_rank(get: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
+        let local = LOCAL_RANKS.into_iter().find_map(|name| get(name)?.parse().ok());
+        local.or_else(|| Some(Identity::place(get).ok()??.1))
     }
 
     /// Reads a launcher's variables with `get`, which returns `None` for an unset variable.

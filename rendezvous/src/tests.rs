@@ -12,6 +12,19 @@ fn identity(variables: &[(&str, &str)]) -> Result<Option<Identity>, BootstrapErr
 }
 
 #[test]
+fn local_rank_is_the_launchers_or_the_rank() {
+    let local = |variables: &[(&str, &str)]| {
+        let map: HashMap<String, String> = variables.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        Identity::local_rank(&|name| map.get(name).cloned())
+    };
+    for name in ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"] {
+        assert_eq!(local(&[(name, "1"), ("RANK", "9"), ("WORLD_SIZE", "16")]), Some(1), "{name}");
+    }
+    assert_eq!(local(&[("FERROGIN_RANK", "3"), ("FERROGIN_NRANKS", "4")]), Some(3));
+    assert_eq!(local(&[]), None);
+}
+
+#[test]
 fn launcher_variables_are_read() {
     assert_eq!(identity(&[]).unwrap(), None);
     let builtin = identity(&[("FERROGIN_RANK", "1"), ("FERROGIN_NRANKS", "4"), ("FERROGIN_BOOTSTRAP", "x")]).unwrap();

@@ -37,7 +37,8 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens the GPU whose context is current on this thread, or else the first GPU.
+    /// Opens the GPU whose context is current on this thread, or else the first GPU. NCCL always calls a plugin with the context of the
+    /// communicator's GPU current, so it is up to other callers to make the GPU of their rank current.
     ///
     /// # Errors
     /// [`DeviceError::NoGpu`] without a driver or a suitable GPU; otherwise a failure of the driver.

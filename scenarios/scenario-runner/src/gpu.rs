@@ -11,9 +11,10 @@ use crate::plan::{Api, Plan, Report, Threads};
 use crate::runner::{CpuThreads, Runner};
 use crate::step::CTA;
 use cudarc::driver::sys as cu;
+use mini_nccl::bootstrap::Identity;
 use mini_nccl::{DeviceMemory, GpuMemory};
 use nccl_gin_ferrogin::config::Config;
-use nccl_gin_ferrogin::device::{self, Device, DeviceBuffer, DeviceKind, Use, bytes_of};
+use nccl_gin_ferrogin::device::{self, Device, DeviceBuffer, DeviceError, DeviceKind, Use, bytes_of};
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -67,11 +68,37 @@ impl Launch {
 pub fn runner_from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
     // The plugin refuses a setting that is not valid, in its log.
     let Ok(config) = Config::from_env() else { return Ok(Box::new(CpuThreads)) };
-    let device = device::open(config.device, config.provider).map_err(|error| RunError::Gpu(error.to_string()))?;
+    let device = open_local(&config).map_err(|error| RunError::Gpu(error.to_string()))?;
     Ok(match device.kind() {
         DeviceKind::Cpu => Box::new(CpuThreads),
         DeviceKind::Cuda => Box::new(Gpu::open(device, launch)?),
     })
+}
+
+/// The device that the settings choose; of several GPUs the one of this rank's place on its host. Its context becomes current on this thread,
+/// because the plugin takes the GPU of the current context, as NCCL sets it.
+///
+/// # Errors
+/// There is no such device.
+pub fn open_local(config: &Config) -> Result<Arc<dyn Device>, DeviceError> {
+    let device = device::open(config.device, config.provider)?;
+    if device.kind() == DeviceKind::Cpu {
+        return Ok(device);
+    }
+    let first = device.gpu().map_or(0, |(ordinal, _)| ordinal);
+    let failed = |reason| DeviceError::NoGpu { reason };
+    let mut count = 0;
+    cuda!(cuDeviceGetCount(&mut count)).map_err(failed)?;
+    let local = Identity::local_rank_from_env().unwrap_or(0) % usize::try_from(count).unwrap_or(1).max(1);
+    if local == first {
+        return Ok(device);
+    }
+    let mut context = null_mut();
+    // The process keeps the context.
+    cuda!(cuDevicePrimaryCtxRetain(&mut context, local as cu::CUdevice)).map_err(failed)?;
+    cuda!(cuCtxSetCurrent(context)).map_err(failed)?;
+    drop(device);
+    device::open(config.device, config.provider)
 }
 
 /// Runs programs on a GPU.

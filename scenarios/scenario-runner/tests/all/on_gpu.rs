@@ -49,6 +49,26 @@ pub fn all_pass(job: Job) -> Outcome {
     outcome
 }
 
+/// Also where the launcher numbers the ranks of a host beyond its GPUs.
+#[test]
+fn rank_uses_gpu_of_its_local_rank() {
+    let name = "rank_uses_gpu_of_its_local_rank";
+    let Some(software) = ferrogin_test_support::dist(name, &["gpu/libcuda.so.1"]) else { return };
+    let path = software.join("gpu");
+    let path = path.to_str().expect("a path in UTF-8");
+    let settings = [
+        ("LD_LIBRARY_PATH", path),
+        ("SOFTGPU_DEVICES", "2"),
+        ("FERROGIN_DEVICE", "cuda"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
+    ];
+    ferrogin_test_support::child::run(name, &settings, || {
+        let config = nccl_gin_ferrogin::config::Config::from_env().expect("settings");
+        let device = scenario_runner::gpu::open_local(&config).expect("a GPU");
+        assert_eq!(device.gpu().map(|(ordinal, _)| ordinal), Some(1));
+    });
+}
+
 #[test]
 fn kernels_pass_with_each_api() {
     let name = "kernels_pass_with_each_api";
