@@ -138,24 +138,74 @@ pub(crate) fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Resu
         .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
 
-unsafe extern "C" fn init(ctx: *mut *mut c_void, comm_hash: u64, logger: DebugLogger) -> nccl::Result {
-    log::set(logger);
-    guard("init", || {
-        let ctx = Out::new(ctx, "ctx")?;
-        ctx.set(std::ptr::null_mut());
-        crate::trace!("init of communicator {comm_hash:#x}");
-        ctx.set(keep(Kind::Plugin, Plugin::open()?)?);
-        Ok(())
-    })
-}
+/// The entries that both plugins' tables have alike, for a type of plugins and one of listen communicators. `$prefix` stands before the
+/// names of the calls in messages.
+macro_rules! common_entries {
+    ($prefix:literal, $plugin:ty = $kind:expr, $listen:ty = $listen_kind:expr) => {
+        unsafe extern "C" fn init(ctx: *mut *mut c_void, comm: u64, logger: DebugLogger) -> nccl::Result {
+            log::set(logger);
+            guard(concat!($prefix, "init"), || {
+                let ctx = Out::new(ctx, "ctx")?;
+                ctx.set(std::ptr::null_mut());
+                $crate::trace!(concat!($prefix, "init of communicator {:#x}"), comm);
+                ctx.set(keep($kind, <$plugin>::open()?)?);
+                Ok(())
+            })
+        }
 
-unsafe extern "C" fn devices(count: *mut c_int) -> nccl::Result {
-    guard("devices", || {
-        let count = Out::new(count, "ndev")?;
-        count.set(Plugin::latest()?.devices.len() as c_int);
-        Ok(())
-    })
+        unsafe extern "C" fn devices(count: *mut c_int) -> nccl::Result {
+            guard(concat!($prefix, "devices"), || {
+                let count = Out::new(count, "ndev")?;
+                count.set(<$plugin>::latest()?.devices.len() as c_int);
+                Ok(())
+            })
+        }
+
+        unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetPropertiesV12) -> nccl::Result {
+            guard(concat!($prefix, "getProperties"), || {
+                let properties = Out::new(properties, "props")?;
+                properties.set(<$plugin>::latest()?.properties(device)?);
+                Ok(())
+            })
+        }
+
+        unsafe extern "C" fn listen(
+            ctx: *mut c_void,
+            device: c_int,
+            handle: *mut c_void,
+            listen_comm: *mut *mut c_void,
+        ) -> nccl::Result {
+            guard(concat!($prefix, "listen"), || {
+                let listen_comm = Out::new(listen_comm, "listenComm")?;
+                listen_comm.set(std::ptr::null_mut());
+                let handle = Out::new(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle")?;
+                let plugin = registry::get::<$plugin>(ctx, $kind)?;
+                let listener = std::sync::Arc::new(<$listen>::open(plugin, device)?);
+                let bytes = listener.handle();
+                listen_comm.set(keep($listen_kind, listener)?);
+                handle.set(bytes);
+                Ok(())
+            })
+        }
+
+        unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> nccl::Result {
+            guard(concat!($prefix, "closeListen"), || {
+                drop(registry::remove::<$listen>(listen_comm, $listen_kind)?);
+                Ok(())
+            })
+        }
+
+        unsafe extern "C" fn finalize(ctx: *mut c_void) -> nccl::Result {
+            guard(concat!($prefix, "finalize"), || {
+                drop(registry::remove::<$plugin>(ctx, $kind)?);
+                Ok(())
+            })
+        }
+    };
 }
+pub(crate) use common_entries;
+
+common_entries!("", Plugin = Kind::Plugin, ListenComm = Kind::Listen);
 
 unsafe extern "C" fn get_gin_properties(properties: *mut GinPropertiesV14) -> nccl::Result {
     guard("getGinProperties", || {
@@ -163,33 +213,6 @@ unsafe extern "C" fn get_gin_properties(properties: *mut GinPropertiesV14) -> nc
         // Cards have neither; the emulation has both.
         let has = u8::from(Plugin::latest()?.config.signals == Signals::Emulated);
         properties.set(GinPropertiesV14 { supports_strong_signals: has, supports_va_signals: has });
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetPropertiesV12) -> nccl::Result {
-    guard("getProperties", || {
-        let properties = Out::new(properties, "props")?;
-        properties.set(Plugin::latest()?.properties(device)?);
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn listen(
-    ctx: *mut c_void,
-    device: c_int,
-    handle: *mut c_void,
-    listen_comm: *mut *mut c_void,
-) -> nccl::Result {
-    guard("listen", || {
-        let listen_comm = Out::new(listen_comm, "listenComm")?;
-        listen_comm.set(std::ptr::null_mut());
-        let handle = Out::new(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle")?;
-        let plugin = registry::get::<Plugin>(ctx, Kind::Plugin)?;
-        let listener = Arc::new(ListenComm::open(plugin, device)?);
-        let bytes = listener.handle();
-        listen_comm.set(keep(Kind::Listen, listener)?);
-        handle.set(bytes);
         Ok(())
     })
 }
@@ -403,13 +426,6 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
     })
 }
 
-unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> nccl::Result {
-    guard("closeListen", || {
-        drop(registry::remove::<ListenComm>(listen_comm, Kind::Listen)?);
-        Ok(())
-    })
-}
-
 unsafe extern "C" fn gin_progress(gin_ctx: *mut c_void) -> nccl::Result {
     // The card and the watcher need no help from NCCL's thread. The call only checks the handle.
     guard("ginProgress", || registry::fault(gin_ctx).map(drop).map_err(Error::from))
@@ -419,13 +435,6 @@ unsafe extern "C" fn query_last_error(gin_ctx: *mut c_void, has_error: *mut u8) 
     guard("queryLastError", || {
         let has_error = Out::new(has_error, "hasError")?;
         has_error.set(u8::from(registry::fault(gin_ctx)?));
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn finalize(ctx: *mut c_void) -> nccl::Result {
-    guard("finalize", || {
-        drop(registry::remove::<Plugin>(ctx, Kind::Plugin)?);
         Ok(())
     })
 }

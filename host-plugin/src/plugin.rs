@@ -46,8 +46,31 @@ pub struct NetDevice {
     pci_path: Option<&'static CStr>,
 }
 
-/// Initialised plugins, the latest last: NCCL passes no context to `devices` and `getProperties`.
-static LIVE: Mutex<Vec<Weak<Plugin>>> = Mutex::new(Vec::new());
+/// The plugins of one kind that are not finalized, the latest last: NCCL passes no context to `devices` and `getProperties`.
+pub(crate) struct Live<T>(Mutex<Vec<Weak<T>>>);
+
+impl<T> Live<T> {
+    pub const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    pub fn add(&self, plugin: T) -> Arc<T> {
+        let plugin = Arc::new(plugin);
+        let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        live.retain(|plugin| plugin.strong_count() > 0);
+        live.push(Arc::downgrade(&plugin));
+        plugin
+    }
+
+    /// The latest one. There is none if NCCL did not call `init`, or `init` failed.
+    pub fn latest(&self) -> Result<Arc<T>, Error> {
+        let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = live.iter().rev().find_map(Weak::upgrade);
+        found.ok_or_else(|| Error::Usage("NCCL called this before init, or after the last finalize".to_owned()))
+    }
+}
+
+static LIVE: Live<Plugin> = Live::new();
 
 impl Plugin {
     /// Reads the settings, finds the cards and checks them. Keeps no card open.
@@ -102,11 +125,7 @@ impl Plugin {
             plugin.devices.iter().map(|device| device.cards.len()).sum::<usize>(),
             plugin.config.policy.name(),
         );
-        let plugin = Arc::new(plugin);
-        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-        live.retain(|plugin| plugin.strong_count() > 0);
-        live.push(Arc::downgrade(&plugin));
-        Ok(plugin)
+        Ok(LIVE.add(plugin))
     }
 
     /// Checks, once for each card of the process, that endpoints and counters open on the card as `createContext` opens them.
@@ -129,9 +148,7 @@ impl Plugin {
     /// # Errors
     /// There is none: NCCL did not call `init`, or `init` failed.
     pub fn latest() -> Result<Arc<Self>, Error> {
-        let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = live.iter().rev().find_map(Weak::upgrade);
-        found.ok_or_else(|| Error::Usage("NCCL called this before init, or after the last finalize".to_owned()))
+        LIVE.latest()
     }
 
     /// NCCL device number `index`.
@@ -139,10 +156,7 @@ impl Plugin {
     /// # Errors
     /// There is no such device.
     pub fn device(&self, index: c_int) -> Result<&NetDevice, Error> {
-        let found = usize::try_from(index).ok().and_then(|index| self.devices.get(index));
-        found.ok_or_else(|| {
-            Error::Argument(format!("device {index} does not exist: this plugin has {} device(s)", self.devices.len()))
-        })
+        device_of(&self.devices, index)
     }
 
     /// `getProperties`.
@@ -185,6 +199,14 @@ impl NetDevice {
             plane_id: -1,
         }
     }
+}
+
+/// NCCL device number `index` among `devices`.
+pub(crate) fn device_of(devices: &[NetDevice], index: c_int) -> Result<&NetDevice, Error> {
+    let found = usize::try_from(index).ok().and_then(|index| devices.get(index));
+    found.ok_or_else(|| {
+        Error::Argument(format!("device {index} does not exist: this plugin has {} device(s)", devices.len()))
+    })
 }
 
 /// Groups cards into NCCL devices: up to [`RAILS_MAX`] neighbours below one PCI switch; software cards in order.

@@ -6,7 +6,7 @@ use super::context::{Context, SignalCall};
 use super::memory::Memory;
 use super::plugin::RmaPlugin;
 use super::ranks::RmaListen;
-use crate::abi::{Out, closed, guard, keep, read, read_handles};
+use crate::abi::{Out, closed, common_entries, guard, keep, read, read_handles};
 use crate::error::Error;
 use crate::plugin::NAME;
 use crate::registry::{self, Kind};
@@ -15,14 +15,13 @@ use crate::{log, trace};
 use ferrogin_ffi::nccl::{self, DebugLogger, GinConfigV13, HANDLE_MAXSIZE, NetDeviceHandleV11, NetPropertiesV12};
 use ferrogin_ffi::rma::{OPT_AGGREGATE_REQUESTS, RmaConfigV14, RmaPropertiesV16, RmaV13, RmaV14, RmaV15, RmaV16};
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 type Handle = *mut c_void;
 type Request = *mut *mut c_void;
 
-/// A table of one version: its own entries, and those that all versions have.
+/// A table of one version: its own entries, each with its function unless that has the same name, and those that all versions have.
 macro_rules! export {
-    ($symbol:ident: $table:ident, { $($own:ident: $function:expr),* $(,)? }) => {
+    ($symbol:ident: $table:ident, $($own:ident $(= $function:ident)?),*) => {
         /// The symbol of one version; NCCL loads the newest that it knows.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
@@ -42,45 +41,24 @@ macro_rules! export {
             rma_progress: Some(rma_progress),
             query_last_error: Some(query_last_error),
             finalize: Some(finalize),
-            $($own: Some($function),)*
+            $($own: Some(export!(@last $own $($function)?)),)*
         };
     };
+    (@last $own:ident) => { $own };
+    (@last $own:ident $function:ident) => { $function };
 }
 
-export!(ncclRmaPlugin_v16: RmaV16, {
-    get_rma_properties: get_rma_properties, create_context: create_context, reg_mr_sym: reg_mr_sym,
-    reg_mr_sym_dma_buf: reg_mr_sym_dma_buf, iput: iput, iput_signal: iput_signal, iget: iget,
-});
-export!(ncclRmaPlugin_v15: RmaV15, {
-    create_context: create_context, reg_mr_sym: reg_mr_sym, reg_mr_sym_dma_buf: reg_mr_sym_dma_buf,
-    iput: iput, iput_signal: iput_signal, iget: iget,
-});
-export!(ncclRmaPlugin_v14: RmaV14, {
-    create_context: create_context, reg_mr_sym: reg_mr_sym, reg_mr_sym_dma_buf: reg_mr_sym_dma_buf,
-    iput: iput_v14, iput_signal: iput_signal_v14, iget: iget_v14,
-});
-export!(ncclRmaPlugin_v13: RmaV13, {
-    create_context: create_context_v13, reg_mr_sym: reg_mr_sym_v13, reg_mr_sym_dma_buf: reg_mr_sym_dma_buf_v13,
-    iput: iput_v14, iput_signal: iput_signal_v13, iget: iget_v14,
-});
+export!(ncclRmaPlugin_v16: RmaV16,
+    create_context, reg_mr_sym, reg_mr_sym_dma_buf, iput, iput_signal, iget, get_rma_properties);
+export!(ncclRmaPlugin_v15: RmaV15,
+    create_context, reg_mr_sym, reg_mr_sym_dma_buf, iput, iput_signal, iget);
+export!(ncclRmaPlugin_v14: RmaV14,
+    create_context, reg_mr_sym, reg_mr_sym_dma_buf, iput = iput_v14, iput_signal = iput_signal_v14, iget = iget_v14);
+export!(ncclRmaPlugin_v13: RmaV13,
+    create_context = create_context_v13, reg_mr_sym = reg_mr_sym_v13, reg_mr_sym_dma_buf = reg_mr_sym_dma_buf_v13,
+    iput = iput_v14, iput_signal = iput_signal_v13, iget = iget_v14);
 
-unsafe extern "C" fn init(ctx: *mut Handle, comm_id: u64, logger: DebugLogger) -> nccl::Result {
-    log::set(logger);
-    guard("RMA init", || {
-        let ctx = Out::new(ctx, "ctx")?;
-        ctx.set(std::ptr::null_mut());
-        crate::trace!("RMA init of communicator {comm_id:#x}");
-        ctx.set(keep(Kind::RmaPlugin, RmaPlugin::open()?)?);
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn devices(count: *mut c_int) -> nccl::Result {
-    guard("RMA devices", || {
-        Out::new(count, "ndev")?.set(RmaPlugin::latest()?.count());
-        Ok(())
-    })
-}
+common_entries!("RMA ", RmaPlugin = Kind::RmaPlugin, RmaListen = Kind::RmaListen);
 
 unsafe extern "C" fn get_rma_properties(comm: Handle, properties: *mut RmaPropertiesV16) -> nccl::Result {
     guard("getRmaProperties", || {
@@ -88,27 +66,6 @@ unsafe extern "C" fn get_rma_properties(comm: Handle, properties: *mut RmaProper
         registry::get::<RmaComm>(comm, Kind::RmaComm)?;
         // A signal waits for the puts of its own sender and context only.
         properties.set(RmaPropertiesV16 { flushes_all_puts_on_any_signal: 0 });
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetPropertiesV12) -> nccl::Result {
-    guard("RMA getProperties", || {
-        Out::new(properties, "props")?.set(RmaPlugin::latest()?.properties(device)?);
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn listen(ctx: Handle, device: c_int, handle: Handle, listen_comm: *mut Handle) -> nccl::Result {
-    guard("RMA listen", || {
-        let listen_comm = Out::new(listen_comm, "listenComm")?;
-        listen_comm.set(std::ptr::null_mut());
-        let handle = Out::new(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle")?;
-        let plugin = registry::get::<RmaPlugin>(ctx, Kind::RmaPlugin)?;
-        let listener = Arc::new(RmaListen::open(plugin, device)?);
-        let bytes = listener.handle();
-        listen_comm.set(keep(Kind::RmaListen, listener)?);
-        handle.set(bytes);
         Ok(())
     })
 }
@@ -186,64 +143,35 @@ fn register(comm: Handle, (data, size): (Handle, usize), source: Source, mhandle
     Ok(())
 }
 
-unsafe extern "C" fn reg_mr_sym(
-    comm: Handle,
-    data: Handle,
-    size: usize,
-    ptr_type: c_int,
-    flags: u64,
-    mhandle: *mut Handle,
-) -> nccl::Result {
-    guard("RMA regMrSym", || register(comm, (data, size), Source { ptr_type, flags, dma_buf: None }, mhandle))
+/// `regMrSym` and `regMrSymDmaBuf` of the versions with and without a `ginHandle`, which only kernels would need.
+macro_rules! registrations {
+    ($($name:ident, $dma_buf:ident($($gin_handle:ident)?);)*) => {$(
+        unsafe extern "C" fn $name(
+            comm: Handle, data: Handle, size: usize, ptr_type: c_int, flags: u64, mhandle: *mut Handle,
+            $($gin_handle: *mut Handle,)?
+        ) -> nccl::Result {
+            guard("RMA regMrSym", || {
+                $(Out::new($gin_handle, "ginHandle")?.set(std::ptr::null_mut());)?
+                register(comm, (data, size), Source { ptr_type, flags, dma_buf: None }, mhandle)
+            })
+        }
+
+        #[allow(clippy::too_many_arguments)]
+        unsafe extern "C" fn $dma_buf(
+            comm: Handle, data: Handle, size: usize, ptr_type: c_int, offset: u64, fd: c_int, flags: u64, mhandle: *mut Handle,
+            $($gin_handle: *mut Handle,)?
+        ) -> nccl::Result {
+            guard("RMA regMrSymDmaBuf", || {
+                $(Out::new($gin_handle, "ginHandle")?.set(std::ptr::null_mut());)?
+                register(comm, (data, size), Source { ptr_type, flags, dma_buf: Some((fd, offset)) }, mhandle)
+            })
+        }
+    )*};
 }
 
-#[allow(clippy::too_many_arguments)]
-unsafe extern "C" fn reg_mr_sym_dma_buf(
-    comm: Handle,
-    data: Handle,
-    size: usize,
-    ptr_type: c_int,
-    offset: u64,
-    fd: c_int,
-    flags: u64,
-    mhandle: *mut Handle,
-) -> nccl::Result {
-    guard("RMA regMrSymDmaBuf", || {
-        register(comm, (data, size), Source { ptr_type, flags, dma_buf: Some((fd, offset)) }, mhandle)
-    })
-}
-
-unsafe extern "C" fn reg_mr_sym_v13(
-    comm: Handle,
-    data: Handle,
-    size: usize,
-    ptr_type: c_int,
-    flags: u64,
-    mhandle: *mut Handle,
-    gin_handle: *mut Handle,
-) -> nccl::Result {
-    guard("RMA regMrSym", || {
-        Out::new(gin_handle, "ginHandle")?.set(std::ptr::null_mut());
-        register(comm, (data, size), Source { ptr_type, flags, dma_buf: None }, mhandle)
-    })
-}
-
-#[allow(clippy::too_many_arguments)]
-unsafe extern "C" fn reg_mr_sym_dma_buf_v13(
-    comm: Handle,
-    data: Handle,
-    size: usize,
-    ptr_type: c_int,
-    offset: u64,
-    fd: c_int,
-    flags: u64,
-    mhandle: *mut Handle,
-    gin_handle: *mut Handle,
-) -> nccl::Result {
-    guard("RMA regMrSymDmaBuf", || {
-        Out::new(gin_handle, "ginHandle")?.set(std::ptr::null_mut());
-        register(comm, (data, size), Source { ptr_type, flags, dma_buf: Some((fd, offset)) }, mhandle)
-    })
+registrations! {
+    reg_mr_sym, reg_mr_sym_dma_buf();
+    reg_mr_sym_v13, reg_mr_sym_dma_buf_v13(gin_handle);
 }
 
 /// Takes a registration from the peers' signals, and waits for an addition that is under way.
@@ -285,13 +213,6 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
         }
         comm.memories.close().into_iter().for_each(|handle| deregister(&comm, handle));
         comm.retired.close_all();
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn close_listen(listen_comm: Handle) -> nccl::Result {
-    guard("RMA closeListen", || {
-        drop(registry::remove::<RmaListen>(listen_comm, Kind::RmaListen)?);
         Ok(())
     })
 }
@@ -408,13 +329,6 @@ unsafe extern "C" fn query_last_error(ctx: Handle, has_error: *mut u8) -> nccl::
     guard("RMA queryLastError", || {
         let has_error = Out::new(has_error, "hasError")?;
         has_error.set(u8::from(registry::get::<Context>(ctx, Kind::RmaContext)?.has_failed()));
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn finalize(ctx: Handle) -> nccl::Result {
-    guard("RMA finalize", || {
-        drop(registry::remove::<RmaPlugin>(ctx, Kind::RmaPlugin)?);
         Ok(())
     })
 }

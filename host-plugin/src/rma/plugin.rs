@@ -4,14 +4,14 @@ use super::cards;
 use crate::config::{Config, Provider};
 use crate::device::{self, Device};
 use crate::error::Error;
-use crate::plugin::{NetDevice, group};
+use crate::plugin::{Live, NetDevice, device_of, group};
 use crate::trace;
 use ferrogin_ffi::nccl::{NetPropertiesV12, PTR_DMABUF};
 use ferrogin_ffi::rma::NET_DEVICE_GIN_PROXY;
 use ferrogin_libfabric::Libfabric;
 use ferrogin_rendezvous::ring::Listener;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// One `init`. NCCL makes two for a communicator, for its own calls and for the GIN proxy.
 pub struct RmaPlugin {
@@ -19,12 +19,12 @@ pub struct RmaPlugin {
     pub config: Config,
     /// The device whose memory NCCL registers.
     pub device: Arc<dyn Device>,
-    devices: Vec<NetDevice>,
+    /// NCCL devices: groups of cards.
+    pub devices: Vec<NetDevice>,
     ptr_support: c_int,
 }
 
-/// Initialised plugins, the latest last: NCCL passes no context to `devices` and `getProperties`.
-static LIVE: Mutex<Vec<Weak<RmaPlugin>>> = Mutex::new(Vec::new());
+static LIVE: Live<RmaPlugin> = Live::new();
 
 impl RmaPlugin {
     /// Reads the settings and finds the cards. Keeps no card open.
@@ -39,6 +39,11 @@ impl RmaPlugin {
         let device = device::open(config.device, config.provider)?;
         let devices = group(cards::find(&lib, config.provider, device.kind())?);
         Listener::open()?;
+        if let Some(reason) = device.cannot_flush_writes() {
+            return Err(Error::Usage(format!(
+                "{reason}, and a signal must not come before its bytes: update the driver, or run with NCCL_RMA_PLUGIN=none"
+            )));
+        }
         // Only these register a dma-buf. NCCL registers by address otherwise.
         let takes_dma_buf = matches!(config.provider, Provider::Efa | Provider::SoftEfa | Provider::Verbs);
         let ptr_support = device.ptr_support() & if takes_dma_buf { !0 } else { !PTR_DMABUF };
@@ -50,11 +55,7 @@ impl RmaPlugin {
             lib.version(),
             devices.len(),
         );
-        let plugin = Arc::new(Self { config, device, devices, ptr_support });
-        let mut live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-        live.retain(|plugin| plugin.strong_count() > 0);
-        live.push(Arc::downgrade(&plugin));
-        Ok(plugin)
+        Ok(LIVE.add(Self { config, device, devices, ptr_support }))
     }
 
     /// The latest plugin that is not finalized.
@@ -62,14 +63,7 @@ impl RmaPlugin {
     /// # Errors
     /// There is none: NCCL did not call `init`, or `init` failed.
     pub fn latest() -> Result<Arc<Self>, Error> {
-        let live = LIVE.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = live.iter().rev().find_map(Weak::upgrade);
-        found.ok_or_else(|| Error::Usage("NCCL called this before init, or after the last finalize".to_owned()))
-    }
-
-    /// Number of NCCL devices.
-    pub fn count(&self) -> c_int {
-        self.devices.len() as c_int
+        LIVE.latest()
     }
 
     /// NCCL device number `index`.
@@ -77,10 +71,7 @@ impl RmaPlugin {
     /// # Errors
     /// There is no such device.
     pub fn device(&self, index: c_int) -> Result<&NetDevice, Error> {
-        let found = usize::try_from(index).ok().and_then(|index| self.devices.get(index));
-        found.ok_or_else(|| {
-            Error::Argument(format!("device {index} does not exist: this plugin has {} device(s)", self.devices.len()))
-        })
+        device_of(&self.devices, index)
     }
 
     /// `getProperties`.
