@@ -16,6 +16,8 @@ use std::sync::Arc;
 const SPREAD: u64 = 1 << 20;
 /// Batches of completions in one call.
 const BATCHES: usize = 8;
+/// Calls of `progress` from one look at the other ranks to the next.
+const LOOK_EVERY: u32 = 32;
 
 /// A put: the bytes and their places, checked.
 pub struct Put {
@@ -85,6 +87,8 @@ pub struct Engine {
     inbound: Inbound,
     requests: Requests,
     events: Vec<Event<Note>>,
+    /// Calls of `progress`.
+    calls: u32,
     failure: Option<String>,
 }
 
@@ -110,6 +114,7 @@ impl Engine {
             outbound: (0..contexts * nranks).map(|_| None).collect(),
             requests: Requests::default(),
             events: Vec::new(),
+            calls: 0,
             failure: None,
         }
     }
@@ -309,8 +314,26 @@ impl Engine {
     /// An operation of this context has failed.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.check()?;
-        let result = self.rounds();
+        let result = self.rounds().and_then(|()| self.look_at_ranks());
         result.map_err(|error| self.fail(error))
+    }
+
+    /// Not all providers say that a peer is gone. Requests that are under way fail then, those to other peers too: several ranks may have
+    /// ended, of which the ring names one. A context without requests goes on, as ranks may end when they have no more to do.
+    fn look_at_ranks(&mut self) -> Result<(), Error> {
+        self.calls = self.calls.wrapping_add(1);
+        if !self.calls.is_multiple_of(LOOK_EVERY) {
+            return Ok(());
+        }
+        // Also without requests, because this tells the neighbours.
+        match self.ranks.lost().filter(|_| self.requests.are_under_way()) {
+            None => Ok(()),
+            Some(lost) => Err(Error::Peer(format!(
+                "rank {lost} ended without closing its communicator, while requests of rank {} were under way, which fail; look for the first \
+                 error in the output of rank {lost}",
+                self.ranks.rank
+            ))),
+        }
     }
 
     fn rounds(&mut self) -> Result<(), Error> {

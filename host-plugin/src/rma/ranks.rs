@@ -1,4 +1,4 @@
-//! The ranks of a communicator as one of them sees them: its place, the cards and the collective calls.
+//! The ranks of a communicator as one of them sees them: its place, the cards, the collective calls, and the rank that was lost.
 
 use super::plugin::RmaPlugin;
 use super::rail::Rail;
@@ -11,8 +11,12 @@ use ferrogin_rendezvous::ring::{Listener, Ring, Step};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
+
+/// Time from one look at the other ranks to the next.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The listen communicator, from `listen` to `closeListen`. It keeps all that `connect` needs, as NCCL passes `connect` the context of
 /// another plugin.
@@ -42,6 +46,8 @@ impl RmaListen {
 struct Calls {
     ring: Ring,
     next: u32,
+    looked: Option<Instant>,
+    lost: Option<usize>,
 }
 
 /// The ranks; see the [module](self).
@@ -102,7 +108,7 @@ impl Ranks {
             device: plugin.device.clone(),
             rank,
             nranks,
-            calls: Mutex::new(Calls { ring, next: 0 }),
+            calls: Mutex::new(Calls { ring, next: 0, looked: None, lost: None }),
             _plugin: plugin.clone(),
         })
     }
@@ -122,5 +128,18 @@ impl Ranks {
         calls.next = number.wrapping_add(1);
         let (part, blocks) = comm::agree(&mut calls.ring, step, part, |part| encode(number, part))?;
         Ok((part, blocks, number))
+    }
+
+    /// A rank that ended without closing the communicator. Any rank learns it from its neighbours in the ring, so all ranks should ask
+    /// again and again; most calls only read the clock.
+    pub fn lost(&self) -> Option<usize> {
+        // A collective call that runs now finds a lost rank itself.
+        let mut calls = self.calls.try_lock().ok()?;
+        let now = Instant::now();
+        if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {
+            calls.looked = Some(now);
+            calls.lost = calls.ring.lost(now);
+        }
+        calls.lost
     }
 }

@@ -47,6 +47,8 @@ struct Entry {
 pub struct Requests {
     entries: Vec<Entry>,
     free: Vec<u32>,
+    /// Parts of all requests that are not complete yet.
+    parts: u64,
 }
 
 impl Requests {
@@ -78,14 +80,21 @@ impl Requests {
     pub fn add_parts(&mut self, request: Request, parts: u32) {
         if let Some(entry) = self.entry(request) {
             entry.parts += parts;
+            self.parts += u64::from(parts);
         }
     }
 
     /// A part of a request has completed.
     pub fn part_done(&mut self, request: Request) {
-        if let Some(entry) = self.entry(request) {
-            entry.parts = entry.parts.saturating_sub(1);
+        if let Some(entry) = self.entry(request).filter(|entry| entry.parts > 0) {
+            entry.parts -= 1;
+            self.parts -= 1;
         }
+    }
+
+    /// True if a part of any request is not complete.
+    pub fn are_under_way(&self) -> bool {
+        self.parts > 0
     }
 
     /// Whether all parts are complete; `None` for a request that is not open.
@@ -115,8 +124,10 @@ mod tests {
         requests.part_done(a);
         requests.part_done(b);
         assert_eq!([requests.is_done(a), requests.is_done(b)], [Some(false), Some(true)]);
+        assert!(requests.are_under_way());
         requests.part_done(a);
         assert_eq!(requests.is_done(a), Some(true));
+        assert!(!requests.are_under_way());
         requests.close(a);
         requests.close(a);
         assert_eq!(requests.is_done(a), None);

@@ -2,6 +2,7 @@
 
 mod killed;
 mod refused;
+mod transfers;
 mod workload;
 
 use crate::harness::{plugin_path, rma_alone, software_gpu};
@@ -224,21 +225,36 @@ fn transfer_beyond_one_write_is_split() {
         16,
         |plugin| {
             ranks(&plugin, 1, |comm| {
-                const SIZE: usize = (1 << 30) + 4104;
-                let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 2 * SIZE + 8));
-                let marks = [0, (1 << 29) - 8, (1 << 30) - 8, 1 << 30, SIZE - 8];
-                marks.iter().enumerate().for_each(|(n, at)| memory.memory().store(*at, n as u64 + 1));
-                let signal = Signal { word: memory.at(2 * SIZE), value: 1, strong: false };
-                let put = transfer(0, memory.at(0), memory.at(SIZE), SIZE);
+                let size = ((repetitions("FERROGIN_RMA_GIB", 1, 4) as usize) << 30) + 4104;
+                let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 2 * size + 8));
+                let marks: Vec<_> = (0..size).step_by((1 << 29) - 8).chain([1 << 30, size - 8]).collect();
+                marks.iter().for_each(|at| memory.memory().store(*at, *at as u64 + 1));
+                let signal = Signal { word: memory.at(2 * size), value: 1, strong: false };
+                let put = transfer(0, memory.at(0), memory.at(size), size);
                 let request = context.put(put, Some(signal)).expect("a put");
-                while memory.memory().load(2 * SIZE) == 0 {
+                while memory.memory().load(2 * size) == 0 {
                     context.progress().expect("progress");
                 }
-                marks.iter().enumerate().for_each(|(n, at)| assert_eq!(memory.memory().load(SIZE + at), n as u64 + 1));
+                marks.iter().for_each(|at| assert_eq!(memory.memory().load(size + at), *at as u64 + 1));
                 finish(&context, vec![request]);
             });
         },
     );
+}
+
+/// What moves, moves in NCCL's thread: nothing runs in a communicator that NCCL does not poll.
+#[test]
+fn communicator_has_no_thread() {
+    rma_alone("communicator_has_no_thread", &[TCP.to_vec()], 16, |plugin| {
+        let threads = || std::fs::read_dir("/proc/self/task").expect("the threads").count();
+        let before = threads();
+        let bootstrap = Bootstrap::threads(1, HANG_LIMIT).remove(0);
+        let comm = RmaComm::init(&plugin, Arc::new(bootstrap), 0).expect("a communicator");
+        let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+        let put = transfer(0, memory.at(0), memory.at(64), 8);
+        finish(&context, vec![context.put(put, None).expect("a put")]);
+        assert_eq!(threads(), before);
+    });
 }
 
 #[test]

@@ -127,8 +127,9 @@ impl Model {
     }
 }
 
-/// Issues `operations` in random pieces, and delivers packets in random order, some of those to the receiver twice.
-fn run(seed: u64, first: u32, bits: u32, operations: usize) {
+/// Issues `operations` in random pieces, and delivers packets in random order, some of those to the receiver twice. With `lost_after` the
+/// sender ends after so many operations, and half of what is under way is lost.
+fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Option<usize>) {
     let mut random = Random::new(seed);
     let mut model = Model::new(first, bits);
     let mut blocked = None;
@@ -144,6 +145,11 @@ fn run(seed: u64, first: u32, bits: u32, operations: usize) {
             }
             blocked = Some(next);
         }
+        if lost_after.is_some_and(|after| model.issued.len() >= after) && operations > model.issued.len() {
+            operations = model.issued.len();
+            model.network.retain(|_| random.one_in(2));
+            continue;
+        }
         assert!(!model.network.is_empty(), "the sender waits for room, and nothing is under way");
         // Duplicates stay within the window, as those of a card's retransmission do.
         let at = random.below(model.network.len() as u32) as usize;
@@ -156,22 +162,32 @@ fn run(seed: u64, first: u32, bits: u32, operations: usize) {
         }
     }
     let signals = model.issued.iter().filter(|operation| **operation != Issued::Put).count();
-    assert_eq!(model.applied.len(), signals, "every signal is applied");
+    if lost_after.is_none() {
+        assert_eq!(model.applied.len(), signals, "every signal is applied");
+    }
 }
 
 #[test]
 fn strong_signals_follow_all_earlier_operations_in_any_order_of_delivery() {
     for seed in 0..400 {
-        run(seed, 0, 16, 60);
+        run(seed, 0, 16, 60, None);
     }
 }
 
 #[test]
 fn numbers_wrap_in_immediate_data_and_in_messages() {
     for seed in 0..200 {
-        run(seed, u32::MAX - 30, NUMBER_BITS_MIN, 300);
+        run(seed, u32::MAX - 30, NUMBER_BITS_MIN, 300, None);
     }
-    run(7, u32::MAX - 500, 12, 5000);
+    run(7, u32::MAX - 500, 12, 5000, None);
+}
+
+/// Each delivery checks what the signals that it makes visible promise.
+#[test]
+fn loss_of_the_sender_makes_no_signal_visible_too_early() {
+    for seed in 0..400 {
+        run(seed, u32::MAX - 20, 16, 80, Some(seed as usize % 80));
+    }
 }
 
 #[test]

@@ -1,84 +1,148 @@
-//! Ranks that are killed: the others' contexts fail, and close without them.
+//! Ranks that are killed: every request of the others completes or fails and names the rank, and they close without it.
 
-use super::{register, transfer};
+use super::{TCP, register, transfer};
 use crate::harness::plugin_path;
-use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
-use ferrogin_test_support::{Random, child, repetitions};
-use mini_nccl::Bootstrap;
-use mini_nccl::launch::{Job, Output, Signal as Kill};
+use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, wait_until};
+use ferrogin_test_support::{Random, child, of_process, repetitions};
+use mini_nccl::launch::{Job, Output, Running, Signal as Kill};
 use mini_nccl::rma::{RmaComm, RmaPlugin, Signal};
+use mini_nccl::{Bootstrap, Error};
 use std::path::Path;
 use std::sync::Arc;
 
-const RANKS: usize = 3;
-const ROLE: &str = "FERROGIN_TEST_RMA_PLUGIN";
+/// One of them is no neighbour of the killed one in the ring.
+const RANKS: usize = 4;
+const PLUGIN: &str = "FERROGIN_TEST_RMA_PLUGIN";
+const ROLE: &str = "FERROGIN_TEST_RMA_ROLE";
+const BUSY: &str = "busy";
+const IDLE: &str = "idle";
+/// A directory, in which a file of this name ends a wait of all ranks.
+const EVENTS: &str = "FERROGIN_TEST_RMA_EVENTS";
+const KILLED: &str = "killed";
+const CLOSE: &str = "close";
 
-/// Puts with signals to all ranks until one of them fails, then NCCL's teardown.
-fn rank(plugin: &Path) {
+/// Waits for a file of the job, and polls meanwhile as NCCL does.
+fn wait_for_event(name: &str, mut poll: impl FnMut()) {
+    let file = Path::new(&std::env::var_os(EVENTS).expect("set")).join(name);
+    poll_until(name, || {
+        poll();
+        file.exists()
+    });
+}
+
+/// Puts with signals to all ranks until one of them fails, then NCCL's teardown. An `idle` rank has no request open when a rank is killed.
+fn rank(plugin: &Path, idle: bool) {
     let plugin = RmaPlugin::load(plugin).expect("the plugin");
     let bootstrap = Arc::new(Bootstrap::from_env(HANG_LIMIT).expect("the other ranks"));
     let comm = RmaComm::init(&plugin, bootstrap, 0).expect("a communicator");
     let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
-    let signal = |peer| Signal { word: memory.at(8 * comm.rank()), value: 1, strong: peer % 2 == 0 };
+    let other = comm.create_context(1).expect("a context");
+    let put = |peer| {
+        let signal = Signal { word: memory.at(8 * comm.rank()), value: 1, strong: peer % 2 == 0 };
+        context.put(transfer(peer, memory.at(512), memory.at(1024 + 8 * comm.rank()), 8), Some(signal))
+    };
+    let round = || -> Result<(), Error> {
+        let requests = (0..RANKS).map(put).collect::<Result<Vec<_>, _>>()?;
+        requests.iter().try_for_each(|request| context.wait(request))
+    };
     let mut rounds = 0;
-    let error = 'failed: loop {
-        for peer in 0..comm.nranks() {
-            let put = transfer(peer, memory.at(512), memory.at(1024 + 8 * comm.rank()), 8);
-            match context.put(put, Some(signal(peer))).and_then(|request| context.wait(&request)) {
-                Ok(()) => {}
-                Err(error) => break 'failed error,
-            }
+    let error = loop {
+        if let Err(error) = round() {
+            break error;
         }
         rounds += 1;
         if rounds == 20 {
-            println!("running");
+            println!("puts to all ranks have completed");
+            if idle {
+                wait_for_event(KILLED, || context.progress().expect("progress of a context without requests"));
+            }
         }
     };
     assert!(context.has_error().expect("an answer"), "{error}");
-    drop(context);
+    println!("failed: {error}");
+    // NCCL goes on polling. A rank that closes too early would be the failure that others see.
+    wait_for_event(CLOSE, || {
+        other.progress().expect("progress of a context without requests");
+        assert!(context.progress().is_err());
+    });
+    assert!(!other.has_error().expect("an answer"));
+    drop((context, other));
     drop(memory);
     drop(comm);
-    println!("closed after: {error}");
+    println!("closed");
+}
+
+/// Kills one rank of a job, and returns when the others have closed.
+fn kill_one(test: &str, plugin: &Path, seed: u64, settings: &[(&str, &str)]) {
+    let program = std::env::current_exe().expect("the path of the test's program");
+    let events = of_process(std::env::temp_dir(), &format!("ferrogin-{test}-{seed}"));
+    std::fs::create_dir_all(&events).expect("a directory");
+    let happened = |event: &str| std::fs::write(events.join(event), "").expect("a file");
+    let role = if seed % 2 == 0 { BUSY } else { IDLE };
+    let victim = Random::new(seed).index(RANKS);
+    let mut job = Job::new(&program, RANKS)
+        .args(["--exact", &child::full_name(test), "--include-ignored", "--nocapture", "--test-threads=1"])
+        .env(PLUGIN, plugin)
+        .env(ROLE, role)
+        .env(EVENTS, &events)
+        .env("FERROGIN_DEVICE", "cpu")
+        .output(Output::Capture)
+        .grace(HANG_LIMIT);
+    for (name, value) in settings {
+        job = job.env(name, value);
+    }
+    let mut running = job.start().expect("a job");
+    let wait_for_all = |job: &Running, what: &str, ranks: &[usize], text: &str| {
+        wait_until(what, || {
+            let lines = job.captured();
+            ranks.iter().all(|rank| lines.iter().any(|line| line.rank == Some(*rank) && line.text.contains(text)))
+        });
+    };
+    let others: Vec<_> = (0..RANKS).filter(|rank| *rank != victim).collect();
+    wait_for_all(&running, "all ranks put", &[0, 1, 2, 3], "have completed");
+    running.signal(victim, Kill::SIGKILL);
+    happened(KILLED);
+    wait_for_all(&running, "the failure of each other rank", &others, "failed: ");
+    happened(CLOSE);
+    let outcome = running.wait();
+    let _ = std::fs::remove_dir_all(&events);
+    for rank in others {
+        let says = |text: &str| {
+            outcome.lines.iter().filter(|line| line.rank == Some(rank)).any(|line| line.text.contains(text))
+        };
+        let named = says(&format!("rank {victim} ended")) || says(&format!("to rank {victim} failed"));
+        assert!(
+            named && says("closed"),
+            "seed {seed}, {settings:?}: rank {rank} after the end of rank {victim}:\n{}",
+            outcome.text()
+        );
+    }
+}
+
+fn kill(test: &str, settings: impl Fn(u64) -> Vec<(&'static str, String)>) {
+    if let Some(plugin) = std::env::var_os(PLUGIN) {
+        return rank(Path::new(&plugin), std::env::var(ROLE).is_ok_and(|role| role == IDLE));
+    }
+    let Some(plugin) = plugin_path(test) else { return };
+    for seed in 0..repetitions("FERROGIN_RMA_KILLS", 4, 100) {
+        let settings = settings(seed);
+        let settings: Vec<_> = settings.iter().map(|(name, value)| (*name, &**value)).collect();
+        kill_one(test, &plugin, seed, &settings);
+    }
 }
 
 #[test]
 #[ignore = "make check"]
 fn killed_rank_fails_the_others_which_close_without_it() {
-    let test = "killed_rank_fails_the_others_which_close_without_it";
-    if let Some(plugin) = std::env::var_os(ROLE) {
-        return rank(Path::new(&plugin));
-    }
-    let Some(plugin) = plugin_path(test) else { return };
-    let program = std::env::current_exe().expect("the path of the test's program");
-    let kills = repetitions("FERROGIN_RMA_KILLS", 4, 200);
-    for seed in 0..kills {
-        let mut random = Random::new(seed);
-        let victim = random.index(RANKS);
-        let job = Job::new(&program, RANKS)
-            .args(["--exact", &child::full_name(test), "--include-ignored", "--nocapture", "--test-threads=1"])
-            .env(ROLE, &plugin)
-            .env("FERROGIN_DEVICE", "cpu")
-            .env("FERROGIN_PROVIDER", "softefa")
-            .env("SOFTEFA_FAULTS", format!("seed={seed},reorder=64"))
-            .output(Output::Capture)
-            .grace(HANG_LIMIT);
-        let mut running = job.start().expect("a job");
-        let all_run = |lines: &[mini_nccl::launch::Line]| {
-            let running = |rank| lines.iter().any(|line| line.rank == Some(rank) && line.text.ends_with("running"));
-            (0..RANKS).all(running)
-        };
-        wait_until("all ranks put", || all_run(&running.captured()));
-        running.signal(victim, Kill::SIGKILL);
-        let outcome = running.wait();
-        for rank in (0..RANKS).filter(|rank| *rank != victim) {
-            let closed =
-                outcome.lines.iter().any(|line| line.rank == Some(rank) && line.text.contains("closed after: "));
-            assert!(
-                closed,
-                "seed {seed}: rank {rank} after the end of rank {victim}:
-{}",
-                outcome.text()
-            );
-        }
-    }
+    kill("killed_rank_fails_the_others_which_close_without_it", |seed| {
+        vec![("FERROGIN_PROVIDER", "softefa".to_owned()), ("SOFTEFA_FAULTS", format!("seed={seed},reorder=64"))]
+    });
+}
+
+#[test]
+#[ignore = "make check"]
+fn rank_killed_over_tcp_fails_the_others_which_close_without_it() {
+    kill("rank_killed_over_tcp_fails_the_others_which_close_without_it", |_| {
+        TCP.map(|(name, value)| (name, value.to_owned())).to_vec()
+    });
 }
