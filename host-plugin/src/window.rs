@@ -71,7 +71,6 @@ pub struct Window {
     _regions: Vec<MemoryRegion>,
 }
 
-const COPIES: &str = "VA signals by copies";
 /// Access to windows: local source and target, remote source and target.
 pub(crate) const ACCESS: u64 =
     bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
@@ -139,12 +138,8 @@ impl Window {
         let lkeys: Vec<u32> = regions.iter().map(|(_, lkey, _)| *lkey).collect();
         let peers = (0..lkeys.len()).map(|rail| peers(&parts, rail)).collect::<Result<Vec<_>, _>>()?;
         let table = table(coll, data as u64, &lkeys, &peers)?;
-        if adds == Some(Adds::Copy) && first_time(COPIES, "") {
-            crate::warn!(
-                "VA signals in GPU memory are added by copies, because the driver has no atomic reductions of streams (CUDA 13.1): a \
-                 kernel's reset that meets an add is undone. Reset words only while no signal is under way, or use words in host memory, \
-                 or update the driver"
-            );
+        if adds == Some(Adds::Copy) {
+            warn_of_copies();
         }
         if let Some(adds) = listed.as_ref().and(adds) {
             crate::info!("window of {size} bytes at {data:p}: the agent adds emulated signals by {}", adds.name());
@@ -156,6 +151,16 @@ impl Window {
     /// The `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.
     pub fn device_address(&self) -> u64 {
         self.table.device_address()
+    }
+}
+
+/// One line for each process, when signals that a kernel may reset are added by copies.
+pub(crate) fn warn_of_copies() {
+    if first_time("signals by copies", "") {
+        crate::warn!(
+            "signals in GPU memory are added by copies, because the driver has no atomic reductions of streams (CUDA 13.1): a kernel's reset \
+             that meets an add is undone. Reset words only while no signal is under way, or use words in host memory, or update the driver"
+        );
     }
 }
 

@@ -6,6 +6,8 @@ use crate::device::Adds;
 use crate::error::Error;
 use crate::trace;
 use crate::window::{self, ACCESS, Source};
+use ferrogin_ffi::nccl::MR_FLAG_FORCE_SO;
+use ferrogin_ffi::rma::MR_FLAG_SIGNAL_NEVER_RESET;
 use ferrogin_libfabric::MemoryRegion;
 use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeMap;
@@ -111,6 +113,10 @@ impl Memory {
         let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, ranks.rails.len()));
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
         let adds = ranks.device.adds(data, size, source.ptr_type);
+        // Any registration may have words of signals, and NCCL says which ones no kernel resets.
+        if adds == Adds::Copy && source.flags & (MR_FLAG_FORCE_SO | MR_FLAG_SIGNAL_NEVER_RESET) == MR_FLAG_FORCE_SO {
+            window::warn_of_copies();
+        }
         Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, rank: ranks.rank, regions }))
     }
 
