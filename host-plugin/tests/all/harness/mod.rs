@@ -20,7 +20,7 @@ const CHILD: &str = "FERROGIN_TEST_CHILD";
 /// Names the device of the tests in child processes, `cpu` unless it is set.
 pub const DEVICE: &str = "FERROGIN_TEST_DEVICE";
 /// Names the provider of the tests in child processes, `softefa` unless it is set.
-const PROVIDER: &str = "FERROGIN_TEST_PROVIDER";
+pub const PROVIDER: &str = "FERROGIN_TEST_PROVIDER";
 
 /// The built plugin. Without it and the software card `test` is skipped.
 pub fn plugin_path(test: &str) -> Option<PathBuf> {

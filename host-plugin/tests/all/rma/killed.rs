@@ -78,7 +78,7 @@ fn kill_one(test: &str, plugin: &Path, seed: u64, settings: &[(&str, &str)]) {
     let events = of_process(std::env::temp_dir(), &format!("ferrogin-{test}-{seed}"));
     std::fs::create_dir_all(&events).expect("a directory");
     let happened = |event: &str| std::fs::write(events.join(event), "").expect("a file");
-    let role = if seed % 2 == 0 { BUSY } else { IDLE };
+    let role = if seed.is_multiple_of(2) { BUSY } else { IDLE };
     let victim = Random::new(seed).index(RANKS);
     let mut job = Job::new(&program, RANKS)
         .args(["--exact", &child::full_name(test), "--include-ignored", "--nocapture", "--test-threads=1"])
