@@ -93,7 +93,7 @@ CALLS = [
     ("signals None", lambda comm, window, gin: comm.context(signals=None), TypeError, "signals is None"),
     ("timeout -1", lambda comm, window, gin: gin.set_timeout(-1), ValueError, "or 0 for no limit"),
     ("timeout of a context", lambda comm, window, gin: comm.context(timeout=-1), ValueError, "or 0 for no limit"),
-    ("peer 1", lambda comm, window, gin: gin.put(1, window, window), ValueError, "the communicator has 1 ranks"),
+    ("peer 1", lambda comm, window, gin: gin.put(1, window, window), ValueError, "peer is 1: there is only one rank, so it must be 0"),
     ("peer -1", lambda comm, window, gin: gin.put(-1, window, window), ValueError, "peer is -1"),
     ("put 2^40", lambda comm, window, gin: gin.put(0, window, window, 1 << 40), ValueError, "not in the window src of 64 bytes"),
     ("put -1", lambda comm, window, gin: gin.put(0, window, window, -1), ValueError, "nbytes is -1"),

@@ -91,7 +91,8 @@ class Gin:
         number = unsigned("peer", peer, 32)
         ranks = self._context._comm.ranks
         if number >= ranks:
-            raise ValueError(f"peer is {number}, and the communicator has {ranks} ranks: pass a number from 0 to {ranks - 1}")
+            allowed = "there is only one rank, so it must be 0" if ranks == 1 else f"pass a rank from 0 to {ranks - 1}"
+            raise ValueError(f"peer is {number}: {allowed}")
         return number
 
     def _window(self, name: str, window: Window) -> Window:

@@ -12,7 +12,7 @@ pub enum WireError {
     NotHere,
     #[error("its GID has no address for SOFTEFA_WIRE=tcp: use the same SOFTEFA_WIRE on both sides")]
     NoAddress,
-    #[error("the other card is gone")]
+    #[error("the peer card disconnected")]
     Gone,
     #[error(transparent)]
     Proof(#[from] ProofError),
