@@ -15,6 +15,8 @@ LIB := $(patsubst $(PREFIX)/%,%,$(LIBDIR))
 UP := $(shell echo '$(LIB)' | sed 's|[^/][^/]*|..|g')
 ROOT = $(DESTDIR)$(PREFIX)
 DOC = $(ROOT)/share/doc/ferrogin
+MAN = $(ROOT)/share/man/man1
+COMPLETIONS = $(addprefix $(ROOT)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 CMAKE_DIR = $(ROOT)/$(LIB)/cmake/ferrogin
 FILL_IN := sed 's|@VERSION@|$(VERSION)|;s|@MAJOR@|$(MAJOR)|;s|@LIB@|$(LIB)|;s|@UP@|$(UP)|'
 # Programs link these, by their sonames.
@@ -84,7 +86,11 @@ install:
 	if test -d $(DIST)/cuda; then \
 	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
 	fi
-	install -d $(DOC) && install -m 644 LICENSE THIRD-PARTY-NOTICES.txt $(DOC)
+	install -d $(DOC) && install -m 644 LICENSE THIRD-PARTY-NOTICES.txt sbom.cdx.json $(DOC)
+	install -d $(MAN) $(COMPLETIONS) && install -m 644 scripts/install/man/*.1 $(MAN)
+	install -m 644 scripts/install/completions/bash/ferrogin $(ROOT)/share/bash-completion/completions
+	install -m 644 scripts/install/completions/zsh/_ferrogin $(ROOT)/share/zsh/site-functions
+	install -m 644 scripts/install/completions/fish/ferrogin.fish $(ROOT)/share/fish/vendor_completions.d
 	set -e; install -d $(ROOT)/$(LIB)/ferrogin; for part in verbs gpu; do \
 	  rm -rf $(ROOT)/$(LIB)/ferrogin/$$part; \
 	  cp -RP $(DIST)/$$part $(ROOT)/$(LIB)/ferrogin/$$part; \
@@ -94,12 +100,13 @@ install:
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake
 
-# Also the libraries of other releases, which an installation over them left.
+# Also the libraries and pages of other releases, which an installation over them left.
 uninstall:
 	$(CHECK_PLACES)
 	rm -f $(ROOT)/bin/ferrogin $(LOADED:%=$(ROOT)/$(LIB)/%) $(ROOT)/$(LIB)/$(RMA) $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
 	for library in $(LINKED); do rm -f $(ROOT)/$(LIB)/$$library $(ROOT)/$(LIB)/$$library.[0-9]*; done
 	rm -rf $(ROOT)/include/ferrogin $(CMAKE_DIR) $(ROOT)/$(LIB)/ferrogin $(DOC)
+	rm -f $(MAN)/ferrogin.1 $(MAN)/ferrogin-*.1 $(foreach dir,$(COMPLETIONS),$(dir)/ferrogin $(dir)/_ferrogin $(dir)/ferrogin.fish)
 
 ptx: build
 	mkdir -p $(DIST)/cuda

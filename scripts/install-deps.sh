@@ -37,6 +37,7 @@ if [ "$purpose" != demo ]; then
 fi
 
 if [ "$purpose" = check ]; then
+  command -v rpmbuild >/dev/null || wanted+=(rpm)
   # mpicc comes with openmpi-bin, without the headers.
   [ -f "$(mpicc --showme:incdirs 2>/dev/null | cut -d ' ' -f 1)/mpi.h" ] || wanted+=(libopenmpi-dev)
   command -v ib_send_lat >/dev/null || wanted+=(perftest)

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Writes THIRD-PARTY-NOTICES.txt: the licences of the crates in the files that ship. With --check it compares.
+"""Writes THIRD-PARTY-NOTICES.txt, the licences of the crates in the files that ship, and sbom.cdx.json, their list for programs (CycloneDX). It
+fails if a crate has no licence of ALLOWED, or is there in two versions. With --check it compares the files and writes nothing.
 
 The crates are those that cargo builds into the packages of `make build`, for Linux, without build scripts and tests.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE = ROOT / "THIRD-PARTY-NOTICES.txt"
+# The permissive licences; of an expression with OR one is enough.
+ALLOWED = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"}
 SHIPPED = ["ferrogin", "ferrogin-host-plugin", "softefa", "soft-verbs", "soft-gpu", "ferrogin-device-kernels", "ferrogin-host-api"]
 NAMES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE")
 
@@ -38,10 +41,45 @@ def crates() -> list[dict]:
     return sorted(found, key=lambda package: (package["name"], package["version"]))
 
 
-def notices() -> str:
+def expression(package: dict) -> str:
+    """The crate's licence as SPDX writes it."""
+    return (package["license"] or "").replace("/", " OR ")
+
+
+def problems(packages: list[dict]) -> list[str]:
+    """Licences that are not allowed, and crates that are there twice."""
+    found = []
+    for package in packages:
+        choices = expression(package).strip("()").split(" OR ")
+        if not any(set(choice.split(" AND ")) <= ALLOWED for choice in choices):
+            found.append(f"{package['name']} {package['version']} has the licence {package['license']!r}, which ALLOWED lacks")
+    names = [package["name"] for package in packages]
+    return found + [f"two versions of {name} ship: align them in the Cargo.toml that asks for the old one" for name in sorted(set(names)) if names.count(name) > 1]
+
+
+def sbom(packages: list[dict]) -> str:
+    """The crates as CycloneDX, without times and random numbers, so that the same crates give the same file."""
+    version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
+    components = [
+        {
+            "type": "library",
+            "bom-ref": f"pkg:cargo/{package['name']}@{package['version']}",
+            "name": package["name"],
+            "version": package["version"],
+            "licenses": [{"expression": expression(package)}],
+            "purl": f"pkg:cargo/{package['name']}@{package['version']}",
+        }
+        for package in packages
+    ]
+    component = {"type": "application", "bom-ref": "ferrogin", "name": "ferrogin", "version": version, "licenses": [{"expression": "Apache-2.0"}]}
+    bom = {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "metadata": {"component": component}, "components": components}
+    return json.dumps(bom, indent=1) + "\n"
+
+
+def notices(packages: list[dict]) -> str:
     """The text of the file: a line for each crate, then each licence text with the crates that have it."""
     lines, texts = [], {}
-    for package in crates():
+    for package in packages:
         name = f"{package['name']} {package['version']}"
         licence = package["license"] or "see its licence file"
         lines.append(f"{name}: {licence}, {package['repository'] or 'no repository'}")
@@ -58,14 +96,17 @@ def notices() -> str:
 
 
 def main() -> int:
-    text = notices()
-    if sys.argv[1:] == ["--check"]:
-        if FILE.read_text() == text:
-            return 0
-        print("THIRD-PARTY-NOTICES.txt is not that of Cargo.lock: scripts/notices.py writes it again", file=sys.stderr)
-        return 1
-    FILE.write_text(text)
-    return 0
+    packages = crates()
+    failures = problems(packages)
+    for name, text in (("THIRD-PARTY-NOTICES.txt", notices(packages)), ("sbom.cdx.json", sbom(packages))):
+        file = ROOT / name
+        if sys.argv[1:] != ["--check"]:
+            file.write_text(text)
+        elif not file.is_file() or file.read_text() != text:
+            failures.append(f"{name} is not that of Cargo.lock: scripts/notices.py writes it again")
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

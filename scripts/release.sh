@@ -82,7 +82,7 @@ tarball() {
     quietly env -u MAKEFLAGS -u MAKELEVEL make --no-print-directory install DIST="$work/$arch/dist" DESTDIR="$stage" PREFIX="/$name" LIBDIR="/$name/lib"
     local tree=$stage/$name
     cp README.md LICENSE CHANGELOG.md "$tree"
-    local files=()
+    local files=() paths
     while IFS= read -r file; do files+=("$file"); done < <(find "$tree/bin" "$tree/lib" -maxdepth 1 -type f | sort)
     [ ${#files[@]} -ge 5 ] || fail "$tree has ${#files[@]} libraries and programs, and not 5"
     quietly "$3strip" --strip-unneeded "${files[@]}"
@@ -92,6 +92,8 @@ tarball() {
     done
     documented=$(sed -n "s/^|.*-linux-$arch\.tar\.gz.*| *\([0-9.]*\) *|$/\1/p" docs/packages.md)
     [ "$documented" = "$glibc" ] || fail "the $arch tarball needs glibc $glibc, and docs/packages.md says $documented"
+    paths=$(grep -rlF -e "$PWD" -e "${CARGO_HOME:-$HOME/.cargo}" -e "$(rustc --print sysroot)" "$tree" || true)
+    [ -z "$paths" ] || fail "these files have paths of the machine that built them: $paths"
     cat >"$tree/REQUIRES" <<END
 Linux on $arch
 glibc $glibc or newer, and libgcc_s.so.1 (Debian and Ubuntu: libgcc-s1; others: libgcc)

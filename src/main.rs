@@ -2,6 +2,8 @@
 //! lacks.
 #![deny(clippy::print_stdout)]
 
+#[cfg(test)]
+mod checked_in;
 mod child;
 mod demo;
 mod doctor;
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 /// GPU-initiated networking for AWS EFA.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(version, max_term_width = 80)]
 struct Args {
     #[command(subcommand)]
     command: Command,
@@ -55,7 +57,7 @@ enum Command {
     Compare(perf::CompareArgs),
     /// Draws reports of perf: latency and bandwidth against size.
     Plot(perf::PlotArgs),
-    /// Tries everything between the ranks of a job, and writes a report to send: for machines with hardware.
+    /// Runs every check on the ranks of a job, and writes a report you can send us: for machines with hardware.
     ///
     /// Runs the doctor, the scenarios, checks of the card and perf, as ranks under mpirun, torchrun or FERROGIN_RANK, FERROGIN_NRANKS and
     /// FERROGIN_BOOTSTRAP, or as --ranks on this host. Exits with 0 if all passed.

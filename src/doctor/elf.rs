@@ -4,11 +4,11 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A library's defect: the fact, and the cure.
+/// A library's defect: the fact, and the fix.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Defect {
     pub what: String,
-    pub cure: &'static str,
+    pub fix: &'static str,
 }
 
 const INSTALL: &str =
@@ -28,7 +28,7 @@ const LOAD: u32 = 1;
 
 /// The defect of the file at `path`, if it has one that shows without loading it.
 pub fn defect(path: &Path) -> Option<Defect> {
-    let broken = |what: String, cure| Some(Defect { what: format!("{} {what}", path.display()), cure });
+    let broken = |what: String, fix| Some(Defect { what: format!("{} {what}", path.display()), fix });
     let meta = match path.metadata() {
         Ok(meta) => meta,
         Err(error) => return broken(format!("cannot be read: {error}"), INSTALL),

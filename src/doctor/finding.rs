@@ -1,5 +1,6 @@
 //! Findings, and the two forms of a report: text and JSON.
 
+use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -15,6 +16,14 @@ pub enum Level {
 }
 
 impl Level {
+    fn style(self) -> Option<Style> {
+        match self {
+            Level::Ok => None,
+            Level::Warning => Some(AnsiColor::Yellow.on_default()),
+            Level::Problem => Some(AnsiColor::Red.on_default().bold()),
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Level::Ok => "ok",
@@ -34,8 +43,8 @@ pub struct Finding {
     pub what: String,
     /// Its effect; empty for most facts.
     pub why: String,
-    /// The cure; empty only at level ok.
-    pub cure: String,
+    /// The fix; empty only at level ok.
+    pub fix: String,
     /// Lines of other programs: standard error of a child.
     pub details: Vec<String>,
 }
@@ -47,7 +56,7 @@ impl Finding {
             level: Level::Ok,
             what: what.into(),
             why: String::new(),
-            cure: String::new(),
+            fix: String::new(),
             details: Vec::new(),
         }
     }
@@ -56,18 +65,18 @@ impl Finding {
         area: &'static str,
         what: impl Into<String>,
         why: impl Into<String>,
-        cure: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Finding {
-        Finding { level: Level::Warning, why: why.into(), cure: cure.into(), ..Finding::ok(area, what) }
+        Finding { level: Level::Warning, why: why.into(), fix: fix.into(), ..Finding::ok(area, what) }
     }
 
     pub fn problem(
         area: &'static str,
         what: impl Into<String>,
         why: impl Into<String>,
-        cure: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Finding {
-        Finding { level: Level::Problem, ..Finding::warning(area, what, why, cure) }
+        Finding { level: Level::Problem, ..Finding::warning(area, what, why, fix) }
     }
 
     pub fn details(self, details: Vec<String>) -> Finding {
@@ -80,8 +89,8 @@ impl Finding {
     }
 
     fn json(&self) -> Value {
-        let Finding { area, level, what, why, cure, details } = self;
-        json!({ "area": area, "level": level.name(), "what": what, "why": why, "cure": cure, "details": details })
+        let Finding { area, level, what, why, fix, details } = self;
+        json!({ "area": area, "level": level.name(), "what": what, "why": why, "fix": fix, "details": details })
     }
 }
 
@@ -138,7 +147,7 @@ impl Report {
         })
     }
 
-    /// The report for people, at most `WIDTH` columns wide: the verdict, then the problems, the warnings, and with `all` the facts.
+    /// The report for people, with colours, at most `WIDTH` columns wide: the verdict, then the problems, the warnings, and with `all` the facts.
     pub fn text(&self, all: bool) -> String {
         let mut text = String::new();
         wrap(&mut text, "", &self.verdict());
@@ -148,14 +157,18 @@ impl Report {
             text += if i == 0 { "\n" } else { "" };
             let mark = if finding.level == Level::Ok { "" } else { finding.level.name() };
             let head = format!("{mark:<8} {:<15}", finding.area);
+            let start = text.len();
             wrap(&mut text, &head, &finding.what);
+            if let Some(style) = finding.level.style() {
+                text.replace_range(start..start + mark.len(), &format!("{style}{mark}{style:#}"));
+            }
             let indent = " ".repeat(INDENT);
             if !finding.why.is_empty() {
                 let name = if finding.level == Level::Ok { "note" } else { " why" };
                 wrap(&mut text, &format!("{indent} {name}: "), &finding.why);
             }
-            if !finding.cure.is_empty() {
-                wrap(&mut text, &format!("{indent}  fix: "), &finding.cure);
+            if !finding.fix.is_empty() {
+                wrap(&mut text, &format!("{indent}  fix: "), &finding.fix);
             }
             for line in &finding.details {
                 wrap(&mut text, &format!("{indent}    | "), line);
@@ -210,7 +223,9 @@ mod tests {
         let long = "word ".repeat(60);
         let finding = Finding::problem("plugin", long.clone(), "it matters", "do this").details(vec!["a line".into()]);
         let report = Report { findings: vec![Finding::ok("limits", "fine"), finding], only: Vec::new() };
-        let text = report.text(true);
+        let coloured = report.text(true);
+        assert_eq!(coloured.matches("\u{1b}[1m\u{1b}[31mproblem\u{1b}[0m").count(), 1, "{coloured:?}");
+        let text = anstream::adapter::strip_str(&coloured).to_string();
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         for part in [
             "         limits         fine",
@@ -227,7 +242,7 @@ mod tests {
         assert_eq!(text.matches("word").count(), 60);
         let json = report.json();
         assert_eq!(json["usable"], false);
-        assert_eq!(json["findings"][1]["cure"], "do this");
+        assert_eq!(json["findings"][1]["fix"], "do this");
     }
 
     #[test]

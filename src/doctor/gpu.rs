@@ -25,19 +25,19 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         let (what, why) = (format!("none: {reason}"), "NCCL needs a GPU; without one, kernels run on CPU threads");
         let finding = match (&*device, machine.has_software_card()) {
             _ if software.is_some() => {
-                let cure = "correct or unset the SOFTGPU_ variable that the lines below name; SOFTGPU_DEVICES=0 is a machine without a GPU";
-                let finding = Finding::problem(AREA, what, "the software GPU does not start with these settings", cure);
+                let fix = "correct or unset the SOFTGPU_ variable that the lines below name; SOFTGPU_DEVICES=0 is a machine without a GPU";
+                let finding = Finding::problem(AREA, what, "the software GPU does not start with these settings", fix);
                 let level = if device == "cuda" { Level::Problem } else { Level::Warning };
                 Finding { level, ..finding }
             }
             ("cuda", _) => {
-                let cure = "install the NVIDIA driver, or run the program on the software GPU (`ferrogin gpu -- PROGRAM`), or set \
+                let fix = "install the NVIDIA driver, or run the program on the software GPU (`ferrogin gpu -- PROGRAM`), or set \
                             FERROGIN_DEVICE=cpu or auto with FERROGIN_PROVIDER=softefa";
-                Finding::problem(AREA, what, "FERROGIN_DEVICE=cuda asks for a GPU", cure)
+                Finding::problem(AREA, what, "FERROGIN_DEVICE=cuda asks for a GPU", fix)
             }
             (_, true) => {
-                let cure = "none is needed for programs without NCCL on the software card; NCCL itself needs a machine with a GPU";
-                Finding::warning(AREA, what, why, cure)
+                let fix = "none is needed for programs without NCCL on the software card; NCCL itself needs a machine with a GPU";
+                Finding::warning(AREA, what, why, fix)
             }
             _ => Finding::warning(
                 AREA,

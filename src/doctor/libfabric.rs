@@ -15,14 +15,14 @@ const NEEDED: &str = "the plugin reaches cards through libfabric";
 
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let setting = variable("FERROGIN_LIBFABRIC").filter(|path| path.contains('/'));
-    if let Some(Defect { what, cure: _ }) = setting.and_then(|path| elf::defect(Path::new(&path))) {
-        let cure = "name a libfabric.so of this machine in FERROGIN_LIBFABRIC, or unset it for the system's";
-        return vec![Finding::problem(AREA, format!("FERROGIN_LIBFABRIC: {what}"), NEEDED, cure)];
+    if let Some(Defect { what, fix: _ }) = setting.and_then(|path| elf::defect(Path::new(&path))) {
+        let fix = "name a libfabric.so of this machine in FERROGIN_LIBFABRIC, or unset it for the system's";
+        return vec![Finding::problem(AREA, format!("FERROGIN_LIBFABRIC: {what}"), NEEDED, fix)];
     }
     let probed = probe::start(&["libfabric"], &[], machine.limit);
     if let Some(reason) = probed.failure() {
-        let cure = "install libfabric (apt-get install libfabric1; with EFA cards the AWS EFA installer), or name it in FERROGIN_LIBFABRIC";
-        return vec![Finding::problem(AREA, reason, NEEDED, cure).details(probed.ended.last_errors(8))];
+        let fix = "install libfabric (apt-get install libfabric1; with EFA cards the AWS EFA installer), or name it in FERROGIN_LIBFABRIC";
+        return vec![Finding::problem(AREA, reason, NEEDED, fix).details(probed.ended.last_errors(8))];
     }
     let version = probed.text("version");
     let providers: Vec<&str> = probed

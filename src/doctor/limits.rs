@@ -90,8 +90,8 @@ fn shared_memory(machine: &Machine) -> Vec<Finding> {
     let size = match statvfs(&path) {
         Ok(stat) => stat.blocks().saturating_mul(stat.fragment_size()),
         Err(error) => {
-            let cure = "mount it: mount -t tmpfs -o size=50% tmpfs /dev/shm";
-            return vec![Finding::warning(AREA, format!("{}: {error}", path.display()), why, cure)];
+            let fix = "mount it: mount -t tmpfs -o size=50% tmpfs /dev/shm";
+            return vec![Finding::warning(AREA, format!("{}: {error}", path.display()), why, fix)];
         }
     };
     let mut findings = Vec::new();

@@ -87,8 +87,8 @@ fn limit(option: Option<u64>) -> Duration {
 pub fn run(args: &DoctorArgs) -> ExitCode {
     let report = examine(args);
     let text = if args.json { format!("{:#}\n", report.json()) } else { report.text(args.all) };
-    // A closed standard output changes no result.
-    let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
+    // A closed standard output changes no result. Colours are for terminals, and not with NO_COLOR.
+    let _ = std::io::Write::write_all(&mut anstream::stdout(), text.as_bytes());
     if report.usable() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

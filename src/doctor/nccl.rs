@@ -77,8 +77,8 @@ fn route() -> Finding {
     Finding::ok(AREA, format!("device communicators use {what}")).why(&why)
 }
 
-fn problem(what: String, why: &str, cure: &str) -> Finding {
-    Finding::problem(AREA, what, why, cure)
+fn problem(what: String, why: &str, fix: &str) -> Finding {
+    Finding::problem(AREA, what, why, fix)
 }
 
 fn variables() -> Vec<Finding> {

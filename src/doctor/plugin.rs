@@ -31,8 +31,8 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     let mut directory: Option<PathBuf> = None;
     for path in &paths {
         match elf::defect(path) {
-            Some(Defect { what, cure }) => {
-                findings.push(Finding::problem(PLUGIN, what, NO_PLUGIN, cure));
+            Some(Defect { what, fix }) => {
+                findings.push(Finding::problem(PLUGIN, what, NO_PLUGIN, fix));
                 usable &= paths.len() > 1 || list.contains(',');
             }
             None if directory.is_none() => {
@@ -83,15 +83,15 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
         && !setting.split(':').any(|dir| Path::new(dir).join("libsoftefa-fi.so").exists())
     {
         let what = format!("{} is missing", dir.join("libsoftefa-fi.so").display());
-        defects.push(Defect { what, cure: "put libsoftefa-fi.so beside the plugin: both come from one release" });
+        defects.push(Defect { what, fix: "put libsoftefa-fi.so beside the plugin: both come from one release" });
     }
     let broken = !defects.is_empty();
     let why =
         "libfabric loads each provider of this directory; a broken file crashes the program, or it waits for ever";
-    let findings = defects.into_iter().map(|Defect { what, cure }| match machine.is_software_card() {
-        true => Finding::problem("provider", what, why, cure),
+    let findings = defects.into_iter().map(|Defect { what, fix }| match machine.is_software_card() {
+        true => Finding::problem("provider", what, why, fix),
         // With EFA cards libfabric does not look into the plugin's directory.
-        false => Finding::warning("provider", what, why, cure),
+        false => Finding::warning("provider", what, why, fix),
     });
     (findings.collect(), broken)
 }
@@ -183,7 +183,7 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
     };
     let what = if cards.is_empty() { format!("not usable: {reason}") } else { reason.clone() };
     let software = std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("SOFTEFA_"));
-    let cure = match &probed.ended.end {
+    let fix = match &probed.ended.end {
         End::TimedOut(_) => {
             "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH, and raise \
              --timeout on a machine that starts slowly"
@@ -207,7 +207,7 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
         }
         _ => "the message names it; docs/troubleshooting.md lists the messages with their fixes",
     };
-    Finding::problem(area, what, why, cure)
+    Finding::problem(area, what, why, fix)
 }
 
 /// With kernels on a GPU, the exchange runs in a second child with kernels on the CPU.

@@ -122,13 +122,13 @@ fn mlx5(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["mlx5"], &[], machine.limit);
     if let Some(reason) = probed.failure() {
         let why = "host-rpc cannot use mlx5 cards; the plugin does not need them";
-        let cure = "check rdma-core (ibv_devinfo), or ignore it if the machine has no mlx5 card";
-        return vec![Finding::warning(AREA, reason, why, cure).details(probed.ended.last_errors(8))];
+        let fix = "check rdma-core (ibv_devinfo), or ignore it if the machine has no mlx5 card";
+        return vec![Finding::warning(AREA, reason, why, fix).details(probed.ended.last_errors(8))];
     }
     let mut findings: Vec<Finding> = probed.texts("line").into_iter().map(|text| Finding::ok(AREA, text)).collect();
     // Cures follow their lines; for cards that the plugin does not need they are notes.
     if let Some(last) = findings.last_mut() {
-        last.why = probed.texts("cure").join("; ");
+        last.why = probed.texts("fix").join("; ");
     }
     findings
 }

@@ -114,7 +114,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
 
 fn effects(machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut warn = |what: String, why: &str, cure: &str| findings.push(Finding::warning(AREA, what, why, cure));
+    let mut warn = |what: String, why: &str, fix: &str| findings.push(Finding::warning(AREA, what, why, fix));
     let efa = !machine.is_software_card();
     if let Some(value) = variable("SOFTEFA_FAULTS").filter(|_| machine.has_software_card()) {
         warn(
@@ -139,7 +139,7 @@ fn effects(machine: &Machine) -> Vec<Finding> {
             );
         }
     }
-    let mut warn = |what: String, why: &str, cure: &str| findings.push(Finding::warning(AREA, what, why, cure));
+    let mut warn = |what: String, why: &str, fix: &str| findings.push(Finding::warning(AREA, what, why, fix));
     for name in ["FI_HMEM_P2P_DISABLED", "FI_HMEM", "FI_HMEM_DISABLE_P2P"] {
         if let Some(value) = variable(name).filter(|value| value != "0") {
             warn(format!("{name}={value}"), "libfabric may then refuse GPU memory", &format!("unset {name}"));

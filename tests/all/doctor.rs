@@ -1,4 +1,4 @@
-//! `ferrogin doctor` on broken set-ups: each case breaks one part and names the finding that must follow, with its cure.
+//! `ferrogin doctor` on broken set-ups: each case breaks one part and names the finding that must follow, with its fix.
 
 use ferrogin_test_support::wait::HANG_LIMIT;
 use serde_json::Value;
@@ -87,7 +87,7 @@ struct Case {
     environment: Vec<(&'static str, Option<String>)>,
     /// Runs before the doctor in a shell: limits.
     shell: &'static str,
-    /// Level, area, and a part of the finding and of its cure.
+    /// Level, area, and a part of the finding and of its fix.
     expected: (&'static str, &'static str, &'static str, &'static str),
     /// A part of the lines of other programs.
     detail: &'static str,
@@ -133,12 +133,12 @@ impl Case {
         Case { detail, ..self }
     }
 
-    fn problem(self, area: &'static str, what: &'static str, cure: &'static str) -> Case {
-        Case { expected: ("problem", area, what, cure), ..self }
+    fn problem(self, area: &'static str, what: &'static str, fix: &'static str) -> Case {
+        Case { expected: ("problem", area, what, fix), ..self }
     }
 
-    fn warning(self, area: &'static str, what: &'static str, cure: &'static str) -> Case {
-        Case { expected: ("warning", area, what, cure), ..self }
+    fn warning(self, area: &'static str, what: &'static str, fix: &'static str) -> Case {
+        Case { expected: ("warning", area, what, fix), ..self }
     }
 
     fn run(self) {
@@ -159,18 +159,18 @@ impl Case {
         let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         let report: Value =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{}: {error}: {text}", self.name));
-        let (level, area, what, cure) = self.expected;
+        let (level, area, what, fix) = self.expected;
         let has =
             |finding: &Value, key: &str, part: &str| finding[key].as_str().is_some_and(|text| text.contains(part));
         let found = report["findings"].as_array().expect("findings").iter().find(|finding| {
             has(finding, "area", area)
                 && finding["level"] == level
                 && has(finding, "what", what)
-                && has(finding, "cure", cure)
+                && has(finding, "fix", fix)
         });
         let found = found
-            .unwrap_or_else(|| panic!("{}: no {level} of {area} with {what:?} and {cure:?}: {report:#}", self.name));
-        assert!(has(found, "why", "") && found["why"] != "" && found["cure"] != "", "{}: {found}", self.name);
+            .unwrap_or_else(|| panic!("{}: no {level} of {area} with {what:?} and {fix:?}: {report:#}", self.name));
+        assert!(has(found, "why", "") && found["why"] != "" && found["fix"] != "", "{}: {found}", self.name);
         assert!(found["details"].to_string().contains(self.detail), "{}: {found}", self.name);
         let problems = report["problems"].as_u64().expect("a number");
         assert_eq!(output.status.code(), Some(i32::from(problems > 0)), "{}: {report:#}", self.name);

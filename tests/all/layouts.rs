@@ -153,7 +153,7 @@ fn compare(pinned: &Layouts, now: &Layouts) -> Result<Layouts, String> {
         let (kind, version) = name.split_once(' ').unwrap_or((name, ""));
         let changed = before.iter().find(|item| !items.contains(item));
         let added = items.iter().find(|item| !before.contains(item));
-        let (item, cure) = match (kind, changed, added) {
+        let (item, fix) = match (kind, changed, added) {
             ("handle", Some(item), _) | ("handle", None, Some(item)) => {
                 (item, format!("raise HEADER_VERSION in ffi-headers/src/ext.rs above {version}"))
             }
@@ -175,7 +175,7 @@ fn compare(pinned: &Layouts, now: &Layouts) -> Result<Layouts, String> {
             _ => continue,
         };
         return Err(format!(
-            "the layout `{name}` in tests/vectors/layouts.txt is not that of the sources, at\n    {item}\n{cure}; then \
+            "the layout `{name}` in tests/vectors/layouts.txt is not that of the sources, at\n    {item}\n{fix}; then \
              `FERROGIN_REFRESH=1 cargo test --release -p ferrogin --test all layouts` adds the new layout to the file"
         ));
     }

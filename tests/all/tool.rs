@@ -1,6 +1,7 @@
 //! The tool's subcommands, with the plugin that `make build` leaves in dist/ (or FERROGIN_DIST).
 
-use ferrogin_test_support::wait::HANG_LIMIT;
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -211,6 +212,23 @@ fn run_starts_ranks_with_their_variables_and_prefixes_their_output() {
     lines.sort();
     assert_eq!(lines, [0, 1, 2].map(|rank| format!("[{rank}] rank={rank} of=3 secret=32")));
     assert!(String::from_utf8_lossy(&output.stderr).contains("[2] late\n"), "{output:?}");
+}
+
+/// The kernel kills the ranks with their launcher, which has no time to do it.
+#[test]
+fn ranks_end_with_a_killed_launcher() {
+    let mut command = command();
+    command.args(["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep infinity"]).stdout(Stdio::piped());
+    let mut launcher = command.spawn().expect("the tool starts");
+    let output = BufReader::new(launcher.stdout.take().expect("a pipe")).lines();
+    let ranks: Vec<String> = output.take(2).map(|line| line.expect("a line").split_off("[0] ".len())).collect();
+    launcher.kill().expect("it runs");
+    launcher.wait().expect("its status");
+    for rank in ranks {
+        // A rank that its new parent has not reaped yet has an empty command line.
+        let command = || std::fs::read(format!("/proc/{rank}/cmdline")).unwrap_or_default();
+        wait_until("the end of a rank", || !command().starts_with(b"sleep"));
+    }
 }
 
 /// The other rank would sleep for ever.

@@ -186,8 +186,8 @@ fn validation_below_verbs_asks_for_a_libfabric_with_operations_for_gpus() {
         return ferrogin_test_support::skip(test, "the system's libfabric is not an older one");
     }
     let (good, text) = validation(&dist, "older", None);
-    let cure = "EFA needs libfabric 2.6 or newer";
-    assert!(!good && text.contains("0 of 7 steps passed") && text.contains(cure), "{text}");
+    let fix = "EFA needs libfabric 2.6 or newer";
+    assert!(!good && text.contains("0 of 7 steps passed") && text.contains(fix), "{text}");
 }
 
 /// The lines of the page run as they stand there, in a directory like another project's.

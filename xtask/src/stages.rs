@@ -61,6 +61,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("models", "device-kernels/tests/models.sh"),
         script("NCCL's device code", "tests/foreign/run.sh").after("cargo test"),
         script("aarch64", "scripts/check-aarch64.sh"),
+        Stage::test("licences", [root.join("scripts/notices.py").into_os_string(), "--check".into()]),
         Stage::test("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         workspace_tests("examples in the documentation", dist, &["--doc"], &[]).after("documentation"),
         script("model of the channel's wake-up", "services/channel/tests/models.sh").after("models"),
@@ -69,6 +70,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("book", "tests/book/run.sh").after("lint"),
         Stage::of_tests("more of python", [python.as_os_str(), "--check".as_ref(), dist.as_os_str()])
             .after("cargo test"),
+        script("packages", "tests/packages/run.sh").after("cargo test"),
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
         script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
         script("programs of other projects", "tests/programs/run.sh").after("MPI programs"),

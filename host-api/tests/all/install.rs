@@ -164,11 +164,15 @@ fn uninstall_removes_what_install_installed() {
     assert!(files(&installed.root).len() > 10);
     let of_others = installed.lib().join("libother.so");
     std::fs::write(&of_others, "").expect("a file");
-    for document in ["LICENSE", "THIRD-PARTY-NOTICES.txt"] {
+    for document in ["LICENSE", "THIRD-PARTY-NOTICES.txt", "sbom.cdx.json"] {
         assert!(installed.prefix().join("share/doc/ferrogin").join(document).is_file(), "{document}");
+    }
+    for file in ["man/man1/ferrogin-doctor.1", "bash-completion/completions/ferrogin", "zsh/site-functions/_ferrogin"] {
+        assert!(installed.prefix().join("share").join(file).is_file(), "{file}");
     }
     // An installation over an older release left it.
     std::fs::write(installed.lib().join("libferrogin.so.0.0.9"), "").expect("a file");
+    std::fs::write(installed.prefix().join("share/man/man1/ferrogin-old.1"), "").expect("a file");
     succeeds(test, &mut installed.make("uninstall"));
     assert_eq!(files(&installed.root), [of_others]);
 }

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Makes the packages of scripts/packages.sh, installs each below an empty directory, and removes it again: run.sh DIST
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+dist=$(realpath "${1:-dist}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0 skipped=0
+pass() { passed=$((passed + 1)) && echo "PASS $1"; }
+fail() { failed=$((failed + 1)) && echo "FAIL $1" && cat "$work/log"; }
+skip() { skipped=$((skipped + 1)) && echo "SKIP $1"; }
+
+# try NAME COMMAND...
+try() {
+    if "${@:2}" >"$work/log" 2>&1; then pass "$1"; else fail "$1"; fi
+}
+
+# What is left below $work/root of the package, apart from the package manager's own files.
+left() { (cd "$work/root" && find . ! -type d -name '*ferrogin*' ! -path './var/*'); }
+
+installed() {
+    test -f "$work/root/usr/share/man/man1/ferrogin.1" && test -f "$work/root/usr/share/doc/ferrogin/LICENSE" &&
+        "$work/root/usr/bin/ferrogin" --version
+}
+
+deb() {
+    mkdir -p "$work/root/var/lib/dpkg/info" "$work/root/var/lib/dpkg/updates" && : >"$work/root/var/lib/dpkg/status" &&
+        dpkg --root="$work/root" --force-depends --install "$1" && installed && dpkg --root="$work/root" --purge ferrogin
+}
+
+rpm_package() {
+    local rpm=(rpm --root "$work/root" --nodeps --noscripts)
+    "${rpm[@]}" --install "$1" && installed && "${rpm[@]}" --erase ferrogin
+}
+
+for run in first second; do
+    "$here/../../scripts/packages.sh" "$dist" "$work/$run" >"$work/$run.log" 2>"$work/log" || fail "packages, $run run"
+done
+grep '^SKIP' "$work/first.log" | sed 's/^SKIP //' >"$work/skips" || true
+while read -r why; do skip "$why"; done <"$work/skips"
+for package in "$work"/first/*; do
+    [ -f "$package" ] || continue
+    name=$(basename "$package")
+    try "$name is the same twice" cmp "$package" "$work/second/$name"
+    rm -rf "$work/root" && mkdir "$work/root"
+    case $name in
+    *.deb) [ "$(id -u)" = 0 ] && try "$name is installed and removed" deb "$package" || skip "$name is installed: only root can" ;;
+    *.rpm) [ "$(id -u)" = 0 ] && try "$name is installed and removed" rpm_package "$package" || skip "$name is installed: only root can" ;;
+    esac
+    left >"$work/log"
+    if [ -s "$work/log" ]; then fail "$name leaves nothing"; else pass "$name leaves nothing"; fi
+done
+echo "packages: $passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ]
