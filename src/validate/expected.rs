@@ -30,6 +30,8 @@ pub const SOFTWARE_CARD: &Expected = &[
     ("wide requests: bytes inline", May, "80"),
     ("memory: by address", May, "yes"),
     ("memory: as dma-buf", May, "yes"),
+    ("memory: as dma-buf mapped over PCIe", May, "not tried: host memory"),
+    ("memory: as dma-buf without that mapping", May, "not tried: host memory"),
     ("writes with immediate data: without a posted receive", May, "yes"),
     ("libfabric", May, "1.17"),
     ("provider's version", May, "0.1"),

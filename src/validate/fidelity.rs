@@ -22,6 +22,7 @@ use nccl_gin_ferrogin::rail::{Peers, QueueOptions, Rail};
 use serde_json::{Value, json};
 use std::fmt::Display;
 use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,7 +84,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let bootstrap = Bootstrap::from_env(mini_nccl::timeout_from_env()).map_err(text)?;
     let config = Config::from_env().map_err(text)?;
     let lib = Libfabric::load(None).map_err(text)?;
-    let device = device::open(config.device, config.provider);
+    let device = scenario_runner::gpu::open_local(&config);
     let kind = device.as_ref().map_or(DeviceKind::Cpu, |device| device.kind());
     let query = CardQuery { lib, provider: config.provider, kind };
     let cards = query.find().map_err(text)?;
@@ -335,6 +336,21 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
         Err(error) => format!("no: {error}"),
     };
     seen.add("memory: by address", shown(&address));
+    for (key, pcie) in
+        [("memory: as dma-buf mapped over PCIe", true), ("memory: as dma-buf without that mapping", false)]
+    {
+        let way = match buffer.export(pcie) {
+            None => "not tried: host memory".into(),
+            Some(Err(error)) => format!("no: {error}"),
+            Some(Ok(fd)) => {
+                let base = buffer.device_address() as *mut u8;
+                let region = Region::DmaBuf { fd: fd.as_fd(), offset: 0, len: buffer.len(), base };
+                // SAFETY: the region is dropped here, before the buffer, of which no Rust references exist.
+                shown(&unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 3, kind) })
+            }
+        };
+        seen.add(key, way);
+    }
     let Some(dma_buf) = buffer.dma_buf() else {
         seen.add("memory: as dma-buf", "not tried: host memory is no dma-buf");
         return address.map_err(text);

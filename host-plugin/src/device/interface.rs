@@ -160,6 +160,10 @@ pub trait DeviceBuffer: Send + Sync {
     }
     /// The allocation as a dma-buf, if cards use it in this form.
     fn dma_buf(&self) -> Option<DmaBuf<'_>>;
+    /// GPU memory as a dma-buf with or without the mapping type PCIe, to compare both. `None` for host memory.
+    fn export(&self, _pcie: bool) -> Option<Result<std::os::fd::OwnedFd, DeviceError>> {
+        None
+    }
     /// Copies host bytes in. Not ordered against running kernels.
     ///
     /// # Errors

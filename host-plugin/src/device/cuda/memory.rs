@@ -70,22 +70,25 @@ pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceB
 
 /// Exports GPU memory as a dma-buf. `base` and `size` are multiples of the host's page size.
 pub fn export_range(base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
-    export_for_pcie_or_plain(|flags| {
-        let mut fd = -1i32;
-        let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: the driver checks the range and writes one descriptor into a local variable.
-        let result = unsafe { cu::cuMemGetHandleForAddressRange((&raw mut fd).cast(), base, size, kind, flags) };
-        check("cuMemGetHandleForAddressRange", result)?;
-        // SAFETY: the driver succeeded and opened this descriptor for the caller, who alone has it.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    })
+    export_for_pcie_or_plain(|flags| export_with(base, size, flags))
 }
+
+fn export_with(base: u64, size: usize, flags: u64) -> Result<OwnedFd, DeviceError> {
+    let mut fd = -1i32;
+    let kind = cu::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    // SAFETY: the driver checks the range and writes one descriptor into a local variable.
+    let result = unsafe { cu::cuMemGetHandleForAddressRange((&raw mut fd).cast(), base, size, kind, flags) };
+    check("cuMemGetHandleForAddressRange", result)?;
+    // SAFETY: the driver succeeded and opened this descriptor for the caller, who alone has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+const PCIE: u64 = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
 
 /// Exports with the mapping type PCIe, or without it if the driver refuses the flag. On machines with coherent memory of CPU and
 /// GPU (GB200, B300), a card reaches GPU memory over PCIe only through such a mapping. Older drivers refuse the flag.
 pub fn export_for_pcie_or_plain<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
-    let pcie = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
-    export(pcie).or_else(|error| {
+    export(PCIE).or_else(|error| {
         crate::trace!("the CUDA driver exports no dma-buf of mapping type PCIe: {error}");
         export(0)
     })
@@ -173,6 +176,11 @@ impl DeviceBuffer for GpuBuffer {
             len: self.size,
             kind: MemoryKind::Cuda(self.core.device),
         })
+    }
+
+    fn export(&self, pcie: bool) -> Option<Result<OwnedFd, DeviceError>> {
+        let flags = if pcie { PCIE } else { 0 };
+        Some(self.core.enter().and_then(|_current| export_with(self.base, self.size, flags)))
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
