@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Bytes from which a put spreads over all rails.
 const SPREAD: u64 = 1 << 20;
+/// NCCL's proxy splits a put into parts of this size, and gives the last part alone the signal of the whole.
+const NCCL_PART: u64 = 1 << 30;
 /// Batches of completions in one call.
 const BATCHES: usize = 8;
 /// Calls of `progress` from one look at the other ranks to the next.
@@ -70,6 +72,8 @@ struct Waiting {
 struct Outbound {
     stream: Outgoing<Numbered>,
     waiting: VecDeque<Waiting>,
+    /// The last operation was a part of a put whose signal comes with its last part.
+    is_in_parts: bool,
 }
 
 /// The data path; see the [module](self).
@@ -121,8 +125,9 @@ impl Engine {
 
     fn outbound(&mut self, stream: StreamId) -> &mut Outbound {
         let (place, window) = (stream.place(self.ranks.nranks), window(self.immediate.number_bits));
-        self.outbound[place]
-            .get_or_insert_with(|| Box::new(Outbound { stream: Outgoing::new(0, window), waiting: VecDeque::new() }))
+        self.outbound[place].get_or_insert_with(|| {
+            Box::new(Outbound { stream: Outgoing::new(0, window), waiting: VecDeque::new(), is_in_parts: false })
+        })
     }
 
     /// The cause, once an operation has failed.
@@ -223,7 +228,9 @@ impl Engine {
             let index = this.outbound(stream).stream.put();
             (Access::Write, "put", Some((stream, index)))
         };
-        self.parts(stream.peer, put, index, request)
+        self.parts(stream.peer, put, index, request)?;
+        self.outbound(stream).is_in_parts = put.size == NCCL_PART;
+        Ok(())
     }
 
     fn signal(&mut self, stream: StreamId, waiting: Waiting) -> Result<(), Error> {
@@ -274,7 +281,8 @@ impl Engine {
             value: signal.value.into(),
         };
         let numbered = Numbered { lane, record, request };
-        let waits = signal.strong || has_bytes && !is_one;
+        // NCCL's proxy makes two operations of a put with a signal in memory: even a weak signal without bytes may belong to the put before it.
+        let waits = signal.strong || !is_one || std::mem::take(&mut self.outbound(stream).is_in_parts);
         match if waits { self.outbound(stream).stream.hold(numbered) } else { Some(numbered) } {
             Some(numbered) => self.send(stream.peer, numbered, more_follows),
             None if more_follows => Ok(()),

@@ -2,8 +2,8 @@
 //!
 //! The network keeps no order, so signals have numbers. A put with a signal is a write whose immediate data has the low bits of the
 //! number, which tell the receiver that the bytes have landed, and a message with the whole signal; the two travel at once. A put
-//! without a signal costs the receiver nothing: the sender holds the message of a strong signal back until all such puts that were
-//! issued before have completed, which on all providers in use means that their bytes have landed.
+//! without a signal costs the receiver nothing: the sender holds the message of a strong signal, and of a weak one without bytes of its own,
+//! back until all such puts that were issued before have completed, which on all providers in use means that their bytes have landed.
 //!
 //! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers are applied, too. It
 //! acknowledges numbers, so that a sender never has more than [`WINDOW`] of them under way.
