@@ -265,6 +265,7 @@ const std::vector<Scenario> data_scenarios = {
 #endif
   {"large", large, 120,
    [](int nranks) -> const char* {
+     if (through_proxy) return nranks == 2 ? nullptr : "takes gigabytes: with 2 ranks only";
      return nranks == 2 && !*faults() ? nullptr : "takes gigabytes: with 2 ranks and no faults only";
    }},
   {"windows", windows, 60, nullptr},

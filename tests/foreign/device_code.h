@@ -1,10 +1,15 @@
-// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA backend, the generic ncclGin class and its barrier.
+// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA and the PROXY backend, the generic ncclGin class and its barrier.
 #pragma once
 
 #define NCCL_OS_LINUX 1
 #define __CUDACC__ 1
 #define NCCL_GIN_EFA_GDA_ENABLE 1
+// Where instructions are counted, there is one backend.
+#ifdef SHIM_BARE
 #define NCCL_GIN_PROXY_ENABLE 0
+#else
+#define NCCL_GIN_PROXY_ENABLE 1
+#endif
 #define NCCL_GIN_GDAKI_ENABLE 0
 #define NCCL_GIN_GPI_ENABLE 0
 

@@ -205,8 +205,11 @@ static void peer_dies(Rank& rank) {
   for (int i = 0; i < 10; i++) gin.put(s.world(), dead, s.dst->handle(), 0, s.src->handle(), 0, 4096);
   *(uint64_t*)(s.src->base + 8192) = 7777;
   gin.put(s.world(), right, s.dst->handle(), 64, s.src->handle(), 8192, 8, ncclGin_WeakSignalInc{2});
-  WAIT_SIGNAL(s, gin, 2, 1);
-  CHECK(rank, s.dst->load<uint64_t>(64) == 7777, "the value from a living rank is wrong");
+  // NCCL's proxy ends with the first failure.
+  if (!through_proxy) {
+    WAIT_SIGNAL(s, gin, 2, 1);
+    CHECK(rank, s.dst->load<uint64_t>(64) == 7777, "the value from a living rank is wrong");
+  }
   // A rank that closes now could cancel data on its way to a live rank.
   Rank living = rank;
   living.nranks--;
@@ -333,12 +336,15 @@ static void init_finalize(Rank& rank) {
 }
 
 const std::vector<Scenario> lifecycle_scenarios = {
-  {"init_finalize", init_finalize, 30, nullptr},
-  {"versions", versions, 30, nullptr},
   {"teardown", teardown, 60, nullptr},
   {"two_communicators", two_communicators, 30, nullptr},
+  {"peer_dies", peer_dies, 60, nullptr},
+};
+
+const std::vector<Scenario> plugin_scenarios = {
+  {"init_finalize", init_finalize, 30, nullptr},
+  {"versions", versions, 30, nullptr},
   {"bad_arguments", bad_arguments, 60, nullptr},
   {"dead_peer", dead_peer, 30, nullptr},
   {"killed_in_setup", killed_in_setup, 60, nullptr},
-  {"peer_dies", peer_dies, 60, nullptr},
 };

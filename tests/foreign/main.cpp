@@ -1,6 +1,7 @@
-// foreign PLUGIN [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]
+// foreign PLUGIN [--proxy] [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]
 //
-// `failures` are scenarios of two ranks, one of which has a fault or a limit of its own; `all` are the other scenarios.
+// `failures` are scenarios of two ranks, one of which has a fault or a limit of its own; `all` are the other scenarios. With --proxy kernels use
+// the RMA plugin of the library, through NCCL's proxy.
 // Loads a GIN plugin as NCCL does and uses its handles with NCCL's own device code. Prints PASS, FAIL or SKIP for each scenario; status
 // 1 if a scenario failed, 2 for wrong arguments.
 #include "scenarios.h"
@@ -38,7 +39,7 @@ ptrdiff_t first_difference(const void* where, size_t bytes, uint64_t seed) {
 }
 
 static int usage() {
-  fprintf(stderr, "usage: foreign PLUGIN [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]\n");
+  fprintf(stderr, "usage: foreign PLUGIN [--proxy] [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]\n");
   return 2;
 }
 
@@ -55,6 +56,8 @@ int main(int argc, char** argv) {
       wanted = argv[++i];
     } else if (arg == "--except" && i + 1 < argc) {
       except.insert(argv[++i]);
+    } else if (arg == "--proxy") {
+      through_proxy = true;
     } else if (arg == "--list") {
       list = true;
     } else if (plugin_path.empty() && arg[0] != '-') {
@@ -64,11 +67,12 @@ int main(int argc, char** argv) {
     }
   }
   std::vector<Scenario> all;
-  for (const auto* group : {&data_scenarios, &signal_scenarios, &stress_scenarios, &lifecycle_scenarios}) {
+  const auto& own = through_proxy ? strong_scenarios : plugin_scenarios;
+  for (const auto* group : {&data_scenarios, &signal_scenarios, &stress_scenarios, &lifecycle_scenarios, &own}) {
     all.insert(all.end(), group->begin(), group->end());
   }
   if (list) {
-    for (const auto& group : {all, failure_scenarios}) {
+    for (const auto& group : {all, through_proxy ? std::vector<Scenario>() : failure_scenarios}) {
       for (const Scenario& s : group) puts(s.name);
     }
     return 0;
@@ -96,8 +100,8 @@ int main(int argc, char** argv) {
     if ((wanted != "all" && wanted != s.name) || except.count(s.name)) continue;
     run++;
     char name[256];
-    snprintf(name, sizeof(name), "NCCL %d.%d.%d, %d ranks, %s%s%s", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH, ranks, faults(),
-             *faults() ? ", " : "", s.name);
+    snprintf(name, sizeof(name), "NCCL %d.%d.%d%s, %d ranks, %s%s%s", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH,
+             through_proxy ? ", proxy" : "", ranks, faults(), *faults() ? ", " : "", s.name);
     const char* why = s.skip ? s.skip(ranks) : nullptr;
     if (!why && s.values && !values_work()) why = "this release's putValue needs 128-byte requests";
     if (why) {

@@ -3,8 +3,8 @@
 #
 # DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release the script fetches the headers from
 # PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs all scenarios
-# with 2 and 4 ranks, then on cards with faults. Prints a line for each test and a last line with the counts; status 1 if a test
-# failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
+# with 2 and 4 ranks, then on cards with faults; then, through NCCL's proxy, those that the RMA plugin has. Prints a line for each test and a
+# last line with the counts; status 1 if a test failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
 #
 #   FERROGIN_PROVIDER=efa   over libfabric's own provider, the one of FERROGIN_LIBFABRIC, with the software card below verbs
 #   SOFTEFA_FAULTS=...      only these faults
@@ -76,6 +76,18 @@ run() {
     count "$log" $? "NCCL $release, $ranks ranks, ${SOFTEFA_FAULTS:-no faults}, $scenario"
 }
 
+# run_proxy RANKS FAULTS [OPTION...]: all scenarios that are chosen, through NCCL's proxy.
+run_proxy() {
+    local ranks=$1 scenario
+    local -x SOFTEFA_FAULTS=$2
+    shift 2
+    for scenario in "${scenarios[@]}"; do
+        [ "$scenario" = all ] || "$out/foreign" --proxy --list | grep -qx "$scenario" || continue
+        "$out/foreign" "$plugin" --proxy --ranks "$ranks" --scenario "$scenario" "$@" >"$log"
+        count "$log" $? "NCCL $release, proxy, $ranks ranks, ${SOFTEFA_FAULTS:-no faults}, $scenario"
+    done
+}
+
 # All tests of one release.
 run_release() {
     local status n scenario
@@ -119,6 +131,7 @@ run_release() {
             run "$n" "$scenario"
         done
     done
+    [ "$FERROGIN_PROVIDER" != softefa ] || [ -z "${SOFTEFA_FAULTS:-}" ] || run_proxy 2 "$SOFTEFA_FAULTS" --except large
     [ -z "${SOFTEFA_FAULTS:-}" ] || return
     # Deliveries and completions in any order, with 16-bit request ids; a card without 128-byte requests; counters that begin above 0, and
     # counters that wrap during the run, where scenarios that read a signal or counter are excluded (README.md).
@@ -136,6 +149,12 @@ run_release() {
         plain_laps | put_value) SOFTEFA_FAULTS=cntr_start=2147483640 run 2 "$scenario" ;;
         esac
     done
+    if [ "$FERROGIN_PROVIDER" = softefa ]; then
+        run_proxy 3 ""
+        run_proxy 2 seed=2,reorder=64
+        run_proxy 2 seed=5,reorder=512,reread=0.5,delay_us=0..200 --except large
+        FERROGIN_PROVIDER=tcp run_proxy 2 ""
+    fi
     [ -z "$failures" ] || { wait "$failures"; count "$log.failures" $? "NCCL $release, failures"; }
 }
 

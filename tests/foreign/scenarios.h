@@ -25,13 +25,17 @@ inline const char* faults() {
 
 // NCCL 2.32's putValue needs 128-byte requests, and fails an assertion on a card without them.
 inline bool values_work() {
-  return FOREIGN_BACKEND_VERSION == 1 || !strstr(faults(), "wqe_size=64");
+  return through_proxy || FOREIGN_BACKEND_VERSION == 1 || !strstr(faults(), "wqe_size=64");
 }
 
 extern const std::vector<Scenario> data_scenarios;
 extern const std::vector<Scenario> signal_scenarios;
 extern const std::vector<Scenario> stress_scenarios;
 extern const std::vector<Scenario> lifecycle_scenarios;
+// Of the proxy alone.
+extern const std::vector<Scenario> strong_scenarios;
+// Calls of a GIN plugin itself.
+extern const std::vector<Scenario> plugin_scenarios;
 // Two ranks, of which one has a fault or a limit of its own.
 extern const std::vector<Scenario> failure_scenarios;
 

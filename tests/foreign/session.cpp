@@ -1,5 +1,7 @@
 #include "session.h"
 
+#include "proxy.h"
+
 #include <dlfcn.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,6 +10,7 @@
 #include <sys/mman.h>
 
 std::string plugin_path;
+bool through_proxy = false;
 int warnings = 0;
 char last_warning[2048];
 bool expect_warnings = false;
@@ -49,8 +52,9 @@ Session::Session(Rank& rank_, const Needs& needs_) : rank(rank_), needs(needs_) 
 void Session::load() {
   library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(rank, library, "dlopen: %s", dlerror());
-  plugin = (const ncclGin_v14_t*)dlsym(library, "ncclGinPlugin_v14");
-  CHECK(rank, plugin, "dlsym ncclGinPlugin_v14: %s", dlerror());
+  const char* symbol = through_proxy ? "ncclRmaPlugin_v15" : "ncclGinPlugin_v14";
+  plugin = through_proxy ? proxy_over(library, process_memory) : (const ncclGin_v14_t*)dlsym(library, symbol);
+  CHECK(rank, plugin, "dlsym %s: %s", symbol, dlerror());
   CHECK(rank, plugin->name && plugin->name[0], "the plugin has no name");
 
   GIN_CALL(*this, init(&ctx, 0x5eed, plugin_logger));
@@ -59,12 +63,13 @@ void Session::load() {
   CHECK(rank, n > 0, "devices: %d", n);
   ncclNetProperties_v12_t props = {};
   GIN_CALL(*this, getProperties(0, &props));
-  CHECK(rank, props.netDeviceType == NCCL_NET_DEVICE_GIN_EFA_GDA, "netDeviceType %d", int(props.netDeviceType));
+  auto type = through_proxy ? NCCL_NET_DEVICE_GIN_PROXY : NCCL_NET_DEVICE_GIN_EFA_GDA;
+  CHECK(rank, props.netDeviceType == type, "netDeviceType %d", int(props.netDeviceType));
   CHECK(rank, props.ptrSupport & FOREIGN_PTR_CUDA, "ptrSupport %d has no CUDA", props.ptrSupport);
-  ncclGinProperties_v14_t gin_props = {true, true};
+  ncclGinProperties_v14_t gin_props = {!through_proxy, !through_proxy};
   GIN_CALL(*this, getGinProperties(&gin_props));
-  CHECK(rank, !gin_props.supportsStrongSignals, "EFA has no strong signals");
-  CHECK(rank, !gin_props.supportsVASignals, "EFA has no VA signals");
+  CHECK(rank, gin_props.supportsStrongSignals == through_proxy, "EFA has no strong signals, and the proxy has");
+  CHECK(rank, gin_props.supportsVASignals == through_proxy, "EFA has no VA signals, and the proxy has");
 }
 
 void Session::connect() {
@@ -143,7 +148,8 @@ void Session::create_contexts() {
     CHECK(rank, (result == ncclSuccess) != needs.context_refused, "createContext returned %d", int(result));
     if (needs.context_refused) return;
     CHECK(rank, gin_context && handle && handle->handle, "createContext left something null");
-    CHECK(rank, handle->netDeviceType == NCCL_NET_DEVICE_GIN_EFA_GDA, "type %d", int(handle->netDeviceType));
+    auto type = through_proxy ? NCCL_NET_DEVICE_GIN_PROXY : NCCL_NET_DEVICE_GIN_EFA_GDA;
+    CHECK(rank, handle->netDeviceType == type, "type %d", int(handle->netDeviceType));
     gin_contexts.push_back(gin_context);
     handles.push_back(handle);
   }
@@ -166,6 +172,19 @@ void Session::create_contexts() {
   dev.ginSignalShadows = shadows.data();
   barrier.signal0 = uint32_t(needs.signals);
   dev.worldGinBarrier = barrier;
+  if (handles[0]->needsProxyProgress) progress_thread = std::thread(&Session::progress, this);
+}
+
+void Session::progress() {
+  // NCCL's thread polls without a pause, which takes too long here, where ranks share cores.
+  for (int round = 0; !stopping; round++) {
+    for (void* gin_context : gin_contexts) {
+      // NCCL's thread ends too; `has_error` tells.
+      if (plugin->ginProgress(gin_context) != ncclSuccess) return;
+    }
+    if (round % 64 == 63) usleep(20);
+    else sched_yield();
+  }
 }
 
 nccl_ofi_gin_gdaki_dev_handle* Session::device_handle(int context) const {
@@ -202,8 +221,10 @@ void Session::settle() const {
 
 void Session::close(bool destroy_contexts, bool deregister_all) {
   watched = nullptr;
+  if (destroy_contexts) deregister(resource);
+  stopping = true;
+  if (progress_thread.joinable()) progress_thread.join();
   if (destroy_contexts) {
-    deregister(resource);
     for (void* gin_context : gin_contexts) GIN_CALL(*this, destroyContext(gin_context));
   }
   while (deregister_all && !windows.empty()) deregister(windows.back());
@@ -227,6 +248,14 @@ static void dump_endpoint(int rank, const char* name, int index, const nccl_ofi_
 }
 
 void Session::dump() const {
+  for (uint32_t c = 0; through_proxy && c < dev.ginContextCount; c++) {
+    auto& view = ((ncclGinProxyGpuCtx_t*)dev.ginHandles[c % colls.size()])[c / colls.size()];
+    for (int peer = 0; peer < rank.nranks; peer++) {
+      dprintf(2, "  [%d] context %u, queue of rank %d: posted %u, done %u\n", rank.rank, c, peer, view.pis[peer],
+              __atomic_load_n(&view.cis[peer], __ATOMIC_ACQUIRE));
+    }
+  }
+  if (through_proxy) return;
   for (uint32_t c = 0; c < dev.ginContextCount; c++) {
     nccl_ofi_gin_gdaki_dev_handle* handle = device_handle(int(c));
     dump_endpoint(rank.rank, "data, context ", int(c), handle->data);

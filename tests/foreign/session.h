@@ -5,7 +5,9 @@
 #include "plugin_abi.h"
 #include "ranks.h"
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 // The requirements of a scenario.
@@ -39,6 +41,8 @@ struct Window {
 
 // The path of the plugin under test.
 extern std::string plugin_path;
+// Kernels use the RMA plugin of that library, through NCCL's proxy.
+extern bool through_proxy;
 // The number of WARN lines of the plugin in this process, and the last one.
 extern int warnings;
 extern char last_warning[2048];
@@ -90,6 +94,8 @@ class Session {
   void load();
   void connect();
   void create_contexts();
+  // Drives the contexts until `stopping`, as NCCL's thread does.
+  void progress();
 
   void* library = nullptr;
   std::vector<void*> gin_contexts;
@@ -97,6 +103,8 @@ class Session {
   std::vector<Window*> windows;
   std::vector<uint64_t> shadows;
   Window* resource = nullptr;
+  std::thread progress_thread;
+  std::atomic<bool> stopping{false};
 };
 
 #define GIN_CALL(session, call)                                                           \

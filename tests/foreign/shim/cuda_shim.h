@@ -23,6 +23,11 @@ struct ulonglong2 {
   unsigned long long x, y;
 } __attribute__((aligned(16)));
 
+// NCCL copies a descriptor's words as this type.
+struct __attribute__((may_alias, aligned(16))) uint4 {
+  unsigned x, y, z, w;
+};
+
 struct ulong2 {
   unsigned long x, y;
 } __attribute__((aligned(16)));
@@ -131,3 +136,11 @@ inline void red_add_u64(uint64_t* p, uint64_t v) {
 }
 
 }  // namespace shim
+
+// NCCL's store of descriptors: the reader finds a flag in each word of 8 bytes.
+inline void __stwt(uint4* to, const uint4& value) {
+  uint64_t words[2];
+  memcpy(words, &value, sizeof(words));
+  shim::progressed();
+  for (int i = 0; i < 2; i++) __atomic_store_n((uint64_t*)to + i, words[i], __ATOMIC_RELEASE);
+}
