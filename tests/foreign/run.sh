@@ -153,7 +153,8 @@ run_release() {
         run_proxy 3 ""
         run_proxy 2 seed=2,reorder=64
         run_proxy 2 seed=5,reorder=512,reread=0.5,delay_us=0..200 --except large
-        FERROGIN_PROVIDER=tcp run_proxy 2 ""
+        # libfabric's tcp waits for a peer that has ended to come back (docs/rma.md).
+        FERROGIN_PROVIDER=tcp run_proxy 2 "" --except peer_dies
     fi
     [ -z "$failures" ] || { wait "$failures"; count "$log.failures" $? "NCCL $release, failures"; }
 }
