@@ -106,11 +106,14 @@ impl PerfArgs {
             device,
         };
         if device == Device::Cuda {
-            if self.operations.iter().any(|name| name == Operation::Rpc.name()) {
-                let text = "rpc is calls between CPUs, which no kernel makes: leave rpc or --device cuda out";
-                return usage(text.to_owned());
+            let of_cpus = |operation: &Operation| *operation == Operation::Rpc || operation.is_rma();
+            if let (false, Some(operation)) = (all, settings.operations.iter().find(|operation| of_cpus(operation))) {
+                let name = operation.name();
+                return usage(format!(
+                    "{name} is between CPUs, and no kernel does it: leave {name} or --device cuda out"
+                ));
             }
-            settings.operations.retain(|operation| *operation != Operation::Rpc);
+            settings.operations.retain(|operation| !of_cpus(operation));
         }
         if settings.sizes(Operation::PutValue).is_empty() {
             if self.operations.iter().any(|name| name == Operation::PutValue.name()) {

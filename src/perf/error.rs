@@ -66,6 +66,14 @@ pub enum Error {
         /// The error.
         text: String,
     },
+    /// The RMA plugin failed.
+    #[error("rank {rank}: the RMA plugin failed: {text}")]
+    Rma {
+        /// This rank.
+        rank: usize,
+        /// The error.
+        text: String,
+    },
     /// `--verify` found other data than was sent.
     #[error(
         "rank {rank}: {operation} of {bytes} bytes left wrong data: {what}. Report it: data must be right after a flush and a signal"

@@ -8,7 +8,7 @@
 //! | [`operation`] | the list of operations |
 //! | [`session`] | one rank: its communicator, window and context; the phases of a measurement |
 //! | [`operations`] | how each operation is measured |
-//! | [`rpc`] | calls between CPUs |
+//! | [`rpc`], [`rma`] | calls between CPUs; puts and signals by the RMA plugin |
 //! | [`statistics`] | latencies and rates from samples |
 //! | [`report`], [`output`] | the table, JSON, CSV; the files |
 //! | [`plot`], [`compare`] | pictures and ratios of reports |
@@ -22,6 +22,7 @@ mod operations;
 mod output;
 mod plot;
 mod report;
+mod rma;
 mod rpc;
 mod session;
 mod settings;
@@ -39,6 +40,7 @@ use mini_nccl::bootstrap::Identity;
 use operation::Operation;
 use output::Destination;
 use report::{Printer, Report};
+use rma::Rma;
 use rpc::Rpc;
 use session::Session;
 use settings::Settings;
@@ -113,11 +115,13 @@ fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(
             Operation::Rpc => Some(Rpc::open(&session)?),
             _ => None,
         };
+        let mut rma = if operation.is_rma() { Some(Rma::open(&session)?) } else { None };
         for bytes in settings.sizes(operation) {
             printer.measuring(operation, bytes);
-            let measured = match &rpc {
-                Some(rpc) => rpc.measure(&session, bytes)?,
-                None => operations::measure(&session, operation, bytes)?,
+            let measured = match (&rpc, &mut rma) {
+                (Some(rpc), _) => rpc.measure(&session, bytes)?,
+                (_, Some(rma)) => rma.measure(&session, operation, bytes)?,
+                _ => operations::measure(&session, operation, bytes)?,
             };
             // Only rank 0 has figures.
             if let Some(row) = measured {

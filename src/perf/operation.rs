@@ -16,11 +16,13 @@ pub enum Operation {
     Barrier,
     Alltoall,
     Rpc,
+    RmaPut,
+    RmaPutSignal,
 }
 
 impl Operation {
     /// All operations, in the order of `all`.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Put,
         Self::PutSignal,
         Self::PutValue,
@@ -30,6 +32,8 @@ impl Operation {
         Self::Barrier,
         Self::Alltoall,
         Self::Rpc,
+        Self::RmaPut,
+        Self::RmaPutSignal,
     ];
 
     /// The name on the command line and in reports.
@@ -44,6 +48,8 @@ impl Operation {
             Self::Barrier => "barrier",
             Self::Alltoall => "alltoall",
             Self::Rpc => "rpc",
+            Self::RmaPut => "rma-put",
+            Self::RmaPutSignal => "rma-put-signal",
         }
     }
 
@@ -63,6 +69,8 @@ impl Operation {
                 "all ranks; latency: blocks to all other ranks, from all others, and the signals that they were read"
             }
             Self::Rpc => "ranks 0 and 1; latency: one call, with a body of this size both ways",
+            Self::RmaPut => "ranks 0 and 1, by the RMA plugin; latency: one put until its request is done",
+            Self::RmaPutSignal => "ranks 0 and 1, by the RMA plugin; latency: half a round trip of puts with a signal",
         }
     }
 
@@ -76,7 +84,12 @@ impl Operation {
         self.has_bytes() && self != Self::Flush
     }
 
-    /// The operation between two ranks, if it is one.
+    /// True of operations of the RMA plugin, which a host thread calls.
+    pub fn is_rma(self) -> bool {
+        matches!(self, Self::RmaPut | Self::RmaPutSignal)
+    }
+
+    /// The operation between two ranks, if device code has it.
     pub fn of_pair(self) -> Option<plan::Operation> {
         match self {
             Self::Put => Some(plan::Operation::Put),
@@ -85,7 +98,7 @@ impl Operation {
             Self::Get => Some(plan::Operation::Get),
             Self::Signal => Some(plan::Operation::Signal),
             Self::Flush => Some(plan::Operation::Flush),
-            Self::Barrier | Self::Alltoall | Self::Rpc => None,
+            Self::Barrier | Self::Alltoall | Self::Rpc | Self::RmaPut | Self::RmaPutSignal => None,
         }
     }
 }

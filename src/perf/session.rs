@@ -16,8 +16,8 @@ use scenario_runner::runner::Runner;
 use scenario_runner::timed::VALUE_SLOTS;
 use serde::{Deserialize, Serialize};
 use std::panic::resume_unwind;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 /// Limit of a phase: a rank that does not end it in time is lost.
@@ -38,7 +38,7 @@ pub struct Session {
     window: Window,
     runner: Box<dyn Runner>,
     comm: Comm,
-    bootstrap: Bootstrap,
+    bootstrap: Arc<Bootstrap>,
     pub settings: Settings,
     layout: Layout,
     hosts: usize,
@@ -134,7 +134,7 @@ impl Session {
             window,
             runner,
             comm,
-            bootstrap: bootstrap.with_timeout(PHASE_LIMIT),
+            bootstrap: Arc::new(bootstrap.with_timeout(PHASE_LIMIT)),
             settings: settings.clone(),
             layout,
             hosts: hosts.len(),
@@ -170,6 +170,11 @@ impl Session {
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.comm.ranks()
+    }
+
+    /// The exchange between the ranks.
+    pub fn bootstrap(&self) -> Arc<Bootstrap> {
+        self.bootstrap.clone()
     }
 
     /// Limit of one wait.

@@ -97,7 +97,8 @@ impl Settings {
             Operation::PutSignal | Operation::PutValue | Operation::Signal => self.threads,
             Operation::Barrier => barrier_rounds(ranks as u32),
             Operation::Alltoall => 2,
-            Operation::Put | Operation::Get | Operation::Flush | Operation::Rpc => 0,
+            Operation::Put | Operation::Get | Operation::Flush => 0,
+            Operation::Rpc | Operation::RmaPut | Operation::RmaPutSignal => 0,
         };
         self.operations.iter().map(of).max().unwrap_or(0)
     }

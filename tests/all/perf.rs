@@ -7,8 +7,19 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-const OPERATIONS: [&str; 9] =
-    ["put", "put-signal", "put-value", "get", "signal", "flush", "barrier", "alltoall", "rpc"];
+const OPERATIONS: [&str; 11] = [
+    "put",
+    "put-signal",
+    "put-value",
+    "get",
+    "signal",
+    "flush",
+    "barrier",
+    "alltoall",
+    "rpc",
+    "rma-put",
+    "rma-put-signal",
+];
 const SOFTWARE_CARD: (&str, &str) = ("FERROGIN_PROVIDER", "softefa");
 
 /// A directory of one test, removed at its end.
@@ -371,7 +382,8 @@ fn invalid_arguments_are_refused_before_ranks_start() {
         ("put --aggregate 0", "1..=1024"),
         ("put --ranks 1", "2..=64"),
         ("put -n 0", "1..=1000000"),
-        ("rpc --device cuda", "calls between CPUs"),
+        ("rpc --device cuda", "rpc is between CPUs"),
+        ("put rma-put --device cuda", "rma-put is between CPUs"),
         ("put --json - --csv -", "two outputs are standard output"),
         ("signal barrier --plot x.svg", "have none"),
         ("put -n 2000000", "1..=1000000"),
