@@ -3,7 +3,8 @@
 #
 # With nvcc, for NCCL 2.31.2 and 2.32.3, each with NCCL's own device code for EFA and with ferrogin's: target/gpu/two_ranks-RELEASE-nccl and
 # two_ranks-RELEASE-ferrogin. Compiler, headers and libraries of NCCL come from PyPI once (into .cache/). --software builds the programs for the
-# software GPU with clang instead: two_ranks-software-nccl and two_ranks-software-ferrogin. DIST (default: dist) is what `make build` made.
+# software GPU with clang instead: two_ranks-software-nccl, two_ranks-software-ferrogin, and two_ranks-software-proxy, which uses the RMA plugin.
+# DIST (default: dist) is what `make build` made.
 # Prints the programs. Status 3, with the reason, if a compiler or a package cannot be had.
 #
 #   GPU_SM=N         machine code for this GPU, of another machine [that of this one; 90 without one, and then without NCCL's libraries]
@@ -25,17 +26,32 @@ say_why() {
 
 if [ -n "$software" ]; then
     "$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
-    for backend in ferrogin nccl; do
-        options=()
-        [ $backend = ferrogin ] || options=(-DNCCL_OWN_BACKEND)
+    for backend in ferrogin nccl proxy; do
+        options=() host=()
+        case $backend in
+        nccl) options=(-DNCCL_OWN_BACKEND) ;;
+        proxy)
+            options=(-DTHROUGH_PROXY -UNCCL_GIN_PROXY_ENABLE -DNCCL_GIN_PROXY_ENABLE=1 -UNCCL_GIN_EFA_GDA_ENABLE -DNCCL_GIN_EFA_GDA_ENABLE=0)
+            ;;
+        esac
         kernels=$out/two_ranks-software-$backend.ptx
         status=0
         why=$("$root/scenarios/scenario-kernels/clang.sh" "$here/software.cu" "$kernels" "${options[@]}" 2>&1) || status=$?
         [ $status -ne 3 ] || say_why "$why"
         [ $status -eq 0 ] || { echo "$why" >&2 && exit 1; }
+        if [ $backend = proxy ]; then
+            # NCCL's headers take the stand-ins of CUDA's, which software.cu has from elsewhere.
+            for source in "$here/proxy_ranks.cpp" "$root/tests/foreign/proxy.cpp"; do
+                object=$out/$(basename "$source" .cpp).o
+                "${CXX:-g++}" -std=c++17 -O1 -Wall -Wextra -DNCCL_OS_LINUX=1 -I"$root/tests/foreign/shim" -isystem "$root/.cache/nccl-2.32.3/include" \
+                    -c "$source" -o "$object"
+                host+=("$object")
+            done
+            host=(-DTHROUGH_PROXY -x none "${host[@]}" -pthread -ldl)
+        fi
         "${CXX:-g++}" -std=c++17 -O1 -Wall -Wextra -x c++ "-DPTX={\"$kernels\", \"$out/ferrogin_device.ptx\"}" "$here/software.cu" \
             -I"$root/emulators/soft-gpu/tests" -I"$dist/include" -L"$dist" -L"$dist/gpu" -lferrogin -lcuda -Wl,-rpath,"$dist" \
-            -o "${kernels%.ptx}"
+            "${host[@]}" -o "${kernels%.ptx}"
         echo "${kernels%.ptx}"
     done
     exit

@@ -1,8 +1,8 @@
 // The phases on the software GPU: the kernels as PTX, by clang, and the host's part by the driver API and ferrogin's host API in NCCL's place.
-// build.sh --software compiles both; PTX names the files that the driver links.
+// build.sh --software compiles both; PTX names the files that the driver links. With THROUGH_PROXY kernels use the RMA plugin, through NCCL's proxy.
 #ifdef __CUDACC__
 
-#ifdef NCCL_OWN_BACKEND
+#if defined(NCCL_OWN_BACKEND) || defined(THROUGH_PROXY)
 #include <nccl_device.h>
 #else
 #include <ferrogin/nccl_gin.cuh>
@@ -20,7 +20,11 @@ extern "C" __global__ void setup(void* handle, void* window, int rank) {
   comm.ginConnectionCount = comm.ginContextCount = comm.ginConnectionStride = comm.ginContextStride = 1;
   comm.ginSignalCount = 4;
   comm.ginCounterCount = 1;
+#ifdef THROUGH_PROXY
+  comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_PROXY;
+#else
   comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_EFA_GDA;
+#endif
   comm.ginHandles[0] = handle;
   view.worldRank = rank;
   view.numSegments = 1;
@@ -44,6 +48,12 @@ extern "C" {
 #include "launcher.h"
 #include "phases.cuh"
 
+#ifdef THROUGH_PROXY
+#include <vector>
+
+#include "proxy_ranks.h"
+#endif
+
 // The interpreter executes a few million instructions a second.
 static const int usual_rounds = 40, storm_rounds = 10;
 
@@ -54,6 +64,30 @@ static void must(CUresult result, const char* call) {
   throw ferrogin::Error(FERROGIN_CUDA_ERROR, (std::string(call) + " failed: " + (name ? name : "unknown")).c_str());
 }
 #define MUST(call) must(call, #call)
+
+#ifdef THROUGH_PROXY
+static ferrogin::Comm* job;
+static const Meeting* meeting;
+
+// GPU memory that a card may register is the host API's; both ranks allocate it in the same order.
+static void* allocate(size_t bytes) {
+  static std::vector<ferrogin::Window> windows;
+  windows.push_back(job->allocate(bytes, ferrogin::Memory::Device));
+  void* memory = windows.back().address();
+  MUST(cuMemsetD8(CUdeviceptr(memory), 0, bytes));
+  return memory;
+}
+
+static void* allocate_shared(size_t bytes) {
+  void* memory = nullptr;
+  MUST(cuMemHostAlloc(&memory, bytes, 0));
+  return memset(memory, 0, bytes);
+}
+
+static const ProxyHost host = {allocate_shared, allocate, [](const void* mine, void* others, size_t bytes) {
+  return meeting->exchange(mine, others, bytes);
+}};
+#endif
 
 int main() try {
   Launcher launcher;
@@ -95,16 +129,25 @@ int main() try {
   auto memory = static_cast<char*>(window.address());
   MUST(cuMemsetD8(CUdeviceptr(memory), 0, window_bytes));
   MUST(cuMemsetD8(CUdeviceptr(memory) + source_at, source_byte(rank), window_bytes - source_at));
+#ifdef THROUGH_PROXY
+  Meeting with(rank, 60);
+  job = &comm;
+  meeting = &with;
+  ProxyRanks gin(getenv("NCCL_GIN_PLUGIN"), rank, host, memory, window_bytes, 4, 1);
+  void* handle_of_window = gin.window();
+#else
   ferrogin::ContextOptions options;
   options.signals = 4;
   options.counters = 1;
   auto gin = comm.context(options);
+  void* handle_of_window = window.handle();
+#endif
   auto launch = [](CUfunction kernel, unsigned grid, unsigned block, auto... values) {
     void* parameters[] = {&values...};
     MUST(cuLaunchKernel(kernel, grid, 1, 1, block, 1, 1, 0, nullptr, parameters, nullptr));
     MUST(cuCtxSynchronize());
   };
-  launch(setup, 1, 1, gin.handle(), static_cast<void*>(window.handle()), rank);
+  launch(setup, 1, 1, static_cast<void*>(gin.handle()), handle_of_window, rank);
   comm.barrier();
   for (int phase = 0; phase < PHASES && passed == phase; phase++) {
     *result = {};
@@ -113,7 +156,11 @@ int main() try {
     launch(run, is_storm ? blocks : 1, is_storm ? block_threads : 1, arguments, Phase(phase));
     passed += report(rank, Phase(phase), arguments.rounds, *result);
   }
+#ifdef THROUGH_PROXY
+  if (gin.has_failed()) throw std::runtime_error("an operation of the RMA plugin has failed");
+#else
   gin.check();
+#endif
   printf("rank %d: %d of %d phases passed\n", rank, passed, int(PHASES));
   fflush(stdout);
   if (passed != PHASES) _exit(1);

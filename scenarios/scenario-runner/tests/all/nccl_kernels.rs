@@ -63,23 +63,26 @@ fn nccl_kernels_pass_with_backend_of_nccl() {
     must_pass(&kernels(&dist, 2, &options).args(["--api", "cuda", "--gin", &module]).run().expect("the job starts"));
 }
 
-/// The two-rank test of `tests/gpu` on the software GPU, with ferrogin's device code and with NCCL's own: the commands of its README.md.
+/// The two-rank test of `tests/gpu` on the software GPU, with ferrogin's device code, with NCCL's own, and with NCCL's for its proxy, which calls the
+/// RMA plugin: the commands of its README.md.
 #[test]
 #[ignore = "make check"]
-fn two_rank_test_passes_with_both_backends() {
-    let name = "two_rank_test_passes_with_both_backends";
+fn two_rank_test_passes_with_every_backend() {
+    let name = "two_rank_test_passes_with_every_backend";
     let Some(dist) = gpu(name) else { return };
     if has_driver() {
         return skip(name, "tests/gpu/run.sh runs it on this machine's GPU");
     }
     let script = workspace().join("tests/gpu/two_ranks/run.sh");
-    let output = Command::new(script).arg(&dist).env("SOFTWARE_GPU", "1").stdin(Stdio::null()).output().expect("bash");
+    let mut command = Command::new(script);
+    command.arg(&dist).env("SOFTWARE_GPU", "1").env("SOFTEFA_FAULTS", "seed=7,reorder=64,delay_us=0..200,reread=0.2");
+    let output = command.stdin(Stdio::null()).output().expect("bash");
     let said = String::from_utf8_lossy(&output.stdout);
     if let Some(why) = said.lines().find_map(|line| line.strip_prefix("SKIP ")) {
         return skip(name, why);
     }
     assert!(output.status.success(), "{said}");
-    for backend in ["ferrogin", "nccl"] {
+    for backend in ["ferrogin", "nccl", "proxy"] {
         for rank in [0, 1] {
             let passed = format!("PASS two_ranks-software-{backend}, rank {rank}, ");
             assert_eq!(said.matches(&passed).count(), 5, "{passed}: {said}");
