@@ -25,7 +25,7 @@ pub const CONTENTS: [(&str, &str); 7] = [
     ("rank-N/fidelity.txt", "what the check of the card wrote and observed"),
     (
         "rank-N/perf.txt, rank-0/perf.json",
-        "the table and the figures of `ferrogin perf`; by kernels as PTX in perf-ptx.txt, perf-ptx.json",
+        "the table and the figures of `ferrogin perf`; by kernels as PTX in perf-ptx.txt, perf-ptx.json; by the RMA plugin in rma.txt, rma.json",
     ),
     ("rank-N/environment.txt", "the values of the variables that MANIFEST lists, if they are set"),
     ("rank-N/machine.txt", "kernel release, architecture, processors, memory, instance type"),

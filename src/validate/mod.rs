@@ -323,9 +323,10 @@ fn comparison(rows: &[Row]) -> String {
 
 /// Whether this machine can run the GIN plugin, the RMA plugin and the channels: a line each.
 fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
+    let why = |done: &Done| format!("{}: {}", done.step.name(), done.reasons().join("; "));
+    let (of_rma, of_gin): (Vec<_>, Vec<_>) = done.iter().partition(|done| done.step == Step::Rma);
     // The GIN plugin needs everything that kernels on the CPU tried.
-    let failed = done.iter().find(|done| !done.passed());
-    let failed = failed.map(|done| format!("{}: {}", done.step.name(), done.reasons().join("; ")));
+    let failed = of_gin.into_iter().find(|done| !done.passed()).map(why);
     let failed = failed.or(rows.iter().find(|row| row.fails()).map(|row| format!("{}: {}", row.key, row.shown())));
     let gin = failed.map_or_else(|| "yes".to_owned(), |why| format!("no: {why}"));
     let facts: Vec<Value> = facts.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
@@ -341,7 +342,10 @@ fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
             true => format!("no: no libfabric provider of all ranks has {needs}"),
         }
     };
-    let rma = common("rma", "reliable datagrams, RMA and immediate data");
+    let rma = match of_rma.into_iter().find(|done| !done.passed()) {
+        Some(done) => format!("no: {}", why(done)),
+        None => common("rma", "reliable datagrams, RMA and immediate data"),
+    };
     let channels = common("channels", "reliable datagrams");
     format!("The GIN plugin runs here: {gin}\nThe RMA plugin runs here: {rma}\nThe channels run here: {channels}\n")
 }

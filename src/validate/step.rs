@@ -20,6 +20,8 @@ pub enum Step {
     Fidelity,
     /// `ferrogin perf` between all ranks.
     Perf(Kernels),
+    /// Verified puts and signals by the RMA plugin.
+    Rma,
 }
 
 /// Where the kernels of a step run.
@@ -49,7 +51,7 @@ pub fn all(quick: bool, has_gpu: bool) -> Vec<Step> {
     let names = || SCENARIOS.iter().map(|scenario| scenario.name).filter(move |name| !quick || QUICK.contains(name));
     let mut steps = vec![Step::Doctor, Step::Fidelity];
     steps.extend(names().map(|name| Step::Scenario(name, Kernels::Cpu)));
-    steps.push(Step::Perf(Kernels::Cpu));
+    steps.extend([Step::Perf(Kernels::Cpu), Step::Rma]);
     if has_gpu {
         steps.extend(names().map(|name| Step::Scenario(name, Kernels::Ptx)));
         steps.push(Step::Perf(Kernels::Ptx));
@@ -64,6 +66,7 @@ impl Step {
             Step::Scenario(name, kernels) => format!("scenario {name}{}", kernels.names().1),
             Step::Fidelity => "fidelity".into(),
             Step::Perf(kernels) => format!("perf{}", kernels.names().1),
+            Step::Rma => "RMA plugin".into(),
         }
     }
 
@@ -89,19 +92,20 @@ impl Step {
                 "perf put put-signal put-value get signal -b 8 -e 1M -f 8 -n 1000 --json".split(' ').collect()
             }
             Step::Perf(Kernels::Cpu) => "perf put put-signal put-value get signal --json".split(' ').collect(),
+            Step::Rma => "perf rma-put rma-put-signal -b 8 -e 128K -f 16 -n 500 --verify --json".split(' ').collect(),
         };
-        if let Step::Perf(kernels) = self {
-            arguments.push(report_of_perf(*kernels));
-        }
+        arguments.extend(self.report_of_perf());
         arguments
     }
-}
 
-/// perf's report, in the directory of its rank: all ranks have the same arguments.
-fn report_of_perf(kernels: Kernels) -> &'static str {
-    match kernels {
-        Kernels::Cpu => "perf.json",
-        Kernels::Ptx => "perf-ptx.json",
+    /// perf's report, in the directory of its rank: all ranks have the same arguments.
+    fn report_of_perf(&self) -> Option<&'static str> {
+        match self {
+            Step::Perf(Kernels::Cpu) => Some("perf.json"),
+            Step::Perf(Kernels::Ptx) => Some("perf-ptx.json"),
+            Step::Rma => Some("rma.json"),
+            _ => None,
+        }
     }
 }
 
@@ -133,8 +137,10 @@ pub fn run(
             .args(step.arguments(quick))
             .envs(variables.iter().map(|(name, value)| (*name, value)))
             .current_dir(directory);
-        if let Step::Scenario(_, kernels) | Step::Perf(kernels) = step {
-            command.env("FERROGIN_DEVICE", kernels.names().0);
+        match step {
+            Step::Scenario(_, kernels) | Step::Perf(kernels) => drop(command.env("FERROGIN_DEVICE", kernels.names().0)),
+            Step::Rma => drop(command.env("FERROGIN_DEVICE", Kernels::Cpu.names().0)),
+            _ => {}
         }
         child::run(command, limit)
     });
@@ -185,8 +191,8 @@ fn judge(step: &Step, ended: &Ended, directory: &Path) -> Outcome {
             outcome.facts = last.map_or(Value::Null, |seen| seen["observed"].clone());
             outcome.files.insert("fidelity.txt".into(), both);
         }
-        Step::Perf(kernels) => {
-            let report = report_of_perf(*kernels);
+        Step::Perf(_) | Step::Rma => {
+            let report = step.report_of_perf().unwrap_or_default();
             outcome.files.insert(report.replace(".json", ".txt"), both);
             if let Ok(json) = std::fs::read_to_string(directory.join(report)) {
                 outcome.files.insert(report.into(), json);

@@ -113,6 +113,7 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
         "scenario contexts",
         "fidelity",
         "perf",
+        "RMA plugin",
     ] {
         let step = step(&summary, name);
         assert_eq!(step["passed"], true, "{name}: {}\n{step:#}", text(&output));
@@ -139,7 +140,9 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
         assert!(files.contains_key(name), "{name}: {:?}", files.keys());
         assert!(files["MANIFEST"].contains(name), "{name}: {}", files["MANIFEST"]);
     }
-    assert!(files.contains_key("rank-0/perf.json"), "{:?}", files.keys());
+    for name in ["rank-0/perf.json", "rank-0/rma.json", "rank-1/rma.txt"] {
+        assert!(files.contains_key(name), "{name}: {:?}", files.keys());
+    }
     assert!(files["rank-0/environment.txt"].contains("FERROGIN_PROVIDER=softefa"), "{files:?}");
     let screen = text(&output);
     assert!(screen.contains("rank-N/environment.txt") && screen.contains("MANIFEST"), "{screen}");
@@ -180,7 +183,7 @@ fn failing_steps_are_reported_and_stop_no_other() {
     assert_eq!(row("wide requests").map(|row| &row["verdict"]), Some(&Value::from("differs")), "{summary:#}");
     assert_eq!(row("writes: completions").map(|row| &row["verdict"]), Some(&Value::from("FAILS")), "{summary:#}");
     // The steps after the failures ran too.
-    assert!(summary["steps"].as_array().is_some_and(|steps| steps.len() == 7), "{summary:#}");
+    assert!(summary["steps"].as_array().is_some_and(|steps| steps.len() == 8), "{summary:#}");
 }
 
 /// The record of the software ConnectX card is what it shows.
