@@ -7,7 +7,7 @@ use mlx5::verbs::{DeviceEntry, Hardware, Settings, devices};
 #[derive(Debug, PartialEq, Eq)]
 pub enum Report {
     Line(String),
-    Cure(String),
+    Fix(String),
 }
 
 /// The report of the cards of this machine.
@@ -25,7 +25,7 @@ fn describe(
         Err(DeviceError::Library { library, why: reason }) => {
             return vec![
                 line(format!("unknown: cannot load {library}: {reason}")),
-                Report::Cure("install rdma-core: apt-get install libibverbs1 ibverbs-providers".into()),
+                Report::Fix("install rdma-core: apt-get install libibverbs1 ibverbs-providers".into()),
                 without_a_card(),
             ];
         }
@@ -37,7 +37,7 @@ fn describe(
             Ok(caps) => report.extend(capabilities(&caps)),
             Err(error) => {
                 report.push(line(format!("{} cannot be opened: {error}", device.name)));
-                report.push(Report::Cure(
+                report.push(Report::Fix(
                     "check that the device file /dev/infiniband/uverbs* exists and is readable for this user".into(),
                 ));
             }
@@ -52,7 +52,7 @@ fn describe(
 }
 
 fn without_a_card() -> Report {
-    Report::Cure(
+    Report::Fix(
         "without an mlx5 card, host-rpc runs over message channels, or on the software card (crate soft-mlx5)".into(),
     )
 }
@@ -75,9 +75,9 @@ fn capabilities(caps: &Caps) -> [Report; 3] {
             limits.max_sge, limits.max_inline
         )),
         if caps.type2_windows {
-            Report::Cure("host-rpc can use it".into())
+            Report::Fix("host-rpc can use it".into())
         } else {
-            Report::Cure(
+            Report::Fix(
                 "host-rpc needs memory windows of type 2 for long messages: use message channels with this card".into(),
             )
         },

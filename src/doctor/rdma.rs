@@ -126,7 +126,7 @@ fn mlx5(machine: &Machine) -> Vec<Finding> {
         return vec![Finding::warning(AREA, reason, why, fix).details(probed.ended.last_errors(8))];
     }
     let mut findings: Vec<Finding> = probed.texts("line").into_iter().map(|text| Finding::ok(AREA, text)).collect();
-    // Cures follow their lines; for cards that the plugin does not need they are notes.
+    // Fixes follow their lines; for cards that the plugin does not need they are notes.
     if let Some(last) = findings.last_mut() {
         last.why = probed.texts("fix").join("; ");
     }

@@ -49,7 +49,7 @@ pub fn run(probe: &Probe, limit: Duration) -> ExitCode {
             for entry in mlx5_cards::report() {
                 match entry {
                     Report::Line(text) => emit("line", json!(text)),
-                    Report::Cure(text) => emit("cure", json!(text)),
+                    Report::Fix(text) => emit("fix", json!(text)),
                 }
             }
             Ok(())

@@ -449,7 +449,7 @@ fn agent_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: 
                 let by_way = of_windows.iter().filter(|line| line.contains(way)).count();
                 assert_eq!((of_windows.len(), by_way), if way == CPU { (6, 6) } else { (6, 4) }, "{lines:#?}");
                 assert_eq!(by_cpu, if way == CPU { 6 } else { 2 }, "{lines:#?}");
-                let warned = lines.iter().filter(|line| line.contains("VA signals in GPU memory are added by copies"));
+                let warned = lines.iter().filter(|line| line.contains("signals in GPU memory are added by copies"));
                 assert_eq!(warned.count(), usize::from(warns), "{lines:#?}");
                 assert_eq!(software_gpu_driver::flushes().1 == 0, way != STREAM, "reductions of a stream");
             }
