@@ -3,7 +3,7 @@
 use mlx5::device::{Caps, Device, DeviceError};
 use mlx5::verbs::{DeviceEntry, Hardware, Settings, devices};
 
-/// An entry of the report: a line, or the cure for the line before.
+/// An entry of the report: a line, or how to fix what the line before says.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Report {
     Line(String),
