@@ -104,8 +104,9 @@ fn measures_every_operation(test: &str, job: &str, threads: u64) {
         assert!(latency.is_sorted() && latency[4] > 0.0, "{row}");
         let rate = row["rate_mops"].as_f64().unwrap();
         assert!(rate > 0.0, "{row}");
-        let is_collective = ["barrier", "alltoall"].contains(&row["operation"].as_str().unwrap());
-        let threads = if is_collective { 1 } else { threads };
+        let has_one_thread =
+            ["barrier", "alltoall", "rma-put", "rma-put-signal"].contains(&row["operation"].as_str().unwrap());
+        let threads = if has_one_thread { 1 } else { threads };
         assert_eq!((row["threads"].as_u64(), row["iterations"].as_u64()), (Some(threads), Some(40 * threads)), "{row}");
         let blocks = if row["operation"] == "alltoall" { report["ranks"].as_f64().unwrap() - 1.0 } else { 1.0 };
         match row["bandwidth_gbs"].as_f64() {

@@ -172,7 +172,7 @@ fn validation_below_verbs_passes() {
     let Some(dist) = dist(test) else { return };
     let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
     let (good, text) = validation(&dist, "passes", Some(&libfabric));
-    assert!(good && text.contains("7 of 7 steps passed"), "{text}");
+    assert!(good && text.contains("8 of 8 steps passed"), "{text}");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn validation_below_verbs_asks_for_a_libfabric_with_operations_for_gpus() {
     }
     let (good, text) = validation(&dist, "older", None);
     let fix = "EFA needs libfabric 2.6 or newer";
-    assert!(!good && text.contains("0 of 7 steps passed") && text.contains(fix), "{text}");
+    assert!(!good && text.contains("0 of 8 steps passed") && text.contains(fix), "{text}");
 }
 
 /// The lines of the page run as they stand there, in a directory like another project's.
