@@ -344,16 +344,7 @@ impl FrameHandler for Inner {
     }
 
     fn on_end(&self, end: End) {
-        let peer = Arc::clone(&self.peer);
-        let error = match end {
-            End::Transport(why) => RpcError::Disconnected { peer, why },
-            End::Violation(violation) => {
-                log::warn!("closing the connection to {peer}, which broke the RPC protocol: {violation}");
-                self.connection.close(Duration::ZERO);
-                RpcError::Protocol { peer, violation }
-            }
-        };
-        self.end_all(&error);
+        self.end_all(&self.connection.error(Arc::clone(&self.peer), end));
     }
 }
 

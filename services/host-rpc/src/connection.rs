@@ -7,7 +7,7 @@ use ferrogin_channel::Payload;
 
 use crate::frame::{Assembler, HEADER, Header, PACK};
 use crate::transport::NO_LIMIT;
-use crate::{Body, Data, SendDone, Settings, Transport, TransportError, Violation};
+use crate::{Body, Data, RpcError, SendDone, Settings, Transport, TransportError, Violation};
 
 /// Receives that are posted to the transport.
 const RECEIVES: usize = 16;
@@ -91,6 +91,18 @@ impl Connection {
     pub fn close(self: &Arc<Self>, limit: Duration) {
         self.flush(&mut self.sending());
         self.transport.close(limit.min(NO_LIMIT));
+    }
+
+    /// The error of the calls of a connection that has ended. It is closed if its peer broke the protocol.
+    pub fn error(self: &Arc<Self>, peer: Arc<str>, end: End) -> RpcError {
+        match end {
+            End::Transport(why) => RpcError::Disconnected { peer, why },
+            End::Violation(violation) => {
+                log::warn!("closing the connection to {peer}, which broke the RPC protocol: {violation}");
+                self.close(Duration::ZERO);
+                RpcError::Protocol { peer, violation }
+            }
+        }
     }
 
     /// Sends a frame. If the connection ends first, the handler's `ended` reports the end.

@@ -584,16 +584,7 @@ impl FrameHandler for Session {
     }
 
     fn on_end(&self, end: End) {
-        let peer = Arc::clone(&self.peer);
-        let why = match end {
-            End::Transport(why) => RpcError::Disconnected { peer, why },
-            End::Violation(violation) => {
-                log::warn!("closing the connection to {peer}, which broke the RPC protocol: {violation}");
-                self.connection.close(Duration::ZERO);
-                RpcError::Protocol { peer, violation }
-            }
-        };
-        self.cancel_all(&why);
+        self.cancel_all(&self.connection.error(Arc::clone(&self.peer), end));
         if let Some(server) = self.server.upgrade() {
             server.state().sessions.retain(|session| !std::ptr::eq(&**session, self));
         }
