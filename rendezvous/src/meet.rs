@@ -17,7 +17,7 @@ const DOMAIN: [u8; 8] = *b"ferroHA\x03";
 /// The largest number of ranks.
 const RANKS_MAX: usize = 1 << 20;
 
-/// An exchange of a block each between the ranks, all of which have the same address.
+/// An exchange in which each rank gives a block and gets those of all ranks. All have the same address.
 pub struct Exchange<'a> {
     identity: &'a Identity,
     timeout: Duration,

@@ -329,7 +329,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
     let is_gpu = buffer.host_address().is_none();
     let by_address = Region::Va { addr: buffer.device_address() as *mut u8, len: buffer.len() };
     let kind = if is_gpu { MemoryKind::Cuda(0) } else { MemoryKind::System };
-    // SAFETY: the caller drops the region before the buffer, of which no Rust references exist.
+    // SAFETY: the caller drops the region before the buffer, to which no Rust reference exists.
     let address = unsafe { MemoryRegion::register_kind(&rail.domain, by_address, access, 1, kind) };
     let shown = |result: &Result<MemoryRegion, ferrogin_libfabric::Error>| match result {
         Ok(_) => "yes".to_owned(),
@@ -345,7 +345,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
             Some(Ok(fd)) => {
                 let base = buffer.device_address() as *mut u8;
                 let region = Region::DmaBuf { fd: fd.as_fd(), offset: 0, len: buffer.len(), base };
-                // SAFETY: the region is dropped here, before the buffer, of which no Rust references exist.
+                // SAFETY: the region is dropped here, before the buffer, to which no Rust reference exists.
                 shown(&unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 3, kind) })
             }
         };
@@ -357,7 +357,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
     };
     let base = (buffer.device_address() as *mut u8).wrapping_sub(dma_buf.offset as usize);
     let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset, len: buffer.len(), base };
-    // SAFETY: the caller drops the region before the buffer, of which no Rust references exist.
+    // SAFETY: the caller drops the region before the buffer, to which no Rust reference exists.
     let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 2, dma_buf.kind) };
     seen.add("memory: as dma-buf", shown(&region));
     region.or(address).map_err(text)

@@ -327,7 +327,7 @@ impl Engine {
     }
 
     /// Not all providers say that a peer is gone. Requests that are under way fail then, those to other peers too: several ranks may have
-    /// ended, of which the ring names one. A context without requests goes on, as ranks may end when they have no more to do.
+    /// ended, and the ring names one of them. A context without requests goes on, as ranks may end when they have no more to do.
     fn look_at_ranks(&mut self) -> Result<(), Error> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(LOOK_EVERY) {

@@ -541,7 +541,7 @@ mod tests {
             len: 1 << 20,
         };
         assert!(matches!(there.receive(receive(1)), ReceiveResult::Posted));
-        assert!(there.may_wait(), "nothing is to be sent");
+        assert!(there.may_wait(), "there is nothing to send");
         // The request for a long message is sent.
         let from = *here.connections.keys().next().unwrap();
         here.send(from, 2, vec![1u8; 1 << 20].into(), 1, false);
