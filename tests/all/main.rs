@@ -5,6 +5,7 @@ mod docs;
 mod doctor;
 mod gpu;
 mod gpu_cost;
+mod hosts;
 mod layouts;
 mod packages;
 mod perf;

@@ -59,6 +59,21 @@ fn example_in_c_passes_under_mpirun() {
 }
 
 #[test]
+#[ignore = "make check"]
+fn example_in_c_passes_between_hosts() {
+    let test = "example_in_c_passes_between_hosts";
+    let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") else { return };
+    let mut command = Command::new(&program);
+    on_software_card(&mut command);
+    if let Some(output) = ferrogin_test_support::ranks_on_hosts(test, (2, 1), &command) {
+        let text = text(&output);
+        let received = text.contains("rank 0 of 2 received 101") && text.contains("rank 1 of 2 received 100");
+        assert!(output.status.success() && received, "{text}");
+    }
+    let _ = std::fs::remove_file(program);
+}
+
+#[test]
 fn example_in_cpp_passes() {
     let test = "example_in_cpp_passes";
     if let Some(program) = compile(test, CXX, &["-std=c++17", "-x", "c++"], "examples/exchange.cpp") {

@@ -4,6 +4,7 @@ pub mod callgrind;
 pub mod child;
 mod corpus;
 mod dist;
+mod hosts;
 mod input;
 mod libfabric;
 mod memory;
@@ -19,6 +20,7 @@ pub mod wait;
 
 pub use corpus::replay;
 pub use dist::{dist, software_gpu, verbs, workspace};
+pub use hosts::ranks_on_hosts;
 pub use input::Input;
 pub use libfabric::{have_libfabric, libfabric_for_gpus, libraries};
 pub use memory::{address_space, resident_bytes};

@@ -5,16 +5,12 @@ use std::process::{Command, Output, Stdio};
 
 use crate::{Running, have, on_card};
 
-/// The script of a new user and network namespace, which ends with the script. Its arguments are the server; the client gets its address behind them.
+/// The script of a new user and network namespace, which ends with the script. $1 makes the second host, where the server runs. The rest is the
+/// server; the client gets its address behind them.
 const SCRIPT: &str = r#"
-unshare --net sleep infinity & peer=$!
-trap 'kill $(jobs -p)' EXIT
-until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done
-{ ip link add va type veth peer name vb netns $peer && ip addr add 192.0.2.1/24 dev va && ip link set va up &&
-  ip link set lo up && nsenter -t $peer -n ip addr add 192.0.2.2/24 dev vb &&
-  nsenter -t $peer -n ip link set vb up && nsenter -t $peer -n ip link set lo up; } || exit 77
+. "$1"; shift
 SOFTEFA_IFADDR=${ADDRESSES:+192.0.2.2} nsenter -t $peer -n "$@" 2>&1 & server=$!
-until nsenter -t $peer -n cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A '; do
+until there cat /proc/net/tcp /proc/net/tcp6 | grep -q ' 0A '; do
   kill -0 $server || exit 1
   sleep 0.01
 done
@@ -33,7 +29,8 @@ fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Opt
         return None;
     }
     let mut command = on_card("unshare");
-    command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]).args(program);
+    command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]);
+    command.arg(ferrogin_test_support::workspace().join("tests/second-host.sh")).args(program);
     command.envs(variables.iter().copied());
     let output = Running::start(command).output();
     if output.status.code() == Some(77) {
