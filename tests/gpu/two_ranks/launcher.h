@@ -39,6 +39,18 @@ struct Launcher {
     // Across hosts, every launcher but a script names the local rank.
     if (!local.name) local = rank;
   }
+
+  // True if this is one of two ranks; otherwise it prints how to start them.
+  bool started_two_ranks() const {
+    if (!ranks.name || !rank.name) {
+      fprintf(stderr, "two_ranks: no launcher started this process: run mpirun -np 2 PROGRAM\n");
+    } else if (ranks.value != 2 || rank.value > 1) {
+      fprintf(stderr, "two_ranks: this is rank %ld of %ld, but the test has two ranks: run mpirun -np 2 PROGRAM\n", rank.value, ranks.value);
+    } else {
+      return true;
+    }
+    return false;
+  }
 };
 
 // Two ranks of one host, which meet at a name of this job that no file has.

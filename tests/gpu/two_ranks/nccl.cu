@@ -152,10 +152,7 @@ static void load_nccl() {
 }
 
 int main() {
-  if (launcher.ranks.value != 2 || launcher.rank.value > 1 || launcher.rank.value < 0) {
-    fprintf(stderr, "two_ranks: start two ranks: mpirun -np 2 PROGRAM (this is rank %ld of %ld)\n", launcher.rank.value, launcher.ranks.value);
-    return 2;
-  }
+  if (!launcher.started_two_ranks()) return 2;
   rank = launcher.rank.value;
   const int other = int(1 - rank);
   // What ends a rank whose peer is gone; the phases have limits of their own.

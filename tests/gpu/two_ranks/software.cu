@@ -91,10 +91,7 @@ static const ProxyHost host = {allocate_shared, allocate, [](const void* mine, v
 
 int main() try {
   Launcher launcher;
-  if (launcher.ranks.value != 2) {
-    fprintf(stderr, "two_ranks: start two ranks: mpirun -np 2 PROGRAM (this is rank %ld of %ld)\n", launcher.rank.value, launcher.ranks.value);
-    return 2;
-  }
+  if (!launcher.started_two_ranks()) return 2;
   int rank = int(launcher.rank.value), count = 0;
   if (cuInit(0) != CUDA_SUCCESS || cuDeviceGetCount(&count) != CUDA_SUCCESS || count == 0) {
     if (launcher.local.value == 0) printf("two_ranks: the CUDA driver finds no GPU: start it below ferrogin gpu --\n");
