@@ -101,7 +101,7 @@ pub struct Core {
     pub(crate) idle_polls: u32,
     /// The card's clock when the card stopped answering (fault `die_after`, or a failure of the engine).
     pub(crate) dead_since: Option<u64>,
-    lines: u32,
+    pub(super) lines: u32,
     /// The trace; `None` without `SOFTEFA_TRACE`, and after a failure of its file.
     pub(crate) trace: Option<trace::Writer>,
 }

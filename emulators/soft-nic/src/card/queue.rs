@@ -292,9 +292,9 @@ impl CompletionRing {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
 
     #[test]
     fn slots_and_phases_follow_the_index() {
@@ -377,6 +377,67 @@ mod tests {
         let mut bytes = [0; 257];
         ring.map.read(0, &mut bytes);
         assert_eq!((&bytes[..256], bytes[256]), (&[0; 256][..], 0xa5));
+        assert!(CompletionRing::in_memory(from(0, 256), 8).is_ok(), "no byte too many");
+    }
+
+    /// A ring with a doorbell, and whether an append or a write of the doorbell raised an event.
+    struct Armed {
+        ring: CompletionRing,
+        signal: Arc<Signal>,
+    }
+
+    impl Armed {
+        fn new() -> Self {
+            let mut ring = CompletionRing::new(8).unwrap();
+            ring.add_doorbell().unwrap();
+            let signal = Arc::new(Signal::new().unwrap());
+            ring.signals.push(signal.clone());
+            Self { ring, signal }
+        }
+
+        fn is_raised(&self) -> bool {
+            let mut fds = [PollFd::new(self.signal.fd(), PollFlags::POLLIN)];
+            poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+        }
+
+        fn completes(&mut self) -> bool {
+            self.ring.append(|_| RawCqe([0; 32]));
+            self.is_raised()
+        }
+
+        /// The reader has read up to `index` and taken `events`, and wants another.
+        fn arms(&mut self, index: u32, events: u32) -> bool {
+            let value = 1 << 31 | events << 29 | index;
+            self.ring.doorbell.as_ref().unwrap().map.u32_at(0).store(value, Ordering::Release);
+            self.ring.poll_doorbell();
+            self.is_raised()
+        }
+    }
+
+    #[test]
+    fn armed_ring_raises_one_event() {
+        let mut armed = Armed::new();
+        assert!(!armed.completes(), "nothing is armed");
+        assert!(!armed.arms(1, 0), "the reader has read all");
+        assert!(armed.completes());
+        let _ = nix::unistd::read(armed.signal.fd(), &mut [0; 8]);
+        assert!(!armed.completes(), "an event disarms");
+        assert!(!armed.arms(3, 0), "a write from before the event does not arm");
+        assert!(!armed.completes());
+        assert!(armed.arms(3, 1), "a completion waits already");
+    }
+
+    #[test]
+    fn stored_requests_are_fetched_from_their_slots() {
+        let queue = WorkQueue::new(64, 8, 0).unwrap();
+        for index in 8..16u32 {
+            queue.store(index, &[index as u8; 64]);
+        }
+        for index in 8..16 {
+            let mut bytes = [0; 128];
+            queue.fetch(index, &mut bytes);
+            assert_eq!(bytes[..64], [index as u8; 64]);
+        }
     }
 
     #[test]

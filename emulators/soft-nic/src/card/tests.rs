@@ -543,7 +543,9 @@ fn send_fills_the_buffers_of_the_next_receive() {
         let mut receiver = Receiver::open();
         assert_eq!(receiver.send(len), Some(CompStatus::RemoteRnr), "before a receive is posted");
         receiver.post(descs);
+        let lines = receiver.world.core.lines;
         assert_eq!(receiver.send(len), Some(CompStatus::Ok));
+        assert_eq!(receiver.world.core.lines, lines, "nothing to log");
         assert_eq!(*receiver.world.bytes, filled);
         assert_eq!(receiver.completions(), [(40, Status::Known(CompStatus::Ok))]);
         assert_eq!(receiver.world.counts()[4], (1, 0));
@@ -577,9 +579,21 @@ fn send_longer_than_a_packet_or_its_receive_is_refused() {
     assert_eq!(receiver.send(MAX_SEND_SIZE + 1), Some(CompStatus::RemoteBadLength));
     assert_eq!(receiver.send(u32::MAX), Some(CompStatus::RemoteBadLength));
     receiver.post(&[(7, WHOLE)]);
+    let lines = receiver.world.core.lines;
     assert_eq!(receiver.send(8), Some(CompStatus::RemoteBadLength));
+    assert_eq!(receiver.world.core.lines, lines + 1, "the receiver's log says so");
     assert_eq!(receiver.completions(), [(40, Status::Known(CompStatus::LocalBadLength))]);
     assert_eq!((*receiver.world.bytes, receiver.world.counts()[4]), ([0; 8], (0, 1)));
+}
+
+#[test]
+fn lines_about_a_rule_are_counted_whatever_their_numbers() {
+    let mut world = World::open();
+    let qpn = world.qpn;
+    let qp = world.core.qp(qpn).unwrap();
+    let counts =
+        ["slot 3 is full", "slot 14 is full", "slot 14 is empty", "slot 3 is full"].map(|rule| qp.count_line(rule));
+    assert_eq!(counts, [1, 2, 1, 3]);
 }
 
 #[test]
