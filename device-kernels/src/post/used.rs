@@ -133,3 +133,22 @@ fn remove(word: &AtomicU64, seen: u64, bits: u32) {
 fn insertions(word: u64) -> u32 {
     kept((word >> USED_BITS) as u32)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::take_lowest;
+
+    #[test]
+    fn lowest_bits_are_taken_in_turn() {
+        for all in [1, 0x8000_0000, 0x8000_0005, 0xf0f0, u32::MAX] {
+            let mut word = all;
+            let mut taken = 0;
+            while word != 0 {
+                let (number, bit) = take_lowest(&mut word);
+                assert_eq!((bit, number), (1 << number, (all & !taken).trailing_zeros()), "{all:#x}");
+                taken |= bit;
+                assert_eq!(word, all & !taken, "{all:#x}");
+            }
+        }
+    }
+}
