@@ -4,7 +4,7 @@
 #   FERROGIN_AARCH64_TESTS=1   builds the whole workspace, and runs all tests that need nothing but a processor in an emulator, which
 #                              takes minutes
 #
-# One line for each part, and a last one with the counts; status 1 when something failed. Says aloud what it leaves out
+# One line for each part, and a last one with the counts; status 1 when something failed. Prints what it leaves out
 # where a tool is missing: scripts/aarch64-tools.sh names the tools. The emulator is qemu-aarch64 (Debian: qemu-user).
 set -uo pipefail
 

@@ -112,7 +112,7 @@ fn describe(status: ExitStatus) -> End {
     }
 }
 
-/// The end of a stream, which a thread reads. A process that inherited the stream may keep it open for ever, so the thread is not joined.
+/// The end of a stream, which a thread reads. A process that inherited the stream may keep it open forever, so the thread is not joined.
 struct Tail(Arc<Mutex<(Vec<u8>, bool)>>);
 
 impl Tail {

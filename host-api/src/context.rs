@@ -10,6 +10,7 @@ use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::context::{self, Shape};
 use nccl_gin_ferrogin::device::DeviceKind;
 use nccl_gin_ferrogin::error::Error as PluginError;
+use nccl_gin_ferrogin::log::counted;
 use nccl_gin_ferrogin::registry::{self, Kind};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -135,9 +136,9 @@ impl Drop for Context {
         let is_sound = registry::fault(self.handle) == Ok(false);
         if let Some(n) = self.context.outstanding().ok().filter(|n| *n > 0 && is_sound) {
             nccl_gin_ferrogin::warn!(
-                "rank {}: the context is destroyed while {n} request(s) of its kernels are not complete, and their bytes may not arrive: call \
-                 fgin_flush before",
-                self._comm.coll.rank
+                "rank {}: the context is destroyed before {} of its kernels completed, so bytes may be lost: call fgin_flush first",
+                self._comm.coll.rank,
+                counted(n as usize, "request")
             );
         }
         if let Ok(context) = registry::remove::<context::Context>(self.handle, Kind::Context) {

@@ -22,7 +22,7 @@ pub enum Status {
     Remote = nccl::REMOTE_ERROR,
 }
 
-/// The error of a call. Its text has the cause and the cure.
+/// The error of a call. Its text has the cause and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The plugin's part of the call failed.

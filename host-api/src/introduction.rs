@@ -94,9 +94,9 @@ impl Introduction {
         });
         let all = all.collect::<Result<Vec<_>, _>>()?;
         for (rank, other) in all.iter().enumerate() {
-            let differs = |what: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display, cure: &str| {
+            let differs = |what: &str, theirs: &dyn std::fmt::Display, ours: &dyn std::fmt::Display, fix: &str| {
                 Error::Disagreement(format!(
-                    "rank {rank} has {what} {theirs}, but rank {own} has {ours}: {cure} on all ranks"
+                    "rank {rank} has {what} {theirs}, but rank {own} has {ours}: {fix} on all ranks"
                 ))
             };
             if other.version != self.version || other.release != self.release {

@@ -86,7 +86,7 @@ pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> ncc
         Ok(Ok(())) => nccl::SUCCESS,
         Ok(Err(error)) => {
             match shortage::of(&error) {
-                // The cure of the error itself, behind its first semicolon, is wrong then.
+                // The fix of the error itself, behind its first semicolon, is wrong then.
                 Some(shortage) => {
                     warn!("{call}: {}; {shortage}", error.to_string().split("; ").next().unwrap_or_default())
                 }
@@ -411,7 +411,11 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
         let _span = trace::span("closeColl", coll.rank);
         let contexts = coll.contexts.close();
         if !contexts.is_empty() {
-            crate::info!("closeColl destroys {} context(s) of rank {} that are still open", contexts.len(), coll.rank);
+            crate::info!(
+                "closeColl of rank {} destroys {} that are still open",
+                coll.rank,
+                log::counted(contexts.len(), "context")
+            );
         }
         for handle in contexts {
             // Another thread may have removed this handle just now.

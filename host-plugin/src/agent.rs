@@ -5,7 +5,7 @@
 //!
 //! The thread runs while the process has an inbox. In each round it serves all inboxes. When no completion comes it sleeps until an event of
 //! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of an agent that ended or lags, so that
-//! requests of peers fail in place of being retried for ever. A [`turn`](crate::turn) says whether the agent is in memory that another thread wants to
+//! requests of peers fail instead of being retried forever. A [`turn`](crate::turn) says whether the agent is in memory that another thread wants to
 //! free, and bounds the wait for an agent that a driver does not give back.
 #![allow(unsafe_code)]
 
@@ -359,7 +359,7 @@ mod tests {
                 drop(shared.turn.begin());
                 assert!((0..101).all(|_| !look_later()), "progress, and 5 s");
                 assert!(look_later());
-                assert!(look_later(), "for ever");
+                assert!(look_later(), "keeps waiting");
             });
         });
         assert!(lines.is_none_or(|lines| lines.matches("made no progress").count() == 1));

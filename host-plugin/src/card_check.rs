@@ -68,7 +68,7 @@ fn explain_counters(error: Error, card: &Info, libfabric: Version) -> Error {
     Error::Usage(format!("{what}: {source}: {cause}"))
 }
 
-/// The reason why the card has no completion counter for kernels, and the cure.
+/// The reason why the card has no completion counter for kernels, and the fix.
 fn counter_cause(
     code: i32,
     highest: u64,

@@ -48,7 +48,7 @@ impl CardQuery {
     /// All cards of this machine, in the order of their PCI addresses and names.
     ///
     /// # Errors
-    /// There is no usable card; the message names the cause and the cure.
+    /// There is no usable card; the message names the cause and the fix.
     pub fn find(&self) -> Result<Vec<Info>, Error> {
         let found = match self.provider {
             Provider::SoftEfa => self.find_software_cards(),

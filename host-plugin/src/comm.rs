@@ -4,6 +4,7 @@ use crate::agent::windows::Windows;
 use crate::config::Signals;
 use crate::device::{self, Device};
 use crate::error::Error;
+use crate::log::counted;
 use crate::metrics;
 use crate::plugin::Plugin;
 use crate::rail::Rail;
@@ -106,8 +107,8 @@ impl CollComm {
         let same = Same { greeting: greeting.as_bytes(), rails: rails.len(), setting: "FERROGIN_SIGNALS" };
         let ring = join(&listen.listener, handles, rank, plugin.config.timeout, same)?;
         crate::info!(
-            "rank {rank} of {nranks}: connected on {} rail(s) {}, kernels on {}",
-            rails.len(),
+            "rank {rank} of {nranks}: connected on {} {}, kernels on {}",
+            counted(rails.len(), "rail"),
             rails.iter().map(|rail| rail.name()).collect::<Vec<_>>().join("+"),
             device.kind().name(),
         );
@@ -163,8 +164,8 @@ pub(crate) fn join(
     match greetings.iter().position(|other| other != greeting) {
         None => Ok(ring),
         Some(other) => Err(Error::Usage(format!(
-            "rank {other} has another version of ferrogin than rank {rank}, another {setting}, or not {rails} rail(s) for its device as rank \
-             {rank} has; run the same ferrogin with the same settings on the same kind of machine on all ranks"
+            "rank {other} has another version of ferrogin than rank {rank}, another {setting}, or another number of rails for its device than \
+             the {rails} of rank {rank}; run the same ferrogin with the same settings on the same kind of machine on all ranks"
         ))),
     }
 }

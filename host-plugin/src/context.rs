@@ -9,7 +9,7 @@ use crate::device::{self, DeviceBuffer, DeviceKind, Use};
 use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Role, Start};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
-use crate::log::first_time;
+use crate::log::{counted, first_time};
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::metrics;
 use crate::rail::{CounterBudget, Peers};
@@ -102,18 +102,19 @@ impl Context {
         span.note("endpoints", (shape.n_contexts * shape.endpoints()) as u64);
         span.note("addresses", addresses as u64);
         crate::info!(
-            "rank {} of {}: {} context(s) of {} {} and {} counter(s): kernels on {}, provider {}, {} rail(s) on \
-             card(s) {}, backendVersion {}, {} requests in flight, requests of {} bytes and for values of {}, completion \
-             counters used {}, {addresses} peer addresses",
+            "rank {} of {}: {} of {} and {}: kernels on {}, provider {}, {} on {}, backendVersion {}, {} requests in flight, \
+             requests of {} bytes and for values of {}, completion counters used {}, {addresses} peer addresses",
             coll.rank,
             coll.nranks,
-            shape.n_contexts,
-            shape.n_words.unwrap_or(shape.n_signals),
-            if shape.n_words.is_some() { "emulated signal(s)" } else { "signal(s)" },
-            shape.n_counters,
+            counted(shape.n_contexts, "context"),
+            match shape.n_words {
+                Some(words) => counted(words as usize, "emulated signal"),
+                None => counted(shape.n_signals as usize, "signal"),
+            },
+            counted(shape.n_counters as usize, "counter"),
             coll.device.kind().name(),
             coll.plugin.config.provider.name(),
-            coll.rails.len(),
+            counted(coll.rails.len(), "rail"),
             coll.rails.iter().map(|rail| rail.name()).collect::<Vec<_>>().join("+"),
             shape.backend_version,
             first[0].sq_size(),

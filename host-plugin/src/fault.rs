@@ -85,7 +85,7 @@ impl FailureFlag {
         drop(unsafe { Box::from_raw(old) });
     }
 
-    /// Marks the context of `generation` as failed for ever. Does nothing for another context.
+    /// Marks the context of `generation` as failed for good. Does nothing for another context.
     pub fn raise(&self, generation: u64) {
         // The exchange fails if the context ended or is marked already.
         let _ = self.word.compare_exchange(generation << 1, generation << 1 | 1, Ordering::SeqCst, Ordering::SeqCst);

@@ -60,13 +60,18 @@ pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>
     unsafe { logger(level, subsystem, file.as_ptr(), line as i32, c"%s".as_ptr(), text.as_ptr()) };
 }
 
+/// A number and what it counts: "1 rail", "2 rails".
+pub fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// True at the first call with this message and card in the process. A message about no card has the card "".
 pub fn first_time(message: &'static str, card: &str) -> bool {
     static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
     REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
 }
 
-/// Writes a line that NCCL always shows: the failure, its cause and the cure.
+/// Writes a line that NCCL always shows: the failure, its cause and the fix.
 #[macro_export]
 macro_rules! warn {
     ($($arg:tt)*) => { $crate::log::write($crate::log::Level::Warn, file!(), line!(), format_args!($($arg)*)) };

@@ -4,6 +4,7 @@ use crate::cards::CardQuery;
 use crate::config::{Config, Signals};
 use crate::device::{self, Device, DeviceKind};
 use crate::error::Error;
+use crate::log::counted;
 use crate::metrics::Metrics;
 use crate::platform::Platform;
 use crate::{card_check, trace};
@@ -77,7 +78,7 @@ impl Plugin {
     ///
     /// # Errors
     /// An invalid setting; no libfabric, no card, no GPU; a card that cannot open what `createContext` needs. Each message
-    /// names its cure.
+    /// names its fix.
     pub fn open() -> Result<Arc<Self>, Error> {
         let config = Config::from_env()?;
         trace::start(config.trace.as_deref());
@@ -116,13 +117,13 @@ impl Plugin {
             ],
         )?;
         crate::info!(
-            "ferrogin {}: provider {}, kernels on {}, libfabric {}, {} device(s) with {} card(s), posting policy {}",
+            "ferrogin {}: provider {}, kernels on {}, libfabric {}, {} with {}, posting policy {}",
             env!("CARGO_PKG_VERSION"),
             plugin.config.provider.name(),
             kind.name(),
             plugin.query.lib.version(),
-            plugin.devices.len(),
-            plugin.devices.iter().map(|device| device.cards.len()).sum::<usize>(),
+            counted(plugin.devices.len(), "device"),
+            counted(plugin.devices.iter().map(|device| device.cards.len()).sum(), "card"),
             plugin.config.policy.name(),
         );
         Ok(LIVE.add(plugin))
@@ -205,7 +206,7 @@ impl NetDevice {
 pub(crate) fn device_of(devices: &[NetDevice], index: c_int) -> Result<&NetDevice, Error> {
     let found = usize::try_from(index).ok().and_then(|index| devices.get(index));
     found.ok_or_else(|| {
-        Error::Argument(format!("device {index} does not exist: this plugin has {} device(s)", devices.len()))
+        Error::Argument(format!("device {index} does not exist: this plugin has {}", counted(devices.len(), "device")))
     })
 }
 

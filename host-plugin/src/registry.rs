@@ -244,7 +244,7 @@ pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) ->
     Ok(())
 }
 
-/// Marks a GIN context as failed for ever.
+/// Marks a GIN context as failed for good.
 pub fn raise_fault(handle: *const c_void) {
     if let Ok((slot, generation)) = parse(handle, Kind::Context)
         && let Some(flag) = flag(slot)

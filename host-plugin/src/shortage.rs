@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn codes_name_their_shortage() {
-        for (code, cure) in [(libc::EMFILE, "ulimit -n"), (libc::ENOMEM, "ulimit -v"), (libc::EFBIG, "ulimit -f")] {
+        for (code, fix) in [(libc::EMFILE, "ulimit -n"), (libc::ENOMEM, "ulimit -v"), (libc::EFBIG, "ulimit -f")] {
             let source = std::io::Error::from_raw_os_error(code);
             let shortage = of(&Error::System { call: "call", source }).expect("a shortage");
-            assert!(shortage.to_string().contains(cure), "{shortage}");
+            assert!(shortage.to_string().contains(fix), "{shortage}");
         }
         assert_eq!(of(&Error::Null("ctx")), None);
         assert_eq!(of_software_card(), None);

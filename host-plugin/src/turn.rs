@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((result, looks), (None, HANG));
         assert_eq!((round.is_abandoned(), round.call(|| ())), (true, None));
         drop(round);
-        assert!(turn.begin().is_none(), "abandoned for ever");
+        assert!(turn.begin().is_none(), "stays abandoned");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Kernels poll no completion queue. The watcher reads the entries, because the entry of a failed request has the reason. Error
 //! counters show a failure even if its entry is lost. The first failure of a context makes one WARN line, raises the context's
-//! fault flag for ever, and ends every wait of the context's kernels through the abort flag. The thread runs while the process
+//! fault flag for good, and ends every wait of the context's kernels through the abort flag. The thread runs while the process
 //! has a context.
 #![allow(unsafe_code)]
 

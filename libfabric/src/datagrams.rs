@@ -8,7 +8,8 @@ use crate::{Error, Hints, Info, Libfabric};
 
 /// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`, which may name a port (`192.0.2.1:7000`).
 ///
-/// The provider's own are preferred to those of rxm over it: when a peer dies, rxm keeps some of the sends to that peer for ever. The hints do not offer `FI_MR_LOCAL`: buffers are not registered.
+/// The provider's own are preferred to those of rxm over it: when a peer dies, rxm never completes some of the sends to that peer. The
+/// hints do not offer `FI_MR_LOCAL`: buffers are not registered.
 ///
 /// # Errors
 /// [`Error::NoMatch`] when the provider has no such endpoints; [`Error::Call`] with libfabric's error otherwise.

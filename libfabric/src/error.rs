@@ -90,7 +90,7 @@ pub enum Error {
         what: String,
     },
     /// A call into libfabric or a provider failed.
-    #[error("{call} failed: {text} (error {code}){}", cure(*code))]
+    #[error("{call} failed: {text} (error {code}){}", fix(*code))]
     Call {
         /// The name of the libfabric function.
         call: &'static str,
@@ -111,8 +111,8 @@ impl Error {
     }
 }
 
-/// The cure of a code that has one.
-fn cure(code: i32) -> &'static str {
+/// The fix of a code that has one.
+fn fix(code: i32) -> &'static str {
     match code {
         bindings::FI_EMFILE => "; this process has too many open files: raise `ulimit -n`",
         _ => "",

@@ -1,4 +1,4 @@
-"""Wrong input: an exception with cause and cure, on all ranks, and no hang."""
+"""Wrong input: an exception with cause and fix, on all ranks, and no hang."""
 
 from __future__ import annotations
 

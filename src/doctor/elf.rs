@@ -33,7 +33,7 @@ pub fn defect(path: &Path) -> Option<Defect> {
         Ok(meta) => meta,
         Err(error) => return broken(format!("cannot be read: {error}"), INSTALL),
     };
-    // Opening a FIFO or a device could wait for ever.
+    // Opening a FIFO or a device could wait forever.
     if !meta.is_file() {
         let kind = if meta.is_dir() { "is a directory" } else { "is no regular file (a FIFO, device or socket)" };
         return broken(format!("{kind}, not a library"), INSTALL);

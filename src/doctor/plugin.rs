@@ -86,8 +86,7 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
         defects.push(Defect { what, fix: "put libsoftefa-fi.so beside the plugin: both come from one release" });
     }
     let broken = !defects.is_empty();
-    let why =
-        "libfabric loads each provider of this directory; a broken file crashes the program, or it waits for ever";
+    let why = "libfabric loads each provider of this directory; a broken file crashes the program, or makes it hang";
     let findings = defects.into_iter().map(|Defect { what, fix }| match machine.is_software_card() {
         true => Finding::problem("provider", what, why, fix),
         // With EFA cards libfabric does not look into the plugin's directory.

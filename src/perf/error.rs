@@ -1,4 +1,4 @@
-//! The errors of a measurement, with their cures.
+//! The errors of a measurement, with their fixes.
 
 use crate::stdout;
 use ferrogin_device::Status;
@@ -37,7 +37,7 @@ pub enum Error {
         ours: String,
     },
     /// An operation of the device API failed.
-    #[error("rank {rank}: {operation} of {bytes} bytes failed: {status}. {}", cure(*.status))]
+    #[error("rank {rank}: {operation} of {bytes} bytes failed: {status}. {}", fix(*.status))]
     Operation {
         /// This rank.
         rank: usize,
@@ -103,7 +103,7 @@ pub enum Error {
     },
 }
 
-fn cure(status: Status) -> &'static str {
+fn fix(status: Status) -> &'static str {
     match status {
         Status::CardError => "Standard error names the failed request",
         Status::Timeout => {

@@ -398,7 +398,8 @@ fn order_of(ids: &[u64]) -> String {
     let displaced = ids.iter().enumerate().map(|(at, id)| (*id).abs_diff(at as u64)).max().unwrap_or(0);
     match displaced {
         0 => "as posted".into(),
-        places => format!("not as posted, by at most {places} place(s)"),
+        1 => "not as posted, by at most 1 place".into(),
+        places => format!("not as posted, by at most {places} places"),
     }
 }
 

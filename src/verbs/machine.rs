@@ -27,7 +27,7 @@ const REPLACED: [&str; 3] = ["/sys/class/infiniband", "/sys/class/infiniband_ver
 pub enum Refusal {
     #[error(
         "no mount namespace ({0}): run as root (in a container: --cap-add SYS_ADMIN --security-opt apparmor=unconfined), or allow user \
-         namespaces: {cure}", cure = namespace_cure(*.0)
+         namespaces: {fix}", fix = namespace_fix(*.0)
     )]
     Namespace(Errno),
     #[error(
@@ -39,7 +39,7 @@ pub enum Refusal {
     File(PathBuf, io::Error),
 }
 
-fn namespace_cure(errno: Errno) -> &'static str {
+fn namespace_fix(errno: Errno) -> &'static str {
     match errno {
         Errno::ENOSPC => "sysctl user.max_user_namespaces is too low",
         Errno::EINVAL | Errno::ENOSYS => "this kernel has none (CONFIG_USER_NS)",

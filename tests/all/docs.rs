@@ -50,7 +50,7 @@ static SOURCES: LazyLock<String> =
 /// Passes without `faults`.
 #[track_caller]
 fn none(faults: &[String]) {
-    assert!(faults.is_empty(), "{} fault(s) in the documentation:\n{}", faults.len(), faults.join("\n"));
+    assert!(faults.is_empty(), "mistakes in the documentation: {}\n{}", faults.len(), faults.join("\n"));
 }
 
 #[test]

@@ -231,7 +231,7 @@ fn ranks_end_with_a_killed_launcher() {
     }
 }
 
-/// The other rank would sleep for ever.
+/// The other rank would sleep forever.
 #[test]
 fn run_ends_all_ranks_when_one_fails() {
     let script = "test $FERROGIN_RANK = 1 && exit 7; exec sleep infinity";

@@ -1,4 +1,4 @@
-// A card that fails requests, stops or has too few counters, and a process at one of its limits: the plugin's line names cause and cure in
+// A card that fails requests, stops or has too few counters, and a process at one of its limits: the plugin's line names cause and fix in
 // the time of docs/plugin.md, and no call hangs. scenarios/scenario-runner/tests/all/failures.rs has the same table for ferrogin's device code.
 #include "scenarios.h"
 

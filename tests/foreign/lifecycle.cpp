@@ -188,7 +188,7 @@ static void dead_peer(Rank& rank) {
   CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
 }
 
-// A rank dies during traffic: queryLastError of a rank that writes to it returns true for ever, and this rank can still close. Data to
+// A rank dies during traffic: queryLastError of a rank that writes to it keeps returning true, and this rank can still close. Data to
 // the other ranks arrives.
 static void peer_dies(Rank& rank) {
   expect_warnings = true;

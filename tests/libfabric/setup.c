@@ -32,7 +32,7 @@ void test_hints(void) {
   CHECK(ask(FI_VERSION(1, 17), hints_for(FI_TAGGED), NULL) == 1, "one has tags");
   struct fi_info *info;
   CHECK(ask(FI_VERSION(1, 17), hints_for(FI_RMA), &info) == 2, "both do remote memory");
-  CHECK(!(info->caps & FI_TAGGED), "primary capabilities are for those who ask");
+  CHECK(!(info->caps & FI_TAGGED), "primary capabilities must be requested");
   CHECK(!strcmp(info->fabric_attr->name, "efa") && !strcmp(info->next->fabric_attr->name, "efa-direct"), "order");
   CHECK(info->next->domain_attr->mr_mode & FI_MR_LOCAL && info->next->mode & FI_CONTEXT2, "what efa-direct needs");
   CHECK(info->next->ep_attr->max_msg_size == 1 << 30, "max_rdma_size");

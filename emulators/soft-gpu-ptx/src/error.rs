@@ -25,7 +25,7 @@ pub enum Kind {
     Limit,
 }
 
-/// A defect of a PTX text or of a link: `module:line: form: cause; cure`.
+/// A defect of a PTX text or of a link: `module:line: form: cause; fix`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
     /// The kind, for a status code.

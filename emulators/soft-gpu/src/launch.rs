@@ -123,8 +123,8 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
         let _running = Running::begin();
         if let Err(trap) = soft_gpu_ptx::run(&module.loaded, &function.kernel, &launch, &view, &NEVER) {
             let code = code_of(trap.kind);
-            let cure = if trap.kind == TrapKind::Watchdog { "; SOFTGPU_WATCHDOG has the seconds" } else { "" };
-            log(format_args!("{trap} ({code}; launch {number}, seed {}){cure}", launch.seed));
+            let fix = if trap.kind == TrapKind::Watchdog { "; SOFTGPU_WATCHDOG has the seconds" } else { "" };
+            log(format_args!("{trap} ({code}; launch {number}, seed {}){fix}", launch.seed));
             fault.set(code);
         }
     });

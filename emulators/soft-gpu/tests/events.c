@@ -102,7 +102,7 @@ static void other_process(int from, int to) {
     CALL(cuEventDestroy(again));
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuEventQuery(again));
     tell(to);
-    /* The first process ends while its stream is held: no wait goes on for ever. */
+    /* The first process ends while its stream is held: no wait hangs. */
     await(from);
     EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(event));
     CALL(cuStreamCreate(&stream, 0));

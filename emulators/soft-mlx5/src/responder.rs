@@ -17,7 +17,7 @@ use super::shared::{atomic, copy_from, copy_to};
 enum Outcome {
     /// The request is finished, with the status of the answer, if it gets one.
     Finished(Option<u8>),
-    /// More of the request is to arrive, or more of the answer is to be sent.
+    /// More of the request has yet to arrive, or more of the answer has yet to be sent.
     Continues,
     /// The request waits for a receive, or for room on the connection.
     Waits,

@@ -17,7 +17,7 @@
 
 namespace ferrogin {
 
-// The error of a call: what() has the cause and the cure.
+// The error of a call: what() has the cause and the fix.
 class Error : public std::runtime_error {
  public:
   Error(int status, const char* text) : std::runtime_error(text), status_(status) {}

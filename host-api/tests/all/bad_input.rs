@@ -1,4 +1,4 @@
-//! Wrong input through the C functions: each is an error with cause and cure, and no call hangs or changes the communicator.
+//! Wrong input through the C functions: each is an error with cause and fix, and no call hangs or changes the communicator.
 #![allow(unsafe_code)]
 
 use crate::common::{alone, ranks};

@@ -122,14 +122,14 @@ pub enum DeviceError {
         len: usize,
     },
     /// The device cannot use memory of this kind.
-    #[error("memory at {address:#x} is {problem}: {cure}")]
+    #[error("memory at {address:#x} is {problem}: {fix}")]
     WrongMemory {
         /// First byte.
         address: usize,
         /// The problem.
         problem: &'static str,
-        /// The cure.
-        cure: &'static str,
+        /// The fix.
+        fix: &'static str,
     },
 }
 

@@ -207,7 +207,7 @@ fn message_has_operation_and_cure_of_the_failure() {
     assert!(text(SendOp::RdmaRead.raw(), 7).contains("a read from rank 1"));
     assert!(text(SendOp::Send.raw(), 7).contains("a request to rank 1"));
     assert!(text(SendOp::Send.raw(), 250).contains("a status that this version does not know (status 250)"));
-    for (status, cure) in [
+    for (status, fix) in [
         (CompStatus::LocalInvalidLkey, "source window"),
         (CompStatus::LocalBadLength, "source window"),
         (CompStatus::RemoteBadLength, "registered on the peer"),
@@ -219,7 +219,7 @@ fn message_has_operation_and_cure_of_the_failure() {
         (CompStatus::LocalInvalidAh, "below the number of ranks"),
         (CompStatus::LocalQpInternalError, "driver's log"),
     ] {
-        assert!(of(status).contains(cure), "{}", of(status));
+        assert!(of(status).contains(fix), "{}", of(status));
     }
 }
 

@@ -350,7 +350,7 @@ fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
     });
     caller(seed).end();
     let tally = std::mem::take(&mut pool.lock().expect("a pool").tally);
-    println!("{}seed {seed}, {threads} thread(s): {tally:?}", REPORT);
+    println!("{}seed {seed}, threads: {threads}: {tally:?}", REPORT);
     // Each function must fail and succeed at least once; a short run may not reach that.
     let enough = tally.values().map(|(all, _)| all).sum::<usize>() >= 3000;
     let covered = tally.len() == 16 && tally.values().all(|(all, good)| (1..*all).contains(good));

@@ -257,13 +257,13 @@ fn one_line_describes_each_context() {
                 let kernels = format!("kernels on {}", std::env::var("FERROGIN_DEVICE").expect("a device"));
                 if rank == 0 {
                     for r in 0..2 {
-                        let begin = format!("rank {r} of 2: 2 context(s) of 1 signal(s) and 3 counter(s)");
+                        let begin = format!("rank {r} of 2: 2 contexts of 1 signal and 3 counters");
                         let of_rank: Vec<_> = lines.iter().filter(|line| line.contains(&begin)).collect();
                         assert_eq!(of_rank.len(), 1, "{lines:?}");
                         for part in [
                             &kernels,
                             "provider softefa",
-                            "2 rail(s)",
+                            "2 rails on",
                             "softefa0-rdm+softefa1-rdm",
                             "backendVersion 2",
                             "64 requests in flight",

@@ -1,4 +1,4 @@
-//! A process at one of its limits: each call of set-up fails, with an error that names the limit and its cure, and passes once there
+//! A process at one of its limits: each call of set-up fails, with an error that names the limit and its fix, and passes once there
 //! is room.
 #![allow(unsafe_code)]
 
@@ -9,29 +9,29 @@ use mini_nccl::{Bootstrap, Comm, DeviceMemory, Error, log};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
 
-/// Cures of other causes.
+/// Fixes of other causes.
 const WRONG: [&str; 5] =
     ["install", "NCCL_SOCKET_IFNAME", "kernel's log", "check or unset", "initialised libfabric first"];
 
-/// A limit: its resource, what a process uses of it now, the least step that is worth a try, and the cure.
+/// A limit: its resource, what a process uses of it now, the least step that is worth a try, and the fix.
 struct Limit {
     name: &'static str,
     resource: libc::__rlimit_resource_t,
     used: fn() -> u64,
     step: u64,
-    cure: &'static str,
+    fix: &'static str,
 }
 
 const LIMITS: [Limit; 3] = [
-    Limit { name: "open files", resource: libc::RLIMIT_NOFILE, used: open_files, step: 1, cure: "raise `ulimit -n`" },
+    Limit { name: "open files", resource: libc::RLIMIT_NOFILE, used: open_files, step: 1, fix: "raise `ulimit -n`" },
     Limit {
         name: "memory",
         resource: libc::RLIMIT_AS,
         used: || address_space() as u64,
         step: 256 << 10,
-        cure: "`ulimit -v`",
+        fix: "`ulimit -v`",
     },
-    Limit { name: "file size", resource: libc::RLIMIT_FSIZE, used: || 0, step: 4 << 10, cure: "raise `ulimit -f`" },
+    Limit { name: "file size", resource: libc::RLIMIT_FSIZE, used: || 0, step: 4 << 10, fix: "raise `ulimit -f`" },
 ];
 
 /// The lowest free descriptor: the limit bounds their numbers.
@@ -83,9 +83,9 @@ impl Limit {
             results.iter().all(Result::is_ok)
         });
         let lines: Vec<_> = log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect();
-        let wrong = |line: &String| WRONG.iter().any(|cure| line.contains(cure));
+        let wrong = |line: &String| WRONG.iter().any(|fix| line.contains(fix));
         assert!(
-            passed || lines.iter().any(|line| line.contains(self.cure)) && !lines.iter().any(wrong),
+            passed || lines.iter().any(|line| line.contains(self.fix)) && !lines.iter().any(wrong),
             "{what} with {more} more of {}: {lines:#?}",
             self.name
         );

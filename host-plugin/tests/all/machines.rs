@@ -1,4 +1,4 @@
-//! Machines with a defect, which the software card simulates: `init` fails with cause and cure, or the job works.
+//! Machines with a defect, which the software card simulates: `init` fails with cause and fix, or the job works.
 
 use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, rma_alone, software_gpu, window};
 use ferrogin_ffi::nccl::GinConfigV14;

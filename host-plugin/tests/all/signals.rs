@@ -319,7 +319,7 @@ fn agent_that_ends_aborts_waits() {
             }
             wait_until("abort flag", || poster.is_aborted());
             assert!(context.query_last_error().expect("a state"));
-            // Both inboxes are closed when both ranks are aborted: a request of the peer fails, and is not retried for ever.
+            // Both inboxes are closed when both ranks are aborted: a request of the peer fails, and is not retried forever.
             comm.barrier().expect("all ranks");
             poster.immediate(other, poster.indexed(other, 1, 1));
             wait_until("failed request", || poster.errors() > 0);

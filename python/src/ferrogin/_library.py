@@ -116,7 +116,7 @@ def version() -> str:
 
 
 def last_error() -> str:
-    """The cause and the cure of this thread's last error."""
+    """The cause and the fix of this thread's last error."""
     text: bytes = load().ferrogin_error()
     return text.decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""The exceptions of the package. Each text has the cause and the cure.
+"""The exceptions of the package. Each text has the cause and the fix.
 
 Wrong Python arguments are TypeError, ValueError or BufferError, before the library is called.
 """

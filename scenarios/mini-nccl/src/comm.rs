@@ -63,7 +63,7 @@ impl Comm {
         }
         let n = plugin.devices()?;
         if !(0..n).contains(&device) {
-            return Err(Error::Usage(format!("device {device} does not exist: the plugin has {n} device(s)")));
+            return Err(Error::Usage(format!("device {device} does not exist: the number of devices is {n}")));
         }
 
         let mut handle = [0u8; nccl::HANDLE_MAXSIZE];

@@ -185,7 +185,7 @@ impl RmaComm {
         drop(guard);
         counted?;
         if !(0..count).contains(&device) {
-            return Err(Error::Usage(format!("device {device} does not exist: the plugin has {count} device(s)")));
+            return Err(Error::Usage(format!("device {device} does not exist: the number of devices is {count}")));
         }
         let mut handle = [0u8; nccl::HANDLE_MAXSIZE];
         let mut listen = null_mut();

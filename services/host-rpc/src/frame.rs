@@ -156,7 +156,7 @@ impl Assembler {
     pub fn message(&mut self, message: Vec<u8>) -> Result<Vec<(Header, Body)>, Violation> {
         if let Some((header, mut pieces, missing)) = self.partial.take() {
             let got = message.len();
-            // Without this check a peer could send empty pieces for ever.
+            // Without this check a peer could send empty pieces forever.
             if got > missing || got == 0 {
                 return Err(Violation::Length { got, expected: missing });
             }

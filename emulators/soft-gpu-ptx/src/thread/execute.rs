@@ -28,7 +28,7 @@ impl Thread {
     ) -> Result<Event, Fault> {
         let mut left = budget;
         self.spin.progress = false;
-        // A result that no instruction needs is not late for ever.
+        // A result that no instruction needs is not delayed forever.
         if !self.late.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(LATE)) {
             self.happen(core, shared, |_| true)?;
         }

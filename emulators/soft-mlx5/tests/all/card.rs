@@ -364,8 +364,8 @@ fn invalid_bind_fails() {
 fn window_of_another_domain_is_neither_bound_nor_invalidated() {
     let (cards, mut a, mut b) = pair(true, 4096);
     let other = cards[1].alloc_pd().unwrap();
-    let stranger = cards[1].alloc_window(&other, WindowType::Type2).unwrap();
-    let rkey = stranger.rkey;
+    let outsider = cards[1].alloc_window(&other, WindowType::Type2).unwrap();
+    let rkey = outsider.rkey;
     // The peer's message names it.
     b.receive(0, 16);
     a.send.post(&Op::Send { data: Data::Inline(&[&b"done"[..]]), with: With::Invalidate(rkey) }, SIGNAL);
@@ -374,8 +374,8 @@ fn window_of_another_domain_is_neither_bound_nor_invalidated() {
 
     let (cards, _a, mut b) = pair(false, 4096);
     let other = cards[0].alloc_pd().unwrap();
-    let stranger = cards[0].alloc_window(&other, WindowType::Type2).unwrap();
-    let (_, umr) = b.bind(stranger.rkey, 0, 64);
+    let outsider = cards[0].alloc_window(&other, WindowType::Type2).unwrap();
+    let (_, umr) = b.bind(outsider.rkey, 0, 64);
     b.send.post(&Op::Umr { umr, kind: UmrKind::Bind }, SIGNAL);
     assert_eq!(b.next(), Err(Syndrome::MwBind));
 }

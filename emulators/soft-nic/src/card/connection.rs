@@ -66,7 +66,7 @@ pub(crate) struct Connection {
     /// The stream has collected acknowledgements and nothing else, since this poll of the engine.
     pub only_answers: bool,
     pub answers_since: u32,
-    /// Reads of the peer that are to be answered.
+    /// Reads of the peer that have no answer yet.
     pub serving: VecDeque<Serving>,
     /// Requests to be sent.
     pub requests: VecDeque<Token>,

@@ -49,7 +49,7 @@ pub(crate) struct Outstanding {
     live: bool,
 }
 
-/// Retries of a sender whose peer has no receive: this value retries for ever (as `ibv_qp_attr.rnr_retry`).
+/// Retries of a sender whose peer has no receive: this value retries forever (as `ibv_qp_attr.rnr_retry`).
 pub const RNR_FOR_EVER: u8 = 7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,8 +16,9 @@ use crate::wire::packet::{Header, Kind};
 const MAX_BUFFERS: usize = 2;
 /// Bytes that come before a datagram in its receive: room for a global routing header, which the card does not write.
 pub const DATAGRAM_HEADER: u32 = 40;
-/// Time before a send that found no receive is retried, which doubles: at most so often, where the card retries for ever, and in steps up
-/// to so often, where it gives up. A program that gives up waits much longer itself, so the retries span some 50 ms, whatever their number.
+/// Time before a send that found no receive is retried. It doubles with each retry: at most `RNR_DOUBLINGS` times where the card retries
+/// forever, and in steps up to `RNR_LAST_DOUBLINGS` where it gives up. A program that gives up waits much longer itself, so the retries
+/// span some 50 ms, whatever their number.
 const RNR_DELAY_US: u64 = 20;
 const RNR_DOUBLINGS: u32 = 6;
 const RNR_LAST_DOUBLINGS: u32 = 11;

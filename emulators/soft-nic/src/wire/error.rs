@@ -58,14 +58,14 @@ mod tests {
 
     #[test]
     fn exhaustion_names_its_fix() {
-        for (errno, cure) in [
+        for (errno, fix) in [
             (libc::EMFILE, "ulimit -n"),
             (libc::ENFILE, "fs.file-max"),
             (libc::ENOMEM, "ulimit -v"),
             (libc::EFBIG, "ulimit -f"),
         ] {
             let error = system("accept4")(io::Error::from_raw_os_error(errno));
-            assert!(error.is_exhaustion() && error.to_string().contains(cure), "{error}");
+            assert!(error.is_exhaustion() && error.to_string().contains(fix), "{error}");
         }
     }
 }

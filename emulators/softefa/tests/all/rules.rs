@@ -674,7 +674,7 @@ fn rnr_send_fails_after_its_retries() {
         let mut world = World::open(0);
         for times in [0, 1, 6] {
             let mut end = End::open_after(&world.rig, |ep| {
-                assert_eq!(ep.set_retries(8), -fi::FI_EINVAL, "seven are for ever");
+                assert_eq!(ep.set_retries(8), -fi::FI_EINVAL, "seven means forever");
                 assert_eq!(ep.set_retries(times), 0);
             });
             assert_eq!(end.set_retries(7), -fi::FI_EINVAL, "it is enabled");

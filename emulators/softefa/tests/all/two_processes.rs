@@ -133,7 +133,7 @@ fn requests_to_killed_peer_fail() {
     }
     a.wait_done(21);
     a.post(to, write(peer.memory, buffer.sge(0, 8)));
-    assert_eq!(a.next_status().1, CompStatus::LocalUnresponsiveRemote, "for ever");
+    assert_eq!(a.next_status().1, CompStatus::LocalUnresponsiveRemote, "stays unresponsive");
     a.wait_done(22);
     assert_eq!((a.local(), a.errors()), (1, 21));
     a.close();

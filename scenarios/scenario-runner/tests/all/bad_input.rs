@@ -1,4 +1,4 @@
-//! Invalid settings and arguments: each makes an error and a WARN line with cause and cure, and no hang or crash.
+//! Invalid settings and arguments: each makes an error and a WARN line with cause and fix, and no hang or crash.
 
 use crate::common::{child, dist, must_pass, not_over_efa, over_efa, report, role, scenarios};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinV14};
@@ -29,7 +29,7 @@ fn must_fail(job: Job, words: &[&str]) -> Outcome {
 #[test]
 fn invalid_settings_are_refused() {
     let Some(dist) = dist("invalid_settings_are_refused") else { return };
-    for (name, value, cure) in [
+    for (name, value, fix) in [
         ("FERROGIN_PROVIDER", "efb", "softefa"),
         ("FERROGIN_DEVICE", "gpu", "cuda"),
         ("FERROGIN_POST", "now", "combining"),
@@ -39,10 +39,10 @@ fn invalid_settings_are_refused() {
         ("FERROGIN_WAIT_TIMEOUT", "never", "or 0 for no limit"),
         ("FERROGIN_METRICS_INTERVAL", "0", "from 1 to 60"),
     ] {
-        must_fail(scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]), &[name, value, cure]);
+        must_fail(scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]), &[name, value, fix]);
     }
     // The card cannot write to NCCL's log: the plugin names the setting there, and the card its valid values on standard error.
-    for (name, value, cure) in [
+    for (name, value, fix) in [
         ("SOFTEFA_WIRE", "pigeon", "allowed are shm and tcp"),
         ("SOFTEFA_FAULTS", "gremlins=1", "reorder"),
         ("SOFTEFA_NICS", "none", "1 to 64"),
@@ -51,8 +51,8 @@ fn invalid_settings_are_refused() {
         // libfabric's own provider does not tell the plugin why it has no card.
         let words: &[&str] = if over_efa() { &["fi_info -p efa"] } else { &[name, value, "check or unset"] };
         let outcome = must_fail(job, words);
-        let reported = outcome.lines.iter().any(|line| line.text.starts_with("softefa") && line.text.contains(cure));
-        assert!(reported, "the card does not report {cure}: {}", report(&outcome));
+        let reported = outcome.lines.iter().any(|line| line.text.starts_with("softefa") && line.text.contains(fix));
+        assert!(reported, "the card does not report {fix}: {}", report(&outcome));
     }
 }
 

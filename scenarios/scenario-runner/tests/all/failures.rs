@@ -1,4 +1,4 @@
-//! A card that fails requests, stops or has too few counters, and a process at one of its limits: the error names cause and cure, and no wait
+//! A card that fails requests, stops or has too few counters, and a process at one of its limits: the error names cause and fix, and no wait
 //! hangs. tests/foreign has the same table for NCCL's own device code.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A GPU or a driver on which kernels cannot run: one line with the versions and the cure.
+//! A GPU or a driver on which kernels cannot run: one line with the versions and the fix.
 
 use crate::common::{not_over_efa, report, scenarios};
 use crate::on_gpu::{gpu, has_driver, kernels};
@@ -36,7 +36,7 @@ fn old_or_missing_gpu_is_refused_with_cure() {
     }
 }
 
-/// nvcc's newer PTX on an older driver, and machine code on another GPU: each rank ends with the file, the versions and the cure.
+/// nvcc's newer PTX on an older driver, and machine code on another GPU: each rank ends with the file, the versions and the fix.
 #[test]
 fn kernels_for_another_machine_are_refused_with_versions() {
     let name = "kernels_for_another_machine_are_refused_with_versions";

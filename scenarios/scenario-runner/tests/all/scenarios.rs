@@ -128,14 +128,14 @@ fn storm_with_slow_rank(seconds: u64) {
     world.close().unwrap();
 }
 
-/// A card without completion counters in hardware: `init` fails, so that NCCL goes on without the plugin, and names the cure.
+/// A card without completion counters in hardware: `init` fails, so that NCCL goes on without the plugin, and names the fix.
 #[test]
 fn init_fails_without_counters() {
     let Some(dist) = dist("init_fails_without_counters") else { return };
     let outcome = scenarios(&dist, 2).env("SOFTEFA_FAULTS", "no_counters").run().expect("the job starts");
     let text = outcome.text();
-    let cure = if over_efa() { "update the EFA driver" } else { "set FI_EFA_USE_HW_CNTR=1" };
-    assert!(!outcome.success() && text.contains("init failed") && text.contains(cure), "{text}");
+    let fix = if over_efa() { "update the EFA driver" } else { "set FI_EFA_USE_HW_CNTR=1" };
+    assert!(!outcome.success() && text.contains("init failed") && text.contains(fix), "{text}");
 }
 
 #[test]

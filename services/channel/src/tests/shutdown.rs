@@ -72,7 +72,7 @@ fn requests_during_thread_end_are_answered() {
     }
 }
 
-/// After a panic in the engine no operation waits for ever.
+/// After a panic in the engine no operation waits forever.
 #[test]
 fn panic_in_engine_ends_every_callback() {
     let net = Net::new(1, false);

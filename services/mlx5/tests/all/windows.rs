@@ -150,9 +150,9 @@ fn misuse_is_refused_without_effect() {
     let foreign = region(&*bench.device, &other_pd, &memory, Access::LOCAL_WRITE.with(Access::MW_BIND));
     let error = refused(&mut window, &bench.qp, &foreign, at(&foreign), RIGHTS);
     assert_eq!(error, WindowError::OtherDomain { what: "region" });
-    let stranger: QueuePair<u64> =
+    let outsider: QueuePair<u64> =
         QueuePair::create(&bench.device, &other_pd, &attr(&*bench.device)).expect("a queue pair");
-    let error = refused(&mut window, &stranger, &bench.mr, range, RIGHTS);
+    let error = refused(&mut window, &outsider, &bench.mr, range, RIGHTS);
     assert_eq!(error, WindowError::OtherDomain { what: "queue pair" });
     let mut type_1 = bench.window(WindowType::Type1);
     let error = type_1.bind(&bench.qp, &bench.mr, Range { zero_based: true, ..range }, RIGHTS).unwrap_err();

@@ -156,13 +156,13 @@ fn silent_connections_keep_no_peer_out() {
 fn attackers_change_nothing() {
     let mut a = open();
     let mut b = exchange(&mut a);
-    let stranger = open();
+    let outsider = open();
     let mut random = Random::seeded(5);
     for round in 0..200 {
         let mut forged = hello(&b, &a);
         forged[round % 72] ^= 1 << (round % 8);
         let noise: Vec<u8> = (0..random.below(600)).map(|_| random.next_u32() as u8).collect();
-        let of_another = hello(&b, &stranger);
+        let of_another = hello(&b, &outsider);
         let mut refused = [process(&a, &forged), process(&a, &noise), process(&a, &of_another)];
         drop(process(&a, &hello(&b, &a)[..round % 72]));
         a.poll();
