@@ -43,12 +43,13 @@ if [ -z "$snapshot" ]; then
 fi
 echo "release: the tree of version $version can be released"
 
-# build ARCH: `make build` in a directory of its own. The files don't depend on where the repository and cargo's own files are.
+# build ARCH WORK: `make build` of the tree in the current directory, into WORK. The files don't depend on where the repository and cargo's own
+# files are.
 build() {
-    local dist=$work/$1/dist cargo_home=${CARGO_HOME:-$HOME/.cargo}
+    local dist=$2/$1/dist cargo_home=${CARGO_HOME:-$HOME/.cargo}
     rm -rf "$dist"
     unset MAKEFLAGS MAKELEVEL MFLAGS BUILD_FLAGS RELEASE
-    export CARGO_TARGET_DIR=$work/target FERROGIN_PTX=checked-in CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=false
+    export CARGO_TARGET_DIR=$2/target FERROGIN_PTX=checked-in CARGO_INCREMENTAL=0 CARGO_PROFILE_RELEASE_DEBUG=false
     export RUSTFLAGS="--remap-path-prefix=$PWD=. --remap-path-prefix=$cargo_home=cargo"
     if [ "$1" = "$(uname -m)" ]; then
         quietly make --no-print-directory build DIST="$dist"
@@ -77,7 +78,7 @@ check_elf() {
 # tarball ARCH MACHINE PREFIX: builds, checks and packs.
 tarball() {
     local arch=$1 name=ferrogin-$version$snapshot-linux-$1 stage=$work/$1/stage file glibc=0 needs documented
-    (build "$arch")
+    (build "$arch" "$work")
     rm -rf "$stage"
     quietly env -u MAKEFLAGS -u MAKELEVEL make --no-print-directory install DIST="$work/$arch/dist" DESTDIR="$stage" PREFIX="/$name" LIBDIR="/$name/lib"
     local tree=$stage/$name
@@ -108,6 +109,18 @@ END
     echo "$out/$name.tar.gz"
 }
 
+# same_elsewhere ARCH: builds a copy of the tree in another directory, and compares the files byte by byte.
+same_elsewhere() {
+    local copy=$work/elsewhere/a-copy-of-the-tree
+    rm -rf "$work/elsewhere"
+    mkdir -p "$copy"
+    git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference --target-directory="$copy"
+    (cd "$copy" && build "$1" "$work/elsewhere")
+    quietly diff -r --no-dereference "$work/$1/dist" "$work/elsewhere/$1/dist"
+    rm -rf "$work/elsewhere"
+    echo "release: a build for $1 in another directory made the same files"
+}
+
 # try_out ARCH NAME: runs the unpacked tool with nothing of this tree in its environment: the demo, or what an emulator can.
 try_out() {
     local place=$work/$1/unpacked variable
@@ -135,6 +148,7 @@ try_out() {
 case $(uname -m) in
 x86_64)
     tarball x86_64 X86-64 ''
+    same_elsewhere x86_64
     if (aarch64_tools); then
         tarball aarch64 AArch64 aarch64-linux-gnu-
     else
