@@ -42,6 +42,16 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     let lint = cargo(&["clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
     let docs =
         cargo(&["doc", "--quiet", "--release", "--workspace", "--exclude", "fuzz-harness", "--no-deps", "--locked"]);
+    // Outside the workspace, because of tonic.
+    let beside_tonic = cargo(&[
+        "check",
+        "--locked",
+        "--all-targets",
+        "--manifest-path",
+        "services/host-rpc/compare/Cargo.toml",
+        "--target-dir",
+        "target/compare",
+    ]);
     let python = root.join("python/test.sh");
     let mut skips = Vec::new();
     // Those of `make test` too, on the second libfabric.
@@ -61,6 +71,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("models", "device-kernels/tests/models.sh"),
         script("NCCL's device code", "tests/foreign/run.sh").after("cargo test"),
         script("aarch64", "scripts/check-aarch64.sh"),
+        Stage::test("host-rpc beside tonic", beside_tonic),
         Stage::test("licences", [root.join("scripts/notices.py").into_os_string(), "--check".into()]),
         Stage::test("documentation", docs).after("lint").env("RUSTDOCFLAGS", "-D warnings"),
         workspace_tests("examples in the documentation", dist, &["--doc"], &[]).after("documentation"),

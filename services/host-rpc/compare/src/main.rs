@@ -3,17 +3,13 @@
 //! Prints calls per second and the median latency at 1 and at 32 calls at a time, each as the median of rounds, and the ratios. Servers are
 //! processes of their own.
 
-use std::future::Future;
 use std::io::{BufRead, BufReader};
-use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use ferrogin_channel::{Address, Config, Reactor};
+use ferrogin_channel::{Config, Reactor};
 use host_rpc::{Client, Server, Settings};
-use tonic::codec::ProstCodec;
 
 const ROUNDS: usize = 7;
 const CALLS: usize = 10_000;
@@ -49,7 +45,12 @@ fn compare(provider: &str) {
         };
         let rate = results.each_ref().map(|of| median(|result| result.0, of));
         let latency = results.each_ref().map(|of| median(|result| result.1, of));
-        println!("{at_a_time:2} at a time  calls/s: tonic {:.0}, host-rpc {:.0}, ratio {:.2}", rate[0], rate[1], rate[1] / rate[0]);
+        println!(
+            "{at_a_time:2} at a time  calls/s: tonic {:.0}, host-rpc {:.0}, ratio {:.2}",
+            rate[0],
+            rate[1],
+            rate[1] / rate[0]
+        );
         println!(
             "{at_a_time:2} at a time  median latency, us: tonic {:.1}, host-rpc {:.1}, ratio {:.2}",
             latency[0],
@@ -99,7 +100,7 @@ fn rpc_server(provider: &str) {
     let settings = Settings { workers: 0, ..Settings::default() };
     let server = Server::new(settings).method(1, |_, body| Ok(body.into_vec().into())).start();
     let address = server.listen(reactor.listen().unwrap());
-    println!("{}", address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+    println!("{address}");
     loop {
         std::thread::park();
     }
@@ -135,11 +136,9 @@ fn start_call(client: &Client, round: &Arc<Mutex<Round>>) {
 
 impl Rpc {
     fn start(provider: &str) -> Self {
-        let (server, hex) = start(&["rpc-server", provider]);
-        let bytes: Vec<u8> =
-            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()).collect();
+        let (server, address) = start(&["rpc-server", provider]);
         let reactor = Reactor::open(&config(provider)).unwrap();
-        let channel = reactor.connect(&Address::parse(&bytes).unwrap()).wait().unwrap();
+        let channel = reactor.connect(&address.parse().unwrap()).wait().unwrap();
         Self { client: Client::new(channel, Settings::default()), _reactor: reactor, _server: server }
     }
 
@@ -158,44 +157,17 @@ impl Rpc {
 
 // tonic.
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct Message {
-    #[prost(bytes = "vec", tag = "1")]
-    bytes: Vec<u8>,
-}
+tonic::include_proto!("echo");
 
-type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-#[derive(Clone)]
 struct Echo;
 
-impl tonic::server::UnaryService<Message> for Echo {
-    type Response = Message;
-    type Future = Answer<std::result::Result<tonic::Response<Message>, tonic::Status>>;
-
-    fn call(&mut self, request: tonic::Request<Message>) -> Self::Future {
-        Box::pin(async move { Ok(tonic::Response::new(request.into_inner())) })
-    }
-}
-
-impl tonic::server::NamedService for Echo {
-    const NAME: &'static str = "echo.Echo";
-}
-
-impl tower_service::Service<http::Request<tonic::body::Body>> for Echo {
-    type Response = http::Response<tonic::body::Body>;
-    type Error = std::convert::Infallible;
-    type Future = Answer<std::result::Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
-        Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::<Message, Message>::default());
-            Ok(grpc.unary(Self, request).await)
-        })
+#[tonic::async_trait]
+impl echo_server::Echo for Echo {
+    async fn echo(
+        &self,
+        request: tonic::Request<Message>,
+    ) -> std::result::Result<tonic::Response<Message>, tonic::Status> {
+        Ok(tonic::Response::new(request.into_inner()))
     }
 }
 
@@ -208,7 +180,8 @@ fn tonic_server() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         println!("http://{}", listener.local_addr().unwrap());
         let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
-        tonic::transport::Server::builder().add_service(Echo).serve_with_incoming(incoming).await.unwrap();
+        let service = echo_server::EchoServer::new(Echo);
+        tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
     });
 }
 
@@ -235,16 +208,12 @@ impl Tonic {
                 .map(|_| {
                     let channel = channel.clone();
                     tokio::spawn(async move {
-                        let mut grpc = tonic::client::Grpc::new(channel);
+                        let mut client = echo_client::EchoClient::new(channel);
                         let mut latencies = Vec::new();
                         for _ in 0..CALLS / at_a_time {
                             let started = Instant::now();
-                            grpc.ready().await.unwrap();
-                            let path = http::uri::PathAndQuery::from_static("/echo.Echo/Echo");
-                            let message = tonic::Request::new(Message { bytes: vec![7; BYTES] });
-                            let codec = ProstCodec::<Message, Message>::default();
-                            let answer = grpc.unary(message, path, codec).await.unwrap();
-                            assert_eq!(answer.into_inner().bytes.len(), BYTES);
+                            let answer = client.echo(Message { body: vec![7; BYTES] }).await.unwrap();
+                            assert_eq!(answer.into_inner().body.len(), BYTES);
                             latencies.push(started.elapsed().as_secs_f64() * 1e6);
                         }
                         latencies
