@@ -98,8 +98,8 @@ fn rank(args: &DemoArgs) -> Result<(), Box<dyn Error>> {
     }
     if let Some(version) = software {
         print(format_args!(
-            "\nAll phases passed as PTX on the software GPU {version}. An interpreter ran the kernels: there are no latencies and rates, because\n\
-             its times are no times of a GPU (docs/software-gpu.md)."
+            "\nAll phases passed as PTX on the software GPU {version}. An interpreter ran\n\
+             the kernels, so there are no latencies and rates (docs/software-gpu.md)."
         ))?;
         return Ok(world.close()?);
     }

@@ -108,10 +108,10 @@ impl Context {
             coll.nranks,
             counted(shape.n_contexts, "context"),
             match shape.n_words {
-                Some(words) => counted(words as usize, "emulated signal"),
-                None => counted(shape.n_signals as usize, "signal"),
+                Some(words) => counted(words, "emulated signal"),
+                None => counted(shape.n_signals, "signal"),
             },
-            counted(shape.n_counters as usize, "counter"),
+            counted(shape.n_counters, "counter"),
             coll.device.kind().name(),
             coll.plugin.config.provider.name(),
             counted(coll.rails.len(), "rail"),

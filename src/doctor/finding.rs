@@ -1,5 +1,6 @@
 //! Findings, and the two forms of a report: text and JSON.
 
+use crate::stdout::counted;
 use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -117,11 +118,10 @@ impl Report {
 
     /// The verdict in one sentence.
     pub fn verdict(&self) -> String {
-        let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
         let counts = format!(
             "{}, {}",
-            plural(self.count(Level::Problem), "problem"),
-            plural(self.count(Level::Warning), "warning")
+            counted(self.count(Level::Problem), "problem"),
+            counted(self.count(Level::Warning), "warning")
         );
         let checked = match self.only.is_empty() {
             true => String::new(),

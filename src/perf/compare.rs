@@ -3,7 +3,7 @@
 use super::error::Error;
 use super::report::{Report, Row};
 use super::units::bytes_text;
-use crate::stdout;
+use crate::stdout::{self, counted};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -37,7 +37,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     }
     let mut text = format!("# before: {}\n# after: {}\n", describe(&before), describe(&after));
     if before.about.software_gpu().is_some() {
-        text += "# the software GPU posted: neither these times nor their ratios say anything of a GPU\n";
+        text += "# the software GPU posted: neither these times nor their ratios are those of a GPU\n";
     }
     text += "# ratios are after / before: below 1 a latency is better, above 1 a rate\n";
     text += &format!(
@@ -57,7 +57,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     }
     let only = before.rows.len() + after.rows.len() - 2 * pairs(&before, &after).count();
     if only > 0 {
-        text += &format!("# {only} rows are in one report only\n");
+        text += &format!("# rows that only one report has: {only}\n");
     }
     let worst = pairs(&before, &after).filter_map(|(old, new)| {
         let (latency, rate) = (old.latency_us.median / new.latency_us.median, new.rate_mops / old.rate_mops);
@@ -138,17 +138,17 @@ fn faults(report: &Report) -> String {
 fn describe(report: &Report) -> String {
     let about = &report.about;
     let gpu = about.gpu.as_ref().map_or(String::new(), |gpu| format!(", {}", gpu.name));
-    let environment: String = report.environment.iter().map(|(name, value)| format!(", {name}={value}")).collect();
+    let environment: String = report.environment.iter().map(|(name, value)| format!("\n#   {name}={value}")).collect();
     format!(
-        "ferrogin {}, {} over {}, {} ranks, hosts: {}; {}, {} cores, Linux {}, libfabric {}{gpu}{environment}",
+        "ferrogin {}, {} over {}, {} on {}, libfabric {}{gpu}\n#   {}, {}, Linux {}{environment}",
         report.ferrogin,
         about.provider,
         about.wire,
-        about.ranks,
-        about.hosts,
+        counted(about.ranks, "rank"),
+        counted(about.hosts, "host"),
+        about.libfabric,
         about.machine.processor,
-        about.machine.cores,
+        counted(about.machine.cores, "core"),
         about.machine.linux,
-        about.libfabric
     )
 }

@@ -65,9 +65,7 @@ impl Operation {
             Self::Signal => "ranks 0 and 1; latency: half a round trip of signals",
             Self::Flush => "ranks 0 and 1; latency: the flush alone, after one put",
             Self::Barrier => "all ranks; latency: one barrier, by signals",
-            Self::Alltoall => {
-                "all ranks; latency: blocks to all other ranks, from all others, and the signals that they were read"
-            }
+            Self::Alltoall => "all ranks; latency: a block to and from every rank, and the signals that they were read",
             Self::Rpc => "ranks 0 and 1; latency: one call, with a body of this size both ways",
             Self::RmaPut => "ranks 0 and 1, by the RMA plugin; latency: one put until its request is done",
             Self::RmaPutSignal => "ranks 0 and 1, by the RMA plugin; latency: half a round trip of puts with a signal",

@@ -7,7 +7,7 @@ use super::settings::Settings;
 use super::statistics::Latency;
 use super::units::bytes_text;
 use crate::doctor::VARIABLES;
-use crate::stdout;
+use crate::stdout::{self, counted};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -202,14 +202,15 @@ impl Printer {
         let device = about.gpu.as_ref().map_or("CPU threads".to_owned(), |gpu| format!("kernels on {}", gpu.name));
         let mut text = format!(
             "# ferrogin {ferrogin}: provider {} over {}, posts by {device}\n\
-             # {} ranks on {} host{}; {processor}, {cores} cores, Linux {linux}, libfabric {}\n\
+             # {} on {}; libfabric {}\n\
+             # {processor}, {}, Linux {linux}\n\
              # threads {}, depth {}, aggregation {}, {}\n",
             about.provider,
             about.wire,
-            about.ranks,
-            about.hosts,
-            if about.hosts == 1 { "" } else { "s" },
+            counted(about.ranks, "rank"),
+            counted(about.hosts, "host"),
             about.libfabric,
+            counted(*cores, "core"),
             settings.threads,
             settings.depth,
             settings.aggregate,
@@ -219,13 +220,11 @@ impl Printer {
             text += &format!("# {name}={value}\n");
         }
         if let Some(version) = about.software_gpu() {
-            text += &format!(
-                "# The software GPU {version} interprets the kernels: these times are no times of a GPU, and say nothing of one.\n"
-            );
+            text +=
+                &format!("# The software GPU {version} interprets the kernels: these are not the times of a GPU.\n");
         }
         if about.provider == "softefa" {
-            text +=
-                "# The software card runs on the same cores as the ranks: its figures say nothing of EFA hardware.\n";
+            text += "# The software card shares the ranks' cores: these are not the figures of EFA\n# hardware.\n";
         }
         Ok(stdout::print(text)?)
     }
@@ -239,10 +238,11 @@ impl Printer {
             return Ok(());
         }
         let columns = format!(
-            "{:>11} {:>10} {:>9} {:>10} {:>9} {:>10} {:>10} {:>9} {:>9}",
-            "bytes", "iterations", "min us", "median us", "p99 us", "p99.9 us", "max us", "Mops/s", "GB/s"
+            "{:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6}",
+            "bytes", "count", "min us", "med. us", "p99 us", "p99.9 us", "max us", "Mops/s", "GB/s"
         );
-        Ok(stdout::print(format_args!("\n{}: {}\n{columns}\n", operation.name(), operation.latency()))?)
+        let about = operation.latency().replace("; ", "\n  ");
+        Ok(stdout::print(format_args!("\n{}: {about}\n{columns}\n", operation.name()))?)
     }
 
     /// A measurement begins.
@@ -276,11 +276,12 @@ fn line(row: &Row) -> String {
     // A wait lasts 30 s at most, so whole microseconds fit where decimals would not.
     let [min, median, p99, p999, max] =
         row.latency_us.all().map(|us| if us < 1e5 { format!("{us:.2}") } else { format!("{us:.0}") });
-    let rate = if row.rate_mops < 0.01 { format!("{:.7}", row.rate_mops) } else { format!("{:.4}", row.rate_mops) };
-    let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.4}"));
+    let rate = if row.rate_mops < 0.01 { format!("{:.6}", row.rate_mops) } else { format!("{:.4}", row.rate_mops) };
+    let bandwidth =
+        row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.*}", if value < 10.0 { 4 } else { 3 }));
     let bytes = if row.operation.has_bytes() { row.bytes.to_string() } else { "-".to_owned() };
     format!(
-        "{bytes:>11} {:>10} {min:>9} {median:>10} {p99:>9} {p999:>10} {max:>10} {rate:>9} {bandwidth:>9}",
+        "{bytes:>10} {:>8} {min:>8} {median:>8} {p99:>8} {p999:>8} {max:>8} {rate:>8} {bandwidth:>6}",
         row.iterations
     )
 }
@@ -301,6 +302,7 @@ mod tests {
         let large = row(Operation::PutSignal, 1 << 20, vec![123_456_789, 30_000_000_000]);
         let without = row(Operation::Barrier, 0, vec![5]);
         assert!(small.len() == large.len() && small.len() == without.len(), "{small}\n{large}\n{without}");
+        assert!(large.len() == 80, "{large}");
         assert!(without.trim_start().starts_with('-') && without.ends_with('-'), "{without}");
     }
 }

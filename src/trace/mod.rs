@@ -22,7 +22,7 @@ use event::{Event, Events};
 /// The arguments of `ferrogin trace`.
 #[derive(Debug, clap::Args)]
 pub struct TraceArgs {
-    /// The files that SOFTEFA_TRACE names. With --hex: the kind of the entry, if it is to be named, and its bytes.
+    /// The files that SOFTEFA_TRACE names. With --hex: the bytes of the entry, after its kind if you give one.
     #[arg(value_name = "FILE", required_unless_present = "hex")]
     words: Vec<OsString>,
     /// Decodes one entry from hexadecimal digits, or entries with empty lines between them from standard input.

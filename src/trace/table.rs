@@ -8,6 +8,7 @@ use soft_nic::trace::Kind;
 use super::efa;
 use super::event::{Event, Events, Outcome, micros};
 use super::fields::Decoded;
+use crate::stdout::counted;
 
 /// The bytes of an event, decoded.
 fn decoded(event: &Event) -> Option<Decoded> {
@@ -56,13 +57,13 @@ pub fn table(out: &mut impl Write, all: &Events, chosen: &[&Event], fields: bool
     let count = |wanted: &dyn Fn(&Event) -> bool| chosen.iter().filter(|event| wanted(event)).count();
     writeln!(
         out,
-        "# {} of {} events: {} requests and {} receives, {} of them without a completion; {} completions in error",
+        "# {} of {} events: {} and {}, {} of them without a completion; {} in error",
         chosen.len(),
         all.events.len(),
-        count(&|event| event.kind == Kind::Request),
-        count(&|event| event.kind == Kind::Receive),
+        counted(count(&|event| event.kind == Kind::Request), "request"),
+        counted(count(&|event| event.kind == Kind::Receive), "receive"),
         count(&|event| event.is_unfinished()),
-        count(&|event| event.status().is_some_and(|status| status != 0)),
+        counted(count(&|event| event.status().is_some_and(|status| status != 0)), "completion"),
     )
 }
 

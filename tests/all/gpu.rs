@@ -46,7 +46,7 @@ fn perf_measures_every_operation_as_ptx_and_says_what_its_times_mean() {
     let args: Vec<&str> = args.split(' ').collect();
     let (good, text) = tool_on_gpu(&dist, &args, &[("SOFTGPU_SEED", "3")]);
     assert!(good && text.contains("posts by kernels on ferrogin software GPU"), "{text}");
-    assert!(text.contains("these times are no times of a GPU") && text.contains("# SOFTGPU_SEED=3"), "{text}");
+    assert!(text.contains("these are not the times of a GPU") && text.contains("# SOFTGPU_SEED=3"), "{text}");
     for operation in ["put", "put-signal", "put-value", "get", "signal", "flush", "barrier", "alltoall"] {
         assert_eq!(text.matches(&format!("\n{operation}: ")).count(), 1, "{operation}: {text}");
     }

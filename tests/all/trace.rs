@@ -345,8 +345,7 @@ fn table_has_every_event_with_its_fields() {
     assert!(line("51.000").contains("counted, no entry"));
     assert!(line("60.000").contains("no completion: the queue pair was closed"));
     assert!(line("80.000").contains("no completion in the trace"));
-    let summary =
-        "# 11 of 11 events: 4 requests and 1 receives, 2 of them without a completion; 1 completions in error";
+    let summary = "# 11 of 11 events: 4 requests and 1 receive, 2 of them without a completion; 1 completion in error";
     assert_eq!(text.lines().last(), Some(summary));
     let fields = good(&[file.name(), "--fields", "--op", "recv"], "");
     assert!(fields.contains("req_id") && fields.contains("0x2000"), "{fields}");

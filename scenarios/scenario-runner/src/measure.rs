@@ -78,7 +78,7 @@ fn stream(world: &World, operation: Operation, bytes: u32, burst: u32, reps: u32
 /// The table as text.
 pub fn render(rows: &[Row]) -> String {
     let mut text = format!(
-        "{:<24} {:>9} {:>11} {:>11} {:>12} {:>9}\n",
+        "{:<24} {:>9} {:>11} {:>11} {:>11} {:>9}\n",
         "operation", "bytes", "median us", "p99 us", "ops/s", "MB/s"
     );
     for row in rows {
@@ -90,7 +90,7 @@ pub fn render(rows: &[Row]) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "{:<24} {:>9} {median:>11} {p99:>11} {:>12.0} {bandwidth:>9.1}",
+            "{:<24} {:>9} {median:>11} {p99:>11} {:>11.0} {bandwidth:>9.1}",
             row.operation, row.bytes, row.rate
         );
     }
