@@ -106,14 +106,14 @@ impl PerfArgs {
             device,
         };
         if device == Device::Cuda {
-            let of_cpus = |operation: &Operation| *operation == Operation::Rpc || operation.is_rma();
-            if let (false, Some(operation)) = (all, settings.operations.iter().find(|operation| of_cpus(operation))) {
+            if let (false, Some(operation)) = (all, settings.operations.iter().find(|operation| operation.is_of_cpus()))
+            {
                 let name = operation.name();
                 return usage(format!(
                     "{name} is between CPUs, and no kernel does it: leave {name} or --device cuda out"
                 ));
             }
-            settings.operations.retain(|operation| !of_cpus(operation));
+            settings.operations.retain(|operation| !operation.is_of_cpus());
         }
         if settings.sizes(Operation::PutValue).is_empty() {
             if self.operations.iter().any(|name| name == Operation::PutValue.name()) {

@@ -6,7 +6,8 @@
 //! | [`arguments`] | the command line |
 //! | [`settings`] | the settings on which the ranks agree |
 //! | [`operation`] | the list of operations |
-//! | [`session`] | one rank: its communicator, window and context; the phases of a measurement |
+//! | [`job`] | one rank: the exchange with the other ranks, and what they agree on |
+//! | [`session`] | its communicator, window and context for device code; the phases of a measurement |
 //! | [`operations`] | how each operation is measured |
 //! | [`rpc`], [`rma`] | calls between CPUs; puts and signals by the RMA plugin |
 //! | [`statistics`] | latencies and rates from samples |
@@ -16,6 +17,7 @@
 mod arguments;
 mod compare;
 mod error;
+mod job;
 mod machine;
 mod operation;
 mod operations;
@@ -36,10 +38,11 @@ pub use plot::PlotArgs;
 use crate::launch::{self, Launcher};
 use arguments::Outputs;
 use error::Error;
+use job::Job;
 use mini_nccl::bootstrap::Identity;
 use operation::Operation;
 use output::Destination;
-use report::{Printer, Report};
+use report::{Printer, Report, Row};
 use rma::Rma;
 use rpc::Rpc;
 use session::Session;
@@ -104,35 +107,41 @@ fn failed(reason: &dyn std::fmt::Display, code: u8) -> ExitCode {
 fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(), Error> {
     let is_first = identity.rank == 0;
     let destinations = if is_first { outputs.open()? } else { Vec::new() };
-    let session = Session::open(settings, identity)?;
-    let about = session.about();
-    let mut report = Report::new(about, settings);
+    let job = Job::open(settings, identity)?;
+    // Operations of CPUs need no card for kernels.
+    let needs_session = settings.operations.iter().any(|operation| !operation.is_of_cpus());
+    let session = needs_session.then(|| Session::open(&job)).transpose()?;
+    let mut report = Report::new(job.about(), settings);
     let mut printer = Printer::new(is_first && !destinations.iter().any(Destination::is_stdout), settings);
     printer.begin(&report)?;
     for &operation in &settings.operations {
         printer.operation(operation)?;
-        let rpc = match operation {
-            Operation::Rpc => Some(Rpc::open(&session)?),
-            _ => None,
+        let mut each_size = |measure: &mut dyn FnMut(u64) -> Result<Option<Row>, Error>| {
+            settings.sizes(operation).into_iter().try_for_each(|bytes| {
+                printer.measuring(operation, bytes);
+                // Only rank 0 has figures.
+                if let Some(row) = measure(bytes)? {
+                    printer.row(&row)?;
+                    report.rows.push(row);
+                }
+                Ok::<_, Error>(())
+            })
         };
-        let mut rma = if operation.is_rma() { Some(Rma::open(&session)?) } else { None };
-        for bytes in settings.sizes(operation) {
-            printer.measuring(operation, bytes);
-            let measured = match (&rpc, &mut rma) {
-                (Some(rpc), _) => rpc.measure(&session, bytes)?,
-                (_, Some(rma)) => rma.measure(&session, operation, bytes)?,
-                _ => operations::measure(&session, operation, bytes)?,
-            };
-            // Only rank 0 has figures.
-            if let Some(row) = measured {
-                printer.row(&row)?;
-                report.rows.push(row);
+        match (operation, &session) {
+            (Operation::Rpc, _) => {
+                let rpc = Rpc::open(&job)?;
+                each_size(&mut |bytes| rpc.measure(&job, bytes))?;
+                rpc.close(&job)?;
             }
-        }
-        if let Some(rpc) = rpc {
-            rpc.close(&session)?;
+            (Operation::RmaPut | Operation::RmaPutSignal, _) => {
+                let mut rma = Rma::open(&job)?;
+                each_size(&mut |bytes| rma.measure(&job, operation, bytes))?;
+            }
+            (_, Some(session)) => each_size(&mut |bytes| operations::measure(session, operation, bytes))?,
+            // It is open if there is such an operation.
+            (_, None) => {}
         }
     }
-    session.close()?;
+    job.barrier()?;
     destinations.into_iter().try_for_each(|destination| destination.write(&report))
 }

@@ -82,9 +82,9 @@ impl Operation {
         self.has_bytes() && self != Self::Flush
     }
 
-    /// True of operations of the RMA plugin, which a host thread calls.
-    pub fn is_rma(self) -> bool {
-        matches!(self, Self::RmaPut | Self::RmaPutSignal)
+    /// True of operations between CPUs, which no device code has.
+    pub fn is_of_cpus(self) -> bool {
+        matches!(self, Self::Rpc | Self::RmaPut | Self::RmaPutSignal)
     }
 
     /// The operation between two ranks, if device code has it.

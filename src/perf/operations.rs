@@ -24,17 +24,17 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
         _ => alltoall(session, bytes)?,
     };
     let rate = mops(samples.len() as u64, samples.iter().sum());
-    Ok((session.rank() == 0).then(|| Row::new(operation, (bytes, session.ranks() - 1), 1, samples, rate)))
+    Ok((session.job.rank() == 0).then(|| Row::new(operation, (bytes, session.job.ranks() - 1), 1, samples, rate)))
 }
 
 /// Latencies, then the rate of a stream.
 fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, bytes: u64) -> Result<Option<Row>, Error> {
-    let first = session.rank() == 0;
+    let first = session.job.rank() == 0;
     let polls = operation == Operation::PutValue;
-    let counts @ (warmup, iterations) = session.settings.iterations(bytes);
-    let threads = session.settings.threads;
+    let counts @ (warmup, iterations) = session.job.settings.iterations(bytes);
+    let threads = session.job.settings.threads;
     let plan = |program| move |thread| session.plan_of_pair(program, of_pair, bytes, counts, thread);
-    let run = |plans: Vec<Plan>| match session.rank() {
+    let run = |plans: Vec<Plan>| match session.job.rank() {
         0 | 1 => session.run(operation.name(), &plans),
         _ => Ok(Vec::new()),
     };
@@ -60,7 +60,7 @@ fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, byte
 
 /// Checks what ranks 0 and 1 received from each other in `rounds` round trips of each thread, or in a stream from rank 0.
 fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32, in_stream: bool) -> Result<(), Error> {
-    let rank = session.rank();
+    let rank = session.job.rank();
     let receives = match operation {
         Operation::PutSignal | Operation::PutValue | Operation::Signal if !in_stream => rank <= 1,
         Operation::Get => rank == 0,
@@ -69,7 +69,7 @@ fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32,
     if !receives {
         return Ok(());
     }
-    for thread in 0..session.settings.threads {
+    for thread in 0..session.job.settings.threads {
         match operation {
             Operation::Signal => {}
             Operation::PutValue => check_values(session, bytes, thread, rounds, in_stream)?,
@@ -85,7 +85,7 @@ fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32,
         let reports = session.run(operation.name(), &[Plan { measured, ..plan }])?;
         let count = reports.first().map_or(0, |report| report.measured);
         if count != u64::from(signals) {
-            return Err(session.wrong(operation, bytes, format!("signal {thread} is {count} and not {signals}")));
+            return Err(session.job.wrong(operation, bytes, format!("signal {thread} is {count} and not {signals}")));
         }
     }
     Ok(())
@@ -101,7 +101,7 @@ fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stre
         let is_right =
             if in_stream { of_slot.any(|round| value(round, bytes) == found) } else { value(last, bytes) == found };
         if !is_right {
-            return Err(session.wrong(Operation::PutValue, bytes, format!("value {slot} is {found:#x}")));
+            return Err(session.job.wrong(Operation::PutValue, bytes, format!("value {slot} is {found:#x}")));
         }
     }
     Ok(())
@@ -115,7 +115,7 @@ fn of_all_ranks(
     bytes: u64,
     check: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Vec<u64>, Error> {
-    let counts = session.settings.iterations(bytes);
+    let counts = session.job.settings.iterations(bytes);
     let mut samples = vec![0; counts.1 as usize];
     let plan = Plan { samples: samples.as_mut_ptr(), ..session.plan(program, bytes, counts) };
     session.phase(false, || session.run(operation.name(), &[plan]), check)?;
@@ -124,7 +124,7 @@ fn of_all_ranks(
 
 fn barrier(session: &Session) -> Result<Vec<u64>, Error> {
     let samples = of_all_ranks(session, Operation::Barrier, Program::Barrier, 0, || Ok(()))?;
-    if session.settings.verify {
+    if session.job.settings.verify {
         let plan = session.plan(Program::BarrierOfValues, 0, (0, VERIFIED_BARRIERS));
         session.phase(true, || session.run(Operation::Barrier.name(), &[plan]), || Ok(()))?;
     }
@@ -132,7 +132,7 @@ fn barrier(session: &Session) -> Result<Vec<u64>, Error> {
 }
 
 fn alltoall(session: &Session, bytes: u64) -> Result<Vec<u64>, Error> {
-    let (rank, ranks) = (session.rank() as u32, session.ranks() as u32);
+    let (rank, ranks) = (session.job.rank() as u32, session.job.ranks() as u32);
     let operation = Operation::Alltoall;
     let check = || {
         let mut sources = (0..ranks).filter(|source| *source != rank);

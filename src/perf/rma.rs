@@ -1,9 +1,9 @@
 //! Puts and signals between ranks 0 and 1 by the RMA plugin, called as NCCL's threads call it.
 
 use super::error::Error;
+use super::job::Job;
 use super::operation::Operation;
 use super::report::Row;
-use super::session::Session;
 use super::statistics::mops;
 use ferrogin_device::platform::clock_ns;
 use mini_nccl::DeviceMemory;
@@ -34,14 +34,15 @@ impl Rma {
     ///
     /// # Errors
     /// The plugin fails; a rank was lost.
-    pub fn open(session: &Session) -> Result<Self, Error> {
-        let (rank, limit) = (session.rank(), session.wait_limit());
+    pub fn open(job: &Job) -> Result<Self, Error> {
+        let (rank, limit) = (job.rank(), job.wait_limit());
         let failed = |error: mini_nccl::Error| Error::Rma { rank, text: error.to_string() };
         let list = plugin_from_env();
         let path = list.split(',').find(|entry| entry.contains('/')).unwrap_or(&list);
         let plugin = RmaPlugin::load(path).map_err(failed)?;
-        let comm = RmaComm::init(&plugin, session.bootstrap(), 0).map_err(failed)?;
-        let half = (session.settings.end as usize).next_multiple_of(WORD);
+        let comm = RmaComm::init(&plugin, job.bootstrap(), 0).map_err(failed)?;
+        let half = (job.settings.end as usize).next_multiple_of(WORD);
+        job.check_memory(2 * half as u64)?;
         let memory = Arc::new(DeviceMemory::alloc(2 * half + WORD).map_err(failed)?);
         let memory = comm.register(&memory, 0).map_err(failed)?;
         let context = comm.create_context(1).map_err(failed)?;
@@ -53,25 +54,25 @@ impl Rma {
     ///
     /// # Errors
     /// The plugin fails, or other data arrive; a rank was lost.
-    pub fn measure(&mut self, session: &Session, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
-        let counts = session.settings.iterations(bytes);
-        let depth = session.settings.depth as usize;
+    pub fn measure(&mut self, job: &Job, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
+        let counts = job.settings.iterations(bytes);
+        let depth = job.settings.depth as usize;
         let (size, signals) = (bytes as usize, operation == Operation::RmaPutSignal);
         let own: Vec<u8> = (0..size).map(|at| (at as u64 % 251 + bytes) as u8).collect();
         self.memory.memory().write(0, &own);
         self.memory.memory().write(self.half, &vec![0; size]);
-        session.allgather(&[])?;
+        job.barrier()?;
         let samples = if signals { self.round_trips(size, counts)? } else { self.one_by_one(size, counts)? };
-        session.allgather(&[])?;
+        job.barrier()?;
         let time = self.stream(size, counts.1, depth, signals)?;
-        if session.settings.verify && self.rank == 1 {
+        if job.settings.verify && self.rank == 1 {
             let mut found = vec![0; size];
             self.memory.memory().read(self.half, &mut found);
             if let Some(at) = found.iter().zip(&own).position(|(found, sent)| found != sent) {
-                return Err(session.wrong(operation, bytes, format!("byte {at} from rank 0")));
+                return Err(job.wrong(operation, bytes, format!("byte {at} from rank 0")));
             }
         }
-        session.allgather(&[])?;
+        job.barrier()?;
         let rate = mops(counts.1.into(), time.end - time.start);
         Ok((self.rank == 0).then(|| Row::new(operation, (bytes, 1), 1, samples, rate)))
     }

@@ -1,9 +1,9 @@
 //! Calls between the CPUs of ranks 0 and 1, by `host-rpc` over the card.
 
 use super::error::Error;
+use super::job::Job;
 use super::operation::Operation;
 use super::report::Row;
-use super::session::Session;
 use super::statistics::mops;
 use ferrogin_channel::{Address, Config, Reactor};
 use ferrogin_device::platform::clock_ns;
@@ -30,16 +30,16 @@ impl Rpc {
     ///
     /// # Errors
     /// libfabric fails; a rank was lost.
-    pub fn open(session: &Session) -> Result<Self, Error> {
-        let rank = session.rank();
+    pub fn open(job: &Job) -> Result<Self, Error> {
+        let rank = job.rank();
         let failed = |error: &dyn std::fmt::Display| Error::Rpc { rank, text: error.to_string() };
-        let perf = &session.settings;
+        let perf = &job.settings;
         // The server grants as many calls as all threads have open.
         let settings = Settings { workers: 0, credits: perf.depth * perf.threads, ..Settings::default() };
         let mut rpc = Self { client: None, server: None, reactor: None };
         let mut own = Vec::new();
         if rank <= 1 {
-            let config = Config { provider: session.about().provider, source: None, ..Config::default() };
+            let config = Config { provider: job.about().provider, source: None, ..Config::default() };
             let reactor = Reactor::open(&config).map_err(|error| failed(&error))?;
             if rank == 1 {
                 let listener = reactor.listen().map_err(|error| failed(&error))?;
@@ -49,7 +49,7 @@ impl Rpc {
             }
             rpc.reactor = Some(reactor);
         }
-        let addresses = session.allgather(&own)?;
+        let addresses = job.allgather(&own)?;
         if let (0, Some(reactor)) = (rank, &rpc.reactor) {
             let address = Address::parse(&addresses[1]).map_err(|error| failed(&error))?;
             let channel = reactor.connect(&address).wait().map_err(|error| failed(&error))?;
@@ -62,35 +62,38 @@ impl Rpc {
     ///
     /// # Errors
     /// A call failed or returned another body; a rank was lost.
-    pub fn measure(&self, session: &Session, bytes: u64) -> Result<Option<Row>, Error> {
+    pub fn measure(&self, job: &Job, bytes: u64) -> Result<Option<Row>, Error> {
         let body: Arc<Vec<u8>> = Arc::new((0..bytes).map(|at| (at % 251) as u8).collect());
-        let (rank, settings, limit) = (session.rank(), &session.settings, session.wait_limit());
+        let (rank, settings, limit) = (job.rank(), &job.settings, job.wait_limit());
         let calls = Calls { rank, settings, limit, client: self.client.as_ref(), body };
-        let samples = session.phase(false, || session.threads(|_| calls.one_by_one()), || Ok(()))?.concat();
-        let times = session.phase(false, || session.threads(|_| calls.overlapping()), || Ok(()))?;
-        if session.rank() != 0 {
+        job.barrier()?;
+        let samples = job.threads(|_| calls.one_by_one())?.concat();
+        job.barrier()?;
+        let times = job.threads(|_| calls.overlapping())?;
+        job.barrier()?;
+        if job.rank() != 0 {
             return Ok(None);
         }
         let begin = times.iter().map(|time| time.start).min().unwrap_or(0);
         let end = times.iter().map(|time| time.end).max().unwrap_or(0);
         let rate = mops(samples.len() as u64, end - begin);
-        Ok(Some(Row::new(Operation::Rpc, (bytes, 1), session.settings.threads, samples, rate)))
+        Ok(Some(Row::new(Operation::Rpc, (bytes, 1), job.settings.threads, samples, rate)))
     }
 
     /// Collective: closes the connection.
     ///
     /// # Errors
     /// A rank was lost.
-    pub fn close(self, session: &Session) -> Result<(), Error> {
+    pub fn close(self, job: &Job) -> Result<(), Error> {
         if let Some(client) = &self.client {
             client.close();
         }
-        session.allgather(&[])?;
+        job.allgather(&[])?;
         if let Some(server) = self.server {
-            server.shutdown(session.wait_limit());
+            server.shutdown(job.wait_limit());
         }
         if let Some(reactor) = self.reactor {
-            reactor.shutdown(session.wait_limit());
+            reactor.shutdown(job.wait_limit());
         }
         Ok(())
     }

@@ -325,8 +325,6 @@ fn comparison(rows: &[Row]) -> String {
 fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
     let why = |done: &Done| format!("{}: {}", done.step.name(), done.reasons().join("; "));
     let (of_rma, of_gin): (Vec<_>, Vec<_>) = done.iter().partition(|done| done.step == Step::Rma);
-    // The step opens the GIN plugin too, and says nothing of the RMA plugin where that does not open.
-    let opens = of_gin.iter().all(|done| !matches!(done.step, Step::Perf(_)) || done.passed());
     // The GIN plugin needs everything that kernels on the CPU tried.
     let failed = of_gin.into_iter().find(|done| !done.passed()).map(why);
     let failed = failed.or(rows.iter().find(|row| row.fails()).map(|row| format!("{}: {}", row.key, row.shown())));
@@ -344,7 +342,7 @@ fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
             true => format!("no: no libfabric provider of all ranks has {needs}"),
         }
     };
-    let rma = match of_rma.into_iter().find(|done| opens && !done.passed()) {
+    let rma = match of_rma.into_iter().find(|done| !done.passed()) {
         Some(done) => format!("no: {}", why(done)),
         None => common("rma", "reliable datagrams, RMA and immediate data"),
     };

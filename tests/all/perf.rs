@@ -133,6 +133,21 @@ fn measures_every_operation(test: &str, job: &str, threads: u64) {
 
 /// One size, and reports on standard output instead of the table.
 #[test]
+fn operations_of_cpus_need_no_card_for_kernels() {
+    const TEST: &str = "operations_of_cpus_need_no_card_for_kernels";
+    let Some(plugin) = dist(TEST) else { return };
+    let over_tcp = |operations: &str| {
+        let args = format!("perf {operations} -b 8 -e 512 -f 8 -n 20 --verify");
+        ferrogin(&plugin, &args.split(' ').collect::<Vec<_>>(), &[("FERROGIN_PROVIDER", "tcp")])
+    };
+    let (output, text) = over_tcp("rpc rma-put rma-put-signal");
+    assert!(output.status.success(), "{text}");
+    // The GIN plugin takes no tcp.
+    let (output, text) = over_tcp("rma-put put");
+    assert!(!output.status.success() && text.contains("tcp"), "{text}");
+}
+
+#[test]
 fn report_may_take_the_place_of_the_table() {
     let Some(plugin) = dist("report_may_take_the_place_of_the_table") else { return };
     let (output, text) = perf(&plugin, &["put -b 8 -e 8 -n 10 --json -"]);
