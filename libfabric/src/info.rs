@@ -240,6 +240,11 @@ impl Info {
         read!(self, tx_attr.size).unwrap_or_default()
     }
 
+    /// Orders that operations of an endpoint keep at a target, `FI_ORDER_*`.
+    pub fn msg_order(&self) -> u64 {
+        read!(self, tx_attr.msg_order).unwrap_or_default()
+    }
+
     /// Traffic class of the send queue, `FI_TC_*`. The provider may give another class than the hints name.
     pub fn tclass(&self) -> u32 {
         read!(self, tx_attr.tclass).unwrap_or_default()

@@ -120,7 +120,7 @@ impl Context {
         let _span = trace::span("RMA createContext", ranks.rank);
         let opened = (|| {
             let rails = ranks.rails.iter().enumerate();
-            let lanes = rails.map(|(index, rail)| Lane::open(rail, index, &*ranks.device, tclass));
+            let lanes = rails.map(|(index, rail)| Lane::open(rail, index, &*ranks.device, tclass, ranks.keep_order()));
             let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
             let addresses = lanes.iter().map(|lane| address(&lane.address()?)).collect::<Result<Vec<_>, _>>()?;
             Ok((lanes, addresses, rail::random()?, retired.numbers()))
@@ -229,7 +229,7 @@ impl Context {
     fn transfer(&self, peer: usize, call: &Transfer) -> Result<(), Error> {
         let Transfer { near: (near, near_offset), far: (far, far_offset), size, .. } = call;
         near.own().check("memory of this rank", *near_offset, *size)?;
-        far.peers[peer].check(&format!("memory of rank {peer}"), *far_offset, *size)
+        far.peers[peer].check(format_args!("memory of rank {peer}"), *far_offset, *size)
     }
 
     /// `iput`, and `iputSignal` with a signal. Handles of memory may be NULL with a size of 0.
@@ -268,7 +268,7 @@ impl Context {
                 )));
             }
         };
-        memory.peers[peer].check(&format!("signal in memory of rank {peer}"), call.offset, 8)?;
+        memory.peers[peer].check(format_args!("signal in memory of rank {peer}"), call.offset, 8)?;
         if memory.peers[peer].word(call.offset).is_none() {
             return Err(Error::Argument(format!("the signal at offset {} is not aligned to 8 bytes", call.offset)));
         }

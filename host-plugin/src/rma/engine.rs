@@ -8,6 +8,7 @@ use super::ranks::Ranks;
 use super::record::{self, Immediate, Record};
 use super::requests::{Request, Requests};
 use super::stream::{Outgoing, StreamId, window};
+use super::words::{Name, Word, Words};
 use crate::error::Error;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ struct Waiting {
 
 struct Outbound {
     stream: Outgoing<Numbered>,
+    words: Words,
     waiting: VecDeque<Waiting>,
     /// The last operation was a part of a put whose signal comes with its last part.
     is_in_parts: bool,
@@ -83,6 +85,8 @@ pub struct Engine {
     lanes: Vec<Lane<Note>>,
     /// Bytes that a write carries on each rail.
     part_max: u64,
+    /// See [`Ranks::keep_order`].
+    keeps_order: bool,
     /// The rail of the next operation.
     turn: usize,
     /// The peers' secrets and this rank's.
@@ -109,6 +113,7 @@ impl Engine {
         let (rank, nranks) = (ranks.rank, ranks.nranks);
         Self {
             part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
+            keeps_order: ranks.keep_order(),
             inbound: Inbound::new((rank, nranks), contexts, immediate, tokens[rank], registered),
             ranks,
             immediate,
@@ -126,7 +131,12 @@ impl Engine {
     fn outbound(&mut self, stream: StreamId) -> &mut Outbound {
         let (place, window) = (stream.place(self.ranks.nranks), window(self.immediate.number_bits));
         self.outbound[place].get_or_insert_with(|| {
-            Box::new(Outbound { stream: Outgoing::new(0, window), waiting: VecDeque::new(), is_in_parts: false })
+            Box::new(Outbound {
+                stream: Outgoing::new(0, window),
+                words: Words::default(),
+                waiting: VecDeque::new(),
+                is_in_parts: false,
+            })
         })
     }
 
@@ -225,8 +235,9 @@ impl Engine {
     /// A put without a number.
     fn plain(&mut self, stream: StreamId, put: &Put, request: Request) -> Result<(), Error> {
         let index = |this: &mut Self| {
-            let index = this.outbound(stream).stream.put();
-            (Access::Write, "put", Some((stream, index)))
+            // Where order is kept, no signal waits for it.
+            let index = (!this.keeps_order).then(|| (stream, this.outbound(stream).stream.put()));
+            (Access::Write, "put", index)
         };
         self.parts(stream.peer, put, index, request)?;
         self.outbound(stream).is_in_parts = put.size == NCCL_PART;
@@ -259,12 +270,32 @@ impl Engine {
         let has_bytes = put.size > 0 && put.source.is_some();
         // One write tells of its landing by immediate data. Of several, this rank waits for the completions.
         let is_one = has_bytes && self.part(put.size) >= put.size;
+        let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
+        let outbound = self.outbound(stream);
+        // NCCL's proxy makes two operations of a put with a signal in memory: even a weak signal without bytes may belong to the put before it.
+        let waits = !keeps_order && (signal.strong || !is_one || std::mem::take(&mut outbound.is_in_parts));
+        let name = match (signal.value, is_one && !(waits && outbound.stream.has_puts())) {
+            (1, true) => {
+                let word = Word { memory: signal.memory, offset: signal.offset, strong: signal.strong };
+                outbound.words.name(word, entries, number, outbound.stream.acknowledged())
+            }
+            _ => Name::InMessage(0),
+        };
         let lane = self.turn;
-        let more_follows = put.more_follows;
+        let data = |entry| self.immediate.pack(self.ranks.rank, stream.context, entry, number);
+        let entry = match name {
+            Name::Known(entry) => {
+                let data = data(entry);
+                self.parts(stream.peer, &put, |_| (Access::WriteData(data), "put with a signal", None), request)?;
+                self.requests.part_done(request);
+                return Ok(());
+            }
+            Name::InMessage(entry) => entry,
+        };
+        let (data, more_follows) = (data(0), put.more_follows);
         // The message shares the doorbell of the write.
         let put = Put { more_follows: is_one, ..put };
         if is_one {
-            let data = self.immediate.pack(self.ranks.rank, stream.context, number);
             self.parts(stream.peer, &put, |_| (Access::WriteData(data), "put", None), request)?;
         } else if has_bytes {
             self.plain(stream, &put, request)?;
@@ -279,10 +310,9 @@ impl Engine {
             memory: signal.memory.into(),
             offset: signal.offset.into(),
             value: signal.value.into(),
+            entry: entry.into(),
         };
         let numbered = Numbered { lane, record, request };
-        // NCCL's proxy makes two operations of a put with a signal in memory: even a weak signal without bytes may belong to the put before it.
-        let waits = signal.strong || !is_one || std::mem::take(&mut self.outbound(stream).is_in_parts);
         match if waits { self.outbound(stream).stream.hold(numbered) } else { Some(numbered) } {
             Some(numbered) => self.send(stream.peer, numbered, more_follows),
             None if more_follows => Ok(()),
@@ -305,8 +335,10 @@ impl Engine {
     /// # Errors
     /// An operation of this context has failed.
     pub fn test(&mut self, request: Request) -> Result<Option<bool>, Error> {
-        if self.requests.is_done(request) == Some(false) {
+        // NCCL tests many requests between its calls of rmaProgress, or one again and again: one look at the network for each round will do.
+        if self.requests.is_done(request) == Some(false) && self.requests.tested(request, self.calls) {
             self.progress()?;
+            self.requests.tested(request, self.calls);
         }
         self.check()?;
         let done = self.requests.is_done(request);
@@ -409,6 +441,7 @@ impl Engine {
                 memory: 0.into(),
                 offset: 0.into(),
                 value: 0.into(),
+                entry: 0.into(),
             };
             let note = Note { request: None, put: None, what: "acknowledgement", peer: stream.peer };
             let lane = self.next_rail();

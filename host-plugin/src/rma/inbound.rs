@@ -6,8 +6,9 @@
 
 use super::memory::Registered;
 use super::record::{self, Immediate, Record};
-use super::stream::{Arrived, Incoming, StreamId};
-use crate::agent::windows::{Word, add_all};
+use super::stream::{Arrived, Incoming, OutOfWindow, StreamId};
+use super::words::Word;
+use crate::agent::windows::{self, add_all};
 use crate::device::Device;
 use crate::error::Error;
 use crate::turn::Turn;
@@ -21,6 +22,12 @@ struct Addition {
     value: u64,
 }
 
+struct Stream {
+    incoming: Incoming<Addition>,
+    /// The table of words that messages of the stream define.
+    words: Vec<Option<Word>>,
+}
+
 /// The streams of all peers to this rank; see the [module](self).
 pub struct Inbound {
     rank: usize,
@@ -30,7 +37,7 @@ pub struct Inbound {
     /// The secret that messages to this rank carry.
     token: u64,
     registered: Arc<Registered>,
-    streams: Vec<Option<Box<Incoming<Addition>>>>,
+    streams: Vec<Option<Box<Stream>>>,
     additions: Vec<Addition>,
     acknowledgements: Vec<(StreamId, u32)>,
     rounds: Turn,
@@ -64,11 +71,22 @@ impl Inbound {
 
     /// A write with immediate data has landed.
     pub fn landed(&mut self, data: u32) {
-        let (peer, context, low) = self.immediate.unpack(data);
+        let (peer, context, entry, low) = self.immediate.unpack(data);
         if peer >= self.nranks || context >= self.contexts {
             return self.refuse(&format!("immediate data {data:#x} of no rank and context"));
         }
-        self.step(StreamId { peer, context }, |stream, apply| stream.land(low, apply));
+        self.step(StreamId { peer, context }, |stream, apply| {
+            let word = match entry.checked_sub(1) {
+                Some(at) => Some(stream.words.get(at as usize).copied().flatten().ok_or(OutOfWindow)?),
+                None => None,
+            };
+            let signal = word.map(|Word { memory, offset, strong }| Arrived {
+                has_put: true,
+                strong,
+                signal: Addition { sender: peer, memory, offset, value: 1 },
+            });
+            stream.incoming.land(low, signal, apply)
+        });
     }
 
     /// A message has arrived. Returns the number of an acknowledgement, for the sending half.
@@ -88,8 +106,16 @@ impl Inbound {
                     offset: record.offset.get(),
                     value: record.value.get(),
                 };
-                let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong: record.strong != 0, signal };
-                self.step(stream, |stream, apply| stream.arrive(number, arrived, apply));
+                let strong = record.strong != 0;
+                let word = Word { memory: signal.memory, offset: signal.offset, strong };
+                let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong, signal };
+                self.step(stream, |stream, apply| {
+                    stream.incoming.arrive(number, arrived, apply)?;
+                    if let Some(at) = record.entry.get().checked_sub(1) {
+                        *stream.words.get_mut(at as usize).ok_or(OutOfWindow)? = Some(word);
+                    }
+                    Ok(())
+                });
             }
             _ => self.refuse("a message of an unknown kind"),
         }
@@ -97,17 +123,21 @@ impl Inbound {
     }
 
     /// Lets a peer's stream take a step, and collects the additions that this completes.
-    fn step<E>(
+    fn step(
         &mut self,
         stream: StreamId,
-        step: impl FnOnce(&mut Incoming<Addition>, &mut dyn FnMut(Addition)) -> Result<(), E>,
+        step: impl FnOnce(&mut Stream, &mut dyn FnMut(Addition)) -> Result<(), OutOfWindow>,
     ) {
-        let bits = self.immediate.number_bits;
-        let incoming = self.streams[stream.place(self.nranks)].get_or_insert_with(|| Box::new(Incoming::new(0, bits)));
-        let taken = step(incoming, &mut |addition| self.additions.push(addition));
-        self.acknowledgements.extend(incoming.acknowledgement().map(|number| (stream, number)));
+        let (bits, entries) = (self.immediate.number_bits, self.immediate.entries());
+        let new = || Box::new(Stream { incoming: Incoming::new(0, bits), words: vec![None; entries] });
+        let of_peer = self.streams[stream.place(self.nranks)].get_or_insert_with(new);
+        let taken = step(of_peer, &mut |addition| self.additions.push(addition));
+        self.acknowledgements.extend(of_peer.incoming.acknowledgement().map(|number| (stream, number)));
         if taken.is_err() {
-            self.refuse(&format!("a signal of rank {} with a number that is not due", stream.peer));
+            self.refuse(&format!(
+                "a signal of rank {} with a number that is not due, or of a word that it did not name",
+                stream.peer
+            ));
         }
     }
 
@@ -126,7 +156,7 @@ impl Inbound {
         for addition in &self.additions {
             let memory = registered.get(&addition.memory);
             match memory.and_then(|memory| Some((memory.own().word(addition.offset)?, memory.adds))) {
-                Some((address, adds)) => words.push((Word { address, adds }, addition.value)),
+                Some((address, adds)) => words.push((windows::Word { address, adds }, addition.value)),
                 None => refused = Some((addition.sender, addition.offset)),
             }
         }

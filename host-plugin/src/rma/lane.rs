@@ -55,7 +55,7 @@ pub enum Post<N> {
 
 /// What a lane reports.
 pub enum Event<N> {
-    /// An operation has completed: its source may be reused, and its bytes have landed.
+    /// An operation has completed: its source may be reused, and, unless the rail keeps order, its bytes have landed.
     Done(N),
     /// An operation has failed, for this reason.
     Failed(N, String),
@@ -105,11 +105,12 @@ pub struct Lane<N> {
 unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
 
 impl<N> Lane<N> {
-    /// Opens and enables an endpoint, and posts its receives.
+    /// Opens and enables an endpoint, and posts its receives. Where operations keep their `order`, a write completes once its source may be
+    /// reused.
     ///
     /// # Errors
     /// A libfabric call fails.
-    pub fn open(rail: &Rail, index: usize, device: &dyn Device, tclass: u32) -> Result<Self, Error> {
+    pub fn open(rail: &Rail, index: usize, device: &dyn Device, tclass: u32, order: bool) -> Result<Self, Error> {
         let name = rail.name();
         let failed = |what: &str| Error::fabric(format!("{what} of an RMA context on card {name}"));
         let mut info = rail.info.clone();
@@ -154,7 +155,7 @@ impl<N> Lane<N> {
             free: (0..depth as u32).rev().collect(),
             queue: VecDeque::new(),
             unposted: (depth as u32..(depth + receives) as u32).rev().collect(),
-            flags: completion_level(&info),
+            flags: if order { 0 } else { completion_level(&info) },
             writes_take_receives: (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA != 0,
             region,
             slots,

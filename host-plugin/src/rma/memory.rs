@@ -12,6 +12,7 @@ use ferrogin_libfabric::MemoryRegion;
 use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::fmt::Display;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -46,7 +47,7 @@ pub struct Peer {
 
 impl Peer {
     /// Checks that `size` bytes at `offset` are inside.
-    pub fn check(&self, what: &str, offset: u64, size: u64) -> Result<(), Error> {
+    pub fn check(&self, what: impl Display, offset: u64, size: u64) -> Result<(), Error> {
         if offset.checked_add(size).is_some_and(|end| end <= self.size) {
             return Ok(());
         }

@@ -24,3 +24,4 @@ mod ranks;
 mod record;
 mod requests;
 mod stream;
+mod words;

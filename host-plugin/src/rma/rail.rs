@@ -43,6 +43,12 @@ impl Rail {
         self.info.max_msg_size().clamp(1, PART_MAX)
     }
 
+    /// Whether messages and writes of an endpoint to a peer take effect after the writes before them.
+    pub fn keeps_order(&self) -> bool {
+        let both = bindings::FI_ORDER_SAW | bindings::FI_ORDER_WAW;
+        self.info.msg_order() & both == both
+    }
+
     /// The address by which peers name the first byte of a region at `address`.
     pub fn remote_base(&self, address: u64) -> u64 {
         if self.info.mr_mode() & bindings::FI_MR_VIRT_ADDR != 0 { address } else { 0 }

@@ -79,7 +79,7 @@ struct Greeting {
 ferrogin_ffi::assert_layout!(Greeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
 
 /// Version of the blocks and records that ranks exchange.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 
 impl Ranks {
     /// Opens the rails and joins the other ranks.
@@ -111,6 +111,11 @@ impl Ranks {
             calls: Mutex::new(Calls { ring, next: 0, looked: None, lost: None }),
             _plugin: plugin.clone(),
         })
+    }
+
+    /// Whether a context's operations to a peer take effect there in the order of their posts.
+    pub fn keep_order(&self) -> bool {
+        matches!(&*self.rails, [rail] if rail.keeps_order())
     }
 
     /// [`comm::agree`] in a call whose number is the same on all ranks; returns the number too.

@@ -1,6 +1,6 @@
 //! The message of a signal or an acknowledgement.
 
-use super::stream::NUMBER_BITS_MIN;
+use super::stream;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -26,9 +26,11 @@ pub struct Record {
     pub offset: U64,
     /// The amount to add.
     pub value: U64,
+    /// The entry of the stream's table of words that this word becomes; 0 is none.
+    pub entry: U32,
 }
-ferrogin_ffi::assert_layout!(Record, size 40, align 1, {
-    token @ 0, sender @ 8, number @ 12, context @ 16, kind @ 18, strong @ 19, memory @ 20, offset @ 24, value @ 32,
+ferrogin_ffi::assert_layout!(Record, size 44, align 1, {
+    token @ 0, sender @ 8, number @ 12, context @ 16, kind @ 18, strong @ 19, memory @ 20, offset @ 24, value @ 32, entry @ 40,
 });
 
 /// [`Record::kind`]: a signal.
@@ -38,14 +40,20 @@ pub const SIGNAL_OF_PUT: u8 = 2;
 /// [`Record::kind`]: an acknowledgement.
 pub const ACKNOWLEDGEMENT: u8 = 3;
 
-/// The parts of 32 bits of immediate data: sender, context, low bits of the number.
+/// The parts of 32 bits of immediate data: sender, context, entry of the table of words, low bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Immediate {
     rank_bits: u32,
     context_bits: u32,
+    entry_bits: u32,
     /// Bits of the number.
     pub number_bits: u32,
 }
+
+/// Bits of an entry of the table of words, where the numbers leave so many.
+const ENTRY_BITS: u32 = 4;
+/// Bits of a number that allow the largest window.
+const NUMBER_BITS: u32 = stream::WINDOW.ilog2() + 1;
 
 /// Bits that tell `count` things apart.
 fn bits(count: usize) -> u32 {
@@ -56,23 +64,32 @@ impl Immediate {
     /// The parts for so many ranks and contexts; `None` if they leave too few bits for numbers.
     pub fn new(ranks: usize, contexts: usize) -> Option<Self> {
         let (rank_bits, context_bits) = (bits(ranks), bits(contexts));
-        let number_bits = 32u32.checked_sub(rank_bits + context_bits).filter(|bits| *bits >= NUMBER_BITS_MIN)?;
-        Some(Self { rank_bits, context_bits, number_bits })
+        let bits = 32u32.checked_sub(rank_bits + context_bits).filter(|bits| *bits >= stream::NUMBER_BITS_MIN)?;
+        let entry_bits = bits.saturating_sub(NUMBER_BITS).min(ENTRY_BITS);
+        Some(Self { rank_bits, context_bits, entry_bits, number_bits: bits - entry_bits })
     }
 
-    /// Immediate data. Rank and context are those of the job.
-    pub fn pack(self, rank: usize, context: usize, number: u32) -> u32 {
-        let below = self.rank_bits + self.context_bits;
-        // One rank and one context leave all 32 bits to the number.
-        rank as u32 | (context as u32) << self.rank_bits | number.unbounded_shl(below)
+    /// Entries of a stream's table of words; their numbers begin with 1.
+    pub fn entries(self) -> usize {
+        (1 << self.entry_bits) - 1
     }
 
-    /// Rank, context and the low bits of the number. The first two may be no rank and no context of the job.
-    pub fn unpack(self, data: u32) -> (usize, usize, u32) {
-        let low = |value: u32, bits: u32| value & !u32::MAX.unbounded_shl(bits);
-        let rank = low(data, self.rank_bits);
-        let context = low(data >> self.rank_bits, self.context_bits);
-        (rank as usize, context as usize, data.unbounded_shr(self.rank_bits + self.context_bits))
+    /// Immediate data. Rank and context are those of the job, and an entry of 0 is none.
+    pub fn pack(self, rank: usize, context: usize, entry: u32, number: u32) -> u32 {
+        let above_rank = context as u32 | (entry | number << self.entry_bits) << self.context_bits;
+        rank as u32 | above_rank << self.rank_bits
+    }
+
+    /// Rank, context, entry and the low bits of the number. The first two may be no rank and no context of the job.
+    pub fn unpack(self, data: u32) -> (usize, usize, u32, u32) {
+        let mut left = data;
+        let mut take = |bits: u32| {
+            let low = left & !(u32::MAX << bits);
+            left >>= bits;
+            low
+        };
+        let (rank, context) = (take(self.rank_bits) as usize, take(self.context_bits) as usize);
+        (rank, context, take(self.entry_bits), left)
     }
 }
 
@@ -84,16 +101,20 @@ mod tests {
     fn immediate_data_round_trips_for_all_sizes_of_jobs() {
         for (ranks, contexts) in [(1, 1), (2, 1), (1, 2), (3, 33), (4096, 64), (1 << 20, 256)] {
             let layout = Immediate::new(ranks, contexts).unwrap();
-            let most = u32::MAX >> (32 - layout.number_bits);
-            for (rank, context, number) in [(0, 0, 0), (ranks - 1, contexts - 1, most), (ranks / 2, 0, most / 2)] {
-                let data = layout.pack(rank, context, number);
-                assert_eq!(layout.unpack(data), (rank, context, number), "{layout:?}");
+            let (most, entries) = (u32::MAX >> (32 - layout.number_bits), layout.entries() as u32);
+            for (rank, context, entry, number) in
+                [(0, 0, 0, 0), (ranks - 1, contexts - 1, entries, most), (ranks / 2, 0, entries / 2, most / 2)]
+            {
+                let data = layout.pack(rank, context, entry, number);
+                assert_eq!(layout.unpack(data), (rank, context, entry, number), "{layout:?}");
             }
             // Only the low bits of a number travel.
-            assert_eq!(layout.unpack(layout.pack(0, 0, u32::MAX)).2, most);
+            assert_eq!(layout.unpack(layout.pack(0, 0, 0, u32::MAX)).3, most);
         }
         assert_eq!(Immediate::new(1 << 20, 257), None);
-        assert_eq!(Immediate::new(2, 33).unwrap().number_bits, 25);
+        let sizes =
+            |ranks, contexts| Immediate::new(ranks, contexts).map(|layout| (layout.entries(), layout.number_bits));
+        assert_eq!([sizes(2, 33), sizes(1 << 21, 1), sizes(1 << 23, 1)], [Some((15, 21)), Some((3, 9)), Some((0, 9))]);
     }
 
     #[test]
@@ -108,11 +129,12 @@ mod tests {
             memory: 0x1817_1615.into(),
             offset: 0x201f_1e1d_1c1b_1a19.into(),
             value: 0x2827_2625_2423_2221.into(),
+            entry: 0x2c2b_2a29.into(),
         };
-        let mut expected: Vec<u8> = (1..=40).collect();
+        let mut expected: Vec<u8> = (1..=44).collect();
         (expected[18], expected[19]) = (2, 1);
         assert_eq!(record.as_bytes(), expected);
         assert_eq!(Record::read_from_bytes(&expected).unwrap(), record);
-        assert!(Record::read_from_bytes(&expected[..39]).is_err());
+        assert!(Record::read_from_bytes(&expected[..43]).is_err());
     }
 }

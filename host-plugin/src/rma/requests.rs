@@ -40,6 +40,8 @@ struct Entry {
     open: bool,
     /// Parts that are not complete yet.
     parts: u32,
+    /// The round of the latest test.
+    tested: Option<u32>,
 }
 
 /// The open requests of a context.
@@ -67,7 +69,7 @@ impl Requests {
         };
         let entry = &mut self.entries[index as usize];
         entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
-        (entry.open, entry.parts) = (true, 0);
+        (entry.open, entry.parts, entry.tested) = (true, 0, None);
         Ok(Request { index, generation: entry.generation })
     }
 
@@ -100,6 +102,11 @@ impl Requests {
     /// Whether all parts are complete; `None` for a request that is not open.
     pub fn is_done(&mut self, request: Request) -> Option<bool> {
         self.entry(request).map(|entry| entry.parts == 0)
+    }
+
+    /// Notes that a request was tested in a round; true if it was before in the same round.
+    pub fn tested(&mut self, request: Request, round: u32) -> bool {
+        self.entry(request).is_some_and(|entry| entry.tested.replace(round) == Some(round))
     }
 
     /// Closes a request.

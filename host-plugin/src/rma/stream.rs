@@ -1,9 +1,10 @@
 //! The order of puts and signals from one sender in one context, without I/O.
 //!
 //! The network keeps no order, so signals have numbers. A put with a signal is a write whose immediate data has the low bits of the
-//! number, which tell the receiver that the bytes have landed, and a message with the whole signal; the two travel at once. A put
-//! without a signal costs the receiver nothing: the sender holds the message of a strong signal, and of a weak one without bytes of its own,
-//! back until all such puts that were issued before have completed, which on all providers in use means that their bytes have landed.
+//! number, which tell the receiver that the bytes have landed, and a message with the whole signal; the two travel at once. To a word
+//! that the receiver knows there is no message (see [`super::words`]). A put without a signal costs the receiver nothing: the sender holds the message of a strong signal, and of a weak one without bytes of its own,
+//! back until all such puts that were issued before have completed, which means that their bytes have landed. Where the provider keeps the
+//! order of writes and messages, such puts do not enter the stream, and no signal is held back.
 //!
 //! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers are applied, too. It
 //! acknowledges numbers, so that a sender never has more than [`WINDOW`] of them under way.
@@ -20,8 +21,8 @@ pub fn window(bits: u32) -> u32 {
     WINDOW.min(1 << (bits - 1))
 }
 
-/// True if `a` is before `b`. Numbers wrap, and are at most [`WINDOW`] apart.
-fn before(a: u32, b: u32) -> bool {
+/// True if `a` is before `b`. Numbers wrap, and those of a stream under way are at most [`WINDOW`] apart.
+pub fn before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) > u32::MAX / 2
 }
 
@@ -78,6 +79,16 @@ impl<S> Outgoing<S> {
             self.puts.pop_front();
             self.oldest += 1;
         }
+    }
+
+    /// True if puts without a number are not complete.
+    pub fn has_puts(&self) -> bool {
+        !self.puts.is_empty()
+    }
+
+    /// The receiver has applied all signals before this one.
+    pub fn acknowledged(&self) -> u32 {
+        self.acknowledged
     }
 
     /// The number for the next signal, if the window has room.
@@ -164,18 +175,19 @@ impl<R> Incoming<R> {
         Ok(&mut self.slots[offset as usize])
     }
 
-    /// Immediate data says that the bytes of a put have landed: `low` has the low bits of its number. Calls `apply` with each signal
-    /// that this completes, in order.
+    /// Immediate data says that the bytes of a put have landed: `low` has the low bits of its number. Without a `signal`, that comes by
+    /// a message. Calls `apply` with each signal that this completes, in order.
     ///
     /// # Errors
     /// No put with that number is under way.
-    pub fn land(&mut self, low: u32, apply: impl FnMut(R)) -> Result<(), OutOfWindow> {
+    pub fn land(&mut self, low: u32, signal: Option<Arrived<R>>, apply: impl FnMut(R)) -> Result<(), OutOfWindow> {
         let offset = low.wrapping_sub(self.base) & (u32::MAX >> (32 - self.bits));
         let slot = self.slot(offset)?;
-        if slot.landed || slot.applied {
+        if slot.landed || slot.applied || (signal.is_some() && slot.arrived.is_some()) {
             return Err(OutOfWindow);
         }
         slot.landed = true;
+        slot.arrived = signal.or(slot.arrived.take());
         self.settle(offset, apply);
         Ok(())
     }

@@ -58,6 +58,7 @@ fn signal(number: u32, offset: u64) -> Record {
         memory: MEMORY.into(),
         offset: offset.into(),
         value: 7.into(),
+        entry: 0.into(),
     }
 }
 
@@ -113,15 +114,44 @@ fn signal_of_a_put_waits_for_its_own_immediate_data_only() {
     let immediate = receiver.inbound.immediate;
     receiver.take(Record { kind: SIGNAL_OF_PUT, ..signal(0, 0) });
     // Another context and another rank; no rank; a number that is not due.
-    for data in [immediate.pack(1, 1, 0), immediate.pack(2, 0, 0), immediate.pack(3, 0, 0), immediate.pack(1, 0, 300)] {
+    for data in [
+        immediate.pack(1, 1, 0, 0),
+        immediate.pack(2, 0, 0, 0),
+        immediate.pack(3, 0, 0, 0),
+        immediate.pack(1, 0, 0, 300),
+    ] {
         receiver.inbound.landed(data);
         receiver.inbound.apply(&CpuDevice::new(false)).unwrap();
         assert_eq!(receiver.words(), [], "{data:#x}");
     }
     assert_eq!(receiver.inbound.refused, 2);
-    receiver.inbound.landed(immediate.pack(1, 0, 0));
+    receiver.inbound.landed(immediate.pack(1, 0, 0, 0));
     receiver.inbound.apply(&CpuDevice::new(false)).unwrap();
     assert_eq!(receiver.words(), [(0, 7)]);
+}
+
+#[test]
+fn immediate_data_adds_1_to_a_word_that_a_message_of_its_stream_named() {
+    let mut receiver = Receiver::new();
+    let immediate = receiver.inbound.immediate;
+    let land = |receiver: &mut Receiver, peer, entry, number| {
+        receiver.inbound.landed(immediate.pack(peer, 0, entry, number));
+        receiver.inbound.apply(&CpuDevice::new(false)).unwrap();
+        (receiver.inbound.refused, receiver.words())
+    };
+    assert_eq!(land(&mut receiver, 1, 2, 0), (1, vec![]), "nothing is named");
+    receiver.take(Record { entry: 2.into(), ..signal(0, 8) });
+    assert_eq!(land(&mut receiver, 1, 2, 1), (1, vec![(1, 8)]));
+    assert_eq!(land(&mut receiver, 2, 2, 0), (2, vec![(1, 8)]), "another stream");
+    assert_eq!(land(&mut receiver, 1, 1, 2), (3, vec![(1, 8)]), "another entry");
+    // Its message took this number.
+    assert_eq!(land(&mut receiver, 1, 2, 0), (4, vec![(1, 8)]));
+    receiver.take(Record { entry: 16.into(), ..signal(2, 0) });
+    assert_eq!(receiver.inbound.refused, 5, "no such entry");
+    // Strong ones wait for all before.
+    receiver.take(Record { entry: 3.into(), strong: 1, ..signal(3, 16) });
+    assert_eq!(land(&mut receiver, 1, 3, 5), (5, vec![(0, 7), (1, 8), (2, 7)]));
+    assert_eq!(land(&mut receiver, 1, 2, 4), (5, vec![(0, 7), (1, 9), (2, 8)]));
 }
 
 #[test]
@@ -149,6 +179,7 @@ fn random_messages_never_panic_and_change_registered_words_alone() {
                     number: (number + random.below(300)).into(),
                     context: (random.below(CONTEXTS as u32 + 1) as u16).into(),
                     kind: random.below(5) as u8,
+                    entry: random.below(20).into(),
                     offset: if random.one_in(8) { record.offset } else { word.into() },
                     ..signal(0, 0)
                 };

@@ -2,6 +2,7 @@
 //! have landed.
 
 use super::*;
+use crate::rma::words::{Name, Word, Words};
 use ferrogin_test_support::Random;
 use std::collections::BTreeSet;
 
@@ -9,8 +10,11 @@ use std::collections::BTreeSet;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Issued {
     Put,
-    Signal { has_put: bool, strong: bool },
+    Signal { has_put: bool, strong: bool, word: u64 },
 }
+
+/// Entries of the table of words.
+const ENTRIES: usize = 3;
 
 /// A packet on its way to the receiver, or a completion on its way to the sender. Operations are named by their place in the order of issue.
 #[derive(Debug, Clone, Copy)]
@@ -21,13 +25,19 @@ enum Packet {
     Write {
         issued: usize,
         number: u32,
+        entry: u32,
     },
     /// The message of a signal.
     Message {
         issued: usize,
         number: u32,
+        entry: u32,
     },
     Acknowledgement(u32),
+}
+
+fn named(offset: u64, strong: bool) -> Word {
+    Word { memory: 0, offset, strong }
 }
 
 struct Model {
@@ -36,7 +46,11 @@ struct Model {
     /// Puts by place, with their index in the stream.
     indexes: Vec<Option<u64>>,
     sender: Outgoing<(usize, u32)>,
+    /// The sender's table of words, and the receiver's.
+    words: (Words, [Option<Word>; ENTRIES]),
     receiver: Incoming<usize>,
+    /// Signals without a message.
+    short: usize,
     network: Vec<Packet>,
     landed: BTreeSet<usize>,
     applied: Vec<usize>,
@@ -49,6 +63,8 @@ impl Model {
             issued: Vec::new(),
             indexes: Vec::new(),
             sender: Outgoing::new(first, window(bits)),
+            words: Default::default(),
+            short: 0,
             receiver: Incoming::new(first, bits),
             network: Vec::new(),
             landed: BTreeSet::new(),
@@ -64,15 +80,27 @@ impl Model {
                 self.indexes.push(Some(self.sender.put()));
                 self.network.push(Packet::Bytes(place));
             }
-            Issued::Signal { has_put, strong } => {
+            Issued::Signal { has_put, strong, word } => {
                 let Some(number) = self.sender.number() else { return false };
                 self.indexes.push(None);
-                if has_put {
-                    self.network.push(Packet::Write { issued: place, number });
+                let name = match has_put && !(strong && self.sender.has_puts()) {
+                    true => self.words.0.name(named(word, strong), ENTRIES, number, self.sender.acknowledged()),
+                    false => Name::InMessage(0),
+                };
+                match name {
+                    Name::Known(entry) => {
+                        self.network.push(Packet::Write { issued: place, number, entry });
+                        self.short += 1;
+                    }
+                    Name::InMessage(entry) => {
+                        if has_put {
+                            self.network.push(Packet::Write { issued: place, number, entry: 0 });
+                        }
+                        let signal = (place, number);
+                        let free = if strong { self.sender.hold(signal) } else { Some(signal) };
+                        self.network.extend(free.map(|(issued, number)| Packet::Message { issued, number, entry }));
+                    }
                 }
-                let signal = (place, number);
-                let free = if strong { self.sender.hold(signal) } else { Some(signal) };
-                self.network.extend(free.map(|(issued, number)| Packet::Message { issued, number }));
             }
         }
         self.issued.push(operation);
@@ -87,18 +115,25 @@ impl Model {
                 self.landed.insert(place);
                 self.sender.put_done(self.indexes[place].expect("a put"));
                 while let Some((issued, number)) = self.sender.release() {
-                    self.network.push(Packet::Message { issued, number });
+                    self.network.push(Packet::Message { issued, number, entry: 0 });
                 }
             }
-            Packet::Write { issued, number } => {
+            Packet::Write { issued, number, entry } => {
                 self.landed.insert(issued);
                 let low = number & (u32::MAX >> (32 - self.bits));
-                let _ = self.receiver.land(low, |place| visible.push(place));
+                let Issued::Signal { strong, word, .. } = self.issued[issued] else { panic!("a signal") };
+                let arrived = (entry > 0).then_some(Arrived { has_put: true, strong, signal: issued });
+                if self.receiver.land(low, arrived, |place| visible.push(place)).is_ok() && entry > 0 {
+                    assert_eq!(self.words.1[entry as usize - 1], Some(named(word, strong)), "signal {issued}");
+                }
             }
-            Packet::Message { issued, number } => {
-                let Issued::Signal { has_put, strong } = self.issued[issued] else { panic!("a signal") };
+            Packet::Message { issued, number, entry } => {
+                let Issued::Signal { has_put, strong, word } = self.issued[issued] else { panic!("a signal") };
                 let arrived = Arrived { has_put, strong, signal: issued };
-                let _ = self.receiver.arrive(number, arrived, |place| visible.push(place));
+                let taken = self.receiver.arrive(number, arrived, |place| visible.push(place));
+                if taken.is_ok() && entry > 0 {
+                    self.words.1[entry as usize - 1] = Some(named(word, strong));
+                }
             }
             // A late one says less than those before.
             Packet::Acknowledgement(number) => {
@@ -114,7 +149,7 @@ impl Model {
 
     fn check(&self, place: usize) {
         assert!(!self.applied.contains(&place), "signal {place} is applied twice");
-        let Issued::Signal { has_put, strong } = self.issued[place] else { panic!("a signal") };
+        let Issued::Signal { has_put, strong, .. } = self.issued[place] else { panic!("a signal") };
         assert!(!has_put || self.landed.contains(&place), "signal {place} is visible before its put");
         let earlier = self.issued[..place].iter().enumerate().filter(|_| strong);
         for (before, operation) in earlier {
@@ -127,9 +162,9 @@ impl Model {
     }
 }
 
-/// Issues `operations` in random pieces, and delivers packets in random order, some of those to the receiver twice. With `lost_after` the
+/// Returns the number of signals without a message. Issues `operations` in random pieces, and delivers packets in random order, some of those to the receiver twice. With `lost_after` the
 /// sender ends after so many operations, and half of what is under way is lost.
-fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Option<usize>) {
+fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Option<usize>) -> usize {
     let mut random = Random::new(seed);
     let mut model = Model::new(first, bits);
     let mut blocked = None;
@@ -138,7 +173,7 @@ fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Opti
             let kind = random.below(8);
             let next = blocked.take().unwrap_or(match kind {
                 0..3 => Issued::Put,
-                _ => Issued::Signal { has_put: kind.is_multiple_of(2), strong: kind < 6 },
+                _ => Issued::Signal { has_put: kind.is_multiple_of(2), strong: kind < 6, word: random.below(4).into() },
             });
             if model.issue(next) {
                 continue;
@@ -165,6 +200,7 @@ fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Opti
     if lost_after.is_none() {
         assert_eq!(model.applied.len(), signals, "every signal is applied");
     }
+    model.short
 }
 
 #[test]
@@ -179,7 +215,8 @@ fn numbers_wrap_in_immediate_data_and_in_messages() {
     for seed in 0..200 {
         run(seed, u32::MAX - 30, NUMBER_BITS_MIN, 300, None);
     }
-    run(7, u32::MAX - 500, 12, 5000, None);
+    let short = run(7, u32::MAX - 500, 12, 5000, None);
+    assert!(short > 300, "{short} signals had no message");
 }
 
 /// Each delivery checks what the signals that it makes visible promise.
@@ -197,12 +234,12 @@ fn duplicates_and_numbers_beyond_the_window_are_refused() {
     let weak = |signal| Arrived { has_put: false, strong: false, signal };
     assert_eq!(stream.arrive(9, weak('a'), |signal| applied.push(signal)), Err(OutOfWindow));
     assert_eq!(stream.arrive(10 + 128, weak('b'), |signal| applied.push(signal)), Err(OutOfWindow));
-    assert_eq!(stream.land(10 + 128, |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.land(10 + 128, None, |signal| applied.push(signal)), Err(OutOfWindow));
     assert_eq!(stream.arrive(12, weak('c'), |signal| applied.push(signal)), Ok(()));
     assert_eq!(stream.arrive(12, weak('d'), |signal| applied.push(signal)), Err(OutOfWindow));
-    assert_eq!(stream.land(12, |signal| applied.push(signal)), Err(OutOfWindow));
-    assert_eq!(stream.land(10, |signal| applied.push(signal)), Ok(()));
-    assert_eq!(stream.land(10, |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.land(12, None, |signal| applied.push(signal)), Err(OutOfWindow));
+    assert_eq!(stream.land(10, None, |signal| applied.push(signal)), Ok(()));
+    assert_eq!(stream.land(10, None, |signal| applied.push(signal)), Err(OutOfWindow));
     assert_eq!(applied, ['c']);
 }
 
