@@ -57,15 +57,15 @@ impl Comm {
         check_rank(rank, ranks)?;
         let listening = listen(options);
         let ready = match &listening {
-            Ok((plugin, listener)) => Ok((&plugin.config, listener.handle())),
+            Ok(listener) => Ok((&listener.plugin.config, listener.handle())),
             // The other ranks get the error too, and do not wait for this rank.
             Err(error) => Err(error.to_string()),
         };
         let own = Introduction::new(rank, ranks, ready);
         let blocks = allgather(own.as_bytes());
-        let (plugin, listener) = listening?;
+        let listener = listening?;
         let handles = own.compare(&blocks?)?;
-        let coll = CollComm::connect(plugin, &listener, &handles, rank)?;
+        let coll = CollComm::connect(&listener, &handles, rank)?;
         Ok(Self { inner: Arc::new(Inner { coll, contexts: Mutex::default() }) })
     }
 
@@ -151,7 +151,7 @@ fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
 }
 
 /// Initialises the plugin and listens for the other ranks.
-fn listen(options: &Options) -> Result<(Arc<Plugin>, ListenComm), Error> {
+fn listen(options: &Options) -> Result<ListenComm<Plugin>, Error> {
     let plugin = Plugin::open()?;
     let cards = plugin.devices.len();
     let device = match options.card as usize {
@@ -164,6 +164,5 @@ fn listen(options: &Options) -> Result<(Arc<Plugin>, ListenComm), Error> {
             return Err(Error::Argument(text));
         }
     };
-    let listener = ListenComm::open(plugin.clone(), device as c_int)?;
-    Ok((plugin, listener))
+    Ok(ListenComm::open(plugin, device as c_int)?)
 }

@@ -138,10 +138,10 @@ pub(crate) fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Resu
         .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
 
-/// The entries that both plugins' tables have alike, for a type of plugins and one of listen communicators. `$prefix` stands before the
-/// names of the calls in messages.
+/// The entries that both plugins' tables have alike, for a type of plugins and the kind of its listen communicators. `$prefix` stands before
+/// the names of the calls in messages.
 macro_rules! common_entries {
-    ($prefix:literal, $plugin:ty = $kind:expr, $listen:ty = $listen_kind:expr) => {
+    ($prefix:literal, $plugin:ty = $kind:expr, $listen_kind:expr) => {
         unsafe extern "C" fn init(ctx: *mut *mut c_void, comm: u64, logger: DebugLogger) -> nccl::Result {
             log::set(logger);
             guard(concat!($prefix, "init"), || {
@@ -180,7 +180,8 @@ macro_rules! common_entries {
                 listen_comm.set(std::ptr::null_mut());
                 let handle = Out::new(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle")?;
                 let plugin = registry::get::<$plugin>(ctx, $kind)?;
-                let listener = std::sync::Arc::new(<$listen>::open(plugin, device)?);
+                plugin.device(device)?;
+                let listener = std::sync::Arc::new(ListenComm::open(plugin, device)?);
                 let bytes = listener.handle();
                 listen_comm.set(keep($listen_kind, listener)?);
                 handle.set(bytes);
@@ -190,7 +191,7 @@ macro_rules! common_entries {
 
         unsafe extern "C" fn close_listen(listen_comm: *mut c_void) -> nccl::Result {
             guard(concat!($prefix, "closeListen"), || {
-                drop(registry::remove::<$listen>(listen_comm, $listen_kind)?);
+                drop(registry::remove::<ListenComm<$plugin>>(listen_comm, $listen_kind)?);
                 Ok(())
             })
         }
@@ -205,7 +206,7 @@ macro_rules! common_entries {
 }
 pub(crate) use common_entries;
 
-common_entries!("", Plugin = Kind::Plugin, ListenComm = Kind::Listen);
+common_entries!("", Plugin = Kind::Plugin, Kind::Listen);
 
 unsafe extern "C" fn get_gin_properties(properties: *mut GinPropertiesV14) -> nccl::Result {
     guard("getGinProperties", || {
@@ -250,10 +251,10 @@ unsafe extern "C" fn connect(
     guard("connect", || {
         let coll_comm = Out::new(coll_comm, "collComm")?;
         coll_comm.set(std::ptr::null_mut());
-        let plugin = registry::get::<Plugin>(ctx, Kind::Plugin)?;
-        let listener = registry::get::<ListenComm>(listen_comm, Kind::Listen)?;
+        registry::get::<Plugin>(ctx, Kind::Plugin)?;
+        let listener = registry::get::<ListenComm<Plugin>>(listen_comm, Kind::Listen)?;
         let all = read_handles(handles, nranks, rank)?;
-        let coll = CollComm::connect(plugin, &listener, &all, rank as usize)?;
+        let coll = CollComm::connect(&listener, &all, rank as usize)?;
         coll_comm.set(keep(Kind::Coll, coll)?);
         Ok(())
     })

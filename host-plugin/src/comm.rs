@@ -18,21 +18,23 @@ use std::time::Duration;
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The listen communicator, from `listen` to `closeListen`.
-pub struct ListenComm {
-    listener: Listener,
-    device: c_int,
+/// The listen communicator of the plugin `P`, from `listen` to `closeListen`. It keeps all that `connect` needs: for its RMA layer NCCL passes
+/// `connect` the context of another plugin.
+pub struct ListenComm<P> {
+    /// The plugin context.
+    pub plugin: Arc<P>,
+    pub(crate) listener: Listener,
+    pub(crate) device: c_int,
 }
 
-impl ListenComm {
-    /// Listens for NCCL device `device`.
+impl<P> ListenComm<P> {
+    /// Listens for NCCL device `device`, which exists.
     ///
     /// # Errors
-    /// There is no such device, or the control plane's endpoint does not open.
-    pub fn open(plugin: Arc<Plugin>, device: c_int) -> Result<Self, Error> {
-        plugin.device(device)?;
+    /// The control plane's endpoint does not open.
+    pub fn open(plugin: Arc<P>, device: c_int) -> Result<Self, Error> {
         let _span = trace::span("listen", 0);
-        Ok(Self { listener: Listener::open()?, device })
+        Ok(Self { plugin, listener: Listener::open()?, device })
     }
 
     /// The handle for the other ranks.
@@ -86,13 +88,12 @@ impl CollComm {
     /// # Errors
     /// A card does not open; a rank does not connect, or has another version or number of rails.
     pub fn connect(
-        plugin: Arc<Plugin>,
-        listen: &ListenComm,
+        listen: &ListenComm<Plugin>,
         handles: &[[u8; HANDLE_MAXSIZE]],
         rank: usize,
     ) -> Result<Arc<Self>, Error> {
         let _span = trace::span("connect", rank);
-        let nranks = handles.len();
+        let (nranks, plugin) = (handles.len(), listen.plugin.clone());
         let cards = &plugin.device(listen.device)?.cards;
         let opened = (|| {
             let device = device::open(plugin.config.device, plugin.config.provider)?;

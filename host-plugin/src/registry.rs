@@ -7,7 +7,7 @@ use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,19 +98,14 @@ const SLOT_BITS: u32 = 20;
 const SLOT_SHIFT: u32 = 4;
 const GENERATION_SHIFT: u32 = SLOT_SHIFT + SLOT_BITS;
 const GENERATION_BITS: u32 = 62 - GENERATION_SHIFT;
+/// Handles that can be open.
+pub const PLACES: usize = 1 << SLOT_BITS;
 const MARK: u64 = 1 << 62;
 
 struct Entry {
     generation: u64,
     kind: Kind,
     object: Arc<dyn Any + Send + Sync>,
-}
-
-#[derive(Default)]
-struct Table {
-    slots: Vec<Option<Entry>>,
-    free: Vec<usize>,
-    generation: u64,
 }
 
 /// The process that has open handles; 0 without one. A process that it forks inherits the memory, but not the threads behind the
@@ -146,15 +141,48 @@ fn process() -> u32 {
     id
 }
 
-static TABLE: RwLock<Table> = RwLock::new(Table { slots: Vec::new(), free: Vec::new(), generation: 0 });
+/// Objects and failure flags of contexts lie in blocks that are never freed. [`fault`] needs no lock, and [`get`] that of its slot only:
+/// NCCL's threads look up their handles in each call of the RMA plugin's data path, and must not share a cache line.
+const BLOCK: usize = 1024;
+type Blocks<T> = [OnceLock<Box<[T]>>; PLACES / BLOCK];
+static SLOTS: Blocks<Slot> = [const { OnceLock::new() }; PLACES / BLOCK];
+static FLAGS: Blocks<FailureFlag> = [const { OnceLock::new() }; PLACES / BLOCK];
 
-/// Failure flags of contexts by slot, in blocks that are never freed, so that [`fault`] needs no lock.
-const FLAGS_PER_BLOCK: usize = 1024;
-static FLAGS: [OnceLock<Box<[FailureFlag]>>; (1 << SLOT_BITS) / FLAGS_PER_BLOCK] =
-    [const { OnceLock::new() }; (1 << SLOT_BITS) / FLAGS_PER_BLOCK];
+#[derive(Default)]
+#[repr(align(128))]
+struct Slot(RwLock<Option<Entry>>);
+
+impl Slot {
+    fn read(&self) -> RwLockReadGuard<'_, Option<Entry>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Option<Entry>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The slots that [`insert`] may take.
+struct Free {
+    slots: Vec<usize>,
+    /// Those from this one on were never taken.
+    next: usize,
+    generation: u64,
+}
+
+static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), next: 0, generation: 0 });
+
+fn in_block<T>(blocks: &'static Blocks<T>, slot: usize) -> Option<&'static T> {
+    blocks.get(slot / BLOCK)?.get()?.get(slot % BLOCK)
+}
+
+/// The same, after the allocation of the block.
+fn or_allocate<T: Default>(blocks: &'static Blocks<T>, slot: usize) -> &'static T {
+    &blocks[slot / BLOCK].get_or_init(|| (0..BLOCK).map(|_| T::default()).collect())[slot % BLOCK]
+}
 
 fn flag(slot: usize) -> Option<&'static FailureFlag> {
-    FLAGS.get(slot / FLAGS_PER_BLOCK)?.get()?.get(slot % FLAGS_PER_BLOCK)
+    in_block(&FLAGS, slot)
 }
 
 fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleError> {
@@ -166,7 +194,7 @@ fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleErro
     if bits & MARK == 0 || bits >> 63 != 0 {
         return Err(unknown);
     }
-    let slot = (bits >> SLOT_SHIFT) as usize & ((1 << SLOT_BITS) - 1);
+    let slot = place(handle);
     let generation = bits >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1);
     match Kind::from_bits(bits & 0xf) {
         Some(kind) if kind == wanted => Ok((slot, generation)),
@@ -177,24 +205,21 @@ fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleErro
 
 /// Makes a handle for `object`; `None` if a million handles are open.
 pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
-    let slot = match table.free.pop() {
+    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = match free.slots.pop() {
         Some(slot) => slot,
-        None if table.slots.len() < 1 << SLOT_BITS => {
-            table.slots.push(None);
-            table.slots.len() - 1
+        None if free.next < PLACES => {
+            free.next += 1;
+            free.next - 1
         }
         None => return None,
     };
     OWNER.store(std::process::id(), Ordering::Relaxed);
-    table.generation = (table.generation + 1) & ((1 << GENERATION_BITS) - 1);
-    let generation = table.generation;
-    table.slots[slot] = Some(Entry { generation, kind, object });
+    free.generation = (free.generation + 1) & ((1 << GENERATION_BITS) - 1);
+    let generation = free.generation;
+    *or_allocate(&SLOTS, slot).write() = Some(Entry { generation, kind, object });
     if kind == Kind::Context {
-        FLAGS[slot / FLAGS_PER_BLOCK].get_or_init(|| (0..FLAGS_PER_BLOCK).map(|_| FailureFlag::default()).collect());
-        if let Some(flag) = flag(slot) {
-            flag.open(generation);
-        }
+        or_allocate(&FLAGS, slot).open(generation);
     }
     Some((MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void)
 }
@@ -203,29 +228,40 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
 pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
-    let entry = table.slots.get(slot).and_then(Option::as_ref).filter(|e| e.generation == generation && e.kind == kind);
+    let entry = in_block(&SLOTS, slot).ok_or(unknown)?.read();
+    let entry = entry.as_ref().filter(|entry| entry.generation == generation && entry.kind == kind);
     entry.ok_or(unknown)?.object.clone().downcast::<T>().map_err(|_| unknown)
+}
+
+/// The place of an open handle among all handles, less than [`PLACES`].
+pub fn place(handle: *const c_void) -> usize {
+    (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
+}
+
+/// The open object in a place.
+pub fn get_at<T: Any + Send + Sync>(place: usize, kind: Kind) -> Option<Arc<T>> {
+    let entry = in_block(&SLOTS, place)?.read();
+    entry.as_ref().filter(|entry| entry.kind == kind)?.object.clone().downcast::<T>().ok()
 }
 
 /// Closes a handle and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
-    let entry = table.slots.get_mut(slot).ok_or(unknown)?;
-    if !entry.as_ref().is_some_and(|e| e.generation == generation && e.kind == kind && e.object.is::<T>()) {
-        return Err(unknown);
-    }
-    let object = entry.take().map(|entry| entry.object);
+    let mut entry = in_block(&SLOTS, slot).ok_or(unknown)?.write();
+    let is_open = |entry: &mut Entry| entry.generation == generation && entry.kind == kind && entry.object.is::<T>();
+    let object = entry.take_if(is_open).ok_or(unknown)?.object;
     if let (Kind::Context, Some(flag)) = (kind, flag(slot)) {
         flag.close();
     }
-    table.free.push(slot);
-    if table.free.len() == table.slots.len() {
+    drop(entry);
+    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    free.slots.push(slot);
+    if free.slots.len() == free.next {
         OWNER.store(0, Ordering::Relaxed);
     }
-    object.and_then(|object| object.downcast::<T>().ok()).ok_or(unknown)
+    drop(free);
+    object.downcast::<T>().map_err(|_| unknown)
 }
 
 /// Sets the error counters of a GIN context, which [`fault`] reads until the handle is removed.
@@ -234,13 +270,11 @@ pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result
 /// The handle was removed meanwhile.
 pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
     let (slot, generation) = parse(handle, Kind::Context)?;
+    let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
     // `remove` takes the same lock, so the handle stays open until the counters are set.
-    let table = TABLE.read().unwrap_or_else(PoisonError::into_inner);
-    let live = table.slots.get(slot).and_then(Option::as_ref).is_some_and(|entry| entry.generation == generation);
-    match flag(slot).filter(|_| live) {
-        Some(flag) => flag.set_counters(counters),
-        None => return Err(HandleError::Unknown { address: handle as u64, wanted: Kind::Context }),
-    }
+    let entry = in_block(&SLOTS, slot).ok_or(unknown)?.read();
+    let is_open = entry.as_ref().is_some_and(|entry| entry.generation == generation);
+    flag(slot).filter(|_| is_open).ok_or(unknown)?.set_counters(counters);
     Ok(())
 }
 
@@ -312,8 +346,7 @@ mod tests {
 
     #[test]
     fn each_of_thousands_of_contexts_has_its_own_fault() {
-        let contexts: Vec<_> =
-            (0..2 * FLAGS_PER_BLOCK + 7).map(|n| insert(Kind::Context, Arc::new(n)).unwrap()).collect();
+        let contexts: Vec<_> = (0..2 * BLOCK + 7).map(|n| insert(Kind::Context, Arc::new(n)).unwrap()).collect();
         contexts.iter().step_by(3).for_each(|handle| raise_fault(*handle));
         for (n, handle) in contexts.iter().enumerate() {
             assert_eq!(fault(*handle), Ok(n % 3 == 0), "context {n}");

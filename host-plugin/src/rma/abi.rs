@@ -5,8 +5,8 @@ use super::comm::RmaComm;
 use super::context::{Context, SignalCall};
 use super::memory::Memory;
 use super::plugin::RmaPlugin;
-use super::ranks::RmaListen;
 use crate::abi::{Out, closed, common_entries, guard, keep, read, read_handles};
+use crate::comm::ListenComm;
 use crate::error::Error;
 use crate::plugin::NAME;
 use crate::registry::{self, Kind};
@@ -58,7 +58,7 @@ export!(ncclRmaPlugin_v13: RmaV13,
     create_context = create_context_v13, reg_mr_sym = reg_mr_sym_v13, reg_mr_sym_dma_buf = reg_mr_sym_dma_buf_v13,
     iput = iput_v14, iput_signal = iput_signal_v13, iget = iget_v14);
 
-common_entries!("RMA ", RmaPlugin = Kind::RmaPlugin, RmaListen = Kind::RmaListen);
+common_entries!("RMA ", RmaPlugin = Kind::RmaPlugin, Kind::RmaListen);
 
 unsafe extern "C" fn get_rma_properties(comm: Handle, properties: *mut RmaPropertiesV16) -> nccl::Result {
     guard("getRmaProperties", || {
@@ -82,18 +82,18 @@ unsafe extern "C" fn connect(
     guard("RMA connect", || {
         let comm = Out::new(comm, "collComm")?;
         comm.set(std::ptr::null_mut());
-        let listener = registry::get::<RmaListen>(listen_comm, Kind::RmaListen)?;
+        let listener = registry::get::<ListenComm<RmaPlugin>>(listen_comm, Kind::RmaListen)?;
         let all = read_handles(handles, nranks, rank)?;
         comm.set(keep(Kind::RmaComm, RmaComm::connect(&listener, &all, rank as usize)?)?);
         Ok(())
     })
 }
 
-fn create(comm: Handle, config: Result<RmaConfigV14, Error>, ctx: *mut Handle) -> Result<(), Error> {
+fn create(handle_of_comm: Handle, config: Result<RmaConfigV14, Error>, ctx: *mut Handle) -> Result<(), Error> {
     let ctx = Out::new(ctx, "rmaCtx")?;
     ctx.set(std::ptr::null_mut());
-    let comm = registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-    let context = comm.create_context(&config?)?;
+    let comm = registry::get::<RmaComm>(handle_of_comm, Kind::RmaComm)?;
+    let context = comm.create_context(handle_of_comm, &config?)?;
     let handle = keep(Kind::RmaContext, context.clone())?;
     if !comm.contexts.add(handle) {
         context.destroy();
@@ -228,9 +228,10 @@ fn put(
     request: Request,
 ) -> Result<(), Error> {
     let request = Out::new(request, "request")?;
+    let place = registry::place(ctx);
     let ctx = registry::get::<Context>(ctx, Kind::RmaContext)?;
     let more_follows = flags & OPT_AGGREGATE_REQUESTS != 0;
-    request.set(ctx.put((context, rank), (from, source), (to, target), size, signal, more_follows)?);
+    request.set(ctx.put((context, rank), (from, source), (to, target), size, signal, more_follows)?.handle(place));
     Ok(())
 }
 
@@ -241,8 +242,10 @@ fn get(
     request: Request,
 ) -> Result<(), Error> {
     let request = Out::new(request, "request")?;
+    let place = registry::place(ctx);
     let ctx = registry::get::<Context>(ctx, Kind::RmaContext)?;
-    request.set(ctx.get((context, rank), (from, remote), (to, local), size, flags & OPT_AGGREGATE_REQUESTS != 0)?);
+    let started = ctx.get((context, rank), (from, remote), (to, local), size, flags & OPT_AGGREGATE_REQUESTS != 0)?;
+    request.set(started.handle(place));
     Ok(())
 }
 
@@ -305,7 +308,7 @@ unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nc
     guard("test", || {
         let done = Out::new(done, "done")?;
         done.set(0);
-        done.set(c_int::from(registry::get::<RmaComm>(comm, Kind::RmaComm)?.test(request)?));
+        done.set(c_int::from(super::comm::test(comm, request)?));
         Ok(())
     })
 }

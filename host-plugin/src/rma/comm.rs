@@ -1,15 +1,17 @@
-//! The communicator: its open handles, and its contexts by the place that requests name.
+//! The communicator with its open handles, and the test of a request.
 
 use super::context::{Context, RetiredContexts};
 use super::memory::Registered;
-use super::ranks::{Ranks, RmaListen};
-use super::requests::{PLACES, Request};
-use crate::comm::Handles;
+use super::plugin::RmaPlugin;
+use super::ranks::Ranks;
+use super::requests::Request;
+use crate::comm::{Handles, ListenComm};
 use crate::error::Error;
+use crate::registry::{self, Kind};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_ffi::rma::RmaConfigV14;
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::Arc;
 
 /// The communicator, from `connect` to `closeColl`.
 pub struct RmaComm {
@@ -23,8 +25,6 @@ pub struct RmaComm {
     pub contexts: Handles,
     /// Contexts that are destroyed here, until all ranks have destroyed theirs.
     pub retired: Arc<RetiredContexts>,
-    /// Open contexts by their place in request handles.
-    by_place: RwLock<Vec<Weak<Context>>>,
 }
 
 impl RmaComm {
@@ -32,52 +32,46 @@ impl RmaComm {
     ///
     /// # Errors
     /// Those of [`Ranks::connect`].
-    pub fn connect(listen: &RmaListen, handles: &[[u8; HANDLE_MAXSIZE]], rank: usize) -> Result<Arc<Self>, Error> {
+    pub fn connect(
+        listen: &ListenComm<RmaPlugin>,
+        handles: &[[u8; HANDLE_MAXSIZE]],
+        rank: usize,
+    ) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             ranks: Arc::new(Ranks::connect(listen, handles, rank)?),
             memories: Handles::default(),
             registered: Arc::default(),
             contexts: Handles::default(),
             retired: Arc::default(),
-            by_place: RwLock::default(),
         }))
     }
 
-    /// Collective: creates a context, and gives it a place in request handles.
+    /// Collective: creates a context.
     ///
     /// # Errors
-    /// Those of [`Context::create`]; too many contexts are open.
-    pub fn create_context(&self, config: &RmaConfigV14) -> Result<Arc<Context>, Error> {
-        let make = Context::create(&self.ranks, &self.registered, &self.retired, config)?;
-        let mut places = self.by_place.write().unwrap_or_else(PoisonError::into_inner);
-        let free = places.iter().position(|context| context.strong_count() == 0);
-        let place = free.unwrap_or(places.len());
-        if place >= PLACES {
-            return Err(Error::Usage(format!("{PLACES} contexts of this communicator are open: destroy some of them")));
-        }
-        let context = Arc::new(make(place));
-        if place == places.len() {
-            places.push(Weak::new());
-        }
-        places[place] = Arc::downgrade(&context);
-        Ok(context)
+    /// Those of [`Context::create`].
+    pub fn create_context(&self, handle: *mut c_void, config: &RmaConfigV14) -> Result<Arc<Context>, Error> {
+        Context::create(&self.ranks, (&self.registered, &self.retired), handle, config).map(Arc::new)
     }
+}
 
-    /// `test`: true if the request is done, which ends it.
-    ///
-    /// # Errors
-    /// There is no such request; an operation of its context has failed.
-    pub fn test(&self, handle: *mut c_void) -> Result<bool, Error> {
-        let unknown = || {
-            Error::Argument(match handle.is_null() {
-                true => "the request is NULL".to_owned(),
-                false => format!("{handle:p} is no open request of this communicator"),
-            })
-        };
-        let (place, request) = Request::parse(handle).ok_or_else(unknown)?;
-        let places = self.by_place.read().unwrap_or_else(PoisonError::into_inner);
-        let context = places.get(place).and_then(Weak::upgrade).ok_or_else(unknown)?;
-        drop(places);
-        context.test(request)?.ok_or_else(unknown)
+/// `test`: true if a request of the communicator with the handle `comm` is done, which ends it.
+///
+/// # Errors
+/// There is no such communicator or request; an operation of its context has failed.
+pub fn test(comm: *mut c_void, request: *mut c_void) -> Result<bool, Error> {
+    let parsed = Request::parse(request).and_then(|(place, request)| {
+        let context = registry::get_at::<Context>(place, Kind::RmaContext)?;
+        (context.comm == comm as usize).then_some((context, request))
+    });
+    if let Some((context, request)) = parsed
+        && let Some(is_done) = context.test(request)?
+    {
+        return Ok(is_done);
     }
+    registry::get::<RmaComm>(comm, Kind::RmaComm)?;
+    Err(Error::Argument(match request.is_null() {
+        true => "the request is NULL".to_owned(),
+        false => format!("{request:p} is no open request of this communicator"),
+    }))
 }

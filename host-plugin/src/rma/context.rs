@@ -79,8 +79,8 @@ impl RetiredContexts {
 pub struct Context {
     ranks: Arc<Ranks>,
     retired: Arc<RetiredContexts>,
-    /// The place in request handles.
-    place: usize,
+    /// The communicator's handle.
+    pub comm: usize,
     number: u32,
     contexts: usize,
     failed: AtomicBool,
@@ -89,16 +89,16 @@ pub struct Context {
 }
 
 impl Context {
-    /// Collective: opens an endpoint on each rail and exchanges addresses. Returns what makes the context with its place in request handles.
+    /// Collective: opens an endpoint on each rail and exchanges addresses. `comm` is the communicator's handle.
     ///
     /// # Errors
     /// The configuration is invalid; a card refuses; another rank failed or has another configuration.
     pub fn create(
         ranks: &Arc<Ranks>,
-        registered: &Arc<Registered>,
-        retired: &Arc<RetiredContexts>,
+        (registered, retired): (&Arc<Registered>, &Arc<RetiredContexts>),
+        comm: *mut c_void,
         config: &RmaConfigV14,
-    ) -> Result<impl FnOnce(usize) -> Self + use<>, Error> {
+    ) -> Result<Self, Error> {
         if !(0..=CONTEXTS_MAX).contains(&config.n_contexts) {
             return Err(Error::Argument(format!("nContexts = {} is not in 0..={CONTEXTS_MAX}", config.n_contexts)));
         }
@@ -159,7 +159,7 @@ impl Context {
         let tokens = peers.iter().map(|peer| peer.token).collect();
         let engine = Engine::new(ranks.clone(), registered.clone(), contexts, immediate, lanes, tokens);
         let (ranks, retired, engine) = (ranks.clone(), retired.clone(), Mutex::new(Some(engine)));
-        Ok(move |place| Self { ranks, retired, place, number, contexts, failed: AtomicBool::new(false), engine })
+        Ok(Self { ranks, retired, comm: comm as usize, number, contexts, failed: AtomicBool::new(false), engine })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Engine>> {
@@ -244,7 +244,7 @@ impl Context {
         size: usize,
         signal: Option<SignalCall>,
         more_follows: bool,
-    ) -> Result<*mut c_void, Error> {
+    ) -> Result<Request, Error> {
         let stream = self.stream(context, rank)?;
         let mut put = Put { source: None, target: None, size: size as u64, more_follows };
         if size > 0 {
@@ -254,7 +254,7 @@ impl Context {
             (put.source, put.target) = (Some(call.near), Some(call.far));
         }
         let signal = signal.map(|signal| self.signal(stream.peer, signal)).transpose()?;
-        self.with(|engine| engine.put(stream, put, signal)).map(|request| request.handle(self.place))
+        self.with(|engine| engine.put(stream, put, signal))
     }
 
     fn signal(&self, peer: usize, call: SignalCall) -> Result<Signal, Error> {
@@ -286,7 +286,7 @@ impl Context {
         (to, local): (u64, *mut c_void),
         size: usize,
         more_follows: bool,
-    ) -> Result<*mut c_void, Error> {
+    ) -> Result<Request, Error> {
         let stream = self.stream(context, rank)?;
         let mut get = Put { source: None, target: None, size: size as u64, more_follows };
         if size > 0 {
@@ -295,7 +295,7 @@ impl Context {
             self.transfer(stream.peer, &call)?;
             (get.source, get.target) = (Some(call.far), Some(call.near));
         }
-        self.with(|engine| engine.get(stream.peer, get)).map(|request| request.handle(self.place))
+        self.with(|engine| engine.get(stream.peer, get))
     }
 
     /// `iflush`: makes the bytes of completed gets visible to the GPU. Done when it returns.

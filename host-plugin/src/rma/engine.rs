@@ -74,8 +74,6 @@ struct Outbound {
     stream: Outgoing<Numbered>,
     words: Words,
     waiting: VecDeque<Waiting>,
-    /// The last operation was a part of a put whose signal comes with its last part.
-    is_in_parts: bool,
 }
 
 /// The data path; see the [module](self).
@@ -131,12 +129,7 @@ impl Engine {
     fn outbound(&mut self, stream: StreamId) -> &mut Outbound {
         let (place, window) = (stream.place(self.ranks.nranks), window(self.immediate.number_bits));
         self.outbound[place].get_or_insert_with(|| {
-            Box::new(Outbound {
-                stream: Outgoing::new(0, window),
-                words: Words::default(),
-                waiting: VecDeque::new(),
-                is_in_parts: false,
-            })
+            Box::new(Outbound { stream: Outgoing::new(0, window), words: Words::default(), waiting: VecDeque::new() })
         })
     }
 
@@ -240,7 +233,7 @@ impl Engine {
             (Access::Write, "put", index)
         };
         self.parts(stream.peer, put, index, request)?;
-        self.outbound(stream).is_in_parts = put.size == NCCL_PART;
+        self.outbound(stream).stream.set_in_parts(put.size == NCCL_PART);
         Ok(())
     }
 
@@ -272,8 +265,7 @@ impl Engine {
         let is_one = has_bytes && self.part(put.size) >= put.size;
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
         let outbound = self.outbound(stream);
-        // NCCL's proxy makes two operations of a put with a signal in memory: even a weak signal without bytes may belong to the put before it.
-        let waits = !keeps_order && (signal.strong || !is_one || std::mem::take(&mut outbound.is_in_parts));
+        let waits = outbound.stream.follows_puts(signal.strong, is_one) && !keeps_order;
         let name = match (signal.value, is_one && !(waits && outbound.stream.has_puts())) {
             (1, true) => {
                 let word = Word { memory: signal.memory, offset: signal.offset, strong: signal.strong };

@@ -186,6 +186,13 @@ impl<N> Lane<N> {
     /// # Errors
     /// libfabric refuses an operation.
     pub fn post(&mut self, post: Post<N>, more_follows: bool) -> Result<(), Error> {
+        if !more_follows
+            && self.queue.is_empty()
+            && let Some(at) = self.start(&post, false)?
+        {
+            self.keep(at, post);
+            return Ok(());
+        }
         self.queue.push_back(post);
         if more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
     }
@@ -206,9 +213,30 @@ impl<N> Lane<N> {
         Ok(())
     }
 
-    /// Posts the first operation of the queue; false if the provider has no room. With `more` the doorbell may wait for the next one.
+    /// Posts the first operation of the queue; false if there is no room.
     fn post_next(&mut self, more: bool) -> Result<bool, Error> {
-        let (Some(post), Some(&at)) = (self.queue.front(), self.free.last()) else { return Ok(false) };
+        let Some(at) = self.queue.front().map(|post| self.start(post, more)).transpose()?.flatten() else {
+            return Ok(false);
+        };
+        if let Some(post) = self.queue.pop_front() {
+            self.keep(at, post);
+        }
+        Ok(true)
+    }
+
+    /// Keeps what a posted operation uses.
+    fn keep(&mut self, at: u32, post: Post<N>) {
+        self.free.pop();
+        self.in_flight[at as usize] = Some(match post {
+            Post::Rma { note, local: (memory, _), .. } => InFlight { note, _memory: Some(memory) },
+            Post::Record { note, .. } => InFlight { note, _memory: None },
+        });
+    }
+
+    /// Posts an operation, and returns the index of its context, the last of `free`; `None` without room. With `more` the doorbell may wait
+    /// for the next one.
+    fn start(&self, post: &Post<N>, more: bool) -> Result<Option<u32>, Error> {
+        let Some(&at) = self.free.last() else { return Ok(None) };
         let context = self.contexts[at as usize].as_ptr();
         let endpoint = self.endpoint.as_ptr();
         let more = if more { bindings::FI_MORE } else { 0 };
@@ -252,15 +280,7 @@ impl<N> Lane<N> {
                 ("fi_send", unsafe { (self.send)(endpoint, slot.cast(), len, descriptor, peer, context) })
             }
         };
-        if !self.accepted(call, code)? {
-            return Ok(false);
-        }
-        self.free.pop();
-        self.in_flight[at as usize] = self.queue.pop_front().map(|post| match post {
-            Post::Rma { note, local: (memory, _), .. } => InFlight { note, _memory: Some(memory) },
-            Post::Record { note, .. } => InFlight { note, _memory: None },
-        });
-        Ok(true)
+        Ok(self.accepted(call, code)?.then_some(at))
     }
 
     /// False for "try again".

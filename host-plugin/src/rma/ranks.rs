@@ -2,13 +2,12 @@
 
 use super::plugin::RmaPlugin;
 use super::rail::Rail;
-use crate::comm;
+use crate::comm::{self, ListenComm};
 use crate::device::Device;
 use crate::error::Error;
 use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use ferrogin_rendezvous::ring::{Listener, Ring, Step};
-use std::ffi::c_int;
+use ferrogin_rendezvous::ring::{Ring, Step};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,30 +16,6 @@ use zerocopy::{Immutable, IntoBytes};
 
 /// Time from one look at the other ranks to the next.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-
-/// The listen communicator, from `listen` to `closeListen`. It keeps all that `connect` needs, as NCCL passes `connect` the context of
-/// another plugin.
-pub struct RmaListen {
-    plugin: Arc<RmaPlugin>,
-    listener: Listener,
-    device: c_int,
-}
-
-impl RmaListen {
-    /// Listens for NCCL device `device`.
-    ///
-    /// # Errors
-    /// There is no such device, or the control plane's endpoint does not open.
-    pub fn open(plugin: Arc<RmaPlugin>, device: c_int) -> Result<Self, Error> {
-        plugin.device(device)?;
-        Ok(Self { plugin, listener: Listener::open()?, device })
-    }
-
-    /// The handle for the other ranks.
-    pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
-        self.listener.handle()
-    }
-}
 
 /// The ring, and the number of collective calls that registered memory or made a context.
 struct Calls {
@@ -86,7 +61,11 @@ impl Ranks {
     ///
     /// # Errors
     /// A card does not open; a rank does not connect, or has another version, provider or number of rails.
-    pub fn connect(listen: &RmaListen, handles: &[[u8; HANDLE_MAXSIZE]], rank: usize) -> Result<Self, Error> {
+    pub fn connect(
+        listen: &ListenComm<RmaPlugin>,
+        handles: &[[u8; HANDLE_MAXSIZE]],
+        rank: usize,
+    ) -> Result<Self, Error> {
         let _span = trace::span("RMA connect", rank);
         let (plugin, nranks) = (&listen.plugin, handles.len());
         let cards = &plugin.device(listen.device)?.cards;

@@ -1,6 +1,7 @@
 //! Requests of NCCL, from the call that starts an operation to the `test` that says done.
 
 use crate::error::Error;
+use crate::registry::PLACES;
 use std::ffi::c_void;
 
 /// A request of a context: index and generation.
@@ -10,12 +11,11 @@ pub struct Request {
     generation: u32,
 }
 
-/// A handle has bit 62 set, then the context's place, the generation and the index.
+/// A handle has bit 62 set, then the place of the context's handle, the generation and the index.
 const MARK: u64 = 1 << 62;
 const INDEX_BITS: u32 = 20;
-const GENERATION_BITS: u32 = 24;
-/// The number of places of contexts in a communicator.
-pub const PLACES: usize = 1 << (62 - INDEX_BITS - GENERATION_BITS);
+const GENERATION_BITS: u32 = 22;
+const _: () = assert!(1 << (62 - INDEX_BITS - GENERATION_BITS) == PLACES);
 
 impl Request {
     /// The handle for NCCL.

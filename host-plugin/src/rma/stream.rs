@@ -56,12 +56,22 @@ pub struct Outgoing<S> {
     oldest: u64,
     /// Signals that wait for the puts before an index, in ascending order.
     held: VecDeque<(u64, S)>,
+    /// The last put was a part of one whose signal comes with its last part.
+    is_in_parts: bool,
 }
 
 impl<S> Outgoing<S> {
     /// A stream whose first number is `first`.
     pub fn new(first: u32, window: u32) -> Self {
-        Self { next: first, acknowledged: first, window, puts: VecDeque::new(), oldest: 0, held: VecDeque::new() }
+        Self {
+            next: first,
+            acknowledged: first,
+            window,
+            puts: VecDeque::new(),
+            oldest: 0,
+            held: VecDeque::new(),
+            is_in_parts: false,
+        }
     }
 
     /// Issues a put without a number, and returns its index for [`put_done`](Self::put_done).
@@ -99,6 +109,19 @@ impl<S> Outgoing<S> {
         let number = self.next;
         self.next = number.wrapping_add(1);
         Some(number)
+    }
+
+    /// Notes whether the put before was a part, of which the last part has the signal of all.
+    pub fn set_in_parts(&mut self, is_in_parts: bool) {
+        self.is_in_parts = is_in_parts;
+    }
+
+    /// Whether a signal belongs behind the puts until now. It is weak or strong, and may have `one_write` of its own, whose immediate data
+    /// tells of its landing. NCCL's proxy makes two operations of a put with a signal in memory, so even a weak signal without a write may
+    /// belong to the put before it.
+    pub fn follows_puts(&mut self, is_strong: bool, one_write: bool) -> bool {
+        let is_in_parts = std::mem::take(&mut self.is_in_parts);
+        is_strong || !one_write || is_in_parts
     }
 
     /// Takes a signal that has to wait for all puts until now; gives it back if there is nothing to wait for.

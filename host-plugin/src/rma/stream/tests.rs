@@ -270,3 +270,26 @@ fn signal_waits_for_the_puts_before_it_only() {
     sender.put_done(later);
     assert_eq!([sender.release(), sender.release()], [Some('c'), None]);
 }
+
+#[test]
+fn weak_signal_without_a_write_follows_the_put_before_it() {
+    let mut sender = Outgoing::new(0, 8);
+    let put = sender.put();
+    assert!(sender.follows_puts(false, false) && sender.follows_puts(true, true));
+    assert!(!sender.follows_puts(false, true), "it follows its own write");
+    assert_eq!(sender.hold('a'), None);
+    sender.put_done(put);
+    assert_eq!(sender.release(), Some('a'));
+}
+
+#[test]
+fn signal_of_the_last_part_follows_the_parts_before_it() {
+    let mut sender = Outgoing::<()>::new(0, 8);
+    sender.put();
+    sender.set_in_parts(true);
+    assert!(sender.follows_puts(false, true));
+    assert!(!sender.follows_puts(false, true), "the next one belongs to no part");
+    sender.set_in_parts(true);
+    sender.set_in_parts(false);
+    assert!(!sender.follows_puts(false, true), "the last put was whole");
+}
