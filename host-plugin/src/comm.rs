@@ -114,7 +114,9 @@ impl CollComm {
             device.kind().name(),
         );
         let (windows, contexts, signal_windows) = (Handles::default(), Handles::default(), Arc::default());
-        let metrics = plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, &rails));
+        let metrics = plugin.metrics.as_ref().map(|metrics| {
+            metrics.communicator(rank, rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect())
+        });
         let ring = Arc::new(Mutex::new(ring));
         Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
     }

@@ -13,9 +13,9 @@ mod text;
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::rail::Rail;
+use card::Card;
 use ferrogin_rendezvous::Identity;
-use source::{Counts, Source};
+use source::{Counts, RmaCounts, Source};
 use state::State;
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -120,11 +120,11 @@ impl Metrics {
     }
 
     /// Adds a communicator, whose cards are read until the result is dropped.
-    pub fn communicator(&self, rank: usize, rails: &[Arc<Rail>]) -> Communicator {
+    pub fn communicator(&self, rank: usize, cards: Vec<Card>) -> Communicator {
         let mut state = self.shared.lock();
         let number = state.comms;
         state.comms += 1;
-        state.rails.insert(number, rails.to_vec());
+        state.rails.insert(number, cards);
         // A software card that was closed and opened again counts from 0.
         state.sample();
         drop(state);
@@ -178,7 +178,23 @@ impl Communicator {
             let id = state.next;
             state.next += 1;
             let (rank, comm) = (self.rank, self.number);
-            state.contexts.insert(id, Source { rank, comm, context, rail, card, endpoints, emulated });
+            state.contexts.insert(id, Source { rank, comm, context, rail, card, endpoints, emulated, rma: None });
+            ids.push(id);
+        }
+        drop(state);
+        Guard { shared: self.shared.clone(), ids }
+    }
+
+    /// Adds a context of the RMA plugin: the name of each rail's card, and what it counts.
+    pub fn rma_context(&self, rails: impl Iterator<Item = (String, Arc<RmaCounts>)>) -> Guard {
+        let mut state = self.shared.lock();
+        let context = self.contexts.fetch_add(1, Ordering::Relaxed);
+        let mut ids = Vec::new();
+        for ((card, counts), rail) in rails.zip(0..) {
+            let (rank, comm, id) = (self.rank, self.number, state.next);
+            state.next += 1;
+            let (endpoints, emulated, rma) = (Vec::new(), None, Some(counts));
+            state.contexts.insert(id, Source { rank, comm, context, rail, card, endpoints, emulated, rma });
             ids.push(id);
         }
         drop(state);

@@ -1,8 +1,9 @@
 //! Statistics that a card keeps itself: those of an EFA card are files of its driver in sysfs, the software card has a call for them.
 
-use crate::rail::Rail;
 use ferrogin_libfabric::statistics::Statistics;
+use ferrogin_libfabric::{Domain, Info};
 use std::path::Path;
+use std::sync::Arc;
 
 /// Totals of a card, by the names of an EFA card's `hw_counters`. `None` where the card lacks the number.
 pub type Counters = [Option<u64>; NAMES.len()];
@@ -19,12 +20,15 @@ pub const NAMES: [&str; 8] = [
     "rdma_read_resp_bytes",
 ];
 
-/// What the card of `rail` has counted; `None` if it has no statistics.
-pub fn statistics(rail: &Rail) -> Option<Counters> {
-    if let Some(of_software) = rail.domain.statistics() {
+/// An open card.
+pub type Card = (Arc<Domain>, Info);
+
+/// What a card has counted; `None` if it has no statistics.
+pub fn statistics((domain, info): &Card) -> Option<Counters> {
+    if let Some(of_software) = domain.statistics() {
         return Some(counters(&of_software));
     }
-    of_driver(Path::new("/sys/bus/pci/devices"), &rail.info.pci_address()?.to_string())
+    of_driver(Path::new("/sys/bus/pci/devices"), &info.pci_address()?.to_string())
 }
 
 fn counters(from: &Statistics) -> Counters {

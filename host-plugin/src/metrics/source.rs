@@ -21,6 +21,8 @@ pub enum Queue {
     Counter,
     /// Operations that raise a signal and name no counter.
     Signal,
+    /// All operations of the RMA plugin.
+    Rma,
 }
 
 impl Queue {
@@ -31,6 +33,7 @@ impl Queue {
             Self::Value => "value",
             Self::Counter => "counter",
             Self::Signal => "signal",
+            Self::Rma => "rma",
         }
     }
 }
@@ -50,6 +53,8 @@ pub struct Numbers {
     pub refused: Option<u64>,
     /// Rounds of the agent that found all receives taken.
     pub exhausted: Option<u64>,
+    /// Bytes of the RMA plugin's puts and gets.
+    pub bytes: Option<u64>,
 }
 
 impl Numbers {
@@ -65,6 +70,7 @@ impl Numbers {
         sum(&mut self.signals, other.signals);
         sum(&mut self.refused, other.refused);
         sum(&mut self.exhausted, other.exhausted);
+        sum(&mut self.bytes, other.bytes);
         self.errors += other.errors;
     }
 
@@ -175,8 +181,7 @@ impl Endpoint {
             completions: self.completions.as_ref().map(|all| all.total),
             errors: self.errors.total,
             signals: self.signals.as_ref().map(|all| all.total),
-            refused: None,
-            exhausted: None,
+            ..Numbers::default()
         }
     }
 }
@@ -190,6 +195,38 @@ pub struct Counts {
     pub refused: AtomicU64,
     /// Rounds that found all receives taken.
     pub exhausted: AtomicU64,
+}
+
+/// A number that one thread at a time raises while others read it.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    /// Adds `more`.
+    pub fn add(&self, more: u64) {
+        self.0.store(self.get() + more, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What the RMA plugin counts of a context on one rail.
+#[derive(Debug, Default)]
+pub struct RmaCounts {
+    /// Writes, reads and messages that libfabric has taken.
+    pub posts: Count,
+    /// Those that completed without error.
+    pub completions: Count,
+    /// Those that completed in error.
+    pub errors: Count,
+    /// Bytes of writes and reads.
+    pub bytes: Count,
+    /// Signals of peers that were added: on the first rail, those of all.
+    pub signals: Count,
+    /// Messages and immediate data of peers that were refused.
+    pub refused: Count,
 }
 
 /// A context in the file.
@@ -209,6 +246,8 @@ pub struct Source {
     pub endpoints: Vec<Endpoint>,
     /// What the agent counts of its emulated signals.
     pub emulated: Option<Arc<Counts>>,
+    /// What the RMA plugin counts.
+    pub rma: Option<Arc<RmaCounts>>,
 }
 
 impl Source {
@@ -230,6 +269,19 @@ impl Source {
             let counts = [&counts.added, &counts.refused, &counts.exhausted];
             let [signals, refused, exhausted] = counts.map(|count| Some(count.load(Ordering::Relaxed)));
             all.push((Queue::Signal, Numbers { signals, refused, exhausted, ..Numbers::default() }));
+        }
+        if let Some(counts) = &self.rma {
+            let numbers = Numbers {
+                // Completions before the posts, so that no sample has more of them.
+                completions: Some(counts.completions.get()),
+                errors: counts.errors.get(),
+                posts: Some(counts.posts.get()),
+                bytes: Some(counts.bytes.get()),
+                signals: Some(counts.signals.get()),
+                refused: Some(counts.refused.get()),
+                exhausted: None,
+            };
+            all.push((Queue::Rma, numbers));
         }
         all
     }
@@ -253,7 +305,7 @@ mod tests {
         // SAFETY: the words live until the end of this test.
         let endpoints = vec![unsafe { Endpoint::new(Queue::Signal, given) }];
         let mut source =
-            Source { rank: 0, comm: 0, context: 0, rail: 0, card: String::new(), endpoints, emulated: None };
+            Source { rank: 0, comm: 0, context: 0, rail: 0, card: String::new(), endpoints, emulated: None, rma: None };
         source.sample();
         let zero = Numbers { posts: Some(0), completions: Some(0), signals: Some(0), ..Numbers::default() };
         assert_eq!(source.numbers(), [(Queue::Signal, zero)]);

@@ -1,10 +1,8 @@
 //! What the file shows: the contexts and cards that are open, and the totals of those that were closed.
 
-use super::card::{self, CardTotals};
+use super::card::{self, Card, CardTotals};
 use super::source::{Numbers, Queue, Source};
-use crate::rail::Rail;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 #[derive(Default)]
 pub(super) struct State {
@@ -14,7 +12,7 @@ pub(super) struct State {
     /// By number, as the guards have it.
     pub contexts: BTreeMap<u64, Source>,
     /// By the number of the communicator.
-    pub rails: BTreeMap<u64, Vec<Arc<Rail>>>,
+    pub rails: BTreeMap<u64, Vec<Card>>,
     /// Numbers of contexts that are closed, so that totals never fall.
     pub closed: BTreeMap<ClosedKey, Numbers>,
     pub cards: BTreeMap<String, CardTotals>,
@@ -34,9 +32,9 @@ impl State {
     /// Reads all memory and cards.
     pub fn sample(&mut self) {
         self.contexts.values_mut().for_each(Source::sample);
-        for rail in self.rails.values().flatten() {
-            if let Some(now) = card::statistics(rail) {
-                self.cards.entry(rail.name()).or_default().update(&now);
+        for card in self.rails.values().flatten() {
+            if let Some(now) = card::statistics(card) {
+                self.cards.entry(card.1.domain_name()).or_default().update(&now);
             }
         }
     }

@@ -11,27 +11,29 @@ type Metric = (&'static str, &'static str, &'static str);
 
 const INFO: Metric = ("ferrogin_info", "gauge", "Always 1; the labels say what this process runs.");
 const WRITES: Metric = ("ferrogin_metrics_writes_total", "counter", "How often this process has written its file.");
-const POSTS: Metric = ("ferrogin_posts_total", "counter", "Work requests that kernels have posted.");
+const POSTS: Metric =
+    ("ferrogin_posts_total", "counter", "Work requests that kernels, or the RMA plugin, have posted.");
 const COMPLETIONS: Metric =
     ("ferrogin_completions_total", "counter", "Work requests that the card has completed without error.");
 const ERRORS: Metric = ("ferrogin_errors_total", "counter", "Work requests that the card has completed in error.");
 const OUTSTANDING: Metric =
-    ("ferrogin_outstanding", "gauge", "Work requests that kernels have posted and the card has not completed.");
+    ("ferrogin_outstanding", "gauge", "Work requests that were posted and that the card has not completed.");
 const SIGNALS: Metric = (
     "ferrogin_signals_total",
     "counter",
-    "Writes of peers that raised a signal of this context; a kernel's reset of a signal does not change it.",
+    "Signals of peers that this context got; a kernel's reset of a signal does not change it.",
 );
 const REFUSED: Metric = (
     "ferrogin_signals_refused_total",
     "counter",
-    "Emulated signals of peers that named no signal or no word of a window; they changed no memory.",
+    "Emulated signals, or signals by the RMA plugin, that named no signal or no word; they changed no memory.",
 );
 const EXHAUSTED: Metric = (
     "ferrogin_signals_exhausted_total",
     "counter",
     "Rounds of the agent that found all receives of the context taken, so that cards of peers retried.",
 );
+const RMA_BYTES: Metric = ("ferrogin_bytes_total", "counter", "Bytes of puts and gets that the RMA plugin has posted.");
 const REQUESTS: Metric = (
     "ferrogin_card_requests_total",
     "counter",
@@ -117,6 +119,7 @@ pub(super) fn render(about: &str, state: &State) -> String {
     put(&mut text, POSTS, &of_queues(&all, |numbers| numbers.posts));
     put(&mut text, COMPLETIONS, &of_queues(&all, |numbers| numbers.completions));
     put(&mut text, ERRORS, &of_queues(&all, |numbers| Some(numbers.errors)));
+    put(&mut text, RMA_BYTES, &of_queues(&all, |numbers| numbers.bytes));
     put(&mut text, OUTSTANDING, &of_queues(&open, Numbers::outstanding));
     put(&mut text, SIGNALS, &signals);
     put(&mut text, REFUSED, &refused);

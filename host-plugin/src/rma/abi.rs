@@ -178,6 +178,7 @@ registrations! {
 fn deregister(comm: &RmaComm, handle: Handle) {
     // Another thread may have removed this handle just now.
     if let Ok(memory) = registry::remove::<Memory>(handle, Kind::RmaMemory) {
+        let _span = trace::span("RMA deregMrSym", comm.ranks.rank);
         comm.registered.remove(memory.number);
     }
 }

@@ -119,8 +119,7 @@ impl Context {
         };
         let _span = trace::span("RMA createContext", ranks.rank);
         let opened = (|| {
-            let rails = ranks.rails.iter().enumerate();
-            let lanes = rails.map(|(index, rail)| Lane::open(rail, index, &*ranks.device, tclass, ranks.keep_order()));
+            let lanes = (0..ranks.rails.len()).map(|rail| Lane::open(ranks, rail, tclass));
             let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
             let addresses = lanes.iter().map(|lane| address(&lane.address()?)).collect::<Result<Vec<_>, _>>()?;
             Ok((lanes, addresses, rail::random()?, retired.numbers()))
@@ -203,6 +202,7 @@ impl Context {
     /// `destroyContext`. The endpoints stay for the late traffic of peers.
     pub fn destroy(&self) {
         let Some(engine) = self.lock().take() else { return };
+        let _span = trace::span("RMA destroyContext", self.ranks.rank);
         let retired = Retired { number: self.number, _lanes: engine.retire() };
         self.retired.lock().push(retired);
     }

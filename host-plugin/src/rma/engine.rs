@@ -4,12 +4,14 @@
 use super::inbound::Inbound;
 use super::lane::{Access, Event, Lane, Post};
 use super::memory::{Memory, Registered};
+use super::rail::Rail;
 use super::ranks::Ranks;
 use super::record::{self, Immediate, Record};
 use super::requests::{Request, Requests};
 use super::stream::{Outgoing, StreamId, window};
 use super::words::{Name, Word, Words};
 use crate::error::Error;
+use crate::metrics::Guard;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -96,6 +98,7 @@ pub struct Engine {
     /// Calls of `progress`.
     calls: u32,
     failure: Option<String>,
+    _metrics: Option<Guard>,
 }
 
 impl Engine {
@@ -112,7 +115,18 @@ impl Engine {
         Self {
             part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
             keeps_order: ranks.keep_order(),
-            inbound: Inbound::new((rank, nranks), contexts, immediate, tokens[rank], registered),
+            _metrics: ranks.metrics.as_ref().map(|metrics| {
+                let cards = ranks.rails.iter().map(Rail::name);
+                metrics.rma_context(cards.zip(lanes.iter().map(|lane| lane.counts.clone())))
+            }),
+            inbound: Inbound::new(
+                (rank, nranks),
+                contexts,
+                immediate,
+                tokens[rank],
+                registered,
+                lanes[0].counts.clone(),
+            ),
             ranks,
             immediate,
             lanes,

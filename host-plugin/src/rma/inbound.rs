@@ -11,6 +11,7 @@ use super::words::Word;
 use crate::agent::windows::{self, add_all};
 use crate::device::Device;
 use crate::error::Error;
+use crate::metrics::source::RmaCounts;
 use crate::turn::Turn;
 use std::sync::Arc;
 
@@ -43,6 +44,7 @@ pub struct Inbound {
     rounds: Turn,
     /// What broke the protocol.
     refused: u64,
+    counts: Arc<RmaCounts>,
 }
 
 impl Inbound {
@@ -53,6 +55,7 @@ impl Inbound {
         immediate: Immediate,
         token: u64,
         registered: Arc<Registered>,
+        counts: Arc<RmaCounts>,
     ) -> Self {
         Self {
             rank,
@@ -66,6 +69,7 @@ impl Inbound {
             acknowledgements: Vec::new(),
             rounds: Turn::default(),
             refused: 0,
+            counts,
         }
     }
 
@@ -163,6 +167,7 @@ impl Inbound {
         if let Some(round) = self.rounds.begin() {
             // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
             unsafe { add_all(&round, device, &words) }?;
+            self.counts.signals.add(words.len() as u64);
         }
         drop(registered);
         self.additions.clear();
@@ -180,6 +185,7 @@ impl Inbound {
     /// Memory is unchanged, and the context goes on. Few of many lines are written.
     pub fn refuse(&mut self, what: &str) {
         self.refused += 1;
+        self.counts.refused.add(1);
         if self.refused.is_power_of_two() {
             crate::warn!(
                 "rank {} refused {what}; no memory was changed ({} refused until now)",

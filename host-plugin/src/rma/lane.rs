@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use super::memory::Memory;
-use super::rail::Rail;
+use super::ranks::Ranks;
 use super::record::Record;
-use crate::device::{Device, DeviceBuffer, Use};
+use crate::device::{DeviceBuffer, Use};
 use crate::error::Error;
 use crate::memory::region_of;
+use crate::metrics::source::RmaCounts;
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
 use ferrogin_libfabric::{
     AddressVector, Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, FiAddr, MemoryRegion, Read,
@@ -92,10 +93,14 @@ pub struct Lane<N> {
     queue: VecDeque<Post<N>>,
     /// Receives that libfabric has not taken yet.
     unposted: Vec<u32>,
-    /// The completion level of writes.
-    flags: u64,
+    rank: usize,
+    keeps_order: bool,
+    /// The flags by which the completion of a write says that its bytes have landed.
+    level: u64,
     /// Writes of peers with immediate data take receives.
     writes_take_receives: bool,
+    /// For FERROGIN_METRICS.
+    pub counts: Arc<RmaCounts>,
     region: MemoryRegion,
     /// A slot for each context.
     slots: Box<dyn DeviceBuffer>,
@@ -105,12 +110,13 @@ pub struct Lane<N> {
 unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
 
 impl<N> Lane<N> {
-    /// Opens and enables an endpoint, and posts its receives. Where operations keep their `order`, a write completes once its source may be
-    /// reused.
+    /// Opens and enables an endpoint on rail `index`, and posts its receives. Where operations keep their order, a write to a peer
+    /// completes once its source may be reused.
     ///
     /// # Errors
     /// A libfabric call fails.
-    pub fn open(rail: &Rail, index: usize, device: &dyn Device, tclass: u32, order: bool) -> Result<Self, Error> {
+    pub fn open(ranks: &Ranks, index: usize, tclass: u32) -> Result<Self, Error> {
+        let rail = &ranks.rails[index];
         let name = rail.name();
         let failed = |what: &str| Error::fabric(format!("{what} of an RMA context on card {name}"));
         let mut info = rail.info.clone();
@@ -136,7 +142,7 @@ impl<N> Lane<N> {
             Ok((write, read, send, recv))
         };
         let (write, read, send, recv) = calls().map_err(failed("preparing the endpoint"))?;
-        let slots = device.allocate((depth + receives) * SLOT, Use::Shared)?;
+        let slots = ranks.device.allocate((depth + receives) * SLOT, Use::Shared)?;
         let (memory, kind) = region_of(&*slots, 0, slots.len());
         let access = bindings::FI_SEND | bindings::FI_RECV;
         // SAFETY: the lane drops the region before the memory, and holds no reference into it.
@@ -155,8 +161,11 @@ impl<N> Lane<N> {
             free: (0..depth as u32).rev().collect(),
             queue: VecDeque::new(),
             unposted: (depth as u32..(depth + receives) as u32).rev().collect(),
-            flags: if order { 0 } else { completion_level(&info) },
+            rank: ranks.rank,
+            keeps_order: ranks.keep_order(),
+            level: completion_level(&info),
             writes_take_receives: (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA != 0,
+            counts: Arc::default(),
             region,
             slots,
         };
@@ -227,8 +236,12 @@ impl<N> Lane<N> {
     /// Keeps what a posted operation uses.
     fn keep(&mut self, at: u32, post: Post<N>) {
         self.free.pop();
+        self.counts.posts.add(1);
         self.in_flight[at as usize] = Some(match post {
-            Post::Rma { note, local: (memory, _), .. } => InFlight { note, _memory: Some(memory) },
+            Post::Rma { note, local: (memory, _), len, .. } => {
+                self.counts.bytes.add(len as u64);
+                InFlight { note, _memory: Some(memory) }
+            }
             Post::Record { note, .. } => InFlight { note, _memory: None },
         });
     }
@@ -255,11 +268,13 @@ impl<N> Lane<N> {
                     context,
                     data: 0,
                 };
+                // NCCL puts to its own rank to see that what came before is there.
+                let level = if self.keeps_order && *peer != self.rank { 0 } else { self.level };
                 let (call, function, flags) = match access {
-                    Access::Write => ("fi_writemsg", self.write, self.flags),
+                    Access::Write => ("fi_writemsg", self.write, level),
                     Access::WriteData(data) => {
                         message.data = u64::from(*data);
-                        ("fi_writemsg", self.write, self.flags | bindings::FI_REMOTE_CQ_DATA)
+                        ("fi_writemsg", self.write, level | bindings::FI_REMOTE_CQ_DATA)
                     }
                     Access::Read => ("fi_readmsg", self.read, 0),
                 };
@@ -365,6 +380,7 @@ impl<N> Lane<N> {
         } else if let Some(at) = receive {
             events.push(self.record(at, completion.len));
         } else if let Some(note) = index.and_then(|at| self.take(at)) {
+            self.counts.completions.add(1);
             events.push(Event::Done(note));
         }
         self.unposted.extend(receive);
@@ -396,6 +412,7 @@ impl<N> Lane<N> {
             self.unposted.push(at);
             events.push(Event::Refused(format!("a receive that failed: {}", failure.text)));
         } else if let Some(note) = self.take(at) {
+            self.counts.errors.add(1);
             events.push(Event::Failed(note, format!("{} (provider code {})", failure.text, failure.provider_code)));
         }
     }

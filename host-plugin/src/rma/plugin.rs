@@ -4,6 +4,7 @@ use super::cards;
 use crate::config::{Config, Provider};
 use crate::device::{self, Device};
 use crate::error::Error;
+use crate::metrics::Metrics;
 use crate::plugin::{Live, NetDevice, device_of, group};
 use crate::trace;
 use ferrogin_ffi::nccl::{NetPropertiesV12, PTR_DMABUF};
@@ -21,6 +22,8 @@ pub struct RmaPlugin {
     pub device: Arc<dyn Device>,
     /// NCCL devices: groups of cards.
     pub devices: Vec<NetDevice>,
+    /// The file of FERROGIN_METRICS.
+    pub metrics: Option<Arc<Metrics>>,
     ptr_support: c_int,
 }
 
@@ -47,6 +50,15 @@ impl RmaPlugin {
         // Only these register a dma-buf. NCCL registers by address otherwise.
         let takes_dma_buf = matches!(config.provider, Provider::Efa | Provider::SoftEfa | Provider::Verbs);
         let ptr_support = device.ptr_support() & if takes_dma_buf { !0 } else { !PTR_DMABUF };
+        let metrics = Metrics::open(
+            &config,
+            &[
+                ("version", env!("CARGO_PKG_VERSION")),
+                ("provider", config.provider.name()),
+                ("device", device.kind().name()),
+                ("post", config.policy.name()),
+            ],
+        )?;
         crate::info!(
             "ferrogin {} for NCCL's RMA: provider {}, memory of {}, libfabric {}, {} device(s)",
             env!("CARGO_PKG_VERSION"),
@@ -55,7 +67,7 @@ impl RmaPlugin {
             lib.version(),
             devices.len(),
         );
-        Ok(LIVE.add(Self { config, device, devices, ptr_support }))
+        Ok(LIVE.add(Self { config, device, devices, metrics, ptr_support }))
     }
 
     /// The latest plugin that is not finalized.

@@ -5,6 +5,7 @@ use super::rail::Rail;
 use crate::comm::{self, ListenComm};
 use crate::device::Device;
 use crate::error::Error;
+use crate::metrics;
 use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
@@ -29,6 +30,8 @@ struct Calls {
 pub struct Ranks {
     /// A number that no other communicator of this process has.
     pub number: u64,
+    /// For FERROGIN_METRICS.
+    pub metrics: Option<metrics::Communicator>,
     /// One for each card of the device.
     pub rails: Vec<Rail>,
     /// The device whose memory NCCL registers.
@@ -81,7 +84,9 @@ impl Ranks {
         let names: Vec<_> = rails.iter().map(Rail::name).collect();
         crate::info!("rank {rank} of {nranks}: RMA connected on {} rail(s) {}", rails.len(), names.join("+"));
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {
+            metrics: plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, cards())),
             number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             rails,
             device: plugin.device.clone(),

@@ -6,8 +6,10 @@ mod transfers;
 mod workload;
 
 use crate::harness::{DEVICE, PROVIDER, plugin_path, rma_alone, software_gpu};
+use crate::metrics::MetricsFile;
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::{repetitions, wait::HANG_LIMIT};
+use ferrogin_test_support::repetitions;
+use ferrogin_test_support::wait::{HANG_LIMIT, poll_until};
 use mini_nccl::rma::{Place, Request, RmaComm, RmaContext, RmaMemory, RmaPlugin, Signal, Transfer};
 use mini_nccl::{Bootstrap, DeviceMemory};
 use std::path::PathBuf;
@@ -78,6 +80,47 @@ fn transfer<'a>(peer: usize, here: Place<'a>, there: Place<'a>, size: usize) -> 
 
 fn register(comm: &RmaComm, bytes: usize) -> RmaMemory {
     comm.register(&Arc::new(DeviceMemory::alloc(bytes).expect("memory")), 0).expect("a registration")
+}
+
+#[test]
+fn metrics_count_puts_signals_and_bytes_exactly() {
+    let test = "metrics_count_puts_signals_and_bytes_exactly";
+    let file = MetricsFile::new(test);
+    rma_alone(test, &[vec![file.setting()], [&TCP[..], &[file.setting()]].concat()], 16, |plugin| {
+        const PUTS: usize = 10;
+        // Those behind the window leave after an acknowledgement, so the receiver knows their word.
+        const SIGNALS: usize = 400;
+        const WINDOW: usize = 256;
+        ranks(&plugin, 2, |comm| {
+            let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+            let peer = 1 - comm.rank();
+            let put = |size| transfer(peer, memory.at(0), memory.at(2048), size);
+            let plain = (0..PUTS).map(|_| context.put(put(100), None).expect("a put"));
+            finish(&context, plain.collect());
+            let signal = || Signal { word: memory.at(8), value: 1, strong: true };
+            let signals = (0..SIGNALS).map(|_| context.put(put(8), Some(signal())).expect("a signal"));
+            finish(&context, signals.collect());
+            poll_until("all signals of the peer", || {
+                context.progress().expect("progress");
+                memory.memory().load(8) == SIGNALS as u64
+            });
+            comm.barrier().expect("all ranks");
+        });
+        drop(plugin);
+        // The last finalize wrote the file.
+        let metrics = MetricsFile::read();
+        for rank in ["0", "1"] {
+            let labels = [("rank", rank), ("context", "closed")];
+            let sum = |name: &str| metrics.sum(name, &labels).expect(name);
+            assert_eq!(sum("ferrogin_bytes_total"), (PUTS * 100 + SIGNALS * 8) as u64, "{metrics:?}");
+            assert_eq!(sum("ferrogin_signals_total"), SIGNALS as u64, "{metrics:?}");
+            assert_eq!((sum("ferrogin_errors_total"), sum("ferrogin_signals_refused_total")), (0, 0), "{metrics:?}");
+            // Besides the writes there are messages of signals in the first window at most, and an acknowledgement of every 64 signals.
+            let messages = sum("ferrogin_posts_total") as usize - PUTS - SIGNALS;
+            assert!((1..=WINDOW + SIGNALS / 64).contains(&messages), "{metrics:?}");
+            assert!(sum("ferrogin_completions_total") as usize >= PUTS + SIGNALS, "{metrics:?}");
+        }
+    });
 }
 
 #[test]

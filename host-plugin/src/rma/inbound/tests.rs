@@ -27,7 +27,7 @@ impl Receiver {
         let registered = Arc::new(Registered::default());
         registered.add(Memory::of_rank_0(MEMORY, memory[WORDS].as_ptr() as u64, 8 * WORDS as u64, RANKS));
         let immediate = Immediate::new(RANKS, CONTEXTS).unwrap();
-        Self { memory, inbound: Inbound::new((0, RANKS), CONTEXTS, immediate, TOKEN, registered) }
+        Self { memory, inbound: Inbound::new((0, RANKS), CONTEXTS, immediate, TOKEN, registered, Arc::default()) }
     }
 
     fn take(&mut self, record: Record) -> Option<(StreamId, u32)> {
