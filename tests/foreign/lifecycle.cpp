@@ -236,10 +236,8 @@ static void killed_in_setup(Rank& rank) {
   constexpr long long second = 1000ll * 1000 * 1000;
   setenv("FERROGIN_TIMEOUT", "6", 1);
   expect_warnings = true;
-  void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  CHECK(rank, library, "dlopen: %s", dlerror());
-  auto* plugin = (const ncclGin_v14_t*)dlsym(library, "ncclGinPlugin_v14");
-  CHECK(rank, plugin, "no ncclGinPlugin_v14");
+  void* library = nullptr;
+  const ncclGin_v14_t* plugin = load_plugin(rank, library);
   void* ctx = nullptr;
   CHECK(rank, plugin->init(&ctx, 1, plugin_logger) == ncclSuccess, "init");
   void* listeners[rounds] = {};
@@ -339,6 +337,7 @@ const std::vector<Scenario> lifecycle_scenarios = {
   {"teardown", teardown, 60, nullptr},
   {"two_communicators", two_communicators, 30, nullptr},
   {"peer_dies", peer_dies, 60, nullptr},
+  {"killed_in_setup", killed_in_setup, 60, nullptr},
 };
 
 const std::vector<Scenario> plugin_scenarios = {
@@ -346,5 +345,4 @@ const std::vector<Scenario> plugin_scenarios = {
   {"versions", versions, 30, nullptr},
   {"bad_arguments", bad_arguments, 60, nullptr},
   {"dead_peer", dead_peer, 30, nullptr},
-  {"killed_in_setup", killed_in_setup, 60, nullptr},
 };

@@ -49,12 +49,17 @@ Session::Session(Rank& rank_, const Needs& needs_) : rank(rank_), needs(needs_) 
   rank.barrier();
 }
 
-void Session::load() {
+const ncclGin_v14_t* load_plugin(Rank& rank, void*& library) {
   library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(rank, library, "dlopen: %s", dlerror());
   const char* symbol = through_proxy ? "ncclRmaPlugin_v15" : "ncclGinPlugin_v14";
-  plugin = through_proxy ? proxy_over(library, process_memory) : (const ncclGin_v14_t*)dlsym(library, symbol);
+  auto* plugin = through_proxy ? proxy_over(library, process_memory) : (const ncclGin_v14_t*)dlsym(library, symbol);
   CHECK(rank, plugin, "dlsym %s: %s", symbol, dlerror());
+  return plugin;
+}
+
+void Session::load() {
+  plugin = load_plugin(rank, library);
   CHECK(rank, plugin->name && plugin->name[0], "the plugin has no name");
 
   GIN_CALL(*this, init(&ctx, 0x5eed, plugin_logger));

@@ -43,6 +43,8 @@ struct Window {
 extern std::string plugin_path;
 // Kernels use the RMA plugin of that library, through NCCL's proxy.
 extern bool through_proxy;
+// Loads the library, and returns the plugin's table.
+const ncclGin_v14_t* load_plugin(Rank& rank, void*& library);
 // The number of WARN lines of the plugin in this process, and the last one.
 extern int warnings;
 extern char last_warning[2048];
