@@ -224,7 +224,7 @@ impl Printer {
                 &format!("# The software GPU {version} interprets the kernels: these are not the times of a GPU.\n");
         }
         if about.provider == "softefa" {
-            text += "# The software card shares the ranks' cores: these are not the figures of EFA\n# hardware.\n";
+            text += "# The software card runs on the ranks' cores: these are not figures of EFA.\n";
         }
         Ok(stdout::print(text)?)
     }
@@ -277,8 +277,11 @@ fn line(row: &Row) -> String {
     let [min, median, p99, p999, max] =
         row.latency_us.all().map(|us| if us < 1e5 { format!("{us:.2}") } else { format!("{us:.0}") });
     let rate = if row.rate_mops < 0.01 { format!("{:.6}", row.rate_mops) } else { format!("{:.4}", row.rate_mops) };
-    let bandwidth =
-        row.bandwidth_gbs.map_or("-".to_owned(), |value| format!("{value:.*}", if value < 10.0 { 4 } else { 3 }));
+    let bandwidth = row.bandwidth_gbs.map_or("-".to_owned(), |value| match value {
+        ..10.0 => format!("{value:.4}"),
+        ..100.0 => format!("{value:.3}"),
+        _ => format!("{value:.2}"),
+    });
     let bytes = if row.operation.has_bytes() { row.bytes.to_string() } else { "-".to_owned() };
     format!(
         "{bytes:>10} {:>8} {min:>8} {median:>8} {p99:>8} {p999:>8} {max:>8} {rate:>8} {bandwidth:>6}",

@@ -165,7 +165,7 @@ fn decode(args: &TraceArgs) -> Result<(), String> {
     let kind = kind.map(|name| {
         hex::Kind::from_name(&name).ok_or_else(|| {
             let names = hex::Kind::ALL.map(hex::Kind::name).join(", ");
-            format!("{name:?} is no kind of entry: there are {names}")
+            format!("{name:?} is not a kind of entry: there are {names}")
         })
     });
     let kind = kind.transpose()?;
