@@ -39,7 +39,7 @@ aarch64_tools() {
         return 1
     fi
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$gnu-gcc
-    # What compiles the PTX here is no part of the target.
+    # What compiles the PTX here is not part of the target.
     export FERROGIN_PTX=checked-in
     options=(--target "$target" ${build_std[@]+"${build_std[@]}"})
 }

@@ -112,7 +112,7 @@ pub enum ConfigError {
     },
     /// It was a setting of earlier releases.
     #[error(
-        "{variable} is no setting any more: unset it. Set-up uses TCP, on the interface that {replacement} chooses"
+        "{variable} is no longer a setting: unset it. Set-up uses TCP, on the interface that {replacement} chooses"
     )]
     Removed {
         /// The variable.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_value_error_names_variable_value_and_cure() {
+    fn invalid_value_error_names_variable_value_and_fix() {
         for (variable, value, hint) in [
             ("FERROGIN_PROVIDER", "EFA", "softefa"),
             ("FERROGIN_DEVICE", "gpu", "cuda"),

@@ -84,7 +84,7 @@ pub enum HandleError {
         wanted: Kind,
     },
     /// The handle was closed, or this plugin did not make it.
-    #[error("{address:#x} is no open {} of this library: it was closed, or another library made it", .wanted.name())]
+    #[error("{address:#x} is not an open {} of this library: it was closed, or another library made it", .wanted.name())]
     Unknown {
         /// The value passed.
         address: u64,
@@ -364,7 +364,7 @@ mod tests {
         remove::<u8>(listen, Kind::Listen).unwrap();
         let closed = text(listen, Kind::Listen);
         assert_eq!(closed.split_once(": ").unwrap().1, "it was closed, or another library made it");
-        assert!(closed.starts_with(&format!("{:#x} is no open listen communicator", listen as u64)), "{closed}");
+        assert!(closed.starts_with(&format!("{:#x} is not an open listen communicator", listen as u64)), "{closed}");
         let names = [Kind::Plugin, Kind::Coll].map(Kind::name);
         assert_eq!(names, ["plugin context", "collective communicator"]);
     }

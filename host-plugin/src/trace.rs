@@ -58,12 +58,13 @@ impl Sink {
             return Ok((0, "[\n"));
         }
         let at = len.checked_sub(END.len() as u64);
-        let at = at.ok_or_else(|| io::Error::new(io::ErrorKind::AlreadyExists, "the file exists and is no trace"))?;
+        let at =
+            at.ok_or_else(|| io::Error::new(io::ErrorKind::AlreadyExists, "the file exists and is not a trace"))?;
         let mut tail = [0; END.len()];
         self.file.seek(SeekFrom::Start(at))?;
         self.file.read_exact(&mut tail)?;
         if tail != END {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the file exists and is no trace"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the file exists and is not a trace"));
         }
         Ok((at, ",\n"))
     }

@@ -196,7 +196,7 @@ pub(crate) fn memory(
         return Ok(device.window(data, size, source.ptr_type)?);
     };
     let bad =
-        || Error::Argument(format!("file descriptor {fd} with offset {offset} is no open dma-buf of this window"));
+        || Error::Argument(format!("file descriptor {fd} with offset {offset} is not an open dma-buf of this window"));
     if fd < 0 || offset > data as u64 {
         return Err(bad());
     }

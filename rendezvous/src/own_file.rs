@@ -12,7 +12,7 @@ use std::path::Path;
 /// reaches no file of another user, and no file of this user that a link of another user names.
 ///
 /// # Errors
-/// The system's; `path` is a symbolic link, is no regular file, or belongs to another user.
+/// The system's; `path` is a symbolic link, is not a regular file, or belongs to another user.
 pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> Result<File> {
     // The open of a FIFO without a reader would wait for one.
     options.create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK);
@@ -22,7 +22,7 @@ pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> Result<File> {
     })?;
     let about = file.metadata()?;
     if !about.is_file() {
-        return Err(Error::new(ErrorKind::InvalidInput, "it is no regular file"));
+        return Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let (owner, own) = (about.uid(), geteuid().as_raw());
     if owner != own {
@@ -77,7 +77,7 @@ mod tests {
         std::fs::write(&target, "").unwrap();
         assert!(refused(&link).contains("symbolic link"));
         let read_write = open_own_file(&fifo, OpenOptions::new().read(true).write(true));
-        assert!(read_write.unwrap_err().to_string().contains("no regular file"));
+        assert!(read_write.unwrap_err().to_string().contains("not a regular file"));
         assert!(refused(&place).contains("directory"));
         std::fs::remove_dir_all(place).unwrap();
     }

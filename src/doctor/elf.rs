@@ -35,7 +35,7 @@ pub fn defect(path: &Path) -> Option<Defect> {
     };
     // Opening a FIFO or a device could wait forever.
     if !meta.is_file() {
-        let kind = if meta.is_dir() { "is a directory" } else { "is no regular file (a FIFO, device or socket)" };
+        let kind = if meta.is_dir() { "is a directory" } else { "is not a regular file (a FIFO, device or socket)" };
         return broken(format!("{kind}, not a library"), INSTALL);
     }
     let file = match File::open(path) {
@@ -44,7 +44,7 @@ pub fn defect(path: &Path) -> Option<Defect> {
     };
     let mut header = [0; HEADER];
     if file.read_exact_at(&mut header, 0).is_err() || header[..4] != *b"\x7fELF" {
-        return broken(format!("is no ELF library ({} bytes)", meta.len()), INSTALL);
+        return broken(format!("is not an ELF library ({} bytes)", meta.len()), INSTALL);
     }
     // A 64-bit little-endian file, as on every machine that ferrogin supports.
     let machine = u16_at(&header, 18);
@@ -93,7 +93,8 @@ mod tests {
     #[test]
     fn own_program_has_no_defect_and_other_files_have() {
         assert_eq!(defect(&std::env::current_exe().unwrap()), None);
-        for (path, part) in [("/nonexistent", "cannot be read"), ("/dev/zero", "no regular file"), ("/", "a directory")]
+        for (path, part) in
+            [("/nonexistent", "cannot be read"), ("/dev/zero", "not a regular file"), ("/", "a directory")]
         {
             let found = defect(Path::new(path)).unwrap_or_else(|| panic!("{path}"));
             assert!(found.what.contains(part), "{found:?}");

@@ -74,7 +74,7 @@ pub fn bytes(text: &str) -> Result<Vec<u8>, String> {
             for digit in word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")).unwrap_or(word).chars() {
                 let value = digit.to_digit(16).ok_or_else(|| {
                     format!(
-                        "{digit:?} is no hexadecimal digit: give bytes in memory order, as 1120ab... or 11 20 ab ..."
+                        "{digit:?} is not a hexadecimal digit: give bytes in memory order, as 1120ab... or 11 20 ab ..."
                     )
                 })?;
                 digits.push(value as u8);
@@ -83,7 +83,7 @@ pub fn bytes(text: &str) -> Result<Vec<u8>, String> {
     }
     let (pairs, rest) = digits.as_chunks::<2>();
     if !rest.is_empty() {
-        return Err(format!("{} hexadecimal digits are no whole number of bytes: each byte has two", digits.len()));
+        return Err(format!("{} hexadecimal digits are not whole bytes: each byte has two", digits.len()));
     }
     Ok(pairs.iter().map(|[high, low]| high << 4 | low).collect())
 }
@@ -109,7 +109,7 @@ impl Entry {
         let size = bytes.len();
         if let Some(kind) = kind {
             if !kind.has_size(size) {
-                return Err(format!("{size} bytes are no {}: it has {}", kind.name(), kind.sizes()));
+                return Err(format!("{size} bytes are not a valid {}: it has {}", kind.name(), kind.sizes()));
             }
             return Ok(Self { kind, bytes: size, others: Vec::new(), decoded: kind.decode(bytes) });
         }
@@ -130,7 +130,7 @@ impl Entry {
         let mut valid = valid.collect::<Vec<_>>().into_iter();
         let Some((kind, decoded)) = valid.next() else {
             return Err(format!(
-                "the {size} bytes are no valid entry: name the kind to see the fields ({})",
+                "the {size} bytes are not a valid entry: name the kind to see the fields ({})",
                 names(&of_size)
             ));
         };
@@ -177,6 +177,6 @@ mod tests {
         }
         assert_eq!(bytes(""), Ok(vec![]));
         assert!(bytes("1120a").unwrap_err().contains("5 hexadecimal digits"));
-        assert!(bytes("11 2g").unwrap_err().contains("'g' is no hexadecimal digit"));
+        assert!(bytes("11 2g").unwrap_err().contains("'g' is not a hexadecimal digit"));
     }
 }

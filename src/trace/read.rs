@@ -14,7 +14,7 @@ pub struct Contents {
 /// Reads a file.
 ///
 /// # Errors
-/// The file cannot be read, or is no trace.
+/// The file cannot be read, or is not a trace.
 pub fn read(path: &Path) -> Result<Contents, String> {
     let name = path.display();
     let bytes = std::fs::read(path).map_err(|error| format!("cannot read {name}: {error}"))?;
@@ -50,7 +50,7 @@ pub fn parse(bytes: &[u8]) -> Contents {
     }
     let damage = first.map(|first| {
         format!(
-            "is damaged: {lost} of its {} bytes, the first at offset {first}, are no whole record of {RECORD_LEN} bytes. The disk was full, a \
+            "is damaged: {lost} of its {} bytes, the first at offset {first}, are not a whole record of {RECORD_LEN} bytes. The disk was full, a \
              process was killed while it wrote, or a part of the file is missing",
             bytes.len()
         )

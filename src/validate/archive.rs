@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn unwritable_output_is_an_error_with_its_cure() {
+    fn unwritable_output_is_an_error_with_its_fix() {
         for path in ["/nonexistent/report.tar.gz", "/"] {
             let error = Output::create(Path::new(path)).err().expect("an error");
             assert!(error.contains(path) && error.contains("--output"), "{error}");

@@ -352,7 +352,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
         seen.add(key, way);
     }
     let Some(dma_buf) = buffer.dma_buf() else {
-        seen.add("memory: as dma-buf", "not tried: host memory is no dma-buf");
+        seen.add("memory: as dma-buf", "not tried: host memory is not a dma-buf");
         return address.map_err(text);
     };
     let base = (buffer.device_address() as *mut u8).wrapping_sub(dma_buf.offset as usize);

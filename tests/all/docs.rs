@@ -100,7 +100,7 @@ fn page_of_settings_has_every_setting_and_no_other() {
     let missing = missing.map(|name| format!("{path} has no row for {name}"));
     let ours = ["FERROGIN_", "SOFTEFA_", "SOFTGPU_"];
     let ours = names.iter().filter(|name| ours.iter().any(|prefix| name.starts_with(prefix)));
-    let unknown = ours.filter(|name| !is_setting(name)).map(|name| format!("{path}: {name} is no setting"));
+    let unknown = ours.filter(|name| !is_setting(name)).map(|name| format!("{path}: {name} is not a setting"));
     none(&missing.chain(unknown).collect::<Vec<_>>());
 }
 
@@ -208,7 +208,7 @@ fn is_part_of(text: &str, file: &str) -> Result<(), String> {
         };
         window.iter().zip(&part).all(same)
     });
-    if found { Ok(()) } else { Err(format!("the block is no part of {file}")) }
+    if found { Ok(()) } else { Err(format!("the block is not part of {file}")) }
 }
 
 /// Passes if the block is a part of a program in Python of a directory of examples or tests.
@@ -217,7 +217,7 @@ fn is_part_of_an_example(text: &str) -> Result<(), String> {
     let mut examples = with_extension(&["py"]).into_iter().filter(tested);
     match examples.any(|path| is_part_of(text, &path.to_string_lossy()).is_ok()) {
         true => Ok(()),
-        false => Err("the block is no part of a program in Python below examples/ or tests/".into()),
+        false => Err("the block is not part of a program in Python below examples/ or tests/".into()),
     }
 }
 

@@ -294,19 +294,19 @@ fn doctor_names_broken_files_of_plugin_and_provider() {
         ));
         cases.push(broken("empty", &|dir| dir.change(file, Vec::clear)).problem(
             area,
-            "no ELF library (0 bytes)",
+            "not an ELF library (0 bytes)",
             "again",
         ));
         cases.push(broken("fifo", &|dir| dir.replace_by_fifo(file)).problem(
             area,
-            "no regular file",
+            "not a regular file",
             "install ferrogin",
         ));
         let zero = |dir: &Directory| {
             replaced(dir);
             symlink("/dev/zero", dir.path(file)).expect("a link");
         };
-        cases.push(broken("zero", &zero).problem(area, "no regular file", "install ferrogin again"));
+        cases.push(broken("zero", &zero).problem(area, "not a regular file", "install ferrogin again"));
         let directory = |dir: &Directory| {
             replaced(dir);
             std::fs::create_dir(dir.path(file)).expect("a directory");
@@ -497,7 +497,7 @@ fn doctor_finds_settings_that_harm() {
             "name a libfabric.so",
         ),
         libfabric("not one").set("FERROGIN_LIBFABRIC", "libc.so.6").problem("libfabric", "fi_", "install libfabric"),
-        fifo.set("FERROGIN_LIBFABRIC", path).problem("libfabric", "no regular file", "unset it for the system's"),
+        fifo.set("FERROGIN_LIBFABRIC", path).problem("libfabric", "not a regular file", "unset it for the system's"),
     ]);
 }
 

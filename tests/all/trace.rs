@@ -75,7 +75,7 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a Vec<Value> {
 /// A number, or a number in text after 0x.
 fn number(value: &Value) -> u64 {
     let text = || u64::from_str_radix(value.as_str()?.strip_prefix("0x")?, 16).ok();
-    value.as_u64().or_else(text).unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().or_else(text).unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 /// Decodes all entries in one run.
@@ -428,8 +428,8 @@ fn bad_input_is_refused_with_the_reason() {
     let whole = whole.as_bytes();
     let files = [
         ("empty", &b""[..], "is empty: no card was opened with SOFTEFA_TRACE="),
-        ("foreign", b"\x7fELF and more", "is no trace of a software card"),
-        ("short", b"sf", "is no trace of a software card"),
+        ("foreign", b"\x7fELF and more", "is not a trace of a software card"),
+        ("short", b"sf", "is not a trace of a software card"),
         ("version", b"sft\x09 and more", "is a trace of version 9, and this release has version 1"),
         ("head", &whole[..100], "is damaged: 100 of its 100 bytes"),
         ("cut", &whole[..5 * RECORD_LEN + 7], "is damaged: 7 of its 987 bytes, the first at offset 980"),
@@ -457,11 +457,11 @@ fn bad_input_is_refused_with_the_reason() {
         (&[file.name(), "--errors", "--unfinished"], 2, "cannot be used with"),
         (&["--hex", "--qp", "3", "00"], 2, "cannot be used with"),
         (&["--hex"], 1, "there are no bytes"),
-        (&["--hex", "xyz"], 1, "'x' is no hexadecimal digit"),
-        (&["--hex", "123"], 1, "3 hexadecimal digits are no whole number of bytes"),
+        (&["--hex", "xyz"], 1, "'x' is not a hexadecimal digit"),
+        (&["--hex", "123"], 1, "3 hexadecimal digits are not whole bytes"),
         (&["--hex", "efa-cq", "00"], 1, "there are efa-wqe, efa-cqe, mlx5-wqe, mlx5-cqe, efa-receive"),
         (&["--hex", "0011"], 1, "2 bytes is not a valid queue-entry size: efa-wqe has 64 or 128 bytes"),
-        (&["--hex", "mlx5-cqe", "0011"], 1, "2 bytes are no mlx5-cqe: it has 64 bytes"),
+        (&["--hex", "mlx5-cqe", "0011"], 1, "2 bytes are not a valid mlx5-cqe: it has 64 bytes"),
         (&["--hex", &"00".repeat(64)], 1, "never written: name the kind (efa-wqe, mlx5-wqe, mlx5-cqe)"),
         (&["--hex", &"ff".repeat(128)], 1, "no valid entry: name the kind to see the fields (efa-wqe, mlx5-wqe)"),
     ] {

@@ -236,8 +236,8 @@ fn unwritable_report_ends_all_ranks() {
 }
 
 #[test]
-fn missing_host_is_named_with_its_cure() {
-    let Some(dist) = dist("missing_host_is_named_with_its_cure") else { return };
+fn missing_host_is_named_with_its_fix() {
+    let Some(dist) = dist("missing_host_is_named_with_its_fix") else { return };
     let directory = Directory::new();
     let mut command = validate(&dist, &directory.report(), &["--quick"]);
     let output =

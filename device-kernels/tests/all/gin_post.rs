@@ -31,12 +31,12 @@ const POOL: usize = 256;
 fn number(value: &Value) -> u64 {
     match value {
         Value::String(text) => u64::from_str_radix(text.strip_prefix("0x").expect("0x"), 16).expect("hex"),
-        other => other.as_u64().unwrap_or_else(|| panic!("{other} is no number")),
+        other => other.as_u64().unwrap_or_else(|| panic!("{other} is not a number")),
     }
 }
 
 fn list(value: &Value) -> &[Value] {
-    value.as_array().unwrap_or_else(|| panic!("{value} is no list"))
+    value.as_array().unwrap_or_else(|| panic!("{value} is not a list"))
 }
 
 fn bytes(value: &Value) -> Vec<u8> {

@@ -39,7 +39,7 @@ impl Core<'_> {
     pub fn refused(&self, refusal: Refusal, what: &str, address: u64, bytes: u64) -> Fault {
         let cause = match refusal {
             Refusal::Misaligned => {
-                format!("a {what} of {bytes} bytes at {address:#x}, which is no multiple of {bytes}")
+                format!("a {what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}")
             }
             Refusal::ReadOnly => format!("a {what} of {bytes} bytes at {address:#x}, which is only for reading"),
             Refusal::Outside => {

@@ -98,7 +98,7 @@ pub enum Refusal {
     Outside,
     /// The range is only for reading.
     ReadOnly,
-    /// The address is no multiple of the access's size.
+    /// The address is not a multiple of the access's size.
     Misaligned,
 }
 

@@ -66,7 +66,7 @@ pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, 
                 }
                 let word = &text[start..at];
                 let token = number(word)
-                    .ok_or_else(|| wrong(line, word, "is no number that the interpreter knows: write integers in full, floats as 0f or 0d with their bits".into()))?;
+                    .ok_or_else(|| wrong(line, word, "is not a number that the interpreter knows: write integers in full, floats as 0f or 0d with their bits".into()))?;
                 found.push((token, line));
             }
             byte if starts_word(byte) => {
@@ -88,7 +88,7 @@ pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, 
             }
             _ => {
                 let character = text[at..].chars().next().unwrap_or_default();
-                return Err(wrong(line, &character.to_string(), "is no character of PTX".into()));
+                return Err(wrong(line, &character.to_string(), "is not a character of PTX".into()));
             }
         }
     }

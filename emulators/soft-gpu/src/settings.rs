@@ -48,7 +48,7 @@ impl Settings {
             let name = name.to_string_lossy();
             if name.starts_with("SOFTGPU_") && NAMES.iter().all(|known| known.0 != name) {
                 let known = NAMES.map(|known| known.0).join(", ");
-                return Err(format!("{name} is no setting: the settings are {known}"));
+                return Err(format!("{name} is not a setting: the settings are {known}"));
             }
         }
         Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))

@@ -156,7 +156,7 @@ pub fn refuse(first: &[u8]) -> Option<String> {
             MAGIC[3]
         )),
         _ if first.is_empty() || first.starts_with(&MAGIC) => None,
-        _ => Some("is no trace of a software card".into()),
+        _ => Some("is not a trace of a software card".into()),
     }
 }
 
@@ -311,16 +311,16 @@ mod tests {
         let refused = |path: &Path| Writer::open(path, 0, &GID).unwrap_err().to_string();
         let place = Place::new("foreign");
         std::fs::write(&place.0, "my diary").unwrap();
-        assert!(refused(&place.0).contains("is no trace of a software card, and is not overwritten"));
+        assert!(refused(&place.0).contains("is not a trace of a software card, and is not overwritten"));
         assert_eq!(std::fs::read(&place.0).unwrap(), b"my diary");
         std::fs::write(&place.0, b"sft\x02").unwrap();
         assert!(refused(&place.0).contains("is a trace of version 2"));
         assert!(refused(Path::new("/nonexistent/trace")).contains("No such file"));
-        assert!(refused(Path::new("/dev/null")).contains("is no regular file"));
+        assert!(refused(Path::new("/dev/null")).contains("is not a regular file"));
         assert!(refused(&std::env::temp_dir()).contains("directory"));
         let fifo = Place::new("fifo");
         nix::unistd::mkfifo(&fifo.0, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        assert!(refused(&fifo.0).contains("is no regular file"), "the open of a FIFO does not wait");
+        assert!(refused(&fifo.0).contains("is not a regular file"), "the open of a FIFO does not wait");
         let link = Place::new("link");
         std::os::unix::fs::symlink(&place.0, &link.0).unwrap();
         assert!(refused(&link.0).contains("is a symbolic link"));

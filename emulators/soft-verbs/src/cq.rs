@@ -229,7 +229,7 @@ fn create(
     let has_parent = attr.comp_mask & ib::IBV_CQ_INIT_ATTR_MASK_PD != 0;
     let parent: Option<&Pd> = has_parent.then(|| raw.named(attr.parent_domain)?.get()).transpose()?;
     if parent.is_some_and(|parent| !parent.is_parent() || !parent.context.is(open)) {
-        return Err(refuse(CALL, Errno::INVAL, format_args!("parent_domain is no parent domain of the context")));
+        return Err(refuse(CALL, Errno::INVAL, format_args!("parent_domain is not a parent domain of the context")));
     }
     if attr.cqe == 0 || attr.cqe > MAX_CQE || attr.comp_vector >= VECTORS as u32 {
         return Err(Errno::INVAL);

@@ -23,7 +23,7 @@ typedef enum ferrogin_status {
     FERROGIN_OK = 0,
     FERROGIN_CUDA_ERROR = 1,       /* a CUDA driver call failed */
     FERROGIN_SYSTEM_ERROR = 2,     /* a system call or a libfabric call failed */
-    FERROGIN_INTERNAL_ERROR = 3,   /* a fault of ferrogin */
+    FERROGIN_INTERNAL_ERROR = 3,   /* a bug in ferrogin */
     FERROGIN_INVALID_ARGUMENT = 4, /* an argument has an invalid value, or a handle is closed */
     FERROGIN_INVALID_USAGE = 5,    /* the machine, the settings or the order of calls do not allow the call */
     FERROGIN_REMOTE_ERROR = 6      /* another rank failed, ended, or did not answer in time */

@@ -173,7 +173,7 @@ impl Inbox {
         });
         let depth = DEPTH.min(rq.num_entries as usize).min(entries.num_entries as usize);
         let ring = ring.ok().filter(|_| rq.num_entries.is_power_of_two()).ok_or_else(|| {
-            Error::Usage(format!("card {} has rings whose sizes are no powers of two: please report it", rail.name()))
+            Error::Usage(format!("card {} has rings whose sizes are not powers of two: please report it", rail.name()))
         })?;
         let mut inbox = Self {
             name: (rank, context),

@@ -132,7 +132,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
 }
 
 #[test]
-fn failed_request_message_names_peer_endpoint_and_cure() {
+fn failed_request_message_names_peer_endpoint_and_fix() {
     let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
     let mut watch = watch_of(&mut ring, &errors, &abort, 0);
     ring.push(2, CompStatus::RemoteBadAddress);
@@ -195,7 +195,7 @@ fn peers_that_share_an_id_are_all_named() {
 }
 
 #[test]
-fn message_has_operation_and_cure_of_the_failure() {
+fn message_has_operation_and_fix_of_the_failure() {
     let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
     let watch = watch_of(&mut ring, &errors, &abort, 0);
     let text = |op: u8, status: u8| {

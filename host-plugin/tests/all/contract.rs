@@ -189,7 +189,8 @@ fn init_fails_without_control_plane() {
     alone_each("init_fails_without_control_plane", &settings, |plugin| {
         Comm::probe(&plugin).expect_err("no control plane");
         let line = log::last_warn().expect("a line");
-        let problem = std::env::var("NCCL_SOCKET_IFNAME").unwrap_or("FERROGIN_CONTROL is no setting".to_owned());
+        let problem =
+            std::env::var("NCCL_SOCKET_IFNAME").unwrap_or("FERROGIN_CONTROL is no longer a setting".to_owned());
         assert!(line.contains("init") && line.contains("NCCL_SOCKET_IFNAME") && line.contains(&problem), "{line}");
     });
 }

@@ -47,7 +47,7 @@ class SystemCallError(Error, OSError):
 
 
 class InternalError(Error):
-    """A fault of ferrogin: please report it."""
+    """A bug in ferrogin: please report it."""
 
 
 class ArgumentError(Error, ValueError):

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn driver_older_than_ptx_is_refused_with_versions_and_cure() {
+    fn driver_older_than_ptx_is_refused_with_versions_and_fix() {
         assert_eq!(machine((7, 0), (12, 2)).takes(DEVICE_CODE), Ok(()));
         let why = machine((9, 0), (12, 1)).takes(DEVICE_CODE).unwrap_err();
         for part in ["PTX of version 8.2", "a GPU", "driver of CUDA 12.1", "install a driver of CUDA 12.2 or newer"] {

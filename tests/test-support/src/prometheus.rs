@@ -32,7 +32,7 @@ impl Metrics {
                     return refuse("TYPE without its HELP before it");
                 }
                 if !(kind == "gauge" || kind == "counter" && name.ends_with("_total")) {
-                    return refuse("a type that is no gauge, and no counter whose name ends in _total");
+                    return refuse("a type that is not a gauge, and no counter whose name ends in _total");
                 }
                 if !families.insert(name.to_owned()) {
                     return refuse("the second family of this name");

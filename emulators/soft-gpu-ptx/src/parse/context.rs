@@ -114,7 +114,7 @@ impl<'a> Context<'a> {
 impl<'a> Parser<'a> {
     pub fn slots(&self, context: &mut Context<'a>, count: u32, width: u8, line: u32) -> Result<u16, Error> {
         let first = context.body.slots.len();
-        // Two slots are more than any instruction needs; the guard's number for "no guard" is no slot.
+        // Two slots are more than any instruction needs; the guard's number for "no guard" is not a slot.
         if first + count as usize > usize::from(u16::MAX) - 1 {
             return Err(self.error(Kind::Limit, line, ".reg", "a function has at most 65534 registers and constants"));
         }

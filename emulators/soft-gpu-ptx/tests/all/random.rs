@@ -153,7 +153,7 @@ impl Program {
             }
             6 | 7 => {
                 let Source::Constant(divisor @ 1..) = b else { return };
-                // The least number divided by -1 is no number of these bits; hardware wraps around, and so does the cut.
+                // The least number divided by -1 is not a number of these bits; hardware wraps around, and so does the cut.
                 let by = number(divisor, n, signed);
                 self.step(&format!("div.{s}{n} %{l}{d}, {ta}, {tb}"), |t| set(t, num(a, t) / by));
                 self.step(&format!("rem.{s}{n} %{l}{d}, {tc}, {tb}"), |t| set(t, num(c, t) % by));

@@ -82,7 +82,7 @@ fn invalid_settings_leave_no_device() {
     let Some(program) = compile("invalid_settings_leave_no_device", "memory") else { return };
     for (name, value, line) in [
         ("SOFTGPU_DEVICES", "many", "SOFTGPU_DEVICES=many: it must be a number from 0 to 16"),
-        ("SOFTGPU_MEMROY", "weak", "SOFTGPU_MEMROY is no setting"),
+        ("SOFTGPU_MEMROY", "weak", "SOFTGPU_MEMROY is not a setting"),
         ("SOFTGPU_DEVICES", "0", "CUDA_ERROR_NO_DEVICE"),
     ] {
         let output = run(&program, &[], &[(name, value)]);

@@ -37,8 +37,8 @@ fn ibv_devinfo_shows_the_card() {
 }
 
 #[test]
-fn invalid_setting_is_refused_with_its_cure() {
-    if !have("invalid_setting_is_refused_with_its_cure", "ibv_devices", "ibverbs-utils") {
+fn invalid_setting_is_refused_with_its_fix() {
+    if !have("invalid_setting_is_refused_with_its_fix", "ibv_devices", "ibverbs-utils") {
         return;
     }
     for (name, value) in [("SOFTEFA_FAULTS", "sed=1"), ("SOFTEFA_WIRE", "verbs"), ("SOFTEFA_IFADDR", "eth0")] {

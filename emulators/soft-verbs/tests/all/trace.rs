@@ -95,7 +95,7 @@ fn file_that_is_no_trace_fails_the_open_of_a_device() {
     let output = Running::start(command).output();
     let lines = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && lines.contains("is no trace of a software card, and is not overwritten"),
+        !output.status.success() && lines.contains("is not a trace of a software card, and is not overwritten"),
         "{lines}"
     );
     assert_eq!(std::fs::read(&trace.0).unwrap(), b"a letter");

@@ -45,8 +45,8 @@ fn progress_operation_drives_card_where_cores_are_few() {
     let progress = rig.progress();
     let has_few_cores = std::thread::available_parallelism().unwrap().get() < 8;
     assert_eq!(unsafe { (progress.function)(progress.arg) }, has_few_cores);
-    assert!(!unsafe { (progress.function)(std::ptr::null_mut()) }, "null is no domain");
-    assert!(!unsafe { (progress.function)(rig.fabric.cast()) }, "a fabric is no domain");
+    assert!(!unsafe { (progress.function)(std::ptr::null_mut()) }, "null is not a domain");
+    assert!(!unsafe { (progress.function)(rig.fabric.cast()) }, "a fabric is not a domain");
     rig.close();
 }
 

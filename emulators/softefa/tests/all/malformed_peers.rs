@@ -124,7 +124,7 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
             socket::send(card.as_raw_fd(), &answer, MsgFlags::empty()).unwrap();
             if corrupt {
                 let file = take_file(&card);
-                // The tail of the ring of answers is no multiple of a record.
+                // The tail of the ring of answers is not a multiple of a record.
                 file.write_all_at(&63u64.to_le_bytes(), 4096).unwrap();
                 kept.push((None, Some(file)));
             }

@@ -29,7 +29,7 @@ pub fn gpu_memory(skip: usize, len: usize) -> Arc<DeviceMemory> {
     let gpu = CudaDevice::open(false).expect("a GPU");
     let buffer = gpu.allocate(skip + len, Use::Window).expect("memory of the GPU");
     let window = gpu.window((buffer.device_address() as usize + skip) as *mut _, len, nccl::PTR_CUDA);
-    let Ok(WindowMemory::DmaBuf { fd, offset, .. }) = window else { panic!("{window:?} is no dma-buf") };
+    let Ok(WindowMemory::DmaBuf { fd, offset, .. }) = window else { panic!("{window:?} is not a dma-buf") };
     Arc::new(DeviceMemory::of_gpu(Box::new(Part { buffer, skip, len, dma_buf: (fd, offset) })))
 }
 

@@ -85,17 +85,17 @@ const SLOW_FAILURES: [Failure; 5] = [
 ];
 
 #[test]
-fn failure_names_cause_and_cure() {
-    all_name_cause_and_cure("failure_names_cause_and_cure", &FAILURES);
+fn failure_names_cause_and_fix() {
+    all_name_cause_and_fix("failure_names_cause_and_fix", &FAILURES);
 }
 
 #[test]
 #[ignore = "make check"]
-fn card_that_stops_names_cause_and_cure() {
-    all_name_cause_and_cure("card_that_stops_names_cause_and_cure", &SLOW_FAILURES);
+fn card_that_stops_names_cause_and_fix() {
+    all_name_cause_and_fix("card_that_stops_names_cause_and_fix", &SLOW_FAILURES);
 }
 
-fn all_name_cause_and_cure(test: &str, failures: &'static [Failure]) {
+fn all_name_cause_and_fix(test: &str, failures: &'static [Failure]) {
     if let Some(role) = role() {
         let failure = failures.iter().find(|failure| failure.name == role).expect("a failure");
         return rank(failure);

@@ -23,8 +23,8 @@ fn gpu_is_named_with_capability_and_driver() {
 }
 
 #[test]
-fn old_or_missing_gpu_is_refused_with_cure() {
-    let Some(dist) = gpu("old_or_missing_gpu_is_refused_with_cure") else { return };
+fn old_or_missing_gpu_is_refused_with_fix() {
+    let Some(dist) = gpu("old_or_missing_gpu_is_refused_with_fix") else { return };
     let (status, text) = machine(&dist, &[("SOFTGPU_CAPABILITY", "7.0")]);
     assert_eq!(status, Some(3), "{text}");
     assert!(text.contains("compute capability 7.0") && text.contains("take a newer GPU"), "{text}");

@@ -324,7 +324,7 @@ impl Engine {
             Some(Frame::Fin) if invalidated.is_some() => {}
             Some(Frame::Fin) => self.fail("the peer sent a FIN frame that invalidates no window"),
             Some(Frame::Close) => self.ended = Some(TransportError::Closed),
-            None => self.fail("the peer sent a message that is no frame of this protocol"),
+            None => self.fail("the peer sent a message that is not a frame of this protocol"),
         }
     }
 

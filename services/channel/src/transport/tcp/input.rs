@@ -221,7 +221,7 @@ impl Input {
             bytes = rest;
             let Ok(header) = self.header[..].try_into() else { return Ok(()) };
             self.header.clear();
-            let header = Header::parse(&header).ok_or(Ended::Malformed("it sent bytes that are no frame"))?;
+            let header = Header::parse(&header).ok_or(Ended::Malformed("it sent bytes that are not a frame"))?;
             self.begin(&header, output, shared)?;
         }
     }

@@ -449,7 +449,7 @@ fn peers_that_leave_parts_out<R: Raw>(config: &Config, open: &dyn Fn() -> R) {
     run_all(&reactor.listen().unwrap(), missing_parts(), open);
 }
 
-/// What is no frame, or a frame that no channel sends, ends the connection that it came on.
+/// What is not a frame, or a frame that no channel sends, ends the connection that it came on.
 #[test]
 fn malformed_frames_end_their_connection() {
     let config = config(&Way::tcp());
