@@ -5,7 +5,7 @@ use super::inbound::Inbound;
 use super::lane::{Access, Event, Lane, Post};
 use super::memory::{Memory, Registered};
 use super::rail::Rail;
-use super::ranks::Ranks;
+use super::ranks::{Gone, Ranks};
 use super::record::{self, Immediate, Record};
 use super::requests::{Request, Requests};
 use super::stream::{Outgoing, StreamId, window};
@@ -133,7 +133,7 @@ impl Engine {
             turn: 0,
             tokens,
             outbound: (0..contexts * nranks).map(|_| None).collect(),
-            requests: Requests::default(),
+            requests: Requests::new(nranks),
             events: Vec::new(),
             calls: 0,
             failure: None,
@@ -221,7 +221,7 @@ impl Engine {
     ) -> Result<(), Error> {
         let (Some((source, from)), Some((target, to))) = (&put.source, &put.target) else { return Ok(()) };
         let parts = self.split(put.size);
-        self.requests.add_parts(request, parts.size_hint().0 as u32);
+        self.requests.add_parts(request, peer, parts.size_hint().0 as u32);
         for (rail, offset, size) in parts {
             let (access, what, index) = access(self);
             let (own, own_offset, other, other_offset) =
@@ -253,7 +253,7 @@ impl Engine {
 
     fn signal(&mut self, stream: StreamId, waiting: Waiting) -> Result<(), Error> {
         // Its parts are the message, and those of the put once it has a number.
-        self.requests.add_parts(waiting.request, 1);
+        self.requests.add_parts(waiting.request, stream.peer, 1);
         let outbound = self.outbound(stream);
         outbound.waiting.push_back(waiting);
         self.start_waiting(stream)
@@ -293,7 +293,7 @@ impl Engine {
             Name::Known(entry) => {
                 let data = data(entry);
                 self.parts(stream.peer, &put, |_| (Access::WriteData(data), "put with a signal", None), request)?;
-                self.requests.part_done(request);
+                self.requests.part_done(request, stream.peer);
                 return Ok(());
             }
             Name::InMessage(entry) => entry,
@@ -364,22 +364,27 @@ impl Engine {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Not all providers say that a peer is gone. Requests that are under way fail then, those to other peers too: several ranks may have
-    /// ended, and the ring names one of them. A context without requests goes on, as ranks may end when they have no more to do.
+    /// Not all providers say that a peer is gone. Requests that are under way to a rank that closed its communicator fail then, and all
+    /// requests after the loss of a rank: several ranks may have ended, and the ring names one of them. A context without requests goes on,
+    /// as ranks may end when they have no more to do.
     fn look_at_ranks(&mut self) -> Result<(), Error> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(LOOK_EVERY) {
             return Ok(());
         }
+        let rank = self.ranks.rank;
         // Also without requests, because this tells the neighbours.
-        match self.ranks.lost().filter(|_| self.requests.are_under_way()) {
-            None => Ok(()),
-            Some(lost) => Err(Error::Peer(format!(
-                "rank {lost} ended without closing its communicator, while requests of rank {} were under way, which fail; look for the first \
-                 error in the output of rank {lost}",
-                self.ranks.rank
-            ))),
-        }
+        Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way()) {
+            None => return Ok(()),
+            Some(Gone::Lost(lost)) => format!(
+                "rank {lost} ended without closing its communicator, while requests of rank {rank} were under way, which fail; look for the first \
+                 error in the output of rank {lost}"
+            ),
+            Some(Gone::Closed(closed)) => format!(
+                "rank {closed} closed its communicator while requests of rank {rank} to it were under way, which fail; rank {closed} must not \
+                 close it before they are done"
+            ),
+        }))
     }
 
     fn rounds(&mut self) -> Result<(), Error> {
@@ -406,7 +411,7 @@ impl Engine {
         match event {
             Event::Done(note) => {
                 if let Some(request) = note.request {
-                    self.requests.part_done(request);
+                    self.requests.part_done(request, note.peer);
                 }
                 let Some((stream, index)) = note.put else { return Ok(()) };
                 self.outbound(stream).stream.put_done(index);

@@ -1,4 +1,4 @@
-//! The ranks of a communicator as one of them sees them: its place, the cards, the collective calls, and the rank that was lost.
+//! The ranks of a communicator as one of them sees them: its place, the cards, the collective calls, and ranks that are gone.
 
 use super::plugin::RmaPlugin;
 use super::rail::Rail;
@@ -24,6 +24,15 @@ struct Calls {
     next: u32,
     looked: Option<Instant>,
     lost: Option<usize>,
+}
+
+/// Why operations with a rank do not complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gone {
+    /// It ended without closing the communicator.
+    Lost(usize),
+    /// It closed the communicator.
+    Closed(usize),
 }
 
 /// The ranks; see the [module](self).
@@ -119,16 +128,19 @@ impl Ranks {
         Ok((part, blocks, number))
     }
 
-    /// A rank that ended without closing the communicator. Any rank learns it from its neighbours in the ring, so all ranks should ask
-    /// again and again; most calls only read the clock.
-    pub fn lost(&self) -> Option<usize> {
-        // A collective call that runs now finds a lost rank itself.
+    /// A rank with which operations do not complete, if there are any to the peers `under_way`. Any rank learns it from its neighbours in
+    /// the ring, so all ranks should ask again and again; most calls only read the clock.
+    pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
+        // A collective call that runs now finds a rank itself.
         let mut calls = self.calls.try_lock().ok()?;
         let now = Instant::now();
         if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {
             calls.looked = Some(now);
             calls.lost = calls.ring.lost(now);
         }
-        calls.lost
+        let mut under_way = under_way().peekable();
+        under_way.peek()?;
+        let closed = |rank: &usize| calls.ring.has_closed(*rank, now);
+        calls.lost.map(Gone::Lost).or_else(|| under_way.find(closed).map(Gone::Closed))
     }
 }

@@ -45,15 +45,20 @@ struct Entry {
 }
 
 /// The open requests of a context.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Requests {
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// Parts of all requests that are not complete yet.
-    parts: u64,
+    /// Parts of all requests that are not complete yet, by peer.
+    parts: Vec<u64>,
 }
 
 impl Requests {
+    /// Those to `nranks` peers.
+    pub fn new(nranks: usize) -> Self {
+        Self { entries: Vec::new(), free: Vec::new(), parts: vec![0; nranks] }
+    }
+
     /// Opens a request without parts, which is done.
     ///
     /// # Errors
@@ -78,25 +83,25 @@ impl Requests {
         (entry.open && entry.generation == request.generation).then_some(entry)
     }
 
-    /// Adds parts to an open request.
-    pub fn add_parts(&mut self, request: Request, parts: u32) {
+    /// Adds parts to an open request to a peer.
+    pub fn add_parts(&mut self, request: Request, peer: usize, parts: u32) {
         if let Some(entry) = self.entry(request) {
             entry.parts += parts;
-            self.parts += u64::from(parts);
+            self.parts[peer] += u64::from(parts);
         }
     }
 
-    /// A part of a request has completed.
-    pub fn part_done(&mut self, request: Request) {
+    /// A part of a request to a peer has completed.
+    pub fn part_done(&mut self, request: Request, peer: usize) {
         if let Some(entry) = self.entry(request).filter(|entry| entry.parts > 0) {
             entry.parts -= 1;
-            self.parts -= 1;
+            self.parts[peer] -= 1;
         }
     }
 
-    /// True if a part of any request is not complete.
-    pub fn are_under_way(&self) -> bool {
-        self.parts > 0
+    /// The peers of requests that are not complete.
+    pub fn under_way(&self) -> impl Iterator<Item = usize> {
+        self.parts.iter().enumerate().filter(|(_, parts)| **parts > 0).map(|(peer, _)| peer)
     }
 
     /// Whether all parts are complete; `None` for a request that is not open.
@@ -124,17 +129,17 @@ mod tests {
 
     #[test]
     fn request_is_done_after_all_its_parts_and_closed_once() {
-        let mut requests = Requests::default();
+        let mut requests = Requests::new(2);
         let (a, b) = (requests.open().unwrap(), requests.open().unwrap());
         assert_eq!(requests.is_done(a), Some(true), "without parts");
-        requests.add_parts(a, 2);
-        requests.part_done(a);
-        requests.part_done(b);
+        requests.add_parts(a, 1, 2);
+        requests.part_done(a, 1);
+        requests.part_done(b, 1);
         assert_eq!([requests.is_done(a), requests.is_done(b)], [Some(false), Some(true)]);
-        assert!(requests.are_under_way());
-        requests.part_done(a);
+        assert!(requests.under_way().eq([1]));
+        requests.part_done(a, 1);
         assert_eq!(requests.is_done(a), Some(true));
-        assert!(!requests.are_under_way());
+        assert_eq!(requests.under_way().next(), None);
         requests.close(a);
         requests.close(a);
         assert_eq!(requests.is_done(a), None);

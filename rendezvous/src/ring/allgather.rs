@@ -9,7 +9,7 @@ use crate::frame::{BODY_MAX, Frame, FrameKind};
 use crate::listener::Listener;
 use crate::stream::{self, End, Stream};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -61,6 +61,8 @@ pub struct Ring {
     pub(super) abort: Option<(Frame, Instant)>,
     /// The time at which [`Ring::lost`] first saw the end of a neighbour.
     pub(super) closed_at: Option<Instant>,
+    /// Ranks that have closed their communicator, and when this rank learnt it. The neighbours of such a rank tell the others.
+    pub(super) closed: BTreeMap<usize, Instant>,
     /// Of the last allgather.
     traffic: Traffic,
     /// Passes the deadline of the present or next wait.
@@ -85,6 +87,7 @@ impl Ring {
             abort: None,
             traffic: Traffic::default(),
             closed_at: None,
+            closed: BTreeMap::new(),
             #[cfg(test)]
             clock: Arc::default(),
         }
@@ -125,11 +128,11 @@ impl Ring {
         (self.rank + self.nranks() - 1) % self.nranks()
     }
 
-    fn rank_of(&self, side: Side) -> usize {
+    pub(super) fn rank_of(&self, side: Side) -> usize {
         if side == Side::Next { self.next_rank() } else { self.prev_rank() }
     }
 
-    fn stream(&mut self, side: Side) -> Option<&mut Stream> {
+    pub(super) fn stream(&mut self, side: Side) -> Option<&mut Stream> {
         if side == Side::Next { self.next.as_mut() } else { self.prev.as_mut() }
     }
 
@@ -283,7 +286,7 @@ impl Ring {
                     // The neighbour closes: only a frame that is still needed makes that an error.
                     FrameKind::Left if head.origin as usize == rank => stream.set_left(),
                     _ if head.is_abort() && is_later(head.sequence, sequence) => {
-                        self.keep_later_abort(head, side, rank);
+                        self.keep_later_abort(head, side, rank, now);
                     }
                     _ => return Err(aborted(head, rank, (step, sequence))),
                 }
@@ -293,13 +296,31 @@ impl Ring {
     }
 
     /// Keeps the first abort frame of a later allgather, from `rank`, and passes it on. It does not end this allgather, but a rank that misses
-    /// a block at the deadline then knows which rank failed.
-    fn keep_later_abort(&mut self, head: Frame, side: Side, rank: usize) {
-        if self.later_abort.is_none() {
+    /// a block at the deadline then knows which rank failed. A failure takes the place of a close, and each close is passed on.
+    fn keep_later_abort(&mut self, head: Frame, side: Side, rank: usize, now: Instant) {
+        let kept = self.later_abort.map(|(kept, _)| kept.kind);
+        let is_news = kept.is_none() || (kept == Some(FrameKind::Left) && head.kind == FrameKind::Abort);
+        if is_news {
             self.later_abort = Some((head, rank));
-            if let Some(other) = self.stream(if side == Side::Next { Side::Prev } else { Side::Next }) {
-                other.send(head, &[]);
-            }
+        }
+        if self.note_close(head, now) || is_news {
+            self.pass_on(head, side);
+        }
+    }
+
+    /// Notes the rank that closed its communicator, if that is what the frame tells; false if it is no news.
+    pub(super) fn note_close(&mut self, head: Frame, now: Instant) -> bool {
+        let is_news = head.kind == FrameKind::Left && !self.closed.contains_key(&(head.origin as usize));
+        if is_news {
+            self.closed.insert(head.origin as usize, now);
+        }
+        is_news
+    }
+
+    /// Sends a frame of the neighbour on one side to the other one.
+    pub(super) fn pass_on(&mut self, head: Frame, side: Side) {
+        if let Some(other) = self.stream(if side == Side::Next { Side::Prev } else { Side::Next }) {
+            other.send(head, &[]);
         }
     }
 

@@ -1,9 +1,9 @@
 //! Ranks that end between collective calls.
 
-use super::allgather::Ring;
+use super::allgather::{Ring, Side};
 use super::error::RingError;
 use super::step::Step;
-use crate::frame::FrameKind;
+use crate::frame::{Frame, FrameKind};
 use crate::stream::{End, Stream};
 use std::time::{Duration, Instant};
 
@@ -20,12 +20,31 @@ impl Ring {
             let sequence = self.sequence.wrapping_sub(1);
             match self.receive(Step::Barrier, sequence, now) {
                 Err(error) => self.fail(Step::Barrier, self.sequence, &error),
-                Ok(()) => self.look_at_streams(now),
+                Ok(()) => {
+                    self.pass_on_closes(now);
+                    self.look_at_streams(now);
+                }
             }
         }
         let reported = self.abort.or(self.later_abort.map(|(frame, _)| (frame, now)));
         let lost = reported.filter(|(frame, _)| frame.kind == FrameKind::Abort).map(|(frame, _)| frame.origin as usize);
         lost.filter(|rank| *rank != self.rank)
+    }
+
+    /// True if a rank closed its communicator a while ago, as of the last call of [`lost`](Self::lost).
+    pub fn has_closed(&self, rank: usize, now: Instant) -> bool {
+        self.closed.get(&rank).is_some_and(|at| now >= *at + GRACE)
+    }
+
+    /// A neighbour that closes tells its own neighbours alone.
+    fn pass_on_closes(&mut self, now: Instant) {
+        for side in [Side::Prev, Side::Next] {
+            let has_left = matches!(self.stream(side).and_then(|stream| stream.ended()), Some(End::Left));
+            let head = Frame::new(FrameKind::Left, Step::Barrier as u16, self.sequence, self.rank_of(side));
+            if has_left && self.note_close(head, now) {
+                self.pass_on(head, side);
+            }
+        }
     }
 
     fn look_at_streams(&mut self, now: Instant) {

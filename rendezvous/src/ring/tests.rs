@@ -393,7 +393,7 @@ fn handles_in_wrong_order_and_invalid_ones_are_refused() {
     assert!(matches!(error, RingError::BadHandle { rank: 2, .. }), "{error}");
 }
 
-/// The ranks next to a rank that ends tell the others. One that closes its communicator is not lost.
+/// The ranks next to a rank that ends or closes its communicator tell the others. One that closes it is not lost.
 #[test]
 fn rank_that_ends_between_calls_is_lost_to_all() {
     for closes in [false, true] {
@@ -407,21 +407,32 @@ fn rank_that_ends_between_calls_is_lost_to_all() {
                 }
                 drop(ring);
                 all.wait();
+                if closes {
+                    all.wait();
+                }
                 return;
             }
             // The clock of a rank passes the grace with each look.
             let mut now = Instant::now();
-            let mut look = || {
+            let mut look = |ring: &mut Ring| {
                 now += Duration::from_secs(3);
-                ring.lost(now)
+                let lost = ring.lost(now);
+                (lost, ring.has_closed(2, now + Duration::from_secs(3)))
             };
             if closes {
                 all.wait();
-                assert_eq!([look(), look()], [None, None], "rank {rank}");
+                wait_until("the close of rank 2", || {
+                    let (lost, has_closed) = look(&mut ring);
+                    assert_eq!(lost, None, "rank {rank}");
+                    has_closed
+                });
+                assert!(!ring.has_closed(rank, now + Duration::from_secs(9)));
+                // Rank 0 learns it from one of the others.
+                all.wait();
             } else {
                 let mut lost = None;
                 wait_until("the loss of rank 2", || {
-                    lost = look();
+                    lost = look(&mut ring).0;
                     lost.is_some()
                 });
                 assert_eq!(lost, Some(2), "rank {rank}");

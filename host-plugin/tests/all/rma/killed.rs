@@ -1,14 +1,14 @@
-//! Ranks that are killed: every request of the others completes or fails and names the rank, and they close without it.
+//! Ranks that are killed or close: every request of the others to them completes or fails and names the rank, and they close without it.
 
-use super::{TCP, register, transfer};
-use crate::harness::plugin_path;
+use super::{TCP, ranks, register, transfer};
+use crate::harness::{plugin_path, rma_alone};
 use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, wait_until};
 use ferrogin_test_support::{Random, child, of_process, repetitions};
 use mini_nccl::launch::{Job, Output, Running, Signal as Kill};
 use mini_nccl::rma::{RmaComm, RmaPlugin, Signal};
 use mini_nccl::{Bootstrap, Error};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 /// One of them is no neighbour of the killed one in the ring.
 const RANKS: usize = 4;
@@ -144,5 +144,45 @@ fn killed_rank_fails_the_others_which_close_without_it() {
 fn rank_killed_over_tcp_fails_the_others_which_close_without_it() {
     kill("rank_killed_over_tcp_fails_the_others_which_close_without_it", |_| {
         TCP.map(|(name, value)| (name, value.to_owned())).to_vec()
+    });
+}
+
+/// Rank 2 is no neighbour of rank 0 in the ring.
+#[test]
+#[ignore = "make check"]
+fn request_to_a_rank_that_closed_fails_by_name() {
+    let test = "request_to_a_rank_that_closed_fails_by_name";
+    rma_alone(test, &[vec![], TCP.to_vec()], 16, |plugin| {
+        let all = Arc::new(Barrier::new(RANKS));
+        ranks(&plugin, RANKS, move |comm| {
+            let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+            let rank = comm.rank();
+            let put = |peer| context.put(transfer(peer, memory.at(0), memory.at(8 * (1 + rank)), 8), None);
+            let finish = |peer| put(peer).and_then(|request| context.wait(&request));
+            (0..RANKS).for_each(|peer| finish(peer).expect("a put to an open rank"));
+            comm.barrier().expect("all ranks");
+            if rank == 0 {
+                drop(context);
+                drop((memory, comm));
+                all.wait();
+                all.wait();
+                return;
+            }
+            all.wait();
+            finish(rank % 3 + 1).expect("a put to another rank");
+            while finish(0).is_ok() {}
+            assert!(context.has_error().expect("an answer"), "rank {rank}");
+            all.wait();
+        });
+        let log = mini_nccl::log::take();
+        for rank in 1..RANKS {
+            let closed = format!("rank 0 closed its communicator while requests of rank {rank} to it were under way");
+            let by_provider = format!("of rank {rank} to rank 0 failed");
+            let named = log.iter().any(|line| {
+                let line = format!("{line:?}");
+                line.contains(&closed) || line.contains(&by_provider)
+            });
+            assert!(named, "rank {rank}: {log:#?}");
+        }
     });
 }
