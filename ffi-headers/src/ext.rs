@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct of this module changes.
-pub const HEADER_VERSION: u32 = 8;
+pub const HEADER_VERSION: u32 = 9;
 
 /// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
 /// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
@@ -74,9 +74,7 @@ pub struct Routes {
     /// Longest put or get that takes the fast path: `max_rdma_size`, or 0 with the `locked` policy, which has no fast path.
     pub fast_put_limit: u64,
     /// Bytes from a window to its peers' entries on the context's rail: they follow the handle of [`window_handle_offset`].
-    pub window_peers: u32,
-    /// [`ValueConfig::path`] of the value endpoint.
-    pub value_path: u32,
+    pub window_peers: u64,
     /// Scratch memory of this rank and its peers, in the form of a window's handle: source and target of writes that carry no
     /// bytes.
     pub scratch: *const MrHandle,
@@ -85,7 +83,7 @@ pub struct Routes {
 }
 assert_layout!(Routes, size 64, align 16, {
     endpoints @ 0, targets @ 8, nranks @ 16, last_slot @ 20, n_counters @ 24, n_signals @ 28, fast_put_limit @ 32,
-    window_peers @ 40, value_path @ 44, scratch @ 48, dev @ 56,
+    window_peers @ 40, scratch @ 48, dev @ 56,
 });
 
 /// More than the targets of any context: a table of them would have 1 GiB.

@@ -499,7 +499,6 @@ fn context_ext(
             n_signals: context.n_signals as u32,
             fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
             window_peers: window_peers(context),
-            value_path: context.endpoints.get(1).map_or(VALUE_NONE, |endpoint| value_path(endpoint, spec.policy)),
             scratch: image.at(places.scratch, 0),
             dev,
         },
@@ -517,9 +516,9 @@ fn context_ext(
 }
 
 /// Bytes from a window to its peers' entries on the context's rail.
-fn window_peers(context: &ContextSpec) -> u32 {
+fn window_peers(context: &ContextSpec) -> u64 {
     let handle = window_handle_offset(context.rails, context.rail as usize, context.nranks);
-    (handle + size_of::<MrHandle>()) as u32
+    (handle + size_of::<MrHandle>()) as u64
 }
 
 /// Words of the set of endpoints that a flush looks at.
