@@ -11,7 +11,7 @@ use ferrogin_bench::card::{Card, Values};
 use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS};
 use ferrogin_bench::target_dir;
 use ferrogin_device::post::{COUNT_MASK, Queue, combining, locked};
-use ferrogin_device::wait::Limits;
+use ferrogin_device::wait::NoLimits;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 use std::path::Path;
 use std::process::ExitCode;
@@ -70,7 +70,6 @@ impl Endpoint {
     }
 
     fn post(&self, by_lock: bool, value: u64) {
-        const NO_LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: 0 };
         let write = |idx: u32| {
             let slot = self.ring.wrapping_add((idx % ENTRIES) as usize).cast::<u64>();
             for i in 0..8 {
@@ -79,9 +78,9 @@ impl Endpoint {
             }
         };
         let posted = if by_lock {
-            locked::post(self, NO_LIMITS, false, write)
+            locked::post(self, NoLimits, false, write)
         } else {
-            combining::post(self, NO_LIMITS, false, write)
+            combining::post(self, NoLimits, false, write)
         };
         assert!(posted.is_ok());
     }

@@ -412,7 +412,7 @@ macro_rules! streams {
     ($module:ident, $of:ident, $column:expr, $sharing:expr) => {
         mod $module {
             use super::*;
-            const PLAIN: Flags = Flags::sharing($sharing);
+            const PLAIN: Flags = Flags::NONE.shared($sharing);
             const AGGREGATED: Flags = Flags::AGGREGATE.shared($sharing);
 
             stream!(put, c, p, c.put(p.peer, p.dst.at(p.dst_off), p.src.at(p.src_off), p.bytes, Action::NONE, PLAIN));

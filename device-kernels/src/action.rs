@@ -47,12 +47,6 @@ impl Action {
         Action((self.0 & !0xffff_0000) | ((id.saturating_add(1) as u64) << 16))
     }
 
-    /// Returns whether there is neither signal nor counter.
-    #[inline(always)]
-    pub const fn is_none(self) -> bool {
-        self.0 == 0
-    }
-
     /// The action of these slots, with a signal that is raised by one.
     pub(crate) const fn of_slots(slots: u32) -> Action {
         let raised_by_one = if slots as u16 != 0 { 1 << 32 } else { 0 };
@@ -111,28 +105,34 @@ impl Flags {
     /// Several lanes of a warp are in the call, and post together. Only the fast path that kernels have inline sets it.
     pub(crate) const TOGETHER: Flags = Flags(1);
 
-    const SHARING: u32 = 0x300;
+    const CTA: Flags = Flags(0x100);
+    const THREAD: Flags = Flags(0x200);
+    const SHARING: Flags = Flags::CTA.with(Flags::THREAD);
     /// All bits that a caller may set.
-    const ALL: u32 = Flags::AGGREGATE.0 | Flags::SHARING | Flags::STRONG.0;
-    const CTA: u32 = 0x100;
-    const THREAD: u32 = 0x200;
+    const ALL: Flags = Flags::AGGREGATE.with(Flags::SHARING).with(Flags::STRONG);
 
     /// The flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Flags {
-        Flags(bits & Flags::ALL)
+        Flags(bits & Flags::ALL.0)
     }
 
-    /// These flags, for several lanes of a warp.
+    /// Returns whether one of `flags` is set.
     #[inline(always)]
-    pub(crate) const fn together(self) -> Flags {
-        Flags(self.0 | Flags::TOGETHER.0)
+    pub(crate) const fn has(self, flags: Flags) -> bool {
+        self.0 & flags.0 != 0
     }
 
-    /// Returns whether [`Flags::TOGETHER`] is set.
+    /// These flags, and the others.
     #[inline(always)]
-    pub(crate) const fn is_together(self) -> bool {
-        self.0 & Flags::TOGETHER.0 != 0
+    pub(crate) const fn with(self, flags: Flags) -> Flags {
+        Flags(self.0 | flags.0)
+    }
+
+    /// These flags without the others.
+    #[inline(always)]
+    pub(crate) const fn without(self, flags: Flags) -> Flags {
+        Flags(self.0 & !flags.0)
     }
 
     /// The word of NCCL's flags and the sharing mode.
@@ -141,57 +141,30 @@ impl Flags {
         self.0
     }
 
-    /// No flag, in that mode.
-    #[inline(always)]
-    pub const fn sharing(mode: Sharing) -> Flags {
-        Flags::NONE.shared(mode)
-    }
-
     /// These flags, in that mode.
     #[inline(always)]
     pub const fn shared(self, mode: Sharing) -> Flags {
-        Flags(
-            self.0 & !Flags::SHARING
-                | match mode {
-                    Sharing::Gpu => 0,
-                    Sharing::Cta => Flags::CTA,
-                    Sharing::Thread => Flags::THREAD,
-                },
-        )
+        self.without(Flags::SHARING).with(match mode {
+            Sharing::Gpu => Flags::NONE,
+            Sharing::Cta => Flags::CTA,
+            Sharing::Thread => Flags::THREAD,
+        })
     }
 
     /// The sharing mode; two modes at once are the widest.
     #[inline(always)]
     pub const fn mode(self) -> Sharing {
-        match self.0 & Flags::SHARING {
-            Flags::CTA => Sharing::Cta,
-            Flags::THREAD => Sharing::Thread,
+        match (self.has(Flags::CTA), self.has(Flags::THREAD)) {
+            (true, false) => Sharing::Cta,
+            (false, true) => Sharing::Thread,
             _ => Sharing::Gpu,
         }
-    }
-
-    /// Returns whether [`Flags::STRONG`] is set.
-    #[inline(always)]
-    pub const fn is_strong(self) -> bool {
-        self.0 & Flags::STRONG.0 != 0
-    }
-
-    /// These flags without [`Flags::STRONG`].
-    #[inline(always)]
-    pub(crate) const fn weak(self) -> Flags {
-        Flags(self.0 & !Flags::STRONG.0)
-    }
-
-    /// These flags with [`Flags::AGGREGATE`].
-    #[inline(always)]
-    pub(crate) const fn aggregated(self) -> Flags {
-        Flags(self.0 | Flags::AGGREGATE.0)
     }
 
     /// Returns whether the doorbell is left to a later operation.
     #[inline(always)]
     pub const fn is_aggregate(self) -> bool {
-        self.0 & Flags::AGGREGATE.0 != 0
+        self.has(Flags::AGGREGATE)
     }
 }
 
@@ -206,7 +179,6 @@ mod tests {
         let b = Action::signal_inc(0).with_counter(0);
         assert_eq!((b.signal_slot(), b.amount(), b.counter_slot()), (1, 1, 1));
         assert_eq!(b.bits(), 1 << 32 | 1 << 16 | 1);
-        assert!(Action::NONE.is_none() && !a.is_none());
     }
 
     #[test]
@@ -214,7 +186,7 @@ mod tests {
         for mode in [Sharing::Gpu, Sharing::Cta, Sharing::Thread] {
             let flags = Flags::AGGREGATE.shared(mode);
             assert_eq!((flags.mode(), flags.is_aggregate()), (mode, true));
-            assert_eq!((Flags::sharing(mode).mode(), Flags::sharing(mode).is_aggregate()), (mode, false));
+            assert_eq!((Flags::NONE.shared(mode).mode(), Flags::NONE.shared(mode).is_aggregate()), (mode, false));
         }
         assert_eq!(Flags::from_bits(0xffff_fcff).mode(), Sharing::Gpu);
         assert_eq!(Flags::from_bits(0x300).mode(), Sharing::Gpu, "two modes at once are the widest");

@@ -56,16 +56,6 @@ unsafe fn give<T>(result: Result<T, Status>, out: *mut T) -> Result<(), Status> 
     result.map(|value| unsafe { out.write(value) })
 }
 
-/// The request at `at`.
-///
-/// # Safety
-///
-/// `at` is null or points to a request.
-unsafe fn existing<'a>(at: *const FlushRequest) -> Result<&'a FlushRequest, Status> {
-    // SAFETY: the caller vouches for the request; any bits are one, and its numbers are checked where they are used.
-    unsafe { at.as_ref() }.ok_or(Status::InvalidArgument)
-}
-
 /// The result of a call without a context.
 fn null_context() -> c_int {
     #[cfg(feature = "host")]
@@ -107,29 +97,12 @@ macro_rules! functions {
 }
 
 functions! {
-    fgin_put(
-        peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32,
-    ) [About::Post { peer, action }] |context| {
-        let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
-        context.put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
-    };
-
-    fgin_put_value(
-        peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32,
-    ) [About::Post { peer, action }] |context| {
-        let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
-        context.put_value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
-    };
-
     fgin_get(
         peer: u32, remote: *mut c_void, remote_off: u64, local: *mut c_void, local_off: u64, bytes: u64, flags: u32,
     ) [About::Post { peer, action: 0 }] |context| {
         let (remote, local) = (Window(remote).at(remote_off), Window(local).at(local_off));
         context.get(peer, remote, local, bytes, Flags::from_bits(flags))
     };
-
-    fgin_signal(peer: u32, action: u64, flags: u32) [About::Post { peer, action }] |context|
-        context.signal(peer, Action::from_bits(action), Flags::from_bits(flags));
 
     fgin_put_signal_at(
         peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, word: *mut c_void,
@@ -168,13 +141,13 @@ functions! {
     };
 
     fgin_wait_request(request: *const FlushRequest) [About::Context] |context| {
-        // SAFETY: the caller vouches for the request.
-        unsafe { existing(request) }.and_then(|request| context.wait_flush(request))
+        // SAFETY: the caller vouches for the request; any bits are one, and its numbers are checked where they are used.
+        unsafe { request.as_ref() }.ok_or(Status::InvalidArgument).and_then(|request| context.wait_flush(request))
     };
 
     fgin_test_request(request: *const FlushRequest, out: *mut c_int) [About::Context] |context| {
-        // SAFETY: the caller vouches for the request.
-        let request = if out.is_null() { Err(Status::InvalidArgument) } else { unsafe { existing(request) } };
+        // SAFETY: as above.
+        let request = unsafe { request.as_ref() }.filter(|_| !out.is_null()).ok_or(Status::InvalidArgument);
         let is_done = request.and_then(|request| context.test_flush(request));
         // SAFETY: the caller vouches for `out`.
         unsafe { give(is_done.map(c_int::from), out) }
@@ -204,48 +177,46 @@ functions! {
     fgin_reset_counter(id: u32) [About::Counter { id, least: 0 }] |context| context.reset_counter(id);
 }
 
-/// The operations of lanes of a warp, and their arguments. On a CPU a warp has one thread, which makes the call alone.
-macro_rules! by_lanes {
-    ($($name:ident as $function:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] $arguments:expr;)*) => {
+/// Operations, each by one thread and by lanes of a warp. On a CPU a warp has one thread, which makes the call alone.
+macro_rules! operations {
+    ($($name:ident, $by_lanes:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] $arguments:expr;)*) => {
+        functions! {$($name($($arg: $ty),*) [$about] |context| context.post_operation($arguments);)*}
         $(
-            #[doc = concat!("See `", stringify!($name), "` in `ferrogin/gin.h`.")]
+            #[doc = concat!("See `", stringify!($by_lanes), "` in `ferrogin/gin.h`.")]
             ///
             /// # Safety
             ///
             /// As for [`fgin_put`].
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name(ctx: *const ContextExt, lanes: u32, $($arg: $ty),*) -> c_int {
+            pub unsafe extern "C" fn $by_lanes(ctx: *const ContextExt, lanes: u32, $($arg: $ty),*) -> c_int {
                 // SAFETY: the caller passes null, or a context that `fgin_open` gave and that it keeps alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
                 #[cfg(target_arch = "nvptx64")]
                 let result = post_in_groups(context, Lanes(lanes), $arguments);
                 let Some(context) = context else { return null_context() };
                 #[cfg(not(target_arch = "nvptx64"))]
-                let result = {
-                    let _ = lanes;
-                    context.post_operation($arguments)
-                };
-                code_of(context, const { function_number(stringify!($function)) }, $about, result)
+                let (_, result) = (lanes, context.post_operation($arguments));
+                code_of(context, const { function_number(stringify!($name)) }, $about, result)
             }
         )*
     };
 }
 
-by_lanes! {
-    fgin_warp_put as fgin_put(
+operations! {
+    fgin_put, fgin_warp_put(
         peer: u32, dst: *mut c_void, dst_off: u64, src: *mut c_void, src_off: u64, bytes: u64, action: u64, flags: u32,
     ) [About::Post { peer, action }] {
         let (dst, src) = (Window(dst).at(dst_off), Window(src).at(src_off));
         Arguments::put(peer, dst, src, bytes, Action::from_bits(action), Flags::from_bits(flags))
     };
 
-    fgin_warp_put_value as fgin_put_value(
+    fgin_put_value, fgin_warp_put_value(
         peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32,
     ) [About::Post { peer, action }] {
         let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
         Arguments::value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
     };
 
-    fgin_warp_signal as fgin_signal(peer: u32, action: u64, flags: u32) [About::Post { peer, action }]
+    fgin_signal, fgin_warp_signal(peer: u32, action: u64, flags: u32) [About::Post { peer, action }]
         Arguments::signal(peer, Action::from_bits(action), Flags::from_bits(flags));
 }

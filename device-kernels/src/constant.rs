@@ -3,41 +3,18 @@
 //! On a GPU a dependent load costs a round trip to memory, so a post loads what it needs in words of 16 bytes that begin at the same
 //! time, before its first branch on them and before its reservation, after which every acquire would fetch them again.
 
-use core::marker::PhantomData;
-use core::ops::Deref;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use core::ptr::read as load;
 
-/// A constant, in registers.
-#[derive(Clone, Copy)]
-pub struct Constant<'a, T>(T, PhantomData<&'a T>);
-
-impl<T> Deref for Constant<'_, T> {
-    type Target = T;
-
-    #[inline(always)]
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-/// The constant at `at`.
+/// The constant at `at`, by loads in assembly, so that the compiler does not move them behind a branch.
 ///
 /// # Safety
 ///
-/// `at` is aligned to 16 bytes and points to a `T` in global memory, which stays constant for `'a`.
-#[inline(always)]
-pub unsafe fn load<'a, T: Copy>(at: *const T) -> Constant<'a, T> {
-    const { assert!(size_of::<T>().is_multiple_of(16)) };
-    // SAFETY: the caller vouches for the memory.
-    Constant(unsafe { read(at) }, PhantomData)
-}
-
-#[cfg(not(target_arch = "nvptx64"))]
-use core::ptr::read;
-
-/// Reads a `T` by loads of 16 bytes, in assembly, so that the compiler does not move them behind a branch.
+/// `at` is aligned to 16 bytes and points to a `T` in global memory, which no thread writes.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
-unsafe fn read<T: Copy>(at: *const T) -> T {
+pub unsafe fn load<T: Copy>(at: *const T) -> T {
+    const { assert!(size_of::<T>().is_multiple_of(16)) };
     let mut value = core::mem::MaybeUninit::<T>::uninit();
     for i in 0..size_of::<T>() / 16 {
         let (low, high): (u64, u64);

@@ -5,10 +5,8 @@
 //! signal `s` is posted on `s`'s endpoint. An operation with neither is posted on the data endpoint, or a value on the value
 //! endpoint. The target is the peer's endpoint of the signal, or its data endpoint, where no signal is raised.
 //!
-//! An operation of one work request by the `combining` policy takes the fast path (`fast_path`), which is inlined. Every
-//! other operation is a call (`slow_path`).
-//!
-//! Where signals are emulated, they are words of memory and have no endpoints (`emulated`).
+//! An operation of one work request by the `combining` policy takes the fast path (`fast_path`), which is inlined. Every other operation
+//! is a call (`slow_path`). Emulated signals are words of memory and have no endpoints (`emulated`).
 
 mod completion;
 mod emulated;
@@ -35,7 +33,7 @@ use core::mem::size_of;
 use core::ptr;
 use fast_path::Continuation;
 use ferrogin_ffi::ext::{ContextExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader};
-pub(crate) use operation::Arguments;
+pub use operation::Arguments;
 use operation::{Operation, Resolved};
 
 const DATA: u32 = 0;
@@ -156,12 +154,6 @@ impl<'a> Context<'a> {
         self.emulated().map_or(self.ext.routes.n_signals, |emulated| emulated.n_signals)
     }
 
-    /// Counters of this context.
-    #[cfg(feature = "host")]
-    pub(crate) fn counters(&self) -> u32 {
-        self.ext.routes.n_counters
-    }
-
     /// Returns whether the context of `peer`, a rank, has signal `id`.
     #[cfg(feature = "host")]
     pub(crate) fn peer_has_signal(&self, peer: u32, id: u32) -> bool {
@@ -175,23 +167,17 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Nanoseconds of [`Context::set_timeout_ns`].
-    #[cfg(feature = "host")]
-    pub(crate) fn timeout_ns(&self) -> u64 {
-        self.limits().timeout_ns()
-    }
-
     /// Sets the time after which a wait of this context fails with [`Status::Timeout`], in nanoseconds; 0 is no limit. It
     /// applies to later calls of all threads.
     pub fn set_timeout_ns(&self, ns: u64) {
-        self.limits().timeout_word().store(ns, Ordering::Relaxed);
+        self.timeout_word().store(ns, Ordering::Relaxed);
     }
 
     /// Waits a moment, in a loop in which the caller polls for something that this context's card writes. `round` counts the
     /// calls of one wait, from 0.
     #[cfg(feature = "host")]
     pub fn relax(&self, round: u32) {
-        self.limits().relax(round);
+        Limit::relax(self, round);
     }
 
     /// Writes `bytes` from `src` on this rank to `dst` on `peer`.
@@ -260,34 +246,24 @@ impl<'a> Context<'a> {
             return if resolved.is_invalid { Err(Status::InvalidArgument) } else { self.carry_out(operation) };
         }
         if operation.flags.mode() == Sharing::Thread {
-            return exclusive::post(poster, self.limits(), operation.flags.is_aggregate(), resolved);
+            return exclusive::post(poster, self, operation.flags.is_aggregate(), resolved);
         }
         Continuation::start(resolved).finish(operation.bytes as u32)
     }
 
     #[inline(always)]
-    fn limits(&self) -> ExtLimits<'a> {
-        ExtLimits(self.ext)
-    }
-}
-
-/// What ends a context's waits. The words are read only by a wait.
-#[derive(Clone, Copy)]
-struct ExtLimits<'a>(&'a ContextExt);
-
-impl<'a> ExtLimits<'a> {
-    #[inline(always)]
-    fn timeout_word(self) -> &'a AtomicU64 {
+    fn timeout_word(&self) -> &'a AtomicU64 {
         // SAFETY: an aligned word of the context, which lives for 'a; host and kernels access it atomically.
-        unsafe { AtomicU64::from_ptr(self.0.timeout_ns) }
+        unsafe { AtomicU64::from_ptr(self.ext.timeout_ns) }
     }
 }
 
-impl Limit for ExtLimits<'_> {
+/// What ends the waits of a context. Only a wait reads the words.
+impl Limit for Context<'_> {
     #[inline(always)]
     fn aborted(&self) -> bool {
         // SAFETY: an aligned word of the context, which outlives this; host and kernels access it atomically.
-        unsafe { AtomicU32::from_ptr(self.0.abort_flag) }.load_external(Ordering::Relaxed) != 0
+        unsafe { AtomicU32::from_ptr(self.ext.abort_flag) }.load_external(Ordering::Relaxed) != 0
     }
 
     #[inline(always)]
@@ -300,6 +276,6 @@ impl Limit for ExtLimits<'_> {
     fn progress(&self) -> bool {
         // SAFETY: the plugin filled both fields from one table of the provider, and keeps the domain that the argument names
         // open until the context is destroyed.
-        self.0.progress.is_some_and(|progress| unsafe { progress(self.0.progress_arg) })
+        self.ext.progress.is_some_and(|progress| unsafe { progress(self.ext.progress_arg) })
     }
 }

@@ -4,7 +4,7 @@
 //! through raw pointers and atomics.
 
 use crate::action::{Flags, Sharing};
-use crate::constant::{self, Constant};
+use crate::constant;
 use crate::post::flush;
 use crate::post::locked::{self, LockedQueue};
 use crate::post::outcome::Outcome;
@@ -13,8 +13,8 @@ use crate::post::{COUNT_MASK, Queue, combining, exclusive};
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
 use crate::wait::Limit;
+use core::borrow::Borrow;
 use core::mem::offset_of;
-use core::ops::Deref;
 use core::slice;
 use efa_dp_direct::arch;
 use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
@@ -56,11 +56,11 @@ impl Wqe {
     }
 }
 
-/// What a post reads of an endpoint's configuration.
-pub trait Ring: Deref<Target = RingConfig> + Copy {}
-impl<R: Deref<Target = RingConfig> + Copy> Ring for R {}
+/// What a post reads of an endpoint's configuration: in memory, or loaded for the post.
+pub trait Ring: Borrow<RingConfig> + Copy {}
+impl<R: Borrow<RingConfig> + Copy> Ring for R {}
 
-/// One endpoint of a context. `R` is what a post reads of the configuration: in memory, or loaded for a post.
+/// One endpoint of a context.
 #[derive(Clone, Copy)]
 pub struct Endpoint<'a, R = &'a RingConfig> {
     ext: &'a EndpointExt,
@@ -68,30 +68,19 @@ pub struct Endpoint<'a, R = &'a RingConfig> {
 }
 
 /// An endpoint for one post.
-pub type Poster<'a> = Endpoint<'a, Constant<'a, RingConfig>>;
+pub type Poster<'a> = Endpoint<'a, RingConfig>;
 
 impl<'a> Endpoint<'a> {
-    /// A view of `ext`.
-    ///
-    /// # Safety
-    ///
-    /// The host plugin filled `ext`, and keeps it, with all that it points to, for `'a`.
-    #[inline(always)]
-    pub unsafe fn new(ext: &'a EndpointExt) -> Self {
-        Endpoint { ext, ring: &ext.config.ring }
-    }
-
     /// A view of the struct at `ext`.
     ///
     /// # Safety
     ///
-    /// As for [`Endpoint::new`].
+    /// The host plugin filled the struct, and keeps it, with all that it points to, for `'a`.
     #[inline(always)]
     pub(crate) unsafe fn from_ptr(ext: *const EndpointExt) -> Self {
         // SAFETY: the caller vouches for the struct.
         let ext = unsafe { &*ext };
-        // SAFETY: the caller vouches for the struct.
-        unsafe { Endpoint::new(ext) }
+        Endpoint { ext, ring: &ext.config.ring }
     }
 
     /// The endpoint for a post.
@@ -111,7 +100,7 @@ impl<'a> Endpoint<'a> {
     pub(crate) fn value_wqe(&self, template: WqeTemplate, remote: Remote, value: u64, size: ValueSize) -> Option<Wqe> {
         let is_inline = self.ext.config.write_inline >= 8;
         let has_slots = self.ext.config.ring.value_base != 0;
-        (is_inline || has_slots).then(|| value_wqe(template, remote, value, size, &self.ext.config.values, is_inline))
+        (is_inline || has_slots).then(|| value_wqe(template, remote, value, size, self.ext.config.values, is_inline))
     }
 
     /// Posts by either policy.
@@ -180,7 +169,7 @@ impl<'a, R: Ring> Endpoint<'a, R> {
     ) -> (Wqe, bool) {
         // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout has the alignment.
         let values = unsafe { constant::load(&raw const self.ext.config.values) };
-        (value_wqe(template, remote, value, size, &values, values.path == VALUE_INLINE), values.path != VALUE_NONE)
+        (value_wqe(template, remote, value, size, values, values.path == VALUE_INLINE), values.path != VALUE_NONE)
     }
 
     /// The address of the struct.
@@ -196,14 +185,14 @@ impl<'a, R: Ring> Endpoint<'a, R> {
 
     #[inline(always)]
     fn atomic_u64(&self, at: *mut u64) -> &'a AtomicU64 {
-        // SAFETY: the caller of `new` vouches that the structs behind the handle live for 'a. Callers of this method pass an
+        // SAFETY: the caller of `from_ptr` vouches that the structs behind the handle live for 'a. Callers of this method pass an
         // 8-aligned word of them (the layouts are asserted), which host and kernels access only atomically while kernels run.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
     #[inline(always)]
     fn atomic_u32(&self, at: *mut u32) -> &'a AtomicU32 {
-        // SAFETY: the caller of `new` vouches that the structs behind the handle live for 'a. Callers of this method pass a
+        // SAFETY: the caller of `from_ptr` vouches that the structs behind the handle live for 'a. Callers of this method pass a
         // 4-aligned word of them (the layouts are asserted), which host and kernels access only atomically while kernels run.
         unsafe { AtomicU32::from_ptr(at) }
     }
@@ -218,7 +207,7 @@ impl<'a, R: Ring> Endpoint<'a, R> {
     fn numbered(&self, wqe: Wqe, idx: u32) -> [u64; NARROW] {
         let mut words = wqe.words;
         if let Some(Pooled { value, mask }) = wqe.pooled {
-            let addr = self.ring.value_base + u64::from(idx.wrapping_mul(VALUE_STRIDE) & mask);
+            let addr = self.ring.borrow().value_base + u64::from(idx.wrapping_mul(VALUE_STRIDE) & mask);
             // The store covers the whole slot, whose other bytes are unused.
             self.atomic_u64(addr as *mut u64).store(value, Ordering::Relaxed);
             words[NARROW - 1] = addr;
@@ -229,7 +218,7 @@ impl<'a, R: Ring> Endpoint<'a, R> {
     /// Writes request `idx` into the ring, in the phase of its lap.
     #[inline(always)]
     pub(crate) fn place(&self, wqe: Wqe, idx: u32) {
-        let ring = &self.ring;
+        let ring = self.ring.borrow();
         let phase = u64::from((idx & ring.phase_bit).wrapping_mul(ring.phase_scale));
         let offset = idx.wrapping_mul(ring.wqe_size) & ring.ring_mask;
         let slot = ring.sq_buf.wrapping_byte_add(offset as usize).cast::<u64>();
@@ -255,7 +244,7 @@ fn value_wqe(
     remote: Remote,
     value: u64,
     size: ValueSize,
-    values: &ValueConfig,
+    values: ValueConfig,
     is_inline: bool,
 ) -> Wqe {
     if is_inline {
@@ -301,7 +290,7 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
     #[inline(always)]
     fn doorbell(&self, count: u32) {
         // SAFETY: the endpoint's doorbell, alive for 'a; only the active combiner, or the poster that has the lock, writes it.
-        unsafe { arch::mmio_store_u32(self.ring.sq_db, count) };
+        unsafe { arch::mmio_store_u32(self.ring.borrow().sq_db, count) };
     }
 
     /// NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
@@ -309,7 +298,7 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
     fn publish(&self, rung: u32) {
         self.wq_field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
         self.wq_field(offset_of!(WqV0, wqes_completed)).store(rung, Ordering::Relaxed);
-        self.atomic_u64(self.ring.submitted).store(u64::from(rung), Ordering::Relaxed);
+        self.atomic_u64(self.ring.borrow().submitted).store(u64::from(rung), Ordering::Relaxed);
     }
 
     #[inline(always)]

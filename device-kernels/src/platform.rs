@@ -46,9 +46,8 @@ pub fn clock_cycles() -> u64 {
 /// Waits a moment; `round` counts the calls of one wait, and `progress` lets a software card work in this thread, or returns
 /// false where no card needs it.
 ///
-/// The card's engine and the peers may need the processor that this thread spins on. So a CPU spins briefly, then yields, and
-/// sleeps when neither has helped: yielding alone collapses when neighbours are busy. A thread that sleeps leaves progress to
-/// the card's engine.
+/// The card's engine and the peers may need the processor that this thread spins on. So a CPU spins briefly, then yields, and sleeps
+/// when neither has helped: yielding alone collapses when neighbours are busy. Then progress is left to the card's engine.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
 pub fn relax(round: u32, progress: impl FnOnce() -> bool) {
@@ -110,10 +109,9 @@ pub fn kept(word: u32) -> u32 {
 
 /// The number, in a form that the assembler doesn't take for uniform across the warp.
 ///
-/// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes and distributes the result.
-/// That takes 17 instructions and two shuffles behind the atomic, which a post by one thread has no use for. What follows from
-/// the arguments of a kernel alone, ptxas computes in the registers of the warp, and moves it to those of the thread for
-/// each load: 40 instructions a post.
+/// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes: 17 instructions and two shuffles
+/// that a post by one thread has no use for. What follows from the arguments of a kernel alone, ptxas computes in the registers of the
+/// warp, and moves it to those of the thread for each load: 40 instructions a post.
 #[inline(always)]
 pub fn thread_value(number: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]

@@ -1,7 +1,5 @@
 //! What an operation of the device API ends with.
 
-use core::ffi::c_int;
-
 /// Why an operation did not do what was asked. The numbers are those of `fgin_status` in `ferrogin/gin.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
@@ -34,30 +32,25 @@ impl Status {
             _ => return None,
         })
     }
+}
 
-    /// One line for people.
-    pub const fn text(self) -> &'static str {
-        match self {
+/// The number of a result, as a C function returns it.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn code(result: Result<(), Status>) -> core::ffi::c_int {
+    result.map_or_else(|status| status as core::ffi::c_int, |()| 0)
+}
+
+impl core::fmt::Display for Status {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
             Status::InvalidArgument => "an argument is out of range",
             Status::Unsupported => "not supported by this handle or card",
             Status::Aborted => "aborted by the host",
             Status::Timeout => "the deadline passed",
             Status::CardError => "the card completed a work request in error",
             Status::Poisoned => "the endpoint was given up by an earlier operation",
-        }
-    }
-}
-
-/// The number of a result, as a C function returns it.
-#[cfg(not(loom))]
-#[inline(always)]
-pub(crate) fn code(result: Result<(), Status>) -> c_int {
-    result.map_or_else(|status| status as c_int, |()| 0)
-}
-
-impl core::fmt::Display for Status {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(self.text())
+        })
     }
 }
 

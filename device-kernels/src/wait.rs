@@ -2,7 +2,6 @@
 
 use crate::platform;
 use crate::status::Status;
-use crate::sync::{AtomicU32, Ordering};
 
 /// What ends a wait whose condition does not come true: the host's abort flag, or a time limit. The loop that waits on an
 /// endpoint also checks the endpoint's error counter. Only a wait calls these methods.
@@ -29,24 +28,17 @@ pub trait Limit: Copy {
     }
 }
 
-/// Limits by value, for tests and programs without a context.
+/// No limits, for tests and programs without a context.
 #[derive(Clone, Copy)]
-pub struct Limits<'a> {
-    /// The abort flag: every wait ends when it is not 0.
-    pub abort: Option<&'a AtomicU32>,
-    /// Nanoseconds; 0 is no limit.
-    pub timeout_ns: u64,
-}
+pub struct NoLimits;
 
-impl Limit for Limits<'_> {
-    #[inline]
+impl Limit for NoLimits {
     fn aborted(&self) -> bool {
-        self.abort.is_some_and(|abort| abort.load(Ordering::Relaxed) != 0)
+        false
     }
 
-    #[inline]
     fn timeout_ns(&self) -> u64 {
-        self.timeout_ns
+        0
     }
 }
 
@@ -81,12 +73,25 @@ impl<L: Limit> Spin<L> {
 mod tests {
     use super::*;
 
+    /// Whether the flag is raised, and the deadline.
+    #[derive(Clone, Copy)]
+    struct Limits(bool, u64);
+
+    impl Limit for Limits {
+        fn aborted(&self) -> bool {
+            self.0
+        }
+
+        fn timeout_ns(&self) -> u64 {
+            self.1
+        }
+    }
+
     #[test]
     fn abort_flag_and_deadline_end_wait() {
-        let flag = AtomicU32::new(1);
-        let mut spin = Spin::new(Limits { abort: Some(&flag), timeout_ns: 0 });
+        let mut spin = Spin::new(Limits(true, 0));
         assert_eq!(spin.pause(), Err(Status::Aborted));
-        let mut spin = Spin::new(Limits { abort: None, timeout_ns: 1_000_000 });
+        let mut spin = Spin::new(Limits(false, 1_000_000));
         let mut rounds = 0u64;
         let end = loop {
             if let Err(status) = spin.pause() {

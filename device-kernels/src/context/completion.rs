@@ -1,6 +1,6 @@
 //! Completion: flushes, signals and counters.
 
-use super::{Context, ExtLimits, FIRST_COUNTER};
+use super::{Context, FIRST_COUNTER};
 use crate::endpoint::{Endpoint, used_set};
 use crate::platform;
 use crate::post::COUNT_MASK;
@@ -58,7 +58,7 @@ impl<'a> Context<'a> {
         if rank >= size {
             return Err(Status::InvalidArgument);
         }
-        Result::from(self.flush_within(rank, size, self.limits())).map(|_| ())
+        self.flush_within(rank, size, *self).into()
     }
 
     /// [`Context::flush_part`], inline and within other limits. `rank` is below `size`.
@@ -75,11 +75,8 @@ impl<'a> Context<'a> {
     /// Calls `look` for each used endpoint, and returns its first error, which ends the visit.
     #[inline(always)]
     fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<(), Status>) -> Result<(), Status> {
-        let failed = used_set(self.ext).visit(|i| match look(i, self.endpoint(i)) {
-            Ok(()) => Outcome::COMPLETED,
-            Err(status) => Outcome::failed(status),
-        });
-        Result::from(failed).map(|_| ())
+        let outcome = |i| look(i, self.endpoint(i)).map_or_else(Outcome::failed, |()| Outcome::COMPLETED);
+        used_set(self.ext).visit(outcome).into()
     }
 
     /// Rings what was aggregated, on all endpoints, and waits for nothing.
@@ -88,7 +85,7 @@ impl<'a> Context<'a> {
     ///
     /// What would end a flush at once.
     pub fn ring(&self) -> Result<(), Status> {
-        self.visit_used(|_, endpoint| endpoint.ring_deferred(self.ext.policy, self.limits()))
+        self.visit_used(|_, endpoint| endpoint.ring_deferred(self.ext.policy, *self))
     }
 
     /// Returns whether NCCL's device API has left doorbells to a later request, and forgets it.
@@ -104,7 +101,7 @@ impl<'a> Context<'a> {
     /// Flushes the `i`th endpoint, or waits for an earlier flush of it, which has to reach `at`.
     #[inline(never)]
     pub(super) fn flush_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
-        Result::from(self.endpoint(i).flush(self.ext.policy, at, self.limits())).map(|_| ())
+        self.endpoint(i).flush(self.ext.policy, at, self).into()
     }
 
     /// Begins a flush of every earlier post on this context, and rings what was aggregated. The flush has ended when
@@ -116,12 +113,12 @@ impl<'a> Context<'a> {
     pub fn flush_async(&self) -> Result<FlushRequest, Status> {
         let mut request = FlushRequest::default();
         self.visit_used(|i, endpoint| {
-            let (mut at, mut spin) = (None, Spin::new(self.limits()));
+            let (mut at, mut spin) = (None, Spin::new(*self));
             let at = loop {
                 match (endpoint.flush_round(self.ext.policy, &mut at), at) {
                     (Outcome::WAITS, Some(at)) => break at,
                     (Outcome::WAITS, None) => spin.pause()?,
-                    (ended, _) => return Result::from(ended).map(|_| ()),
+                    (ended, _) => return ended.into(),
                 }
             };
             match request.entries.get_mut(request.n_entries as usize) {
@@ -162,7 +159,7 @@ impl<'a> Context<'a> {
         let has_ended =
             |endpoint: Endpoint<'_>, mut at: Option<u32>| match endpoint.flush_round(self.ext.policy, &mut at) {
                 Outcome::WAITS => Ok(false),
-                ended => Result::from(ended).map(|_| true),
+                ended => Result::from(ended).map(|()| true),
             };
         for entry in self.entries(request)? {
             if !has_ended(self.endpoint(entry.endpoint), Some(entry.at))? {
@@ -261,9 +258,9 @@ impl<'a> Context<'a> {
 
     /// Waits for a count. The count may depend on deferred posts of the same endpoint, so each round rings them.
     fn wait_count(&self, count: EventCount<'a>, least: u64) -> Result<(), Status> {
-        let (endpoint, mut spin) = (self.endpoint(count.endpoint), Spin::new(self.limits()));
+        let (endpoint, mut spin) = (self.endpoint(count.endpoint), Spin::new(*self));
         while !count.has_reached(least) {
-            endpoint.ring_deferred(self.ext.policy, self.limits())?;
+            endpoint.ring_deferred(self.ext.policy, *self)?;
             spin.pause()?;
         }
         Ok(())
@@ -274,12 +271,7 @@ impl<'a> Context<'a> {
         if id >= self.ext.routes.n_signals {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: the plugin made the device handle and keeps it, constant in this field, as long as the context.
-        let handles = unsafe { (*self.ext.routes.dev).signal_handles };
-        // SAFETY: the list has `n_signals` entries, and `id` is below that.
-        let handle = unsafe { *handles.wrapping_add(id as usize) };
-        // SAFETY: the plugin keeps the handles of a context as long as the context.
-        Ok(unsafe { EventCount::new(handle, FIRST_COUNTER + self.ext.routes.n_counters + id) })
+        Ok(self.count(offset_of!(DevHandle, signal_handles), id, FIRST_COUNTER + self.ext.routes.n_counters))
     }
 
     #[inline(always)]
@@ -287,19 +279,32 @@ impl<'a> Context<'a> {
         if id >= self.ext.routes.n_counters {
             return Err(Status::InvalidArgument);
         }
+        Ok(self.count(offset_of!(DevHandle, counter_handles), id, FIRST_COUNTER))
+    }
+
+    /// The count `id`, which exists, in the device handle's list at that offset. The counts have endpoints from `first` on.
+    #[inline(always)]
+    fn count(&self, list: usize, id: u32, first: u32) -> EventCount<'a> {
+        let list = self.ext.routes.dev.wrapping_byte_add(list).cast::<*mut *mut CounterHandle>();
         // SAFETY: the plugin made the device handle and keeps it, constant in this field, as long as the context.
-        let handles = unsafe { (*self.ext.routes.dev).counter_handles };
-        // SAFETY: the list has `n_counters` entries, and `id` is below that.
+        let handles = unsafe { *list };
+        // SAFETY: the list has an entry for each count.
         let handle = unsafe { *handles.wrapping_add(id as usize) };
-        // SAFETY: the plugin keeps the handles of a context as long as the context.
-        Ok(unsafe { EventCount::new(handle, FIRST_COUNTER + id) })
+        // SAFETY: the plugin keeps the handle, constant in this field, as long as the context.
+        let count = unsafe { (*handle).cntr_value };
+        // SAFETY: the plugin made the count 8-aligned and keeps it with the context; host and kernels only access it atomically.
+        let count = unsafe { AtomicU64::from_ptr(count) };
+        let reset_at = handle.wrapping_byte_add(offset_of!(CounterHandle, cntr_offset)).cast();
+        // SAFETY: an 8-aligned field (the layout is asserted) of the handle; kernels only access it atomically.
+        let reset_at = unsafe { AtomicU64::from_ptr(reset_at) };
+        EventCount { count, reset_at, endpoint: first + id }
     }
 }
 
 /// The limits of a flush that a kernel has inline.
 #[derive(Clone, Copy)]
 pub(super) struct FlushLimits<'a> {
-    context: ExtLimits<'a>,
+    context: Context<'a>,
     /// Another abort flag, or the context's.
     abort: *mut u32,
     /// The time at which the flush began.
@@ -319,7 +324,7 @@ impl<'a> FlushLimits<'a> {
     pub(super) fn new(context: Context<'a>, abort: *mut u32, clock: u32, limit: u64) -> Self {
         let began = if clock > Self::NANOSECONDS { platform::clock_cycles() } else { 0 };
         let abort = if abort.is_null() { context.ext.abort_flag } else { abort };
-        FlushLimits { context: context.limits(), abort, began, clock, limit }
+        FlushLimits { context, abort, began, clock, limit }
     }
 }
 
@@ -359,24 +364,7 @@ struct EventCount<'a> {
     endpoint: u32,
 }
 
-impl<'a> EventCount<'a> {
-    /// # Safety
-    ///
-    /// `handle` is a handle of a context that lives for `'a`.
-    #[inline(always)]
-    unsafe fn new(handle: *mut CounterHandle, endpoint: u32) -> Self {
-        // SAFETY: the caller vouches for the handle; the plugin keeps this field constant while the context lives.
-        let count = unsafe { (*handle).cntr_value };
-        // SAFETY: the caller vouches for the handle, in which the field lies.
-        let reset_at = unsafe { &raw mut (*handle).cntr_offset };
-        // SAFETY: the plugin made the count 8-aligned and keeps it with the context; host and kernels only access it atomically.
-        let count = unsafe { AtomicU64::from_ptr(count) };
-        // SAFETY: an 8-aligned field (the layout is asserted) of a handle that the plugin keeps with the context; kernels only
-        // access it atomically.
-        let reset_at = unsafe { AtomicU64::from_ptr(reset_at) };
-        EventCount { count, reset_at, endpoint }
-    }
-
+impl EventCount<'_> {
     /// The count since the last reset. Acquire: the data of the counted writes is visible after it.
     #[inline(always)]
     fn read(&self) -> u64 {

@@ -12,23 +12,16 @@ use crate::endpoint::Wqe;
 use crate::status::Status;
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
 use crate::wait::Spin;
-use ferrogin_ffi::ext::EmulatedSignals;
+use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals};
 use ferrogin_ffi::signals::{Generation, Route as Way, Sender, Signal, Strength, Target, Vehicle};
 
 /// The word that a signal is added to.
 #[derive(Clone, Copy)]
-enum Word {
+pub(super) enum Word {
     /// A signal of the peer's context.
     Indexed(u32),
     /// 8 bytes in the peer's part of a window.
     At(Span),
-}
-
-/// An operation's signal.
-#[derive(Clone, Copy)]
-struct Raise {
-    word: Word,
-    amount: u64,
 }
 
 impl<'a> Context<'a> {
@@ -90,7 +83,7 @@ impl<'a> Context<'a> {
         if resolved.is_invalid || arguments.named.signal.exists {
             return Err(Status::InvalidArgument);
         }
-        self.raise(emulated, tables, resolved.operation.normalized(tables), Raise { word: Word::At(word), amount })
+        self.raise(emulated, tables, resolved.operation.normalized(tables), Word::At(word), amount)
     }
 
     pub(super) fn emulated(&self) -> Result<&'a EmulatedSignals, Status> {
@@ -101,42 +94,33 @@ impl<'a> Context<'a> {
         Ok(unsafe { &*self.ext.emulated })
     }
 
-    /// Carries out an operation whose signal is emulated. Peer and counter exist.
+    /// Posts the operation and adds `amount` to `word`. Peer and counter exist.
     #[inline(always)]
-    pub(super) fn raise_indexed(
+    pub(super) fn raise(
         self,
         emulated: &EmulatedSignals,
         tables: Tables<'_>,
         operation: Operation,
-        id: u32,
-    ) -> Result<(), Status> {
-        let Operation { named, .. } = operation;
-        let raise = Raise { word: Word::Indexed(id), amount: named.amount.into() };
-        self.raise(emulated, tables, Operation { named: named.without_signal(), ..operation }, raise)
-    }
-
-    /// Posts the operation and raises the signal. `operation` names a counter or nothing; it and the peer exist.
-    #[inline(always)]
-    fn raise(
-        self,
-        emulated: &EmulatedSignals,
-        tables: Tables<'_>,
-        operation: Operation,
-        raise: Raise,
+        word: Word,
+        amount: u64,
     ) -> Result<(), Status> {
         let Operation { kind, peer, named, flags, .. } = operation;
-        let (has_put, is_strong) = (kind != Kind::Signal, flags.is_strong());
+        let (has_put, is_strong) = (kind != Kind::Signal, flags.has(Flags::STRONG));
+        let named = named.without_signal();
         let route = tables.route(peer, named, kind.plain_endpoint())?;
         let (poster, template) = (tables.endpoint(route), tables.target(route.target).existing()?);
-        let signal = Signal { target: target(tables, peer, raise.word)?, add: raise.amount };
+        let signal = Signal { target: target(tables, peer, word)?, add: amount };
         let strength = if is_strong { Strength::Strong } else { Strength::Weak };
-        let way = sender(emulated, peer).route(signal, strength, has_put).map_err(|_| Status::InvalidArgument)?;
-        let flags = flags.weak();
-        let operation = Operation { flags, ..operation };
+        // SAFETY: the plugin made an entry for each rank and keeps it constant as long as the context; the peer exists.
+        let EmulatedPeer { n_signals, generation } = unsafe { *emulated.peers.wrapping_add(peer as usize) };
+        let sender = Sender { generation: Generation::new(generation.into()), n_signals, rank: emulated.rank };
+        let way = sender.route(signal, strength, has_put).map_err(|_| Status::InvalidArgument)?;
+        let flags = flags.without(Flags::STRONG);
+        let operation = Operation { named, flags, ..operation };
         let vehicle = match way {
             None => return self.post_counted(tables, operation),
             // The last request of a long put may land before the others.
-            Some(Way::WithPut(word)) if self.is_long(operation) => Vehicle::Write(word),
+            Some(Way::WithPut(word)) if operation.bytes > self.ext.max_rdma_size.into() => Vehicle::Write(word),
             Some(Way::WithPut(word)) => {
                 let wqe = operation.wqe(poster, template)?.with_imm(word.bits());
                 return self.post(poster, flags, flags.is_aggregate(), wqe);
@@ -145,7 +129,7 @@ impl<'a> Context<'a> {
         };
         if has_put {
             // The wait rings it.
-            self.post_counted(tables, Operation { flags: flags.aggregated(), ..operation })?;
+            self.post_counted(tables, Operation { flags: flags.with(Flags::AGGREGATE), ..operation })?;
         }
         if is_strong {
             self.wait_for_earlier()?;
@@ -164,11 +148,6 @@ impl<'a> Context<'a> {
         }
         // A counter counts the put. The next plain operation on the put's queue would not ring this one.
         self.post(self.endpoint(DATA), flags, false, wqe)
-    }
-
-    /// Returns whether the operation takes more than one request.
-    fn is_long(self, operation: Operation) -> bool {
-        operation.kind == Kind::Put && operation.bytes > self.ext.max_rdma_size.into()
     }
 
     /// Waits until every earlier post on this context has completed, but not for later posts. Deferred posts are rung first.
@@ -194,7 +173,7 @@ impl<'a> Context<'a> {
     #[cold]
     #[inline(never)]
     pub(super) fn wait_signal_word(&self, id: u32, least: u64) -> Result<(), Status> {
-        let (word, mut spin) = (self.signal_word(id)?, Spin::new(self.limits()));
+        let (word, mut spin) = (self.signal_word(id)?, Spin::new(*self));
         while word.load_external(Ordering::Acquire) < least {
             self.ring()?;
             spin.pause()?;
@@ -216,11 +195,4 @@ fn target(tables: Tables<'_>, peer: u32, word: Word) -> Result<Target, Status> {
         return Err(Status::InvalidArgument);
     }
     Ok(Target::Va { rkey: place.rkey, address: place.addr })
-}
-
-/// The constants of signals to that peer, which exists.
-fn sender(emulated: &EmulatedSignals, peer: u32) -> Sender {
-    // SAFETY: the plugin made an entry for each rank and keeps it constant as long as the context; callers have checked the peer.
-    let of_peer = unsafe { &*emulated.peers.wrapping_add(peer as usize) };
-    Sender { generation: Generation::new(of_peer.generation.into()), n_signals: of_peer.n_signals, rank: emulated.rank }
 }

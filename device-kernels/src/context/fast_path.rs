@@ -7,7 +7,7 @@
 #[cfg(target_arch = "nvptx64")]
 use super::Context;
 use super::operation::{Kind, Operation, Resolved};
-use super::tables::{Named, context_of, limits_of};
+use super::tables::{Named, context_of};
 use crate::action::{Action, Flags};
 use crate::endpoint::{Endpoint, Remote, Sge};
 use crate::post::{Left, Step, combining};
@@ -75,7 +75,7 @@ impl Rest {
 
     fn flags(self) -> Flags {
         let flags = if self.0 & AGGREGATE != 0 { Flags::AGGREGATE } else { Flags::NONE };
-        if self.step() == Self::SLOW_PATH_TOGETHER { flags.together() } else { flags }
+        if self.step() == Self::SLOW_PATH_TOGETHER { flags.with(Flags::TOGETHER) } else { flags }
     }
 
     fn target(self) -> u32 {
@@ -107,14 +107,14 @@ impl Continuation {
         let Resolved { operation, poster, target, .. } = resolved;
         let flags = operation.flags;
         let (rest, word) = if !resolved.is_fast {
-            let step = match (resolved.is_invalid, flags.is_together()) {
+            let step = match (resolved.is_invalid, flags.has(Flags::TOGETHER)) {
                 (true, _) => Rest::INVALID,
                 (false, true) => Rest::SLOW_PATH_TOGETHER,
                 (false, false) => Rest::SLOW_PATH,
             };
             let slots = u64::from(operation.named.slots());
             (Rest::new(step, &operation, operation.peer), slots | operation.bytes >> 32 << 32)
-        } else if flags.is_together() {
+        } else if flags.has(Flags::TOGETHER) {
             (Rest::new(Rest::JOIN, &operation, target), 0)
         } else {
             match combining::try_post(poster, flags.is_aggregate(), resolved) {
@@ -215,6 +215,6 @@ fn finish(endpoint: Endpoint<'_>, operation: Operation, rest: Rest, word: u64) -
         // A CPU has no lanes.
         #[cfg(not(target_arch = "nvptx64"))]
         None => Err(Status::InvalidArgument),
-        Some(step) => combining::finish(endpoint, limits_of(endpoint), Left { step, word }, aggregate, place),
+        Some(step) => combining::finish(endpoint, context, Left { step, word }, aggregate, place),
     }
 }

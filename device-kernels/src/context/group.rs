@@ -1,6 +1,6 @@
 //! Posts the requests of a group of lanes, which have one endpoint, with one reservation, one fence and one doorbell.
 
-use super::tables::limits_of;
+use super::tables::context_of;
 use crate::endpoint::{Endpoint, Wqe};
 use crate::lanes::Lanes;
 use crate::post::EncodeWqe;
@@ -29,18 +29,12 @@ pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request:
     let mut run = Run { reserved: own, posts };
     let mut done = 0;
     loop {
-        let mut message = 0;
-        if leads {
-            message = match admit(poster, run) {
-                Ok(part) => part,
-                Err(status) => FAILED | status as u32,
-            };
-        }
+        let message = if leads { admit(poster, run).unwrap_or_else(|status| FAILED | status as u32) } else { 0 };
         let part = group.of_first(message);
         // What the leader has acquired comes before the requests of all lanes.
         group.sync();
         if part & FAILED != 0 {
-            return Err(failure(part & !FAILED));
+            return Err(Status::from_number(part & !FAILED).unwrap_or(Status::Poisoned));
         }
         if rank.wrapping_sub(done) < part {
             request.encode(first.wrapping_add(rank));
@@ -48,7 +42,7 @@ pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request:
         // The leader's fence comes after the requests of all lanes.
         group.sync();
         if leads {
-            ring(poster, run.part(part), aggregate);
+            ring_run(poster, run.part(part), aggregate);
         }
         done += part;
         if done == posts {
@@ -61,18 +55,8 @@ pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request:
 /// The bit of the leader's message that says why a wait for room ended: a status. Otherwise the message is the length of a part.
 const FAILED: u32 = 1 << 31;
 
-fn failure(status: u32) -> Status {
-    let ends_wait = [Status::Aborted, Status::Timeout, Status::CardError];
-    ends_wait.into_iter().find(|known| *known as u32 == status).unwrap_or(Status::Poisoned)
-}
-
-/// Calls of all operations, so that the module has one copy.
+/// One call for all operations, so that the module has one copy.
 #[inline(never)]
 fn admit(poster: Endpoint<'_>, run: Run) -> Result<u32, Status> {
-    admit_run(poster, limits_of(poster), run)
-}
-
-#[inline(never)]
-fn ring(poster: Endpoint<'_>, part: Run, aggregate: bool) {
-    ring_run(poster, part, aggregate);
+    admit_run(poster, context_of(poster), run)
 }

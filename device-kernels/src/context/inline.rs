@@ -34,7 +34,7 @@ fn start(
     // SAFETY: the callers' callers vouch that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
     let flags_of_lane = Flags::from_bits(flags & AGGREGATE);
-    let flags = if flags & TOGETHER != 0 { flags_of_lane.together() } else { flags_of_lane };
+    let flags = if flags & TOGETHER != 0 { flags_of_lane.with(Flags::TOGETHER) } else { flags_of_lane };
     let named = Named { signal, amount: 1, counter };
     let arguments = Arguments { kind, peer: thread_value(peer), named, remote, local, bytes, flags };
     Continuation::start(context.tables().resolve(arguments))

@@ -27,9 +27,9 @@ impl Kind {
     }
 }
 
-/// The arguments of an operation.
+/// An operation and its arguments.
 #[derive(Clone, Copy)]
-pub(crate) struct Arguments {
+pub struct Arguments {
     pub(super) kind: Kind,
     pub(super) peer: u32,
     pub(super) named: Named,
@@ -42,24 +42,28 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    /// Those of [`Context::put`](super::Context::put).
     #[inline(always)]
-    pub(crate) fn put(peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Self {
+    pub fn put(peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Self {
         Arguments { kind: Kind::Put, peer, named: action.into(), remote: dst, local: src, bytes, flags }
     }
 
+    /// Those of [`Context::get`](super::Context::get).
     #[inline(always)]
-    pub(crate) fn get(peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Self {
+    pub fn get(peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Self {
         Arguments { kind: Kind::Get, peer, named: Action::NONE.into(), remote, local, bytes, flags }
     }
 
+    /// Those of [`Context::put_value`](super::Context::put_value).
     #[inline(always)]
-    pub(crate) fn value(peer: u32, dst: Span, value: u64, bytes: u32, action: Action, flags: Flags) -> Self {
+    pub fn value(peer: u32, dst: Span, value: u64, bytes: u32, action: Action, flags: Flags) -> Self {
         let local = NOWHERE.window.at(value);
         Arguments { kind: Kind::Value, peer, named: action.into(), remote: dst, local, bytes: bytes.into(), flags }
     }
 
+    /// Those of [`Context::signal`](super::Context::signal).
     #[inline(always)]
-    pub(crate) fn signal(peer: u32, action: Action, flags: Flags) -> Self {
+    pub fn signal(peer: u32, action: Action, flags: Flags) -> Self {
         Arguments { kind: Kind::Signal, peer, named: action.into(), remote: NOWHERE, local: NOWHERE, bytes: 0, flags }
     }
 }
@@ -90,17 +94,11 @@ impl Operation {
         Operation { kind: Kind::Signal, remote, local, ..self }
     }
 
-    /// The first `bytes` of it.
-    pub(super) fn first(self, bytes: u32) -> Self {
-        Operation { bytes: bytes.into(), ..self }
-    }
-
-    /// What follows its first `bytes`.
-    pub(super) fn after(self, bytes: u32) -> Self {
-        let done = u64::from(bytes);
-        let remote = Remote { addr: self.remote.addr.wrapping_add(done), ..self.remote };
-        let local = Sge { addr: self.local.addr.wrapping_add(done), ..self.local };
-        Operation { remote, local, bytes: self.bytes - done, ..self }
+    /// The first `bytes` of it, and the rest.
+    pub(super) fn split(self, bytes: u64) -> (Self, Self) {
+        let remote = Remote { addr: self.remote.addr.wrapping_add(bytes), ..self.remote };
+        let local = Sge { addr: self.local.addr.wrapping_add(bytes), ..self.local };
+        (Operation { bytes, ..self }, Operation { remote, local, bytes: self.bytes - bytes, ..self })
     }
 
     /// Its work request, posted on `endpoint` by either policy. It is not longer than a work request.
@@ -174,20 +172,14 @@ impl<'a> Tables<'a> {
             }
         };
         let is_invalid = is_invalid | !route.has_place;
+        let is_strong = flags.has(Flags::STRONG);
         Resolved {
             operation: Operation { kind, peer, named, flags, remote, local, bytes },
             poster,
             target: route.target,
             wqe,
-            is_fast: known & is_fast & (route.raised_by <= 1) & target.exists() & !is_invalid & !flags.is_strong(),
+            is_fast: known & is_fast & (route.raised_by <= 1) & target.exists() & !is_invalid & !is_strong,
             is_invalid,
         }
-    }
-
-    /// The places of a write without bytes, if the peer is `known`.
-    #[inline(always)]
-    pub(super) fn nothing(self, peer: u32, known: bool) -> (Remote, Sge) {
-        let scratch = self.scratch();
-        (self.remote(scratch, peer, known), self.local(scratch, true, 0))
     }
 }

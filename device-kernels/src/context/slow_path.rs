@@ -1,7 +1,8 @@
 //! The slow path: the `locked` policy, transfers without bytes or of more than one work request, signals that are raised by more
 //! than one, and emulated signals.
 
-use super::operation::{Kind, Operation};
+use super::emulated::Word;
+use super::operation::Operation;
 use super::tables::{Name, Named, Tables};
 use super::{Context, DATA};
 use crate::action::Flags;
@@ -19,8 +20,8 @@ impl Context<'_> {
         let tables = self.tables();
         let operation = operation.normalized(tables);
         match (named.signal_id(), self.emulated()) {
-            (Some(id), Ok(emulated)) => self.raise_indexed(emulated, tables, operation, id),
-            (Some(_), Err(unsupported)) if flags.is_strong() => Err(unsupported),
+            (Some(id), Ok(emulated)) => self.raise(emulated, tables, operation, Word::Indexed(id), named.amount.into()),
+            (Some(_), Err(unsupported)) if flags.has(Flags::STRONG) => Err(unsupported),
             _ => self.post_counted(tables, operation),
         }
     }
@@ -54,16 +55,17 @@ impl Context<'_> {
     /// Posts what is too much for one work request on the data endpoint, without the action, and returns the last part. That carries
     /// the action, after the first parts have completed.
     fn post_first_parts(self, tables: Tables<'_>, mut operation: Operation) -> Result<Operation, Status> {
-        let largest = self.ext.max_rdma_size;
-        if operation.kind == Kind::Value || operation.bytes <= largest.into() {
+        let largest = self.ext.max_rdma_size.into();
+        if operation.bytes <= largest {
             return Ok(operation);
         }
         let data = tables.route(operation.peer, Named::NONE, DATA)?;
         let (poster, template) = (tables.endpoint(data), tables.target(data.target).existing()?);
-        while operation.bytes > largest.into() {
+        while operation.bytes > largest {
+            let (first, rest) = operation.split(largest);
             // The last part rings, or the flush.
-            self.post(poster, operation.flags, true, operation.first(largest).wqe(poster, template)?)?;
-            operation = operation.after(largest);
+            self.post(poster, operation.flags, true, first.wqe(poster, template)?)?;
+            operation = rest;
         }
         if !operation.named.is_none() {
             self.flush_endpoint(DATA, None)?;
@@ -74,9 +76,9 @@ impl Context<'_> {
     /// Posts a request, on a GPU together with the other lanes of the warp that are here, if the flags say so.
     pub(super) fn post(self, poster: Endpoint<'_>, flags: Flags, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
         #[cfg(target_arch = "nvptx64")]
-        if flags.is_together() && self.ext.policy == POLICY_COMBINING {
+        if flags.has(Flags::TOGETHER) && self.ext.policy == POLICY_COMBINING {
             return super::group::join(poster, aggregate, wqe);
         }
-        poster.post(self.ext.policy, flags, self.limits(), aggregate, wqe)
+        poster.post(self.ext.policy, flags, self, aggregate, wqe)
     }
 }

@@ -1,10 +1,11 @@
 //! The context's tables: endpoints, targets, windows, scratch.
 
-use super::{Context, ExtLimits, FIRST_COUNTER, Span, Window};
+use super::{Context, FIRST_COUNTER, Span, Window};
 use crate::action::Action;
-use crate::constant::{self, Constant};
+use crate::constant;
 use crate::endpoint::{Endpoint, Remote, Sge};
 use crate::status::Status;
+use core::marker::PhantomData;
 use core::mem::size_of;
 use efa_dp_direct::wqe::words::WqeTemplate;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
@@ -98,13 +99,13 @@ pub(super) struct Route {
 /// A post loads all that it needs and then checks its arguments: a branch before a load would cost a GPU a round trip to memory. A
 /// place that an argument out of range leads to is replaced by a place that exists.
 #[derive(Clone, Copy)]
-pub(super) struct Tables<'a>(pub(super) Constant<'a, Routes>);
+pub(super) struct Tables<'a>(pub(super) Routes, PhantomData<Context<'a>>);
 
 impl<'a> Context<'a> {
     #[inline(always)]
     pub(super) fn tables(&self) -> Tables<'a> {
         // SAFETY: the plugin filled the struct and keeps it constant as long as the context; its layout has the alignment.
-        Tables(unsafe { constant::load(&raw const self.ext.routes) })
+        Tables(unsafe { constant::load(&raw const self.ext.routes) }, PhantomData)
     }
 
     /// The `i`th endpoint.
@@ -128,7 +129,7 @@ impl<'a> Tables<'a> {
     /// The route, and whether peer and names are in range. A signal that is raised by 0 must exist all the same.
     #[inline(always)]
     pub(super) fn try_route(self, peer: u32, named: Named, plain: u32) -> (Route, bool) {
-        let Tables(routes) = self;
+        let Tables(routes, _) = self;
         let Named { signal, amount, counter } = named;
         let has_place = (peer < routes.nranks) & counter.is_known(routes.n_counters);
         let known = has_place & signal.is_known(routes.last_slot);
@@ -157,7 +158,7 @@ impl<'a> Tables<'a> {
 
     /// The target of an index that a route has.
     #[inline(always)]
-    pub(super) fn target(self, index: u32) -> Target<'a> {
+    pub(super) fn target(self, index: u32) -> Target {
         // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each of both, constant as long as
         // the context.
         Target(unsafe { constant::load(element(self.0.targets, index)) })
@@ -191,12 +192,12 @@ impl<'a> Tables<'a> {
         Remote { addr: entry.remote_addr.wrapping_add(span.offset), rkey: entry.rkey }
     }
 
-    /// The source and the target of writes without bytes, as a window.
+    /// The places of a write without bytes, if the peer is `known`.
     #[inline(always)]
-    pub(super) fn scratch(self) -> Span {
-        let before =
-            self.0.scratch.wrapping_byte_add(size_of::<MrHandle>()).wrapping_byte_sub(self.0.window_peers as usize);
-        Window(before.cast_mut().cast()).at(0)
+    pub(super) fn nothing(self, peer: u32, known: bool) -> (Remote, Sge) {
+        let peers = self.0.scratch.wrapping_byte_add(size_of::<MrHandle>());
+        let window = Window(peers.wrapping_byte_sub(self.0.window_peers as usize).cast_mut().cast());
+        (self.remote(window.at(0), peer, known), self.local(window.at(0), true, 0))
     }
 }
 
@@ -222,9 +223,9 @@ fn element<T>(table: *const T, index: u32) -> *const T {
 
 /// The peer's endpoint of a route.
 #[derive(Clone, Copy)]
-pub(super) struct Target<'a>(Constant<'a, TargetWords>);
+pub(super) struct Target(TargetWords);
 
-impl Target<'_> {
+impl Target {
     /// Returns whether the peer has this endpoint.
     #[inline(always)]
     pub(super) fn exists(self) -> bool {
@@ -249,10 +250,4 @@ impl Target<'_> {
 pub(super) fn context_of(endpoint: Endpoint<'_>) -> Context<'_> {
     // SAFETY: the plugin keeps a context as long as its endpoints.
     Context { ext: unsafe { &*endpoint.context() } }
-}
-
-/// What ends the waits of the context that an endpoint belongs to.
-#[inline(always)]
-pub(super) fn limits_of(endpoint: Endpoint<'_>) -> ExtLimits<'_> {
-    context_of(endpoint).limits()
 }

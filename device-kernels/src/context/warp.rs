@@ -4,67 +4,28 @@
 //! An operation that the fast path does not take, or that has an invalid argument, is its lane's alone, as is every operation by
 //! the `locked` policy.
 
+use super::Context;
 use super::group::{key_of, post};
 use super::operation::{Arguments, Resolved};
 use super::tables::context_of;
-use super::{Context, Span};
-use crate::action::{Action, Flags, Sharing};
+use crate::action::Sharing;
 use crate::lanes::Lanes;
 use crate::status::Status;
 
-/// The operations of lanes of a warp. In the sharing mode THREAD, no thread but the lanes of the call uses the context meanwhile.
 impl Context<'_> {
-    /// [`Context::put`] by all `lanes`, which make the call together, each with its own arguments and its own result.
+    /// Posts an operation of each of `lanes`, which make the call together, each with its own arguments and its own result. In the
+    /// sharing mode THREAD, no thread but these lanes uses the context meanwhile.
     ///
     /// # Errors
     ///
     /// As for [`Context::put`]. An invalid argument fails its lane alone; what ends a wait for room fails all lanes that waited.
     #[inline(always)]
-    pub fn put_by_lanes(
-        &self,
-        lanes: Lanes,
-        peer: u32,
-        dst: Span,
-        src: Span,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        post_in_groups(Some(*self), lanes, Arguments::put(peer, dst, src, bytes, action, flags))
-    }
-
-    /// [`Context::put_value`] by all `lanes`, which make the call together, each with its own arguments and its own result.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Context::put_value`], and as for [`Context::put_by_lanes`].
-    #[inline(always)]
-    pub fn put_value_by_lanes(
-        &self,
-        lanes: Lanes,
-        peer: u32,
-        dst: Span,
-        value: u64,
-        bytes: u32,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        post_in_groups(Some(*self), lanes, Arguments::value(peer, dst, value, bytes, action, flags))
-    }
-
-    /// [`Context::signal`] by all `lanes`, which make the call together, each with its own arguments and its own result.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Context::signal`], and as for [`Context::put_by_lanes`].
-    #[inline(always)]
-    pub fn signal_by_lanes(&self, lanes: Lanes, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        post_in_groups(Some(*self), lanes, Arguments::signal(peer, action, flags))
+    pub fn post_by_lanes(&self, lanes: Lanes, arguments: Arguments) -> Result<(), Status> {
+        post_in_groups(Some(*self), lanes, arguments)
     }
 }
 
-/// Posts the operation of each lane with those of the other lanes that have the same endpoint. An operation that is not fast is its
-/// lane's alone. A lane without a context fails alone.
+/// Posts the operation of each lane with those of its group. A lane without a context fails alone.
 #[inline(always)]
 pub(crate) fn post_in_groups(context: Option<Context<'_>>, lanes: Lanes, arguments: Arguments) -> Result<(), Status> {
     // The widest mode: several lanes may post at the same time on one endpoint.

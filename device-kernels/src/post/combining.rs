@@ -16,22 +16,19 @@
 //! # Why no request stays unrung
 //!
 //! A plain post adds its ready bit and one combiner in one operation. The first combiner makes passes over the bitmap (`combining/pass.rs`):
-//! a pass rings the contiguous ready run from `R`, then subtracts in one add the combiners that it has seen. A poster that adds
-//! itself meanwhile leaves at once, so the first combiner makes another pass while any combiner is left. An aggregated post adds
-//! no combiner. If it makes a request behind it ringable, it makes a pass when no combiner is active, and leaves the request to
-//! the active one otherwise. So the poster that subtracts the last combiner checks whether `R` is ready, and makes another pass
-//! if it is. Every wait makes passes too, so a flush, or a post that needs room, rings deferred posts.
+//! a pass rings the contiguous ready run from `R`, then subtracts in one add the combiners that it has seen, and another pass follows
+//! while any is left. An aggregated post adds no combiner. If it makes a request behind it ringable, it makes a pass, or leaves the
+//! request to the active combiner. So the poster that subtracts the last combiner makes another pass if `R` is ready. Every wait makes
+//! passes too, so a flush, or a post that needs room, rings deferred posts.
 //!
 //! # Orderings
 //!
-//! A reservation is relaxed: it only hands out a number. One system fence after a work request orders the request, its value,
-//! and everything that its poster had seen, before the mark, for the card, the host and every thread. The fence is the
-//! release of the mark, at the widest scope, so it covers any narrower release that a caller asks for. The mark is an
-//! acquire: a pass's doorbell comes after the fences of all work requests that it covers. The fence after the doorbell
-//! orders the doorbell before later work requests, as the card's limit of a batch demands in every mode, and before the doorbell
-//! of the next pass, and is the release of the add that ends the pass. The completion count is read with acquire, and so is
-//! `bound`, which passes the count on: a write into a reclaimed slot
-//! comes after the card's last read of it.
+//! A reservation is relaxed: it only hands out a number. One system fence after a work request orders the request, its value, and
+//! everything that its poster had seen, before the mark, for the card, the host and every thread; it is the release of the mark. The
+//! mark is an acquire: a pass's doorbell comes after the fences of all work requests that it covers. The fence after the doorbell
+//! orders the doorbell before later work requests, as the card's limit of a batch demands, and before the doorbell of the next pass;
+//! it is the release of the add that ends the pass. The completion count is read with acquire, and so is `bound`, which passes the
+//! count on: a write into a reclaimed slot comes after the card's last read of it.
 
 pub(in crate::post) mod pass;
 pub(in crate::post) mod room;

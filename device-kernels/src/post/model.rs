@@ -290,13 +290,13 @@ impl<'a> PosterView<'a> {
         self.rounds.set(0);
         let by_lock = self.card.config.policy.is_locked();
         if !self.card.config.in_context {
-            return Result::from(flush(self, by_lock, None, self)).map(|_| ());
+            return flush(self, by_lock, None, self).into();
         }
         let visited = self.card.used_set().visit(|_| match flush(self, by_lock, None, self) {
             Outcome::COMPLETED if self.mutated(Mutation::EarlyRemoval) => Outcome::UNUSED,
             outcome => outcome,
         });
-        Result::from(visited).map(|_| ())
+        visited.into()
     }
 
     /// Runs all steps of a thread, whose first token is `first`.

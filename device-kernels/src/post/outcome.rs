@@ -41,13 +41,10 @@ impl Outcome {
     }
 }
 
-impl From<Outcome> for Result<bool, Status> {
-    /// Whether the endpoint can leave the set of used endpoints, or why the flush has failed.
+impl From<Outcome> for Result<(), Status> {
+    /// Why the flush has failed, if it has.
     #[inline(always)]
     fn from(outcome: Outcome) -> Self {
-        match Status::from_number(outcome.failure()) {
-            None => Ok(outcome == Outcome::UNUSED),
-            Some(status) => Err(status),
-        }
+        Status::from_number(outcome.failure()).map_or(Ok(()), Err)
     }
 }

@@ -90,7 +90,7 @@ impl Shared {
     }
 
     fn flush(&self, policy: Policy) -> Result<(), Status> {
-        Result::from(flush(self, policy.is_locked(), None, self)).map(|_| ())
+        flush(self, policy.is_locked(), None, self).into()
     }
 }
 

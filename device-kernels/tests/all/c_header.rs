@@ -72,14 +72,12 @@ fn c_header_agrees_with_crate() {
         Action::signal_inc(65535),
         Action::counter(65535),
     ];
-    let modes = [Sharing::Gpu, Sharing::Cta, Sharing::Thread];
+    let modes = [Sharing::Gpu, Sharing::Cta, Sharing::Thread].map(|mode| Flags::NONE.shared(mode));
     let want: Vec<u64> = std::iter::once(0)
         .chain(statuses.map(|status| status as u64))
         .chain(actions.map(Action::bits))
         .chain([0, 2])
-        .chain(
-            modes.map(|mode| (0..0x400).find(|&bits| Flags::from_bits(bits) == Flags::sharing(mode)).unwrap().into()),
-        )
+        .chain(modes.map(|mode| (0..0x400).find(|&bits| Flags::from_bits(bits) == mode).unwrap().into()))
         .chain([Flags::STRONG.bits().into(), size_of::<FlushRequest>() as u64])
         .collect();
     assert_eq!((Flags::NONE, Flags::AGGREGATE), (Flags::from_bits(0), Flags::from_bits(2)));

@@ -5,17 +5,15 @@
 #![cfg(not(loom))]
 
 use ferrogin_device::post::{COUNT_MASK, Queue, combining, exclusive, flush, locked};
-use ferrogin_device::wait::Limits;
+use ferrogin_device::wait::NoLimits;
 use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
 use ferrogin_test_support::Random;
-use plain_context::NO_TIMEOUT_NS;
 use proptest::prelude::*;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// The status of a wait that does not end.
-const LIMITS: Limits<'static> = Limits { abort: None, timeout_ns: NO_TIMEOUT_NS };
 
 #[derive(Debug, Clone, Copy)]
 struct Geometry {
@@ -118,9 +116,9 @@ impl Card {
     fn post(&self, aggregate: bool, is_exclusive: bool) {
         let write = |idx| self.write(idx);
         let posted = match (self.by_lock, is_exclusive) {
-            (true, _) => locked::post(self, LIMITS, aggregate, write),
-            (false, true) => exclusive::post(self, LIMITS, aggregate, write),
-            (false, false) => combining::post(self, LIMITS, aggregate, write),
+            (true, _) => locked::post(self, NoLimits, aggregate, write),
+            (false, true) => exclusive::post(self, NoLimits, aggregate, write),
+            (false, false) => combining::post(self, NoLimits, aggregate, write),
         };
         assert_eq!(posted, Ok(()));
         let oracle = self.oracle.borrow();
@@ -128,7 +126,7 @@ impl Card {
     }
 
     fn flush(&self) {
-        assert_eq!(flush::flush(self, self.by_lock, None, LIMITS).failure(), 0);
+        assert_eq!(flush::flush(self, self.by_lock, None, NoLimits).failure(), 0);
         let oracle = self.oracle.borrow();
         assert!(oracle.open.is_empty() && oracle.rung == oracle.next, "the flush returned early");
     }

@@ -169,7 +169,7 @@ fn weak_signal_is_immediate_of_its_put() {
     for b in fixtures() {
         let mut expected = Vec::new();
         for (mode, id) in MODES.into_iter().zip(0..) {
-            let flags = Flags::sharing(mode);
+            let flags = Flags::NONE.shared(mode);
             b.put(96, Action::signal_add(id, 4096), flags).unwrap();
             b.context().put_value(PEER, b.window.at(8), 5, 4, Action::signal_inc(id), flags).unwrap();
             b.context().signal(PEER, Action::signal_add(id, 9), flags).unwrap();

@@ -62,6 +62,7 @@ mod gpu {
     use crate::plan::{Api, Plan, Threads};
     use core::ffi::{c_int, c_void};
     use core::sync::atomic::{AtomicU32, Ordering};
+    use ferrogin_device::context::Arguments;
     use ferrogin_device::coop::{Coop, Cta, Thread, Warp};
     use ferrogin_device::lanes::Lanes;
     use ferrogin_device::{Action, Flags, FlushRequest, Span, Status, Window, platform};
@@ -548,7 +549,7 @@ mod gpu {
         }
     }
 
-    /// As [`ferrogin_device::Context::put_by_lanes`].
+    /// [`ferrogin_device::Context::post_by_lanes`] for a put.
     #[inline(never)]
     pub fn put_by_lanes(
         context: &Context<'_>,
@@ -562,13 +563,13 @@ mod gpu {
         let (lanes, ctx) = (context.lanes(), context.ctx());
         let (to, at, from, src_at) = (dst.window, dst.offset, src.window, src.offset);
         checked(match context.api {
-            Api::Rust => return context.raw.put_by_lanes(lanes, peer, dst, src, bytes, action, flags),
+            Api::Rust => return context.raw.post_by_lanes(lanes, Arguments::put(peer, dst, src, bytes, action, flags)),
             Api::C => fgin_warp_put(ctx, lanes.0, peer, to, at, from, src_at, bytes, action, flags),
             Api::Cuda => gin_warp_put(ctx, lanes.0, peer, to, at, from, src_at, bytes, action, flags),
         })
     }
 
-    /// As [`ferrogin_device::Context::put_value_by_lanes`].
+    /// [`ferrogin_device::Context::post_by_lanes`] for a value.
     #[inline(never)]
     pub fn put_value_by_lanes(
         context: &Context<'_>,
@@ -581,18 +582,20 @@ mod gpu {
     ) -> Result<(), Status> {
         let (lanes, ctx) = (context.lanes(), context.ctx());
         checked(match context.api {
-            Api::Rust => return context.raw.put_value_by_lanes(lanes, peer, dst, value, bytes, action, flags),
+            Api::Rust => {
+                return context.raw.post_by_lanes(lanes, Arguments::value(peer, dst, value, bytes, action, flags));
+            }
             Api::C => fgin_warp_put_value(ctx, lanes.0, peer, dst.window, dst.offset, value, bytes, action, flags),
             Api::Cuda => gin_warp_put_value(ctx, lanes.0, peer, dst.window, dst.offset, value, bytes, action, flags),
         })
     }
 
-    /// As [`ferrogin_device::Context::signal_by_lanes`].
+    /// [`ferrogin_device::Context::post_by_lanes`] for a signal.
     #[inline(never)]
     pub fn signal_by_lanes(context: &Context<'_>, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
         let (lanes, ctx) = (context.lanes(), context.ctx());
         checked(match context.api {
-            Api::Rust => return context.raw.signal_by_lanes(lanes, peer, action, flags),
+            Api::Rust => return context.raw.post_by_lanes(lanes, Arguments::signal(peer, action, flags)),
             Api::C => fgin_warp_signal(ctx, lanes.0, peer, action, flags),
             Api::Cuda => gin_warp_signal(ctx, lanes.0, peer, action, flags),
         })

@@ -371,7 +371,7 @@ impl Report {
         match self.verdict {
             Verdict::Passed => format!("rank {rank} passed"),
             Verdict::Status => {
-                let text = self.status().map_or("unknown", Status::text);
+                let text = self.status().map_or_else(|| "unknown".to_owned(), |status| status.to_string());
                 format!("{place}: status {got} of the device API: {text}")
             }
             Verdict::Late => format!("{place}: window offset {at}: waited for {expected:#018x}, still has {got:#018x}"),

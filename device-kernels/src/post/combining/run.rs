@@ -4,17 +4,11 @@
 //! the leader fences and rings for all. The group synchronises between these steps, so the leader's fence orders the requests of
 //! all threads before its doorbell: causality is transitive over a barrier and a fence, whatever their scopes.
 //!
-//! # Parts
-//!
-//! A run is admitted in parts, each as if it had a reservation of its own: a part is no longer than the card's batch or ring,
-//! has value slots of one lap, and does not reach across the wrap of the cursor. Each part has one fence and one doorbell.
-//!
-//! # Short and long parts
-//!
-//! A part of at most 16 posts, the bits of the bitmap, is admitted and marked as single posts are, with all its ready bits and one combiner in one
-//! add. The bitmap has no room for a longer one. It is admitted when everything before it is rung, and its leader is the active
-//! combiner from then on: it rings for the part without marks. No post behind it is rung meanwhile, because the rung count stands
-//! at the part's first number, whose ready bit is not set.
+//! A run is admitted in parts, each with one fence and one doorbell: a part is no longer than the card's batch or ring, has value slots
+//! of one lap, and does not reach across the wrap of the cursor. A short part, of at most 16 posts, is admitted and marked as single
+//! posts are, with all its ready bits and one combiner in one add. A long part has no room in the bitmap: it is admitted when everything
+//! before it is rung, and its leader, the active combiner from then on, rings for it without marks. No post behind it is rung meanwhile,
+//! because the rung count stands at the part's first number, whose ready bit is not set.
 
 use super::pass::{
     COMBINER, all_rung, continue_pass, has_combiner, is_idle, make_passes, ready_bit, ready_bits, ring, rung,
@@ -103,6 +97,7 @@ fn begin_pass<Q: CombiningQueue>(queue: Q, first: u32) -> bool {
 
 /// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post.
 /// A long part is rung all the same: it is a full batch.
+#[inline(never)]
 pub fn ring_run<Q: CombiningQueue>(queue: Q, part: Run, aggregate: bool) {
     let (first, state) = (part.first(), queue.words().state);
     let end = first.wrapping_add(part.posts);
