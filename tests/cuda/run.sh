@@ -115,9 +115,9 @@ done
 lanes_share_a_doorbell() {
     PYTHONPATH=$here python3 -c '
 import re, sass, sys
-shapes = {name: sass.shape(code) for name, code in sass.instructions("nvdisasm", sys.argv[1]).items() if name.startswith("fgin_warp_") or "5group" in name}
+shapes = {name: sass.shape(code) for name, code in sass.instructions("nvdisasm", sys.argv[1]).items() if name.startswith("fgin_warp_") or "8ring_run" in name}
 posts = [shape for name, shape in shapes.items() if name.startswith("fgin_warp_")]
-rings = [shape for name, shape in shapes.items() if name.endswith("ring")]
+rings = [shape for name, shape in shapes.items() if "8ring_run" in name]
 good = len(posts) == 3 and all(re.fullmatch(r"A W\d+", shape) for shape in posts)
 good = good and len(rings) == 1 and re.fullmatch(r"F D F( A)+", rings[0])
 sys.exit(0 if good else f"error: {shapes}")' "$out/assembled.sm_90"
