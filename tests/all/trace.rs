@@ -463,7 +463,7 @@ fn bad_input_is_refused_with_the_reason() {
         (&["--hex", "0011"], 1, "2 bytes is not a valid queue-entry size: efa-wqe has 64 or 128 bytes"),
         (&["--hex", "mlx5-cqe", "0011"], 1, "2 bytes are not a valid mlx5-cqe: it has 64 bytes"),
         (&["--hex", &"00".repeat(64)], 1, "never written: name the kind (efa-wqe, mlx5-wqe, mlx5-cqe)"),
-        (&["--hex", &"ff".repeat(128)], 1, "no valid entry: name the kind to see the fields (efa-wqe, mlx5-wqe)"),
+        (&["--hex", &"ff".repeat(128)], 1, "not a valid entry: name the kind to see the fields (efa-wqe, mlx5-wqe)"),
     ] {
         let (output, _, stderr) = trace(args, "");
         assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
