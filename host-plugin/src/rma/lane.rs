@@ -342,7 +342,8 @@ impl<N> Lane<N> {
             Read::Entries(count) => {
                 let taken = &batch[..count.min(BATCH)];
                 taken.iter().for_each(|completion| self.complete(completion, events));
-                !taken.is_empty()
+                // The next call of rmaProgress takes what came meanwhile.
+                taken.len() == BATCH
             }
             Read::Failure => {
                 let failure = self.cq.read_error().map_err(fail())?;
