@@ -279,7 +279,7 @@ fn calls() -> Result<(), String> {
 #[allow(unsafe_code)]
 fn traffic(comm: &Comm, context: &mini_nccl::GinContext, window: DeviceWindow) -> Result<(), String> {
     // SAFETY: `createContext` returned the handle, and the caller keeps the context open.
-    let kernel = unsafe { Context::from_handle(context.handle(), 0) }.map_err(|status| status.text().to_owned())?;
+    let kernel = unsafe { Context::from_handle(context.handle(), 0) }.map_err(|status| status.to_string())?;
     // The card reports a dead peer before.
     kernel.set_timeout_ns(HANG_LIMIT.as_nanos() as u64);
     let peers = || (0..comm.nranks()).filter(|peer| *peer != comm.rank());
