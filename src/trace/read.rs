@@ -31,7 +31,7 @@ pub fn read(path: &Path) -> Result<Contents, String> {
     Ok(Contents { damage: contents.damage.map(|damage| format!("{name} {damage}")), ..contents })
 }
 
-/// The records in these bytes. Where a process ended amid a record, the search goes on for the next one.
+/// The records in these bytes. Where a process ended in the middle of a record, the search continues with the next one.
 pub fn parse(bytes: &[u8]) -> Contents {
     let (mut records, mut at, mut lost, mut first) = (Vec::with_capacity(bytes.len() / RECORD_LEN), 0, 0, None);
     while at < bytes.len() {

@@ -1,5 +1,5 @@
 //! Memory that the driver and the card both use: rings, doorbell records, registers; and the user's buffers. This file has every
-//! access of the mlx5 face by raw address.
+//! access of the mlx5 front end by raw address.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -1,7 +1,7 @@
 //! The engine of the software EFA card: its rings, its rules, its memory, its wires and its faults.
 //!
 //! The card executes the bytes that software writes into its rings as the hardware does, and refuses what the hardware refuses.
-//! Software reaches the card through a face: the crate `softefa` is the face for libfabric.
+//! Software reaches the card through a front end: the crate `softefa` is the one for libfabric.
 
 pub mod address;
 pub mod card;

@@ -1,4 +1,4 @@
-//! The software EFA card as libibverbs and libefa: the face that libfabric's own `efa` provider and other programs of verbs use.
+//! The software EFA card as libibverbs and libefa: the front end that libfabric's own `efa` provider and other programs of verbs use.
 //!
 //! `link.sh` makes `libibverbs.so.1` of this crate's static library; `libefa.so.1` is another name of the same file. The card itself is the
 //! crate `soft-nic`.

@@ -1,4 +1,4 @@
-//! A queue pair of verbs and an endpoint of softefa talk to each other: both faces have one card's wires and rules.
+//! A queue pair of verbs and an endpoint of softefa talk to each other: both front ends have one card's wires and rules.
 
 use std::process::Command;
 use std::sync::atomic::Ordering;

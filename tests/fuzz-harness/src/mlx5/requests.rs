@@ -81,8 +81,8 @@ pub fn requests(data: &[u8]) {
     }
     let mut queue = CompletionQueue::new(cq.parts);
     let (qpn, mut next) = (qp.send.qpn, 0_u32);
-    // Requests: how to mend them, their size in units of 16 bytes, and as many bytes.
-    while let Some((&[mend, units], after)) = rest.split_first_chunk::<2>() {
+    // Requests: how to repair them, their size in units of 16 bytes, and as many bytes.
+    while let Some((&[repair, units], after)) = rest.split_first_chunk::<2>() {
         let bytes = (usize::from(units) % 12 + 1) * 16;
         if after.len() < bytes || next > 12 {
             break;
@@ -90,16 +90,16 @@ pub fn requests(data: &[u8]) {
         let (request, after) = after.split_at(bytes);
         rest = after;
         let mut request = request.to_vec();
-        if mend & 1 != 0 {
+        if repair & 1 != 0 {
             request[1..3].copy_from_slice(&(next as u16).to_be_bytes());
             request[4..7].copy_from_slice(&qpn.to_be_bytes()[1..]);
             request[7] = (bytes / 16) as u8;
             request[0] = 0;
         }
-        if mend & 2 != 0 {
+        if repair & 2 != 0 {
             // Keys that exist, at addresses that may.
-            let key = if mend & 4 != 0 { *window } else { mr.rkey };
-            let addr = mr.addr + u64::from(mend) * 16;
+            let key = if repair & 4 != 0 { *window } else { mr.rkey };
+            let addr = mr.addr + u64::from(repair) * 16;
             for (at, value) in [(16, addr.to_be_bytes()), (24, (u64::from(key) << 32).to_be_bytes())] {
                 if let Some(to) = request.get_mut(at..at + 8) {
                     to.copy_from_slice(&value);
