@@ -144,7 +144,10 @@ impl Window {
         if let Some(adds) = listed.as_ref().and(adds) {
             crate::info!("window of {size} bytes at {data:p}: the agent adds emulated signals by {}", adds.name());
         }
-        crate::trace!("registered a window of {size} bytes at {data:p} on {}", crate::log::counted(lkeys.len(), "rail"));
+        crate::trace!(
+            "registered a window of {size} bytes at {data:p} on {}",
+            crate::log::counted(lkeys.len(), "rail")
+        );
         Ok(Self { table, _listed: listed, _regions: regions.into_iter().map(|(region, _, _)| region).collect() })
     }
 

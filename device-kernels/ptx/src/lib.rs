@@ -219,7 +219,7 @@ pub fn provenance(file: &str) -> Option<(u64, &str, &str)> {
 /// Compares the hash in the text of the file `name` with that of its sources under `root`.
 ///
 /// # Errors
-/// They differ: the file, both hashes and the cure.
+/// They differ: the file, both hashes and the fix.
 pub fn check_source_hash(root: &Path, name: &str, sources: &[&str], text: &str) -> Result<(), String> {
     let now = source_hash(root, sources)?;
     match provenance(text) {
@@ -235,7 +235,7 @@ pub fn check_source_hash(root: &Path, name: &str, sources: &[&str], text: &str) 
 /// Compares the hash of `bitcode` with that in `checked_in`, the PTX that was made with it.
 ///
 /// # Errors
-/// They differ: the file and the cure.
+/// They differ: the file and the fix.
 pub fn check_bitcode(checked_in: &str, bitcode: &[u8]) -> Result<(), String> {
     let now = format!("{BITCODE_LINE}{:016x}", fnv(FNV_START, bitcode.iter().copied()));
     match checked_in.lines().take(8).any(|line| line == now) {

@@ -77,7 +77,7 @@ pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: 
     let words = queue.lock_words();
     let _lock = lock(queue, words, limits)?;
     let idx = queue.next();
-    // Without this check a ring that never fills would take posts for ever after an error.
+    // Without this check a ring that never fills would take posts forever after an error.
     if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
         return Err(Status::CardError);
     }

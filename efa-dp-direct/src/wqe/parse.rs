@@ -61,7 +61,7 @@ impl WqeError {
 impl core::fmt::Display for WqeError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Size(n) => write!(f, "{n} bytes are no request of this queue"),
+            Self::Size(n) => write!(f, "{n} bytes is not a valid request size of this queue"),
             Self::NotMeta => f.write_str("the meta descriptor bit is clear (was the slot written?)"),
             Self::MetaExtension => f.write_str("the meta extension bit is set"),
             Self::NotSingle => f.write_str("the first and last bits are not both set"),

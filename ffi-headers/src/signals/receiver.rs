@@ -22,7 +22,7 @@ impl Receiver {
     /// The signal of a write with this immediate data.
     ///
     /// # Errors
-    /// The signal is for another context, or does not exist. Nothing is to be changed then.
+    /// The signal is for another context, or does not exist. Change nothing then.
     pub fn immediate(&self, bits: u32) -> Result<Signal, Refusal> {
         let word = Immediate::from_bits(bits);
         if !word.is_of(self.generation) {
@@ -36,7 +36,7 @@ impl Receiver {
     /// The signal of a send with these bytes. `window` returns this rank's window with a key.
     ///
     /// # Errors
-    /// The bytes are no message, or the message is for another context, or its word does not exist. Nothing is to be changed then.
+    /// The bytes are no message, or the message is for another context, or its word does not exist. Change nothing then.
     pub fn message(&self, bytes: &[u8], window: impl Fn(u32) -> Option<Region>) -> Result<Signal, Refusal> {
         let message = Message::from_bytes(bytes)?;
         if message.generation != self.generation {

@@ -72,6 +72,6 @@ pub fn test(comm: *mut c_void, request: *mut c_void) -> Result<bool, Error> {
     registry::get::<RmaComm>(comm, Kind::RmaComm)?;
     Err(Error::Argument(match request.is_null() {
         true => "the request is NULL".to_owned(),
-        false => format!("{request:p} is no open request of this communicator"),
+        false => format!("{request:p} is not an open request of this communicator"),
     }))
 }

@@ -4,6 +4,7 @@ use super::cards;
 use crate::config::{Config, Provider};
 use crate::device::{self, Device};
 use crate::error::Error;
+use crate::log;
 use crate::metrics::Metrics;
 use crate::plugin::{Live, NetDevice, device_of, group};
 use crate::trace;
@@ -60,12 +61,12 @@ impl RmaPlugin {
             ],
         )?;
         crate::info!(
-            "ferrogin {} for NCCL's RMA: provider {}, memory of {}, libfabric {}, {} device(s)",
+            "ferrogin {} for NCCL's RMA: provider {}, memory of {}, libfabric {}, {}",
             env!("CARGO_PKG_VERSION"),
             config.provider.name(),
             device.kind().name(),
             lib.version(),
-            devices.len(),
+            log::counted(devices.len(), "device"),
         );
         Ok(LIVE.add(Self { config, device, devices, metrics, ptr_support }))
     }

@@ -5,6 +5,7 @@ use super::rail::Rail;
 use crate::comm::{self, ListenComm};
 use crate::device::Device;
 use crate::error::Error;
+use crate::log;
 use crate::metrics;
 use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
@@ -91,7 +92,11 @@ impl Ranks {
         let same = comm::Same { greeting: greeting.as_bytes(), rails: rails.len(), setting: "FERROGIN_PROVIDER" };
         let ring = comm::join(&listen.listener, handles, rank, plugin.config.timeout, same)?;
         let names: Vec<_> = rails.iter().map(Rail::name).collect();
-        crate::info!("rank {rank} of {nranks}: RMA connected on {} rail(s) {}", rails.len(), names.join("+"));
+        crate::info!(
+            "rank {rank} of {nranks}: RMA connected on {} {}",
+            log::counted(rails.len(), "rail"),
+            names.join("+")
+        );
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {

@@ -54,7 +54,7 @@ pub fn insert_used<Q: CombiningQueue>(queue: Q, reserved: u64) {
 
 /// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be.
 ///
-/// No post is admitted after an error, because a ring that never fills would take posts for ever. At most the posts that
+/// No post is admitted after an error, because a ring that never fills would take posts forever. At most the posts that
 /// `bound` admitted before the error follow it, and the error's completion stays in the queue for the host to read.
 ///
 /// `posts` numbers from `reserved` on are admitted together; their value slots are those of one lap.
@@ -102,7 +102,7 @@ pub fn raise_barrier(words: Words<'_>, seen: u64) -> bool {
         .is_ok()
 }
 
-/// Waits once more, or gives the reservation up. A reservation that is given up leaves a hole for ever, so it poisons the
+/// Waits once more, or gives the reservation up. A reservation that is given up leaves a hole forever, so it poisons the
 /// endpoint; every wait reads the poison.
 #[inline(always)]
 fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
