@@ -77,12 +77,12 @@ fn rank(args: &DemoArgs) -> Result<(), Box<dyn Error>> {
     let plugin = world.comm().plugin();
     print(format_args!("plugin {} ({:?}) from {}", plugin.name(), plugin.abi(), plugin.path().display()))?;
     print(format_args!(
-        "{} ranks on card {}, {}, send queues of {} slots, set up in {:.0?}\n",
+        "{} ranks on card {}, send queues of {} slots, set up in {:.0?}\n{}\n",
         world.nranks(),
         world.comm().device_name(),
-        world.runner().name(),
         world.ring_slots(),
-        began.elapsed()
+        began.elapsed(),
+        world.runner().name()
     ))?;
     for scenario in SCENARIOS {
         let Some(phase) = scenario.phase else { continue };

@@ -43,13 +43,13 @@ pub const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "value-signal",
-        description: "putValue with a signal increment; the peer waits for the signal, then reads the value",
+        description: "putValue with a signal; the peer waits for it, then reads the value",
         phase: Some('b'),
         steps: &[SIGNAL.order(Order::FirstBegins), SIGNAL.order(Order::LastBegins), SIGNAL, SIGNAL.burst(16)],
     },
     Scenario {
         name: "aggregate",
-        description: "8 putValues with distinct sentinels, seven with the aggregate flag; all arrive",
+        description: "8 putValues, seven of them aggregated; all arrive",
         phase: Some('c'),
         steps: &[
             POLL.burst(8).aggregated().order(Order::FirstBegins),
