@@ -40,22 +40,27 @@ for rank in ${ranks[@]}; do wait $rank || failed=1; done
 exit ${failed:-0}
 "#;
 
+/// The command that runs its further arguments in a new user and network namespace. Without namespaces on this machine, `test` is skipped.
+pub fn in_new_network(test: &str) -> Option<Command> {
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args(["--user", "--map-root-user", "--net"]).stdin(Stdio::null());
+        command
+    };
+    if unshare().arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
+        return Some(unshare());
+    }
+    skip(test, "this machine allows no network namespace");
+    None
+}
+
 /// Runs `program` as `each` ranks on each of `hosts` hosts, which have the addresses 192.0.2.1, 192.0.2.2 and so on, and fd00::1, fd00::2.
 /// FERROGIN_BOOTSTRAP is a port of the first host unless the program has it set. Without namespaces on this machine, `test` is skipped.
 ///
 /// # Panics
 /// If `unshare` is missing.
 pub fn ranks_on_hosts(test: &str, (hosts, each): (usize, usize), program: &Command) -> Option<Output> {
-    let unshare = || {
-        let mut command = Command::new("unshare");
-        command.args(["--user", "--map-root-user", "--net"]).stdin(Stdio::null());
-        command
-    };
-    if !unshare().arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success()) {
-        skip(test, "this machine allows no network namespace");
-        return None;
-    }
-    let mut command = unshare();
+    let mut command = in_new_network(test)?;
     command.args(["bash", "-c", SCRIPT, "bash"]);
     command.args([hosts, each, 5 * HANG_LIMIT.as_secs() as usize].map(|number| number.to_string()));
     command.arg(program.get_program()).args(program.get_args());

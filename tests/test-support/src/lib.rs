@@ -20,7 +20,7 @@ pub mod wait;
 
 pub use corpus::replay;
 pub use dist::{dist, software_gpu, verbs, workspace};
-pub use hosts::ranks_on_hosts;
+pub use hosts::{in_new_network, ranks_on_hosts};
 pub use input::Input;
 pub use libfabric::{have_libfabric, libfabric_for_gpus, libraries};
 pub use memory::{address_space, resident_bytes};

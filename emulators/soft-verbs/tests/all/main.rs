@@ -46,8 +46,13 @@ fn libraries() -> &'static Path {
 /// A program that finds the software card.
 fn on_card(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
-    command.env("LD_LIBRARY_PATH", libraries()).env("SYSFS_PATH", libraries().join("sysfs"));
+    set_card(&mut command);
     command
+}
+
+/// Sets what a program needs to find the software card.
+fn set_card(command: &mut Command) {
+    command.env("LD_LIBRARY_PATH", libraries()).env("SYSFS_PATH", libraries().join("sysfs"));
 }
 
 /// Whether a program is installed; says that the test is skipped if not.

@@ -1,9 +1,9 @@
 //! Cards on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards connect by address, which
 //! `SOFTEFA_IFADDR` puts into their GIDs.
 
-use std::process::{Command, Output, Stdio};
+use std::process::Output;
 
-use crate::{Running, have, on_card};
+use crate::{Running, have, set_card};
 
 /// The script of a new user and network namespace, which ends with the script. $1 makes the second host, where the server runs. The rest is the
 /// server; the client gets its address behind them.
@@ -20,16 +20,9 @@ wait $server
 
 /// Runs a server and a client on two hosts; nothing where the machine has no namespaces.
 fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Option<Output> {
-    let succeeds = |program: &str, args: &[&str]| {
-        let status = Command::new(program).args(args).stdin(Stdio::null()).stderr(Stdio::null()).status();
-        status.is_ok_and(|status| status.success())
-    };
-    if !succeeds("unshare", &["--user", "--map-root-user", "--net", "true"]) {
-        ferrogin_test_support::skip(test, "this machine allows no network namespace");
-        return None;
-    }
-    let mut command = on_card("unshare");
-    command.args(["--user", "--map-root-user", "--net", "bash", "-c", SCRIPT, "bash"]);
+    let mut command = ferrogin_test_support::in_new_network(test)?;
+    set_card(&mut command);
+    command.args(["bash", "-c", SCRIPT, "bash"]);
     command.arg(ferrogin_test_support::workspace().join("tests/second-host.sh")).args(program);
     command.envs(variables.iter().copied());
     let output = Running::start(command).output();
