@@ -8,11 +8,6 @@ use std::io::{self, Write};
 #[error("cannot write to standard output: {0}")]
 pub struct Error(#[from] io::Error);
 
-/// A number and what it counts: "1 rank", "2 ranks".
-pub fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 /// Writes `text`.
 ///
 /// # Errors

@@ -12,6 +12,7 @@ mod state;
 mod text;
 
 use crate::config::Config;
+use crate::device::DeviceKind;
 use crate::error::Error;
 use card::Card;
 use ferrogin_rendezvous::Identity;
@@ -90,18 +91,23 @@ impl Shared {
 }
 
 impl Metrics {
-    /// The writer of the file of FERROGIN_METRICS, or `None` without this setting. `about` has further labels of `ferrogin_info`.
+    /// The writer of the file of FERROGIN_METRICS, or `None` without this setting, for a plugin with `device`.
     ///
     /// # Errors
     /// The file cannot be written, or its name needs a rank that no launcher gives.
-    pub fn open(config: &Config, about: &[(&str, &str)]) -> Result<Option<Arc<Self>>, Error> {
+    pub fn open(config: &Config, device: DeviceKind) -> Result<Option<Arc<Self>>, Error> {
         let Some(template) = &config.metrics else { return Ok(None) };
         let path = path(template, std::process::id())?;
         let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(open) = writers.iter().filter_map(Weak::upgrade).find(|writer| writer.shared.path == path) {
             return Ok(Some(open));
         }
-        let about = text::labels(about);
+        let about = text::labels(&[
+            ("version", env!("CARGO_PKG_VERSION")),
+            ("provider", config.provider.name()),
+            ("device", device.name()),
+            ("post", config.policy.name()),
+        ]);
         let (state, wake) = (Mutex::default(), Condvar::new());
         let shared = Arc::new(Shared { path, interval: config.metrics_interval, about, state, wake });
         shared.write().map_err(|error| {

@@ -107,15 +107,7 @@ impl Plugin {
         let mut plugin = Self { query, devices, nearest, metrics: None, ptr_support, config };
         plugin.check_cards(&*device)?;
         Listener::open()?;
-        plugin.metrics = Metrics::open(
-            &plugin.config,
-            &[
-                ("version", env!("CARGO_PKG_VERSION")),
-                ("provider", plugin.config.provider.name()),
-                ("device", kind.name()),
-                ("post", plugin.config.policy.name()),
-            ],
-        )?;
+        plugin.metrics = Metrics::open(&plugin.config, kind)?;
         crate::info!(
             "ferrogin {}: provider {}, kernels on {}, libfabric {}, {} with {}, posting policy {}",
             env!("CARGO_PKG_VERSION"),

@@ -1,7 +1,7 @@
 //! Findings, and the two forms of a report: text and JSON.
 
-use crate::stdout::counted;
 use anstyle::{AnsiColor, Style};
+use nccl_gin_ferrogin::log::counted;
 use serde_json::{Value, json};
 use std::fmt::Write;
 

@@ -3,7 +3,8 @@
 use super::error::Error;
 use super::report::{Report, Row};
 use super::units::bytes_text;
-use crate::stdout::{self, counted};
+use crate::stdout;
+use nccl_gin_ferrogin::log::counted;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

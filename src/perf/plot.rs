@@ -5,6 +5,7 @@ use super::operation::Operation;
 use super::report::{Report, Row};
 use super::units::bytes_text;
 use clap::builder::TypedValueParser;
+use nccl_gin_ferrogin::log::counted;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use std::ops::RangeInclusive;
@@ -168,12 +169,11 @@ fn title(area: &Area<'_>, reports: &[(String, Report)]) -> Drawn {
     let describe = |report: &Report| {
         let (about, settings) = (&report.about, &report.settings);
         format!(
-            "{} over {}, {} ranks, {} thread{}, depth {}, aggregation {}; {}, {} cores{}",
+            "{} over {}, {} ranks, {}, depth {}, aggregation {}; {}, {} cores{}",
             about.provider,
             about.wire,
             about.ranks,
-            settings.threads,
-            if settings.threads == 1 { "" } else { "s" },
+            counted(settings.threads as usize, "thread"),
             settings.depth,
             settings.aggregate,
             about.machine.processor,

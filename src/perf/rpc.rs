@@ -88,7 +88,7 @@ impl Rpc {
         if let Some(client) = &self.client {
             client.close();
         }
-        job.allgather(&[])?;
+        job.barrier()?;
         if let Some(server) = self.server {
             server.shutdown(job.wait_limit());
         }

@@ -8,7 +8,7 @@ use soft_nic::trace::Kind;
 use super::efa;
 use super::event::{Event, Events, Outcome, micros};
 use super::fields::Decoded;
-use crate::stdout::counted;
+use nccl_gin_ferrogin::log::counted;
 
 /// The bytes of an event, decoded.
 fn decoded(event: &Event) -> Option<Decoded> {

@@ -51,15 +51,7 @@ impl RmaPlugin {
         // Only these register a dma-buf. NCCL registers by address otherwise.
         let takes_dma_buf = matches!(config.provider, Provider::Efa | Provider::SoftEfa | Provider::Verbs);
         let ptr_support = device.ptr_support() & if takes_dma_buf { !0 } else { !PTR_DMABUF };
-        let metrics = Metrics::open(
-            &config,
-            &[
-                ("version", env!("CARGO_PKG_VERSION")),
-                ("provider", config.provider.name()),
-                ("device", device.kind().name()),
-                ("post", config.policy.name()),
-            ],
-        )?;
+        let metrics = Metrics::open(&config, device.kind())?;
         crate::info!(
             "ferrogin {} for NCCL's RMA: provider {}, memory of {}, libfabric {}, {}",
             env!("CARGO_PKG_VERSION"),

@@ -136,7 +136,7 @@ impl Ranks {
     /// A rank with which operations do not complete, if there are any to the peers `under_way`. Any rank learns it from its neighbours in
     /// the ring, so all ranks should ask again and again; most calls only read the clock.
     pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
-        // A collective call that runs now finds a rank itself.
+        // A collective call that runs now notices such a rank itself.
         let mut calls = self.calls.try_lock().ok()?;
         let now = Instant::now();
         if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {

@@ -2,9 +2,10 @@
 //!
 //! The network keeps no order, so signals have numbers. A put with a signal is a write whose immediate data has the low bits of the
 //! number, which tell the receiver that the bytes have landed, and a message with the whole signal; the two travel at once. To a word
-//! that the receiver knows there is no message (see [`super::words`]). A put without a signal costs the receiver nothing: the sender holds the message of a strong signal, and of a weak one without bytes of its own,
-//! back until all such puts that were issued before have completed, which means that their bytes have landed. Where the provider keeps the
-//! order of writes and messages, such puts do not enter the stream, and no signal is held back.
+//! that the receiver knows there is no message (see [`super::words`]). A put without a signal costs the receiver nothing: the sender holds
+//! the message of a strong signal, and of a weak one without bytes of its own, back until all such puts that were issued before have
+//! completed, which means that their bytes have landed. Where the provider keeps the order of writes and messages, such puts do not enter
+//! the stream, and no signal is held back.
 //!
 //! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers are applied, too. It
 //! acknowledges numbers, so that a sender never has more than [`WINDOW`] of them under way.
@@ -111,7 +112,7 @@ impl<S> Outgoing<S> {
         Some(number)
     }
 
-    /// Notes whether the put before was a part, of which the last part has the signal of all.
+    /// Records whether the latest put is part of a split one, whose last part carries the signal.
     pub fn set_in_parts(&mut self, is_in_parts: bool) {
         self.is_in_parts = is_in_parts;
     }
