@@ -199,7 +199,7 @@ fn lines_of_the_page_for_other_projects_run() {
         return ferrogin_test_support::skip(test, "ibv_devices is not installed (Debian: ibverbs-utils)");
     }
     let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/card-in-ci.md")).expect("the page");
-    let (_, section) = page.split_once("\n## Programs of verbs\n").expect("the section");
+    let (_, section) = page.split_once("\n## Verbs programs\n").expect("the section");
     let (_, block) = section.split_once("```sh\n").expect("the lines");
     let (lines, _) = block.split_once("```").expect("the end of the lines");
     let directory = std::env::temp_dir().join(format!("ferrogin-verbs-page-{}", std::process::id()));
