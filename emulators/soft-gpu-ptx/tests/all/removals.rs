@@ -2,7 +2,7 @@
 //!
 //! A *site* is an instruction with an order, between the nearest strong accesses before and after it in the text. Copies of one
 //! line of the source, which the compiler has inlined in several functions, are one site, and are removed together.
-//! `removals.txt` lists all sites with their verdicts, and docs/software-gpu.md the reasons of those that no seed shows.
+//! `removals.txt` lists all sites with their verdicts, and README.md the reasons of those that no seed shows.
 
 mod aimed;
 mod campaign;
@@ -76,8 +76,7 @@ fn the_table_of_removals_lists_every_site() {
         new.is_empty() && gone.is_empty() && listed.len() == table.len(),
         "{again}; new: {new:#?}, gone: {gone:#?}"
     );
-    let docs = ferrogin_test_support::workspace().join("docs/software-gpu.md");
-    let docs = std::fs::read_to_string(docs).expect("the page of the software GPU");
+    let docs = include_str!("../../README.md");
     for line in &table {
         let known = match line.verdict.as_str() {
             "found" => line.seed().is_some(),
@@ -86,7 +85,7 @@ fn the_table_of_removals_lists_every_site() {
         };
         assert!(
             known,
-            "removals.txt: {line:?} has no verdict, no seed, or a reason that docs/software-gpu.md does not define"
+            "removals.txt: {line:?} has no verdict, no seed, or a reason that README.md does not define"
         );
     }
     let count = |verdict: &str| table.iter().filter(|line| line.verdict == verdict).count();
