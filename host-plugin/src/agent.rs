@@ -5,14 +5,14 @@
 //!
 //! The thread runs while the process has an inbox. In each round it serves all inboxes. When no completion comes it sleeps until an event of
 //! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of an agent that ended or lags, so that
-//! requests of peers fail instead of being retried forever. A [`turn`](crate::turn) says whether the agent is in memory that another thread wants to
+//! requests of peers fail instead of being retried forever. [`Rounds`](crate::rounds) says whether the agent is in memory that another thread wants to
 //! free, and bounds the wait for an agent that a driver does not give back.
 #![allow(unsafe_code)]
 
 pub mod inbox;
 pub mod windows;
 
-use crate::turn::{Out, Turn};
+use crate::rounds::{Out, Rounds};
 use inbox::Inbox;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, AsRawFd};
@@ -30,7 +30,7 @@ const IDLE_ROUNDS: u32 = 64;
 /// Time without a round or call of a driver after which the agent counts as lagging, which is as long as a card may be silent.
 const LAG: Duration = Duration::from_secs(5);
 /// What the time between two looks counts for at most: in a longer one, as in a process that was stopped, the watcher did not run either.
-const LONGEST_STEP: Duration = Duration::from_millis(50);
+const MAX_STEP: Duration = Duration::from_millis(50);
 
 /// An inbox that the agent serves.
 pub struct Served {
@@ -53,8 +53,8 @@ impl Served {
     }
 
     /// Serves the inbox once. Returns the number of completions, or `None` if the agent has to end.
-    fn round(&self, turn: &Turn) -> Option<usize> {
-        let round = turn.begin()?;
+    fn round(&self, rounds: &Rounds) -> Option<usize> {
+        let round = rounds.begin()?;
         // A thread that closes the inbox says so before it waits for the round.
         if self.closing.load(Ordering::Acquire) {
             return Some(0);
@@ -99,7 +99,7 @@ struct Thread {
 struct Shared {
     stop: AtomicBool,
     wake: EventFd,
-    turn: Turn,
+    rounds: Rounds,
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table { served: Vec::new(), thread: None });
@@ -112,7 +112,7 @@ fn table() -> MutexGuard<'static, Table> {
 /// its inbox and the inbox's memory stay until the call returns, and the agent then touches no other memory.
 pub fn wait_out() {
     let Some(shared) = table().thread.as_ref().map(|thread| thread.shared.clone()) else { return };
-    let Out::Abandoned { after } = shared.turn.wait() else { return };
+    let Out::Abandoned { after } = shared.rounds.wait() else { return };
     // Without its entry the thread is detached, and the next `serve` starts another one.
     table().thread.take_if(|thread| Arc::ptr_eq(&thread.shared, &shared));
     stay_loaded();
@@ -151,7 +151,7 @@ pub struct Guard(Arc<Served>);
 pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
     let served = Arc::new(Served { inbox: Mutex::new(Some(inbox)), closing: AtomicBool::new(false) });
     let mut table = table();
-    table.thread.take_if(|thread| thread.shared.turn.is_abandoned());
+    table.thread.take_if(|thread| thread.shared.rounds.is_abandoned());
     if table.thread.as_ref().is_some_and(|thread| thread.handle.is_finished()) {
         return Err(std::io::Error::other(
             "it ended before: close the communicators of this process that have emulated signals, and see the WARN lines above",
@@ -159,7 +159,7 @@ pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
     }
     if table.thread.is_none() {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let shared = Arc::new(Shared { stop: false.into(), wake, turn: Turn::default() });
+        let shared = Arc::new(Shared { stop: false.into(), wake, rounds: Rounds::default() });
         let of_thread = shared.clone();
         let thread = std::thread::Builder::new().name("ferrogin-agent".to_owned());
         let handle = thread.spawn(move || run(&of_thread))?;
@@ -200,11 +200,11 @@ impl Drop for Guard {
 }
 
 fn run(shared: &Shared) {
-    let Shared { stop, wake, turn } = shared;
+    let Shared { stop, wake, rounds } = shared;
     let (mut idle, mut pause) = (0, POLL[0]);
     while !stop.load(Ordering::Acquire) {
         let served = table().served.clone();
-        let serve = || served.iter().map(|served| served.round(turn)).sum::<Option<usize>>();
+        let serve = || served.iter().map(|served| served.round(rounds)).sum::<Option<usize>>();
         let Some(taken) = serve() else { return };
         if taken > 0 {
             (idle, pause) = (0, POLL[0]);
@@ -270,12 +270,12 @@ impl Pulse {
         let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else {
             return Some("has ended");
         };
-        self.look(thread.shared.turn.progress(), now).then_some("made no progress for 5 s")
+        self.look(thread.shared.rounds.progress(), now).then_some("made no progress for 5 s")
     }
 
     /// Returns whether the agent lags.
     fn look(&mut self, progress: u64, now: Instant) -> bool {
-        let step = now.duration_since(self.looked).min(LONGEST_STEP);
+        let step = now.duration_since(self.looked).min(MAX_STEP);
         let idle = if progress == self.progress { self.idle + step } else { Duration::ZERO };
         *self = Self { progress, looked: now, idle };
         idle > LAG
@@ -291,7 +291,7 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
 
     #[test]
-    fn pause_of_the_whole_process_is_no_lag() {
+    fn process_pause_is_not_a_lag() {
         let mut now = Instant::now();
         let mut pulse = Pulse::new(now);
         let mut look = |step, progress| {
@@ -309,7 +309,7 @@ mod tests {
     /// The thread of an agent without work, which ends when the sender is dropped.
     fn start_agent() -> (Arc<Shared>, Sender<()>) {
         let (end, ended) = channel();
-        let shared = Arc::new(Shared { stop: false.into(), wake: EventFd::new().unwrap(), turn: Turn::default() });
+        let shared = Arc::new(Shared { stop: false.into(), wake: EventFd::new().unwrap(), rounds: Rounds::default() });
         let handle = std::thread::spawn(move || {
             let _ = ended.recv();
         });
@@ -352,11 +352,11 @@ mod tests {
             let (shared, _end) = start_agent();
             with_watched_context(|look, mut now| {
                 let mut look_later = || {
-                    now += LONGEST_STEP;
+                    now += MAX_STEP;
                     look(now)
                 };
                 assert!((0..100).all(|_| !look_later()), "5 s");
-                drop(shared.turn.begin());
+                drop(shared.rounds.begin());
                 assert!((0..101).all(|_| !look_later()), "progress, and 5 s");
                 assert!(look_later());
                 assert!(look_later(), "keeps waiting");
@@ -392,7 +392,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let of_call = shared.clone();
                 let agent = scope.spawn(move || {
-                    let round = of_call.turn.begin().expect("a round");
+                    let round = of_call.rounds.begin().expect("a round");
                     let (returns, returned) = channel::<()>();
                     let result = round.call(|| {
                         call_began.send(returns).expect("a test");
@@ -402,7 +402,10 @@ mod tests {
                 });
                 let call = began.recv().expect("a call");
                 wait_out();
-                assert!(shared.turn.is_abandoned() && table().thread.is_none(), "the next inbox starts another agent");
+                assert!(
+                    shared.rounds.is_abandoned() && table().thread.is_none(),
+                    "the next inbox starts another agent"
+                );
                 wait_out();
                 drop(call);
                 assert_eq!(agent.join().expect("the agent"), (None, true), "it touches no memory after the call");

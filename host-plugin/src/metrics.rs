@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_replaced_whole_and_leaves_nothing_beside() {
+    fn file_is_replaced_atomically_and_leaves_no_other_file() {
         let directory = std::env::temp_dir().join(format!("ferrogin-replace-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a.prom");

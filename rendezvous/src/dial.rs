@@ -1,7 +1,7 @@
 //! A connection to a listener, with retries until its proof is complete.
 
+use crate::claim::Claim;
 use crate::listener::ACCEPTED;
-use crate::place::Place;
 use crate::proof::{Domain, Initiator, WELCOME_LEN};
 use crate::secret::{Secret, random};
 use crate::stream::{Socket, Stream};
@@ -46,7 +46,7 @@ pub struct Dial {
     addresses: Vec<Address>,
     domain: Domain,
     secret: Secret,
-    place: Place,
+    claim: Claim,
     attempt: Attempt,
     /// Attempts so far.
     attempts: u32,
@@ -62,11 +62,11 @@ impl std::fmt::Debug for Dial {
 }
 
 impl Dial {
-    /// A connection to the first of `addresses` that accepts, of `place`.
-    pub fn new(addresses: Vec<Address>, domain: Domain, secret: Secret, place: Place) -> Self {
+    /// A connection to the first of `addresses` that accepts, which makes `claim`.
+    pub fn new(addresses: Vec<Address>, domain: Domain, secret: Secret, claim: Claim) -> Self {
         let attempt = Attempt::Pause(Instant::now());
         let last_error = io::Error::from(ErrorKind::TimedOut);
-        Self { addresses, domain, secret, place, attempt, attempts: 0, refusals: 0, last_error }
+        Self { addresses, domain, secret, claim, attempt, attempts: 0, refusals: 0, last_error }
     }
 
     /// Makes progress; `Some` when both ends have proved that they know the secret.
@@ -117,7 +117,7 @@ impl Dial {
                 if matches!(socket, Socket::Tcp(socket) if socket.peer_addr().is_err()) {
                     return if now < *until { Ok(None) } else { Err(ErrorKind::TimedOut.into()) };
                 }
-                let initiator = Initiator::new(self.domain, self.secret.bytes(), self.place.emit(), random()?);
+                let initiator = Initiator::new(self.domain, self.secret.bytes(), self.claim.emit(), random()?);
                 // A new socket has room for it.
                 socket.write_all(&initiator.hello())?;
                 let Attempt::Connecting(socket, _) = std::mem::replace(&mut self.attempt, Attempt::Pause(now)) else {

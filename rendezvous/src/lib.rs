@@ -5,6 +5,7 @@
 //! each other that they know a secret ([`proof`]). [`interface`] chooses the address of a listener as NCCL does. [`Identity`] reads the
 //! variables of launchers.
 
+mod claim;
 mod dial;
 mod error;
 mod frame;
@@ -13,19 +14,18 @@ pub mod interface;
 mod listener;
 mod meet;
 mod own_file;
-mod place;
 pub mod proof;
 pub mod ring;
 mod secret;
 pub mod stream;
 
+pub use claim::Claim;
 pub use dial::{Address, Dial};
 pub use error::BootstrapError;
 pub use identity::Identity;
 pub use listener::Listener;
 pub use meet::Exchange;
 pub use own_file::open_own_file;
-pub use place::Place;
 pub use secret::Secret;
 pub use stream::Stream;
 

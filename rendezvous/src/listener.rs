@@ -1,6 +1,6 @@
 //! A listener, and the proof of those that connect to it.
 
-use crate::place::Place;
+use crate::claim::Claim;
 use crate::proof::{CONFIRM_LEN, Domain, HELLO_LEN, Responder, refusal};
 use crate::secret::{Secret, random};
 use crate::stream::{Socket, Stream};
@@ -55,7 +55,7 @@ impl Unproven {
     }
 
     /// Reads what has arrived; `Some` when the proof is complete.
-    fn poll(&mut self, domain: Domain, secret: &Secret) -> io::Result<Option<Place>> {
+    fn poll(&mut self, domain: Domain, secret: &Secret) -> io::Result<Option<Claim>> {
         let refused = || io::Error::from(PermissionDenied);
         if self.responder.is_none() {
             if !self.socket.read_up_to(&mut self.input, HELLO_LEN)? {
@@ -74,7 +74,7 @@ impl Unproven {
         let responder = self.responder.take().ok_or_else(refused)?;
         responder.confirmed(&confirm).map_err(|_| refused())?;
         self.socket.write_all(&ACCEPTED)?;
-        Ok(Some(Place::parse(responder.identity())))
+        Ok(Some(Claim::parse(responder.identity())))
     }
 }
 
@@ -136,7 +136,7 @@ impl Listener {
     ///
     /// # Errors
     /// This process can accept no connection, for example because it has no descriptor left.
-    pub fn poll(&mut self, now: Instant) -> io::Result<Option<(Stream, Place)>> {
+    pub fn poll(&mut self, now: Instant) -> io::Result<Option<(Stream, Claim)>> {
         for at in 0..self.sockets.len() {
             // At most as many as are kept, so that those that keep connecting do not keep this process here.
             for _ in 0..SILENT_MAX {
@@ -170,8 +170,8 @@ impl Listener {
                 continue;
             }
             let _ = self.ready.delete(&peer.socket);
-            if let Ok(Some(place)) = result {
-                return Ok(Some((Stream::new(peer.socket), place)));
+            if let Ok(Some(claim)) = result {
+                return Ok(Some((Stream::new(peer.socket), claim)));
             }
         }
         // Only now: those that have sent a hello already have had their turn.

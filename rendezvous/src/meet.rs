@@ -1,11 +1,11 @@
 //! The ranks meet at rank 0: each other rank connects to it with a block, and gets the blocks of all.
 
+use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use crate::error::BootstrapError;
 use crate::frame::{Frame, FrameKind};
 use crate::identity::Identity;
 use crate::listener::{Listener, own_addresses};
-use crate::place::Place;
 use crate::stream::{InvalidFrame, Stream, wait};
 use std::io;
 use std::net::ToSocketAddrs;
@@ -134,10 +134,10 @@ impl<'a> Meeting<'a> {
     }
 
     fn accept(&mut self, now: Instant) -> Result<bool, BootstrapError> {
-        while let Some((stream, place)) =
+        while let Some((stream, claim)) =
             self.listener.poll(now).map_err(|error| listen_error(self.identity, &error))?
         {
-            self.admit(stream, place)?;
+            self.admit(stream, claim)?;
         }
         for ((stream, block), rank) in self.ranks.iter_mut().zip(&mut self.blocks).zip(1..) {
             if let (Some(stream), None) = (stream, &block) {
@@ -159,16 +159,16 @@ impl<'a> Meeting<'a> {
         Err(timed_out(0, missing, self.timeout))
     }
 
-    fn admit(&mut self, mut stream: Stream, place: Place) -> Result<(), BootstrapError> {
-        let (Place { rank, nranks: n, .. }, nranks) = (place, self.identity.nranks);
+    fn admit(&mut self, mut stream: Stream, claim: Claim) -> Result<(), BootstrapError> {
+        let (Claim { rank, nranks: n, .. }, nranks) = (claim, self.identity.nranks);
         let problem = match self.ranks.get_mut(rank.wrapping_sub(1)) {
             _ if n != nranks => {
                 format!("rank {rank} was started as one of {n} ranks, but rank 0 as one of {nranks}")
             }
             None => format!("a process connected as rank {rank} of {n}"),
             Some(Some(_)) => format!("two processes connected as rank {rank}"),
-            Some(place) => {
-                *place = Some(stream);
+            Some(slot) => {
+                *slot = Some(stream);
                 return Ok(());
             }
         };
@@ -267,8 +267,8 @@ fn connect(identity: &Identity, timeout: Duration) -> Result<Stream, BootstrapEr
         true => address.to_socket_addrs().map_err(|error| failed(error.to_string()))?.map(Address::Tcp).collect(),
         false => vec![Address::Unix(address.clone())],
     };
-    let place = Place { rank, nranks, called: 0 };
-    let mut dial = Dial::new(addresses, DOMAIN, identity.secret.unwrap_or_default(), place);
+    let claim = Claim { rank, nranks, called: 0 };
+    let mut dial = Dial::new(addresses, DOMAIN, identity.secret.unwrap_or_default(), claim);
     loop {
         let now = Instant::now();
         match dial.poll(now) {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_program_has_no_defect_and_other_files_have() {
+    fn own_executable_passes_and_other_files_fail() {
         assert_eq!(defect(&std::env::current_exe().unwrap()), None);
         for (path, part) in
             [("/nonexistent", "cannot be read"), ("/dev/zero", "not a regular file"), ("/", "a directory")]

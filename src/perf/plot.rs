@@ -283,11 +283,11 @@ fn legend(area: &Area<'_>, series: &[Series], columns: usize) -> Drawn {
 
 /// A label of the legend, which fits into a column.
 fn shorten(label: &str) -> String {
-    const MOST: usize = 36;
-    if label.chars().count() <= MOST {
+    const MAX: usize = 36;
+    if label.chars().count() <= MAX {
         return label.to_owned();
     }
-    let start: String = label.chars().take(MOST - 1).collect();
+    let start: String = label.chars().take(MAX - 1).collect();
     start + "…"
 }
 

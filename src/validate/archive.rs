@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn taken_name_is_no_obstacle_to_a_report() {
+    fn report_is_written_although_its_temporary_name_is_taken() {
         let report = std::env::temp_dir().join(format!("ferrogin-report-{}.tar.gz", std::process::id()));
         let taken = format!("{}.{}.part", report.display(), std::process::id());
         std::fs::write(&taken, "of another user").unwrap();

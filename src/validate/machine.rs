@@ -51,8 +51,11 @@ mod tests {
     #[test]
     fn documentation_lists_each_variable_of_a_report() {
         let page = include_str!("../../docs/validate.md");
-        let list =
-            page.split("the values of these variables").nth(1).and_then(|rest| rest.split("```").nth(1)).expect("the list");
+        let list = page
+            .split("the values of these variables")
+            .nth(1)
+            .and_then(|rest| rest.split("```").nth(1))
+            .expect("the list");
         let listed: Vec<&str> =
             list.trim_start_matches("text").split([',', '\n']).map(str::trim).filter(|name| !name.is_empty()).collect();
         assert_eq!(listed, VARIABLES);

@@ -108,7 +108,7 @@ fn may_depend(from: &str, to: &str) -> bool {
 }
 
 #[test]
-fn packages_depend_on_groups_below_alone() {
+fn packages_depend_only_on_groups_below() {
     let mut count = 0;
     for package in packages() {
         let from = directory(package["manifest_path"].as_str().expect("a path"));

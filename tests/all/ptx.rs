@@ -121,7 +121,7 @@ fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
 /// The hash changes with a file's name and contents, and with each new file. It does not change with line ends, editors' files and
 /// modules of tests.
 #[test]
-fn source_hash_changes_with_sources_alone() {
+fn source_hash_depends_only_on_sources() {
     let copy = of_process(env!("CARGO_TARGET_TMPDIR"), "sources");
     let write = |name: &str, text: &str| {
         let path = copy.join(name);

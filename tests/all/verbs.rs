@@ -133,8 +133,8 @@ fn plugin_runs_over_libfabrics_own_efa_provider() {
 }
 
 #[test]
-fn doctor_below_verbs_names_the_software_card_and_asks_for_no_driver() {
-    let test = "doctor_below_verbs_names_the_software_card_and_asks_for_no_driver";
+fn doctor_under_verbs_names_the_software_card_and_needs_no_driver() {
+    let test = "doctor_under_verbs_names_the_software_card_and_needs_no_driver";
     let Some(dist) = dist(test) else { return };
     let script = r#"ulimit -l 64; exec "$0" doctor --all --only rdma,limits,settings"#;
     let program = ["sh", "-c", script, env!("CARGO_BIN_EXE_ferrogin")].map(OsStr::new);
@@ -167,8 +167,8 @@ fn validation(dist: &Path, name: &str, libfabric: Option<&Path>) -> (bool, Strin
 
 #[test]
 #[ignore = "make check"]
-fn validation_below_verbs_passes() {
-    let test = "validation_below_verbs_passes";
+fn validation_under_verbs_passes() {
+    let test = "validation_under_verbs_passes";
     let Some(dist) = dist(test) else { return };
     let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
     let (good, text) = validation(&dist, "passes", Some(&libfabric));
@@ -177,8 +177,8 @@ fn validation_below_verbs_passes() {
 
 #[test]
 #[ignore = "make check"]
-fn validation_below_verbs_asks_for_a_libfabric_with_operations_for_gpus() {
-    let test = "validation_below_verbs_asks_for_a_libfabric_with_operations_for_gpus";
+fn validation_under_verbs_needs_a_libfabric_with_gpu_operations() {
+    let test = "validation_under_verbs_needs_a_libfabric_with_gpu_operations";
     let Some(dist) = dist(test) else { return };
     let program = [env!("CARGO_BIN_EXE_ferrogin"), "doctor", "--only", "libfabric"].map(OsStr::new);
     let (good, text) = on_card(&dist, &program, &[("FERROGIN_PROVIDER", OsStr::new("efa"))]);

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Calls in calls.
-pub const DEEPEST: usize = 128;
+pub const MAX_DEPTH: usize = 128;
 
 /// One parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -423,7 +423,7 @@ impl Program {
         if let Some(&local) = known.get(&function) {
             return local;
         }
-        if calls > DEEPEST {
+        if calls > MAX_DEPTH {
             return 0;
         }
         known.insert(function, 0);

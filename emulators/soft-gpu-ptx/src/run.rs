@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Bytes of shared memory of a block.
-const MOST_SHARED: u64 = 227 << 10;
+const MAX_SHARED: u64 = 227 << 10;
 
 /// Runs a kernel on this thread until all of its threads have ended.
 ///
@@ -117,10 +117,10 @@ fn possible(kernel: &Kernel, launch: &Launch) -> Result<(), (TrapKind, String)> 
         return wrong(format!("{} bytes of parameters; the kernel has {bytes}", launch.parameters.len()));
     }
     let shared = u64::from(kernel.shared) + u64::from(launch.shared);
-    if shared > MOST_SHARED {
+    if shared > MAX_SHARED {
         return Err((
             TrapKind::Resources,
-            format!("{shared} bytes of shared memory; a block has at most {MOST_SHARED}"),
+            format!("{shared} bytes of shared memory; a block has at most {MAX_SHARED}"),
         ));
     }
     Ok(())

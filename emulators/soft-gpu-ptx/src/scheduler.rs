@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Threads that are there at once; a grid's other blocks wait for some to end.
-const MOST_THREADS: usize = 1 << 16;
+const MAX_THREADS: usize = 1 << 16;
 /// Turns between two looks at the clock and at the caller's stop.
 const CHECK: u32 = 256;
 /// Instructions without a change of memory after which other processes get the processor.
@@ -139,7 +139,7 @@ impl<'a> Scheduler<'a> {
         let threads = x * y * z;
         while self.next < self.total {
             let running = self.blocks.len() - self.free.len();
-            if running > 0 && running >= PROCESSORS as usize && (running + 1) * threads as usize > MOST_THREADS {
+            if running > 0 && running >= PROCESSORS as usize && (running + 1) * threads as usize > MAX_THREADS {
                 return;
             }
             let slot = self.free.pop().unwrap_or_else(|| {

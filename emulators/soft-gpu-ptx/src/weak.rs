@@ -66,8 +66,8 @@ impl Buffer {
 }
 
 /// Stores that a thread keeps at most, and stores that blocks and the GPU keep at most.
-const MOST: usize = 16;
-const MOST_SHARED: usize = 48;
+const MAX: usize = 16;
+const MAX_SHARED: usize = 48;
 /// Early values are taken after one turn of a thread in so many: a power of two.
 const PREFETCH: u64 = 2;
 
@@ -123,8 +123,8 @@ impl Core<'_> {
         {
             store.block = if scope == Scope::Block { block } else { ALL };
             weak.stores.add(store);
-            if weak.stores.list.len() > MOST_SHARED {
-                let at = weak.random.below(MOST_SHARED);
+            if weak.stores.list.len() > MAX_SHARED {
+                let at = weak.random.below(MAX_SHARED);
                 self.advance(at, true)?;
             }
             return Ok(());
@@ -276,7 +276,7 @@ impl Buffer {
         self.end_fence(core).map_err(|_| Refusal::Outside)?;
         self.forget(address);
         let store = Store { address, value, block: self.block, width, order };
-        if self.stores.list.len() >= MOST && !self.merge(&store, core) {
+        if self.stores.list.len() >= MAX && !self.merge(&store, core) {
             self.advance_one(core).map_err(|_| Refusal::Outside)?;
         }
         self.stores.add(store);

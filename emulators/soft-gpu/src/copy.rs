@@ -328,7 +328,7 @@ impl Corner {
         let row = self.x.checked_add(width).ok_or(Code::INVALID_VALUE)?;
         // A pitch of 0 is not given: the rows lie side by side.
         let pitch = if self.pitch == 0 { row } else { self.pitch };
-        if !(row..=device::MOST_PITCH).contains(&pitch) {
+        if !(row..=device::MAX_PITCH).contains(&pitch) {
             return Err(Code::INVALID_VALUE);
         }
         let skip = self.y.checked_mul(pitch).and_then(|skip| skip.checked_add(self.x)).ok_or(Code::INVALID_VALUE)?;

@@ -13,15 +13,15 @@ use crate::settings::Settings;
 
 /// The release of the driver API: 12.8.
 const VERSION: c_int = 12080;
-pub(crate) const MOST_THREADS: u32 = 1024;
-pub(crate) const MOST_BLOCK: [u32; 3] = [1024, 1024, 64];
-pub(crate) const MOST_GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
+pub(crate) const MAX_THREADS: u32 = 1024;
+pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
+pub(crate) const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
 /// Shared memory of a block, and what a function may be given by cuFuncSetAttribute.
 pub(crate) const SHARED: u32 = 48 << 10;
-pub(crate) const MOST_SHARED: u32 = 227 << 10;
+pub(crate) const MAX_SHARED: u32 = 227 << 10;
 const SHARED_OF_PROCESSOR: u32 = 228 << 10;
 /// Most bytes from a row to the next in copies of rectangles.
-pub(crate) const MOST_PITCH: usize = c_int::MAX as usize;
+pub(crate) const MAX_PITCH: usize = c_int::MAX as usize;
 pub(crate) const PROCESSORS: u32 = 132;
 const THREADS_OF_PROCESSOR: u32 = 2048;
 const BLOCKS_OF_PROCESSOR: u32 = 32;
@@ -144,14 +144,14 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         return Ok(*value);
     }
     let value = match number {
-        1 => MOST_THREADS as c_int,
-        2..=4 => MOST_BLOCK[number as usize - 2] as c_int,
-        5..=7 => MOST_GRID[number as usize - 5] as c_int,
+        1 => MAX_THREADS as c_int,
+        2..=4 => MAX_BLOCK[number as usize - 2] as c_int,
+        5..=7 => MAX_GRID[number as usize - 5] as c_int,
         // Shared memory of a block, constant memory, warp size, pitch, registers of a block.
         8 => SHARED as c_int,
         9 => 64 << 10,
         10 => 32,
-        11 => MOST_PITCH as c_int,
+        11 => MAX_PITCH as c_int,
         12 | 82 => 65536,
         // Clock rates in kHz, which say nothing about this GPU: those of no GPU in particular.
         13 => 1_000_000,
@@ -175,7 +175,7 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         // Atomics between host and device, preemption, host pointers for registered memory, operations of streams on memory (64 bits and
         // NOR too), cooperative launches.
         86 | 90..=95 | 122 | 123 => 1,
-        97 => MOST_SHARED as c_int,
+        97 => MAX_SHARED as c_int,
         // Flushes of writes; registration of host memory; virtual memory; descriptors as handles.
         98 | 99 | 102 | 103 => 1,
         106 => BLOCKS_OF_PROCESSOR as c_int,

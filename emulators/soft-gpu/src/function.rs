@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::code::{Code, Outcome};
 use crate::context;
-use crate::device::{self, MOST_SHARED};
+use crate::device::{self, MAX_SHARED};
 use crate::guard::Out;
 use crate::library;
 use crate::module::{self, FUNCTIONS, Function};
@@ -24,7 +24,7 @@ fn occupancy(handle: usize, threads: c_int, shared: usize) -> Outcome<c_int> {
     let function = function(handle)?;
     let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0).ok_or(Code::INVALID_VALUE)?;
     let shared = u32::try_from(shared).unwrap_or(u32::MAX).saturating_add(function.kernel.shared);
-    let fits = threads <= function.kernel.max_threads && shared <= MOST_SHARED;
+    let fits = threads <= function.kernel.max_threads && shared <= MAX_SHARED;
     Ok(if fits { device::blocks_of_processor(threads, shared) as c_int } else { 0 })
 }
 
@@ -98,7 +98,7 @@ api! {
         let (blocks, threads) = (u32::try_from(blocks), u32::try_from(threads));
         let (Ok(blocks @ 1..), Ok(threads @ 1..)) = (blocks, threads) else { return Err(Code::INVALID_VALUE) };
         let fits = |bytes: &u32| device::blocks_of_processor(threads, function.kernel.shared + bytes) >= blocks;
-        let most = MOST_SHARED.saturating_sub(function.kernel.shared);
+        let most = MAX_SHARED.saturating_sub(function.kernel.shared);
         let sizes = (0..=most).rev().step_by(1024).chain([0]);
         out.set(sizes.into_iter().find(fits).unwrap_or(0) as usize)
     }

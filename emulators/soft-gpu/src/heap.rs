@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heap_is_whole_again_after_all_is_freed() {
+    fn heap_coalesces_after_all_is_freed() {
         let file = memfd::create("test", 1 << 20).unwrap();
         let mut heap = Heap { file, base: 0, free: BTreeMap::from([(0, 1 << 20)]) };
         let sizes = [1, 511, 512, 513, 70_000, 4096, 3];

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use soft_gpu_ptx::{Kernel, Launch, Time, TrapKind};
 
 use crate::code::{Code, Outcome};
-use crate::device::{self, MOST_BLOCK, MOST_GRID};
+use crate::device::{self, MAX_BLOCK, MAX_GRID};
 use crate::function;
 use crate::guard::{In, log};
 use crate::module::MODULES;
@@ -72,7 +72,7 @@ impl Shape {
             |sizes: [u32; 3], most: [u32; 3]| sizes.iter().zip(most).all(|(size, most)| (1..=most).contains(size));
         let threads = self.block.iter().map(|size| u64::from(*size)).product::<u64>();
         let fits =
-            within(self.grid, MOST_GRID) && within(self.block, MOST_BLOCK) && threads <= u64::from(kernel.max_threads);
+            within(self.grid, MAX_GRID) && within(self.block, MAX_BLOCK) && threads <= u64::from(kernel.max_threads);
         let wanted = kernel.required_block.is_none_or(|required| required == self.block);
         if !fits || !wanted || self.shared > dynamic {
             return Err(Code::INVALID_VALUE);

@@ -10,7 +10,7 @@ use crate::device;
 use crate::event::EVENTS;
 use crate::guard::{Out, lock};
 use crate::handle::fresh;
-use crate::settings::MOST_DEVICES;
+use crate::settings::MAX_DEVICES;
 use crate::space::{self, Kind};
 use crate::{alloc, host, ipc, module};
 
@@ -23,8 +23,8 @@ struct Primary {
     handle: usize,
 }
 
-static PRIMARY: [Mutex<Primary>; MOST_DEVICES] =
-    [const { Mutex::new(Primary { count: 0, flags: 0, context: None, handle: 0 }) }; MOST_DEVICES];
+static PRIMARY: [Mutex<Primary>; MAX_DEVICES] =
+    [const { Mutex::new(Primary { count: 0, flags: 0, context: None, handle: 0 }) }; MAX_DEVICES];
 
 /// The primary context of a device, by the number that a program gives, with the ordinal of the device.
 fn primary(number: c_int) -> Outcome<(usize, MutexGuard<'static, Primary>)> {

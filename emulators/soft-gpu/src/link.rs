@@ -21,7 +21,7 @@ const LAST_OPTION: c_int = 35;
 /// Begins an image of the linker.
 const MAGIC: [u8; 8] = *b"\x7fSoftGPU";
 /// The longest image. PTX of a large library has a few megabytes.
-const LONGEST: usize = 1 << 30;
+const MAX_LEN: usize = 1 << 30;
 
 /// PTX texts with their names.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) struct Image {
 fn number(bytes: &mut &[u8]) -> Option<usize> {
     let (number, rest) = bytes.split_first_chunk::<8>()?;
     *bytes = rest;
-    usize::try_from(u64::from_le_bytes(*number)).ok().filter(|number| *number <= LONGEST)
+    usize::try_from(u64::from_le_bytes(*number)).ok().filter(|number| *number <= MAX_LEN)
 }
 
 /// Takes a text with its length before it.
@@ -277,7 +277,7 @@ api! {
     ) {
         linker(handle)?;
         Logs::read(count, options, values)?;
-        if data.is_null() || bytes == 0 || bytes > LONGEST {
+        if data.is_null() || bytes == 0 || bytes > MAX_LEN {
             return Err(Code::INVALID_VALUE);
         }
         // The name is optional.

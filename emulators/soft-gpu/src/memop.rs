@@ -42,7 +42,7 @@ const UNSIGNED_64: u32 = 22;
 /// `CU_STREAM_WAIT_VALUE_FLUSH`: writes of cards are in order with the words here.
 const WAIT_AND_FLUSH: u32 = 1 << 30;
 /// Most operations of a call.
-const MOST: u32 = 256;
+const MAX_OPS: u32 = 256;
 /// Between two looks at a word.
 const PAUSE: Duration = Duration::from_micros(20);
 
@@ -215,7 +215,7 @@ fn one(stream: usize, operation: u32, address: u64, value: u64, flags: u32, newe
 }
 
 fn batch(stream: usize, count: u32, all: In<Parameters>, flags: u32, newest: bool) -> Outcome {
-    if count >= MOST || flags != 0 {
+    if count >= MAX_OPS || flags != 0 {
         return Err(Code::INVALID_VALUE);
     }
     give(stream, &all.list(count as usize)?, newest)

@@ -8,7 +8,7 @@ use soft_gpu_ptx::{Kernel, Loaded, Program};
 
 use crate::code::{Code, Outcome};
 use crate::context::{self, Context};
-use crate::device::{self, MOST_SHARED, SHARED};
+use crate::device::{self, MAX_SHARED, SHARED};
 use crate::guard::{In, Out, Text};
 use crate::handle::{Table, fresh};
 use crate::link::{self, Image, Logs};
@@ -211,7 +211,7 @@ pub(crate) fn attribute(kernel: &Kernel, dynamic: u32, number: c_int) -> Outcome
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE`.
 pub(crate) fn check_attribute(kernel: &Kernel, number: c_int, value: c_int) -> Outcome<Option<u32>> {
-    let most = MOST_SHARED.saturating_sub(kernel.shared);
+    let most = MAX_SHARED.saturating_sub(kernel.shared);
     match (number, u32::try_from(value)) {
         (8, Ok(value)) if value <= most => Ok(Some(value)),
         // Which part of the cache is shared memory: a preference.

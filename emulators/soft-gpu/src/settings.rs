@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Most devices.
-pub(crate) const MOST_DEVICES: usize = 16;
+pub(crate) const MAX_DEVICES: usize = 16;
 
 /// What the variables `SOFTGPU_*` say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Settings {
         }
         let watchdog = number("SOFTGPU_WATCHDOG", 0, &|_| true)?;
         Ok(Self {
-            devices: number("SOFTGPU_DEVICES", 1, &|value| value <= MOST_DEVICES as u64)? as usize,
+            devices: number("SOFTGPU_DEVICES", 1, &|value| value <= MAX_DEVICES as u64)? as usize,
             memory: number("SOFTGPU_MEMORY_BYTES", 16 << 30, &|value| (UNIT..1 << 46).contains(&value))? / UNIT * UNIT,
             capability: parts
                 .filter(|parts| ((7, 0)..=(12, 1)).contains(parts) && (0..10).contains(&parts.1))

@@ -9,7 +9,7 @@ use soft_gpu_ptx::{Memory, Range};
 
 use crate::guard::lock;
 use crate::physical::Physical;
-use crate::settings::MOST_DEVICES;
+use crate::settings::MAX_DEVICES;
 
 /// What a range is.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ impl Entry {
 static RANGES: RwLock<BTreeMap<u64, Entry>> = RwLock::new(BTreeMap::new());
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 /// The devices whose memory each device may touch beside its own, a bit each.
-static PEERS: [AtomicU64; MOST_DEVICES] = [const { AtomicU64::new(0) }; MOST_DEVICES];
+static PEERS: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
 /// Ranges that are gone, for messages.
 static GONE: Mutex<VecDeque<(u64, u64, &'static str)>> = Mutex::new(VecDeque::new());
 

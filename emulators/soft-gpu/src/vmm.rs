@@ -14,7 +14,7 @@ use crate::guard::{In, Out, lock, log};
 use crate::handle::{Table, fresh};
 use crate::memfd::{self, GRANULARITY};
 use crate::physical::Physical;
-use crate::settings::MOST_DEVICES;
+use crate::settings::MAX_DEVICES;
 use crate::space::{self, Entry, Kind};
 
 pub(crate) const PINNED: c_int = 1;
@@ -144,7 +144,7 @@ fn address_in(file: (u64, u64), at: u64) -> Option<u64> {
         let heap = lock(&device.heap);
         heap.as_ref().filter(|heap| identity(&heap.file) == Ok(file)).map(|heap| heap.base)
     };
-    let start = space::starts(mapped).first().copied().or_else(|| (0..MOST_DEVICES).find_map(heap))?;
+    let start = space::starts(mapped).first().copied().or_else(|| (0..MAX_DEVICES).find_map(heap))?;
     start.checked_add(at)
 }
 

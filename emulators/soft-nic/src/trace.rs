@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn file_that_is_no_trace_is_refused_and_kept() {
+    fn non_trace_file_is_refused_and_kept() {
         let refused = |path: &Path| Writer::open(path, 0, &GID).unwrap_err().to_string();
         let place = Place::new("foreign");
         std::fs::write(&place.0, "my diary").unwrap();
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_record() {
+    fn invalid_record_bytes_are_rejected() {
         let mut bytes = Record::new(Kind::Closed, 1).as_bytes().to_vec();
         assert!(Record::parse(&bytes).is_some());
         assert!(Record::parse(&bytes[1..]).is_none() && Record::parse(&bytes[..RECORD_LEN - 1]).is_none());

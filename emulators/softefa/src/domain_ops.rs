@@ -8,7 +8,7 @@ use super::domain::Domain;
 use super::entry::{Out, entry_points};
 use super::fabric::Fabric;
 use super::guard::Code;
-use super::info::Given;
+use super::info::RawHints;
 use super::library::refuse_setting;
 use super::object::{Held, Uses, close, give, head, table};
 use super::{av, cntr, cq, ep_ops, gda, info, mr, unsupported};
@@ -58,7 +58,7 @@ entry_points! {
     ) -> c_int
     as ("fi_domain") (
         fabric: &Fabric = fabric,
-        given: Option<Given<'_>> = info.cast_const(),
+        given: Option<RawHints<'_>> = info.cast_const(),
         out: Out<'_, *mut fi::fid_domain> = out,
     ) {
         open_domain(fabric, given, &out, context)
@@ -74,7 +74,7 @@ entry_points! {
     ) -> c_int
     as ("fi_domain") (
         fabric: &Fabric = fabric,
-        given: Option<Given<'_>> = info.cast_const(),
+        given: Option<RawHints<'_>> = info.cast_const(),
         out: Out<'_, *mut fi::fid_domain> = out,
     ) {
         if flags != 0 {
@@ -86,7 +86,7 @@ entry_points! {
 
 fn open_domain(
     fabric: &Fabric,
-    given: Option<Given<'_>>,
+    given: Option<RawHints<'_>>,
     out: &Out<'_, *mut fi::fid_domain>,
     context: *mut c_void,
 ) -> Result<i32, Code> {

@@ -21,7 +21,7 @@ use super::ep::{Ep, Queue, State};
 use super::eq::Eq;
 use super::fabric::Kind;
 use super::guard::Code;
-use super::info::{self, Given};
+use super::info::{self, RawHints};
 use super::object::{Fid, Held, Uses, close, give, head, table};
 use super::queue_pair::QueuePair;
 use super::rdm::{self, Parts, Rdm};
@@ -70,7 +70,7 @@ const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 fn open_endpoint(
     domain: &Domain,
-    given: Option<Given<'_>>,
+    given: Option<RawHints<'_>>,
     out: &Out<'_, *mut fi::fid_ep>,
     context: *mut c_void,
 ) -> Result<i32, Code> {
@@ -186,7 +186,7 @@ entry_points! {
     ) -> c_int
     as ("fi_endpoint") (
         domain: &Domain = domain,
-        given: Option<Given<'_>> = info.cast_const(),
+        given: Option<RawHints<'_>> = info.cast_const(),
         out: Out<'_, *mut fi::fid_ep> = out,
     ) {
         open_endpoint(domain, given, &out, context)
@@ -202,7 +202,7 @@ entry_points! {
     ) -> c_int
     as ("fi_endpoint") (
         domain: &Domain = domain,
-        given: Option<Given<'_>> = info.cast_const(),
+        given: Option<RawHints<'_>> = info.cast_const(),
         out: Out<'_, *mut fi::fid_ep> = out,
     ) {
         if flags != 0 {

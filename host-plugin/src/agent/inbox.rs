@@ -11,7 +11,7 @@ use crate::device::{Adds, Device, DeviceBuffer};
 use crate::error::Error;
 use crate::metrics::source::Counts;
 use crate::rail::{QueueOptions, Rail};
-use crate::turn::Round;
+use crate::rounds::Round;
 use efa_dp_direct::cq::{self, Cqe, RecvCqe, Status};
 use efa_dp_direct::queue::{CqAttrs, CqV0, WqV0};
 use efa_dp_direct::rq;

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::device::{Adds, Device, DeviceError};
-use crate::turn::Round;
+use crate::rounds::Round;
 use ferrogin_ffi::signals::Region;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

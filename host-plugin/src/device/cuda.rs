@@ -14,7 +14,7 @@ mod words;
 use super::interface::{
     Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, Mapping, Use, WindowMemory, page_size,
 };
-use crate::turn::Round;
+use crate::rounds::Round;
 use capabilities::{ATOMIC_REDUCTION_SUPPORTED, Flush, attribute, check_needs, versions};
 use cudarc::driver::sys as cu;
 use driver::{Core, check};

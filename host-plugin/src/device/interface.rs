@@ -1,6 +1,6 @@
 //! What both back ends offer: the trait [`Device`], and the memory and errors that it names.
 
-use crate::turn::Round;
+use crate::rounds::Round;
 use ferrogin_libfabric::MemoryKind;
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};

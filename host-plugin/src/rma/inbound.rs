@@ -12,7 +12,7 @@ use crate::agent::windows::{self, add_all};
 use crate::device::Device;
 use crate::error::Error;
 use crate::metrics::source::RmaCounts;
-use crate::turn::Turn;
+use crate::rounds::Rounds;
 use std::sync::Arc;
 
 /// An addition that a peer asked for.
@@ -41,7 +41,7 @@ pub struct Inbound {
     streams: Vec<Option<Box<Stream>>>,
     additions: Vec<Addition>,
     acknowledgements: Vec<(StreamId, u32)>,
-    rounds: Turn,
+    rounds: Rounds,
     /// What broke the protocol.
     refused: u64,
     counts: Arc<RmaCounts>,
@@ -67,7 +67,7 @@ impl Inbound {
             streams: (0..contexts * nranks).map(|_| None).collect(),
             additions: Vec::new(),
             acknowledgements: Vec::new(),
-            rounds: Turn::default(),
+            rounds: Rounds::default(),
             refused: 0,
             counts,
         }

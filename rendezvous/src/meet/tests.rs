@@ -54,9 +54,9 @@ fn others_do_not_delay_ranks() {
     let secret = Secret::random().unwrap();
     let (identity, now) = (Identity { secret: Some(secret), ..rank_0(2, own_port()) }, Instant::now());
     let mut meeting = Meeting::open(&identity, now, HANG_LIMIT).unwrap();
-    let place = Place { rank: 1, nranks: 2, called: 0 };
-    let good = Initiator::new(DOMAIN, secret.bytes(), place.emit(), [7; 16]).hello();
-    let forged = Initiator::new(DOMAIN, Secret::random().unwrap().bytes(), place.emit(), [7; 16]).hello();
+    let claim = Claim { rank: 1, nranks: 2, called: 0 };
+    let good = Initiator::new(DOMAIN, secret.bytes(), claim.emit(), [7; 16]).hello();
+    let forged = Initiator::new(DOMAIN, Secret::random().unwrap().bytes(), claim.emit(), [7; 16]).hello();
     let mut random = Random::new(35);
     let mut others = vec![
         vec![],
@@ -176,8 +176,8 @@ fn newest_silent_connections_are_kept() {
 
 /// A connection that has not begun its proof.
 fn dial(listener: &mut Listener, address: SocketAddr) -> Dial {
-    let place = Place { rank: 1, nranks: 2, called: 0 };
-    let mut dial = Dial::new(vec![Address::Tcp(address)], DOMAIN, Secret::default(), place);
+    let claim = Claim { rank: 1, nranks: 2, called: 0 };
+    let mut dial = Dial::new(vec![Address::Tcp(address)], DOMAIN, Secret::default(), claim);
     wait_until("hello", || {
         assert!(dial.poll(Instant::now()).unwrap().is_none() && listener.poll(Instant::now()).unwrap().is_none());
         listener.welcomed() > 0

@@ -91,7 +91,7 @@ fn messages_of_another_version_name_both() {
 }
 
 #[test]
-fn messages_of_another_domain_are_no_messages() {
+fn messages_of_another_domain_are_rejected() {
     let hello = Initiator::new(*b"another\x04", SECRET, IDENTITY, INITIATOR).hello();
     assert_eq!(respond(&hello).err(), Some(ProofError::Protocol));
     assert_eq!(initiator().welcomed(&[0; WELCOME_LEN]).err(), Some(ProofError::Protocol));

@@ -6,8 +6,8 @@ use super::handle::{Handle, VERSION};
 use super::listener::Listener;
 use super::step::Step;
 use super::time_limits::connect_limit;
+use crate::claim::Claim;
 use crate::dial::{Address, Dial};
-use crate::place::Place;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::io;
 use std::sync::PoisonError;
@@ -39,7 +39,7 @@ impl Ring {
         let (next, prev) = (ring.next_rank(), ring.prev_rank());
         let handle = Handle::parse(&handles[next]).ok_or(RingError::BadHandle { rank: next, version: VERSION })?;
         let addresses = handle.addresses.into_iter().map(Address::Tcp).collect();
-        ring.dial = Some(Dial::new(addresses, DOMAIN, handle.secret, Place { rank, nranks, called: next }));
+        ring.dial = Some(Dial::new(addresses, DOMAIN, handle.secret, Claim { rank, nranks, called: next }));
         ring.listener = Some(listening);
         match ring.open_streams() {
             Ok(()) => Ok(ring),
@@ -98,9 +98,9 @@ impl Ring {
         let (rank, nranks, prev) = (self.rank, self.nranks(), self.prev_rank());
         if let Some(listener) = &mut self.listener {
             let accepted = listener.poll(now).map_err(|source| RingError::Socket { call: "accept", source })?;
-            if let Some((stream, place)) = accepted {
+            if let Some((stream, claim)) = accepted {
                 self.listener = None;
-                if place != (Place { rank: prev, nranks, called: rank }) {
+                if claim != (Claim { rank: prev, nranks, called: rank }) {
                     return Err(RingError::InvalidFrame { rank: prev, step: Step::Connect });
                 }
                 self.prev = Some(stream);

@@ -1,9 +1,9 @@
 use super::allgather::DOMAIN;
 use super::handle::Handle;
 use super::{Listener, Ring, RingError, Step};
+use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use crate::frame::{Frame, FrameKind};
-use crate::place::Place;
 use crate::{Secret, stream};
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use ferrogin_test_support::{child, untrusted};
@@ -287,8 +287,8 @@ fn missing_rank_is_named_at_deadline() {
     let (listeners, handles) = listeners(2);
     let error = Ring::connect(&listeners[0], &handles, 0, Duration::from_secs(1)).unwrap_err();
     assert!(matches!(error, RingError::Timeout { rank: 1, step: Step::Connect, seconds: 1, .. }), "{error}");
-    let place = address(&handles[1]).to_string();
-    assert!(error.to_string().contains(&place), "{place} in {error}");
+    let at = address(&handles[1]).to_string();
+    assert!(error.to_string().contains(&at), "{at} in {error}");
 }
 
 /// No host has this address, so nothing answers, or a router says so.
@@ -311,8 +311,8 @@ fn peers_without_secret_are_refused() {
     for socket in sockets.iter_mut().step_by(2) {
         socket.write_all(&[0xa5; 200]).unwrap();
     }
-    let place = Place { rank: 0, nranks: 2, called: 1 };
-    let mut forged = Dial::new(vec![Address::Tcp(at)], DOMAIN, Secret::new([7; 16]), place);
+    let claim = Claim { rank: 0, nranks: 2, called: 1 };
+    let mut forged = Dial::new(vec![Address::Tcp(at)], DOMAIN, Secret::new([7; 16]), claim);
     let forged = thread::spawn(move || {
         loop {
             match forged.poll(Instant::now()) {
@@ -341,7 +341,7 @@ fn peers_without_secret_are_refused() {
     drop(sockets);
 }
 
-/// What the other process of [`set_up_completes_beside_silent_connections`] runs.
+/// What the other process of [`set_up_completes_despite_silent_connections`] runs.
 #[test]
 fn untrusted_process() {
     untrusted::hold();
@@ -349,8 +349,8 @@ fn untrusted_process() {
 
 /// The silent connections are there before a rank connects, and until all are done. Then the ports are closed.
 #[test]
-fn set_up_completes_beside_silent_connections() {
-    let test = "set_up_completes_beside_silent_connections";
+fn set_up_completes_despite_silent_connections() {
+    let test = "set_up_completes_despite_silent_connections";
     let as_nobody = untrusted::have_second_user(test);
     child::run(test, &[], || {
         // Each listener keeps 256 connections, and those that it is about to drop.

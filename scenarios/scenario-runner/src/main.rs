@@ -10,7 +10,7 @@ use scenario_runner::gpu::{self, Launch};
 use scenario_runner::machine::Machine;
 use scenario_runner::plan::{Api, Spoil, Threads};
 use scenario_runner::scenario::{self, SCENARIOS, Scenario, WORKLOADS};
-use scenario_runner::world::{Config, MOST_LANES, World};
+use scenario_runner::world::{Config, MAX_LANES, World};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ struct Args {
     #[arg(long, default_value_t = 2)]
     ranks: usize,
     /// Threads or groups of each rank in the steps that have several on a context.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_LANES.into()))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MAX_LANES.into()))]
     lanes: Option<u32>,
     /// A deliberate fault of the workloads, which has to make them fail.
     #[arg(long, default_value = "nothing", value_parser = one_of(&SPOILS))]

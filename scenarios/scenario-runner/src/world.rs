@@ -25,7 +25,7 @@ pub struct Config {
     pub queue_depth: i32,
     /// Limit of one wait of a program.
     pub deadline: Duration,
-    /// Threads of each rank, at most [`MOST_LANES`], in steps that have several threads on a context; by default the step's own
+    /// Threads of each rank, at most [`MAX_LANES`], in steps that have several threads on a context; by default the step's own
     /// number. All threads together send as many values as those of the step.
     pub lanes: Option<u32>,
     /// Contexts and signals for workloads too.
@@ -63,7 +63,7 @@ pub fn plugin_from_env() -> String {
 }
 
 /// Threads of a rank that have room in an inbox.
-pub const MOST_LANES: u32 = ((INBOX - GUARD) / LANE) as u32;
+pub const MAX_LANES: u32 = ((INBOX - GUARD) / LANE) as u32;
 
 /// Contexts of scenarios.
 const CONTEXTS: u32 = 2;

@@ -19,7 +19,7 @@ use crate::parker::Parker;
 use crate::proto::callback::{Callback, ReadDone, WriteDone};
 use crate::proto::engine::Engine;
 
-const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// A request of a user. Reads and writes, which are many, need no allocation.
 pub(crate) enum Request {
@@ -220,9 +220,8 @@ impl Shared {
                 let transport = engine.transport();
                 let wakes = transport.wakes().map(|at| at.saturating_duration_since(Instant::now()));
                 // The clock of the engine goes in steps of a millisecond.
-                let limit = engine
-                    .timer_interval()
-                    .min(wakes.map_or(LONGEST_SLEEP, |wakes| wakes.max(Duration::from_millis(1))));
+                let limit =
+                    engine.timer_interval().min(wakes.map_or(MAX_SLEEP, |wakes| wakes.max(Duration::from_millis(1))));
                 (engine.has_work(), transport.wait_fd(), transport.may_wait(), limit)
             };
             match fd {
@@ -242,7 +241,7 @@ impl Shared {
         let fd = fd.map_or(own, |fd| unsafe { BorrowedFd::borrow_raw(fd) });
         let mut fds = [own, fd].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         // An interrupted sleep is a short one.
-        let _ = ppoll(&mut fds, Some(limit.min(LONGEST_SLEEP).into()), None);
+        let _ = ppoll(&mut fds, Some(limit.min(MAX_SLEEP).into()), None);
         if fds[0].any() == Some(true) {
             let _ = self.event_fd.read();
         }

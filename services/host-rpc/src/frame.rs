@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_header_are_rejected() {
+    fn invalid_header_bytes_are_rejected() {
         for len in 0..HEADER {
             assert_eq!(Header::parse(&header().emit()[..len]), Err(Violation::NotAFrame(len)));
         }

@@ -147,7 +147,7 @@ unsafe extern "C" {
 
 const SIZE: usize = 64 << 10;
 /// Open objects at most.
-const MOST: usize = 40;
+const MAX: usize = 40;
 
 /// What the changes of state on the way to RTS require.
 const TO_INIT: u32 = ib::IBV_QP_STATE | ib::IBV_QP_PKEY_INDEX | ib::IBV_QP_PORT | ib::IBV_QP_QKEY;
@@ -286,7 +286,7 @@ impl Run<'_> {
 
     fn step(&mut self) {
         let op = self.input.u8() % 22;
-        if self.objects.len() >= MOST && op < 10 {
+        if self.objects.len() >= MAX && op < 10 {
             return self.destroy();
         }
         match op {

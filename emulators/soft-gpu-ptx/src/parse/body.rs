@@ -8,9 +8,9 @@ use crate::operand::{Operand, Type};
 use crate::token::Token;
 
 /// Blocks in blocks.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Bytes of local memory of a function.
-const MOST_LOCAL: u32 = 512 << 10;
+const MAX_LOCAL: u32 = 512 << 10;
 
 impl<'a> Parser<'a> {
     /// The statements of a function, to its closing brace.
@@ -20,8 +20,8 @@ impl<'a> Parser<'a> {
             let line = self.line();
             match self.next()? {
                 Token::Sign('{') => {
-                    if stack.len() == DEEPEST {
-                        return Err(self.error(Kind::Limit, line, "{", format!("blocks are at most {DEEPEST} deep")));
+                    if stack.len() == MAX_DEPTH {
+                        return Err(self.error(Kind::Limit, line, "{", format!("blocks are at most {MAX_DEPTH} deep")));
                     }
                     stack.push(context.scope);
                     context.scopes.push(Names { parent: context.scope, ..Names::default() });
@@ -129,12 +129,12 @@ impl<'a> Parser<'a> {
             ".local" => {
                 let (name, size, align, open, _) = self.typed()?;
                 let start = u64::from(context.body.local).next_multiple_of(align);
-                if open || start + size > u64::from(MOST_LOCAL) {
+                if open || start + size > u64::from(MAX_LOCAL) {
                     return Err(self.error(
                         Kind::Limit,
                         line,
                         name,
-                        format!("the local memory of a thread has at most {MOST_LOCAL} bytes"),
+                        format!("the local memory of a thread has at most {MAX_LOCAL} bytes"),
                     ));
                 }
                 context.body.local = (start + size) as u32;

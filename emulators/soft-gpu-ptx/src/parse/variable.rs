@@ -7,8 +7,8 @@ use crate::operand::Type;
 use crate::token::Token;
 
 /// The largest size of a variable, and of all parameters of a function.
-const MOST_BYTES: u64 = 1 << 32;
-const MOST_PARAMETERS: u32 = 1 << 16;
+const MAX_BYTES: u64 = 1 << 32;
+const MAX_PARAMETERS: u32 = 1 << 16;
 
 impl<'a> Parser<'a> {
     /// What `.ptr` says of a parameter that is a pointer: its space and the alignment of its target.
@@ -58,16 +58,16 @@ impl<'a> Parser<'a> {
                             open = true;
                             continue;
                         }
-                        let count = self.small("a length", MOST_BYTES)?;
+                        let count = self.small("a length", MAX_BYTES)?;
                         size = size.saturating_mul(count);
                         self.expect(']')?;
                     }
-                    if size > MOST_BYTES {
+                    if size > MAX_BYTES {
                         return Err(self.error(
                             Kind::Limit,
                             line,
                             name,
-                            format!("a variable has at most {MOST_BYTES} bytes"),
+                            format!("a variable has at most {MAX_BYTES} bytes"),
                         ));
                     }
                     return Ok((name, size, align.max(element), open, ty));
@@ -170,7 +170,7 @@ impl<'a> Parser<'a> {
             }
             _ => self.integer()?,
         };
-        if variable.bytes.len() as u64 + bytes as u64 > MOST_BYTES {
+        if variable.bytes.len() as u64 + bytes as u64 > MAX_BYTES {
             return Err(self.error(Kind::Limit, line, &variable.name, "the first contents are too large"));
         }
         let mut wide = [0; 16];
@@ -181,7 +181,7 @@ impl<'a> Parser<'a> {
 
     pub fn place(&self, offset: &mut u32, size: u64, align: u32, line: u32, name: &str) -> Result<Slot, Error> {
         let start = offset.next_multiple_of(align.max(1));
-        let most = MOST_PARAMETERS;
+        let most = MAX_PARAMETERS;
         if u64::from(start) + size > u64::from(most) {
             return Err(self.error(
                 Kind::Limit,

@@ -4,10 +4,10 @@ use super::access::{peek, poke};
 use super::{Frame, Thread};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
-use crate::program::{BuiltIn, DEEPEST, Program};
+use crate::program::{BuiltIn, MAX_DEPTH, Program};
 
 /// Bytes of local memory of a thread, as on a GPU.
-const MOST_LOCAL: usize = 512 << 10;
+const MAX_LOCAL: usize = 512 << 10;
 
 impl Thread {
     pub(super) fn enter(&mut self, core: &mut Core<'_>, shared: &[u8], call: u32) -> Result<(), Fault> {
@@ -28,11 +28,11 @@ impl Thread {
             self.at.pc += 1;
             return Ok(());
         }
-        if self.frames.len() == DEEPEST {
+        if self.frames.len() == MAX_DEPTH {
             return Err(Fault::new(
                 TrapKind::Recursion,
                 format!(
-                    "the call of {} is {DEEPEST} calls deep; a recursion without an end, or one too deep",
+                    "the call of {} is {MAX_DEPTH} calls deep; a recursion without an end, or one too deep",
                     callee.name
                 ),
             ));
@@ -54,10 +54,10 @@ impl Thread {
             }
         }
         let local = self.local.len().next_multiple_of(16);
-        if local + callee.body.local as usize > MOST_LOCAL {
+        if local + callee.body.local as usize > MAX_LOCAL {
             return Err(Fault::new(
                 TrapKind::Resources,
-                format!("the call of {} needs more local memory than the {MOST_LOCAL} bytes of a thread", callee.name),
+                format!("the call of {} needs more local memory than the {MAX_LOCAL} bytes of a thread", callee.name),
             ));
         }
         self.local.resize(local + callee.body.local as usize, 0xa5);

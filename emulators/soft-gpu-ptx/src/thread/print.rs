@@ -5,7 +5,7 @@ use super::{Space, Thread};
 use crate::core::{Core, Fault};
 
 /// The longest format or string, in bytes.
-const LONGEST: usize = 4096;
+const MAX_LEN: usize = 4096;
 
 impl Thread {
     /// Prints by `format` the arguments at `arguments`, each at a multiple of its size. Returns how many there were.
@@ -67,7 +67,7 @@ impl Thread {
     /// A string with a zero at its end.
     fn string(&self, core: &mut Core<'_>, shared: &[u8], address: u64) -> Result<String, Fault> {
         let mut bytes = Vec::new();
-        while bytes.len() < LONGEST {
+        while bytes.len() < MAX_LEN {
             match self.read(core, shared, address.wrapping_add(bytes.len() as u64), 1)? as u8 {
                 0 => break,
                 byte => bytes.push(byte),
@@ -122,8 +122,8 @@ impl Layout {
             plus: has('+'),
             space: has(' '),
             alternate: has('#'),
-            width: (width.unsigned_abs() as usize).min(LONGEST),
-            precision: precision.map(|precision| precision.min(LONGEST)),
+            width: (width.unsigned_abs() as usize).min(MAX_LEN),
+            precision: precision.map(|precision| precision.min(MAX_LEN)),
         }
     }
 

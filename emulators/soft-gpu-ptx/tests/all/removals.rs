@@ -83,10 +83,7 @@ fn the_table_of_removals_lists_every_site() {
             "unseen" | "unreached" => line.note.split('+').all(|reason| docs.contains(&format!("\n| `{reason}` | "))),
             _ => false,
         };
-        assert!(
-            known,
-            "removals.txt: {line:?} has no verdict, no seed, or a reason that README.md does not define"
-        );
+        assert!(known, "removals.txt: {line:?} has no verdict, no seed, or a reason that README.md does not define");
     }
     let count = |verdict: &str| table.iter().filter(|line| line.verdict == verdict).count();
     println!("{} found, {} unseen, {} unreached", count("found"), count("unseen"), count("unreached"));

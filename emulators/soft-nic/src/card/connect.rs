@@ -10,7 +10,7 @@ use nix::sys::epoll::{EpollEvent, EpollTimeout};
 
 use super::connection::{Connection, Transport};
 use super::core::{Core, Listeners, SHM_LISTENER, TCP_LISTENER};
-use super::egress::MOST_POLLS;
+use super::egress::MAX_POLLS;
 use super::qp::Token;
 use crate::address::Gid;
 use crate::config::WireChoice;
@@ -367,7 +367,7 @@ impl Core {
             return;
         }
         // A peer's finished request would fail without its acknowledgement.
-        self.polls = self.polls.wrapping_add(MOST_POLLS);
+        self.polls = self.polls.wrapping_add(MAX_POLLS);
         let start = Instant::now();
         loop {
             for at in 0..self.connections.bound() {

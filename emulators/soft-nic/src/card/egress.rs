@@ -21,10 +21,10 @@ const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= tcp::MAX_PAYLOAD);
 
 /// Over TCP each write is a system call. So acknowledgements wait for a request to the same card, or for [`QUIET_POLLS`] idle polls in a
-/// row: a program whose request was just answered often posts the next one at once. After [`MOST_POLLS`] polls the card sends them in
+/// row: a program whose request was just answered often posts the next one at once. After [`MAX_POLLS`] polls the card sends them in
 /// any case.
 const QUIET_POLLS: u32 = 3;
-pub(super) const MOST_POLLS: u32 = 16;
+pub(super) const MAX_POLLS: u32 = 16;
 
 /// The packet kind of a request.
 fn kind_of(operation: Operation) -> Kind {
@@ -93,7 +93,7 @@ impl Core {
         let (quiet, polls) = (self.idle_polls, self.polls);
         let Some(connection) = self.connections.get_mut(at) else { return false };
         let waited = polls.wrapping_sub(connection.answers_since);
-        let waits = connection.only_answers && quiet.min(waited) < QUIET_POLLS && waited < MOST_POLLS;
+        let waits = connection.only_answers && quiet.min(waited) < QUIET_POLLS && waited < MAX_POLLS;
         connection.only_answers &= waits;
         let flushed = match Some(&mut connection.transport) {
             Some(Transport::Shm(rings)) => {

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn request_has_the_bytes_of_its_slot_alone() {
+    fn request_only_has_the_bytes_of_its_slot() {
         for size in [64u8, 128] {
             let queue = WorkQueue::new(size.into(), 2, 0).unwrap();
             for at in 0..2 * usize::from(size) {

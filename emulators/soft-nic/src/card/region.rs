@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn key_gives_access_to_its_region_alone() {
+    fn key_only_gives_access_to_its_region() {
         let (mut regions, mut random) = (Regions::default(), Random::seeded(1));
         let keys = regions.insert(1, ALL, memory(0x1000, 100), &mut random).unwrap();
         assert!(keys.lkey < 1 << 24 && keys.lkey != 0 && keys.rkey != 0);

@@ -597,7 +597,7 @@ fn lines_about_a_rule_are_counted_whatever_their_numbers() {
 }
 
 #[test]
-fn card_does_not_lose_itself_while_requests_wait_for_receives() {
+fn card_stays_connected_to_itself_while_requests_wait_for_receives() {
     let of_itself = Connection { waiting: 1, ..Connection::loopback(gid(1)) };
     let of_another = Connection { waiting: 1, ..Connection::connecting(gid(2), 0) };
     assert!(!of_itself.is_late(u64::MAX) && of_another.is_late(u64::MAX));

@@ -290,7 +290,7 @@ mod tests {
 
     /// Another thread writes the source meanwhile. An aligned value arrives as one of the written values.
     #[test]
-    fn aligned_values_are_seen_whole() {
+    fn aligned_values_are_never_torn() {
         macro_rules! race {
             ($atomic:ty, $value:ty) => {
                 let (shared, done) = (<$atomic>::new(0), AtomicBool::new(false));

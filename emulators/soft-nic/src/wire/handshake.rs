@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_that_is_no_gid_is_refused() {
+    fn identity_that_is_not_a_gid_is_refused() {
         let hello = Initiator::new(DOMAIN, &gid(2).to_bytes(), [7; 16], [1; 16]).hello();
         assert_eq!(respond(&gid(2), &hello).err(), Some(ProofError::Protocol));
     }

@@ -1,6 +1,6 @@
 //! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
 
-mod both_faces;
+mod front_ends;
 mod perftest;
 mod programs;
 mod pyverbs;

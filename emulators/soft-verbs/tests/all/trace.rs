@@ -85,8 +85,8 @@ fn trace_of_srd_pairs_every_request() {
 }
 
 #[test]
-fn file_that_is_no_trace_fails_the_open_of_a_device() {
-    let test = "file_that_is_no_trace_fails_the_open_of_a_device";
+fn non_trace_file_fails_device_open() {
+    let test = "non_trace_file_fails_device_open";
     let Some(program) = program(test) else { return };
     let trace = Trace::new(test);
     std::fs::write(&trace.0, "a letter").unwrap();

@@ -9,7 +9,7 @@ use ferrogin_test_support::untrusted;
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
 
-use crate::both_faces::with_faces;
+use crate::front_ends::with_faces;
 use softefa_rig::peer::Peer;
 use softefa_rig::wire::{self, OURS};
 use softefa_rig::{End, write};

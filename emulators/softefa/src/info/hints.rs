@@ -8,9 +8,9 @@ use super::super::call::SEND_FLAGS;
 use super::super::fabric::Kind;
 use super::super::guard::Code;
 use super::super::library::{PROVIDER, version};
-use super::given::Given;
 use super::layout::{DomainAttr, EpAttr};
 use super::offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RMA_IOV};
+use super::raw_hints::RawHints;
 use soft_nic::address::{ADDRESS_LEN, Address, Gid};
 use soft_nic::card;
 use soft_nic::config::Config;
@@ -90,7 +90,7 @@ impl Hints {
     ///
     /// # Errors
     /// `ENODATA` for hints that this provider cannot meet.
-    pub(super) fn read(given: Option<Given<'_>>, api: u32, config: &Config) -> Result<Self, Code> {
+    pub(super) fn read(given: Option<RawHints<'_>>, api: u32, config: &Config) -> Result<Self, Code> {
         let mut wanted = Self::default();
         let Some(given) = given else { return Ok(wanted) };
         let info = given.info;

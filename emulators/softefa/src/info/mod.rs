@@ -1,10 +1,10 @@
 //! `fi_getinfo`: an info for each card and fabric that meets the hints.
 
-mod given;
 mod hints;
 mod layout;
 mod nic;
 mod offer;
+mod raw_hints;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -19,9 +19,9 @@ use super::library::{Info, Library, refuse_setting, strdup, version};
 use layout::{DomainAttr, EpAttr};
 use offer::{DATA_SIZE, DOMAIN_CAPS, HMEM, KEY_SIZE, Offer, RDM_SIZE, RMA_IOV};
 
-pub(super) use given::Given;
 use hints::Hints;
 pub(super) use offer::{NARROW_INLINE, RDM_INJECT, WIDE_INLINE};
+pub(super) use raw_hints::RawHints;
 use soft_nic::address::{ADDRESS_LEN, Gid};
 use soft_nic::card;
 use soft_nic::config::Config;
@@ -72,7 +72,7 @@ entry_points! {
     ) -> c_int
     as ("fi_getinfo") (
         node: Option<&CStr> = node,
-        given: Option<Given<'_>> = hints,
+        given: Option<RawHints<'_>> = hints,
         out: Out<'_, *mut fi::fi_info> = out,
     ) {
         let config = Config::from_env().map_err(|error| refuse_setting("fi_getinfo", &error))?;

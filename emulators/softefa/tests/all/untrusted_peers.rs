@@ -343,19 +343,19 @@ fn is_held(test: &str, does: &str, as_nobody: bool) {
 }
 
 #[test]
-fn peers_connect_beside_silent_sockets() {
-    is_held("peers_connect_beside_silent_sockets", "holds-sockets", false);
+fn peers_connect_despite_silent_sockets() {
+    is_held("peers_connect_despite_silent_sockets", "holds-sockets", false);
 }
 
 #[test]
 #[ignore = "make check"]
-fn peers_connect_beside_silent_sockets_of_another_user() {
-    is_held("peers_connect_beside_silent_sockets_of_another_user", "holds-sockets", true);
+fn peers_connect_despite_silent_sockets_of_another_user() {
+    is_held("peers_connect_despite_silent_sockets_of_another_user", "holds-sockets", true);
 }
 
 #[test]
-fn peers_connect_beside_silent_tcp_connections() {
-    is_held("peers_connect_beside_silent_tcp_connections", "holds-tcp", false);
+fn peers_connect_despite_silent_tcp_connections() {
+    is_held("peers_connect_despite_silent_tcp_connections", "holds-tcp", false);
 }
 
 #[test]

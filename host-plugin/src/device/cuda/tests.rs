@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::interface::bytes_of;
 use crate::memory::region_of;
-use crate::turn::Turn;
+use crate::rounds::Rounds;
 use ferrogin_libfabric::Region;
 use ferrogin_test_support::child;
 
@@ -68,8 +68,8 @@ fn adds_reach_words_of_gpu_memory_in_each_way() {
             Adds::Stream => ways.push(Adds::Stream),
             _ => ferrogin_test_support::skip("adds by a stream", "this driver has no atomic reductions"),
         }
-        let turn = Turn::default();
-        let round = turn.begin().expect("a round");
+        let rounds = Rounds::default();
+        let round = rounds.begin().expect("a round");
         for (at, adds) in ways.into_iter().enumerate() {
             let at = address + 512 * at as u64;
             let words: Vec<_> = (0..300).map(|n| (at + n % 3 * 8, (1 << 40) + n)).collect();

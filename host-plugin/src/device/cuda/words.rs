@@ -3,7 +3,7 @@
 
 use super::driver::{Core, Current, check};
 use crate::device::interface::DeviceError;
-use crate::turn::Round;
+use crate::rounds::Round;
 use cudarc::driver::sys as cu;
 
 /// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, of CUDA 13.1.

@@ -165,7 +165,7 @@ fn acknowledgements_reach_the_sending_half_after_the_same_checks() {
 
 /// Some fields are right, so that the bytes get past the first checks.
 #[test]
-fn random_messages_never_panic_and_change_registered_words_alone() {
+fn random_messages_never_panic_and_only_change_registered_words() {
     for seed in 0..20 {
         let (mut random, mut receiver) = (Random::new(seed), Receiver::new());
         let mut number = 0;

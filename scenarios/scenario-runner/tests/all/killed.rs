@@ -68,8 +68,8 @@ fn outcome_after(dist: &Path, signal: Signal, grace: Duration) -> Outcome {
 
 /// A handler that a library of libfabric installed would catch the signal, and SIGINT too, which the parent of the tests may ignore.
 #[test]
-fn rank_ends_by_its_signal() {
-    let Some(dist) = dist("rank_ends_by_its_signal") else { return };
+fn rank_dies_by_its_own_signal() {
+    let Some(dist) = dist("rank_dies_by_its_own_signal") else { return };
     let outcome = outcome_after(&dist, Signal::SIGTERM, wait::HANG_LIMIT);
     let [survivor, victim] = outcome.statuses[..] else { panic!("{}", report(&outcome)) };
     let seen = (survivor.and_then(|status| status.code()), victim.and_then(|status| status.signal()));

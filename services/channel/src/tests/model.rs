@@ -302,7 +302,7 @@ fn silent_peer_is_given_up() {
 }
 
 #[test]
-fn silent_peer_is_given_up_alone() {
+fn only_the_silent_peer_is_given_up() {
     let mut world = World::new(3, false, 3, &Config::default());
     let [(to_silent, _), (to_lively, from_lively)] = [1, 2].map(|from| world.connect(from));
     let ends = <[Shared; 3]>::default();

@@ -145,7 +145,7 @@ fn lost_path_challenge_is_repeated() {
 
 /// A hello with the name of another endpoint opens no channel and ends none.
 #[test]
-fn forged_hello_ends_no_channel() {
+fn forged_hello_does_not_end_a_channel() {
     let mut world = World::new(1, false, 2, &Config::default());
     let (local, remote) = world.connect(1);
     let (_, address) = world.engines[0].listen().unwrap();

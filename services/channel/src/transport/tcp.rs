@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use ferrogin_libfabric::{Error, bindings};
 use ferrogin_rendezvous::proof::Domain;
-use ferrogin_rendezvous::{Address, Dial, Listener, Place, Secret, interface, stream};
+use ferrogin_rendezvous::{Address, Claim, Dial, Listener, Secret, interface, stream};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -336,9 +336,9 @@ impl Transport for Tcp {
         if addresses.is_empty() {
             return Err(argument("the address has no IP address and port".to_owned()));
         }
-        let place = Place { rank: 0, nranks: 0, called: 0 };
+        let claim = Claim { rank: 0, nranks: 0, called: 0 };
         let addr = self.add(Stage::Dialing);
-        self.dials.push((addr, Dial::new(addresses, DOMAIN, proof_secret(secret), place)));
+        self.dials.push((addr, Dial::new(addresses, DOMAIN, proof_secret(secret), claim)));
         Ok(addr)
     }
 

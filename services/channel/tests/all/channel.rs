@@ -360,7 +360,7 @@ fn kill_once(way: &Way, moment: u64) {
 
 #[test]
 #[ignore = "make check"]
-fn stopped_peer_is_given_up_alone() {
+fn only_the_stopped_peer_is_given_up() {
     let way = Way::tcp();
     let reactor = Reactor::open(&config_for_death(&way)).unwrap();
     let listener = reactor.listen().unwrap();

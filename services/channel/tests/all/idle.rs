@@ -67,16 +67,16 @@ fn idle_reactors_rest<T>(test: &str, ways: &[Way], environment: &[(&str, &str)],
 
 /// Over tcp, or the provider that FERROGIN_CHANNEL_PROVIDER names.
 #[test]
-fn idle_reactors_leave_the_processor_alone() {
-    let test = "idle_reactors_leave_the_processor_alone";
+fn idle_reactors_use_little_cpu() {
+    let test = "idle_reactors_use_little_cpu";
     idle_reactors_rest(test, &ways(test)[..1], &[], |_| ());
 }
 
 /// The listener cannot accept, and its socket stays readable.
 #[test]
 #[ignore = "make check"]
-fn reactors_without_descriptors_leave_the_processor_alone() {
-    idle_reactors_rest("reactors_without_descriptors_leave_the_processor_alone", &[Way::tcp()], &[], |listener| {
+fn reactors_out_of_descriptors_use_little_cpu() {
+    idle_reactors_rest("reactors_out_of_descriptors_use_little_cpu", &[Way::tcp()], &[], |listener| {
         assert!(limit_descriptors(256));
         let mut files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
         files.pop();
@@ -87,8 +87,8 @@ fn reactors_without_descriptors_leave_the_processor_alone() {
 
 #[test]
 #[ignore = "make check"]
-fn idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_for() {
-    let test = "idle_reactors_leave_the_processor_alone_where_there_is_no_descriptor_to_wait_for";
+fn idle_reactors_without_wait_descriptor_use_little_cpu() {
+    let test = "idle_reactors_without_wait_descriptor_use_little_cpu";
     let Some(dist) = dist(test, &["libsoftefa-fi.so"]) else { return };
     let dist = dist.to_str().expect("a path of text");
     let ways: Vec<_> = libraries(test).iter().map(|lib| Way::over(lib, "softefa")).collect();

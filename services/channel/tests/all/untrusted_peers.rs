@@ -54,8 +54,8 @@ fn echo_server() {
 
 /// Fewer descriptors than silent connections: without a limit for those, no further peer could connect.
 #[test]
-fn channels_open_beside_silent_connections() {
-    let test = "channels_open_beside_silent_connections";
+fn channels_open_despite_silent_connections() {
+    let test = "channels_open_despite_silent_connections";
     let as_nobody = untrusted::have_second_user(test);
     let descriptors = &DESCRIPTORS[..if soak() { 2 } else { 1 }];
     for descriptors in descriptors {

@@ -36,8 +36,8 @@ fn server_with_few_descriptors() {
 
 /// Without a limit for silent connections, no further client could connect.
 #[test]
-fn clients_connect_and_call_beside_silent_connections() {
-    let test = "clients_connect_and_call_beside_silent_connections";
+fn clients_connect_and_call_despite_silent_connections() {
+    let test = "clients_connect_and_call_despite_silent_connections";
     let as_nobody = untrusted::have_second_user(test);
     let environment = [("FERROGIN_TEST_SERVER", "1".to_owned())];
     let mut server = Peer::start("server_with_few_descriptors", &environment);

@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Seeds of the search for a removal that was found before.
-const MOST_SEEDS: u64 = 1000;
+const MAX_SEEDS: u64 = 1000;
 
 /// Where the threads pause under a seed.
 pub fn pause_of(seed: u64) -> Pause {
@@ -115,7 +115,7 @@ impl Campaign {
                 }
             }
         }
-        let more = if was_found { self.works.len() as u64..MOST_SEEDS } else { 0..0 };
+        let more = if was_found { self.works.len() as u64..MAX_SEEDS } else { 0..0 };
         for seed in more {
             if let Some(shown) = Work::of(seed).iter().find_map(|work| removal.try_work(work, seed)) {
                 return Verdict::Found(shown);

@@ -132,7 +132,7 @@ fn cards_that_call_at_the_same_time_are_all_kept() {
 }
 
 #[test]
-fn silent_connections_keep_no_peer_out() {
+fn silent_connections_do_not_block_peers() {
     let mut a = open();
     let mut held: Vec<_> = (0..300).map(|_| process(&a, b"")).collect();
     let mut b = exchange(&mut a);
@@ -197,7 +197,7 @@ fn claim_of_another_cards_gid_is_refused() {
 }
 
 #[test]
-fn repeated_hello_takes_no_place() {
+fn repeated_hello_takes_no_slot() {
     let mut a = open();
     let mut b = open();
     // A process repeats the hello of a card that has not connected yet, and never confirms it.

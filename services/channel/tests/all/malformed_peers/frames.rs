@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Instant;
 
 use ferrogin_rendezvous::proof::Domain;
-use ferrogin_rendezvous::{Address, Dial, Listener, Place, Secret};
+use ferrogin_rendezvous::{Address, Claim, Dial, Listener, Secret};
 use ferrogin_test_support::wait::{poll_until, wait_for};
 
 use super::OWN_SECRET;
@@ -84,8 +84,8 @@ impl Raw for Frames {
         }
         let ip: [u8; 4] = name[4..8].try_into().unwrap();
         let port = u16::from_be_bytes([name[2], name[3]]);
-        let place = Place { rank: 0, nranks: 0, called: 0 };
-        let mut dial = Dial::new(vec![Address::Tcp((ip, port).into())], DOMAIN, proved(secret), place);
+        let claim = Claim { rank: 0, nranks: 0, called: 0 };
+        let mut dial = Dial::new(vec![Address::Tcp((ip, port).into())], DOMAIN, proved(secret), claim);
         let stream = wait_for("a proof", || dial.poll(Instant::now()).unwrap());
         self.socket = stream.into_tcp();
     }

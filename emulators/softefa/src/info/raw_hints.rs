@@ -33,13 +33,13 @@ const _: () = assert!(size_of::<TxAttr>() == offset_of!(fi::fi_tx_attr, tclass))
 
 /// Borrowed hints.
 #[derive(Clone, Copy)]
-pub(crate) struct Given<'a> {
+pub(crate) struct RawHints<'a> {
     pub info: &'a fi::fi_info,
     /// Version of the loaded libfabric.
     core: u32,
 }
 
-impl<'a> Given<'a> {
+impl<'a> RawHints<'a> {
     /// Borrows hints; `None` when there are none.
     ///
     /// # Safety
@@ -123,10 +123,10 @@ impl<'a> Given<'a> {
     }
 }
 
-impl<'a> Arg<'a, *const fi::fi_info> for Option<Given<'a>> {
+impl<'a> Arg<'a, *const fi::fi_info> for Option<RawHints<'a>> {
     unsafe fn of(raw: *const fi::fi_info, _: &'a Call) -> Result<Self, Code> {
         // SAFETY: libfabric gives hints and infos in its own layout.
-        Ok(unsafe { Given::borrow(raw, Library::get().map_or(0, |library| library.version)) })
+        Ok(unsafe { RawHints::borrow(raw, Library::get().map_or(0, |library| library.version)) })
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
         let tx = fi::fi_tx_attr { tclass: fi::FI_TC_LOW_LATENCY, size: 7, ..Default::default() };
         let info = fi::fi_info { tx_attr: (&raw const tx).cast_mut(), ..fi::fi_info::default() };
         // SAFETY: local values in the newest layout, which contains the older ones; all other pointers are null.
-        let given = |core| unsafe { Given::borrow(&raw const info, core) }.unwrap();
+        let given = |core| unsafe { RawHints::borrow(&raw const info, core) }.unwrap();
         assert_eq!(given(version(1, 17)).tclass(), fi::FI_TC_LOW_LATENCY);
         assert_eq!(given(version(1, 8)).tclass(), fi::FI_TC_UNSPEC);
         assert_eq!(given(version(1, 8)).tx().map(|tx| tx.size), Some(7));

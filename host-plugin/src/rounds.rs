@@ -31,12 +31,12 @@ struct State {
 
 /// What the agent does now.
 #[derive(Debug)]
-pub struct Turn {
+pub struct Rounds {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// The result of [`Turn::wait`].
+/// The result of [`Rounds::wait`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Out {
     /// The agent is in no round that began before, or another thread has abandoned it.
@@ -48,13 +48,13 @@ pub enum Out {
     },
 }
 
-impl Default for Turn {
+impl Default for Rounds {
     fn default() -> Self {
         Self { state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0 }), changed: Condvar::new() }
     }
 }
 
-impl Turn {
+impl Rounds {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,7 +111,7 @@ impl Turn {
 
 /// A round of the agent, until dropped.
 #[derive(Debug)]
-pub struct Round<'a>(&'a Turn);
+pub struct Round<'a>(&'a Rounds);
 
 impl Round<'_> {
     /// Makes a call of a driver, which may take any time. `None` if the agent was abandoned meanwhile: memory that it knows may be gone.
@@ -156,13 +156,13 @@ mod tests {
 
     #[test]
     fn wait_ends_after_the_round_that_may_use_the_memory() {
-        let turn = Turn::default();
-        assert_eq!(turn.wait(), Out::Now, "no round");
+        let rounds = Rounds::default();
+        assert_eq!(rounds.wait(), Out::Now, "no round");
         let [known, freed, stop] = [const { AtomicBool::new(false) }; 3];
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Acquire) {
-                    let round = turn.begin().expect("a round");
+                    let round = rounds.begin().expect("a round");
                     if known.load(Ordering::SeqCst) {
                         assert_eq!(round.call(std::thread::yield_now), Some(()));
                         assert!(!freed.load(Ordering::SeqCst), "used after the wait");
@@ -174,7 +174,7 @@ mod tests {
                 known.store(true, Ordering::SeqCst);
                 std::thread::yield_now();
                 known.store(false, Ordering::SeqCst);
-                assert_eq!(turn.wait(), Out::Now);
+                assert_eq!(rounds.wait(), Out::Now);
                 freed.store(true, Ordering::SeqCst);
             }
             stop.store(true, Ordering::Release);
@@ -183,17 +183,17 @@ mod tests {
 
     #[test]
     fn wait_outlasts_the_round_and_not_the_next_one() {
-        let turn = Turn::default();
-        let mut round = turn.begin();
+        let rounds = Rounds::default();
+        let mut round = rounds.begin();
         let mut looks = 0;
-        let out = turn.look_until(|state| {
+        let out = rounds.look_until(|state| {
             drop(state);
             looks += 1;
             if looks == 10 * HANG {
                 round = None;
-                round = turn.begin();
+                round = rounds.begin();
             }
-            turn.lock()
+            rounds.lock()
         });
         assert_eq!((out, looks), (Out::Now, 10 * HANG));
         assert!(round.is_some());
@@ -201,33 +201,33 @@ mod tests {
 
     #[test]
     fn call_that_does_not_return_abandons_the_agent_once() {
-        let turn = Turn::default();
-        let round = turn.begin().expect("a round");
+        let rounds = Rounds::default();
+        let round = rounds.begin().expect("a round");
         let mut looks = 0;
         let result = round.call(|| {
             // What another thread does while the agent is in this call.
-            let out = turn.look_until(|state| {
+            let out = rounds.look_until(|state| {
                 looks += 1;
                 assert!(looks <= HANG);
                 state
             });
             assert!(matches!(out, Out::Abandoned { .. }));
-            assert_eq!(turn.wait(), Out::Now, "later waits do not wait again");
-            assert!(turn.begin().is_none());
+            assert_eq!(rounds.wait(), Out::Now, "later waits do not wait again");
+            assert!(rounds.begin().is_none());
         });
         assert_eq!((result, looks), (None, HANG));
         assert_eq!((round.is_abandoned(), round.call(|| ())), (true, None));
         drop(round);
-        assert!(turn.begin().is_none(), "stays abandoned");
+        assert!(rounds.begin().is_none(), "stays abandoned");
     }
 
     #[test]
     fn agent_whose_calls_return_in_time_is_never_abandoned() {
-        let turn = Turn::default();
-        let round = turn.begin().expect("a round");
+        let rounds = Rounds::default();
+        let round = rounds.begin().expect("a round");
         let mut looks = 0;
         let out = round.call(|| {
-            turn.look_until(|mut state| {
+            rounds.look_until(|mut state| {
                 looks += 1;
                 if looks % HANG == 0 {
                     state.calls += 1;

@@ -1,11 +1,11 @@
-//! What a rank says that it is when it connects.
+//! What a connecting rank claims to be.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The rank that connects, the number of ranks that it was started with, and the rank that it calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct Claim {
     /// The rank.
     pub rank: usize,
     /// The number of ranks.
@@ -16,19 +16,19 @@ pub struct Place {
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
-struct RawPlace {
+struct RawClaim {
     rank: U32,
     nranks: U32,
     called: U32,
     zero: U32,
 }
 
-ferrogin_ffi::assert_layout!(RawPlace, size 16, align 1, { rank @ 0, nranks @ 4, called @ 8, zero @ 12 });
+ferrogin_ffi::assert_layout!(RawClaim, size 16, align 1, { rank @ 0, nranks @ 4, called @ 8, zero @ 12 });
 
-impl Place {
+impl Claim {
     pub(crate) fn emit(self) -> [u8; 16] {
         let number = |value: usize| U32::new(value as u32);
-        zerocopy::transmute!(RawPlace {
+        zerocopy::transmute!(RawClaim {
             rank: number(self.rank),
             nranks: number(self.nranks),
             called: number(self.called),
@@ -37,7 +37,7 @@ impl Place {
     }
 
     pub(crate) fn parse(bytes: [u8; 16]) -> Self {
-        let raw: RawPlace = zerocopy::transmute!(bytes);
+        let raw: RawClaim = zerocopy::transmute!(bytes);
         let number = |value: U32| value.get() as usize;
         Self { rank: number(raw.rank), nranks: number(raw.nranks), called: number(raw.called) }
     }
