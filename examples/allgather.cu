@@ -1,6 +1,6 @@
 // Ring all-gather: every rank has a block, and all ranks get all blocks. In each of ranks - 1 steps a rank passes on the
-// block that it received in the step before. Each step has its own signal: several blocks of one neighbour may be under way,
-// the card delivers them in any order, and a signal counts puts without naming them.
+// block that it received in the step before. Each step has its own signal: several blocks of a neighbour may be in flight,
+// the card delivers them in any order, and a signal counts puts without saying which.
 #include "example.h"
 
 using namespace ferrogin;

@@ -10,7 +10,7 @@ constexpr uint64_t WORDS = 512, BYTES = WORDS * sizeof(uint64_t);
 
 enum : uint32_t { ARRIVED, READ, SIGNALS };
 
-// The word i of the block that rank `from` has for rank `to`.
+// Word i of the block from rank `from` to rank `to`.
 FGIN_API uint64_t word(uint64_t round, uint64_t from, uint64_t to, uint64_t i) {
   return round << 48 | from << 32 | to << 16 | i;
 }
@@ -25,10 +25,10 @@ KERNEL alltoall(Outcome* outcome, void* handle, fgin_window window, uint64_t* bl
     for (uint64_t i = block.thread_rank(); i < ranks * WORDS; i += block.size()) {
       blocks[i] = word(round, rank, i / WORDS, i % WORDS);
     }
-    // All ranks have read the blocks of the round before.
+    // All ranks have read the previous round's blocks.
     TRY(gin.waitSignal(READ, uint64_t(round) * ranks, block));
     for (uint32_t i = 0; i < ranks; i++) {
-      // Every rank begins with another peer, so that not all put to one rank at a time.
+      // Each rank starts with a different peer, so that they don't all put to the same rank at once.
       uint32_t peer = (rank + i) % ranks;
       uint64_t to = (ranks + rank) * BYTES, from = peer * BYTES;
       TRY(gin.put(peer, window, to, window, from, BYTES, SignalInc{ARRIVED}, None{}, block));
@@ -38,7 +38,7 @@ KERNEL alltoall(Outcome* outcome, void* handle, fgin_window window, uint64_t* bl
       if (received[i] != word(round, i / WORDS, rank, i % WORDS)) ++wrong[block.thread_rank()];
     }
     for (uint32_t peer = 0; peer < ranks; peer++) TRY(gin.signal(peer, SignalInc{READ}, block));
-    // The blocks were sent, and may be written again.
+    // The blocks have been sent and may be overwritten.
     TRY(gin.flush(block));
   }
 }
@@ -47,7 +47,7 @@ int main() try {
   auto comm = Comm::open();
   uint32_t rank = comm.rank(), ranks = comm.ranks();
   auto window = comm.allocate(2 * ranks * BYTES, Memory::Host);
-  // One count for each thread of a block.
+  // One count per thread of a block.
   auto counts = comm.allocate(1024 * sizeof(unsigned long long), Memory::Host);
   ContextOptions options;
   options.signals = SIGNALS;

@@ -1,6 +1,6 @@
 // Barrier of the kernels of all ranks, without the host. In round r of log2(ranks) rounds a rank signals the rank 2^r
-// further and waits for the signal of the rank 2^r before it. Each round has a signal of its own, which counts the barriers,
-// so nothing is reset. Between two barriers every rank writes a value to every other rank, and checks after the barrier that
+// further on and waits for the signal of the rank 2^r before it. Each round has its own signal, which counts the barriers, so
+// nothing is reset. Between two barriers every rank writes a value to every other rank, and checks after the barrier that
 // all values are there.
 #include "example.h"
 
@@ -14,12 +14,12 @@ KERNEL barriers(Outcome* outcome, void* handle, fgin_window window, volatile uin
   Gin<Sharing::Cta> gin(handle, 0);
   Block block;
   for (int n = 1; n <= BARRIERS; n++) {
-    // Values alternate between two places, since a fast rank writes the next ones while a slow rank still reads.
+    // Values alternate between two places, because a fast rank writes the next ones while a slow rank is still reading.
     uint64_t place = n % 2 * ranks;
     for (uint32_t peer = 0; peer < ranks; peer++) {
       TRY(gin.putValue(peer, window, (place + rank) * sizeof(uint64_t), uint64_t(n), None{}, block));
     }
-    // A completed write has arrived. Without the flush the signals below could pass the values.
+    // A completed write has arrived. Without the flush, the signals below could overtake the values.
     TRY(gin.flush(block));
     for (uint32_t round = 0, distance = 1; distance < ranks; round++, distance *= 2) {
       TRY(gin.signal((rank + distance) % ranks, SignalInc{round}, block));
@@ -41,7 +41,7 @@ int main() try {
     return 1;
   }
   auto window = comm.allocate(2 * ranks * sizeof(uint64_t), Memory::Host);
-  // One count for each thread of a block.
+  // One count per thread of a block.
   auto counts = comm.allocate(1024 * sizeof(unsigned long long), Memory::Host);
   ContextOptions options;
   options.signals = ROUNDS;

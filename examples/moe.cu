@@ -1,6 +1,6 @@
 // Mixture of experts, dispatch and combine: each rank has tokens and one expert. Dispatch puts each token to the rank of its
 // expert, combine puts the expert's result back. Counts of tokens travel as values and tokens as puts by warps; both may
-// arrive in any order, so an expert first waits for the counts of all ranks, adds them, and waits for as many tokens.
+// arrive in any order, so an expert first waits for the counts of all ranks, adds them up, and waits for that many tokens.
 #include "example.h"
 
 using namespace ferrogin;
@@ -34,7 +34,7 @@ struct Layout {
       bytes(combined + ranks * TOKENS * ROW) {}
 };
 
-// What the expert of rank `expert` makes of a number.
+// What the expert of rank `expert` computes from a number.
 FGIN_API float apply(uint32_t expert, float x) {
   return x * float(expert + 2) + 1;
 }

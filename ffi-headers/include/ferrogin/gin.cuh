@@ -4,18 +4,16 @@
 //   gin.putValue(peer, window, offset, value, ferrogin::SignalInc{0});
 //   gin.flush();
 //
-// Every operation takes a coop: the threads that call it together. The coop synchronises before and after the operation. The
-// thread of rank 0 carries the operation out; the threads divide a flush() among them. The card reads what any of the threads
-// wrote before the call. A coop is Thread, Warp, Block, or any other type with thread_rank(), size() and sync(), such as the
-// groups of cooperative_groups.
+// Every operation takes a coop: the threads that call it together. The coop synchronises before and after the operation. The thread
+// of rank 0 carries it out; for a flush(), the threads divide the work. The card sees what any of the threads wrote before the call.
+// A coop is Thread, Warp, Block, or any other type with thread_rank(), size() and sync(), such as the groups of cooperative_groups.
 //
-// Single threads of a warp that make the same call at the same time post together, unless the mode is THREAD: those whose
-// operations use one queue share a reservation, a fence and a doorbell. With Lanes in place of a coop all lanes do so for certain,
+// Single threads of a warp that make the same call at the same time post together, unless the mode is THREAD: those whose operations
+// use the same queue share a reservation, a fence and a doorbell. With Lanes instead of a coop, all lanes are guaranteed to do so,
 // each with its own operation.
 //
-// The result is an fgin_status: that of the operation in the threads that carried it out, FGIN_OK in the others. Link a kernel
-// with the relocatable object of libferrogin_device for its architecture (-rdc=true), and a host program with
-// libferrogin_device.so.
+// The result is an fgin_status: the operation's in the threads that carried it out, FGIN_OK in the others. Link kernels with the
+// relocatable object of libferrogin_device for their architecture (-rdc=true), and host programs with libferrogin_device.so.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_GIN_CUH
@@ -74,16 +72,16 @@ struct Block : Thread {};
 
 #endif
 
-// The lanes of a warp that make a call together, each with its own operation, arguments and result: in place of a coop of put,
-// putValue and signal. All lanes of the mask make the call. In the mode THREAD, no thread but these lanes uses the context.
+// For put, putValue and signal, instead of a coop: the lanes of a warp that make the call together, each with its own operation,
+// arguments and result. All lanes of the mask make the call. In the mode THREAD, only these lanes may use the context.
 struct Lanes {
   uint32_t mask = 0xffffffffu;
 };
 
-// Actions of an operation: on the peer (None, or a signal), and on this rank when the source may be reused (None, CounterInc).
-// With an id out of range the operation does nothing and returns FGIN_INVALID_ARGUMENT. A signal covers its own operation, a
-// strong one also all earlier operations of the context to that peer. Strong and VA signals need a context with emulated
-// signals; elsewhere the operation returns FGIN_UNSUPPORTED.
+// An operation's actions: on the peer (None, or a signal), and on this rank once the source may be reused (None, CounterInc). With an
+// id out of range, the operation does nothing and returns FGIN_INVALID_ARGUMENT. A signal covers its own operation; a strong one
+// also covers all earlier operations of the context to that peer. Strong and VA signals need emulated signals; otherwise the
+// operation returns FGIN_UNSUPPORTED.
 
 struct None {};
 
@@ -91,7 +89,7 @@ struct SignalInc {
   uint32_t signal;
 };
 
-// With 0 no signal is raised.
+// With 0, no signal is raised.
 struct SignalAdd {
   uint32_t signal;
   uint32_t value;
@@ -133,7 +131,7 @@ struct StrongVASignalAdd {
   uint64_t value;
 };
 
-// The threads that use the context: all, those of one block, or one. Less sharing needs fewer atomics.
+// Which threads use the context: all, those of one block, or one. Less sharing needs fewer atomics.
 enum class Sharing : uint32_t { Gpu = FGIN_SHARING_GPU, Cta = FGIN_SHARING_CTA, Thread = FGIN_SHARING_THREAD };
 
 // The scope of a release before a put, made or required; in order of reach.
@@ -222,13 +220,13 @@ FGIN_DEVICE void local(Signal& signal, CounterInc inc) {
 template <Sharing sharing = Sharing::Gpu>
 class Gin {
  public:
-  // The context `id` of the array that createContext returned in ncclNetDeviceHandle->handle. If it cannot be opened, status()
-  // is the reason, and every operation returns FGIN_INVALID_ARGUMENT.
+  // Context number `id`; `handle` is ncclNetDeviceHandle->handle, or Context::handle() of the host API. If it can't be opened,
+  // status() says why, and every operation returns FGIN_INVALID_ARGUMENT.
   FGIN_DEVICE Gin(void* handle, uint32_t id) {
     status_ = fgin_open(handle, id, &ctx_);
   }
 
-  // A context that fgin_open gave.
+  // A context from fgin_open.
   FGIN_DEVICE explicit Gin(const fgin_context* ctx)
     : ctx_(ctx), status_(ctx ? FGIN_OK : FGIN_INVALID_ARGUMENT) {}
 
@@ -239,9 +237,9 @@ class Gin {
     return ctx_;
   }
 
-  // Writes `bytes` from `src` at `srcOff` on this rank to `dst` at `dstOff` on `peer`. The source may be reused after a
-  // flush, or when the counter of a CounterInc has counted the operation. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE. Every post
-  // fences at system scope before its doorbell, so it covers a release of any scope.
+  // Writes `bytes` from `src` at `srcOff` on this rank to `dst` at `dstOff` on `peer`. The source may be reused after a flush, or
+  // once the counter of a CounterInc has counted the operation. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE. Every post fences at
+  // system scope before its doorbell, so it covers a release of any scope.
   template <typename Remote = None, typename Local = None, typename Coop = Thread>
   FGIN_DEVICE int put(uint32_t peer, fgin_window dst, uint64_t dstOff, fgin_window src, uint64_t srcOff, uint64_t bytes,
                       Remote remote = {}, Local local = {}, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
@@ -288,14 +286,14 @@ class Gin {
     });
   }
 
-  // Rings the doorbells that operations with FGIN_AGGREGATE left, on all queues, and waits for nothing.
+  // Rings the doorbells that operations with FGIN_AGGREGATE left, on all queues. Doesn't wait.
   template <typename Coop = Thread>
   FGIN_DEVICE int ring(Coop coop = {}) const {
     return lead(coop, [&](uint32_t) { return fgin_ring(ctx_); });
   }
 
-  // Waits until every earlier post on this context has completed. Each thread of the group waits for a part of the endpoints,
-  // and gets the status of that part.
+  // Waits until every earlier post on this context has completed. Each thread of the group waits for some of the endpoints, and gets
+  // the status of those.
   template <typename Coop = Thread>
   FGIN_DEVICE int flush(Coop coop = {}) const {
     coop.sync();
@@ -304,8 +302,8 @@ class Gin {
     return status;
   }
 
-  // A flush in two steps: `request` stands for every post before flushAsync, and wait() waits for them. The same thread of the
-  // group, that of rank 0, calls both with its own `request`.
+  // A flush in two steps: `request` stands for every post before flushAsync, and wait() waits for them. The group's thread of rank 0
+  // makes both calls, with its own `request`.
   template <typename Coop = Thread>
   FGIN_DEVICE int flushAsync(fgin_request& request, Coop coop = {}) const {
     return lead(coop, [&](uint32_t) { return fgin_flush_async(ctx_, &request); });
@@ -323,7 +321,7 @@ class Gin {
     return status;
   }
 
-  // Later waits of all threads fail after `ns` nanoseconds with FGIN_TIMEOUT; 0 is no limit.
+  // Later waits of all threads return FGIN_TIMEOUT after `ns` nanoseconds; 0 means no limit.
   FGIN_DEVICE int setTimeout(uint64_t ns) const {
     return fgin_set_timeout(ctx_, ns);
   }

@@ -17,7 +17,7 @@
 
 namespace ferrogin {
 
-// The error of a call: what() has the cause and the fix.
+// A failed call: what() has the cause and the fix.
 class Error : public std::runtime_error {
  public:
   Error(int status, const char* text) : std::runtime_error(text), status_(status) {}
@@ -33,12 +33,12 @@ class Error : public std::runtime_error {
 
 enum class Memory : uint32_t { Host = FERROGIN_MEMORY_HOST, Device = FERROGIN_MEMORY_DEVICE };
 
-// ferrogin_options with their size, and the defaults.
+// ferrogin_options with the size set, and defaults.
 struct Options : ferrogin_options {
   Options() : ferrogin_options{FERROGIN_OPTIONS, 0, 0} {}
 };
 
-// ferrogin_context_options with their size, and the defaults.
+// ferrogin_context_options with the size set, and defaults.
 struct ContextOptions : ferrogin_context_options {
   ContextOptions() : ferrogin_context_options{FERROGIN_CONTEXT_OPTIONS, 0, 0, 0, 0, 0, 0} {}
 };
@@ -68,7 +68,7 @@ class Owner {
     if (handle_) (void)Close(handle_);
   }
 
-  // Closes the handle now, and reports an error; after an error it is still open.
+  // Closes the handle now, and throws on an error; it then stays open.
   void close() {
     if (handle_) check(Close(handle_));
     handle_ = nullptr;
@@ -107,7 +107,7 @@ class Context : public host_detail::Owner<ferrogin_context, ferrogin_context_des
   void* handle() const {
     return host_detail::check(ferrogin_context_handle(handle_));
   }
-  // Throws after a request has failed.
+  // Throws if a request has failed.
   void check() const {
     host_detail::check(ferrogin_context_check(handle_));
   }
@@ -148,7 +148,7 @@ class Comm : public host_detail::Owner<ferrogin_comm, ferrogin_close> {
     return comm;
   }
 
-  // From the variables of a launcher.
+  // With the launcher's variables.
   static Comm open(const Options& options = {}) {
     Comm comm;
     host_detail::check(ferrogin_open_env(&options, &comm.handle_));

@@ -99,8 +99,8 @@ impl World {
         } else {
             (CONTEXTS, program::signals(nranks as u32))
         };
-        if config.workloads && nranks > workloads::MOST_RANKS as usize {
-            let most = workloads::MOST_RANKS;
+        if config.workloads && nranks > workloads::MAX_RANKS as usize {
+            let most = workloads::MAX_RANKS;
             return Err(RunError::Usage(format!("workloads take at most {most} ranks, but this job has {nranks}")));
         }
         let plugin = Plugin::find(&config.plugin)?;

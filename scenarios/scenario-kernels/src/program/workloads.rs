@@ -12,7 +12,7 @@ use ferrogin_device::{Action, Flags, Span};
 /// Contexts that the workloads need: one for barriers, and one for each channel.
 pub const CONTEXTS: u32 = 1 + CHANNELS;
 /// Most ranks of a workload.
-pub const MOST_RANKS: u32 = 8;
+pub const MAX_RANKS: u32 = 8;
 
 /// Signals that the workloads need of each context.
 pub const fn signals(nranks: u32) -> u32 {
@@ -25,7 +25,7 @@ const BLOCK: u64 = 512;
 /// Bytes of a token of DeepEP's patterns; its first word is a header.
 const TOKEN: u64 = 128;
 /// Most tokens of a channel to one rank.
-const MOST: u64 = 15;
+const MAX: u64 = 15;
 /// Tokens between two signals of a channel.
 const INTERVAL: u64 = 6;
 /// Channels of [`Run::deep_ep`], each with a context.
@@ -34,12 +34,12 @@ const CHANNELS: u32 = 16;
 const INDEXED_CHANNELS: u32 = 11;
 /// Signals of a context of [`Run::deep_ep_indexed`]: tokens of each rank, numbers of tokens of each rank, and ranks that have taken theirs.
 const SIGNALS: u32 = 21;
-const NUMBERS: u32 = MOST_RANKS;
+const NUMBERS: u32 = MAX_RANKS;
 const TAKEN: u32 = SIGNALS - 1;
 /// Experts of [`Run::nccl_ep`], each with a signal for each rank.
 const EXPERTS: u32 = 6;
 /// Room for the words that an expert has from one rank. More than an immediate can tell.
-const MOST_WORDS: u64 = 4500;
+const MAX_WORDS: u64 = 4500;
 /// Words of one put of [`Run::nccl_ep`].
 const PIECE: u64 = 2000;
 
@@ -47,7 +47,7 @@ const PIECE: u64 = 2000;
 const SPOILT: u32 = 1;
 
 /// Offsets in the inbox of a rank: tokens, replies, and words.
-const REPLIES: u64 = CHANNELS as u64 * MOST * TOKEN;
+const REPLIES: u64 = CHANNELS as u64 * MAX * TOKEN;
 const WORDS: u64 = 2 * REPLIES;
 /// Offset in the outbox of the words that the threads of a rank share, behind all sources.
 const SHARED: u64 = OUTBOX - LANE;
@@ -55,10 +55,10 @@ const SHARED: u64 = OUTBOX - LANE;
 const SEEN: u32 = 512;
 
 const _: () = {
-    let (ranks, experts) = (MOST_RANKS as u64, EXPERTS as u64);
-    assert!(WORDS + 16 * CHANNELS as u64 <= INBOX - GUARD && experts * MOST_WORDS * 8 <= INBOX - GUARD);
-    assert!(ranks * WORDS <= SHARED && experts * ranks * MOST_WORDS * 8 <= SHARED);
-    assert!(INBOX / LANE + CHANNELS as u64 <= SEEN as u64 && ((SEEN + CHANNELS * MOST_RANKS) as u64) < LANE / 8);
+    let (ranks, experts) = (MAX_RANKS as u64, EXPERTS as u64);
+    assert!(WORDS + 16 * CHANNELS as u64 <= INBOX - GUARD && experts * MAX_WORDS * 8 <= INBOX - GUARD);
+    assert!(ranks * WORDS <= SHARED && experts * ranks * MAX_WORDS * 8 <= SHARED);
+    assert!(INBOX / LANE + CHANNELS as u64 <= SEEN as u64 && ((SEEN + CHANNELS * MAX_RANKS) as u64) < LANE / 8);
 };
 
 /// A token's place beside others, and its number in the reference.
@@ -78,7 +78,7 @@ impl Token {
 
     /// Offset in the inbox of its sender.
     fn place(self) -> u64 {
-        (if self.is_reply { REPLIES } else { 0 }) + (u64::from(self.channel) * MOST + self.index) * TOKEN
+        (if self.is_reply { REPLIES } else { 0 }) + (u64::from(self.channel) * MAX + self.index) * TOKEN
     }
 
     fn reply(self) -> Token {
@@ -93,13 +93,13 @@ fn packed(tail: u64, is_finished: bool) -> u64 {
 
 /// The number of tokens of a channel in a round.
 fn tokens(round: u32, channel: u32, from: u32, to: u32) -> u64 {
-    pattern_word(from, round, Token { from, to, channel, index: 0, is_reply: false }.number(), TOKEN) % (MOST + 1)
+    pattern_word(from, round, Token { from, to, channel, index: 0, is_reply: false }.number(), TOKEN) % (MAX + 1)
 }
 
 /// The number of words for an expert in a round: in most cases few.
 fn words(round: u32, expert: u32, from: u32, to: u32) -> u64 {
-    let random = pattern_word(from, round, expert << 8 | to, MOST_WORDS);
-    (random >> 3) % if random.is_multiple_of(8) { MOST_WORDS + 1 } else { 41 }
+    let random = pattern_word(from, round, expert << 8 | to, MAX_WORDS);
+    (random >> 3) % if random.is_multiple_of(8) { MAX_WORDS + 1 } else { 41 }
 }
 
 impl Run<'_> {
@@ -309,7 +309,7 @@ impl Run<'_> {
     fn take_and_reply(&self, round: u32, channel: u32) -> Step {
         let Plan { rank, nranks, .. } = *self.plan;
         // What this thread has seen of each rank.
-        let seen_of = |from: u32| self.shared(SEEN + channel * MOST_RANKS + from);
+        let seen_of = |from: u32| self.shared(SEEN + channel * MAX_RANKS + from);
         (0..nranks).for_each(|from| self.store(seen_of(from), 0));
         let (mut left, mut polls, mut began) = (nranks, 0, 0);
         while left > 0 {
@@ -448,8 +448,8 @@ impl Run<'_> {
         let Plan { rank, nranks, .. } = *self.plan;
         for to in self.everyone() {
             let count = words(round, expert, rank, to);
-            let from = self.plan.outbox() + u64::from(expert * nranks + to) * MOST_WORDS * 8;
-            let at = self.at(rank, u64::from(expert) * MOST_WORDS * 8);
+            let from = self.plan.outbox() + u64::from(expert * nranks + to) * MAX_WORDS * 8;
+            let at = self.at(rank, u64::from(expert) * MAX_WORDS * 8);
             self.fill(from, count * 8, round, expert << 8 | to);
             let mut first = 0;
             while first < count {
@@ -470,7 +470,7 @@ impl Run<'_> {
         for from in 0..nranks {
             let (id, count) = (expert * nranks + from, words(round, expert, from, rank));
             self.await_step(id, 0, count + 1).map_err(|failure| Failure { peer: from, ..failure })?;
-            let at = self.at(from, u64::from(expert) * MOST_WORDS * 8);
+            let at = self.at(from, u64::from(expert) * MAX_WORDS * 8);
             self.expect_buffer(at, count * 8, from, round, expert << 8 | rank)?;
             if !self.is_undone(round, expert) {
                 self.context.reset_signal(id).map_err(|status| Failure::of(status, from))?;
