@@ -40,9 +40,9 @@ impl Ended {
     pub fn failure(&self) -> Option<String> {
         match &self.end {
             End::Exited(0) => None,
-            End::Exited(code) => Some(format!("it ended with exit code {code}")),
+            End::Exited(code) => Some(format!("it exited with code {code}")),
             End::Crashed(signal) => Some(format!("it crashed ({signal})")),
-            End::TimedOut(limit) => Some(format!("it did not end within {} s and was killed", limit.as_secs_f64())),
+            End::TimedOut(limit) => Some(format!("it did not finish within {} s and was killed", limit.as_secs_f64())),
             End::Unknown(reason) => Some(reason.clone()),
         }
     }
@@ -59,7 +59,7 @@ impl Ended {
 /// # Errors
 /// The path of this program is unknown.
 pub fn this_program() -> Result<Command, String> {
-    let program = std::env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))?;
+    let program = std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
     Ok(Command::new(program))
 }
 

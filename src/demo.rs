@@ -14,13 +14,13 @@ use std::time::Instant;
 
 #[derive(Debug, clap::Args)]
 pub struct DemoArgs {
-    /// Number of ranks [default: 2, or those that mpirun or torchrun started].
+    /// Number of ranks [default: 2, or as many as mpirun or torchrun started].
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Option<u32>,
     /// Repetitions of each part of a phase.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     reps: u32,
-    /// Launcher of the ranks.
+    /// How to start the ranks.
     #[arg(long, value_enum, default_value_t = Launcher::Auto)]
     launcher: Launcher,
 }
@@ -53,7 +53,7 @@ pub fn run(args: &DemoArgs) -> ExitCode {
         Ok((_, Some(failure))) => {
             // The message below tells the failure if standard output is full.
             let _ = stdout::print("FAIL\n");
-            failed(&format!("{failure}; run `ferrogin doctor` to see what this machine lacks"))
+            failed(&format!("{failure}; run `ferrogin doctor` to see what this machine is missing"))
         }
         Err(error) => failed(&error),
     }

@@ -16,15 +16,15 @@ use std::time::Duration;
 /// The arguments of `ferrogin gpu-cost`.
 #[derive(Debug, clap::Args)]
 pub struct CostArgs {
-    /// The operations [default: all]
+    /// Operations to run [default: all].
     operations: Vec<Operation>,
-    /// The numbers of threads that make the call at once, as one block
+    /// How many threads of a block make the call at the same time.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 32], value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Vec<u32>,
-    /// The seed of the threads' interleaving
+    /// The seed for the threads' interleaving.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A PTX file with the functions of `ferrogin/gin.h` in place of the tool's own device code
+    /// A PTX file with the functions of `ferrogin/gin.h`, instead of the tool's own device code.
     #[arg(long)]
     module: Option<PathBuf>,
 }

@@ -33,7 +33,7 @@ pub fn identity(ranks: Option<u32>, defaults: Defaults<'_>) -> Result<Option<Ide
         return Ok(Some(identity));
     }
     let error = Command::new(own_path()?).args(std::env::args_os().skip(1)).envs(missing).exec();
-    Err(format!("this program cannot execute itself with the settings of a rank: {error}"))
+    Err(format!("this program cannot execute itself with a rank's settings: {error}"))
 }
 
 /// Runs `ranks` ranks of this same command, and returns when all have ended: the exit code of the job, and its first failure.
@@ -63,5 +63,5 @@ fn missing<'a>(defaults: Defaults<'a>) -> impl Iterator<Item = (&'a str, &'a OsS
 }
 
 fn own_path() -> Result<PathBuf, String> {
-    std::env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))
+    std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))
 }

@@ -1,5 +1,4 @@
-//! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine
-//! lacks.
+//! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine is missing.
 #![deny(clippy::print_stdout)]
 
 #[cfg(test)]
@@ -38,59 +37,60 @@ struct Args {
 enum Command {
     /// Exchanges values between ranks through the plugin, and measures latencies and rates.
     ///
-    /// The demo uses the software card unless FERROGIN_PROVIDER is set. With FERROGIN_DEVICE=cuda the kernels run as PTX on a GPU, or on the
+    /// The demo uses the software card unless FERROGIN_PROVIDER is set. With FERROGIN_DEVICE=cuda, kernels run as PTX on a GPU, or on the
     /// software GPU (`ferrogin gpu -- ferrogin demo`).
     Demo(demo::DemoArgs),
-    /// Reports whether NCCL can use the plugin with these settings, and how to fix each problem.
+    /// Says whether NCCL can use the plugin with these settings, and how to fix each problem.
     ///
-    /// Exits with 0 if NCCL can use the plugin, with 1 if it cannot, and with 2 for an argument that is not valid.
+    /// Exits with 0 if NCCL can use the plugin, 1 if it can't, and 2 for invalid arguments.
     Doctor(doctor::DoctorArgs),
     /// Measures latencies, rates and bandwidths between ranks.
     ///
-    /// Under mpirun or torchrun this process is one rank; otherwise it starts --ranks ranks on this host. Without an EFA card set
-    /// FERROGIN_PROVIDER=softefa. Exits with 0 if all was measured, 1 after a failure, 2 for invalid arguments.
+    /// Under mpirun or torchrun, this process is one rank; otherwise it starts --ranks ranks on this host. Without an EFA card, set
+    /// FERROGIN_PROVIDER=softefa. Exits with 0 if everything was measured, 1 after a failure, and 2 for invalid arguments.
     Perf(perf::PerfArgs),
-    /// Prints the ratios of two reports of perf.
+    /// Compares two reports of perf: prints the ratios of their figures.
     ///
-    /// Exits with 0, 1 if a report cannot be read, 2 for invalid arguments, 3 if the runs cannot be compared, and 4 with --fail-below if a
-    /// figure is worse.
+    /// Exits with 0, 1 if a report can't be read, 2 for invalid arguments, 3 if the runs can't be compared, and 4 with --fail-below if a
+    /// figure got worse.
     Compare(perf::CompareArgs),
-    /// Draws reports of perf: latency and bandwidth against size.
+    /// Plots reports of perf: latency and bandwidth against size.
     Plot(perf::PlotArgs),
-    /// Runs every check on the ranks of a job, and writes a report you can send us: for machines with hardware.
+    /// Runs every check on the ranks of a job, and writes a report you can send us. Made for machines with hardware.
     ///
-    /// Runs the doctor, the scenarios, checks of the card and perf, as ranks under mpirun, torchrun or FERROGIN_RANK, FERROGIN_NRANKS and
-    /// FERROGIN_BOOTSTRAP, or as --ranks on this host. Exits with 0 if all passed.
+    /// Runs the doctor, the scenarios, checks of the card, and perf. This process is one rank under mpirun or torchrun, or with
+    /// FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP set; otherwise it starts --ranks ranks on this host. Exits with 0 if everything
+    /// passed, 1 if not, and 2 for invalid arguments.
     Validate(validate::ValidateArgs),
-    /// Runs the ranks of a program of the host API on this host: `ferrogin run -n 4 -- ./program`.
+    /// Starts the ranks of a host API program on this host: `ferrogin run -n 4 -- ./program`.
     ///
-    /// Each rank gets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET, and its number before each line of output. After
-    /// a failure the other ranks have 5 s to end. Exits with the code of the first rank that failed, or 0.
+    /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its output with its rank. If a
+    /// rank fails, the others have 5 s to exit. Exits with the code of the first rank that failed, or 0.
     Run(run::RunArgs),
-    /// Prints the device code as PTX: the functions of ferrogin/gin.h, to be linked with kernels.
+    /// Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels.
     Ptx {
-        /// Prints the origin of the PTX instead: its compiler and sources.
+        /// Prints instead where the PTX comes from: its compiler and sources.
         #[arg(long)]
         about: bool,
     },
-    /// Runs a program on software cards below libibverbs: `ferrogin verbs -- fi_info -p efa`.
+    /// Runs a verbs program on software EFA cards: `ferrogin verbs -- fi_info -p efa`.
     ///
-    /// The program finds the card as it finds EFA hardware. SOFTEFA_NICS and SOFTEFA_FAULTS apply.
+    /// The program finds the cards the way it finds EFA hardware. SOFTEFA_NICS and SOFTEFA_FAULTS apply.
     Verbs(verbs::VerbsArgs),
-    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes one work request or completion from hexadecimal digits.
+    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits.
     ///
-    /// Exits with 0, 1 if a file or the digits cannot be read, and 2 for invalid arguments.
+    /// Exits with 0, 1 if a file or the digits can't be read, and 2 for invalid arguments.
     Trace(trace::TraceArgs),
-    /// Runs a program on software GPUs: `ferrogin gpu -- PROGRAM` finds their libcuda.so.1 in place of NVIDIA's.
+    /// Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA's.
     ///
     /// SOFTGPU_DEVICES, SOFTGPU_MEMORY_BYTES and other settings apply: docs/software-gpu.md.
     Gpu(gpu::GpuArgs),
     /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences.
     ///
-    /// The device code runs as PTX in the interpreter of the software GPU: docs/software-gpu.md. Exits with 0, 1 if the PTX cannot be
-    /// read or run, and 2 for invalid arguments.
+    /// The device code runs as PTX in the software GPU's interpreter: docs/software-gpu.md. Exits with 0, 1 if the PTX can't be read or run,
+    /// and 2 for invalid arguments.
     GpuCost(gpu_cost::CostArgs),
-    /// Packs the files of a directory for a report: without host names, the home directory and addresses.
+    /// Packs the files of a directory for a report, without host names, addresses and the home directory.
     #[command(hide = true)]
     Pack(pack::PackArgs),
     /// Runs one part of a validation, as a rank.

@@ -46,7 +46,7 @@ fn describe(
     if report.is_empty() {
         let others: Vec<&str> = found.iter().map(|device| &*device.name).collect();
         let others = if others.is_empty() { "no RDMA device".into() } else { others.join(", ") };
-        report = vec![line(format!("none: rdma-core is installed, and this machine has {others}")), without_a_card()];
+        report = vec![line(format!("none: rdma-core is installed, but this machine has {others}")), without_a_card()];
     }
     report
 }

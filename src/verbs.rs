@@ -32,13 +32,16 @@ pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     let beside = places.filter_map(|place| Some(own.as_ref()?.join(place)));
     let found = from_environment.chain(beside).find(|directory| directory.join(library).is_file());
     let found = found.ok_or_else(|| {
-        format!("no {part}/{library} in FERROGIN_DIST, beside this program or in its installation: `make build` puts it into dist/{part}")
+        format!(
+            "no {part}/{library} in FERROGIN_DIST, next to this program or in its installation: `make build` \
+                 puts it into dist/{part}"
+        )
     })?;
     let directory = found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))?;
     // The loader ends an entry of LD_LIBRARY_PATH at both, has no escape for them, and takes what follows for a relative directory.
     if let Some(separator) = directory.as_os_str().as_bytes().iter().find(|byte| b":;".contains(byte)) {
         return Err(format!(
-            "{} cannot be an entry of LD_LIBRARY_PATH, because its name contains `{}`: install ferrogin in a directory without it",
+            "{} cannot be in LD_LIBRARY_PATH, because its name contains `{}`: install ferrogin in a directory without it",
             directory.display(),
             char::from(*separator)
         ));
@@ -80,8 +83,8 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
         Ok(()) => command.env_remove("SYSFS_PATH"),
         Err(refusal) => {
             eprintln!(
-                "ferrogin verbs: the cards are in SYSFS_PATH alone, not in /sys and /dev/infiniband, where UCX, MPICH and Mooncake look for \
-                 them: {refusal}"
+                "ferrogin verbs: the cards are only in SYSFS_PATH, not in /sys and /dev/infiniband, where UCX, MPICH \
+                 and Mooncake look for them: {refusal}"
             );
             command.env("SYSFS_PATH", sysfs)
         }

@@ -157,7 +157,7 @@ fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T
     let bytes = unsafe { std::slice::from_raw_parts(pointer.cast::<u8>(), size) };
     if bytes.iter().skip(known).any(|byte| *byte != 0) {
         return Err(Error::Usage(format!(
-            "{what} has options of a newer ferrogin/host.h than this library, {}: install the library of the header",
+            "{what} has options that this library, {}, does not know: install the library that belongs to your ferrogin/host.h",
             env!("CARGO_PKG_VERSION")
         )));
     }
@@ -396,7 +396,7 @@ pub extern "C" fn ferrogin_window_address(window: *const c_void) -> *mut c_void 
 pub extern "C" fn ferrogin_window_host_address(window: *const c_void) -> *mut c_void {
     guard_pointer(|| {
         self::window(window)?.window.host_address().ok_or_else(|| {
-            Error::Usage("the window is in GPU memory, which the host does not address: copy it with CUDA".to_owned())
+            Error::Usage("the window is in GPU memory, which has no host address: copy it with CUDA".to_owned())
         })
     })
 }

@@ -159,7 +159,8 @@ fn listen(options: &Options) -> Result<ListenComm<Plugin>, Error> {
         card if card <= cards => card - 1,
         card => {
             let text = format!(
-                "card {card} does not exist: this machine has {cards}, where cards below one PCI switch are one; pass 0 for the nearest"
+                "card {card} does not exist: this machine has {cards} (cards below one PCI switch count as one); \
+                 pass 0 for the nearest"
             );
             return Err(Error::Argument(text));
         }

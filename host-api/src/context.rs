@@ -43,7 +43,7 @@ impl ContextOptions {
             i32::try_from(value).map_err(|_| PluginError::Argument(format!("{name} = {value} is above {}", i32::MAX)))
         };
         if self.traffic_class > 255 {
-            let text = format!("traffic_class = {} is not in 0..=255", self.traffic_class);
+            let text = format!("traffic_class = {} is not between 0 and 255", self.traffic_class);
             return Err(PluginError::Argument(text));
         }
         let timeout = self.timeout.unwrap_or(config.wait_timeout);
@@ -123,7 +123,7 @@ impl Context {
     pub fn check(&self) -> Result<(), Error> {
         if registry::fault(self.handle)? {
             return Err(Error::Usage(
-                "a request of this context failed, which standard error names: destroy the context and create it again"
+                "a request of this context failed (standard error says which): destroy the context and create it again"
                     .to_owned(),
             ));
         }
@@ -136,7 +136,8 @@ impl Drop for Context {
         let is_sound = registry::fault(self.handle) == Ok(false);
         if let Some(n) = self.context.outstanding().ok().filter(|n| *n > 0 && is_sound) {
             nccl_gin_ferrogin::warn!(
-                "rank {}: the context is destroyed before {} of its kernels completed, so bytes may be lost: call fgin_flush first",
+                "rank {}: the context is being destroyed with {} of its kernels incomplete, so bytes may be lost: \
+                 call fgin_flush first",
                 self._comm.coll.rank,
                 counted(n as usize, "request")
             );

@@ -78,7 +78,7 @@ impl Introduction {
         let (own, ranks) = (self.rank.get(), self.ranks.get());
         if blocks.len() != ranks as usize {
             return Err(Error::Allgather(format!(
-                "it returned the blocks of {} ranks to rank {own} of {ranks}: it must return one block of each rank",
+                "it returned blocks of {} ranks to rank {own} of {ranks}: it must return one block from each rank",
                 blocks.len()
             )));
         }
@@ -86,8 +86,8 @@ impl Introduction {
             let block = Self::ref_from_bytes(bytes).ok().filter(|block| block.magic == MAGIC);
             block.ok_or_else(|| {
                 Error::Allgather(format!(
-                    "it returned no valid block of rank {rank}: it must copy all {} bytes of each rank, in the order of the ranks, and \
-                     every rank must run the same ferrogin",
+                    "it returned no valid block of rank {rank}: it must copy all {} bytes of each rank, in rank \
+                     order, and every rank must run the same ferrogin",
                     size_of::<Self>()
                 ))
             })
@@ -108,7 +108,8 @@ impl Introduction {
             }
             if other.rank.get() as usize != rank {
                 return Err(Error::Disagreement(format!(
-                    "the process at place {rank} of the allgather opened as rank {}: give every process another rank, that of the allgather",
+                    "the process at position {rank} of the allgather opened as rank {}: every process must open with \
+                     its rank in the allgather",
                     other.rank
                 )));
             }

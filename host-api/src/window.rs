@@ -8,6 +8,7 @@ use ferrogin_ffi::nccl;
 use ferrogin_rendezvous::ring::Step;
 use nccl_gin_ferrogin::device::{DeviceBuffer, DeviceKind, Use, bytes_of, page_size};
 use nccl_gin_ferrogin::error::Error as PluginError;
+use nccl_gin_ferrogin::log::counted;
 use nccl_gin_ferrogin::window::{self, Source};
 use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::{c_int, c_void};
@@ -191,9 +192,7 @@ impl Window {
 
     fn allocated(&self) -> Result<&dyn DeviceBuffer, Error> {
         self.memory.as_deref().ok_or_else(|| {
-            Error::Usage(
-                "the memory of this window is the caller's own: access it through the caller's pointer".to_owned(),
-            )
+            Error::Usage("the memory of this window is your own: access it through your pointer".to_owned())
         })
     }
 
@@ -205,8 +204,9 @@ impl Window {
         match self.comm.outstanding()? {
             0 => Ok(()),
             n => Err(Error::Usage(format!(
-                "the window is in use: {n} requests of this communicator's contexts are not complete. Flush the contexts (fgin_flush), \
-                 or destroy them, before the window is freed"
+                "the window is in use: this communicator's contexts have {} outstanding. Flush the contexts (fgin_flush), or \
+                 destroy them, before you free the window",
+                counted(n as usize, "request")
             ))),
         }
     }

@@ -42,7 +42,8 @@ impl EndpointAddress {
         let name = qp.name().map_err(Error::fabric(format!("querying the address of endpoint {endpoint}")))?;
         Self::parse(&name).ok_or_else(|| {
             Error::Usage(format!(
-                "endpoint {endpoint} has an address of {} bytes, but those of EFA have {}: check that libfabric provider is efa or softefa",
+                "endpoint {endpoint} has an address of {} bytes, but EFA addresses have {}: check that the libfabric \
+                 provider is efa or softefa",
                 name.len(),
                 Self::LEN
             ))

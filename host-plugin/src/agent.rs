@@ -69,7 +69,7 @@ impl Served {
         let completions = match result {
             Ok(completions) => completions,
             Err(error) => {
-                crate::warn!("the agent of emulated signals ends: {error}; check the card, the GPU and their drivers");
+                crate::warn!("the agent of emulated signals stops: {error}; check the card, the GPU and their drivers");
                 close(inbox);
                 return None;
             }
@@ -117,9 +117,10 @@ pub fn wait_out() {
     table().thread.take_if(|thread| Arc::ptr_eq(&thread.shared, &shared));
     stay_loaded();
     crate::warn!(
-        "the agent, the thread that adds the emulated signals of peers, has waited {} s for a call of a driver, and is given up. Its thread \
-         and the receives of one context stay allocated until the call returns, which may still add to words of windows. Check the GPU, \
-         the card and their drivers (dmesg, nvidia-smi), and end this process",
+        "the agent, the thread that adds peers' emulated signals, has been in a driver call for {} s, so this \
+         process goes on without it. Its thread and the receives of one context stay allocated until the call \
+         returns, and the call may still add to words in windows. Check the GPU, the card and their drivers (dmesg, \
+         nvidia-smi), and restart this process",
         after.as_secs()
     );
 }
@@ -154,7 +155,8 @@ pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
     table.thread.take_if(|thread| thread.shared.rounds.is_abandoned());
     if table.thread.as_ref().is_some_and(|thread| thread.handle.is_finished()) {
         return Err(std::io::Error::other(
-            "it ended before: close the communicators of this process that have emulated signals, and see the WARN lines above",
+            "it has already stopped: close the communicators of this process that have emulated signals, and see the \
+             WARN lines above",
         ));
     }
     if table.thread.is_none() {
@@ -412,6 +414,6 @@ mod tests {
             });
             drop(end);
         });
-        assert!(lines.is_none_or(|lines| lines.matches("for a call of a driver, and is given up").count() == 1));
+        assert!(lines.is_none_or(|lines| lines.matches("in a driver call for").count() == 1));
     }
 }

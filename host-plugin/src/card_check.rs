@@ -27,8 +27,8 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
         Inbox::info(query, &rail)?;
         if let Some(reason) = device.cannot_flush_writes() {
             return Err(Error::Usage(format!(
-                "FERROGIN_SIGNALS=emulated: {reason}, and a signal must not come before its bytes: update the driver, or set \
-                 FERROGIN_SIGNALS=card"
+                "FERROGIN_SIGNALS=emulated: {reason}, so a signal could arrive before its bytes: update the driver, \
+                 or set FERROGIN_SIGNALS=card"
             )));
         }
     }

@@ -54,8 +54,8 @@ impl CardQuery {
             Provider::SoftEfa => self.find_software_cards(),
             Provider::Efa => self.find_efa_cards(),
             Provider::Tcp | Provider::Verbs => Err(Error::Usage(format!(
-                "provider {} has no queues for kernels, which GIN needs: set FERROGIN_PROVIDER to efa or softefa. NCCL's RMA layer and \
-                 its GIN proxy (NCCL_GIN_TYPE=2) use this library over {0} too",
+                "provider {} has no queues for kernels, which GIN needs: set FERROGIN_PROVIDER to efa or softefa. \
+                 NCCL's RMA layer and its GIN proxy (NCCL_GIN_TYPE=2) can use this library over {0}",
                 self.provider.name()
             ))),
         }?;
@@ -196,8 +196,8 @@ fn library_dir() -> Result<PathBuf, Error> {
     use std::os::unix::ffi::OsStrExt;
     let missing = || {
         Error::Usage(
-            "dladdr does not return the path of the plugin's own file, which the software card lies beside: load the \
-             plugin from a file"
+            "dladdr does not return the path of the plugin's own file, and the software card has to be next to it: \
+             load the plugin from a file"
                 .to_owned(),
         )
     };

@@ -124,8 +124,9 @@ impl Context {
         );
         if shape.layout == Layout::V0 && first_time(REUSED_SLOTS, "") {
             crate::info!(
-                "backendVersion {}: putValue of NCCL 2.31's own device code may deliver 0 in place of a value, because that code reuses a \
-                 value slot when a later request has completed first. NCCL 2.32 and ferrogin's own headers have no such loss",
+                "backendVersion {}: putValue of NCCL 2.31's own device code may deliver 0 instead of a value, \
+                 because that code reuses a value slot if a later request completes first. NCCL 2.32 and ferrogin's \
+                 own headers do not",
                 shape.backend_version
             );
         }
@@ -176,7 +177,7 @@ impl Context {
             }
             let scratch = (memory.card.device_address(), registered[at].scratch_keys.1);
             let part = wire::PeerContext::new(scratch, signals, &addresses).ok_or_else(|| {
-                Error::Usage(format!("card {} gave endpoints of one card several GIDs: please report it", rail.name()))
+                Error::Usage(format!("the endpoints of card {} have different GIDs: please report it", rail.name()))
             })?;
             parts.push(part);
             contexts.push(context);
@@ -246,8 +247,7 @@ impl Context {
             let part = wire::RankContexts::parse(bytes).filter(|part| part.contexts.len() == shape.n_contexts);
             part.ok_or_else(|| {
                 Error::Usage(format!(
-                    "rank {rank} creates another number of contexts than the {} of rank {}: pass the same nContexts on all \
-                     ranks",
+                    "rank {rank} does not create {} contexts as rank {} does: pass the same nContexts on all ranks",
                     shape.n_contexts, coll.rank
                 ))
             })
@@ -261,8 +261,8 @@ impl Context {
             let rail = &coll.rails[at];
             if one.targets.len() >= MAX_TARGETS {
                 return Err(Error::Usage(format!(
-                    "{} targets, one for each rank and signal: a context has fewer than {MAX_TARGETS}; create it with fewer \
-                     signals",
+                    "{} targets (one per rank and signal) are too many, because a context must have fewer than \
+                     {MAX_TARGETS}: create it with fewer signals",
                     one.targets.len()
                 )));
             }
@@ -281,7 +281,7 @@ impl Context {
                     Some(Some(slice)) => base + slice as u64,
                     Some(None) => {
                         return Err(Error::Usage(format!(
-                            "card {} gave a queue of 64-byte requests in place of one of 128-byte requests: please report it",
+                            "card {} returned a queue with 64-byte requests instead of 128-byte ones: please report it",
                             rail.name()
                         )));
                     }

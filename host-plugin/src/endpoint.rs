@@ -187,7 +187,7 @@ impl Endpoint {
             && first_time(FEW_RETRIES, &rail.name())
         {
             crate::info!(
-                "card {} does not retry without a limit where a peer has no receive ({error}): many signals at once may fail",
+                "card {} does not retry indefinitely when a peer has no receive posted ({error}): many signals at once may fail",
                 rail.name()
             );
         }

@@ -81,7 +81,10 @@ impl Shared {
                 && !failed_before
             {
                 let path = self.path.display();
-                crate::warn!("FERROGIN_METRICS: {path} cannot be written: {error}. The job continues, and tries again");
+                crate::warn!(
+                    "FERROGIN_METRICS: {path} cannot be written: {error}. The job continues, and ferrogin \
+                              will try again"
+                );
             }
             if stop {
                 return;
@@ -244,7 +247,7 @@ fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
         let rank = Identity::rank_from_env().map_err(|error| invalid(error.to_string()))?;
         let rank = rank.ok_or_else(|| {
             invalid(
-                "no launcher set this process's rank; set FERROGIN_RANK and FERROGIN_NRANKS, or use {pid}".to_owned(),
+                "no launcher set this process's rank: set FERROGIN_RANK and FERROGIN_NRANKS, or use {pid}".to_owned(),
             )
         })?;
         name = name.replace("{rank}", &rank.to_string());

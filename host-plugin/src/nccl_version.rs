@@ -58,7 +58,8 @@ impl fmt::Display for NcclVersion {
 pub fn check(version: Option<NcclVersion>, backend_version: c_int) -> Result<(), Error> {
     match version {
         None => crate::info!(
-            "the caller has no ncclGetVersion; backendVersion {backend_version} is taken for the structs of NCCL 2.30 to 2.32"
+            "the caller exports no ncclGetVersion, so backendVersion {backend_version} is assumed to mean the \
+             structs of NCCL 2.30 to 2.32"
         ),
         Some(version) if version.knows(backend_version) => crate::info!("{version}, backendVersion {backend_version}"),
         Some(version) => {

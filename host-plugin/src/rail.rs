@@ -73,8 +73,8 @@ impl Rail {
         let lkey = self.gda.lkey(region).map_err(Error::fabric(format!("asking card {} for a key", self.name())))?;
         let rkey = u32::try_from(region.key()).map_err(|_| {
             Error::Usage(format!(
-                "card {} gave the remote key {:#x}, but EFA keys have 32 bits: check that libfabric provider is efa or \
-                 softefa",
+                "card {} returned the remote key {:#x}, but EFA keys have 32 bits: check that the libfabric provider \
+                 is efa or softefa",
                 self.name(),
                 region.key()
             ))
@@ -200,7 +200,7 @@ impl Rail {
         let mut found = query.lib.getinfo(&hints)?.into_iter();
         let matching = found.find(|info| info.domain_name() == name && info.fabric_name() == self.info.fabric_name());
         let mut info = matching.ok_or_else(|| ferrogin_libfabric::Error::Argument {
-            what: format!("libfabric offers card {name} no more"),
+            what: format!("libfabric no longer offers card {name}"),
         })?;
         // libfabric 2.6 ignores this class in hints and reads it from the info that opens an endpoint: see fi_efa(7).
         if options.tclass == bindings::FI_TC_LOW_LATENCY {

@@ -76,7 +76,7 @@ pub enum HandleError {
     #[error("the {} is NULL", .0.name())]
     Null(Kind),
     /// An open or closed handle of another kind.
-    #[error("the caller passed the handle of a {} where the call takes a {}", .found.name(), .wanted.name())]
+    #[error("this is the handle of a {}, but the call expects a {}", .found.name(), .wanted.name())]
     WrongKind {
         /// The kind in the handle.
         found: Kind,

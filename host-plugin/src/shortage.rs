@@ -44,8 +44,8 @@ impl fmt::Display for Shortage {
             Self::Descriptors => "this process has too many open files: raise `ulimit -n`",
             Self::SystemDescriptors => "this machine has too many open files: raise fs.file-max (sysctl)",
             Self::Memory => {
-                "the system gave this process no memory: raise its limits of address space and of locked memory (`ulimit -v`, \
-                 `ulimit -l`), or free memory of this machine"
+                "the system gave this process no memory: raise its limits of address space and locked memory \
+                 (`ulimit -v`, `ulimit -l`), or free memory on this machine"
             }
             Self::FileSize => "this process's limit of file sizes is below what shared memory needs: raise `ulimit -f`",
             Self::Threads => {

@@ -47,7 +47,7 @@ impl Sink {
             }
             std::thread::sleep(LOCK_PAUSE);
         }
-        let text = format!("another process has had the lock of the file for {:?}", LOCK_ATTEMPTS * LOCK_PAUSE);
+        let text = format!("another process has held the file's lock for {:?}", LOCK_ATTEMPTS * LOCK_PAUSE);
         Err(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 

@@ -249,9 +249,9 @@ impl Watch {
             if self.report != Report::Done {
                 self.report = Report::Done;
                 crate::warn!(
-                    "rank {}: the agent, the thread that adds the emulated signals of peers, {problem}. Signals are lost, and requests \
-                     of peers to this rank fail. Check the load of the CPUs and the lines above, and close the communicator, which is \
-                     unusable now",
+                    "rank {}: the agent, the thread that adds peers' emulated signals, {problem}. Signals are lost, \
+                     and peers' requests to this rank fail. Check the CPU load and the lines above, and close the \
+                     communicator, which is now unusable",
                     self.rank
                 );
             }
@@ -290,9 +290,9 @@ impl Watch {
                 let text = match self.endpoints[i].cq.failure() {
                     Some(entry) => self.describe(i, entry),
                     None => format!(
-                        "rank {}: a request on endpoint {role} of context {context} failed; its completion was overwritten, so \
-                         the peer and the reason are unknown. Check the peers' logs and the card (its driver's log), and \
-                         close the communicator, which is unusable now",
+                        "rank {}: a request on endpoint {role} of context {context} failed; its completion was \
+                         overwritten, so the peer and the reason are unknown. Check the peers' logs and the card \
+                         (its driver's log), and close the communicator, which is now unusable",
                         self.rank
                     ),
                 };
@@ -333,8 +333,8 @@ impl Watch {
         let is_software = self.endpoints[i].ring.is_some();
         let shortage = (is_software && is_unreachable(status)).then(shortage::of_software_card).flatten();
         format!(
-            "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. Close the \
-             communicator, which is unusable now",
+            "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. Close \
+             the communicator, which is now unusable",
             self.rank,
             self.peers(i, entry.req_id),
             entry.status,

@@ -161,8 +161,9 @@ impl Window {
 pub(crate) fn warn_of_copies() {
     if first_time("signals by copies", "") {
         crate::warn!(
-            "signals in GPU memory are added by copies, because the driver has no atomic reductions of streams (CUDA 13.1): a kernel's reset \
-             that meets an add is undone. Reset words only while no signal is under way, or use words in host memory, or update the driver"
+            "signals in GPU memory are added by copying, because the driver has no atomic reductions on streams \
+             (CUDA 13.1): a kernel's reset during an add is undone. Reset words only while no signal is in flight, \
+             use words in host memory, or update the driver"
         );
     }
 }

@@ -63,8 +63,8 @@ pub enum Error {
     /// This process's libfabric has no such provider although the caller named its directory.
     #[error(
         "libfabric knows no provider {provider} although FI_PROVIDER_PATH was set to find it in {dir}; either no \
-         lib*-fi.so that provides it lies there, or something in this process initialised libfabric first: in that \
-         case start the program with FI_PROVIDER_PATH={dir} (FI_LOG_LEVEL=info shows what libfabric loads)",
+         lib*-fi.so that provides it is there, or something in this process initialised libfabric first; in that \
+         case, start the program with FI_PROVIDER_PATH={dir} (FI_LOG_LEVEL=info shows what libfabric loads)",
         dir = dir.display()
     )]
     ProviderNotLoaded {

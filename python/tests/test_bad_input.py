@@ -248,7 +248,7 @@ window.free()
 
 def test_window_in_use_is_not_freed(run: Run) -> None:
     (result,) = run(WINDOW_IN_USE, ranks=1)
-    assert "the window is in use: 1 requests" in result.stdout and "Flush the contexts" in result.stdout
+    assert "have 1 request outstanding" in result.stdout and "Flush the contexts" in result.stdout
 
 
 def test_objects_in_a_call_of_another_thread_are_not_closed(comm: ferrogin.Comm) -> None:
@@ -271,7 +271,7 @@ def test_closed_objects_are_refused(comm: ferrogin.Comm) -> None:
     other = ferrogin.Comm.open(0, 1, lambda own: [own])
     foreign = other.allocate(8)
     gin = context.gin()
-    with pytest.raises(ValueError, match="window of another communicator"):
+    with pytest.raises(ValueError, match="belongs to another communicator"):
         gin.put(0, foreign, foreign)
     other.close()
     window.free()

@@ -171,7 +171,7 @@ impl Identity {
         let port = get("MASTER_PORT").and_then(|port| port.parse::<u16>().ok()?.checked_add(1));
         let port = port.ok_or_else(|| {
             BootstrapError::Environment(format!(
-                "MASTER_ADDR={host} has no MASTER_PORT from 0 to 65534 beside it: set it, or FERROGIN_BOOTSTRAP=host:port"
+                "MASTER_ADDR={host} is set without a MASTER_PORT from 0 to 65534: set that too, or FERROGIN_BOOTSTRAP=host:port"
             ))
         })?;
         Ok(format!("{host}:{port}"))

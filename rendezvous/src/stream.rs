@@ -31,7 +31,7 @@ impl Socket {
         socket.set_nonblocking(true)?;
         let (other, own) = (getsockopt(&socket, PeerCredentials)?.uid(), geteuid().as_raw());
         if other != own {
-            let text = format!("a process of user {other} has this socket, and this process is of user {own}");
+            let text = format!("this socket belongs to a process of user {other}, and this process runs as user {own}");
             return Err(io::Error::new(ErrorKind::PermissionDenied, text));
         }
         Ok(Self::Unix(socket))

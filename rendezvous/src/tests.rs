@@ -70,8 +70,11 @@ fn invalid_launcher_variables_are_reported() {
         (vec![("PMI_RANK", "x"), ("PMI_SIZE", "2")], "PMI_RANK=x"),
         (vec![("PMIX_RANK", "1")], "SLURM_NTASKS is not: set both, or FERROGIN_RANK and FERROGIN_NRANKS"),
         (vec![("RANK", "2"), ("WORLD_SIZE", "2")], "RANK=2 and WORLD_SIZE=2"),
-        (vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "no MASTER_PORT"),
-        (vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")], "no MASTER_PORT"),
+        (vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")], "without a MASTER_PORT"),
+        (
+            vec![("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")],
+            "without a MASTER_PORT",
+        ),
         (vec![("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")], "FERROGIN_BOOTSTRAP=host:port"),
         (
             vec![("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_SIZE", "2")],

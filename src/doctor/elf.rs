@@ -12,8 +12,8 @@ pub struct Defect {
 }
 
 const INSTALL: &str =
-    "install ferrogin again (make build, make install, or the release's archive), all files of one release";
-const OTHER_MACHINE: &str = "install the ferrogin of this machine's architecture";
+    "reinstall ferrogin (make build, make install, or the release's archive), with all files from one release";
+const OTHER_MACHINE: &str = "install the ferrogin for this machine's architecture";
 
 #[cfg(target_arch = "x86_64")]
 const MACHINE: u16 = 62;
@@ -50,25 +50,25 @@ pub fn defect(path: &Path) -> Option<Defect> {
     let machine = u16_at(&header, 18);
     if header[4] != 2 || header[5] != 1 || machine != MACHINE {
         let what = format!(
-            "is for another machine (ELF class {}, machine {machine}; this is class 2, machine {MACHINE})",
+            "is for another architecture (ELF class {}, machine {machine}; this is class 2, machine {MACHINE})",
             header[4]
         );
         return broken(what, OTHER_MACHINE);
     }
     let (table, count) = (u64_at(&header, 32), u16_at(&header, 56));
     if count > SEGMENTS_MAX || usize::from(u16_at(&header, 54)) != SEGMENT {
-        return broken("has an invalid table of segments".into(), INSTALL);
+        return broken("has an invalid segment table".into(), INSTALL);
     }
     for number in 0..u64::from(count) {
         let mut segment = [0; SEGMENT];
         let at = number.checked_mul(SEGMENT as u64).and_then(|offset| offset.checked_add(table));
         if at.is_none_or(|at| file.read_exact_at(&mut segment, at).is_err()) {
-            return broken(format!("is cut off: it has {} bytes", meta.len()), INSTALL);
+            return broken(format!("is truncated: it has {} bytes", meta.len()), INSTALL);
         }
         let end = u64_at(&segment, 8).saturating_add(u64_at(&segment, 32));
         if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) == LOAD && end > meta.len() {
             return broken(
-                format!("is cut off: it has {} bytes, and its code and data end at {end}", meta.len()),
+                format!("is truncated: it has {} bytes, but its code and data end at {end}", meta.len()),
                 INSTALL,
             );
         }

@@ -25,7 +25,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         let (what, why) = (format!("none: {reason}"), "NCCL needs a GPU; without one, kernels run on CPU threads");
         let finding = match (&*device, machine.has_software_card()) {
             _ if software.is_some() => {
-                let fix = "correct or unset the SOFTGPU_ variable that the lines below name; SOFTGPU_DEVICES=0 is a machine without a GPU";
+                let fix = "correct or unset the SOFTGPU_ variable named below; SOFTGPU_DEVICES=0 means a machine without a GPU";
                 let finding = Finding::problem(AREA, what, "the software GPU does not start with these settings", fix);
                 let level = if device == "cuda" { Level::Problem } else { Level::Warning };
                 Finding { level, ..finding }
@@ -66,7 +66,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
             findings.push(Finding::problem(
                 AREA,
                 format!("{name} has compute capability {major}.{minor}"),
-                "NCCL uses no GIN plugin below 7.0",
+                "below 7.0, NCCL uses no GIN plugin",
                 "use a newer GPU",
             ));
         }
@@ -75,7 +75,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
             findings.push(Finding::problem(
                 AREA,
                 format!("{name}: VMM {vmm}, GPUDirect RDMA with VMM {rdma}, dma-buf {dma_buf}"),
-                "cards register GPU memory of cuMemCreate as dma-bufs",
+                "cards register GPU memory from cuMemCreate as dma-bufs",
                 "install the open kernel modules of the NVIDIA driver, and Linux 5.12 or newer",
             ));
         }
@@ -89,7 +89,7 @@ fn software_gpu(version: &str) -> Finding {
     let set = set.collect::<Vec<_>>().join(", ");
     let set = if set.is_empty() { "its default settings".to_owned() } else { set };
     Finding::ok(DRIVER, format!("ferrogin's software GPU {version}, with {set}"))
-        .why("an interpreter runs kernels as PTX: programs behave as on a GPU, and no time means anything")
+        .why("an interpreter runs kernels as PTX: programs behave as on a GPU, but times mean nothing")
 }
 
 /// The kernel's part of the driver.
@@ -101,7 +101,7 @@ fn driver(machine: &Machine) -> Vec<Finding> {
         findings.push(Finding::warning(
             DRIVER,
             "the kernel modules are not the open ones",
-            "they export no dma-buf, by which EFA cards register GPU memory",
+            "they cannot export dma-bufs, which EFA cards need to register GPU memory",
             "install the open kernel modules (nvidia-open) of the same driver version",
         ));
     }

@@ -16,7 +16,7 @@ const NEEDED: &str = "the plugin reaches cards through libfabric";
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let setting = variable("FERROGIN_LIBFABRIC").filter(|path| path.contains('/'));
     if let Some(Defect { what, fix: _ }) = setting.and_then(|path| elf::defect(Path::new(&path))) {
-        let fix = "name a libfabric.so of this machine in FERROGIN_LIBFABRIC, or unset it for the system's";
+        let fix = "name a libfabric.so on this machine in FERROGIN_LIBFABRIC, or unset it to use the system's";
         return vec![Finding::problem(AREA, format!("FERROGIN_LIBFABRIC: {what}"), NEEDED, fix)];
     }
     let probed = probe::start(&["libfabric"], &[], machine.limit);
@@ -43,7 +43,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         findings.push(Finding::problem(
             AREA,
             format!("libfabric {version} is older than {}.{}", EFA_NEEDS.0, EFA_NEEDS.1),
-            "completion counters in GPU memory came with 2.6",
+            "completion counters in GPU memory need 2.6",
             "install libfabric 2.6 or newer (AWS EFA installer) and name it in FERROGIN_LIBFABRIC, or set FERROGIN_PROVIDER=softefa",
         ));
     } else if release < SOFTEFA_NEEDS {

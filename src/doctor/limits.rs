@@ -52,7 +52,7 @@ fn resources(machine: &Machine) -> Vec<Finding> {
             AREA,
             format!("open files (ulimit -n): {shown}"),
             "each peer and each window needs descriptors; a call without one fails",
-            "ulimit -n 65536, or LimitNOFILE= of the service",
+            "ulimit -n 65536, or LimitNOFILE= in the service",
         )),
     }
     match locked < LOCKED && !machine.has_software_card() {
@@ -68,7 +68,7 @@ fn resources(machine: &Machine) -> Vec<Finding> {
         findings.push(Finding::problem(
             AREA,
             format!("size of a file (ulimit -f): {}", amount(file)),
-            "it bounds memory files too, through which software cards and windows work",
+            "it also limits memory files, which software cards and windows use",
             "ulimit -f unlimited",
         ));
     }
@@ -86,7 +86,7 @@ fn resources(machine: &Machine) -> Vec<Finding> {
 fn shared_memory(machine: &Machine) -> Vec<Finding> {
     const AREA: &str = "shared memory";
     let path = machine.path("/dev/shm");
-    let why = "ranks of NCCL on one host, and libfabric's shm, exchange data there; ferrogin's own ranks do not";
+    let why = "NCCL's ranks on one host, and libfabric's shm, exchange data there; ferrogin's own ranks do not";
     let size = match statvfs(&path) {
         Ok(stat) => stat.blocks().saturating_mul(stat.fragment_size()),
         Err(error) => {
@@ -105,8 +105,8 @@ fn shared_memory(machine: &Machine) -> Vec<Finding> {
         true => Finding::warning(
             AREA,
             what,
-            "NCCL takes about 10 MiB of it for each rank of a host, and fails with \"No space left on device\"",
-            "mount -o remount,size=8G /dev/shm; docker run --shm-size=8g (the default of a container is 64 MiB)",
+            "NCCL takes about 10 MiB of it per rank on a host, and fails with \"No space left on device\"",
+            "mount -o remount,size=8G /dev/shm; docker run --shm-size=8g (a container's default is 64 MiB)",
         ),
     });
     findings
@@ -117,7 +117,7 @@ fn memory_files() -> Option<Finding> {
     Some(Finding::problem(
         "shared memory",
         format!("memfd_create fails: {error}"),
-        "windows and software cards are in memory files",
+        "windows and software cards use memory files",
         "allow the system call memfd_create (the container's seccomp profile), and descriptors (ulimit -n)",
     ))
 }
@@ -132,7 +132,7 @@ fn loopback() -> Finding {
         Err(error) => Finding::warning(
             "loopback",
             format!("127.0.0.1 does not work: {error}"),
-            "mpirun, torchrun and ranks of one host meet there",
+            "mpirun, torchrun and ranks on one host meet there",
             "ip link set lo up",
         ),
     }

@@ -45,19 +45,19 @@ const FILES_LIMIT: Duration = Duration::from_secs(8);
 
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
-    /// Prints the report as JSON; docs/doctor.md describes its form.
+    /// Prints the report as JSON; docs/doctor.md describes the format.
     #[arg(long)]
     json: bool,
-    /// Prints the facts too, and not only the verdict, problems and warnings.
+    /// Also prints the checks that passed, not only the verdict, problems and warnings.
     #[arg(long)]
     all: bool,
-    /// Limit in seconds of each check that loads libraries [default: FERROGIN_TIMEOUT, at most 60, or 30]. All of them run at once.
+    /// Time limit in seconds for the checks that load libraries, which all run at once [default: FERROGIN_TIMEOUT, at most 60, or 30].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: Option<u64>,
-    /// Checks only these areas, separated by commas. The exit code then covers only them.
+    /// Checks only these areas, separated by commas; the exit code covers only them.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "AREA")]
     only: Vec<Area>,
-    /// NCCL's library, if the program does not load the one that the dynamic linker finds.
+    /// NCCL's library, if your program loads another one than the dynamic linker finds.
     #[arg(long, value_name = "FILE", default_value = "libnccl.so.2")]
     nccl: String,
     /// The directory below which /sys, /proc and /dev are read.
@@ -142,8 +142,9 @@ fn not_ended(area: Area) -> Finding {
     let name = area.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
     Finding::problem(
         "doctor",
-        format!("the check of the area {name} did not end, or failed: standard error has the message of a failure"),
+        format!("the check of the area {name} did not finish, or failed: standard error has the message"),
         "the report is not complete",
-        "check that the files of this area can be read (a network file system without its server cannot), or leave the area out with --only",
+        "check that this area's files can be read (a network file system may have lost its server), or leave the \
+         area out with --only",
     )
 }

@@ -65,10 +65,10 @@ fn route() -> Finding {
             "unset NCCL_RMA_PLUGIN, or set it to ferrogin",
         );
     }
-    let host = "ncclPutSignal, ncclSignal and collectives without SMs use the RMA plugin in any case";
+    let host = "ncclPutSignal, ncclSignal and collectives without SMs always use the RMA plugin";
     let (what, why) = match Route::of_settings() {
         Route::Kernels => ("the GIN plugin: kernels post to the card".to_owned(), format!("NCCL_GIN_TYPE={EFA_GDA}; {host}")),
-        Route::Host(why) => ("the RMA plugin: a NCCL thread posts for the kernels".to_owned(), why),
+        Route::Host(why) => ("the RMA plugin: an NCCL thread posts for the kernels".to_owned(), why),
         Route::Either => (
             "the GIN plugin if its init succeeds on all ranks, which needs cards with completion counters; else the RMA plugin".to_owned(),
             format!("NCCL_GIN_TYPE is not set, and NCCL's proxy is its last choice; {host}"),
@@ -86,8 +86,8 @@ fn variables() -> Vec<Finding> {
     match variable("NCCL_GIN_PLUGIN") {
         None => findings.push(problem(
             "NCCL_GIN_PLUGIN is not set".into(),
-            "NCCL then looks for libnccl-gin.so, and not for this plugin",
-            "export NCCL_GIN_PLUGIN=/path/to/libnccl-gin-ferrogin.so; programs of the host API do not need it",
+            "NCCL then looks for libnccl-gin.so instead of this plugin",
+            "export NCCL_GIN_PLUGIN=/path/to/libnccl-gin-ferrogin.so; host API programs do not need it",
         )),
         Some(list) if list.split(',').any(|entry| entry == "none") => findings.push(problem(
             format!("NCCL_GIN_PLUGIN={list} has the entry none"),
@@ -104,14 +104,14 @@ fn variables() -> Vec<Finding> {
                         entries.iter().map(|entry| entry.len()).max().unwrap_or(0)
                     ),
                     "NCCL reads 13 entries of at most 254 bytes",
-                    "name this plugin alone, by a shorter path",
+                    "name only this plugin, by a shorter path",
                 ));
             }
             if let Some(entry) = entries.iter().find(|entry| entry.contains('/') && !entry.starts_with('/')) {
                 findings.push(Finding::warning(
                     AREA,
                     format!("NCCL_GIN_PLUGIN has the relative path {entry}"),
-                    "NCCL finds it only in programs that run in this directory",
+                    "NCCL only finds it in programs that run in this directory",
                     "write the absolute path",
                 ));
             }
@@ -126,11 +126,11 @@ fn variables() -> Vec<Finding> {
         findings.push(problem(format!("NCCL_GIN_TYPE={value}"), why, "set NCCL_GIN_TYPE=5 or 2, or unset it"));
     }
     if let Some(value) = variable("NCCL_CUMEM_ENABLE").filter(|value| value.trim() == "0") {
-        let why = "GIN needs windows of cuMem memory, and NCCL offers no GIN without it";
+        let why = "GIN needs windows in cuMem memory; without it, NCCL offers no GIN";
         findings.push(problem(format!("NCCL_CUMEM_ENABLE={value}"), why, "unset NCCL_CUMEM_ENABLE"));
     }
     if let Some(value) = variable("NCCL_WIN_ENABLE").filter(|value| value.trim() == "0") {
-        let why = "NCCL registers no windows, and kernels address memory by windows";
+        let why = "NCCL then registers no windows, and kernels address memory through windows";
         findings.push(problem(format!("NCCL_WIN_ENABLE={value}"), why, "unset NCCL_WIN_ENABLE"));
     }
     if let Some(value) = variable("NCCL_SYM_GIN_KERNELS_ENABLE").filter(|value| value.trim() != "0") {
@@ -149,7 +149,7 @@ fn variables() -> Vec<Finding> {
         findings.push(Finding::warning(
             AREA,
             format!("NCCL_CROSS_NIC={value}"),
-            "NCCL then offers GIN between ranks of one rail only",
+            "NCCL then offers GIN only between ranks on one rail",
             "unset NCCL_CROSS_NIC for GIN between all ranks",
         ));
     }
@@ -165,7 +165,7 @@ fn library(machine: &Machine) -> Vec<Finding> {
             Finding::warning(
                 AREA,
                 "the dynamic linker finds no libnccl.so.2",
-                "a program may bring its own NCCL (PyTorch's wheels do), which this report does not cover",
+                "a program may bundle its own NCCL (PyTorch's wheels do), which this report does not cover",
                 "name that library: ferrogin doctor --nccl FILE",
             )
         } else {
@@ -234,7 +234,7 @@ fn programs() -> Vec<Finding> {
     if emulated() {
         return vec![
             Finding::ok(AREA, "FERROGIN_SIGNALS=emulated: kernels are built with ferrogin's headers")
-                .why("the plugin then has strong and VA signals, and NCCL's own device code finds no queue and faults"),
+                .why("the plugin then has strong and VA signals, but NCCL's own device code finds no queue and faults"),
             Finding::ok(AREA, environment),
         ];
     }

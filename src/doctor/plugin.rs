@@ -83,7 +83,7 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
         && !setting.split(':').any(|dir| Path::new(dir).join("libsoftefa-fi.so").exists())
     {
         let what = format!("{} is missing", dir.join("libsoftefa-fi.so").display());
-        defects.push(Defect { what, fix: "put libsoftefa-fi.so beside the plugin: both come from one release" });
+        defects.push(Defect { what, fix: "put libsoftefa-fi.so next to the plugin, both from one release" });
     }
     let broken = !defects.is_empty();
     let why = "libfabric loads each provider of this directory; a broken file crashes the program, or makes it hang";
@@ -116,7 +116,7 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
             findings.push(Finding::problem(
                 PLUGIN,
                 format!("NCCL_GIN_PLUGIN selects the plugin {}, not {OWN_NAME}", text("name")),
-                "NCCL would use that plugin",
+                "NCCL would use that plugin instead",
                 "put libnccl-gin-ferrogin.so first in NCCL_GIN_PLUGIN",
             ));
         }
@@ -165,9 +165,9 @@ fn mismatch(subject: &str, version: Option<&str>) -> Option<Finding> {
     version.filter(|version| *version != own).map(|version| {
         Finding::warning(
             "version",
-            format!("{subject} is of version {version}, this tool of {own}"),
+            format!("{subject} is version {version}, but this tool is {own}"),
             "releases are tested as a whole, and kernels refuse handles of another layout",
-            "install plugin, software card and tool of one release",
+            "install plugin, software card and tool from one release",
         )
     })
 }
@@ -176,26 +176,26 @@ fn mismatch(subject: &str, version: Option<&str>) -> Option<Finding> {
 fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Finding {
     let opened = probed.all("opened").next().is_some();
     let (area, why) = match (opened, cards.is_empty()) {
-        (true, _) => (EXCHANGE, "queues open, but a kernel's operations do not work"),
-        (false, false) => (EXCHANGE, "init succeeds and a later call fails: NCCL then ends the job"),
+        (true, _) => (EXCHANGE, "queues can be opened, but a kernel's operations do not work"),
+        (false, false) => (EXCHANGE, "init succeeds but a later call fails, and NCCL then ends the job"),
         (false, true) => (card_area(&machine.provider), NO_PLUGIN),
     };
     let what = if cards.is_empty() { format!("not usable: {reason}") } else { reason.clone() };
     let software = std::env::vars_os().any(|(name, _)| name.to_string_lossy().starts_with("SOFTEFA_"));
     let fix = match &probed.ended.end {
         End::TimedOut(_) => {
-            "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH, and raise \
-             --timeout on a machine that starts slowly"
+            "the lines below are what the libraries printed; check the files next to the plugin and in \
+             FI_PROVIDER_PATH, and raise --timeout on a machine that starts slowly"
         }
         End::Crashed(_) => {
-            "the lines below are what the libraries printed; check the files beside the plugin and in FI_PROVIDER_PATH"
+            "the lines below are what the libraries printed; check the files next to the plugin and in FI_PROVIDER_PATH"
         }
         _ if probed.all("plugin").next().is_none() => {
             "check the spelling of NCCL_GIN_PLUGIN: it is the path of libnccl-gin-ferrogin.so, or ferrogin where the directory of that file is \
              in LD_LIBRARY_PATH"
         }
         _ if machine.has_software_card() && software && cards.is_empty() => {
-            "correct or unset the SOFTEFA_ variable that the lines below name"
+            "correct or unset the SOFTEFA_ variable named below"
         }
         _ if variable("FI_PROVIDER").is_some() => "unset FI_PROVIDER: it hides providers that the plugin needs",
         _ if opened && variable("SOFTEFA_FAULTS").is_some() && machine.has_software_card() => {
@@ -213,19 +213,21 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
 fn beside_gpu(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["plugin"], &[("FERROGIN_DEVICE", "cpu")], machine.limit);
     let errors = probed.ended.last_errors(LINES);
-    let opened =
-        Finding::ok(EXCHANGE, "a window and a context with a signal and a counter opened for kernels on the GPU");
+    let opened = Finding::ok(
+        EXCHANGE,
+        "a window, and a context with a signal and a counter, were opened for kernels on the GPU",
+    );
     let exchange = match probed.failure() {
         None => Finding::warning(
             EXCHANGE,
-            "an exchange of one rank with itself worked with kernels on the CPU; no kernel of a GPU was tried",
-            "posts of a GPU take another way to the card: its doorbell is mapped into the GPU",
-            "run `ferrogin demo` with these settings: its kernels run on the GPU and compare what arrives",
+            "an exchange of one rank with itself worked with kernels on the CPU; no GPU kernel was tried",
+            "posts from a GPU reach the card differently: its doorbell is mapped into the GPU",
+            "run `ferrogin demo` with these settings: its kernels run on the GPU and check what arrives",
         ),
         Some(reason) => Finding::problem(
             EXCHANGE,
             format!("with kernels on the CPU: {reason}"),
-            "the card's queues open, but operations do not work",
+            "the card's queues can be opened, but operations do not work",
             "the message names it; docs/troubleshooting.md lists the messages with their fixes",
         ),
     };

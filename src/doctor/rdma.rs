@@ -65,7 +65,7 @@ fn devices(machine: &Machine) -> Vec<Finding> {
         findings.push(Finding::problem(
             AREA,
             if devices.is_empty() { "no RDMA device found" } else { "no RDMA device here is an EFA card" },
-            "the provider efa drives EFA cards only",
+            "the provider efa only drives EFA cards",
             "use an EFA instance with EFA interfaces and the EFA driver (modinfo efa), or set FERROGIN_PROVIDER=softefa",
         ));
     } else {
@@ -76,14 +76,14 @@ fn devices(machine: &Machine) -> Vec<Finding> {
 
 /// The software cards below verbs, which need no driver and no device files.
 fn software(directory: &Path, class: &Path, hidden: bool) -> Finding {
-    let what = format!("software cards below verbs (ferrogin verbs), from {}", directory.display());
+    let what = format!("software cards through verbs (ferrogin verbs), from {}", directory.display());
     if !hidden {
         return Finding::ok(AREA, what);
     }
     Finding::warning(
         AREA,
         format!("{what}, and {} shows none", class.display()),
-        "ferrogin verbs could not make a mount namespace, and programs that look there find no card; the plugin is one of them",
+        "ferrogin verbs could not make a mount namespace, so programs that look there, such as the plugin, find no card",
         "run ferrogin verbs as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces)",
     )
 }
@@ -103,7 +103,8 @@ fn verbs(directory: &Path) -> Option<Finding> {
             AREA,
             format!("{} has no uverbs file", directory.display()),
             why,
-            "load ib_uverbs (modprobe ib_uverbs); in a container pass the files in (docker run --device=/dev/infiniband/uverbs0)",
+            "load ib_uverbs (modprobe ib_uverbs); in a container, pass the files in (docker run \
+             --device=/dev/infiniband/uverbs0)",
         ));
     }
     // Only the right is asked for: opening a device file may have effects.

@@ -124,18 +124,17 @@ fn effects(machine: &Machine) -> Vec<Finding> {
         );
     }
     if let Some(value) = variable("FI_PROVIDER") {
-        let why =
-            "it hides libfabric's other providers: also those of the control plane and of the software card's wire";
+        let why = "it hides libfabric's other providers";
         warn(format!("FI_PROVIDER={value}"), why, "unset FI_PROVIDER");
     }
     if efa {
         if let Some(value) = variable("FI_EFA_USE_HW_CNTR").filter(|value| value != "1") {
-            let why = "it switches completion counters in hardware off, which kernels wait on";
+            let why = "it switches off the hardware completion counters that kernels wait on";
             warn(format!("FI_EFA_USE_HW_CNTR={value}"), why, "set FI_EFA_USE_HW_CNTR=1");
         } else if variable("FI_EFA_USE_HW_CNTR").is_none() {
             findings.push(
                 Finding::ok(AREA, "FI_EFA_USE_HW_CNTR is not set")
-                    .why("stock libfabric 2.6.0 needs FI_EFA_USE_HW_CNTR=1; later ones have counters in hardware on"),
+                    .why("stock libfabric 2.6.0 needs FI_EFA_USE_HW_CNTR=1; later releases have hardware counters on"),
             );
         }
     }
@@ -147,7 +146,7 @@ fn effects(machine: &Machine) -> Vec<Finding> {
     }
     if let Some(value) = variable("FI_EFA_USE_HUGE_PAGE").filter(|value| efa && value != "0") {
         let why =
-            "the plugin then leaves FI_EFA_FORK_SAFE alone, and a fork can abort the process on Linux before 5.13";
+            "the plugin then leaves FI_EFA_FORK_SAFE alone, and on Linux before 5.13 a fork can abort the process";
         warn(format!("FI_EFA_USE_HUGE_PAGE={value}"), why, "unset FI_EFA_USE_HUGE_PAGE if the program forks");
     }
     if let Some(value) =
@@ -155,7 +154,7 @@ fn effects(machine: &Machine) -> Vec<Finding> {
     {
         warn(
             format!("FI_LOG_LEVEL={value}"),
-            "libfabric writes a line for each operation",
+            "libfabric then writes a line for each operation",
             "unset FI_LOG_LEVEL for measurements",
         );
     }
@@ -165,7 +164,7 @@ fn effects(machine: &Machine) -> Vec<Finding> {
     {
         warn(
             format!("FERROGIN_TIMEOUT={value}"),
-            "set-up of a large job on a busy machine takes longer",
+            "set-up of a large job on a busy machine may take longer",
             "set it to 30 or more",
         );
     }

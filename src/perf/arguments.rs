@@ -16,49 +16,49 @@ const ALL: &str = "all";
 
 #[derive(Debug, clap::Args)]
 pub struct PerfArgs {
-    /// Operations to measure, in this order; `all` is all of them.
+    /// Operations to measure, in this order; `all` means all of them.
     #[arg(required = true, value_name = "OPERATION", value_parser = operation_names())]
     operations: Vec<String>,
-    /// Smallest size in bytes, with a suffix K, M or G if need be [default: 8].
+    /// Smallest size in bytes, optionally with a suffix K, M or G [default: 8].
     #[arg(short, long, value_name = "BYTES", value_parser = size)]
     begin: Option<u64>,
     /// Largest size in bytes [default: 1M].
     #[arg(short, long, value_name = "BYTES", value_parser = size)]
     end: Option<u64>,
-    /// Ratio of a size to the one before.
+    /// Ratio of each size to the one before.
     #[arg(short, long, default_value = "2", value_parser = factor)]
     factor: u64,
-    /// Operations that are measured, of each thread and size [default: 10000, and fewer above 16 KiB].
+    /// Measured operations per thread and size [default: 10000, fewer above 16 KiB].
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     iterations: Option<u32>,
     /// Operations before the measured ones [default: a tenth of the iterations].
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     warmup: Option<u32>,
-    /// Number of ranks [default: 2, or those that mpirun or torchrun started].
+    /// Number of ranks [default: 2, or as many as mpirun or torchrun started].
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub ranks: Option<u32>,
-    /// Threads that post on one context, on a GPU each in a block of its own; barrier and alltoall have one.
+    /// Threads that post on one context, on a GPU each in its own block; barrier and alltoall use one.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
-    /// Slots of a send queue, and so posts outstanding before a post waits; for rpc, calls of a thread at a time. A power of two.
+    /// Slots of a send queue, so how many posts may be outstanding before one waits; for rpc, concurrent calls per thread. A power of two.
     #[arg(short, long, default_value = "64", value_parser = depth)]
     depth: u32,
-    /// Posts of a burst, of which only the last rings the doorbell; for the rate.
+    /// Posts per burst, of which only the last rings the doorbell; for the rate.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     aggregate: u32,
-    /// Compare the data and the signals that arrived with those that were sent, after each measurement.
+    /// Compares the data and signals that arrived with those that were sent, after each measurement.
     #[arg(long)]
     verify: bool,
-    /// Processor that posts: CPU threads, or kernels as PTX on a GPU [default: FERROGIN_DEVICE, or cpu].
+    /// What posts: CPU threads, or PTX kernels on a GPU [default: FERROGIN_DEVICE, or cpu].
     #[arg(long, value_enum)]
     device: Option<Device>,
-    /// Write the results as JSON; `-` is standard output.
+    /// Writes the results as JSON; `-` is standard output.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the results as CSV; `-` is standard output.
+    /// Writes the results as CSV; `-` is standard output.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw latency and bandwidth against size.
+    /// Plots latency and bandwidth against size.
     #[arg(long, value_name = "FILE.svg", value_parser = super::plot::svg_file())]
     plot: Option<PathBuf>,
 }
@@ -109,17 +109,15 @@ impl PerfArgs {
             if let (false, Some(operation)) = (all, settings.operations.iter().find(|operation| operation.is_of_cpus()))
             {
                 let name = operation.name();
-                return usage(format!(
-                    "{name} is between CPUs, and no kernel does it: leave {name} or --device cuda out"
-                ));
+                return usage(format!("{name} runs between CPUs, not in kernels: leave out {name} or --device cuda"));
             }
             settings.operations.retain(|operation| !operation.is_of_cpus());
         }
         if settings.sizes(Operation::PutValue).is_empty() {
             if self.operations.iter().any(|name| name == Operation::PutValue.name()) {
                 return usage(format!(
-                    "put-value has the sizes 1, 2, 4 and 8 only, and -b {} -e {} -f {} has none of them: pass for example -b 1 -e 8, \
-                     or leave put-value out",
+                    "put-value only has the sizes 1, 2, 4 and 8, and -b {} -e {} -f {} includes none of them: pass \
+                     for example -b 1 -e 8, or leave put-value out",
                     bytes_text(begin),
                     bytes_text(end),
                     self.factor
@@ -155,7 +153,8 @@ impl Outputs {
         }
         let drawn = settings.operations.iter().any(|operation| operation.has_bytes());
         if !drawn && self.files.iter().any(|(_, format)| *format == Format::Svg) {
-            let text = "--plot draws against sizes, and signal and barrier have none: add another operation, or leave --plot out";
+            let text = "--plot draws figures against sizes, and signal and barrier have none: add another operation, \
+                        or leave --plot out";
             return Err(Error::Usage(text.to_owned()));
         }
         Ok(())
@@ -186,10 +185,10 @@ fn size(text: &str) -> Result<u64, String> {
     };
     let number = digits.parse::<u64>().ok().zip(unit);
     let (number, unit) =
-        number.ok_or("a size is a whole number of bytes, with a suffix K, M or G (of 1024) if need be")?;
+        number.ok_or("a size is a whole number of bytes, optionally with a suffix K, M or G (of 1024)")?;
     match number.checked_mul(unit) {
         Some(bytes @ 1..=LARGEST) => Ok(bytes),
-        _ => Err("a size is from 1 byte to 1G, which one work request carries at most".to_owned()),
+        _ => Err("a size is from 1 byte to 1G, the most that one work request carries".to_owned()),
     }
 }
 

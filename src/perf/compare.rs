@@ -15,11 +15,11 @@ const WORSE: u8 = 4;
 
 #[derive(Debug, clap::Args)]
 pub struct CompareArgs {
-    /// The report to compare with.
+    /// The baseline report.
     before: PathBuf,
-    /// The report whose figures are divided by those of the first one.
+    /// The report to compare with it; ratios are AFTER divided by BEFORE.
     after: PathBuf,
-    /// Fail (exit code 4) if a median latency or a rate of AFTER is worse than this part of BEFORE: 0.9 allows 10 %.
+    /// Fails (exit code 4) if a median latency or a rate in AFTER is worse than this fraction of BEFORE: 0.9 allows 10 %.
     #[arg(long, value_name = "RATIO", value_parser = part)]
     fail_below: Option<f64>,
 }
@@ -38,7 +38,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     }
     let mut text = format!("# before: {}\n# after: {}\n", describe(&before), describe(&after));
     if before.about.software_gpu().is_some() {
-        text += "# the software GPU posted: neither these times nor their ratios are those of a GPU\n";
+        text += "# the software GPU posted: neither these times nor their ratios are a GPU's\n";
     }
     text += "# ratios are after / before: below 1 a latency is better, above 1 a rate\n";
     text += &format!(

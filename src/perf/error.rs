@@ -18,7 +18,7 @@ pub enum Error {
     #[error(transparent)]
     Meet(BootstrapError),
     /// A rank was lost between two phases.
-    #[error("{0}. The output of that rank has the cause; a rank that only needs longer needs fewer iterations (-n)")]
+    #[error("{0}. That rank's output has the cause; if it only needs longer, use fewer iterations (-n)")]
     Lost(BootstrapError),
     /// Ranks have different arguments.
     #[error(
@@ -76,7 +76,8 @@ pub enum Error {
     },
     /// `--verify` found other data than was sent.
     #[error(
-        "rank {rank}: {operation} of {bytes} bytes left wrong data: {what}. Report it: data must be right after a flush and a signal"
+        "rank {rank}: {operation} of {bytes} bytes left wrong data: {what}. Please report it: data must be right \
+         after a flush and a signal"
     )]
     WrongData {
         /// This rank.
@@ -107,8 +108,8 @@ fn fix(status: Status) -> &'static str {
     match status {
         Status::CardError => "Standard error names the failed request",
         Status::Timeout => {
-            "The peer did not answer within the time limit of a wait (30 s, or FERROGIN_TIMEOUT if that is less): its output has the \
-             cause"
+            "The peer did not answer within a wait's time limit (30 s, or FERROGIN_TIMEOUT if that is less): its \
+             output has the cause"
         }
         Status::Unsupported => "This card cannot do the operation",
         _ => "An earlier message has the cause",

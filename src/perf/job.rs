@@ -86,8 +86,8 @@ impl Job {
             return Ok(());
         }
         Err(Error::Usage(format!(
-            "the windows of {on_this_host} ranks on a host, for sizes up to {}, need more memory than there is: pass a smaller -e, or \
-             fewer --threads or ranks",
+            "the windows of {on_this_host} ranks on this host, for sizes up to {}, need more memory than it has: \
+             pass a smaller -e, or fewer --threads or ranks",
             bytes_text(self.settings.end)
         )))
     }

@@ -13,10 +13,10 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub struct PlotArgs {
-    /// Reports that `ferrogin perf --json` wrote.
+    /// Reports written by `ferrogin perf --json`.
     #[arg(required = true)]
     reports: Vec<PathBuf>,
-    /// The picture.
+    /// The file to write.
     #[arg(short, long, value_name = "FILE.svg", value_parser = svg_file())]
     output: PathBuf,
 }
@@ -29,7 +29,7 @@ pub fn svg_file() -> impl TypedValueParser<Value = PathBuf> {
         if is_svg {
             Ok(path)
         } else {
-            Err("pictures are SVG: give the file a name that ends in .svg, and convert it if need be")
+            Err("plots are SVG: give the file a name that ends in .svg, and convert it if you need another format")
         }
     })
 }
@@ -88,9 +88,7 @@ pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
     let failed = |error: &dyn std::fmt::Display| Error::Usage(format!("the picture cannot be drawn: {error}"));
     let sizes = series.iter().flat_map(|series| &series.rows).map(|row| row.bytes).filter(|bytes| *bytes > 0);
     let Some((least, most)) = sizes.clone().min().zip(sizes.max()) else {
-        return Err(Error::Usage(
-            "the reports have no operation with sizes: there is nothing to draw against size".to_owned(),
-        ));
+        return Err(Error::Usage("the reports have no operation with sizes, so there is nothing to plot".to_owned()));
     };
     // A single size gets an axis too.
     let room = if least == most { 2.2 } else { 1.3 };
@@ -178,14 +176,14 @@ fn title(area: &Area<'_>, reports: &[(String, Report)]) -> Drawn {
             settings.aggregate,
             about.machine.processor,
             about.machine.cores,
-            if about.software_gpu().is_some() { "; a software GPU, whose times mean nothing" } else { "" }
+            if about.software_gpu().is_some() { "; on a software GPU, so times mean nothing" } else { "" }
         )
     };
     let mut texts: Vec<String> = reports.iter().map(|(_, report)| describe(report)).collect();
     texts.dedup();
     let text = match &texts[..] {
         [one] => one.clone(),
-        _ => "runs with different settings: the reports have them".to_owned(),
+        _ => "the runs have different settings: see the reports".to_owned(),
     };
     area.draw_text(&text, &small, (24, 42))?;
     Ok(())

@@ -135,12 +135,12 @@ impl Report {
         let failed = |text: String| Error::File { action: "read", path: path.to_owned(), text };
         let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
         let not_a_report = |error: serde_json::Error| {
-            failed(format!("{error}. A report is a file that `ferrogin perf --json FILE` wrote, whole"))
+            failed(format!("{error}. A report is a complete file written by `ferrogin perf --json FILE`"))
         };
         let json: serde_json::Value = serde_json::from_slice(&text).map_err(not_a_report)?;
         if let Some(version) = json["version"].as_u64().filter(|version| *version != u64::from(VERSION)) {
             return Err(failed(format!(
-                "it is a report of version {version}, and this ferrogin reads version {VERSION}: use the ferrogin that wrote it"
+                "it is a report of version {version}, but this ferrogin reads version {VERSION}: use the ferrogin that wrote it"
             )));
         }
         serde_json::from_value(json).map_err(not_a_report)
@@ -221,11 +221,10 @@ impl Printer {
             text += &format!("# {name}={value}\n");
         }
         if let Some(version) = about.software_gpu() {
-            text +=
-                &format!("# The software GPU {version} interprets the kernels: these are not the times of a GPU.\n");
+            text += &format!("# The software GPU {version} interprets the kernels: these are not a GPU's times.\n");
         }
         if about.provider == "softefa" {
-            text += "# The software card runs on the ranks' cores: these are not figures of EFA.\n";
+            text += "# The software card runs on the ranks' cores: these are not EFA's figures.\n";
         }
         Ok(stdout::print(text)?)
     }

@@ -109,7 +109,7 @@ impl Rma {
                 // The ranks may share a core.
                 std::thread::yield_now();
                 if began.elapsed() > self.limit {
-                    let text = format!("{what} of the peer did not come within {} s", self.limit.as_secs());
+                    let text = format!("the peer's {what} did not arrive within {} s", self.limit.as_secs());
                     return Err(Error::Rma { rank: self.rank, text });
                 }
             }

@@ -106,7 +106,7 @@ fn exchange(gin: &GinContext, window: DeviceWindow, memory: &DeviceMemory) -> Re
     let context = unsafe { Context::from_handle(gin.handle(), 0) };
     let context = context.map_err(|status| match status {
         Status::Unsupported => format!(
-            "the device code of this tool (ferrogin {}) refuses the plugin's handle: the plugin is of another release",
+            "the device code of this tool (ferrogin {}) refuses the plugin's handle: the plugin is from another release",
             env!("CARGO_PKG_VERSION")
         ),
         status => format!("the device code refuses the plugin's handle: {status}"),
@@ -143,7 +143,7 @@ fn compare(memory: &DeviceMemory, offset: usize, expected: &[u8], operation: &st
     match got.iter().zip(expected).position(|(got, expected)| got != expected) {
         None => Ok(()),
         Some(at) => Err(format!(
-            "{operation} delivered wrong bytes: byte {at} is {:#04x}, not {:#04x}, although its signal or flush came",
+            "{operation} delivered wrong bytes: byte {at} is {:#04x}, not {:#04x}, although its signal or flush did",
             got[at], expected[at]
         )),
     }

@@ -127,7 +127,7 @@ pub fn work_request(bytes: &[u8]) -> Decoded {
             }
         }
         Some(Err(error)) => {
-            out.summary = "EFA work request that a card refuses".into();
+            out.summary = "EFA work request that a card would refuse".into();
             out.problems = vec![format!("{error}; the card completes it with status {}", status(error.status().raw()))];
         }
         None => {}
@@ -149,7 +149,7 @@ fn meta_fields(out: &mut Decoded, meta: &TxMetaDesc) {
         c1.op_type(),
         match SendOp::from_raw(c1.op_type()) {
             Some(op) => screaming(&format!("{op:?}")),
-            None => "no operation has this code".into(),
+            None => "there is no operation with this code".into(),
         },
     );
     out.flag(2, "ctrl1.has_imm", c1.has_imm(), "immediate_data is valid");
@@ -276,7 +276,7 @@ pub fn completion(bytes: &[u8]) -> Decoded {
     );
     out.flag(3, "flags.has_imm", flags.has_imm(), "imm is valid");
     let op = SendOp::from_raw(flags.op_type());
-    let name = op.map_or_else(|| "no operation has this code".into(), |op| screaming(&format!("{op:?}")));
+    let name = op.map_or_else(|| "there is no operation with this code".into(), |op| screaming(&format!("{op:?}")));
     out.number(3, "flags.op_type", flags.op_type(), name);
     out.flag(3, "flags.unsolicited", flags.unsolicited(), "no receive was consumed");
     out.number(4, "qp_num", qp_num, "local queue pair");

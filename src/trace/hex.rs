@@ -74,7 +74,7 @@ pub fn bytes(text: &str) -> Result<Vec<u8>, String> {
             for digit in word.strip_prefix("0x").or_else(|| word.strip_prefix("0X")).unwrap_or(word).chars() {
                 let value = digit.to_digit(16).ok_or_else(|| {
                     format!(
-                        "{digit:?} is not a hexadecimal digit: give bytes in memory order, as 1120ab... or 11 20 ab ..."
+                        "{digit:?} is not a hexadecimal digit: give the bytes in memory order, like 1120ab... or 11 20 ab ..."
                     )
                 })?;
                 digits.push(value as u8);

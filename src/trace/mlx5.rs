@@ -66,7 +66,7 @@ pub fn work_request(bytes: &[u8]) -> Decoded {
     match wqe::parse(bytes, transport) {
         Ok(wqe) => out.summary = format!("mlx5 work request: {}", operation(&wqe.op)),
         Err(error) => {
-            out.summary = "mlx5 work request that a card refuses".into();
+            out.summary = "mlx5 work request that a card would refuse".into();
             out.problems.push(error.to_string());
         }
     }
@@ -81,7 +81,7 @@ fn control(out: &mut Decoded, ctrl: &CtrlSeg, opcode: Opcode) {
         "opcode",
         ctrl.opcode(),
         match opcode {
-            Opcode::Unknown(_) => "no operation has this code".into(),
+            Opcode::Unknown(_) => "there is no operation with this code".into(),
             known => name(known),
         },
     );
@@ -300,7 +300,7 @@ pub fn completion(bytes: &[u8]) -> Decoded {
         "op_own.opcode",
         cqe.op_own.0 >> 4,
         match opcode {
-            CqeOpcode::Unknown(_) => "no completion has this code".into(),
+            CqeOpcode::Unknown(_) => "there is no completion with this code".into(),
             known => name(known),
         },
     );

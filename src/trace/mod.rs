@@ -22,21 +22,21 @@ use event::{Event, Events};
 /// The arguments of `ferrogin trace`.
 #[derive(Debug, clap::Args)]
 pub struct TraceArgs {
-    /// The files that SOFTEFA_TRACE names. With --hex: the bytes of the entry, after its kind if you give one.
+    /// Trace files, as named in SOFTEFA_TRACE. With --hex: the bytes of the entry, optionally after its kind.
     #[arg(value_name = "FILE", required_unless_present = "hex")]
     words: Vec<OsString>,
-    /// Decodes one entry from hexadecimal digits, or entries with empty lines between them from standard input.
+    /// Decodes an entry from hexadecimal digits; without any, entries from standard input, separated by empty lines.
     ///
-    /// A kind may come first: efa-wqe, efa-cqe, efa-receive, mlx5-wqe or mlx5-cqe.
+    /// The kind may come first: efa-wqe, efa-cqe, efa-receive, mlx5-wqe or mlx5-cqe.
     #[arg(long, conflicts_with_all = ["chrome", "fields", "filters"])]
     hex: bool,
-    /// Prints JSON: an object a line.
+    /// Prints JSON, one object per line.
     #[arg(long, conflicts_with = "chrome")]
     json: bool,
-    /// Writes a file for chrome://tracing or ui.perfetto.dev: a span from each request to its completion. `-` is standard output.
+    /// Writes a file for chrome://tracing or ui.perfetto.dev, with a span from each request to its completion. `-` is standard output.
     #[arg(long, value_name = "FILE")]
     chrome: Option<PathBuf>,
-    /// Prints the fields of each work request and completion entry too.
+    /// Also prints the fields of each work request and completion entry.
     #[arg(long)]
     fields: bool,
     #[command(flatten)]
@@ -47,34 +47,34 @@ pub struct TraceArgs {
 #[derive(Debug, clap::Args)]
 #[group(id = "filters", multiple = true)]
 struct Filters {
-    /// Events of the cards of this process.
+    /// Only events of this process's cards.
     #[arg(long, value_name = "ID")]
     process: Option<u32>,
-    /// Events of the card with this number.
+    /// Only events of the card with this number.
     #[arg(long, value_name = "NUMBER")]
     card: Option<u32>,
-    /// Events of this queue pair.
+    /// Only events of this queue pair.
     #[arg(long, value_name = "NUMBER")]
     qp: Option<u16>,
-    /// Events of this operation.
+    /// Only events of this operation.
     #[arg(long, value_parser = ["send", "write", "read", "recv"])]
     op: Option<String>,
-    /// Requests that completed with this status, and their completions.
+    /// Only requests that completed with this status, and their completions.
     #[arg(long, value_name = "NUMBER", conflicts_with = "errors")]
     status: Option<u8>,
-    /// Requests that completed in error, and their completions.
+    /// Only requests that completed in error, and their completions.
     #[arg(long)]
     errors: bool,
-    /// Requests and receives without a completion.
+    /// Only requests and receives without a completion.
     #[arg(long, conflicts_with_all = ["errors", "status"])]
     unfinished: bool,
-    /// Events from this time on, in microseconds since the first event, as the table has them.
+    /// Only events from this time on, in microseconds since the first event, as in the table.
     #[arg(long, value_name = "US", value_parser = time, allow_negative_numbers = true)]
     from: Option<f64>,
-    /// Events up to this time.
+    /// Only events up to this time.
     #[arg(long, value_name = "US", value_parser = time, allow_negative_numbers = true)]
     to: Option<f64>,
-    /// Events of this request id: a decimal number, or 0x and a hexadecimal one.
+    /// Only events of this request id, in decimal, or in hexadecimal after 0x.
     #[arg(long, value_name = "NUMBER", value_parser = number)]
     id: Option<u64>,
 }
@@ -165,7 +165,7 @@ fn decode(args: &TraceArgs) -> Result<(), String> {
     let kind = kind.map(|name| {
         hex::Kind::from_name(&name).ok_or_else(|| {
             let names = hex::Kind::ALL.map(hex::Kind::name).join(", ");
-            format!("{name:?} is not a kind of entry: there are {names}")
+            format!("{name:?} is not a kind of entry: the kinds are {names}")
         })
     });
     let kind = kind.transpose()?;
@@ -193,7 +193,7 @@ fn decode(args: &TraceArgs) -> Result<(), String> {
     }
     out.flush().map_err(unwritable("standard output"))?;
     if entries == 0 {
-        return Err("there are no bytes: give hexadecimal digits as arguments or on standard input".into());
+        return Err("there are no bytes to decode: give hexadecimal digits as arguments or on standard input".into());
     }
     Ok(())
 }

@@ -50,8 +50,8 @@ pub fn parse(bytes: &[u8]) -> Contents {
     }
     let damage = first.map(|first| {
         format!(
-            "is damaged: {lost} of its {} bytes, the first at offset {first}, are not a whole record of {RECORD_LEN} bytes. The disk was full, a \
-             process was killed while it wrote, or a part of the file is missing",
+            "is damaged: {lost} of its {} bytes, the first at offset {first}, are not a whole record of {RECORD_LEN} \
+             bytes. The disk was full, a process was killed while writing, or part of the file is missing",
             bytes.len()
         )
     });

@@ -21,11 +21,12 @@ const TOP: &str = "ferrogin-report";
 pub const CONTENTS: [(&str, &str); 7] = [
     ("summary.txt, summary.json", "the steps and the comparison with the software card"),
     ("rank-N/doctor.json", "the report of `ferrogin doctor --json` on that rank"),
-    ("rank-N/scenario-NAME.txt", "what a scenario that failed wrote"),
-    ("rank-N/fidelity.txt", "what the check of the card wrote and observed"),
+    ("rank-N/scenario-NAME.txt", "the output of a failed scenario"),
+    ("rank-N/fidelity.txt", "the output and observations of the card check"),
     (
         "rank-N/perf.txt, rank-0/perf.json",
-        "the table and the figures of `ferrogin perf`; by kernels as PTX in perf-ptx.txt, perf-ptx.json; by the RMA plugin in rma.txt, rma.json",
+        "the table and figures of `ferrogin perf`; with PTX kernels in perf-ptx.txt and perf-ptx.json, with the RMA \
+         plugin in rma.txt and rma.json",
     ),
     ("rank-N/environment.txt", "the values of the variables that MANIFEST lists, if they are set"),
     ("rank-N/machine.txt", "kernel release, architecture, processors, memory, instance type"),
@@ -99,12 +100,13 @@ fn pack(files: &BTreeMap<String, String>) -> io::Result<Vec<u8>> {
 
 /// The text of MANIFEST.
 pub fn manifest(files: &BTreeMap<String, String>, variables: &[&str]) -> String {
-    let mut text = format!("A report of ferrogin {}, for its developers. It holds:\n\n", env!("CARGO_PKG_VERSION"));
+    let mut text = format!("A report by ferrogin {}, for its developers. It contains:\n\n", env!("CARGO_PKG_VERSION"));
     for (names, content) in CONTENTS {
         text += &format!("{names}\n    {content}\n");
     }
-    text += "\nHost names, the home directory and IP addresses are replaced by <host>, <home> and <address> in all files.\nThe values of other variables are not in it; \
-             paths of libraries and the names of devices are. A file longer than 256 KiB has lost its beginning.\n\nThe listed variables:\n";
+    text += "\nHost names, the home directory and IP addresses are replaced by <host>, <home> and <address> in all \
+             files.\nValues of other variables are left out; library paths and device names are not. Of a file \
+             longer than 256 KiB, only the end is kept.\n\nThe listed variables:\n";
     for line in variables.chunks(3) {
         text += &format!("    {}\n", line.join(", "));
     }

@@ -40,19 +40,19 @@ use step::{Outcome, Step};
 
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
-    /// The report archive, which rank 0 writes; an older file of this name is replaced.
+    /// The report archive, which rank 0 writes; an existing file is replaced.
     #[arg(short, long, value_name = "FILE.tar.gz", default_value = "ferrogin-report.tar.gz")]
     output: PathBuf,
-    /// Number of ranks on this host, where no launcher started them [default: 2].
+    /// Number of ranks to start on this host, if no launcher did [default: 2].
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Option<u32>,
-    /// Fewer scenarios and repetitions: a minute instead of several.
+    /// Runs fewer scenarios and repetitions: a minute instead of several.
     #[arg(long)]
     quick: bool,
-    /// A ConnectX card instead: that of FERROGIN_MLX5 (`mlx5_0`), or the software one. One host is enough.
+    /// Validates a ConnectX card instead: the one in FERROGIN_MLX5 (`mlx5_0`), or a software one. One host is enough.
     #[arg(long, conflicts_with_all = ["ranks", "quick"])]
     mlx5: bool,
-    /// Limit in seconds of each step [default: 180, and 600 for perf; with --quick 90].
+    /// Time limit in seconds for each step [default: 180, for perf 600; with --quick 90].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     limit: Option<u64>,
 }
@@ -79,7 +79,7 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
     let result = match Identity::from_env() {
         _ if args.mlx5 => mlx5_report(args),
         Ok(Some(identity)) if args.ranks.is_some_and(|ranks| ranks as usize != identity.nranks) => Err(format!(
-            "--ranks {} contradicts the launcher, which started {}: leave --ranks out under a launcher",
+            "--ranks {} contradicts the launcher, which started {}: leave out --ranks under a launcher",
             args.ranks.unwrap_or(0),
             identity.nranks
         )),
@@ -157,7 +157,7 @@ fn mlx5_report(args: &ValidateArgs) -> Result<bool, String> {
 fn launch(args: &ValidateArgs) -> Result<bool, String> {
     // Rank 0 would find it out too, after the others have started.
     drop(Output::create(&args.output)?);
-    let program = std::env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))?;
+    let program = std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
     let job = Job::new(program, args.ranks.unwrap_or(2) as usize).output(JobOutput::Inherit);
     let outcome = job.args(std::env::args_os().skip(1)).run().map_err(|error| error.to_string())?;
     Ok(outcome.success())
@@ -170,7 +170,7 @@ impl Scratch {
     fn new() -> Result<Scratch, String> {
         let template = std::env::temp_dir().join("ferrogin-validate-XXXXXX");
         let made = mkdtemp(&template).map_err(|error| {
-            format!("{} cannot be created: {error}: set TMPDIR to a writable directory", template.display())
+            format!("cannot create {}: {error}; set TMPDIR to a writable directory", template.display())
         })?;
         Ok(Scratch(made))
     }
@@ -242,7 +242,7 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
             Err(reason) => format!("Kernels run on CPU threads only: {reason}."),
         });
         if std::env::var_os("NCCL_GIN_PLUGIN").is_none_or(|list| list.is_empty()) {
-            say(&format!("NCCL_GIN_PLUGIN is not set, which only NCCL needs; the plugin is {}.", plugin_from_env()));
+            say(&format!("NCCL_GIN_PLUGIN is not set (only NCCL needs it); the plugin is {}.", plugin_from_env()));
         }
     }
     let settings = step_settings(&gpus);
@@ -316,7 +316,7 @@ fn compared(done: &[Done]) -> Vec<Row> {
 
 /// The comparison under its title.
 fn comparison(rows: &[Row]) -> String {
-    let mut text = "\nThe card beside the software card\n".to_owned();
+    let mut text = "\nThe card compared with the software card\n".to_owned();
     write_rows(&mut text, rows);
     text
 }
@@ -339,7 +339,7 @@ fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
             facts.iter().map(of).reduce(|all, rank| all.intersection(&rank).cloned().collect()).unwrap_or_default();
         match all.is_empty() {
             false => format!("yes, over {}", all.into_iter().collect::<Vec<_>>().join(", ")),
-            true => format!("no: no libfabric provider of all ranks has {needs}"),
+            true => format!("no: no libfabric provider on all ranks has {needs}"),
         }
     };
     let rma = match of_rma.into_iter().find(|done| !done.passed()) {
@@ -370,7 +370,7 @@ fn agree(bootstrap: &Bootstrap, args: &ValidateArgs, error: Option<&String>) -> 
     }
     for (rank, block) in blocks.iter().enumerate() {
         let Some(theirs) = block["options"].as_object() else {
-            return Err(format!("rank {rank} runs another program: start `ferrogin validate` on all ranks"));
+            return Err(format!("rank {rank} runs a different program: start `ferrogin validate` on all ranks"));
         };
         for (name, value) in theirs {
             let first = &blocks[0]["options"][name];
@@ -516,11 +516,11 @@ fn report(
     files.insert("MANIFEST".into(), manifest);
     let count = files.len();
     let path = output.write(&files)?;
-    say(&format!("\n{summary}\nReport: {} with {count} files. It holds:", path.display()));
+    say(&format!("\n{summary}\nReport: {} with {count} files. It contains:", path.display()));
     for (names, content) in archive::CONTENTS {
         say(&format!("  {names}: {content}"));
     }
-    say("Host names, the home directory and IP addresses are replaced. The file MANIFEST in it lists the variables.");
+    say("Host names, the home directory and IP addresses are replaced. Its file MANIFEST lists the variables.");
     say(&format!("\n{}", abilities.trim_end()));
     Ok(())
 }

@@ -208,7 +208,7 @@ fn doctor_finds_settings_of_nccl_that_switch_the_plugin_off() {
     run(vec![
         case("unset").unset("NCCL_GIN_PLUGIN").problem("NCCL", "NCCL_GIN_PLUGIN is not set", "export NCCL_GIN_PLUGIN="),
         case("none").set("NCCL_GIN_PLUGIN", "x,none").problem("NCCL", "has the entry none", "export NCCL_GIN_PLUGIN="),
-        case("many").set("NCCL_GIN_PLUGIN", many).problem("NCCL", "14 entries", "name this plugin alone"),
+        case("many").set("NCCL_GIN_PLUGIN", many).problem("NCCL", "14 entries", "name only this plugin"),
         case("long").set("NCCL_GIN_PLUGIN", format!("/{}", "x".repeat(254))).problem(
             "NCCL",
             "255 bytes",
@@ -246,7 +246,7 @@ fn doctor_judges_the_nccl_that_would_be_loaded() {
     let mut cases = vec![
         case("text", text).problem("NCCL", "does not load", "install NCCL 2.30.7 to 2.32.3"),
         case("missing", Directory::new(None)).problem("NCCL", "does not load", "--nccl FILE"),
-        case("hangs", fifo).timeout(2).problem("NCCL", "did not end within 2 s", "install NCCL"),
+        case("hangs", fifo).timeout(2).problem("NCCL", "did not finish within 2 s", "install NCCL"),
     ];
     let fake = |version: u32, symbols: &str| {
         let directory = Directory::new(None);
@@ -286,16 +286,16 @@ fn doctor_names_broken_files_of_plugin_and_provider() {
             case
         };
         let replaced = |directory: &Directory| std::fs::remove_file(directory.path(file)).expect("a file");
-        cases.push(broken("cut", &|dir| dir.change(file, cut)).problem(area, "is cut off", "install ferrogin again"));
+        cases.push(broken("cut", &|dir| dir.change(file, cut)).problem(area, "is truncated", "reinstall ferrogin"));
         cases.push(broken("foreign", &|dir| dir.change(file, foreign)).problem(
             area,
-            "for another machine",
+            "for another architecture",
             "architecture",
         ));
         cases.push(broken("empty", &|dir| dir.change(file, Vec::clear)).problem(
             area,
             "not an ELF library (0 bytes)",
-            "again",
+            "reinstall",
         ));
         cases.push(broken("fifo", &|dir| dir.replace_by_fifo(file)).problem(
             area,
@@ -306,18 +306,18 @@ fn doctor_names_broken_files_of_plugin_and_provider() {
             replaced(dir);
             symlink("/dev/zero", dir.path(file)).expect("a link");
         };
-        cases.push(broken("zero", &zero).problem(area, "not a regular file", "install ferrogin again"));
+        cases.push(broken("zero", &zero).problem(area, "not a regular file", "reinstall ferrogin"));
         let directory = |dir: &Directory| {
             replaced(dir);
             std::fs::create_dir(dir.path(file)).expect("a directory");
         };
-        cases.push(broken("directory", &directory).problem(area, "is a directory", "install ferrogin again"));
+        cases.push(broken("directory", &directory).problem(area, "is a directory", "reinstall ferrogin"));
         if file == PROVIDER {
-            cases.push(broken("missing", &replaced).problem(area, "libsoftefa-fi.so is missing", "beside the plugin"));
+            cases.push(broken("missing", &replaced).problem(area, "libsoftefa-fi.so is missing", "next to the plugin"));
         }
     }
     let gone = case("gone").set("NCCL_GIN_PLUGIN", "/nonexistent/x.so");
-    cases.push(gone.problem("plugin", "/nonexistent/x.so cannot be read", "install ferrogin again"));
+    cases.push(gone.problem("plugin", "/nonexistent/x.so cannot be read", "reinstall ferrogin"));
     let none = case("nothing").set("NCCL_GIN_PLUGIN", "none");
     cases.push(none.problem("plugin", "names no plugin", "libnccl-gin-ferrogin.so"));
     run(cases);
@@ -337,13 +337,13 @@ fn doctor_finds_what_only_a_run_shows() {
     };
     other.directory.change(PLUGIN, patched);
     run(vec![
-        other.warning("version", "the plugin is of version 9", "of one release"),
+        other.warning("version", "the plugin is version 9", "from one release"),
         case("fault").set("SOFTEFA_FAULTS", "sed=1").detail("keys are seed, reorder").problem(
             "software card",
             "not usable",
             "correct or unset the SOFTEFA_ variable",
         ),
-        case("setting").set("SOFTEFA_NICS", "two").detail("the number of software cards must be").problem(
+        case("setting").set("SOFTEFA_NICS", "two").detail("must be a number of software cards").problem(
             "software card",
             "SOFTEFA_NICS=two",
             "correct or unset the SOFTEFA_ variable",
@@ -397,7 +397,7 @@ fn doctor_ends_a_provider_that_hangs() {
     let source = "#include <stdio.h>\n#include <unistd.h>\n\
         __attribute__((constructor)) static void hang(void) { fprintf(stderr, \"a provider waits\\n\"); for (;;) pause(); }";
     if case.directory.compile("libhanging-fi.so", source) {
-        case.detail("a provider waits").problem("card", "did not end within 20 s", "raise --timeout").run();
+        case.detail("a provider waits").problem("card", "did not finish within 20 s", "raise --timeout").run();
     } else {
         ferrogin_test_support::skip(test, "cc is not installed");
     }
@@ -497,7 +497,7 @@ fn doctor_finds_settings_that_harm() {
             "name a libfabric.so",
         ),
         libfabric("not one").set("FERROGIN_LIBFABRIC", "libc.so.6").problem("libfabric", "fi_", "install libfabric"),
-        fifo.set("FERROGIN_LIBFABRIC", path).problem("libfabric", "not a regular file", "unset it for the system's"),
+        fifo.set("FERROGIN_LIBFABRIC", path).problem("libfabric", "not a regular file", "unset it to use the system's"),
     ]);
 }
 

@@ -46,7 +46,7 @@ fn perf_measures_every_operation_as_ptx_and_says_what_its_times_mean() {
     let args: Vec<&str> = args.split(' ').collect();
     let (good, text) = tool_on_gpu(&dist, &args, &[("SOFTGPU_SEED", "3")]);
     assert!(good && text.contains("posts by kernels on ferrogin software GPU"), "{text}");
-    assert!(text.contains("these are not the times of a GPU") && text.contains("# SOFTGPU_SEED=3"), "{text}");
+    assert!(text.contains("these are not a GPU's times") && text.contains("# SOFTGPU_SEED=3"), "{text}");
     for operation in ["put", "put-signal", "put-value", "get", "signal", "flush", "barrier", "alltoall"] {
         assert_eq!(text.matches(&format!("\n{operation}: ")).count(), 1, "{operation}: {text}");
     }
@@ -96,7 +96,7 @@ fn doctor_names_invalid_settings_of_the_software_gpu() {
     for (name, value, device, good, cause) in [
         ("SOFTGPU_MEMORY", "weka", "cuda", false, "SOFTGPU_MEMORY=weka: it must be strong or weak"),
         ("SOFTGPU_MEMORY", "weka", "auto", true, "SOFTGPU_MEMORY=weka: it must be strong or weak"),
-        ("SOFTGPU_DEVICES", "0", "cuda", false, "SOFTGPU_DEVICES=0 is a machine without a GPU"),
+        ("SOFTGPU_DEVICES", "0", "cuda", false, "SOFTGPU_DEVICES=0 means a machine without a GPU"),
         ("SOFTGPU_MEMROY", "weak", "cuda", false, "SOFTGPU_MEMROY is set, and the software GPU has no such setting"),
     ] {
         let settings = [(name, value), ("FERROGIN_DEVICE", device)];

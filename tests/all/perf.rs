@@ -300,7 +300,7 @@ fn compare_prints_ratios_and_refuses_other_questions() {
 fn picture_of_another_format_is_refused() {
     for args in [&["plot", "x.json", "-o", "x.png"][..], &["perf", "put", "--plot", "x.png"]] {
         let (output, text) = ferrogin(Path::new(""), args, &[]);
-        assert!(output.status.code() == Some(2) && text.contains("pictures are SVG"), "{text}");
+        assert!(output.status.code() == Some(2) && text.contains("plots are SVG"), "{text}");
     }
 }
 
@@ -390,8 +390,8 @@ fn invalid_arguments_are_refused_before_ranks_start() {
         ("put -e 18446744073709551615G", "from 1 byte to 1G"),
         ("put -e 1T", "a size is a whole number"),
         ("put -e 1.5K", "a size is a whole number"),
-        ("put-value -b 16", "put-value has the sizes 1, 2, 4 and 8 only"),
-        ("all put-value -b 3 -e 7", "put-value has the sizes 1, 2, 4 and 8 only"),
+        ("put-value -b 16", "put-value only has the sizes 1, 2, 4 and 8"),
+        ("all put-value -b 3 -e 7", "put-value only has the sizes 1, 2, 4 and 8"),
         ("put --depth 48", "a power of two from 1 to 1024"),
         ("put --depth 2048", "a power of two from 1 to 1024"),
         ("put --threads 0", "1..=64"),

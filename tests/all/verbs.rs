@@ -142,7 +142,7 @@ fn doctor_under_verbs_names_the_software_card_and_needs_no_driver() {
     let (good, text) = on_card(&dist, &program, &settings.map(|(name, value)| (name, OsStr::new(value))));
     // The text has short lines.
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(words.contains("software cards below verbs (ferrogin verbs), from "), "{text}");
+    assert!(words.contains("software cards through verbs (ferrogin verbs), from "), "{text}");
     assert!(words.contains("faults are active") && words.contains("SOFTEFA_NIC is set"), "{text}");
     for of_hardware in ["uverbs file", "an EFA card locks", "use an EFA instance"] {
         assert!(!words.contains(of_hardware), "{of_hardware}: {text}");

@@ -54,14 +54,14 @@ impl Block {
         if self.warp(warp).iter().any(|thread| !matches!(thread.state, State::Warp(_) | State::Ended)) {
             return Ok(());
         }
-        let mut cause = String::from("no lane of the warp can go on:");
+        let mut cause = String::from("no lane of the warp can continue:");
         for thread in self.warp(warp) {
             if let State::Warp(mask) = thread.state {
                 let line = core.program.line(thread.position());
                 cause += &format!(" lane {} waits in line {line} with the mask {mask:#010x};", thread.lane());
             }
         }
-        cause += " all lanes of a mask arrive with the same mask";
+        cause += " all lanes of a mask must arrive with the same mask";
         Err(Fault::new(TrapKind::Convergence, cause))
     }
 
@@ -70,7 +70,7 @@ impl Block {
         if self.ready > 0 || self.live == 0 {
             return Ok(());
         }
-        let mut cause = String::from("no thread of the block can go on:");
+        let mut cause = String::from("no thread of the block can continue:");
         for (number, barrier) in self.barriers.iter().enumerate().filter(|(_, barrier)| barrier.arrived > 0) {
             cause += &format!(
                 " barrier {number} waits for {} threads, and {} have arrived;",
@@ -95,7 +95,7 @@ impl Block {
             }
         }
         let ended = self.threads.len() as u32 - self.live;
-        cause += &format!(" {ended} threads have ended. All threads of a mask or a barrier have to arrive");
+        cause += &format!(" {ended} threads have exited. All threads of a mask or a barrier have to arrive");
         Err(Fault::new(TrapKind::Convergence, cause))
     }
 

@@ -41,7 +41,7 @@ impl Core<'_> {
             Refusal::Misaligned => {
                 format!("a {what} of {bytes} bytes at {address:#x}, which is not a multiple of {bytes}")
             }
-            Refusal::ReadOnly => format!("a {what} of {bytes} bytes at {address:#x}, which is only for reading"),
+            Refusal::ReadOnly => format!("a {what} of {bytes} bytes at {address:#x}, which is read-only"),
             Refusal::Outside => {
                 format!("a {what} of {bytes} bytes at {address:#x}: {}", self.view.explain(address))
             }

@@ -52,10 +52,10 @@ pub unsafe trait Memory: Sync {
         std::thread::yield_now();
     }
 
-    /// Why a kernel may not touch `address`, for the message of an error: "freed", "memory of the host that is not registered".
+    /// Why a kernel may not touch `address`, for the message of an error: "freed memory", "unregistered host memory".
     fn explain(&self, address: u64) -> String {
         let _ = address;
-        "no memory of the device and none that is registered with it".into()
+        "neither device memory nor memory registered with the device".into()
     }
 }
 

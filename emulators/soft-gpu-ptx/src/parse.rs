@@ -50,7 +50,7 @@ impl<'a> Parser<'a> {
                 Kind::Version,
                 line,
                 &format!(".version {major}.{minor}"),
-                "the interpreter knows PTX 6.0 to 9.x; compile for one of these versions",
+                "the interpreter supports PTX 6.0 to 9.x; compile for one of these versions",
             ));
         }
         self.module.version = (major as u32, minor);
@@ -70,7 +70,7 @@ impl<'a> Parser<'a> {
                         Kind::Target,
                         line,
                         &format!(".target {target}"),
-                        "the interpreter knows the targets sm_30 to sm_129; compile for one of these",
+                        "the interpreter supports the targets sm_30 to sm_129; compile for one of these",
                     ));
                 }
             }
@@ -129,7 +129,7 @@ impl<'a> Parser<'a> {
                     self.next()?;
                     return self.expect(';');
                 }
-                _ => return Err(self.error(Kind::Form, line, word, "the interpreter knows no such directive")),
+                _ => return Err(self.error(Kind::Form, line, word, "the interpreter does not support this directive")),
             }
         }
     }
@@ -152,7 +152,7 @@ impl<'a> Parser<'a> {
             return Ok(index);
         };
         let Symbol::Variable(index) = symbol else {
-            return Err(self.error(Kind::Duplicate, variable.line, &variable.name, "the name is a function's, too"));
+            return Err(self.error(Kind::Duplicate, variable.line, &variable.name, "a function has the same name"));
         };
         let old = &self.module.variables[index];
         if old.place != variable.place {
@@ -171,7 +171,7 @@ impl<'a> Parser<'a> {
                     Kind::Duplicate,
                     variable.line,
                     &variable.name,
-                    format!("line {} defines the variable, too", old.line),
+                    format!("line {} also defines the variable", old.line),
                 ));
             }
         }
@@ -259,7 +259,7 @@ impl<'a> Parser<'a> {
                         Kind::Form,
                         line,
                         word,
-                        "the interpreter knows no such directive of a function",
+                        "the interpreter does not support this directive of a function",
                     ));
                 }
                 Token::Sign(';') => return self.define(function).map(|_| ()),
@@ -291,7 +291,7 @@ impl<'a> Parser<'a> {
             return Ok(index);
         };
         let Symbol::Function(index) = symbol else {
-            return Err(self.error(Kind::Duplicate, function.line, &function.name, "the name is a variable's, too"));
+            return Err(self.error(Kind::Duplicate, function.line, &function.name, "a variable has the same name"));
         };
         let old = &self.module.functions[index];
         if old.body.is_some() && self.peek().is_some() && self.tokens[self.at - 1].0 == Token::Sign('{') {
@@ -299,7 +299,7 @@ impl<'a> Parser<'a> {
                 Kind::Duplicate,
                 function.line,
                 &function.name,
-                format!("line {} defines the function, too", old.line),
+                format!("line {} also defines the function", old.line),
             ));
         }
         if let Some(cause) = old.unlike(&function) {
@@ -307,7 +307,7 @@ impl<'a> Parser<'a> {
                 Kind::Signature,
                 function.line,
                 &function.name,
-                format!("{cause}, unlike in line {}", old.line),
+                format!("{cause}, but not in line {}", old.line),
             ));
         }
         if old.body.is_none() {

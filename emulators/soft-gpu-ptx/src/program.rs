@@ -122,7 +122,7 @@ impl Linker {
                 at,
                 line,
                 name,
-                format!("{other}:{other_line} defines the name, too; make one of them .weak"),
+                format!("{other}:{other_line} also defines the name; make one of them .weak"),
             )
         };
         for at in 0..self.modules.len() {
@@ -200,7 +200,7 @@ impl Linker {
                 at,
                 function.line,
                 &function.name,
-                format!("{cause}, unlike in {module}:{}", definition.line),
+                format!("{cause}, but not in {module}:{}", definition.line),
             ));
         }
         Ok((other, found))

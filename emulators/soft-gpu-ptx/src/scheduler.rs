@@ -177,7 +177,7 @@ impl<'a> Scheduler<'a> {
         }
         if let Some(limit) = self.launch.watchdog.filter(|limit| self.elapsed() > *limit) {
             let cause = format!(
-                "the kernel has not ended after {limit:?}, the watchdog's time; this thread is one of {} that run",
+                "the kernel has run for {limit:?}, the watchdog's limit; this thread is one of {} still running",
                 self.active.len() + self.spinning.len()
             );
             return Err(self.trap(any, Fault::new(TrapKind::Watchdog, cause)));
@@ -311,7 +311,8 @@ impl<'a> Scheduler<'a> {
                 return Err(Fault::new(
                     TrapKind::Convergence,
                     format!(
-                        "lane {lane} ends, and lane {other} waits for it in line {line} with the mask {mask:#010x}; the mask may name only lanes that arrive"
+                        "lane {lane} exits, but lane {other} waits for it in line {line} with the mask {mask:#010x}; \
+                         the mask may name only lanes that arrive"
                     ),
                 ));
             }

@@ -48,14 +48,14 @@ pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, 
             }
             b'/' if bytes.get(at + 1) == Some(&b'*') => {
                 let Some(length) = text[at + 2..].find("*/") else {
-                    return Err(wrong(line, "/*", "the comment has no end".into()));
+                    return Err(wrong(line, "/*", "the comment is not closed".into()));
                 };
                 line += text[at..at + 2 + length].matches('\n').count() as u32;
                 at += length + 4;
             }
             b'"' => {
                 let Some(length) = text[at + 1..].find(['"', '\n']).filter(|&end| bytes[at + 1 + end] == b'"') else {
-                    return Err(wrong(line, "\"", "the string has no end in its line".into()));
+                    return Err(wrong(line, "\"", "the string does not end on its line".into()));
                 };
                 found.push((Token::Text(&text[at + 1..at + 1 + length]), line));
                 at += length + 2;

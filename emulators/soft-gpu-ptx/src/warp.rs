@@ -28,7 +28,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     let ended = block.ended[first / 32] & mask;
     if ended != 0 {
         return wrong(format!(
-            "the mask {given:#010x} has the lanes {ended:#010x}, which have ended; the mask may name only lanes that arrive"
+            "the mask {given:#010x} has the lanes {ended:#010x}, which have exited; the mask may name only lanes that arrive"
         ));
     }
     block.threads[index].state = State::Warp(mask);

@@ -58,7 +58,7 @@ fn allocate_in_order(out: Out<u64>, bytes: usize, pool: Option<Arc<Pool>>, strea
 
 /// Takes a range of [`allocate`] out of the ranges and gives its memory back.
 pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
-    let entry = space::remove(start, "memory that was freed", wanted).ok_or(Code::INVALID_VALUE)?;
+    let entry = space::remove(start, "freed memory", wanted).ok_or(Code::INVALID_VALUE)?;
     let device = device::by_ordinal(entry.device)?;
     device.discharge(entry.len);
     if let Kind::Pooled(pool) = &entry.kind {

@@ -67,7 +67,7 @@ impl Fault {
 }
 
 /// The text of a code that no call of this library returns.
-const ELSEWHERE: &CStr = c"an error that this software GPU does not return";
+const ELSEWHERE: &CStr = c"an error that the software GPU does not return";
 
 /// All codes of cuda.h with their names and texts.
 const CODES: &[(c_int, &CStr, &CStr)] = &[
@@ -94,7 +94,7 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (206, c"CUDA_ERROR_UNMAP_FAILED", c"unmapping failed"),
     (207, c"CUDA_ERROR_ARRAY_IS_MAPPED", ELSEWHERE),
     (208, c"CUDA_ERROR_ALREADY_MAPPED", c"already mapped"),
-    (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no image of the kernel is for this device"),
+    (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"there is no image of the kernel for this device"),
     (210, c"CUDA_ERROR_ALREADY_ACQUIRED", ELSEWHERE),
     (211, c"CUDA_ERROR_NOT_MAPPED", c"not mapped"),
     (212, c"CUDA_ERROR_NOT_MAPPED_AS_ARRAY", ELSEWHERE),
@@ -117,14 +117,14 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (301, c"CUDA_ERROR_FILE_NOT_FOUND", c"the file is not found"),
     (302, c"CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND", c"a symbol of a shared object is not found"),
     (303, c"CUDA_ERROR_SHARED_OBJECT_INIT_FAILED", c"the initialization of a shared object failed"),
-    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"a call of the operating system failed"),
+    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"a system call failed"),
     (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
-    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"a resource is in a state in which the call is not possible"),
+    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"a resource is in the wrong state for the call"),
     (402, c"CUDA_ERROR_LOSSY_QUERY", ELSEWHERE),
     (500, c"CUDA_ERROR_NOT_FOUND", c"the named symbol is not found"),
     (600, c"CUDA_ERROR_NOT_READY", c"the work is not finished"),
-    (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"a kernel touched memory that it may not touch"),
-    (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"the launch needs more resources than there are"),
+    (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"a kernel accessed memory that it may not access"),
+    (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"the launch needs more resources than the device has"),
     (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the kernel ran longer than the watchdog allows"),
     (703, c"CUDA_ERROR_LAUNCH_INCOMPATIBLE_TEXTURING", ELSEWHERE),
     (704, c"CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", c"peer access is already enabled"),
@@ -136,7 +136,7 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"the host memory is already registered"),
     (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"the host memory is not registered"),
     (714, c"CUDA_ERROR_HARDWARE_STACK_ERROR", c"a kernel's call stack is corrupt"),
-    (715, c"CUDA_ERROR_ILLEGAL_INSTRUCTION", c"a kernel met an illegal instruction"),
+    (715, c"CUDA_ERROR_ILLEGAL_INSTRUCTION", c"a kernel executed an illegal instruction"),
     (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"a kernel used a misaligned address"),
     (717, c"CUDA_ERROR_INVALID_ADDRESS_SPACE", c"a kernel used an address outside the instruction's address space"),
     (718, c"CUDA_ERROR_INVALID_PC", c"a kernel's program counter is invalid"),
@@ -169,7 +169,7 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", ELSEWHERE),
     (907, c"CUDA_ERROR_CAPTURED_EVENT", ELSEWHERE),
     (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", ELSEWHERE),
-    (909, c"CUDA_ERROR_TIMEOUT", c"the time is over"),
+    (909, c"CUDA_ERROR_TIMEOUT", c"the wait timed out"),
     (910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", ELSEWHERE),
     (911, c"CUDA_ERROR_EXTERNAL_DEVICE", ELSEWHERE),
     (912, c"CUDA_ERROR_INVALID_CLUSTER_SIZE", ELSEWHERE),

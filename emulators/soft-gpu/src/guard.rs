@@ -35,7 +35,7 @@ pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> Outcome) -> Code 
         Ok(Ok(())) => Code::SUCCESS,
         Ok(Err(code)) => code,
         Err(_) => {
-            log(format_args!("{name} failed inside the software GPU: this is a bug of soft-gpu"));
+            log(format_args!("{name} failed inside the software GPU: this is a bug in soft-gpu"));
             Code::UNKNOWN
         }
     }

@@ -38,8 +38,9 @@ impl Heap {
         };
         open().map_err(|error: std::io::Error| {
             log(format_args!(
-                "no memory file of {len} bytes for the memory of device {ordinal}: {error}; set SOFTGPU_MEMORY_BYTES to less, or raise the \
-                 limits of file sizes and address space (ulimit -f, ulimit -v)"
+                "cannot make a memory file of {len} bytes for the memory of device {ordinal}: {error}; set \
+                 SOFTGPU_MEMORY_BYTES to less, or raise the limits of file sizes and address space (ulimit -f, \
+                 ulimit -v)"
             ));
             Code::OUT_OF_MEMORY
         })

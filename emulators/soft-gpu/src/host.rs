@@ -26,7 +26,7 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
 /// Ends an allocation of the host.
 pub(crate) fn release(start: u64) -> Outcome {
     let own = |entry: &Entry| matches!(entry.kind, Kind::HostAlloc(_));
-    let entry = space::remove(start, "memory of the host that was freed", own).ok_or(Code::INVALID_VALUE)?;
+    let entry = space::remove(start, "freed host memory", own).ok_or(Code::INVALID_VALUE)?;
     space::unmap_later(start as usize, entry.len as usize);
     Ok(())
 }
@@ -34,7 +34,7 @@ pub(crate) fn release(start: u64) -> Outcome {
 /// Ends a registration.
 pub(crate) fn unregister(start: u64) -> Outcome {
     let own = |entry: &Entry| matches!(entry.kind, Kind::Registered(_));
-    let why = "memory of the host that was unregistered";
+    let why = "unregistered host memory";
     space::remove(start, why, own).map(drop).ok_or(Code::HOST_MEMORY_NOT_REGISTERED)
 }
 
@@ -67,7 +67,7 @@ api! {
             return Err(Code::HOST_MEMORY_ALREADY_REGISTERED);
         }
         let mapped = memfd::mapped(start, len, flags & READ_ONLY == 0).map_err(|error| {
-            log(format_args!("cuMemHostRegister: no list of the process's mappings (/proc/self/maps): {error}"));
+            log(format_args!("cuMemHostRegister: cannot read the process's mappings (/proc/self/maps): {error}"));
             Code::OPERATING_SYSTEM
         })?;
         if !mapped {

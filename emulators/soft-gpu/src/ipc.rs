@@ -100,7 +100,7 @@ fn close(context: usize, address: u64, all: bool) -> Outcome {
         return Ok(());
     }
     let Opened { pages, .. } = opened.swap_remove(at);
-    space::remove(address, "memory of another process that was closed", |entry| matches!(entry.kind, Kind::Opened));
+    space::remove(address, "closed memory of another process", |entry| matches!(entry.kind, Kind::Opened));
     space::unmap_later(pages.0, pages.1);
     Ok(())
 }

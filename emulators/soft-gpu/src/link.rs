@@ -95,7 +95,7 @@ impl Image {
             return Err(Code::INVALID_IMAGE);
         }
         let text = String::from_utf8(bytes[..end].to_vec()).map_err(|_| {
-            log(format_args!("{name}: the image is no PTX: it is not UTF-8"));
+            log(format_args!("{name}: the image is not PTX: it is not UTF-8"));
             Code::INVALID_PTX
         })?;
         Ok(Self { texts: vec![(name.to_owned(), text)] })
@@ -138,7 +138,8 @@ fn binary(bytes: &[u8]) -> Option<Code> {
     const FAT: [&[u8]; 2] = [&[0x50, 0xed, 0x55, 0xba], &[0xb1, 0x43, 0x62, 0x46]];
     if bytes.starts_with(ELF) || FAT.iter().any(|magic| bytes.starts_with(magic)) {
         log(format_args!(
-            "the image is machine code (a cubin or a fat binary); this GPU executes PTX: pass the text that the compiler made"
+            "the image is machine code (a cubin or a fat binary); this GPU executes PTX: pass the PTX text that the \
+             compiler wrote"
         ));
         return Some(Code::NO_BINARY_FOR_GPU);
     }
@@ -242,9 +243,9 @@ fn add(handle: usize, kind: c_int, name: String, bytes: &[u8]) -> Outcome {
     match kind {
         PTX => {}
         0..=LAST_INPUT => {
-            linker.logs.error("this linker takes PTX alone");
+            linker.logs.error("this linker only takes PTX");
             log(format_args!(
-                "{name}: the linker takes PTX alone (CU_JIT_INPUT_PTX): pass the text that the compiler made"
+                "{name}: the linker only takes PTX (CU_JIT_INPUT_PTX): pass the PTX text that the compiler wrote"
             ));
             return Err(Code::NO_BINARY_FOR_GPU);
         }

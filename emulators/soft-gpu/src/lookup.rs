@@ -73,10 +73,7 @@ fn find(name: Text, out: Out<*mut c_void>, version: c_int, flags: u64) -> Outcom
         return Err(Code::INVALID_VALUE);
     }
     if flags == 2 {
-        log_once(
-            "per-thread",
-            format_args!("cuGetProcAddress: functions for the default stream of each thread are not supported"),
-        );
+        log_once("per-thread", format_args!("cuGetProcAddress: per-thread default streams are not supported"));
         return Err(Code::NOT_SUPPORTED);
     }
     let valid = name.starts_with("cu") && !name.contains("_v");

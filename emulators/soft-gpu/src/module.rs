@@ -118,7 +118,7 @@ api! {
         let context = context::current()?;
         out.present()?;
         let logs = Logs::read(count, options, values)?;
-        let loaded = Image::of_memory(image).inspect_err(|_| logs.error("the image is no PTX"));
+        let loaded = Image::of_memory(image).inspect_err(|_| logs.error("the image is not PTX"));
         out.set(load_image(&context, &loaded?, &logs)?)
     }
 

@@ -155,7 +155,8 @@ impl Stream {
         });
         if let Err(error) = started {
             log(format_args!(
-                "no thread for a stream ({error}): its work runs in the thread that gives it; raise the limit of threads (ulimit -u)"
+                "cannot start a thread for a stream ({error}), so its work runs on the calling thread; raise the \
+                 limit of threads (ulimit -u)"
             ));
             lock(&self.state).thread = false;
             self.work_off();
@@ -204,7 +205,7 @@ impl Stream {
         if task.always || self.fault.check().is_ok() {
             let work = std::panic::AssertUnwindSafe(|| (task.work)(&self.fault));
             if std::panic::catch_unwind(work).is_err() {
-                log(format_args!("work on a stream failed inside the software GPU: this is a bug of soft-gpu"));
+                log(format_args!("work on a stream failed inside the software GPU: this is a bug in soft-gpu"));
                 self.fault.set(Code::UNKNOWN);
             }
         }

@@ -58,7 +58,7 @@ impl Settings {
         let one = |name: &str| value(name).filter(|text| !text.is_empty());
         let refused = |name: &str, text: &str| {
             let may = NAMES.iter().find(|known| known.0 == name).map_or("", |known| known.1);
-            format!("{name}={text}: it must be {may}")
+            format!("{name}={text} is not valid: it must be {may}")
         };
         let number = |name: &str, usual: u64, valid: &dyn Fn(u64) -> bool| match one(name) {
             None => Ok(usual),
@@ -132,7 +132,7 @@ mod tests {
             ("SOFTGPU_SEED", "x"),
         ] {
             let error = with(name, text).unwrap_err();
-            assert!(error.starts_with(&format!("{name}={text}: it must be ")), "{error}");
+            assert!(error.starts_with(&format!("{name}={text} is not valid: it must be ")), "{error}");
         }
     }
 }

@@ -122,7 +122,7 @@ impl Shared {
             return Ok(());
         }
         log(format_args!(
-            "process {process} has ended before its stream got to an event that this process waits for: synchronize there first"
+            "process {process} exited before its stream reached an event that this process waits for: synchronize there first"
         ));
         Err(Code::UNKNOWN)
     }

@@ -247,10 +247,10 @@ unsafe impl Memory for View {
         }
         if let Some(entry) = find(address) {
             return match entry.kind {
-                Kind::Mapped(_) => "mapped memory to which cuMemSetAccess gives this device no access".to_owned(),
+                Kind::Mapped(_) => "mapped memory that cuMemSetAccess has not opened to this device".to_owned(),
                 Kind::Pooled(_) => {
                     format!(
-                        "memory of a pool of device {}, to which cuMemPoolSetAccess gives this device no access",
+                        "memory of a pool of device {} that cuMemPoolSetAccess has not opened to this device",
                         entry.device
                     )
                 }
@@ -266,9 +266,9 @@ unsafe impl Memory for View {
         match gone {
             Some((start, len, why)) => format!("{why}: {len} bytes at {start:#x}"),
             None if crate::memfd::mapped(address, 1, false).unwrap_or(false) => {
-                "memory of the host that is not registered: see cuMemHostRegister".to_owned()
+                "unregistered host memory: see cuMemHostRegister".to_owned()
             }
-            None => "no memory of a device and none of the host".to_owned(),
+            None => "neither device memory nor host memory".to_owned(),
         }
     }
 }

@@ -170,7 +170,7 @@ api! {
         let device = device::by_ordinal(ordinal)?;
         device.charge(bytes as u64)?;
         let file = memfd::create(&format!("{NAME}-{ordinal}"), bytes as u64).map_err(|error| {
-            log(format_args!("cuMemCreate: no memory file of {bytes} bytes: {error}"));
+            log(format_args!("cuMemCreate: cannot make a memory file of {bytes} bytes: {error}"));
             device.discharge(bytes as u64);
             Code::OUT_OF_MEMORY
         })?;
@@ -270,7 +270,7 @@ api! {
             return Err(Code::INVALID_VALUE);
         }
         for entry in entries {
-            space::remove(entry.start, "memory that was unmapped", is_mapping);
+            space::remove(entry.start, "unmapped memory", is_mapping);
         }
         // While a kernel runs the pages stay, for an access that it has begun.
         let mut result = Ok(());

@@ -101,7 +101,7 @@ impl Connection {
     pub(super) fn connect(to: &Address) -> Result<Self, DeviceError> {
         let stream = TcpStream::connect_timeout(&to.socket(), CONNECT)
             .and_then(|stream| prepare(&stream).map(|()| stream))
-            .map_err(|error| DeviceError::Peer { why: format!("no card answers at {}: {error}", to.socket()) })?;
+            .map_err(|error| DeviceError::Peer { why: format!("no card responds at {}: {error}", to.socket()) })?;
         let mut connection = Self::new(Stream::Socket(stream), true);
         let hello = Header { rkey: VERSION.into(), operand: to.nonce.into(), ..Header::new(Kind::Hello, 0, 0, 0) };
         connection.push(&hello);

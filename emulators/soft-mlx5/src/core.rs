@@ -178,7 +178,8 @@ impl Core {
         }
         for cqn in lost {
             self.log(format_args!(
-                "CQ {cqn:#x}: overrun: all slots hold completions that were not polled; poll more often or make the queue larger"
+                "CQ {cqn:#x}: overrun: every slot holds a completion that was not polled; poll more often or make \
+                 the queue larger"
             ));
             let uses = |qp: &QueuePair| qp.send_cq == cqn || qp.recv_cq == cqn;
             let users: Vec<u32> = self.qps.iter().filter(|(_, qp)| uses(qp)).map(|(qpn, _)| *qpn).collect();
@@ -194,7 +195,7 @@ impl Core {
             Ok(rung) => qp.rung |= rung,
             Err(value) => {
                 self.log(format_args!(
-                    "QP {qpn:#x}: {value:#018x} in its doorbell register is not one of its requests"
+                    "QP {qpn:#x}: {value:#018x} in its doorbell register does not match any of its requests"
                 ));
                 self.break_qp(qpn);
             }
@@ -264,7 +265,7 @@ impl Core {
             }
             if frame.kind == Kind::Hello && version != VERSION {
                 self.log(format_args!(
-                    "a card of version {version} connected, this is version {VERSION}: use the same release on both sides"
+                    "a card of version {version} connected, but this is version {VERSION}: use the same release on both sides"
                 ));
             } else {
                 self.log(format_args!("refused a connection that did not send the nonce of this card's address"));

@@ -360,7 +360,7 @@ impl Device for Card {
                 Ok(())
             }
             _ => Err(DeviceError::Call {
-                call: "connecting a queue pair that is connected already or is for datagrams",
+                call: "connecting a queue pair that is already connected or is for datagrams",
                 errno: libc::EINVAL,
             }),
         }
@@ -377,7 +377,7 @@ impl Device for Card {
                 Ok(())
             }
             _ => Err(DeviceError::Call {
-                call: "opening for datagrams a queue pair that is open already or is for connections",
+                call: "opening for datagrams a queue pair that is already open or is for connections",
                 errno: libc::EINVAL,
             }),
         }

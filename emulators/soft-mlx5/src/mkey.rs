@@ -107,7 +107,7 @@ impl Window {
             return Err("the window is not bound, or was invalidated before");
         }
         if self.tag != tag {
-            return Err("the key's tag is stale: the window was bound again since");
+            return Err("the key's tag is stale: the window has been bound again");
         }
         if self.qpn != qpn {
             return Err("the window does not belong to this queue pair");
@@ -290,7 +290,7 @@ impl MkeyTable {
             return Err("the range is not within the window's translation");
         }
         if !matches!(self.keys.get(&region), Some(Key::Region(_))) {
-            return Err("the region under the window is gone");
+            return Err("the region below the window was deregistered");
         }
         Ok(Target::Address(address + (addr - window.start)))
     }
@@ -316,10 +316,10 @@ impl MkeyTable {
             return Err("the UMR has reserved flags, or both checks of the free state");
         }
         if !KNOWN_FIELDS.has(mask) {
-            return Err("the UMR's mask names fields that windows of this card do not have");
+            return Err("the UMR's mask names fields that this card's windows do not have");
         }
         if flags.has(UmrFlags::CHECK_FREE) && !window.free {
-            return Err("the window is bound already: invalidate it first");
+            return Err("the window is already bound: invalidate it first");
         }
         if flags.has(UmrFlags::CHECK_BOUND) && window.free {
             return Err("the window is not bound, and the UMR requires that it is");
@@ -347,7 +347,7 @@ impl MkeyTable {
         }
         let offset = if flags.has(UmrFlags::TRANSLATION_OFFSET) { umr.ctrl.translation_offset.get() } else { 0 };
         if u32::from(offset) + u32::from(umr.ctrl.klm_octowords.get()) > u32::from(WINDOW_OCTOWORDS) {
-            return Err("the translation entries are more than the window has");
+            return Err("there are more translation entries than the window has");
         }
         let region = self.region(pd, klm.mkey.get())?;
         let (address, len) = (klm.address.get(), u64::from(klm.byte_count.get()));

@@ -195,7 +195,7 @@ impl QueuePair {
             return bad(format!("the doorbell counts {written} blocks, the ring has {}", 1 << self.send.log_blocks));
         }
         if blocks > written {
-            return bad(format!("a request of {blocks} blocks with {written} written"));
+            return bad(format!("a request of {blocks} blocks, of which only {written} are written"));
         }
         let mut bytes = vec![0; usize::from(blocks) * BLOCK];
         for (i, block) in bytes.chunks_exact_mut(BLOCK).enumerate() {
@@ -205,7 +205,7 @@ impl QueuePair {
             Err(ParseError::Data) => bad("malformed data segments".into()),
             Err(error) => bad(error.to_string()),
             Ok(wqe) if wqe.index != index => bad(format!("the request has the index {}", wqe.index)),
-            Ok(wqe) if wqe.qpn != qpn => bad(format!("the request has the number of queue pair {:#x}", wqe.qpn)),
+            Ok(wqe) if wqe.qpn != qpn => bad(format!("the request names queue pair {:#x}", wqe.qpn)),
             Ok(wqe) => Fetched::Request(Box::new(wqe)),
         }
     }

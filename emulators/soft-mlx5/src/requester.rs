@@ -290,7 +290,7 @@ impl Core {
             Data::Inline(bytes) => bytes.len() as u64,
         };
         if bytes > 1 << 31 {
-            return Err(Refused(Syndrome::LocalLength, format!("a request of {bytes} bytes: at most 2^31 go at once")));
+            return Err(Refused(Syndrome::LocalLength, format!("a request of {bytes} bytes: the limit is 2^31")));
         }
         let Some(connection) = self.connections.get_mut(&connection) else { return Ok(()) };
         let mut offset = 0;

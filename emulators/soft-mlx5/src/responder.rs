@@ -94,7 +94,7 @@ impl Core {
             // The peer connected before this side did.
             (_, None) => return Outcome::Waits,
             (_, Some(peer)) if peer.qpn != from => {
-                self.log(format_args!("QP {qpn:#x}: a request of QP {from:#x}, which it is not connected to"));
+                self.log(format_args!("QP {qpn:#x}: a request from QP {from:#x}, to which it is not connected"));
                 return Outcome::Finished(Some(Syndrome::TransportRetryExceeded.code()));
             }
             _ => {}

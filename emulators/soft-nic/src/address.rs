@@ -51,7 +51,7 @@ pub enum AddressError {
     )]
     Foreign(u8),
     /// The peer speaks another wire version.
-    #[error("is of wire version {0}, this card speaks version {WIRE_VERSION}: use the same release on both sides")]
+    #[error("has wire version {0}, but this card speaks version {WIRE_VERSION}: use the same release on both sides")]
     Version(u8),
     /// The queue pair number is 0.
     #[error("names queue pair 0, which no card has")]

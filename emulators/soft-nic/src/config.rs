@@ -93,7 +93,8 @@ impl Config {
         for (name, value) in variables {
             let ours = name.strip_prefix("SOFTEFA_");
             if ours.is_some_and(|rest| !VARIABLES.contains(&rest) && !OF_TESTS.iter().any(|t| rest.starts_with(t))) {
-                let problem = format!("there is no such variable; there are SOFTEFA_{}", VARIABLES.join(", SOFTEFA_"));
+                let problem =
+                    format!("there is no such variable; the variables are SOFTEFA_{}", VARIABLES.join(", SOFTEFA_"));
                 return Err(ConfigError::new(name, &value, problem));
             }
         }
@@ -116,8 +117,8 @@ impl Config {
                 Some(n) if (1..=MAX_NICS).contains(&n) && distinct => n,
                 _ => {
                     let problem = format!(
-                        "the number of software cards must be 1 to {MAX_NICS}, or there is a list of the PCI address of \
-                         each, like 0000:00:1e.0,0000:00:1f.0"
+                        "must be a number of software cards from 1 to {MAX_NICS}, or a list of their PCI addresses, \
+                         like 0000:00:1e.0,0000:00:1f.0"
                     );
                     return Err(ConfigError::new("SOFTEFA_NICS", &value, problem));
                 }
@@ -128,7 +129,7 @@ impl Config {
                 "shm" => WireChoice::Shm,
                 "tcp" => WireChoice::Tcp,
                 _ => {
-                    let problem = "allowed are shm and tcp";
+                    let problem = "must be shm or tcp";
                     return Err(ConfigError::new("SOFTEFA_WIRE", &value, problem));
                 }
             };
@@ -143,7 +144,7 @@ impl Config {
             };
         }
         if let (Some(value), WireChoice::Shm) = (set("SOFTEFA_IFADDR"), &config.wire) {
-            let problem = "names a way to other hosts, and SOFTEFA_WIRE=shm leads to none: unset one of them";
+            let problem = "connects to other hosts, but SOFTEFA_WIRE=shm does not: unset one of them";
             return Err(ConfigError::new("SOFTEFA_IFADDR", &value, problem));
         }
         if let Some(value) = set("SOFTEFA_FAULTS") {

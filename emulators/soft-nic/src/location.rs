@@ -59,7 +59,7 @@ impl Location {
         });
         found.map_err(|why| {
             log::line(format_args!(
-                "softefa: a dma-buf that the CPU cannot map ({error}), and whose bytes the CUDA driver cannot copy: {why}"
+                "softefa: the CPU cannot map a dma-buf ({error}), and the CUDA driver cannot copy its bytes: {why}"
             ));
             error
         })

@@ -152,7 +152,7 @@ impl Record {
 pub fn refuse(first: &[u8]) -> Option<String> {
     match first {
         [b's', b'f', b't', version, ..] if *version != MAGIC[3] => Some(format!(
-            "is a trace of version {version}, and this release has version {}: use the tool and the card of one release",
+            "is a trace of version {version}, but this release has version {}: use the tool and the card of one release",
             MAGIC[3]
         )),
         _ if first.is_empty() || first.starts_with(&MAGIC) => None,
@@ -187,7 +187,7 @@ impl Writer {
         let mut first = Vec::new();
         (&mut file).take(MAGIC.len() as u64).read_to_end(&mut first)?;
         if let Some(why) = refuse(&first) {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("{why}, and is not overwritten")));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, format!("{why}, and was not overwritten")));
         }
         let mut writer = Self::to(path, file, card);
         let mut record = Record::new(Kind::Card, 0);

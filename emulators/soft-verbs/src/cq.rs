@@ -378,7 +378,7 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
         let since = Instant::now();
         while cq.unacknowledged.any() {
             if since.elapsed() > ACKNOWLEDGE_LIMIT {
-                let why = "events of the queue are not acknowledged: call ibv_ack_cq_events for each event";
+                let why = "the queue has unacknowledged events: call ibv_ack_cq_events for each event";
                 return Err(refuse("ibv_destroy_cq", Errno::BUSY, format_args!("{why}")));
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -59,7 +59,7 @@ pub(crate) fn refuse(call: &str, errno: Errno, why: std::fmt::Arguments<'_>) -> 
 /// Runs the body of an entry point; `otherwise` is the result after a panic.
 pub(crate) fn entry<T>(call: &str, otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        log::line(format_args!("softefa: {call} failed inside the software card: this is a bug of soft-verbs"));
+        log::line(format_args!("softefa: {call} failed inside the software card: this is a bug in soft-verbs"));
         otherwise
     })
 }

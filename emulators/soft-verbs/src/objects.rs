@@ -159,7 +159,7 @@ pub(crate) fn take<T: Object>(call: &str, raw: *mut T::Raw) -> Result<Taken<T>, 
             open.remove(&raw.addr());
             return Ok(Taken(raw.wrapping_byte_sub(T::AT).cast()));
         }
-        Some(found) => format!("{raw:p} is of another kind: expected {kind}, found {found}"),
+        Some(found) => format!("{raw:p} is a {found}, not a {kind}"),
         None if raw.is_null() => format!("the {kind} is null"),
         None => {
             format!(

@@ -113,18 +113,20 @@ unsafe extern "C" fn ibv_modify_qp(raw: Open<QueuePair>, attr: Option<&ib::ibv_q
             return Err(refuse(
                 CALL,
                 Errno::UNSUPPORTED,
-                format_args!("attributes {:#x} are unknown to EFA", mask & !KNOWN),
+                format_args!("EFA does not have the attributes {:#x}", mask & !KNOWN),
             ));
         }
         let from = qp.state();
         let to = if has(ib::IBV_QP_STATE) { attr.qp_state } else { from };
         let srd = qp.own.qp_type == ib::IBV_QPT_DRIVER;
-        let (required, allowed) = transition(from, to, srd)
-            .ok_or_else(|| refuse(CALL, Errno::INVAL, format_args!("state {from} does not change to {to}")))?;
+        let (required, allowed) = transition(from, to, srd).ok_or_else(|| {
+            refuse(CALL, Errno::INVAL, format_args!("there is no transition from state {from} to {to}"))
+        })?;
         let given = mask & !ib::IBV_QP_STATE;
         if given & required != required || given & !(required | allowed) != 0 {
             let why = format_args!(
-                "state {from} changes to {to} with attributes {required:#x}, allows {allowed:#x}, not {given:#x}"
+                "the transition from state {from} to {to} requires attributes {required:#x} and allows {allowed:#x}, \
+                 but got {given:#x}"
             );
             return Err(refuse(CALL, Errno::INVAL, why));
         }

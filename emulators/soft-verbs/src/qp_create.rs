@@ -38,7 +38,7 @@ fn check(open: &Context, attr: &ib::ibv_qp_init_attr_ex, dv: &ib::efadv_qp_init_
         return unsupported("unknown EFA flags");
     }
     if attr.comp_mask & !(ib::IBV_QP_INIT_ATTR_PD | ib::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
-        return unsupported("comp_mask has attributes that EFA lacks");
+        return unsupported("comp_mask has attributes that EFA does not have");
     }
     if attr.comp_mask & ib::IBV_QP_INIT_ATTR_PD == 0 {
         return invalid("no protection domain");
@@ -46,7 +46,7 @@ fn check(open: &Context, attr: &ib::ibv_qp_init_attr_ex, dv: &ib::efadv_qp_init_
     if attr.comp_mask & ib::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0
         && attr.send_ops_flags & !(if srd { SEND_OPS | RDMA_OPS } else { SEND_OPS }) != 0
     {
-        return unsupported("send_ops_flags has operations that this type of queue pair lacks");
+        return unsupported("send_ops_flags has operations that this type of queue pair does not have");
     }
     if dv.wr_flags & !u64::from(ib::EFADV_WR_EX_WITH_PROCESSING_HINTS) != 0 {
         return unsupported("unknown EFA wr_flags");
@@ -86,7 +86,7 @@ fn create(
     let send_cq: &Cq = raw.named(attr.send_cq)?.get()?;
     let recv_cq: &Cq = raw.named(attr.recv_cq)?.get()?;
     if ![&pd.context, &send_cq.context, &recv_cq.context].iter().all(|context| context.is(open)) {
-        return Err(refuse(CALL, Errno::INVAL, format_args!("its objects belong to several contexts")));
+        return Err(refuse(CALL, Errno::INVAL, format_args!("its objects belong to different contexts")));
     }
     let cap = &mut attr.cap;
     let inline_writes = u32::from(dv.flags) & ib::EFADV_QP_FLAGS_INLINE_WRITE != 0;

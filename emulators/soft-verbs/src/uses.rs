@@ -44,7 +44,8 @@ impl Turn {
             let since = *since.get_or_insert_with(Instant::now);
             if since.elapsed() > LIMIT {
                 log::line(format_args!(
-                    "softefa: {first}: an earlier {first} has had no {last} for 10 s; call {last} after each {first} that succeeds"
+                    "softefa: {first}: no {last} followed an earlier {first} for 10 s; call {last} after each \
+                     {first} that succeeds"
                 ));
                 return;
             }

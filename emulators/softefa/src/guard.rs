@@ -70,7 +70,7 @@ pub(super) fn entry_or<T>(call: &str, otherwise: T, body: impl FnOnce() -> Resul
 }
 
 fn report(call: &str) {
-    log::line(format_args!("softefa: {call} failed inside the provider: this is a bug of softefa"));
+    log::line(format_args!("softefa: {call} failed inside the provider: this is a bug in softefa"));
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ fn invalid_arguments_of_open_are_refused() {
             "lazy callback" => ferrogin_open(0, 1, Some(forget), null_mut(), null(), &mut out) => REMOTE, "no valid block of rank 0";
             "size 0" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(0, 0), &mut out) => ARGUMENT, "options->size is 0";
             "size 2^40" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(1 << 40, 0), &mut out) => ARGUMENT, "options->size is 1099511627776";
-            "newer options" => ferrogin_open(0, 1, Some(copy), null_mut(), newer.as_ptr().cast(), &mut out) => USAGE, "install the library of the header";
+            "newer options" => ferrogin_open(0, 1, Some(copy), null_mut(), newer.as_ptr().cast(), &mut out) => USAGE, "install the library that belongs";
             "misaligned options" => ferrogin_open(0, 1, Some(copy), null_mut(), (newer.as_ptr().addr() + 4) as *const _, &mut out) => ARGUMENT, "the pointer options";
             "card 9" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(16, 9), &mut out) => ARGUMENT, "card 9 does not exist: this machine has 1, where cards below one PCI switch are one";
             "no address" => ferrogin_open_at(null(), 0, 1, null(), &mut out) => ARGUMENT, "the pointer address is NULL";
@@ -211,7 +211,7 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
         };
         every(null_mut(), null_mut(), null_mut(), "is NULL");
         every((&raw mut out).cast(), (&raw mut out).cast(), (&raw mut out).cast(), "of this library: it was closed");
-        every(window, context, comm, "where the call takes a");
+        every(window, context, comm, "but the call expects a");
         // Closing the communicator closes the others.
         // SAFETY: the handle is open.
         assert_eq!(unsafe { ferrogin_close(comm) }, 0);
@@ -247,8 +247,8 @@ fn window_in_use_is_not_freed(test: &str, policy: &str) {
             gin.put_value(0, memory.at(8), 6, 8, Action::NONE, Flags::AGGREGATE).unwrap();
             // SAFETY: the window stays open.
             let code = unsafe { ferrogin_window_free(window) };
-            refused("free", code, (USAGE, "of this communicator's contexts are not complete. Flush the contexts"));
-            let both = last_error().contains("the window is in use: 2 requests");
+            refused("free", code, (USAGE, "outstanding. Flush the contexts"));
+            let both = last_error().contains("have 2 requests outstanding");
             gin.flush().unwrap();
             // SAFETY: no kernel uses the window.
             assert_eq!(unsafe { ferrogin_window_free(window) }, 0, "{}", last_error());

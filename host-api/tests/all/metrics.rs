@@ -208,7 +208,7 @@ fn unusable_metrics_file_is_an_error_of_open() {
         ("/tmp", "FERROGIN_METRICS=/tmp: this is a directory; name a file in it, such as /tmp/ferrogin.prom"),
         (
             "/tmp/{rank}.prom",
-            "no launcher set this process's rank; set FERROGIN_RANK and FERROGIN_NRANKS, or use {pid}",
+            "no launcher set this process's rank: set FERROGIN_RANK and FERROGIN_NRANKS, or use {pid}",
         ),
     ] {
         let mut command = this_test(test, &dist);

@@ -54,7 +54,7 @@ fn windows_of_every_memory_pass() {
             // SAFETY: `own` lives until the window is dropped, and is accessed through `at` only.
             let window = unsafe { comm.register(at.cast(), LEN, Memory::Host) }.unwrap();
             put_and_get(&comm, &window, at);
-            assert!(window.write(0, &[1]).unwrap_err().to_string().contains("caller's own"));
+            assert!(window.write(0, &[1]).unwrap_err().to_string().contains("your own"));
 
             // A memfd plays the dma-buf; the window begins on its second page.
             let file = memfd_create(c"ferrogin-host-test", MFdFlags::MFD_CLOEXEC).unwrap();

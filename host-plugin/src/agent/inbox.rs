@@ -131,7 +131,7 @@ impl Inbox {
         check_inline(&card, rail.info.inject_size())?;
         let options = QueueOptions { depth: SENDS, wide: false, tclass: 0, receives: DEPTH };
         let info = rail.endpoint_info(query, options);
-        let info = info.map_err(Error::fabric(format!("asking card {card} for a queue pair of signals")))?;
+        let info = info.map_err(Error::fabric(format!("asking card {card} for a signal queue pair")))?;
         if (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA == 0 {
             return Err(Error::Usage(format!(
                 "FERROGIN_SIGNALS=emulated: libfabric {} does not let writes with immediate data take receives on card {card} \
@@ -153,7 +153,7 @@ impl Inbox {
         (rank, context, receiver): (usize, usize, Receiver),
         memory: InboxMemory,
     ) -> Result<Self, Error> {
-        let failed = |what: &str| Error::fabric(format!("{what} of signals on card {}", rail.name()));
+        let failed = |what: &str| Error::fabric(format!("{what} for signals on card {}", rail.name()));
         let size = DEPTH.max(info.tx_size());
         let cq = CompletionQueue::open_to_wait(&rail.domain, provider, size, fi_cq_format::FI_CQ_FORMAT_DATA);
         let cq = cq.map_err(failed("opening the completion queue"))?;
@@ -336,8 +336,9 @@ impl Inbox {
         let Some(more) = self.refusals.add(Instant::now()) else { return };
         let (rank, context) = self.name;
         crate::warn!(
-            "rank {rank}: context {context} refused {reason}, and {more} more since the last such line; no memory was changed. Check \
-             ids, offsets and windows of the kernels' signals, and that the window is still registered here"
+            "rank {rank}: context {context} refused {reason}, and {more} more since the last such line; no memory \
+             was changed. Check the ids, offsets and windows of the kernels' signals, and that the window is still \
+             registered here"
         );
     }
 
@@ -366,7 +367,8 @@ fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
         return Ok(());
     }
     Err(Error::Usage(format!(
-        "FERROGIN_SIGNALS=emulated: card {card} sends {inline} bytes inline, and signals need {}: set FERROGIN_SIGNALS=card",
+        "FERROGIN_SIGNALS=emulated: card {card} can send only {inline} bytes inline, but signals need {}: set \
+         FERROGIN_SIGNALS=card",
         message::BYTES
     )))
 }

@@ -71,8 +71,8 @@ fn handles_of(
         let found = rail.gda.query_addr(&context.endpoints[0].qp, *number).map_err(Error::fabric(what(*rank)))?;
         if (found.qpn, found.qkey) != (address.qpn, address.qkey) {
             return Err(Error::Usage(format!(
-                "{}: libfabric gives queue pair {} where the address names {}: use the libfabric that comes with the card's \
-                 driver, or please report it",
+                "{}: libfabric reports queue pair {}, but the address says {}: use the libfabric that comes with the \
+                 card's driver, or please report it",
                 what(*rank),
                 found.qpn,
                 address.qpn

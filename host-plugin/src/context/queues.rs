@@ -54,8 +54,8 @@ impl OneContext {
             let endpoint = endpoint?;
             if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
                 crate::info!(
-                    "card {} has no 64-bit request ids (libfabric 2.6 never reports them); the device code of NCCL and of \
-                     ferrogin works without, since it uses 16 bits and leaves the others 0",
+                    "card {} has no 64-bit request ids (libfabric 2.6 never reports them); the device code of NCCL \
+                     and of ferrogin works without them: it uses 16 bits and leaves the others 0",
                     rail.name()
                 );
             }
@@ -94,7 +94,7 @@ impl RailInfo {
         let depth = wanted.min(limit(&rail.info));
         if shape.depth != 0 && depth != shape.depth {
             crate::info!(
-                "card {} has no queues of exactly queueDepth {}: they get {depth} requests",
+                "card {} cannot make queues of exactly queueDepth {}: they have room for {depth} requests",
                 rail.name(),
                 shape.depth
             );
@@ -113,7 +113,7 @@ impl RailInfo {
         if tclass != shape.tclass {
             let instead = if tclass == 0 { "the default class" } else { "the low-latency class" };
             crate::info!(
-                "card {} does not know the requested traffic class {:#x}: its queues use {instead}",
+                "card {} does not support the requested traffic class {:#x}: its queues use {instead}",
                 rail.name(),
                 shape.tclass
             );
@@ -130,9 +130,9 @@ impl RailInfo {
                     crate::trace!("libfabric offers no 128-byte requests: {error}");
                     if first_time(NARROW, &rail.name()) {
                         crate::warn!(
-                            "card {} has no 128-byte requests: putValue of kernels built with NCCL 2.32 headers will fail; put, \
-                             signal and get work, and so does all of ferrogin's own device code. Install a libfabric newer \
-                             than 2.6.0 to use 128-byte requests",
+                            "card {} has no 128-byte requests: putValue of kernels built with NCCL 2.32 headers will \
+                             fail; put, signal and get work, and so does ferrogin's own device code. Install a \
+                             libfabric newer than 2.6.0 to use 128-byte requests",
                             rail.name()
                         );
                     }

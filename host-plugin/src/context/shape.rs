@@ -39,7 +39,9 @@ pub struct Shape {
 /// A count of NCCL's configuration.
 fn count_up_to(name: &str, value: i32, most: i32) -> Result<usize, Error> {
     let valid = (0..=most).contains(&value);
-    valid.then_some(value as usize).ok_or_else(|| Error::Argument(format!("{name} = {value} is not in 0..={most}")))
+    valid
+        .then_some(value as usize)
+        .ok_or_else(|| Error::Argument(format!("{name} = {value} is not between 0 and {most}")))
 }
 
 impl Shape {

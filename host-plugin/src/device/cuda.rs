@@ -125,7 +125,7 @@ impl Device for CudaDevice {
         words::parts(&current, address as u64, len).ok_or(DeviceError::WrongMemory {
             address: address as usize,
             problem: "not GPU memory of the given size",
-            fix: "register memory of ncclMemAlloc or cuMemCreate, or pass NCCL_PTR_HOST for host memory",
+            fix: "register memory from ncclMemAlloc or cuMemCreate, or pass NCCL_PTR_HOST for host memory",
         })?;
         let kind = MemoryKind::Cuda(self.core.device);
         if !self.reachable {

@@ -62,9 +62,9 @@ impl Adds {
     /// The name for messages.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Cpu => "atomic operations of the CPU",
-            Self::Stream => "atomic reductions of a stream",
-            Self::Copy => "copies, which undo a reset that comes between reading and writing",
+            Self::Cpu => "atomic adds by the CPU",
+            Self::Stream => "atomic reductions on a stream",
+            Self::Copy => "copies, which undo a reset between the read and the write",
         }
     }
 }
@@ -113,7 +113,7 @@ pub enum DeviceError {
     },
     /// A window's memory is not mapped.
     #[error(
-        "{len} bytes at {address:#x} are not mapped in this process: register memory that is allocated, and its size"
+        "{len} bytes at {address:#x} are not mapped in this process: register allocated memory, with its real size"
     )]
     NotMapped {
         /// First byte.

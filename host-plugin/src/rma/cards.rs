@@ -59,23 +59,16 @@ fn search(lib: &Arc<Libfabric>, provider: Provider, caps: u64) -> Result<Vec<Inf
                 ));
             }
             cards::enable_fork_safety();
-            ask(
-                "efa",
-                format!("libfabric {} offers no EFA card with remote memory (fi_info -p efa -c FI_RMA)", lib.version()),
-            )?
+            ask("efa", format!("libfabric {} offers no EFA card with RMA (fi_info -p efa -c FI_RMA)", lib.version()))?
         }
         Provider::Tcp => {
             let address = interface::addresses().ok().and_then(|all| all.first().map(ToString::to_string));
-            let what =
-                format!("libfabric {} offers no tcp with remote memory (fi_info -p tcp -c FI_RMA)", lib.version());
+            let what = format!("libfabric {} offers no tcp with RMA (fi_info -p tcp -c FI_RMA)", lib.version());
             vec![find_datagrams(lib, "tcp", address.as_deref(), caps).map_err(Error::fabric(what))?]
         }
         Provider::Verbs => ask(
             "verbs;ofi_rxm",
-            format!(
-                "libfabric {} offers no verbs;ofi_rxm with remote memory (fi_info -p 'verbs;ofi_rxm')",
-                lib.version()
-            ),
+            format!("libfabric {} offers no verbs;ofi_rxm with RMA (fi_info -p 'verbs;ofi_rxm')", lib.version()),
         )?,
     };
     // The fabric without a protocol above the card comes first, where there is one.

@@ -100,7 +100,10 @@ impl Context {
         config: &RmaConfigV14,
     ) -> Result<Self, Error> {
         if !(0..=CONTEXTS_MAX).contains(&config.n_contexts) {
-            return Err(Error::Argument(format!("nContexts = {} is not in 0..={CONTEXTS_MAX}", config.n_contexts)));
+            return Err(Error::Argument(format!(
+                "nContexts = {} is not between 0 and {CONTEXTS_MAX}",
+                config.n_contexts
+            )));
         }
         if config.rank_stride < 0 {
             return Err(Error::Argument(format!("rankStride = {} is negative", config.rank_stride)));
@@ -138,8 +141,8 @@ impl Context {
         let peers = blocks.iter().enumerate().map(|(rank, block)| {
             Peer::parse(block, (contexts, number, ranks.rails.len())).ok_or_else(|| {
                 Error::Usage(format!(
-                    "rank {rank} creates another context than this rank in the same call: all ranks create the same contexts in the same \
-                     order, with the same ferrogin"
+                    "rank {rank} and this rank create different contexts in the same call: all ranks must create the \
+                     same contexts in the same order, with the same ferrogin"
                 ))
             })
         });

@@ -377,12 +377,12 @@ impl Engine {
         Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way()) {
             None => return Ok(()),
             Some(Gone::Lost(lost)) => format!(
-                "rank {lost} ended without closing its communicator, while requests of rank {rank} were under way, which fail; look for the first \
-                 error in the output of rank {lost}"
+                "rank {lost} ended without closing its communicator, so the outstanding requests of rank {rank} \
+                 fail; look for the first error in the output of rank {lost}"
             ),
             Some(Gone::Closed(closed)) => format!(
-                "rank {closed} closed its communicator while requests of rank {rank} to it were under way, which fail; rank {closed} must not \
-                 close it before they are done"
+                "rank {closed} closed its communicator while requests of rank {rank} to it were outstanding, so they \
+                 fail; rank {closed} must not close it before they are done"
             ),
         }))
     }
@@ -423,7 +423,7 @@ impl Engine {
             Event::Failed(Note { request: None, .. }, _) => {}
             Event::Failed(note, failure) => {
                 return Err(Error::Peer(format!(
-                    "a {} of rank {} to rank {} failed: {failure}; check the peer, its card and the network",
+                    "a {} from rank {} to rank {} failed: {failure}; check the peer, its card and the network",
                     note.what, self.ranks.rank, note.peer
                 )));
             }

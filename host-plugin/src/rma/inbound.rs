@@ -77,7 +77,7 @@ impl Inbound {
     pub fn landed(&mut self, data: u32) {
         let (peer, context, entry, low) = self.immediate.unpack(data);
         if peer >= self.nranks || context >= self.contexts {
-            return self.refuse(&format!("immediate data {data:#x} of no rank and context"));
+            return self.refuse(&format!("immediate data {data:#x} that names no rank and context"));
         }
         self.step(StreamId { peer, context }, |stream, apply| {
             let word = match entry.checked_sub(1) {
@@ -97,7 +97,7 @@ impl Inbound {
     pub fn record(&mut self, record: &Record) -> Option<(StreamId, u32)> {
         let (peer, context) = (record.sender.get() as usize, usize::from(record.context.get()));
         if record.token.get() != self.token || peer >= self.nranks || context >= self.contexts {
-            self.refuse("a message of no peer");
+            self.refuse("a message from an unknown peer");
             return None;
         }
         let (stream, number) = (StreamId { peer, context }, record.number.get());
@@ -139,7 +139,7 @@ impl Inbound {
         self.acknowledgements.extend(of_peer.incoming.acknowledgement().map(|number| (stream, number)));
         if taken.is_err() {
             self.refuse(&format!(
-                "a signal of rank {} with a number that is not due, or of a word that it did not name",
+                "a signal of rank {} that is far out of order, or for a word that it has not named",
                 stream.peer
             ));
         }
@@ -187,11 +187,7 @@ impl Inbound {
         self.refused += 1;
         self.counts.refused.add(1);
         if self.refused.is_power_of_two() {
-            crate::warn!(
-                "rank {} refused {what}; no memory was changed ({} refused until now)",
-                self.rank,
-                self.refused
-            );
+            crate::warn!("rank {} refused {what}; no memory was changed ({} refused so far)", self.rank, self.refused);
         }
     }
 }

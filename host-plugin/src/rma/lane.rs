@@ -399,7 +399,7 @@ impl<N> Lane<N> {
         }
         match Record::read_from_bytes(&bytes) {
             Ok(record) => Event::Record(record),
-            Err(_) => Event::Refused("a message that is no record".to_owned()),
+            Err(_) => Event::Refused("a message that is not a valid record".to_owned()),
         }
     }
 

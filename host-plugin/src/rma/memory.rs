@@ -165,8 +165,8 @@ fn peer(rank: usize, block: &[u8], number: u32, rails: usize) -> Result<Peer, Er
     let parsed = parsed.and_then(|(head, keys)| Some((head, <[WireKey]>::ref_from_bytes(keys).ok()?)));
     let Some((head, keys)) = parsed.filter(|(head, keys)| head.number.get() == number && keys.len() == rails) else {
         return Err(Error::Usage(format!(
-            "rank {rank} registers other memory than this rank in the same call: all ranks register in the same order, with the same \
-             ferrogin on the same kind of machine"
+            "rank {rank} and this rank register different memory in the same call: all ranks must register in the \
+             same order, with the same ferrogin on the same kind of machine"
         )));
     };
     let keys = keys.iter().map(|key| (key.address.get(), key.key.get())).collect();

@@ -45,7 +45,7 @@ impl RmaPlugin {
         Listener::open()?;
         if let Some(reason) = device.cannot_flush_writes() {
             return Err(Error::Usage(format!(
-                "{reason}, and a signal must not come before its bytes: update the driver, or run with NCCL_RMA_PLUGIN=none"
+                "{reason}, so a signal could arrive before its bytes: update the driver, or run with NCCL_RMA_PLUGIN=none"
             )));
         }
         // Only these register a dma-buf. NCCL registers by address otherwise.

@@ -70,7 +70,11 @@ impl Requests {
                 self.entries.push(Entry::default());
                 self.entries.len() as u32 - 1
             }
-            None => return Err(Error::Usage("a million requests are open: NCCL has to test them".to_owned())),
+            None => {
+                return Err(Error::Usage(
+                    "a million requests are open: NCCL must test some before it posts more".to_owned(),
+                ));
+            }
         };
         let entry = &mut self.entries[index as usize];
         entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);

@@ -93,10 +93,10 @@ fn unknown_traffic_classes_fall_back_on_every_libfabric() {
     alone_each(test, &ways, |plugin| {
         ranks(&plugin, 1, |_, comm| {
             let reported = |dscp: i32| {
-                let before = lines_with("does not know the requested traffic class").len();
+                let before = lines_with("does not support the requested traffic class").len();
                 let shape = GinConfigV14 { traffic_class: dscp << 2, ..config(1, 0) };
                 drop(comm.create_context(&shape).expect("a context"));
-                lines_with("does not know the requested traffic class").split_off(before).join("; ")
+                lines_with("does not support the requested traffic class").split_off(before).join("; ")
             };
             assert!(reported(46).ends_with("the low-latency class"));
             assert!(reported(26).ends_with("the default class"));

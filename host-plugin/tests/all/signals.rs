@@ -325,7 +325,7 @@ fn agent_that_ends_aborts_waits() {
             wait_until("failed request", || poster.errors() > 0);
             comm.barrier().expect("all ranks");
             if rank == 0 {
-                let words = "the agent, the thread that adds the emulated signals of peers,";
+                let words = "the agent, the thread that adds peers' emulated signals,";
                 // The watcher raises the flag before it writes the line.
                 wait_until("lines of both ranks", || {
                     mini_nccl::log::all().iter().filter(|line| line.text.contains(words)).count() >= 2
@@ -335,7 +335,7 @@ fn agent_that_ends_aborts_waits() {
                     |words: &str| lines.iter().filter(|line| line.is_warn() && line.text.contains(words)).count();
                 assert_eq!((with(words), with("has ended")), (2, 2), "a line of each rank of this process: {lines:?}");
                 assert_eq!(
-                    with("the agent of emulated signals ends: cuFlushGPUDirectRDMAWrites failed"),
+                    with("the agent of emulated signals stops: cuFlushGPUDirectRDMAWrites failed"),
                     1,
                     "{lines:?}"
                 );
@@ -445,21 +445,21 @@ fn agent_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: 
                 let of_windows: Vec<_> =
                     lines.iter().filter(|line| line.contains("the agent adds emulated signals by")).collect();
                 let by_cpu =
-                    of_windows.iter().filter(|line| line.contains("signals by atomic operations of the CPU")).count();
+                    of_windows.iter().filter(|line| line.contains("signals by atomic adds by the CPU")).count();
                 let by_way = of_windows.iter().filter(|line| line.contains(way)).count();
                 assert_eq!((of_windows.len(), by_way), if way == CPU { (6, 6) } else { (6, 4) }, "{lines:#?}");
                 assert_eq!(by_cpu, if way == CPU { 6 } else { 2 }, "{lines:#?}");
-                let warned = lines.iter().filter(|line| line.contains("signals in GPU memory are added by copies"));
+                let warned = lines.iter().filter(|line| line.contains("signals in GPU memory are added by copying"));
                 assert_eq!(warned.count(), usize::from(warns), "{lines:#?}");
-                assert_eq!(software_gpu_driver::flushes().1 == 0, way != STREAM, "reductions of a stream");
+                assert_eq!(software_gpu_driver::flushes().1 == 0, way != STREAM, "reductions on a stream");
             }
             comm.barrier().expect("all ranks");
         });
     });
 }
 
-const CPU: &str = "signals by atomic operations of the CPU";
-const STREAM: &str = "signals by atomic reductions of a stream";
+const CPU: &str = "signals by atomic adds by the CPU";
+const STREAM: &str = "signals by atomic reductions on a stream";
 
 #[test]
 fn agent_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu() {

@@ -42,7 +42,7 @@ class Owned:
     def _check_can_close(self) -> None:
         if self._uses:
             raise errors.UsageError(
-                f"the {self._kind} is in use: {self._uses} calls of other threads use it; "
+                f"the {self._kind} is in use by {self._uses} call{'' if self._uses == 1 else 's'} of other threads: "
                 f"wait for these threads before {self._close_with}()",
                 errors.Status.INVALID_USAGE,
             )

@@ -99,7 +99,7 @@ class Gin:
         if not isinstance(window, Window):
             raise TypeError(f"{name} is a {type(window).__name__}: pass a ferrogin.Window, such as Comm.register(array) gives")
         if window._comm is not self._context._comm:
-            raise ValueError(f"{name} is a window of another communicator than the context: use a window of the same one")
+            raise ValueError(f"{name} belongs to another communicator than the context: use a window of the same one")
         return window
 
     def _id(self, kind: str, value: SupportsIndex, number_of: int) -> int:
@@ -128,7 +128,7 @@ class Gin:
     def _word(self, at: tuple[Window, SupportsIndex], signal: Optional[int]) -> tuple[Window, int]:
         """The window and the offset of a signal in the memory of a window."""
         if signal is not None:
-            raise ValueError(f"signal is {signal}, and at names a word of a window: pass one of both")
+            raise ValueError(f"signal is {signal}, and at names a word in a window: pass only one of them")
         if not isinstance(at, tuple) or len(at) != 2:
             raise TypeError(f"at is a {type(at).__name__}: pass a tuple of a ferrogin.Window and an offset")
         window, offset = self._window("at", at[0]), unsigned("the offset of at", at[1], 64)

@@ -116,7 +116,7 @@ def _of_cuda_array_interface(name: str, obj: object, interface: Any) -> Span:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise TypeError(f"__cuda_array_interface__ of {name} is not valid ({error!r}): {interface!r}") from None
     if interface.get("mask") is not None:
-        raise TypeError(f"{name} has a mask, which a window has not: pass the array without the mask")
+        raise TypeError(f"{name} has a mask, which windows do not support: pass the array without the mask")
     if (kind != "b" and kind not in _KINDS) or (order == ">" and itemsize > 1):
         raise TypeError(f"{name} has elements of the type {interface['typestr']!r}: pass numbers in the order of this machine")
     dtype = "bool" if kind == "b" else f"{_KINDS[kind]}{8 * itemsize}"

@@ -19,8 +19,8 @@ pub enum RingError {
     },
     /// No port of this host's address is free, or the address is unusable.
     #[error(
-        "cannot listen on {address}, a port of the system's choice: {source}; NCCL_SOCKET_IFNAME chooses the interface, and \
-         net.ipv4.ip_local_port_range (sysctl) the ports"
+        "cannot listen on {address} (the system chooses the port): {source}; NCCL_SOCKET_IFNAME chooses the \
+         interface, and net.ipv4.ip_local_port_range (sysctl) the ports"
     )]
     Listen {
         /// The address.
@@ -66,8 +66,8 @@ pub enum RingError {
     },
     /// A peer did not do its part before the deadline.
     #[error(
-        "rank {rank} at {at} did not answer in {} within {seconds} s: it has ended, hangs, or did not make the same call; \
-         see the log of rank {rank}, and raise FERROGIN_TIMEOUT if it only starts slowly",
+        "rank {rank} at {at} did not answer in {} within {seconds} s: it has exited, hangs, or did not make the same \
+         call; see the log of rank {rank}, and raise FERROGIN_TIMEOUT if it only starts slowly",
         step.name()
     )]
     Timeout {
@@ -92,7 +92,7 @@ pub enum RingError {
     },
     /// A peer that still runs closed its communicator before it did its part. It may have learned of another rank's failure.
     #[error(
-        "rank {rank} closed its communicator before {} was done, for a reason that it did not send; look for the first error in the \
+        "rank {rank} closed its communicator before {} was done, without saying why; look for the first error in the \
          log of rank {rank}",
         step.name()
     )]
@@ -104,7 +104,7 @@ pub enum RingError {
     },
     /// A neighbour reports that another rank closed its communicator.
     #[error(
-        "rank {reporter} aborted {} because rank {left} closed its communicator, for a reason that it did not send; look for the \
+        "rank {reporter} aborted {} because rank {left} closed its communicator, without saying why; look for the \
          first error in the log of rank {left}",
         step.name()
     )]

@@ -123,7 +123,7 @@ fn launch(args: &Args) -> ExitCode {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => {
-            eprintln!("scenario-runner: the path of this program is unknown: {error}");
+            eprintln!("scenario-runner: cannot find the path of this program: {error}");
             return ExitCode::FAILURE;
         }
     };

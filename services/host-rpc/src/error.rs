@@ -31,7 +31,7 @@ pub enum RpcError {
         status: Status,
     },
     /// The server answered a streaming call before it took all parts: the answer says why.
-    #[error("{peer} answered and takes no further parts")]
+    #[error("{peer} has answered and accepts no further parts")]
     Answered {
         /// The server.
         peer: Arc<str>,
@@ -85,7 +85,7 @@ pub enum Violation {
     #[error("the peer uses protocol version {0}; run the same release on both ends")]
     Version(u8),
     /// The kind of frame is unknown.
-    #[error("the kind of frame {0} is unknown")]
+    #[error("frame kind {0} is unknown")]
     Kind(u8),
     /// The body is longer than the receiver accepts.
     #[error("the frame announces a body of {len} bytes, and at most {max} are allowed")]
@@ -107,15 +107,15 @@ pub enum Violation {
     #[error("the answer names call {0}, which is not open")]
     UnknownCall(u64),
     /// The request reuses the number of an open call.
-    #[error("the number of call {0} is in use already")]
+    #[error("call number {0} is already in use")]
     DuplicateCall(u64),
     /// The client has more calls open than the server granted.
     #[error("the client has more calls open than the {0} that the server granted")]
     NoCredit(u32),
     /// More parts of a call arrived than this end takes, or a part after the last one.
-    #[error("a part of a call arrived that this end had not granted")]
+    #[error("a part of a call arrived without a grant from this end")]
     PartNotGranted,
     /// The frame is of a kind that only the other end sends.
-    #[error("the frame is of a kind that this end sends and does not receive")]
+    #[error("only this end may send frames of this kind")]
     UnexpectedFrame,
 }

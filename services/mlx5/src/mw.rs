@@ -60,7 +60,7 @@ pub enum WindowError {
     #[error("the window is still bound; invalidate it first")]
     StillBound,
     /// The window is not bound: it was never bound, or is freed already.
-    #[error("the window is not bound, or was invalidated already")]
+    #[error("the window is not bound, or was already invalidated")]
     NotBound,
     /// The key is not the key of the window.
     #[error("the window has the key {current:#010x}, not {rkey:#010x}")]

@@ -73,7 +73,7 @@ impl<'a> Parser<'a> {
             Kind::Form,
             form.line,
             form.text,
-            "the interpreter knows no such form of an instruction; see the table of emulators/soft-gpu-ptx/README.md",
+            "the interpreter does not support this form of the instruction; see the table in emulators/soft-gpu-ptx/README.md",
         )
     }
 
@@ -165,7 +165,7 @@ impl<'a> Parser<'a> {
             }
             Operand::Float(bits) if ty.bits == 32 => Ok((self.constant(context, u64::from(bits), form.line)?, 32)),
             Operand::Double(bits) if ty.bits == 64 => Ok((self.constant(context, bits, form.line)?, 64)),
-            _ => Err(self.bad(form, "the instruction takes no such operand")),
+            _ => Err(self.bad(form, "the instruction does not take such an operand")),
         }
     }
 

@@ -86,7 +86,7 @@ impl<'a> Parser<'a> {
         }
         let here = context.body.code.len() as u32;
         if context.scopes[context.scope].labels.insert(word, here).is_some() {
-            return Err(self.error(Kind::Duplicate, line, word, "the label is there twice"));
+            return Err(self.error(Kind::Duplicate, line, word, "the label is defined twice"));
         }
         Ok(())
     }
@@ -100,7 +100,7 @@ impl<'a> Parser<'a> {
                         Kind::Form,
                         line,
                         &format!(".reg {space}"),
-                        "the interpreter knows no such type of a register",
+                        "the interpreter does not support registers of this type",
                     ));
                 };
                 loop {
@@ -178,9 +178,12 @@ impl<'a> Parser<'a> {
                 self.next()?;
                 self.expect(';')
             }
-            _ => {
-                Err(self.error(Kind::Form, line, word, "the interpreter knows no such directive of a function's body"))
-            }
+            _ => Err(self.error(
+                Kind::Form,
+                line,
+                word,
+                "the interpreter does not support this directive in a function's body",
+            )),
         }
     }
 

@@ -43,7 +43,7 @@ impl<'a> Parser<'a> {
                             Kind::Form,
                             line,
                             word,
-                            "the interpreter knows no such type of a variable",
+                            "the interpreter does not support variables of this type",
                         ));
                     };
                     if self.peek() == Some(Token::Word(".ptr")) {
@@ -91,17 +91,17 @@ impl<'a> Parser<'a> {
         };
         if self.take('=') {
             if place == Place::Shared {
-                return Err(self.error(Kind::Syntax, line, name, "shared memory has no first contents"));
+                return Err(self.error(Kind::Syntax, line, name, "shared memory cannot be initialised"));
             }
             self.contents(&mut variable, ty)?;
             if open {
                 size = variable.bytes.len() as u64;
             }
             if variable.bytes.len() as u64 > size {
-                return Err(self.error(Kind::Syntax, line, name, "the first contents are larger than the variable"));
+                return Err(self.error(Kind::Syntax, line, name, "the initial value is larger than the variable"));
             }
         } else if open && linkage != Linkage::Extern {
-            return Err(self.error(Kind::Syntax, line, name, "the array has no length"));
+            return Err(self.error(Kind::Syntax, line, name, "the array needs a length"));
         }
         variable.size = if open && linkage == Linkage::Extern { 0 } else { size };
         Ok(variable)
@@ -171,7 +171,7 @@ impl<'a> Parser<'a> {
             _ => self.integer()?,
         };
         if variable.bytes.len() as u64 + bytes as u64 > MAX_BYTES {
-            return Err(self.error(Kind::Limit, line, &variable.name, "the first contents are too large"));
+            return Err(self.error(Kind::Limit, line, &variable.name, "the initial value is too large"));
         }
         let mut wide = [0; 16];
         wide[..8].copy_from_slice(&value.to_le_bytes());

@@ -330,7 +330,7 @@ impl Thread {
             Space::Local | Space::Param => {
                 return Err(Fault::new(
                     TrapKind::AddressSpace,
-                    "an atomic in local memory or in a parameter; atomics are for global and shared memory",
+                    "an atomic on local memory or a parameter; atomics work on global and shared memory",
                 ));
             }
             _ => {

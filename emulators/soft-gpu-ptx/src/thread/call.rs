@@ -31,10 +31,7 @@ impl Thread {
         if self.frames.len() == MAX_DEPTH {
             return Err(Fault::new(
                 TrapKind::Recursion,
-                format!(
-                    "the call of {} is {MAX_DEPTH} calls deep; a recursion without an end, or one too deep",
-                    callee.name
-                ),
+                format!("the call of {} is {MAX_DEPTH} calls deep: an endless recursion, or one too deep", callee.name),
             ));
         }
         let old = self.at;

@@ -33,11 +33,11 @@ fn kernels_run_and_wild_accesses_stick_to_their_context() {
     for cause in [
         "kernel store, block (0, 0, 0), thread (0, 0, 0)",
         "null pointer",
-        "not registered",
+        "see cuMemHostRegister",
         "freed",
         "just past the end of 64 bytes",
         "unregistered",
-        "only for reading",
+        "read-only",
         "kernels.ptx:",
     ] {
         assert!(text.contains(cause), "no \"{cause}\" in\n{text}");
@@ -61,7 +61,7 @@ fn two_processes_share_memory_by_its_handle() {
 #[test]
 fn two_processes_share_an_event_by_its_handle() {
     let Some((checks, text)) = passes("two_processes_share_an_event_by_its_handle", "events", &[]) else { return };
-    assert!(checks > 30 && text.contains("has ended before its stream got to an event"), "{checks} checks:\n{text}");
+    assert!(checks > 30 && text.contains("exited before its stream reached an event"), "{checks} checks:\n{text}");
 }
 
 #[test]

@@ -140,14 +140,14 @@ impl Core {
         for at in late {
             match self.connections.get(at) {
                 Some(connection) if connection.waiting == 0 => {
-                    self.refuse(at, "it did not prove to be a card within 5 s");
+                    self.refuse(at, "it did not prove within 5 s that it is a card");
                 }
                 Some(connection) => {
                     let status = match connection.responsive {
                         true => CompStatus::LocalUnresponsiveRemote,
                         false => CompStatus::LocalUnreachableRemote,
                     };
-                    self.lose(at, status, "it owes answers and has sent no packet for 5 s");
+                    self.lose(at, status, "it has not answered, and has sent no packet for 5 s");
                 }
                 None => {}
             }
@@ -199,7 +199,7 @@ impl Core {
         let silent = || self.connections.iter().filter(|(_, connection)| connection.is_silent());
         let oldest = silent().min_by_key(|(_, connection)| connection.heard_us).filter(|_| silent().count() > limit);
         let Some((at, _)) = oldest else { return false };
-        self.refuse(at, "too many others connect and do not prove to be cards");
+        self.refuse(at, "too many connections have not proven to be cards");
         true
     }
 
@@ -257,7 +257,7 @@ impl Core {
         } else if self.config.wire == WireChoice::Auto && peer.ip() == self.gid.ip() {
             Some("a card of this host connects by shared memory")
         } else if dead {
-            Some("the connection to that card failed before")
+            Some("an earlier connection to that card failed")
         } else {
             None
         };

@@ -80,7 +80,7 @@ impl Core {
                 Some(Sent::Yes) => moved = true,
                 Some(Sent::Full) | None => break,
                 Some(Sent::Gone) => {
-                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "its wire takes no packets any more");
+                    self.lose(at, CompStatus::LocalUnresponsiveRemote, "its wire no longer accepts packets");
                     return true;
                 }
             }

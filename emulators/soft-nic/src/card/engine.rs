@@ -103,7 +103,7 @@ impl Engine {
             if catch_unwind(AssertUnwindSafe(|| run(&state, &events, counters))).is_err() {
                 let mut core = state.core.lock().unwrap_or_else(PoisonError::into_inner);
                 core.dead_since = Some(core.clock_us);
-                core.log(format_args!("the engine failed: this is a bug of softefa; the card answers no more"));
+                core.log(format_args!("the engine failed: this is a bug in softefa; the card stopped responding"));
             }
         };
         let thread = std::thread::Builder::new().name(format!("softefa{card}")).spawn(body)?;

@@ -30,7 +30,7 @@ impl Core {
         }
         let outstanding = qp.outstanding;
         if advance > i32::MAX as u32 {
-            let rule = format!("the doorbell went back from {from} to {rung}");
+            let rule = format!("the doorbell went backwards from {from} to {rung}");
             self.fail_queue(qpn, from, 0, &rule);
         } else if outstanding + advance > entries {
             let rule = format!(
@@ -79,7 +79,7 @@ impl Core {
             }
             match rung.wrapping_sub(from) {
                 0 => self.set_error(qpn),
-                advance => self.fail_queue(qpn, from, advance, "the card answers no more"),
+                advance => self.fail_queue(qpn, from, advance, "the card stopped responding"),
             }
         }
         self.poll_doorbells()
@@ -106,7 +106,8 @@ impl Core {
         let meta = request::meta_of(&bytes);
         let written = meta.ctrl1.meta_desc() && u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index);
         if written && qp.sq.rung_after(rung) == rung {
-            let rule = format!("more than max_batch ({}) requests are written and not rung", qp.max_batch);
+            let rule =
+                format!("more than max_batch ({}) requests were written without ringing the doorbell", qp.max_batch);
             self.fail_queue(qpn, index, 0, &rule);
         }
     }
@@ -128,7 +129,9 @@ impl Core {
             let geometry = Geometry { request_ids, ..if wide { Geometry::WIDE } else { Geometry::NARROW } };
             request::decode(&bytes, &geometry).and_then(|r| self.check_local(qpn, r))
         } else {
-            Err(Violation::malformed("the phase bit is not that of this lap: the slot was rung before it was written"))
+            Err(Violation::malformed(
+                "the phase bit is not this lap's: the doorbell was rung before the slot was written",
+            ))
         };
         match request {
             Err(violation) => {
@@ -145,12 +148,12 @@ impl Core {
     /// Checks the rules that need the card's tables.
     fn check_local(&mut self, qpn: u16, request: Request) -> Result<Request, Violation> {
         let Some(pd) = self.qp(qpn).map(|qp| qp.pd) else {
-            return Err(Violation::refused("the queue pair is gone", CompStatus::Flushed));
+            return Err(Violation::refused("the queue pair was closed", CompStatus::Flushed));
         };
         let handle = self.handles.get(u32::from(request.meta.ah)).filter(|_| request.meta.ah != 0);
         let rule = match handle {
             None => Some("no address handle has this number"),
-            Some(handle) if handle.pd != pd => Some("the address handle is of another protection domain"),
+            Some(handle) if handle.pd != pd => Some("the address handle belongs to another protection domain"),
             Some(_) => None,
         };
         if let Some(rule) = rule {

@@ -155,8 +155,8 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Listeners)> {
         let ip = config.ifaddr.unwrap_or_else(host::default_address);
         let listener = tcp::Listener::bind(ip).inspect_err(|error| {
             log::line(format_args!(
-                "softefa: no port on {ip} for cards of other hosts: {error}; SOFTEFA_IFADDR must be an address of this host, with a free \
-                 port (sysctl net.ipv4.ip_local_port_range)"
+                "softefa: no port on {ip} for cards on other hosts: {error}; SOFTEFA_IFADDR must be an address of \
+                 this host, with a free port (sysctl net.ipv4.ip_local_port_range)"
             ));
         })?;
         gid.address = Some(SocketAddrV4::new(ip, listener.port()?));

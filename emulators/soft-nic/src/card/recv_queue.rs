@@ -95,7 +95,7 @@ impl Core {
         }
         if posted > qp.rq.entries {
             let rule = format!(
-                "the receive doorbell went from {from} to {rung}: the ring has {} entries, and a doorbell never goes back",
+                "the receive doorbell went from {from} to {rung}: the ring has {} entries, and a doorbell never goes backwards",
                 qp.rq.entries
             );
             return Posted::Violation(from, rule);
@@ -104,7 +104,7 @@ impl Core {
         for count in 1..=MAX_BUFFERS {
             let index = from.wrapping_add(count as u32 - 1);
             if count as u32 > posted {
-                return Posted::Violation(from, "the last receive has no last buffer".into());
+                return Posted::Violation(from, "the receive has no last buffer".into());
             }
             let desc = qp.rq.fetch_receive(index);
             buffers[count - 1] = desc;

@@ -54,7 +54,7 @@ pub enum AccessError {
     #[error("the region was not registered for this")]
     Rights,
     /// The range leaves the region.
-    #[error("the range leaves the region")]
+    #[error("the range is not within the region")]
     Bounds,
 }
 

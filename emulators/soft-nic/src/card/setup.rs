@@ -94,7 +94,7 @@ impl Core {
             && let Some(listener) = &self.listeners.tcp
         {
             if let Err(error) = listener.listen() {
-                self.log(format_args!("cards of other hosts cannot connect: listen: {error}"));
+                self.log(format_args!("cards on other hosts cannot connect: listen: {error}"));
                 return Err(SetupError::Memory);
             }
             self.watch(listener.fd(), TCP_LISTENER);

@@ -16,7 +16,7 @@ pub enum WireError {
     Gone,
     #[error(transparent)]
     Proof(#[from] ProofError),
-    #[error("the process at the other end belongs to user {0}, and this card accepts its own user and root alone")]
+    #[error("the process at the other end belongs to user {0}, and this card accepts only its own user and root")]
     Foreign(u32),
     #[error("{0}: {1}{hint}", hint = hint(.1))]
     System(&'static str, io::Error),
@@ -40,7 +40,7 @@ fn hint(error: &io::Error) -> &'static str {
         Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
         Some(libc::ENFILE) => "; raise the system's limit of open files (sysctl fs.file-max)",
         Some(libc::ENOBUFS | libc::ENOMEM) => {
-            "; raise the process's limit of memory (ulimit -v), or free memory of this machine"
+            "; raise the process's memory limit (ulimit -v), or free memory on this machine"
         }
         Some(libc::EFBIG) => "; raise the process's limit of file sizes (ulimit -f), which bounds shared memory",
         _ => "",

@@ -65,7 +65,7 @@ fn fi_info_lists_cards() {
     let (good, text) = fi_info(&dir, &[], &["-v"]);
     assert!(good && text.contains("addr_format: FI_ADDR_EFA"), "{text}");
     let (good, text) = fi_info(&dir, &[("SOFTEFA_WIRE", "carrier pigeon")], &[]);
-    let line = "SOFTEFA_WIRE=\"carrier pigeon\": allowed are shm and tcp";
+    let line = "SOFTEFA_WIRE=\"carrier pigeon\": must be shm or tcp";
     assert!(!good && text.matches(line).count() == 1, "once, however often it asks: {text}");
     let (good, _) = fi_info(&dir, &[], &["-t", "FI_EP_MSG"]);
     assert!(!good, "there are no connected endpoints");

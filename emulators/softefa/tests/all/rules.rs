@@ -206,13 +206,13 @@ const REFUSED: &[Row] = &[
         "local buffer beyond its region",
         |w| w.between(w.remote(), Sge { addr: w.sge().addr + 57, ..w.sge() }),
         LocalInvalidLkey,
-        "local buffer: the range leaves the region",
+        "local buffer: the range is not within the region",
     ),
     (
         "local buffer before its region",
         |w| w.between(w.remote(), Sge { addr: w.sge().addr - 1, ..w.sge() }),
         LocalInvalidLkey,
-        "local buffer: the range leaves the region",
+        "local buffer: the range is not within the region",
     ),
     (
         "read into a region without local write",
@@ -312,19 +312,19 @@ const REFUSED: &[Row] = &[
         "remote range beyond its region",
         |w| w.between(w.buffer.remote(57), w.sge()),
         RemoteBadAddress,
-        "the range leaves the region",
+        "the range is not within the region",
     ),
     (
         "remote range before its region",
         |w| w.between(RemoteMem { addr: w.buffer.at as u64 - 1, ..w.remote() }, w.sge()),
         RemoteBadAddress,
-        "the range leaves the region",
+        "the range is not within the region",
     ),
     (
         "remote range wraps",
         |w| w.between(RemoteMem { addr: u64::MAX - 3, ..w.remote() }, w.sge()),
         RemoteBadAddress,
-        "the range leaves the region",
+        "the range is not within the region",
     ),
     (
         "write without the right",
@@ -371,7 +371,7 @@ const REFUSED_WIDE: &[Row] = &[
 
 /// Requests after which the queue pair is dead.
 const FATAL: &[Row] = &[
-    ("phase", |w| changed(w.write(), |b| b[3] ^= 1), LocalQpInternalError, "the phase bit is not that of this lap"),
+    ("phase", |w| changed(w.write(), |b| b[3] ^= 1), LocalQpInternalError, "the phase bit is not this lap's"),
     ("unwritten slot", |w| vec![0; w.write().len()], LocalQpInternalError, "the meta descriptor bit is clear"),
     ("meta extension", |w| changed(w.write(), |b| b[2] |= 0x40), LocalQpInternalError, "the meta extension bit is set"),
     (
@@ -440,7 +440,7 @@ const RECEIVES: &[Receive] = &[
             vec![desc]
         },
         RemoteBadDestQpn,
-        "the last receive has no last buffer",
+        "the receive has no last buffer",
     ),
     (
         "receive: too many buffers",

@@ -100,7 +100,7 @@ fn refused_long_write_is_logged_once() {
         rig.close();
     });
     if let Some(errors) = errors {
-        let refused = errors.lines().filter(|l| l.contains("was refused: the range leaves the region")).count();
+        let refused = errors.lines().filter(|l| l.contains("was refused: the range is not within the region")).count();
         assert_eq!(refused, 1, "{errors}");
     }
 }

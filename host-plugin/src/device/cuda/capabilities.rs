@@ -26,15 +26,15 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
             CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
             1,
             false,
-            "cards cannot reach memory of cuMemCreate on this GPU (GPUDirect RDMA with VMM): check the driver, and that \
-             nvidia-peermem or dma-buf is not disabled",
+            "cards cannot access memory from cuMemCreate on this GPU (GPUDirect RDMA with VMM): check the driver, \
+             and that nvidia-peermem or dma-buf is not disabled",
         ),
         (
             CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
             1,
             false,
-            "the driver exports no dma-buf, by which cards register GPU memory: install the open kernel modules and Linux \
-             5.12 or newer",
+            "the driver cannot export dma-bufs, which cards need to register GPU memory: install the open kernel \
+             modules and Linux 5.12 or newer",
         ),
     ]
 };

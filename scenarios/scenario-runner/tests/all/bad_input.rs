@@ -43,7 +43,7 @@ fn invalid_settings_are_refused() {
     }
     // The card cannot write to NCCL's log: the plugin names the setting there, and the card its valid values on standard error.
     for (name, value, fix) in [
-        ("SOFTEFA_WIRE", "pigeon", "allowed are shm and tcp"),
+        ("SOFTEFA_WIRE", "pigeon", "must be shm or tcp"),
         ("SOFTEFA_FAULTS", "gremlins=1", "reorder"),
         ("SOFTEFA_NICS", "none", "1 to 64"),
     ] {

@@ -92,7 +92,7 @@ impl Run {
     /// What is wrong with the end of the run.
     fn problem(&self, outcome: &Outcome) -> Option<String> {
         let text = outcome.text();
-        if let Some(word) = ["panicked", "is a bug of softefa", "expected 0x"].iter().find(|word| text.contains(**word))
+        if let Some(word) = ["panicked", "is a bug in softefa", "expected 0x"].iter().find(|word| text.contains(**word))
         {
             return Some(format!("the output has {word:?}"));
         }

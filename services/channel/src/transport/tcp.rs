@@ -228,7 +228,7 @@ impl Tcp {
         }
         match result {
             Ok(()) if output.is_too_long() => {
-                self.lose(addr, argument("it makes this end answer ever more, and reads nothing".to_owned()));
+                self.lose(addr, argument("it keeps asking for answers and reads none".to_owned()));
             }
             Ok(()) => {}
             Err(Ended::Closed) => {
@@ -318,7 +318,7 @@ impl Transport for Tcp {
 
     fn listen(&mut self, number: u32, secret: u64) -> Result<Box<[u8]>, Error> {
         let (listener, bound) = Listener::bind(&self.sources, DOMAIN, proof_secret(secret))
-            .map_err(|(address, error)| argument(format!("{address} cannot be listened at: {error}")))?;
+            .map_err(|(address, error)| argument(format!("cannot listen on {address}: {error}")))?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER | u64::from(number));
         self.ready.add(&listener, event).map_err(|errno| failed("epoll_ctl")(errno.into()))?;
         self.listeners.insert(number, listener);
@@ -345,7 +345,7 @@ impl Transport for Tcp {
     fn identify(&mut self, from: Option<Addr>, _: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
         let connection = from.and_then(|from| Some((from, self.connections.get(&from)?)));
         let Some((from, Connection { stage: Stage::Open(socket), .. })) = connection else {
-            return Err(argument("its connection is over".to_owned()));
+            return Err(argument("its connection has ended".to_owned()));
         };
         let peer = socket.peer_addr().map_err(failed("getpeername"))?;
         Ok((from, name::emit(&[peer], NAME_MAX).into()))
@@ -365,7 +365,7 @@ impl Transport for Tcp {
 
     fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
         match self.connections.get_mut(&to).filter(|connection| !matches!(connection.stage, Stage::Over)) {
-            None => SendResult::Failed(body, argument("its connection is over".to_owned())),
+            None => SendResult::Failed(body, argument("its connection has ended".to_owned())),
             Some(connection) => {
                 self.unsent.push(to);
                 connection.output.send(tag, body, token)
@@ -385,7 +385,7 @@ impl Transport for Tcp {
         let Self { connections, shared, unsent, .. } = self;
         match receive.from {
             Some(from) => match connections.get_mut(&from) {
-                None => return ReceiveResult::Failed(receive.buffer, argument("its connection is over".to_owned())),
+                None => return ReceiveResult::Failed(receive.buffer, argument("its connection has ended".to_owned())),
                 Some(connection) => {
                     connection.input.receive(receive, &mut connection.output, shared);
                     if !connection.output.is_empty() {
