@@ -17,6 +17,8 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use terminal_size::terminal_size_of;
+
 use event::{Event, Events};
 
 /// The arguments of `ferrogin trace`.
@@ -150,7 +152,10 @@ fn show(args: &TraceArgs) -> Result<(), String> {
             let written = match (&args.chrome, args.json) {
                 (Some(_), _) => chrome::write(&mut out, &all, &chosen),
                 (None, true) => table::lines(&mut out, &all, &chosen),
-                (None, false) => table::table(&mut out, &all, &chosen, args.fields),
+                (None, false) => {
+                    let width = terminal_size_of(io::stdout()).map(|(width, _)| width.0.into());
+                    table::table(&mut out, &all, &chosen, args.fields, width)
+                }
             };
             written.and_then(|()| out.flush()).map_err(unwritable("standard output"))?;
         }

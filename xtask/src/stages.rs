@@ -119,7 +119,6 @@ pub const SOAK: &[(&str, &str)] = &[
     ("release", "tarballs of the tree for x86-64 and aarch64, unpacked and run"),
     ("mpi", "two ranks under each MPI that the system or PyPI has"),
     ("mpi-card", "a program that checks its data, 50 times under each MPI on the card, without and with faults"),
-    ("mutants", "the tests on 100 mutants of the code; a mutant that no test fails on is a failure"),
 ];
 
 /// Round `round` of a stage of a soak. The seeds of a round depend on its number.
@@ -146,8 +145,7 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         "aarch64" => script("scripts/check-aarch64.sh", "").env("FERROGIN_AARCH64_TESTS", "1"),
         "release" => Stage::test(name, ["make", "release", "SNAPSHOT=1"]),
         "mpi" => script("tests/gpu/mpi.sh", ""),
-        "mpi-card" => script("tests/mpi/run.sh", ""),
-        _ => script("tests/mutants/run.py", &round.to_string()),
+        _ => script("tests/mpi/run.sh", ""),
     };
     stage.env("FERROGIN_SOAK", "1")
 }
