@@ -92,6 +92,9 @@ impl Step {
                 "perf put put-signal put-value get signal -b 8 -e 1M -f 8 -n 1000 --json".split(' ').collect()
             }
             Step::Perf(Kernels::Cpu) => "perf put put-signal put-value get signal --json".split(' ').collect(),
+            Step::Rma if quick => {
+                "perf rma-put rma-put-signal -b 8 -e 128K -f 16 -n 50 --verify --json".split(' ').collect()
+            }
             Step::Rma => "perf rma-put rma-put-signal -b 8 -e 128K -f 16 -n 500 --verify --json".split(' ').collect(),
         };
         arguments.extend(self.report_of_perf());

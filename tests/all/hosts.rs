@@ -42,7 +42,7 @@ fn rma_plugin_runs_between_hosts_over_tcp() {
 #[ignore = "make check"]
 fn validation_runs_between_hosts() {
     let report = std::env::temp_dir().join(format!("ferrogin-hosts-{}.tar.gz", std::process::id()));
-    let arguments = ["validate", "--quick", "--output", &report.to_string_lossy()];
+    let arguments = ["validate", "--quick", "--limit", "240", "--output", &report.to_string_lossy()];
     passes("validation_runs_between_hosts", "softefa", &arguments, &["The GIN plugin runs here: yes"]);
     std::fs::remove_file(report).expect("a report");
 }

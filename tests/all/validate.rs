@@ -50,9 +50,10 @@ fn validate(dist: &Path, report: &Path, args: &[&str]) -> Command {
             command.env_remove(name);
         }
     }
-    command.args(["validate", "--output"]).arg(report).args(args);
+    let limit = HANG_LIMIT.as_secs().to_string();
+    command.args(["validate", "--limit", &limit, "--output"]).arg(report).args(args);
     command.env("FERROGIN_PROVIDER", "softefa").env("FERROGIN_DEVICE", "cpu").env("FERROGIN_DIST", dist);
-    command.env("FERROGIN_TIMEOUT", HANG_LIMIT.as_secs().to_string());
+    command.env("FERROGIN_TIMEOUT", &limit);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -160,7 +161,7 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
 fn failing_steps_are_reported_and_stop_no_other() {
     let Some(dist) = dist("failing_steps_are_reported_and_stop_no_other") else { return };
     let directory = Directory::new();
-    let mut command = validate(&dist, &directory.report(), &["--quick", "--limit", "120"]);
+    let mut command = validate(&dist, &directory.report(), &["--quick"]);
     // Wide requests are the last that fidelity tries, and a card may lack them.
     let output = command
         .env("SOFTEFA_FAULTS", "error_every=20,wqe_size=64")
