@@ -135,7 +135,9 @@ impl Inner {
     /// Requests that were posted on all contexts and are not complete. A failed context has none: its card has given them up.
     pub fn outstanding(&self) -> Result<u64, Error> {
         let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let working = contexts.iter().filter(|(handle, _)| registry::fault(*handle as *const _) == Ok(false));
+        let working = contexts
+            .iter()
+            .filter(|(handle, _)| registry::fault(*handle as *const _, registry::Kind::Context) == Ok(false));
         let counts = working.filter_map(|(_, context)| context.upgrade()).map(|context| context.outstanding());
         counts.sum::<Result<u64, _>>().map_err(Error::from)
     }

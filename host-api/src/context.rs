@@ -121,7 +121,7 @@ impl Context {
     /// # Errors
     /// A request failed.
     pub fn check(&self) -> Result<(), Error> {
-        if registry::fault(self.handle)? {
+        if registry::fault(self.handle, Kind::Context)? {
             return Err(Error::Usage(
                 "a request of this context failed (standard error says which): destroy the context and create it again"
                     .to_owned(),
@@ -133,7 +133,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let is_sound = registry::fault(self.handle) == Ok(false);
+        let is_sound = registry::fault(self.handle, Kind::Context) == Ok(false);
         if let Some(n) = self.context.outstanding().ok().filter(|n| *n > 0 && is_sound) {
             nccl_gin_ferrogin::warn!(
                 "rank {}: the context is being destroyed with {} of its kernels incomplete, so bytes may be lost: \

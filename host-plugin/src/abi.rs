@@ -134,7 +134,12 @@ pub(crate) fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, 
 }
 
 pub(crate) fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Result<*mut c_void, Error> {
-    registry::insert(kind, object)
+    kept(kind, registry::insert(kind, object))
+}
+
+/// The handle that the registry gave.
+pub(crate) fn kept(kind: Kind, handle: Option<*mut c_void>) -> Result<*mut c_void, Error> {
+    handle
         .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
 
@@ -433,13 +438,13 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
 
 unsafe extern "C" fn gin_progress(gin_ctx: *mut c_void) -> nccl::Result {
     // The card and the watcher need no help from NCCL's thread. The call only checks the handle.
-    guard("ginProgress", || registry::fault(gin_ctx).map(drop).map_err(Error::from))
+    guard("ginProgress", || registry::fault(gin_ctx, Kind::Context).map(drop).map_err(Error::from))
 }
 
 unsafe extern "C" fn query_last_error(gin_ctx: *mut c_void, has_error: *mut u8) -> nccl::Result {
     guard("queryLastError", || {
         let has_error = Out::new(has_error, "hasError")?;
-        has_error.set(u8::from(registry::fault(gin_ctx)?));
+        has_error.set(u8::from(registry::fault(gin_ctx, Kind::Context)?));
         Ok(())
     })
 }

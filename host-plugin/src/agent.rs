@@ -337,7 +337,7 @@ mod tests {
         };
         let mut look = |now| {
             watch.round(now);
-            let failed = registry::fault(handle) == Ok(true);
+            let failed = registry::fault(handle, Kind::Context) == Ok(true);
             // SAFETY: the pointer is to this function's local variable.
             assert_eq!((unsafe { watch.abort.read_volatile() } == 1, watch.report == Report::Done), (failed, failed));
             assert_eq!(served.closing.load(Ordering::Acquire), failed, "the inbox is closed");

@@ -234,6 +234,11 @@ impl Handles {
         self.lock().as_mut().is_some_and(|all| all.remove(&(handle as usize)))
     }
 
+    /// All handles.
+    pub fn all(&self) -> Vec<*mut c_void> {
+        self.lock().iter().flatten().map(|handle| *handle as *mut c_void).collect()
+    }
+
     /// Removes all handles, the latest first, and refuses later ones.
     pub fn close(&self) -> Vec<*mut c_void> {
         let all = self.lock().take().unwrap_or_default();

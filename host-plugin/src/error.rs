@@ -102,8 +102,7 @@ impl Error {
 
     /// For `map_err`: an error of libfabric in the operation `what`.
     pub fn fabric(what: impl Into<String>) -> impl FnOnce(ferrogin_libfabric::Error) -> Self {
-        let what = what.into();
-        move |source| Self::Fabric { what, source }
+        move |source| Self::Fabric { what: what.into(), source }
     }
 }
 

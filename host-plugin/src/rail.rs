@@ -50,11 +50,11 @@ impl Rail {
     /// # Errors
     /// libfabric refuses all addresses.
     pub fn insert(
-        self: &Arc<Self>,
+        &self,
         addresses: &[EndpointAddress],
     ) -> Result<(Peers, Option<(usize, ferrogin_libfabric::Error)>), ferrogin_libfabric::Error> {
         let bytes: Vec<_> = addresses.iter().map(|address| address.to_bytes()).collect();
-        let mut peers = Peers { numbers: Vec::with_capacity(addresses.len()), rail: self.clone() };
+        let mut peers = Peers::new(&self.av);
         let mut refused = None;
         for (at, result) in self.av.insert_all(&bytes)?.into_iter().enumerate() {
             match result {
@@ -139,10 +139,24 @@ impl Drop for CounterBudget {
 /// Endpoints of peers in the address vector of a rail.
 pub struct Peers {
     numbers: Vec<FiAddr>,
-    rail: Arc<Rail>,
+    av: Arc<AddressVector>,
 }
 
 impl Peers {
+    /// Without peers.
+    pub fn new(av: &Arc<AddressVector>) -> Self {
+        Self { numbers: Vec::new(), av: av.clone() }
+    }
+
+    /// Inserts an address.
+    ///
+    /// # Errors
+    /// The libfabric call fails.
+    pub fn insert(&mut self, address: &[u8]) -> Result<(), ferrogin_libfabric::Error> {
+        self.numbers.push(self.av.insert(address)?);
+        Ok(())
+    }
+
     /// Their numbers in the address vector.
     pub fn numbers(&self) -> &[FiAddr] {
         &self.numbers
@@ -152,8 +166,8 @@ impl Peers {
 impl Drop for Peers {
     fn drop(&mut self) {
         for number in &self.numbers {
-            if let Err(error) = self.rail.av.remove(*number) {
-                crate::trace!("removing a peer's address from card {}: {error}", self.rail.name());
+            if let Err(error) = self.av.remove(*number) {
+                crate::trace!("removing a peer's address: {error}");
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +61,11 @@ impl Kind {
         }
     }
 
+    /// Handles of this kind have a failure flag.
+    fn has_flag(self) -> bool {
+        matches!(self, Self::Context | Self::RmaContext)
+    }
+
     fn from_bits(bits: u64) -> Option<Self> {
         const NCCL: [Kind; 5] = [Kind::Plugin, Kind::Listen, Kind::Coll, Kind::Window, Kind::Context];
         const HOST: [Kind; 3] = [Kind::HostComm, Kind::HostWindow, Kind::HostContext];
@@ -105,7 +110,7 @@ const MARK: u64 = 1 << 62;
 struct Entry {
     generation: u64,
     kind: Kind,
-    object: Arc<dyn Any + Send + Sync>,
+    object: Box<dyn Any + Send>,
 }
 
 /// The process that has open handles; 0 without one. A process that it forks inherits the memory, but not the threads behind the
@@ -141,8 +146,8 @@ fn process() -> u32 {
     id
 }
 
-/// Objects and failure flags of contexts lie in blocks that are never freed. [`fault`] needs no lock, and [`get`] that of its slot only:
-/// NCCL's threads look up their handles in each call of the RMA plugin's data path, and must not share a cache line.
+/// Objects and failure flags of contexts lie in blocks that are never freed. [`fault`] needs no lock, and [`with`] that of its slot only:
+/// NCCL's threads look up their contexts in each call of the RMA plugin's data path, and must not share a cache line.
 const BLOCK: usize = 1024;
 type Blocks<T> = [OnceLock<Box<[T]>>; PLACES / BLOCK];
 static SLOTS: Blocks<Slot> = [const { OnceLock::new() }; PLACES / BLOCK];
@@ -150,15 +155,11 @@ static FLAGS: Blocks<FailureFlag> = [const { OnceLock::new() }; PLACES / BLOCK];
 
 #[derive(Default)]
 #[repr(align(128))]
-struct Slot(RwLock<Option<Entry>>);
+struct Slot(Mutex<Option<Entry>>);
 
 impl Slot {
-    fn read(&self) -> RwLockReadGuard<'_, Option<Entry>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Entry>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -203,8 +204,13 @@ fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleErro
     }
 }
 
-/// Makes a handle for `object`; `None` if a million handles are open.
+/// Makes a handle for an object that other threads may use too; `None` if a million handles are open.
 pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
+    insert_owned(kind, object)
+}
+
+/// Makes a handle for an object that one thread at a time uses, by [`with`]; `None` if a million handles are open.
+pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let slot = match free.slots.pop() {
         Some(slot) => slot,
@@ -217,20 +223,29 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
     OWNER.store(std::process::id(), Ordering::Relaxed);
     free.generation = (free.generation + 1) & ((1 << GENERATION_BITS) - 1);
     let generation = free.generation;
-    *or_allocate(&SLOTS, slot).write() = Some(Entry { generation, kind, object });
-    if kind == Kind::Context {
+    *or_allocate(&SLOTS, slot).lock() = Some(Entry { generation, kind, object: Box::new(object) });
+    if kind.has_flag() {
         or_allocate(&FLAGS, slot).open(generation);
     }
-    Some((MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void)
+    Some(handle_of(slot, generation, kind))
 }
 
-/// The object behind a handle.
-pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
+fn handle_of(slot: usize, generation: u64, kind: Kind) -> *mut c_void {
+    (MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void
+}
+
+/// Calls `body` with the object behind a handle, which no other thread uses or closes meanwhile.
+pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    let entry = in_block(&SLOTS, slot).ok_or(unknown)?.read();
-    let entry = entry.as_ref().filter(|entry| entry.generation == generation && entry.kind == kind);
-    entry.ok_or(unknown)?.object.clone().downcast::<T>().map_err(|_| unknown)
+    let mut entry = in_block(&SLOTS, slot).ok_or(unknown)?.lock();
+    let entry = entry.as_mut().filter(|entry| entry.generation == generation && entry.kind == kind);
+    Ok(body(entry.and_then(|entry| entry.object.downcast_mut()).ok_or(unknown)?))
+}
+
+/// The object behind a handle of [`insert`].
+pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
+    with(handle, kind, |object: &mut Arc<T>| object.clone())
 }
 
 /// The place of an open handle among all handles, less than [`PLACES`].
@@ -238,20 +253,27 @@ pub fn place(handle: *const c_void) -> usize {
     (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
 }
 
-/// The open object in a place.
-pub fn get_at<T: Any + Send + Sync>(place: usize, kind: Kind) -> Option<Arc<T>> {
-    let entry = in_block(&SLOTS, place)?.read();
-    entry.as_ref().filter(|entry| entry.kind == kind)?.object.clone().downcast::<T>().ok()
+/// [`with`], for the open object in a place, whose handle `body` gets too.
+pub fn with_at<T: Any, R>(place: usize, kind: Kind, body: impl FnOnce(&mut T, *mut c_void) -> R) -> Option<R> {
+    let mut entry = in_block(&SLOTS, place)?.lock();
+    let entry = entry.as_mut().filter(|entry| entry.kind == kind)?;
+    let handle = handle_of(place, entry.generation, kind);
+    entry.object.downcast_mut().map(|object| body(object, handle))
 }
 
-/// Closes a handle and returns its object. If several threads close a handle, one of them succeeds.
+/// Closes a handle of [`insert`] and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
+    remove_owned(handle, kind)
+}
+
+/// The same, for a handle of [`insert_owned`].
+pub fn remove_owned<T: Any + Send>(handle: *const c_void, kind: Kind) -> Result<T, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    let mut entry = in_block(&SLOTS, slot).ok_or(unknown)?.write();
+    let mut entry = in_block(&SLOTS, slot).ok_or(unknown)?.lock();
     let is_open = |entry: &mut Entry| entry.generation == generation && entry.kind == kind && entry.object.is::<T>();
     let object = entry.take_if(is_open).ok_or(unknown)?.object;
-    if let (Kind::Context, Some(flag)) = (kind, flag(slot)) {
+    if let (true, Some(flag)) = (kind.has_flag(), flag(slot)) {
         flag.close();
     }
     drop(entry);
@@ -261,7 +283,7 @@ pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result
         OWNER.store(0, Ordering::Relaxed);
     }
     drop(free);
-    object.downcast::<T>().map_err(|_| unknown)
+    object.downcast::<T>().map(|object| *object).map_err(|_| unknown)
 }
 
 /// Sets the error counters of a GIN context, which [`fault`] reads until the handle is removed.
@@ -272,25 +294,25 @@ pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) ->
     let (slot, generation) = parse(handle, Kind::Context)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
     // `remove` takes the same lock, so the handle stays open until the counters are set.
-    let entry = in_block(&SLOTS, slot).ok_or(unknown)?.read();
+    let entry = in_block(&SLOTS, slot).ok_or(unknown)?.lock();
     let is_open = entry.as_ref().is_some_and(|entry| entry.generation == generation);
     flag(slot).filter(|_| is_open).ok_or(unknown)?.set_counters(counters);
     Ok(())
 }
 
-/// Marks a GIN context as failed for good.
-pub fn raise_fault(handle: *const c_void) {
-    if let Ok((slot, generation)) = parse(handle, Kind::Context)
+/// Marks a context of one kind as failed for good.
+pub fn raise_fault(handle: *const c_void, kind: Kind) {
+    if let Ok((slot, generation)) = parse(handle, kind)
         && let Some(flag) = flag(slot)
     {
         flag.raise(generation);
     }
 }
 
-/// True if a GIN context has failed. Takes no lock: NCCL calls it from any thread while other threads close contexts.
-pub fn fault(handle: *const c_void) -> Result<bool, HandleError> {
-    let (slot, generation) = parse(handle, Kind::Context)?;
-    let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
+/// True if a context of one kind has failed. Takes no lock: NCCL calls it from any thread while other threads use and close contexts.
+pub fn fault(handle: *const c_void, kind: Kind) -> Result<bool, HandleError> {
+    let (slot, generation) = parse(handle, kind)?;
+    let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
     flag(slot).and_then(|flag| flag.failed(generation)).ok_or(unknown)
 }
 
@@ -324,32 +346,32 @@ mod tests {
             [0u64, 1, 5, 0xdead_beef, &raw const local as u64, u64::MAX, 1 << 62, (1 << 62) | 3, i64::MAX as u64]
         {
             assert!(get::<u32>(bits as *const c_void, Kind::Coll).is_err(), "{bits:#x}");
-            assert!(fault(bits as *const c_void).is_err(), "{bits:#x}");
-            raise_fault(bits as *const c_void);
+            assert!(fault(bits as *const c_void, Kind::Context).is_err(), "{bits:#x}");
+            raise_fault(bits as *const c_void, Kind::Context);
         }
     }
 
     #[test]
     fn fault_is_sticky_and_ends_with_handle() {
         let a = insert(Kind::Context, Arc::new(1u8)).unwrap();
-        assert_eq!(fault(a), Ok(false));
-        raise_fault(a);
-        raise_fault(a);
-        assert_eq!(fault(a), Ok(true));
+        assert_eq!(fault(a, Kind::Context), Ok(false));
+        raise_fault(a, Kind::Context);
+        raise_fault(a, Kind::Context);
+        assert_eq!(fault(a, Kind::Context), Ok(true));
         remove::<u8>(a, Kind::Context).unwrap();
-        assert!(fault(a).is_err() && set_error_counters(a, Vec::new()).is_err());
-        raise_fault(a);
+        assert!(fault(a, Kind::Context).is_err() && set_error_counters(a, Vec::new()).is_err());
+        raise_fault(a, Kind::Context);
         let b = insert(Kind::Context, Arc::new(1u8)).unwrap();
-        assert_eq!(fault(b), Ok(false));
+        assert_eq!(fault(b, Kind::Context), Ok(false));
         remove::<u8>(b, Kind::Context).unwrap();
     }
 
     #[test]
     fn each_of_thousands_of_contexts_has_its_own_fault() {
         let contexts: Vec<_> = (0..2 * BLOCK + 7).map(|n| insert(Kind::Context, Arc::new(n)).unwrap()).collect();
-        contexts.iter().step_by(3).for_each(|handle| raise_fault(*handle));
+        contexts.iter().step_by(3).for_each(|handle| raise_fault(*handle, Kind::Context));
         for (n, handle) in contexts.iter().enumerate() {
-            assert_eq!(fault(*handle), Ok(n % 3 == 0), "context {n}");
+            assert_eq!(fault(*handle, Kind::Context), Ok(n % 3 == 0), "context {n}");
             assert_eq!(*remove::<usize>(*handle, Kind::Context).unwrap(), n);
         }
     }

@@ -314,7 +314,7 @@ impl Watch {
     }
 
     fn fail(&self) {
-        registry::raise_fault(self.handle as *const c_void);
+        registry::raise_fault(self.handle as *const c_void, registry::Kind::Context);
         // SAFETY: the abort flag is 4-byte aligned and the context frees it after the watch. Kernels access it atomically too.
         unsafe { AtomicU32::from_ptr(self.abort) }.store(1, Ordering::Release);
     }

@@ -164,8 +164,10 @@ ncclResult_t create_context(void* of, ncclGinConfig_v14_t* config, void** out, n
   auto* offsets = on_device<uint64_t>(signals + 1);
   void* unused = nullptr;
   if (signals > 0) {
-    TRY(register_memory(comm, words, signals * sizeof(uint64_t), FOREIGN_PTR_CUDA,
-                        FOREIGN_MR_FORCE_STRICT_ORDER | FOREIGN_MR_SIGNAL_NEVER_RESET, &context->signals_mhandle, &unused));
+    // As NCCL does for device code of backendVersion 2, which resets no word.
+    uint64_t never_reset = NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0) ? FOREIGN_MR_SIGNAL_NEVER_RESET : 0;
+    TRY(register_memory(comm, words, signals * sizeof(uint64_t), FOREIGN_PTR_CUDA, FOREIGN_MR_FORCE_STRICT_ORDER | never_reset,
+                        &context->signals_mhandle, &unused));
   }
   auto* views = shared<ncclGinProxyGpuCtx_t>(contexts);
   for (int id = 0; id < config->nContexts; id++) {

@@ -1,11 +1,14 @@
 //! The symbols that NCCL loads for its RMA layer, and their C functions, by the rules of [`crate::abi`].
 #![allow(unsafe_code)]
 
+use super::calls::SignalCall;
 use super::comm::RmaComm;
-use super::context::{Context, SignalCall};
+use super::context::Context;
+use super::engine::{Engine, Transfer};
 use super::memory::Memory;
 use super::plugin::RmaPlugin;
-use crate::abi::{Out, closed, common_entries, guard, keep, read, read_handles};
+use super::requests::Request;
+use crate::abi::{Out, closed, common_entries, guard, keep, kept, read, read_handles};
 use crate::comm::ListenComm;
 use crate::error::Error;
 use crate::plugin::NAME;
@@ -17,7 +20,6 @@ use ferrogin_ffi::rma::{OPT_AGGREGATE_REQUESTS, RmaConfigV14, RmaPropertiesV16, 
 use std::ffi::{c_int, c_void};
 
 type Handle = *mut c_void;
-type Request = *mut *mut c_void;
 
 /// A table of one version: its own entries, each with its function unless that has the same name, and those that all versions have.
 macro_rules! export {
@@ -93,11 +95,10 @@ fn create(handle_of_comm: Handle, config: Result<RmaConfigV14, Error>, ctx: *mut
     let ctx = Out::new(ctx, "rmaCtx")?;
     ctx.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(handle_of_comm, Kind::RmaComm)?;
-    let context = comm.create_context(handle_of_comm, &config?)?;
-    let handle = keep(Kind::RmaContext, context.clone())?;
+    let context = Context::create(&comm.ranks, (&comm.registered, &comm.retired), handle_of_comm, &config?)?;
+    let handle = kept(Kind::RmaContext, registry::insert_owned(Kind::RmaContext, context))?;
     if !comm.contexts.add(handle) {
-        context.destroy();
-        drop(registry::remove::<Context>(handle, Kind::RmaContext));
+        destroy(handle)?;
         return Err(closed("createContext"));
     }
     ctx.set(handle);
@@ -180,6 +181,9 @@ fn deregister(comm: &RmaComm, handle: Handle) {
     if let Ok(memory) = registry::remove::<Memory>(handle, Kind::RmaMemory) {
         let _span = trace::span("RMA deregMrSym", comm.ranks.rank);
         comm.registered.remove(memory.number);
+        for context in comm.contexts.all() {
+            let _ = with(context, |context| context.engine.forget(handle as usize));
+        }
     }
 }
 
@@ -195,10 +199,22 @@ unsafe extern "C" fn dereg_mr_sym(comm: Handle, mhandle: Handle) -> nccl::Result
     })
 }
 
+fn with<T>(ctx: Handle, body: impl FnOnce(&mut Context) -> T) -> Result<T, Error> {
+    Ok(registry::with(ctx, Kind::RmaContext, body)?)
+}
+
+fn destroy(ctx: Handle) -> Result<(), Error> {
+    registry::remove_owned::<Context>(ctx, Kind::RmaContext)?.destroy();
+    Ok(())
+}
+
 unsafe extern "C" fn destroy_context(ctx: Handle) -> nccl::Result {
     guard("RMA destroyContext", || {
-        registry::remove::<Context>(ctx, Kind::RmaContext)?.destroy();
-        Ok(())
+        let comm = with(ctx, |context| context.comm)? as Handle;
+        if let Ok(comm) = registry::get::<RmaComm>(comm, Kind::RmaComm) {
+            comm.contexts.take(ctx);
+        }
+        destroy(ctx)
     })
 }
 
@@ -208,9 +224,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
         let _span = trace::span("RMA closeColl", comm.ranks.rank);
         for handle in comm.contexts.close() {
             // Another thread may have removed this handle just now.
-            if let Ok(context) = registry::remove::<Context>(handle, Kind::RmaContext) {
-                context.destroy();
-            }
+            let _ = destroy(handle);
         }
         comm.memories.close().into_iter().for_each(|handle| deregister(&comm, handle));
         comm.retired.close_all();
@@ -218,90 +232,73 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
     })
 }
 
-/// Where a transfer goes, in NCCL's order of arguments.
-type Transfer = (u64, Handle, usize, u64, Handle, u32);
+/// Calls a context's data path. A failure of it stays, for `queryLastError`.
+fn call<T>(ctx: Handle, context: &mut Context, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
+    let result = call(&mut context.engine);
+    if result.is_err() && context.engine.failure().is_some() {
+        registry::raise_fault(ctx, Kind::RmaContext);
+    }
+    result
+}
 
-fn put(
-    (ctx, context): (Handle, c_int),
-    (from, source, size, to, target, rank): Transfer,
-    signal: Option<SignalCall>,
-    flags: u32,
-    request: Request,
+/// Starts an operation.
+fn start(
+    ctx: Handle,
+    request: *mut Handle,
+    operation: impl FnOnce(&mut Engine) -> Result<Request, Error>,
 ) -> Result<(), Error> {
     let request = Out::new(request, "request")?;
-    let place = registry::place(ctx);
-    let ctx = registry::get::<Context>(ctx, Kind::RmaContext)?;
-    let more_follows = flags & OPT_AGGREGATE_REQUESTS != 0;
-    request.set(ctx.put((context, rank), (from, source), (to, target), size, signal, more_follows)?.handle(place));
+    request.set(with(ctx, |context| call(ctx, context, operation))??.handle(registry::place(ctx)));
     Ok(())
 }
 
-fn get(
-    (ctx, context): (Handle, c_int),
-    (from, remote, size, to, local, rank): Transfer,
-    flags: u32,
-    request: Request,
-) -> Result<(), Error> {
-    let request = Out::new(request, "request")?;
-    let place = registry::place(ctx);
-    let ctx = registry::get::<Context>(ctx, Kind::RmaContext)?;
-    let started = ctx.get((context, rank), (from, remote), (to, local), size, flags & OPT_AGGREGATE_REQUESTS != 0)?;
-    request.set(started.handle(place));
-    Ok(())
+fn signal(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8) -> SignalCall {
+    SignalCall { memory: memory as usize, offset, value, operation, strong: strong != 0 }
 }
 
-/// `iput` or `iget` of the versions with and without flags.
-macro_rules! transfers {
-    ($($name:ident($($flags:ident: $ty:ty)?) = $call:literal, $body:expr;)*) => {$(
+/// `iput`, `iputSignal` or `iget` of one version: the arguments that not all have, the flags, and the call.
+macro_rules! operations {
+    ($($name:ident($($own:ident: $ty:ty),*), $flags:expr => $call:literal, |$engine:ident, $target:ident, $transfer:ident| $body:expr;)*) => {$(
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn $name(
             ctx: Handle, context: c_int, from: u64, source: Handle, size: usize, to: u64, target: Handle, rank: u32,
-            $($flags: $ty,)? request: Request,
+            $($own: $ty,)* request: *mut Handle,
         ) -> nccl::Result {
-            let flags = [$($flags,)? 0u32][0];
-            let body: fn((Handle, c_int), Transfer, u32, Request) -> Result<(), Error> = $body;
-            guard($call, || body((ctx, context), (from, source, size, to, target, rank), flags, request))
-        }
-    )*};
-}
-
-transfers! {
-    iput(flags: u32) = "iput", |ctx, transfer, flags, request| put(ctx, transfer, None, flags, request);
-    iput_v14() = "iput", |ctx, transfer, flags, request| put(ctx, transfer, None, flags, request);
-    iget(flags: u32) = "iget", get;
-    iget_v14() = "iget", get;
-}
-
-/// `iputSignal` of the versions with and without flags and weak signals.
-macro_rules! signals {
-    ($($name:ident($($strong:ident: $strong_ty:ty)?; $($flags:ident: $flags_ty:ty)?);)*) => {$(
-        #[allow(clippy::too_many_arguments)]
-        unsafe extern "C" fn $name(
-            ctx: Handle, context: c_int, from: u64, source: Handle, size: usize, to: u64, target: Handle, rank: u32,
-            offset: u64, memory: Handle, value: u64, operation: u32,
-            $($strong: $strong_ty,)? $($flags: $flags_ty,)? request: Request,
-        ) -> nccl::Result {
-            let (strong, flags) = ([$($strong,)? 1u8][0] != 0, [$($flags,)? 0u32][0]);
-            guard("iputSignal", || {
-                let signal = SignalCall { memory, offset, value, operation, strong };
-                put((ctx, context), (from, source, size, to, target, rank), Some(signal), flags, request)
+            guard($call, || {
+                let more_follows = $flags & OPT_AGGREGATE_REQUESTS != 0;
+                let (from, to) = ((source as usize, from), (target as usize, to));
+                let $transfer = Transfer { from, to, size: size as u64, more_follows };
+                let $target = (context, rank);
+                start(ctx, request, |$engine| $body)
             })
         }
     )*};
 }
 
-signals! {
-    iput_signal(strong: u8; flags: u32);
-    iput_signal_v14(strong: u8;);
-    iput_signal_v13(;);
+operations! {
+    iput(flags: u32), flags => "iput", |engine, target, put| engine.put(target, put, None);
+    iput_v14(), 0 => "iput", |engine, target, put| engine.put(target, put, None);
+    iget(flags: u32), flags => "iget", |engine, target, get| engine.get(target, get);
+    iget_v14(), 0 => "iget", |engine, target, get| engine.get(target, get);
+    iput_signal(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8, flags: u32), flags => "iputSignal",
+        |engine, target, put| engine.put(target, put, Some(signal(offset, memory, value, operation, strong)));
+    iput_signal_v14(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8), 0 => "iputSignal",
+        |engine, target, put| engine.put(target, put, Some(signal(offset, memory, value, operation, strong)));
+    iput_signal_v13(offset: u64, memory: Handle, value: u64, operation: u32), 0 => "iputSignal",
+        |engine, target, put| engine.put(target, put, Some(signal(offset, memory, value, operation, 1)));
 }
 
-unsafe extern "C" fn iflush(ctx: Handle, context: c_int, mhandle: Handle, rank: u32, request: Request) -> nccl::Result {
+unsafe extern "C" fn iflush(
+    ctx: Handle,
+    context: c_int,
+    mhandle: Handle,
+    rank: u32,
+    request: *mut Handle,
+) -> nccl::Result {
     guard("iflush", || {
-        let request = Out::new(request, "request")?;
         // NULL means that the flush is done.
-        request.set(std::ptr::null_mut());
-        registry::get::<Context>(ctx, Kind::RmaContext)?.flush((context, rank), mhandle)
+        Out::new(request, "request")?.set(std::ptr::null_mut());
+        with(ctx, |ctx| ctx.engine.flush((context, rank), mhandle as usize))?
     })
 }
 
@@ -309,22 +306,38 @@ unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nc
     guard("test", || {
         let done = Out::new(done, "done")?;
         done.set(0);
-        done.set(c_int::from(super::comm::test(comm, request)?));
-        Ok(())
+        let found = Request::parse(request).and_then(|(place, request)| {
+            registry::with_at(place, Kind::RmaContext, |context: &mut Context, ctx| {
+                match context.comm == comm as usize {
+                    true => call(ctx, context, |engine| engine.test(request)),
+                    false => Ok(None),
+                }
+            })
+        });
+        if let Some(is_done) = found.transpose()?.flatten() {
+            done.set(c_int::from(is_done));
+            return Ok(());
+        }
+        registry::get::<RmaComm>(comm, Kind::RmaComm)?;
+        Err(Error::Argument(match request.is_null() {
+            true => "the request is NULL".to_owned(),
+            false => format!("{request:p} is not an open request of this communicator"),
+        }))
     })
 }
 
 unsafe extern "C" fn rma_progress(ctx: Handle) -> nccl::Result {
     let mut result = nccl::SUCCESS;
     let called = guard("rmaProgress", || {
-        let ctx = registry::get::<Context>(ctx, Kind::RmaContext)?;
-        let known = ctx.has_failed();
-        match ctx.progress() {
-            // NCCL's GIN proxy goes on calling, so only the first failure has a line.
-            Err(error) if known => result = error.result(),
-            other => other?,
-        }
-        Ok(())
+        with(ctx, |context| {
+            let known = context.engine.failure().is_some();
+            match call(ctx, context, Engine::progress) {
+                // NCCL's GIN proxy goes on calling, so only the first failure has a line.
+                Err(error) if known => result = error.result(),
+                other => other?,
+            }
+            Ok(())
+        })?
     });
     if called == nccl::SUCCESS { result } else { called }
 }
@@ -332,7 +345,7 @@ unsafe extern "C" fn rma_progress(ctx: Handle) -> nccl::Result {
 unsafe extern "C" fn query_last_error(ctx: Handle, has_error: *mut u8) -> nccl::Result {
     guard("RMA queryLastError", || {
         let has_error = Out::new(has_error, "hasError")?;
-        has_error.set(u8::from(registry::get::<Context>(ctx, Kind::RmaContext)?.has_failed()));
+        has_error.set(u8::from(registry::fault(ctx, Kind::RmaContext)?));
         Ok(())
     })
 }

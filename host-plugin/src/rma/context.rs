@@ -1,22 +1,18 @@
-//! Context handles: set-up between the ranks, and the checks of NCCL's calls before the data path takes them.
+//! Context handles: their set-up between the ranks, and their end.
 
-use super::engine::{Engine, Note, Put, Signal};
+use super::engine::{Engine, Note};
 use super::lane::Lane;
-use super::memory::{Memory, Registered};
+use super::memory::Registered;
 use super::rail;
 use super::ranks::Ranks;
 use super::record::Immediate;
-use super::requests::Request;
-use super::stream::StreamId;
 use crate::error::Error;
-use crate::registry::{self, Kind};
 use crate::trace;
-use ferrogin_ffi::rma::{RmaConfigV14, SIGNAL_OP_ADD, SIGNAL_OP_INC};
+use ferrogin_ffi::rma::RmaConfigV14;
 use ferrogin_libfabric::bindings;
 use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -75,17 +71,14 @@ impl RetiredContexts {
     }
 }
 
-/// What `createContext` returns. One thread at a time drives it, and any thread may ask for its error.
+/// What `createContext` returns, which one thread at a time uses.
 pub struct Context {
-    ranks: Arc<Ranks>,
     retired: Arc<RetiredContexts>,
     /// The communicator's handle.
     pub comm: usize,
     number: u32,
-    contexts: usize,
-    failed: AtomicBool,
-    /// `None` once the context is destroyed.
-    engine: Mutex<Option<Engine>>,
+    /// The data path.
+    pub engine: Engine,
 }
 
 impl Context {
@@ -160,180 +153,15 @@ impl Context {
         retired.close(&peers);
         let tokens = peers.iter().map(|peer| peer.token).collect();
         let engine = Engine::new(ranks.clone(), registered.clone(), contexts, immediate, lanes, tokens);
-        let (ranks, retired, engine) = (ranks.clone(), retired.clone(), Mutex::new(Some(engine)));
-        Ok(Self { ranks, retired, comm: comm as usize, number, contexts, failed: AtomicBool::new(false), engine })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Engine>> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Calls the data path. A failure of it stays.
-    fn with<T>(&self, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
-        let mut engine = self.lock();
-        let engine = engine
-            .as_mut()
-            .ok_or_else(|| Error::Usage("NCCL called destroyContext before this call had returned".to_owned()))?;
-        let result = call(engine);
-        if engine.failure().is_some() {
-            self.failed.store(true, Ordering::Release);
-        }
-        result
-    }
-
-    /// True once an operation has failed.
-    pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
-    }
-
-    /// `rmaProgress`.
-    ///
-    /// # Errors
-    /// An operation of this context has failed.
-    pub fn progress(&self) -> Result<(), Error> {
-        self.with(Engine::progress)
-    }
-
-    /// Whether a request is done, which ends it; `None` for a request that is not open.
-    ///
-    /// # Errors
-    /// An operation of this context has failed.
-    pub fn test(&self, request: Request) -> Result<Option<bool>, Error> {
-        self.with(|engine| engine.test(request))
+        Ok(Self { retired: retired.clone(), comm: comm as usize, number, engine })
     }
 
     /// `destroyContext`. The endpoints stay for the late traffic of peers.
-    pub fn destroy(&self) {
-        let Some(engine) = self.lock().take() else { return };
-        let _span = trace::span("RMA destroyContext", self.ranks.rank);
-        let retired = Retired { number: self.number, _lanes: engine.retire() };
+    pub fn destroy(self) {
+        let _span = trace::span("RMA destroyContext", self.engine.ranks.rank);
+        let retired = Retired { number: self.number, _lanes: self.engine.retire() };
         self.retired.lock().push(retired);
     }
-
-    fn stream(&self, context: c_int, rank: u32) -> Result<StreamId, Error> {
-        let context = usize::try_from(context).ok().filter(|context| *context < self.contexts).ok_or_else(|| {
-            Error::Argument(format!("context {context} does not exist: this handle has {}", self.contexts))
-        })?;
-        match rank as usize {
-            peer if peer < self.ranks.nranks => Ok(StreamId { peer, context }),
-            _ => Err(Error::Argument(format!("rank {rank} does not exist: the job has {}", self.ranks.nranks))),
-        }
-    }
-
-    fn memory(&self, handle: *mut c_void) -> Result<Arc<Memory>, Error> {
-        let memory = registry::get::<Memory>(handle, Kind::RmaMemory)?;
-        if memory.comm == self.ranks.number {
-            return Ok(memory);
-        }
-        Err(Error::Argument("the memory handle belongs to another communicator".to_owned()))
-    }
-
-    /// Checks the arguments of a transfer: bytes of `near` on this rank, and of `far` on rank `peer`.
-    fn transfer(&self, peer: usize, call: &Transfer) -> Result<(), Error> {
-        let Transfer { near: (near, near_offset), far: (far, far_offset), size, .. } = call;
-        near.own().check("memory of this rank", *near_offset, *size)?;
-        far.peers[peer].check(format_args!("memory of rank {peer}"), *far_offset, *size)
-    }
-
-    /// `iput`, and `iputSignal` with a signal. Handles of memory may be NULL with a size of 0.
-    ///
-    /// # Errors
-    /// An argument is invalid; an operation of this context has failed.
-    pub fn put(
-        &self,
-        (context, rank): (c_int, u32),
-        (from, source): (u64, *mut c_void),
-        (to, target): (u64, *mut c_void),
-        size: usize,
-        signal: Option<SignalCall>,
-        more_follows: bool,
-    ) -> Result<Request, Error> {
-        let stream = self.stream(context, rank)?;
-        let mut put = Put { source: None, target: None, size: size as u64, more_follows };
-        if size > 0 {
-            let call =
-                Transfer { near: (self.memory(source)?, from), far: (self.memory(target)?, to), size: size as u64 };
-            self.transfer(stream.peer, &call)?;
-            (put.source, put.target) = (Some(call.near), Some(call.far));
-        }
-        let signal = signal.map(|signal| self.signal(stream.peer, signal)).transpose()?;
-        self.with(|engine| engine.put(stream, put, signal))
-    }
-
-    fn signal(&self, peer: usize, call: SignalCall) -> Result<Signal, Error> {
-        let memory = self.memory(call.memory)?;
-        let value = match call.operation {
-            SIGNAL_OP_INC => 1,
-            SIGNAL_OP_ADD => call.value,
-            other => {
-                return Err(Error::Argument(format!(
-                    "signalOp {other} is not known: use NCCL_NET_SIGNAL_OP_INC ({SIGNAL_OP_INC}) or _ADD ({SIGNAL_OP_ADD})"
-                )));
-            }
-        };
-        memory.peers[peer].check(format_args!("signal in memory of rank {peer}"), call.offset, 8)?;
-        if memory.peers[peer].word(call.offset).is_none() {
-            return Err(Error::Argument(format!("the signal at offset {} is not aligned to 8 bytes", call.offset)));
-        }
-        Ok(Signal { memory: memory.number, offset: call.offset, value, strong: call.strong })
-    }
-
-    /// `iget`.
-    ///
-    /// # Errors
-    /// An argument is invalid; an operation of this context has failed.
-    pub fn get(
-        &self,
-        (context, rank): (c_int, u32),
-        (from, remote): (u64, *mut c_void),
-        (to, local): (u64, *mut c_void),
-        size: usize,
-        more_follows: bool,
-    ) -> Result<Request, Error> {
-        let stream = self.stream(context, rank)?;
-        let mut get = Put { source: None, target: None, size: size as u64, more_follows };
-        if size > 0 {
-            let call =
-                Transfer { near: (self.memory(local)?, to), far: (self.memory(remote)?, from), size: size as u64 };
-            self.transfer(stream.peer, &call)?;
-            (get.source, get.target) = (Some(call.far), Some(call.near));
-        }
-        self.with(|engine| engine.get(stream.peer, get))
-    }
-
-    /// `iflush`: makes the bytes of completed gets visible to the GPU. Done when it returns.
-    ///
-    /// # Errors
-    /// An argument is invalid; an operation of this context has failed; the driver fails.
-    pub fn flush(&self, (context, rank): (c_int, u32), memory: *mut c_void) -> Result<(), Error> {
-        self.stream(context, rank)?;
-        // NCCL passes the handle of its signals, of which there may be none.
-        if !memory.is_null() {
-            self.memory(memory)?;
-        }
-        self.with(|_| Ok(self.ranks.device.flush_writes()?))
-    }
-}
-
-/// The arguments of a signal.
-#[derive(Debug, Clone, Copy)]
-pub struct SignalCall {
-    /// The handle of the word's memory.
-    pub memory: *mut c_void,
-    /// Offset of the word.
-    pub offset: u64,
-    /// `signalValue`.
-    pub value: u64,
-    /// `signalOp`.
-    pub operation: u32,
-    /// `isStrongSignal`.
-    pub strong: bool,
-}
-
-struct Transfer {
-    near: (Arc<Memory>, u64),
-    far: (Arc<Memory>, u64),
-    size: u64,
 }
 
 /// What a rank tells in `createContext`.

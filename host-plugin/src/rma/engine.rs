@@ -2,8 +2,8 @@
 //! goes to [`super::inbound`].
 
 use super::inbound::Inbound;
-use super::lane::{Access, Event, Lane, Post};
-use super::memory::{Memory, Registered};
+use super::lane::{Access, Event, Lane, Local, Post};
+use super::memory::{Memory, Registered, WordWrite};
 use super::rail::Rail;
 use super::ranks::{Gone, Ranks};
 use super::record::{self, Immediate, Record};
@@ -12,8 +12,9 @@ use super::stream::{Outgoing, StreamId, window};
 use super::words::{Name, Word, Words};
 use crate::error::Error;
 use crate::metrics::Guard;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use zerocopy::FromZeros;
 
 /// Bytes from which a put spreads over all rails.
 const SPREAD: u64 = 1 << 20;
@@ -24,12 +25,13 @@ const BATCHES: usize = 8;
 /// Calls of `progress` from one look at the other ranks to the next.
 const LOOK_EVERY: u32 = 32;
 
-/// A put: the bytes and their places, checked.
-pub struct Put {
-    /// Source: memory and offset. With a size of 0 there is none.
-    pub source: Option<(Arc<Memory>, u64)>,
-    /// Target: memory and offset.
-    pub target: Option<(Arc<Memory>, u64)>,
+/// A put or get. Memory is named by its handles, which mean nothing without bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Transfer {
+    /// Where the bytes are: memory and offset.
+    pub from: (usize, u64),
+    /// Where they go.
+    pub to: (usize, u64),
     /// Bytes.
     pub size: u64,
     /// NCCL has another operation for this peer.
@@ -50,12 +52,13 @@ pub struct Signal {
 }
 
 /// What a lane notes about an operation.
-pub struct Note {
-    request: Option<Request>,
-    /// The stream, and the put's index in it if the put has no number.
-    put: Option<(StreamId, u64)>,
-    what: &'static str,
-    peer: usize,
+pub enum Note {
+    /// A part of a request. A put without a number has an index in its stream.
+    Part { what: &'static str, request: Request, stream: StreamId, put: Option<u64> },
+    /// An acknowledgement.
+    Acknowledgement,
+    /// A signal of a peer.
+    Word(WordWrite),
 }
 
 /// A signal that has a number, and the lane of its message.
@@ -67,7 +70,7 @@ struct Numbered {
 
 /// A signal without a number, because the window is full.
 struct Waiting {
-    put: Put,
+    put: Transfer,
     signal: Signal,
     request: Request,
 }
@@ -80,7 +83,11 @@ struct Outbound {
 
 /// The data path; see the [module](self).
 pub struct Engine {
-    ranks: Arc<Ranks>,
+    pub(super) ranks: Arc<Ranks>,
+    /// Contexts behind the handle.
+    pub(super) contexts: usize,
+    /// Memory that calls have named, by handle.
+    pub(super) memories: BTreeMap<usize, Arc<Memory>>,
     immediate: Immediate,
     lanes: Vec<Lane<Note>>,
     /// Bytes that a write carries on each rail.
@@ -97,6 +104,8 @@ pub struct Engine {
     events: Vec<Event<Note>>,
     /// Calls of `progress`.
     calls: u32,
+    /// The latest request that a test found under way, and such tests since the last look at the network.
+    tested: (Option<Request>, usize),
     failure: Option<String>,
     _metrics: Option<Guard>,
 }
@@ -128,6 +137,8 @@ impl Engine {
                 lanes[0].counts.clone(),
             ),
             ranks,
+            contexts,
+            memories: BTreeMap::new(),
             immediate,
             lanes,
             turn: 0,
@@ -136,6 +147,7 @@ impl Engine {
             requests: Requests::new(nranks),
             events: Vec::new(),
             calls: 0,
+            tested: (None, 0),
             failure: None,
         }
     }
@@ -165,28 +177,33 @@ impl Engine {
         error
     }
 
-    /// Starts a put, and a signal behind it.
+    /// Starts a put whose arguments are checked, and a signal behind it.
     ///
     /// # Errors
     /// An operation of this context has failed.
-    pub fn put(&mut self, stream: StreamId, put: Put, signal: Option<Signal>) -> Result<Request, Error> {
+    pub(super) fn start_put(
+        &mut self,
+        stream: StreamId,
+        put: Transfer,
+        signal: Option<Signal>,
+    ) -> Result<Request, Error> {
         self.check()?;
         let request = self.requests.open()?;
         let started = match signal {
             Some(signal) => self.signal(stream, Waiting { put, signal, request }),
-            None => self.plain(stream, &put, request),
+            None => self.plain(stream, put, request),
         };
         started.map(|()| request).map_err(|error| self.fail(error))
     }
 
-    /// Starts a get.
+    /// Starts a get whose arguments are checked.
     ///
     /// # Errors
     /// An operation of this context has failed.
-    pub fn get(&mut self, peer: usize, get: Put) -> Result<Request, Error> {
+    pub(super) fn start_get(&mut self, stream: StreamId, get: Transfer) -> Result<Request, Error> {
         self.check()?;
         let request = self.requests.open()?;
-        let started = self.parts(peer, &get, |_| (Access::Read, "get", None), request);
+        let started = self.parts(stream, get, Access::Read, request);
         started.map(|()| request).map_err(|error| self.fail(error))
     }
 
@@ -211,42 +228,36 @@ impl Engine {
         (0..parts).map(move |n| ((first + n as usize) % rails, n * part, part.min(size - n * part)))
     }
 
-    /// Posts the parts of a transfer, of which `access` tells how each travels.
-    fn parts(
-        &mut self,
-        peer: usize,
-        put: &Put,
-        mut access: impl FnMut(&mut Self) -> (Access, &'static str, Option<(StreamId, u64)>),
-        request: Request,
-    ) -> Result<(), Error> {
-        let (Some((source, from)), Some((target, to))) = (&put.source, &put.target) else { return Ok(()) };
-        let parts = self.split(put.size);
-        self.requests.add_parts(request, peer, parts.size_hint().0 as u32);
+    /// Posts the parts of a transfer.
+    fn parts(&mut self, stream: StreamId, transfer: Transfer, access: Access, request: Request) -> Result<(), Error> {
+        let Transfer { from, to, size, more_follows } = transfer;
+        let parts = self.split(size);
+        self.requests.add_parts(request, stream.peer, parts.size_hint().0 as u32);
+        let ((own, own_offset), (other, other_offset)) = if access == Access::Read { (to, from) } else { (from, to) };
+        // Where order is kept, no signal waits for a put.
+        let has_index = access == Access::Write && !self.keeps_order;
         for (rail, offset, size) in parts {
-            let (access, what, index) = access(self);
-            let (own, own_offset, other, other_offset) =
-                if access == Access::Read { (target, to, source, from) } else { (source, from, target, to) };
+            let put = has_index.then(|| self.outbound(stream).stream.put());
+            let (Some(own), Some(other)) = (self.memories.get(&own), self.memories.get(&other)) else {
+                return Err(Error::Usage("NCCL called deregMrSym before a put of the memory was done".to_owned()));
+            };
             let post = Post::Rma {
                 access,
-                peer,
-                local: (own.clone(), own_offset + offset),
+                peer: stream.peer,
+                memory: own.clone(),
+                local: Local::At(own_offset + offset),
                 len: size as usize,
-                remote: other.peers[peer].remote(rail, other_offset + offset),
-                note: Note { request: Some(request), put: index, what, peer },
+                remote: other.peers[stream.peer].remote(rail, other_offset + offset),
+                note: Note::Part { what: access.name(), request, stream, put },
             };
-            self.lanes[rail].post(post, put.more_follows)?;
+            self.lanes[rail].post(post, more_follows)?;
         }
         Ok(())
     }
 
     /// A put without a number.
-    fn plain(&mut self, stream: StreamId, put: &Put, request: Request) -> Result<(), Error> {
-        let index = |this: &mut Self| {
-            // Where order is kept, no signal waits for it.
-            let index = (!this.keeps_order).then(|| (stream, this.outbound(stream).stream.put()));
-            (Access::Write, "put", index)
-        };
-        self.parts(stream.peer, put, index, request)?;
+    fn plain(&mut self, stream: StreamId, put: Transfer, request: Request) -> Result<(), Error> {
+        self.parts(stream, put, Access::Write, request)?;
         self.outbound(stream).stream.set_in_parts(put.size == NCCL_PART);
         Ok(())
     }
@@ -274,9 +285,8 @@ impl Engine {
 
     fn start(&mut self, stream: StreamId, number: u32, waiting: Waiting) -> Result<(), Error> {
         let Waiting { put, signal, request } = waiting;
-        let has_bytes = put.size > 0 && put.source.is_some();
         // One write tells of its landing by immediate data. Of several, this rank waits for the completions.
-        let is_one = has_bytes && self.part(put.size) >= put.size;
+        let is_one = put.size > 0 && self.part(put.size) >= put.size;
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
         let outbound = self.outbound(stream);
         let waits = outbound.stream.follows_puts(signal.strong, is_one) && !keeps_order;
@@ -291,8 +301,7 @@ impl Engine {
         let data = |entry| self.immediate.pack(self.ranks.rank, stream.context, entry, number);
         let entry = match name {
             Name::Known(entry) => {
-                let data = data(entry);
-                self.parts(stream.peer, &put, |_| (Access::WriteData(data), "put with a signal", None), request)?;
+                self.parts(stream, put, Access::WriteData(data(entry)), request)?;
                 self.requests.part_done(request, stream.peer);
                 return Ok(());
             }
@@ -300,27 +309,24 @@ impl Engine {
         };
         let (data, more_follows) = (data(0), put.more_follows);
         // The message shares the doorbell of the write.
-        let put = Put { more_follows: is_one, ..put };
+        let put = Transfer { more_follows: is_one, ..put };
         if is_one {
-            self.parts(stream.peer, &put, |_| (Access::WriteData(data), "put", None), request)?;
-        } else if has_bytes {
-            self.plain(stream, &put, request)?;
+            self.parts(stream, put, Access::WriteData(data), request)?;
+        } else if put.size > 0 {
+            self.plain(stream, put, request)?;
         }
         let record = Record {
-            token: self.tokens[stream.peer].into(),
-            sender: (self.ranks.rank as u32).into(),
-            number: number.into(),
-            context: (stream.context as u16).into(),
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
             strong: u8::from(signal.strong),
             memory: signal.memory.into(),
             offset: signal.offset.into(),
             value: signal.value.into(),
             entry: entry.into(),
+            ..self.acknowledgement(stream, number)
         };
         let numbered = Numbered { lane, record, request };
         match if waits { self.outbound(stream).stream.hold(numbered) } else { Some(numbered) } {
-            Some(numbered) => self.send(stream.peer, numbered, more_follows),
+            Some(numbered) => self.send(stream, numbered, more_follows),
             None if more_follows => Ok(()),
             None => self.lanes[lane].flush(),
         }
@@ -328,12 +334,12 @@ impl Engine {
 
     fn send(
         &mut self,
-        peer: usize,
+        stream: StreamId,
         Numbered { lane, record, request }: Numbered,
         more_follows: bool,
     ) -> Result<(), Error> {
-        let note = Note { request: Some(request), put: None, what: "signal", peer };
-        self.lanes[lane].post(Post::Record { peer, record, note }, more_follows)
+        let note = Note::Part { what: "signal", request, stream, put: None };
+        self.lanes[lane].post(Post::Record { peer: stream.peer, record, note }, more_follows)
     }
 
     /// Whether a request is done, which ends it; `None` for a request that is not open.
@@ -341,10 +347,14 @@ impl Engine {
     /// # Errors
     /// An operation of this context has failed.
     pub fn test(&mut self, request: Request) -> Result<Option<bool>, Error> {
-        // NCCL tests many requests between its calls of rmaProgress, or one again and again: one look at the network for each round will do.
-        if self.requests.is_done(request) == Some(false) && self.requests.tested(request, self.calls) {
-            self.progress()?;
-            self.requests.tested(request, self.calls);
+        if self.requests.is_done(request) == Some(false) {
+            // NCCL tests many requests between its calls of rmaProgress, or one again and again: one look at the network for each round
+            // will do.
+            let again = self.tested.0.replace(request) == Some(request);
+            self.tested.1 += 1;
+            if again || self.tested.1 > self.requests.count_open() {
+                self.progress()?;
+            }
         }
         self.check()?;
         let done = self.requests.is_done(request);
@@ -360,6 +370,7 @@ impl Engine {
     /// An operation of this context has failed.
     pub fn progress(&mut self) -> Result<(), Error> {
         self.check()?;
+        self.tested.1 = 0;
         let result = self.rounds().and_then(|()| self.look_at_ranks());
         result.map_err(|error| self.fail(error))
     }
@@ -398,7 +409,7 @@ impl Engine {
                 self.event(event)?;
             }
             self.events = events;
-            self.inbound.apply(&*self.ranks.device)?;
+            self.apply()?;
             self.acknowledge()?;
             if !more {
                 break;
@@ -409,22 +420,25 @@ impl Engine {
 
     fn event(&mut self, event: Event<Note>) -> Result<(), Error> {
         match event {
-            Event::Done(note) => {
-                if let Some(request) = note.request {
-                    self.requests.part_done(request, note.peer);
-                }
-                let Some((stream, index)) = note.put else { return Ok(()) };
+            Event::Done(Note::Part { request, stream, put, .. }) => {
+                self.requests.part_done(request, stream.peer);
+                let Some(index) = put else { return Ok(()) };
                 self.outbound(stream).stream.put_done(index);
                 while let Some(signal) = self.outbound(stream).stream.release() {
-                    self.send(stream.peer, signal, false)?;
+                    self.send(stream, signal, false)?;
                 }
             }
+            Event::Done(Note::Word(write)) => self.inbound.written(write),
             // A peer that has all its signals, and is gone, needs no acknowledgement.
-            Event::Failed(Note { request: None, .. }, _) => {}
+            Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, _) => {}
             Event::Failed(note, failure) => {
+                let rank = self.ranks.rank;
+                let (what, peer) = match note {
+                    Note::Part { what, stream, .. } => (what, stream.peer),
+                    _ => ("write of a signal", rank),
+                };
                 return Err(Error::Peer(format!(
-                    "a {} from rank {} to rank {} failed: {failure}; check the peer, its card and the network",
-                    note.what, self.ranks.rank, note.peer
+                    "a {what} from rank {rank} to rank {peer} failed: {failure}; check the peer, its card and the network"
                 )));
             }
             Event::Landed(data) => self.inbound.landed(data),
@@ -440,25 +454,43 @@ impl Engine {
         Ok(())
     }
 
-    fn acknowledge(&mut self) -> Result<(), Error> {
-        while let Some((stream, number)) = self.inbound.acknowledgement() {
-            let record = Record {
-                token: self.tokens[stream.peer].into(),
-                sender: (self.ranks.rank as u32).into(),
-                number: number.into(),
-                context: (stream.context as u16).into(),
-                kind: record::ACKNOWLEDGEMENT,
-                strong: 0,
-                memory: 0.into(),
-                offset: 0.into(),
-                value: 0.into(),
-                entry: 0.into(),
+    /// Adds what is due to words, and posts the writes of those that the card writes.
+    fn apply(&mut self) -> Result<(), Error> {
+        let rank = self.ranks.rank;
+        for write in self.inbound.apply(&*self.ranks.device)? {
+            let rail = self.next_rail();
+            let post = Post::Rma {
+                access: Access::Write,
+                peer: rank,
+                memory: write.memory.clone(),
+                local: Local::Value(write.sum),
+                len: size_of_val(&write.sum),
+                remote: write.memory.peers[rank].remote(rail, write.offset),
+                note: Note::Word(write),
             };
-            let note = Note { request: None, put: None, what: "acknowledgement", peer: stream.peer };
-            let lane = self.next_rail();
-            self.lanes[lane].post(Post::Record { peer: stream.peer, record, note }, false)?;
+            self.lanes[rail].post(post, false)?;
         }
         Ok(())
+    }
+
+    fn acknowledge(&mut self) -> Result<(), Error> {
+        while let Some((stream, number)) = self.inbound.acknowledgement() {
+            let record = self.acknowledgement(stream, number);
+            let lane = self.next_rail();
+            self.lanes[lane].post(Post::Record { peer: stream.peer, record, note: Note::Acknowledgement }, false)?;
+        }
+        Ok(())
+    }
+
+    fn acknowledgement(&self, stream: StreamId, number: u32) -> Record {
+        Record {
+            token: self.tokens[stream.peer].into(),
+            sender: (self.ranks.rank as u32).into(),
+            number: number.into(),
+            context: (stream.context as u16).into(),
+            kind: record::ACKNOWLEDGEMENT,
+            ..Record::new_zeroed()
+        }
     }
 
     /// The lanes of a context that is destroyed: they take the late traffic of peers, and nothing looks at it.

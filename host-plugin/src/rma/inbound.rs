@@ -4,7 +4,7 @@
 //! names a word of memory that is registered here.
 #![allow(unsafe_code)]
 
-use super::memory::Registered;
+use super::memory::{Registered, WordWrite};
 use super::record::{self, Immediate, Record};
 use super::stream::{Arrived, Incoming, OutOfWindow, StreamId};
 use super::words::Word;
@@ -13,11 +13,16 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::metrics::source::RmaCounts;
 use crate::rounds::Rounds;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+
+/// Additions that wait for the card, beyond which peers wait for their acknowledgements.
+const WAITING_MAX: usize = 1024;
 
 /// An addition that a peer asked for.
 struct Addition {
-    sender: usize,
+    stream: StreamId,
     memory: u32,
     offset: u64,
     value: u64,
@@ -39,7 +44,9 @@ pub struct Inbound {
     token: u64,
     registered: Arc<Registered>,
     streams: Vec<Option<Box<Stream>>>,
-    additions: Vec<Addition>,
+    additions: VecDeque<Addition>,
+    /// Writes of words that are not complete.
+    writing: usize,
     acknowledgements: Vec<(StreamId, u32)>,
     rounds: Rounds,
     /// What broke the protocol.
@@ -65,7 +72,8 @@ impl Inbound {
             token,
             registered,
             streams: (0..contexts * nranks).map(|_| None).collect(),
-            additions: Vec::new(),
+            additions: VecDeque::new(),
+            writing: 0,
             acknowledgements: Vec::new(),
             rounds: Rounds::default(),
             refused: 0,
@@ -79,7 +87,8 @@ impl Inbound {
         if peer >= self.nranks || context >= self.contexts {
             return self.refuse(&format!("immediate data {data:#x} that names no rank and context"));
         }
-        self.step(StreamId { peer, context }, |stream, apply| {
+        let from = StreamId { peer, context };
+        self.step(from, |stream, apply| {
             let word = match entry.checked_sub(1) {
                 Some(at) => Some(stream.words.get(at as usize).copied().flatten().ok_or(OutOfWindow)?),
                 None => None,
@@ -87,7 +96,7 @@ impl Inbound {
             let signal = word.map(|Word { memory, offset, strong }| Arrived {
                 has_put: true,
                 strong,
-                signal: Addition { sender: peer, memory, offset, value: 1 },
+                signal: Addition { stream: from, memory, offset, value: 1 },
             });
             stream.incoming.land(low, signal, apply)
         });
@@ -105,7 +114,7 @@ impl Inbound {
             record::ACKNOWLEDGEMENT => return Some((stream, number)),
             kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
                 let signal = Addition {
-                    sender: peer,
+                    stream,
                     memory: record.memory.get(),
                     offset: record.offset.get(),
                     value: record.value.get(),
@@ -135,7 +144,7 @@ impl Inbound {
         let (bits, entries) = (self.immediate.number_bits, self.immediate.entries());
         let new = || Box::new(Stream { incoming: Incoming::new(0, bits), words: vec![None; entries] });
         let of_peer = self.streams[stream.place(self.nranks)].get_or_insert_with(new);
-        let taken = step(of_peer, &mut |addition| self.additions.push(addition));
+        let taken = step(of_peer, &mut |addition| self.additions.push_back(addition));
         self.acknowledgements.extend(of_peer.incoming.acknowledgement().map(|number| (stream, number)));
         if taken.is_err() {
             self.refuse(&format!(
@@ -145,41 +154,72 @@ impl Inbound {
         }
     }
 
-    /// Adds what is due to the words, in order.
+    /// Adds what is due to the words, in order, and returns those that the card has to write. They are written before
+    /// [`written`](Self::written) was called for each, and until then nothing more is added: a strong signal must not become visible before an
+    /// earlier one. So a batch has one word of a stream at most.
     ///
     /// # Errors
     /// The driver of the GPU fails.
-    pub fn apply(&mut self, device: &dyn Device) -> Result<(), Error> {
-        if self.additions.is_empty() {
-            return Ok(());
+    pub fn apply(&mut self, device: &dyn Device) -> Result<Vec<WordWrite>, Error> {
+        if self.additions.is_empty() || self.writing > 0 {
+            return Ok(Vec::new());
         }
         // deregMrSym takes this lock before its memory may be freed.
         let registered = self.registered.read();
         let mut words = Vec::with_capacity(self.additions.len());
+        let (mut writes, mut of_streams) = (BTreeMap::new(), BTreeMap::new());
         let mut refused = None;
-        for addition in &self.additions {
-            let memory = registered.get(&addition.memory);
-            match memory.and_then(|memory| Some((memory.own().word(addition.offset)?, memory.adds))) {
-                Some((address, adds)) => words.push((windows::Word { address, adds }, addition.value)),
-                None => refused = Some((addition.sender, addition.offset)),
+        let mut added = 0;
+        while let Some(&Addition { stream, memory: number, offset, value }) = self.additions.front() {
+            let memory = registered.get(&number);
+            match memory.and_then(|memory| Some((memory, memory.own().word(offset)?))) {
+                None => refused = Some((stream.peer, offset)),
+                Some((memory, address)) if !memory.has_sums() => {
+                    if !writes.is_empty() {
+                        break;
+                    }
+                    words.push((windows::Word { address, adds: memory.adds }, value));
+                    added += 1;
+                }
+                Some((memory, _)) => {
+                    let word = (number, offset);
+                    if *of_streams.entry(stream).or_insert(word) != word {
+                        break;
+                    }
+                    let write = match writes.entry(word) {
+                        Entry::Occupied(write) => write.into_mut(),
+                        Entry::Vacant(place) => {
+                            let Some(write) = WordWrite::begin(memory, offset) else { break };
+                            place.insert(write)
+                        }
+                    };
+                    write.sum = write.sum.wrapping_add(value);
+                    added += 1;
+                }
             }
+            self.additions.pop_front();
         }
         if let Some(round) = self.rounds.begin() {
             // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
             unsafe { add_all(&round, device, &words) }?;
-            self.counts.signals.add(words.len() as u64);
+            self.counts.signals.add(added);
         }
         drop(registered);
-        self.additions.clear();
+        self.writing = writes.len();
         if let Some((sender, offset)) = refused {
             self.refuse(&format!("a signal of rank {sender} to offset {offset} of memory that is not registered here, or not aligned to 8 bytes"));
         }
-        Ok(())
+        Ok(writes.into_values().collect())
+    }
+
+    /// The card has written a word, whose next write may begin.
+    pub fn written(&mut self, _: WordWrite) {
+        self.writing -= 1;
     }
 
     /// The next acknowledgement that is due.
     pub fn acknowledgement(&mut self) -> Option<(StreamId, u32)> {
-        self.acknowledgements.pop()
+        if self.additions.len() > WAITING_MAX { None } else { self.acknowledgements.pop() }
     }
 
     /// Memory is unchanged, and the context goes on. Few of many lines are written.

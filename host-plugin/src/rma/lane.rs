@@ -9,10 +9,10 @@ use crate::device::{DeviceBuffer, Use};
 use crate::error::Error;
 use crate::memory::region_of;
 use crate::metrics::source::RmaCounts;
+use crate::rail::Peers;
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
 use ferrogin_libfabric::{
-    AddressVector, Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, FiAddr, MemoryRegion, Read,
-    entry,
+    Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, MemoryRegion, Read, entry,
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -46,10 +46,29 @@ pub enum Access {
     Read,
 }
 
+impl Access {
+    /// The name for messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Write => "put",
+            Self::WriteData(_) => "put with a signal",
+            Self::Read => "get",
+        }
+    }
+}
+
+/// The bytes of this rank.
+pub enum Local {
+    /// At an offset in the memory.
+    At(u64),
+    /// A word, to write.
+    Value(u64),
+}
+
 /// An operation. `N` is what its owner notes about it.
 pub enum Post<N> {
-    /// A write or read of a peer's memory.
-    Rma { access: Access, peer: usize, local: (Arc<Memory>, u64), len: usize, remote: (u64, u64), note: N },
+    /// A write or read of a peer's memory, during which `memory` of this rank stays registered.
+    Rma { access: Access, peer: usize, memory: Arc<Memory>, local: Local, len: usize, remote: (u64, u64), note: N },
     /// A message.
     Record { peer: usize, record: Record, note: N },
 }
@@ -79,6 +98,8 @@ pub struct Lane<N> {
     // First: after it is closed no operation uses what follows.
     endpoint: Endpoint,
     cq: Arc<CompletionQueue>,
+    /// Where completions go first.
+    batch: [Completion; BATCH],
     write: Rma,
     read: Rma,
     send: Send,
@@ -144,18 +165,19 @@ impl<N> Lane<N> {
         let (write, read, send, recv) = calls().map_err(failed("preparing the endpoint"))?;
         let slots = ranks.device.allocate((depth + receives) * SLOT, Use::Shared)?;
         let (memory, kind) = region_of(&*slots, 0, slots.len());
-        let access = bindings::FI_SEND | bindings::FI_RECV;
+        let access = bindings::FI_SEND | bindings::FI_RECV | bindings::FI_WRITE;
         // SAFETY: the lane drops the region before the memory, and holds no reference into it.
         let region = unsafe { rail.register(memory, kind, access, "registering messages of an RMA context") }?;
         let mut this = Self {
             endpoint,
             cq,
+            batch: [Completion::EMPTY; BATCH],
             write,
             read,
             send,
             recv,
             rail: index,
-            peers: Peers { numbers: Vec::new(), av: rail.av.clone() },
+            peers: Peers::new(&rail.av),
             contexts: (0..(depth + receives) as u32).map(Context::new).collect(),
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth as u32).rev().collect(),
@@ -186,8 +208,7 @@ impl<N> Lane<N> {
     /// # Errors
     /// The libfabric call fails.
     pub fn insert_peer(&mut self, address: &[u8]) -> Result<(), ferrogin_libfabric::Error> {
-        self.peers.numbers.push(self.peers.av.insert(address)?);
-        Ok(())
+        self.peers.insert(address)
     }
 
     /// Takes an operation, and posts it unless another one follows at once.
@@ -238,7 +259,7 @@ impl<N> Lane<N> {
         self.free.pop();
         self.counts.posts.add(1);
         self.in_flight[at as usize] = Some(match post {
-            Post::Rma { note, local: (memory, _), len, .. } => {
+            Post::Rma { note, memory, len, .. } => {
                 self.counts.bytes.add(len as u64);
                 InFlight { note, _memory: Some(memory) }
             }
@@ -254,15 +275,18 @@ impl<N> Lane<N> {
         let endpoint = self.endpoint.as_ptr();
         let more = if more { bindings::FI_MORE } else { 0 };
         let (call, code) = match post {
-            Post::Rma { access, peer, local: (memory, offset), len, remote: (address, key), .. } => {
-                let (mut descriptor, local) = memory.local(self.rail, *offset);
+            Post::Rma { access, peer, memory, local, len, remote: (address, key), .. } => {
+                let (mut descriptor, local) = match local {
+                    Local::At(offset) => memory.local(self.rail, *offset),
+                    Local::Value(value) => (self.region.descriptor(), self.fill(at, value.as_bytes()) as u64),
+                };
                 let iov = iovec { iov_base: local as *mut c_void, iov_len: *len };
                 let remote = fi_rma_iov { addr: *address, len: *len, key: *key };
                 let mut message = fi_msg_rma {
                     msg_iov: &iov,
                     desc: &mut descriptor,
                     iov_count: 1,
-                    addr: self.peers.numbers[*peer].0,
+                    addr: self.peers.numbers()[*peer].0,
                     rma_iov: &remote,
                     rma_iov_count: 1,
                     context,
@@ -283,12 +307,8 @@ impl<N> Lane<N> {
                 (call, unsafe { function(endpoint, &message, flags | bindings::FI_COMPLETION | more) })
             }
             Post::Record { peer, record, .. } => {
-                let slot = self.slot(at);
-                for (i, byte) in record.as_bytes().iter().enumerate() {
-                    // SAFETY: the slot lies in `slots` and belongs to this operation, so the card does not read it now.
-                    unsafe { slot.wrapping_add(i).write_volatile(*byte) };
-                }
-                let (descriptor, peer) = (self.region.descriptor(), self.peers.numbers[*peer].0);
+                let slot = self.fill(at, record.as_bytes());
+                let (descriptor, peer) = (self.region.descriptor(), self.peers.numbers()[*peer].0);
                 let len = size_of::<Record>();
                 // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
                 // slot and context.
@@ -315,6 +335,16 @@ impl<N> Lane<N> {
         self.slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(context as usize * SLOT))
     }
 
+    /// Writes the slot of an operation that is not posted.
+    fn fill(&self, at: u32, bytes: &[u8]) -> *mut u8 {
+        let slot = self.slot(at);
+        for (i, byte) in bytes.iter().take(SLOT).enumerate() {
+            // SAFETY: the slot lies in `slots` and belongs to the operation, so the card does not read it now.
+            unsafe { slot.wrapping_add(i).write_volatile(*byte) };
+        }
+        slot
+    }
+
     fn post_receives(&mut self) -> Result<(), Error> {
         while let Some(&at) = self.unposted.last() {
             let (slot, context) = (self.slot(at).cast(), self.contexts[at as usize].as_ptr());
@@ -336,14 +366,14 @@ impl<N> Lane<N> {
     /// # Errors
     /// The completion queue fails, or libfabric refuses an operation.
     pub fn poll(&mut self, events: &mut Vec<Event<N>>) -> Result<bool, Error> {
-        let mut batch = [Completion::EMPTY; BATCH];
         let fail = || Error::fabric("reading the completions of an RMA context");
-        let more = match self.cq.read(&mut batch).map_err(fail())? {
+        let more = match self.cq.read(&mut self.batch).map_err(fail())? {
             Read::Entries(count) => {
-                let taken = &batch[..count.min(BATCH)];
-                taken.iter().for_each(|completion| self.complete(completion, events));
+                for at in 0..count.min(BATCH) {
+                    self.complete(self.batch[at], events);
+                }
                 // The next call of rmaProgress takes what came meanwhile.
-                taken.len() == BATCH
+                count == BATCH
             }
             Read::Failure => {
                 let failure = self.cq.read_error().map_err(fail())?;
@@ -370,7 +400,7 @@ impl<N> Lane<N> {
         Some(done.note)
     }
 
-    fn complete(&mut self, completion: &Completion, events: &mut Vec<Event<N>>) {
+    fn complete(&mut self, completion: Completion, events: &mut Vec<Event<N>>) {
         let own = bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND;
         let landed = completion.flags & bindings::FI_REMOTE_CQ_DATA != 0 && completion.flags & own == 0;
         // The context of a peer's write is that of a receive, or undefined.
@@ -422,22 +452,6 @@ impl<N> Lane<N> {
     pub fn retire(&mut self) {
         self.queue.clear();
         self.in_flight.iter_mut().for_each(|operation| *operation = None);
-    }
-}
-
-/// The peers' numbers in the rail's address vector, by rank.
-struct Peers {
-    numbers: Vec<FiAddr>,
-    av: Arc<AddressVector>,
-}
-
-impl Drop for Peers {
-    fn drop(&mut self) {
-        for number in &self.numbers {
-            if let Err(error) = self.av.remove(*number) {
-                crate::trace!("removing a peer's address of an RMA context: {error}");
-            }
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -80,6 +80,9 @@ pub struct Memory {
     pub adds: Adds,
     /// All ranks' memory.
     pub peers: Vec<Peer>,
+    /// Sums of words that this rank's card writes, by offset: the CPU does not reach them, and NCCL promises that only this plugin writes
+    /// them. `None` while a [`WordWrite`] has it.
+    sums: Option<Mutex<BTreeMap<u64, Option<u64>>>>,
     rank: usize,
     /// By rail.
     regions: Vec<MemoryRegion>,
@@ -114,18 +117,26 @@ impl Memory {
         let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, ranks.rails.len()));
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
         let adds = ranks.device.adds(data, size, source.ptr_type);
-        // Any registration may have words of signals, and NCCL says which ones no kernel resets.
-        if adds == Adds::Copy && source.flags & (MR_FLAG_FORCE_SO | MR_FLAG_SIGNAL_NEVER_RESET) == MR_FLAG_FORCE_SO {
+        let by_card = adds != Adds::Cpu && source.flags & MR_FLAG_SIGNAL_NEVER_RESET != 0;
+        // Any registration may have words of signals, and NCCL says which ones kernels may reset.
+        if adds == Adds::Copy && !by_card && source.flags & MR_FLAG_FORCE_SO != 0 {
             window::warn_of_copies();
         }
-        Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, rank: ranks.rank, regions }))
+        let sums = by_card.then(Mutex::default);
+        Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, sums, rank: ranks.rank, regions }))
     }
 
     /// Memory of rank 0 without a card, which only signals reach.
     #[cfg(test)]
-    pub fn of_rank_0(number: u32, base: u64, size: u64, nranks: usize) -> Arc<Self> {
+    pub fn of_rank_0(number: u32, (base, size): (u64, u64), nranks: usize, by_card: bool) -> Arc<Self> {
         let peers = vec![Peer { base, size, keys: Vec::new() }; nranks];
-        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, rank: 0, regions: Vec::new() })
+        let sums = by_card.then(Mutex::default);
+        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, sums, rank: 0, regions: Vec::new() })
+    }
+
+    /// True if the card of this rank writes words of signals, from a sum in this process.
+    pub fn has_sums(&self) -> bool {
+        self.sums.is_some()
     }
 
     /// This rank's memory.
@@ -136,6 +147,33 @@ impl Memory {
     /// The descriptor for operations on rail `rail`, and the local address at `offset`.
     pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, u64) {
         (self.regions[rail].descriptor(), self.own().base + offset)
+    }
+}
+
+/// A write of a word by this rank's card, until dropped. There is one of a word at a time, as the card keeps no order.
+pub struct WordWrite {
+    /// The word's memory.
+    pub memory: Arc<Memory>,
+    /// Its offset.
+    pub offset: u64,
+    /// What the word becomes.
+    pub sum: u64,
+}
+
+impl WordWrite {
+    /// Takes the sum of a word; `None` while another write has it.
+    pub fn begin(memory: &Arc<Memory>, offset: u64) -> Option<Self> {
+        let mut sums = memory.sums.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = sums.entry(offset).or_insert(Some(0)).take()?;
+        Some(Self { memory: memory.clone(), offset, sum })
+    }
+}
+
+impl Drop for WordWrite {
+    fn drop(&mut self) {
+        if let Some(sums) = &self.memory.sums {
+            sums.lock().unwrap_or_else(PoisonError::into_inner).insert(self.offset, Some(self.sum));
+        }
     }
 }
 

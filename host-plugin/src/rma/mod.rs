@@ -7,10 +7,11 @@
 //! | `regMrSym` | a `memory` | regions of all rails |
 //! | `createContext` | a `context` | a `lane` on each rail |
 //!
-//! A context checks the arguments of the data calls. Its `engine` makes posts of them, and `inbound` makes additions to words of the peers'
+//! `calls` checks the arguments of the data calls. The context's `engine` makes posts of them, and `inbound` makes additions to words of the peers'
 //! messages: `stream` keeps the order of signals, `record` is their message, and `requests` are what NCCL tests. NCCL's thread drives all
 //! of it; there is no other one. docs/rma.md has the protocol.
 pub mod abi;
+mod calls;
 mod cards;
 mod comm;
 mod context;

@@ -40,8 +40,6 @@ struct Entry {
     open: bool,
     /// Parts that are not complete yet.
     parts: u32,
-    /// The round of the latest test.
-    tested: Option<u32>,
 }
 
 /// The open requests of a context.
@@ -78,7 +76,7 @@ impl Requests {
         };
         let entry = &mut self.entries[index as usize];
         entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
-        (entry.open, entry.parts, entry.tested) = (true, 0, None);
+        (entry.open, entry.parts) = (true, 0);
         Ok(Request { index, generation: entry.generation })
     }
 
@@ -113,9 +111,9 @@ impl Requests {
         self.entry(request).map(|entry| entry.parts == 0)
     }
 
-    /// Notes that a request was tested in a round; true if it was before in the same round.
-    pub fn tested(&mut self, request: Request, round: u32) -> bool {
-        self.entry(request).is_some_and(|entry| entry.tested.replace(round) == Some(round))
+    /// How many are open.
+    pub fn count_open(&self) -> usize {
+        self.entries.len() - self.free.len()
     }
 
     /// Closes a request.

@@ -28,7 +28,7 @@ pub fn before(a: u32, b: u32) -> bool {
 }
 
 /// A stream: peer and context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamId {
     /// The peer's rank.
     pub peer: usize,

@@ -105,7 +105,7 @@ fn failure_just_before_the_end_of_a_watch_is_reported() {
     ring.push(1, CompStatus::RemoteAbort);
     table().watches.insert(u64::MAX, watch);
     drop(Guard(u64::MAX));
-    assert_eq!(registry::fault(handle), Ok(true));
+    assert_eq!(registry::fault(handle, Kind::Context), Ok(true));
     registry::remove::<()>(handle, Kind::Context).unwrap();
 }
 
@@ -229,11 +229,11 @@ fn error_counter_alone_raises_fault_and_abort_flag() {
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
     let mut watch = watch_of(&mut ring, &errors, &abort, handle as usize);
     watch.round(Instant::now());
-    assert_eq!((registry::fault(handle), watch.report), (Ok(false), Report::Clean));
+    assert_eq!((registry::fault(handle, Kind::Context), watch.report), (Ok(false), Report::Clean));
     // As the card counts an error.
     errors.store(1, Ordering::Relaxed);
     watch.round(Instant::now());
-    assert_eq!(registry::fault(handle), Ok(true));
+    assert_eq!(registry::fault(handle, Kind::Context), Ok(true));
     assert_eq!(abort.load(Ordering::Relaxed), 1);
     for _ in 0..=ENTRY_ROUNDS {
         assert!(matches!(watch.report, Report::Counted(..)));
@@ -256,9 +256,9 @@ fn thread_reports_failures_and_ends_with_last_watch() {
         let of_test = |watch: &&Watch| watch.handle == handle as usize;
         table().watches.values().find(of_test).is_some_and(|watch| watch.endpoints[0].cq.consumed == 8)
     });
-    assert_eq!(registry::fault(handle), Ok(false));
+    assert_eq!(registry::fault(handle, Kind::Context), Ok(false));
     ring.push(1, CompStatus::LocalUnresponsiveRemote);
-    wait_until("report", || registry::fault(handle) == Ok(true));
+    wait_until("report", || registry::fault(handle, Kind::Context) == Ok(true));
     drop(guard);
     assert!(!table().watches.values().any(|watch| watch.handle == handle as usize));
     registry::remove::<()>(handle, Kind::Context).unwrap();

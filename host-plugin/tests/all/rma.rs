@@ -308,13 +308,18 @@ fn communicator_has_no_thread() {
     });
 }
 
+/// The driver adds to words that kernels may reset.
 #[test]
-fn signals_in_gpu_memory_are_added_by_the_driver() {
-    let test = "signals_in_gpu_memory_are_added_by_the_driver";
+fn words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card() {
+    let test = "words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card";
     let Some(path) = software_gpu(test) else { return };
-    let gpu = [("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path), ("SOFTEFA_FAULTS", "seed=9,reorder=64")];
-    rma_alone(test, &[gpu.to_vec()], 16, |plugin| {
-        run(&plugin, 2, Workload { operations: 100, epochs: 1, contexts: 1, gpu: true, ..Workload::default() });
+    let gpu = |cards| {
+        let card = [("SOFTEFA_FAULTS", "seed=9,reorder=64,delay_us=0..50"), ("SOFTEFA_NICS", cards)];
+        let gpu = [("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &*path), ("SOFTGPU_CPU_ACCESS", "no")];
+        [card.as_slice(), &gpu].concat()
+    };
+    rma_alone(test, &[gpu("1"), gpu("2")], 16, |plugin| {
+        run(&plugin, 2, Workload { operations: 100, gpu: true, ..Workload::default() });
     });
 }
 

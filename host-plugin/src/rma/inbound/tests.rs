@@ -12,6 +12,8 @@ const RANKS: usize = 3;
 const CONTEXTS: usize = 2;
 const TOKEN: u64 = 0x1234_5678_9abc_def0;
 const MEMORY: u32 = 5;
+/// The same words, written by the card.
+const BY_CARD: u32 = 6;
 /// The registered words have as many others before and behind them.
 const WORDS: usize = 8;
 
@@ -25,7 +27,9 @@ impl Receiver {
     fn new() -> Self {
         let memory = Box::new([const { AtomicU64::new(0) }; 3 * WORDS]);
         let registered = Arc::new(Registered::default());
-        registered.add(Memory::of_rank_0(MEMORY, memory[WORDS].as_ptr() as u64, 8 * WORDS as u64, RANKS));
+        let place = (memory[WORDS].as_ptr() as u64, 8 * WORDS as u64);
+        registered.add(Memory::of_rank_0(MEMORY, place, RANKS, false));
+        registered.add(Memory::of_rank_0(BY_CARD, place, RANKS, true));
         let immediate = Immediate::new(RANKS, CONTEXTS).unwrap();
         Self { memory, inbound: Inbound::new((0, RANKS), CONTEXTS, immediate, TOKEN, registered, Arc::default()) }
     }
@@ -106,6 +110,35 @@ fn strong_signal_behind_a_skipped_number_waits_for_it() {
     assert_eq!(receiver.words(), []);
     receiver.take(signal(0, 8));
     assert_eq!(receiver.words(), [(0, 7), (1, 7)]);
+}
+
+#[test]
+fn signal_waits_for_the_cards_writes_of_those_before() {
+    let mut receiver = Receiver::new();
+    let by_card = |sender: u32, number, offset| {
+        let strong = Record { strong: 1, ..signal(number, offset) };
+        Record { sender: sender.into(), memory: BY_CARD.into(), ..strong }
+    };
+    let writes = |receiver: &mut Receiver| receiver.inbound.apply(&CpuDevice::new(false)).unwrap();
+    let places = |writes: &[WordWrite]| writes.iter().map(|write| (write.offset, write.sum)).collect::<Vec<_>>();
+    // One word of a stream at a time; another rank adds to the same one.
+    for record in [by_card(1, 0, 8), by_card(1, 1, 8), by_card(2, 0, 8), by_card(1, 2, 0), signal(3, 16)] {
+        receiver.inbound.record(&record);
+    }
+    let mut first = writes(&mut receiver);
+    assert_eq!(places(&first), [(8, 21)]);
+    assert!(writes(&mut receiver).is_empty(), "the first is not complete");
+    receiver.inbound.written(first.remove(0));
+    let mut second = writes(&mut receiver);
+    assert_eq!((places(&second), receiver.words()), (vec![(0, 7)], vec![]));
+    receiver.inbound.written(second.remove(0));
+    assert!(writes(&mut receiver).is_empty());
+    assert_eq!(receiver.words(), [(2, 7)], "the CPU adds after the card has written");
+    // The sum goes on, for one write at a time.
+    receiver.inbound.record(&by_card(2, 1, 8));
+    let third = writes(&mut receiver);
+    assert_eq!(places(&third), [(8, 28)]);
+    assert!(WordWrite::begin(&third[0].memory, 8).is_none());
 }
 
 #[test]

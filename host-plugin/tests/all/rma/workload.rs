@@ -90,6 +90,8 @@ fn byte(n: usize, i: usize) -> u8 {
 
 /// Memory of a rank: its sources, targets of peers, words of strong and of weak signals, and bytes for gets.
 pub struct Areas {
+    /// The words of strong signals before the epoch: NCCL never resets them.
+    before: Vec<u64>,
     sources: RmaMemory,
     targets: RmaMemory,
     strong: RmaMemory,
@@ -132,6 +134,7 @@ impl Workload {
         };
         let context = comm.create_context(self.contexts as i32).expect("a context");
         let areas = Areas {
+            before: vec![0; streams],
             sources: register(slots * SLOT, 0),
             targets: register(slots * SLOT, 0),
             strong: register(streams * 8, 1 | MR_FLAG_SIGNAL_NEVER_RESET),
@@ -147,11 +150,12 @@ impl Workload {
 
     /// Runs on one rank, with a context handle of its own.
     pub fn run(&self, comm: &RmaComm) {
-        let (context, areas) = self.prepare(comm);
+        let (context, mut areas) = self.prepare(comm);
         for epoch in 0..self.epochs {
-            for area in [&areas.targets, &areas.strong, &areas.weak, &areas.gets] {
+            for area in [&areas.targets, &areas.weak, &areas.gets] {
                 area.memory().fill(0);
             }
+            areas.before = (0..areas.before.len()).map(|stream| word(&areas.strong, 8 * stream)).collect();
             comm.barrier().expect("all ranks");
             std::thread::scope(|scope| {
                 let mut barrier = None;
@@ -285,7 +289,7 @@ impl Workload {
     fn verify(&self, areas: &Areas, receiver: &mut Receiver, nranks: usize) {
         let (peer, _, context) = receiver.stream;
         let stream = self.stream(nranks, peer, context);
-        let strong = word(&areas.strong, 8 * stream);
+        let strong = word(&areas.strong, 8 * stream) - areas.before[stream];
         while receiver.strong < strong {
             // All operations up to and with the next strong signal.
             while let Some(step) = receiver.plan.get(receiver.checked) {
@@ -338,7 +342,7 @@ impl Workload {
     fn verify_end(&self, areas: &Areas, receiver: &Receiver, nranks: usize) {
         let (peer, _, context) = receiver.stream;
         let stream = self.stream(nranks, peer, context);
-        assert_eq!(word(&areas.strong, 8 * stream), receiver.strong, "a signal too many");
+        assert_eq!(word(&areas.strong, 8 * stream) - areas.before[stream], receiver.strong, "a signal too many");
         for n in 0..receiver.plan.len() {
             self.check_operation(areas, receiver, n, nranks);
         }

@@ -1,0 +1,125 @@
+//! NCCL's data calls: their arguments, checked before the data path takes them.
+
+use super::engine::{Engine, Signal, Transfer};
+use super::memory::Memory;
+use super::requests::Request;
+use super::stream::StreamId;
+use crate::error::Error;
+use crate::registry::{self, Kind};
+use ferrogin_ffi::rma::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
+use std::collections::btree_map::Entry;
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+
+/// The context and the rank that a call names.
+type Target = (c_int, u32);
+
+/// The arguments of a signal.
+#[derive(Debug, Clone, Copy)]
+pub struct SignalCall {
+    /// The handle of the word's memory.
+    pub memory: usize,
+    /// Offset of the word.
+    pub offset: u64,
+    /// `signalValue`.
+    pub value: u64,
+    /// `signalOp`.
+    pub operation: u32,
+    /// `isStrongSignal`.
+    pub strong: bool,
+}
+
+impl Engine {
+    /// `iput`, and `iputSignal` with a signal. Handles of memory may be NULL with a size of 0.
+    ///
+    /// # Errors
+    /// An argument is invalid; an operation of this context has failed.
+    pub fn put(&mut self, target: Target, put: Transfer, signal: Option<SignalCall>) -> Result<Request, Error> {
+        let stream = self.stream(target)?;
+        self.check_transfer(stream.peer, put.from, put.to, put.size)?;
+        let signal = signal.map(|signal| self.check_signal(stream.peer, signal)).transpose()?;
+        self.start_put(stream, put, signal)
+    }
+
+    /// `iget`.
+    ///
+    /// # Errors
+    /// An argument is invalid; an operation of this context has failed.
+    pub fn get(&mut self, target: Target, get: Transfer) -> Result<Request, Error> {
+        let stream = self.stream(target)?;
+        self.check_transfer(stream.peer, get.to, get.from, get.size)?;
+        self.start_get(stream, get)
+    }
+
+    /// `iflush`: makes the bytes of completed gets visible to the GPU. Done when it returns.
+    ///
+    /// # Errors
+    /// An argument is invalid; the driver fails.
+    pub fn flush(&mut self, target: Target, memory: usize) -> Result<(), Error> {
+        self.stream(target)?;
+        // NCCL passes the handle of its signals, of which there may be none.
+        if memory != 0 {
+            self.memory(memory)?;
+        }
+        Ok(self.ranks.device.flush_writes()?)
+    }
+
+    /// Forgets memory whose handle is closed.
+    pub fn forget(&mut self, handle: usize) {
+        self.memories.remove(&handle);
+    }
+
+    /// The memory behind a handle, which is kept, because threads share the registry's locks.
+    fn memory(&mut self, handle: usize) -> Result<&Arc<Memory>, Error> {
+        match self.memories.entry(handle) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
+                let memory = registry::get::<Memory>(handle as *const c_void, Kind::RmaMemory)?;
+                if memory.comm != self.ranks.number {
+                    return Err(Error::Argument("the memory handle belongs to another communicator".to_owned()));
+                }
+                Ok(place.insert(memory))
+            }
+        }
+    }
+
+    fn stream(&self, (context, rank): Target) -> Result<StreamId, Error> {
+        let contexts = self.contexts;
+        let context = usize::try_from(context)
+            .ok()
+            .filter(|context| *context < contexts)
+            .ok_or_else(|| Error::Argument(format!("context {context} does not exist: this handle has {contexts}")))?;
+        match rank as usize {
+            peer if peer < self.ranks.nranks => Ok(StreamId { peer, context }),
+            _ => Err(Error::Argument(format!("rank {rank} does not exist: the job has {}", self.ranks.nranks))),
+        }
+    }
+
+    /// Checks the places of `size` bytes on this rank and on rank `peer`.
+    fn check_transfer(&mut self, peer: usize, near: (usize, u64), far: (usize, u64), size: u64) -> Result<(), Error> {
+        if size > 0 {
+            self.memory(near.0)?.own().check("memory of this rank", near.1, size)?;
+            self.memory(far.0)?.peers[peer].check(format_args!("memory of rank {peer}"), far.1, size)?;
+        }
+        Ok(())
+    }
+
+    fn check_signal(&mut self, peer: usize, call: SignalCall) -> Result<Signal, Error> {
+        let SignalCall { offset, strong, .. } = call;
+        let memory = self.memory(call.memory)?;
+        let value = match call.operation {
+            SIGNAL_OP_INC => 1,
+            SIGNAL_OP_ADD => call.value,
+            other => {
+                return Err(Error::Argument(format!(
+                    "signalOp {other} is not known: use NCCL_NET_SIGNAL_OP_INC ({SIGNAL_OP_INC}) or _ADD ({SIGNAL_OP_ADD})"
+                )));
+            }
+        };
+        memory.peers[peer].check(format_args!("signal in memory of rank {peer}"), offset, 8)?;
+        if memory.peers[peer].word(offset).is_none() {
+            return Err(Error::Argument(format!("the signal at offset {offset} is not aligned to 8 bytes")));
+        }
+        Ok(Signal { memory: memory.number, offset, value, strong })
+    }
+}
