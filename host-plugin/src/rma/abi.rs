@@ -2,14 +2,14 @@
 #![allow(unsafe_code)]
 
 use super::calls::SignalCall;
-use super::comm::RmaComm;
-use super::context::Context;
+use super::context::{Context, RetiredContexts};
 use super::engine::{Engine, Transfer};
-use super::memory::Memory;
+use super::memory::{Memory, Registered};
 use super::plugin::RmaPlugin;
+use super::ranks::Ranks;
 use super::requests::Request;
 use crate::abi::{Out, closed, common_entries, guard, keep, kept, read, read_handles};
-use crate::comm::ListenComm;
+use crate::comm::{Handles, ListenComm};
 use crate::error::Error;
 use crate::plugin::NAME;
 use crate::registry::{self, Kind};
@@ -18,8 +18,22 @@ use crate::{log, trace};
 use ferrogin_ffi::nccl::{self, DebugLogger, GinConfigV13, HANDLE_MAXSIZE, NetDeviceHandleV11, NetPropertiesV12};
 use ferrogin_ffi::rma::{OPT_AGGREGATE_REQUESTS, RmaConfigV14, RmaPropertiesV16, RmaV13, RmaV14, RmaV15, RmaV16};
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 type Handle = *mut c_void;
+
+/// The communicator, from `connect` to `closeColl`.
+struct RmaComm {
+    ranks: Arc<Ranks>,
+    /// Registrations that are open.
+    memories: Handles,
+    /// The same registrations by number, for the signals of peers.
+    registered: Arc<Registered>,
+    /// Contexts that are open.
+    contexts: Handles,
+    /// Contexts that are destroyed here, until all ranks have destroyed theirs.
+    retired: Arc<RetiredContexts>,
+}
 
 /// A table of one version: its own entries, each with its function unless that has the same name, and those that all versions have.
 macro_rules! export {
@@ -86,7 +100,10 @@ unsafe extern "C" fn connect(
         comm.set(std::ptr::null_mut());
         let listener = registry::get::<ListenComm<RmaPlugin>>(listen_comm, Kind::RmaListen)?;
         let all = read_handles(handles, nranks, rank)?;
-        comm.set(keep(Kind::RmaComm, RmaComm::connect(&listener, &all, rank as usize)?)?);
+        let ranks = Arc::new(Ranks::connect(&listener, &all, rank as usize)?);
+        let (memories, contexts) = (Handles::default(), Handles::default());
+        let (registered, retired) = (Arc::default(), Arc::default());
+        comm.set(keep(Kind::RmaComm, Arc::new(RmaComm { ranks, memories, registered, contexts, retired }))?);
         Ok(())
     })
 }

@@ -177,34 +177,28 @@ impl Engine {
         error
     }
 
+    fn started(&mut self, start: impl FnOnce(&mut Self, Request) -> Result<(), Error>) -> Result<Request, Error> {
+        self.check()?;
+        let request = self.requests.open()?;
+        start(self, request).map(|()| request).map_err(|error| self.fail(error))
+    }
+
     /// Starts a put whose arguments are checked, and a signal behind it.
-    ///
-    /// # Errors
-    /// An operation of this context has failed.
     pub(super) fn start_put(
         &mut self,
         stream: StreamId,
         put: Transfer,
         signal: Option<Signal>,
     ) -> Result<Request, Error> {
-        self.check()?;
-        let request = self.requests.open()?;
-        let started = match signal {
-            Some(signal) => self.signal(stream, Waiting { put, signal, request }),
-            None => self.plain(stream, put, request),
-        };
-        started.map(|()| request).map_err(|error| self.fail(error))
+        self.started(|this, request| match signal {
+            Some(signal) => this.signal(stream, Waiting { put, signal, request }),
+            None => this.parts(stream, put, Access::Write, request),
+        })
     }
 
     /// Starts a get whose arguments are checked.
-    ///
-    /// # Errors
-    /// An operation of this context has failed.
     pub(super) fn start_get(&mut self, stream: StreamId, get: Transfer) -> Result<Request, Error> {
-        self.check()?;
-        let request = self.requests.open()?;
-        let started = self.parts(stream, get, Access::Read, request);
-        started.map(|()| request).map_err(|error| self.fail(error))
+        self.started(|this, request| this.parts(stream, get, Access::Read, request))
     }
 
     fn next_rail(&mut self) -> usize {
@@ -230,14 +224,14 @@ impl Engine {
 
     /// Posts the parts of a transfer.
     fn parts(&mut self, stream: StreamId, transfer: Transfer, access: Access, request: Request) -> Result<(), Error> {
-        let Transfer { from, to, size, more_follows } = transfer;
-        let parts = self.split(size);
+        let Transfer { from, to, size: size_of_all, more_follows } = transfer;
+        let parts = self.split(size_of_all);
         self.requests.add_parts(request, stream.peer, parts.size_hint().0 as u32);
         let ((own, own_offset), (other, other_offset)) = if access == Access::Read { (to, from) } else { (from, to) };
         // Where order is kept, no signal waits for a put.
         let has_index = access == Access::Write && !self.keeps_order;
         for (rail, offset, size) in parts {
-            let put = has_index.then(|| self.outbound(stream).stream.put());
+            let put = has_index.then(|| self.outbound(stream).stream.put(size_of_all == NCCL_PART));
             let (Some(own), Some(other)) = (self.memories.get(&own), self.memories.get(&other)) else {
                 return Err(Error::Usage("NCCL called deregMrSym before a put of the memory was done".to_owned()));
             };
@@ -252,13 +246,6 @@ impl Engine {
             };
             self.lanes[rail].post(post, more_follows)?;
         }
-        Ok(())
-    }
-
-    /// A put without a number.
-    fn plain(&mut self, stream: StreamId, put: Transfer, request: Request) -> Result<(), Error> {
-        self.parts(stream, put, Access::Write, request)?;
-        self.outbound(stream).stream.set_in_parts(put.size == NCCL_PART);
         Ok(())
     }
 
@@ -312,8 +299,8 @@ impl Engine {
         let put = Transfer { more_follows: is_one, ..put };
         if is_one {
             self.parts(stream, put, Access::WriteData(data), request)?;
-        } else if put.size > 0 {
-            self.plain(stream, put, request)?;
+        } else {
+            self.parts(stream, put, Access::Write, request)?;
         }
         let record = Record {
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
@@ -357,11 +344,7 @@ impl Engine {
             }
         }
         self.check()?;
-        let done = self.requests.is_done(request);
-        if done == Some(true) {
-            self.requests.close(request);
-        }
-        Ok(done)
+        Ok(self.requests.close(request))
     }
 
     /// Takes completions and messages, and posts what waits.

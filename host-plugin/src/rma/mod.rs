@@ -3,7 +3,7 @@
 //! | call | makes | of |
 //! |---|---|---|
 //! | `init` | a `plugin` | settings, libfabric and its `cards` |
-//! | `listen`, `connect` | a `comm` | its `ranks`: their ring ([`ferrogin_rendezvous::ring`]), and a `rail` for each card |
+//! | `listen`, `connect` | a communicator | its `ranks`: their ring ([`ferrogin_rendezvous::ring`]), and a `rail` for each card |
 //! | `regMrSym` | a `memory` | regions of all rails |
 //! | `createContext` | a `context` | a `lane` on each rail |
 //!
@@ -13,7 +13,6 @@
 pub mod abi;
 mod calls;
 mod cards;
-mod comm;
 mod context;
 mod engine;
 mod inbound;

@@ -116,12 +116,13 @@ impl Requests {
         self.entries.len() - self.free.len()
     }
 
-    /// Closes a request.
-    pub fn close(&mut self, request: Request) {
-        if let Some(entry) = self.entry(request) {
-            entry.open = false;
-            self.free.push(request.index);
-        }
+    /// Closes a request if all its parts are complete, and tells whether they are; `None` for a request that is not open.
+    pub fn close(&mut self, request: Request) -> Option<bool> {
+        let entry = self.entry(request)?;
+        let is_done = entry.parts == 0;
+        entry.open = !is_done;
+        self.free.extend(is_done.then_some(request.index));
+        Some(is_done)
     }
 }
 
@@ -139,12 +140,11 @@ mod tests {
         requests.part_done(b, 1);
         assert_eq!([requests.is_done(a), requests.is_done(b)], [Some(false), Some(true)]);
         assert!(requests.under_way().eq([1]));
+        assert_eq!(requests.close(a), Some(false));
         requests.part_done(a, 1);
         assert_eq!(requests.is_done(a), Some(true));
         assert_eq!(requests.under_way().next(), None);
-        requests.close(a);
-        requests.close(a);
-        assert_eq!(requests.is_done(a), None);
+        assert_eq!([requests.close(a), requests.close(a)], [Some(true), None]);
         let again = requests.open().unwrap();
         assert_ne!(a, again);
         assert_eq!([requests.is_done(a), requests.is_done(again)], [None, Some(true)]);

@@ -75,8 +75,10 @@ impl<S> Outgoing<S> {
         }
     }
 
-    /// Issues a put without a number, and returns its index for [`put_done`](Self::put_done).
-    pub fn put(&mut self) -> u64 {
+    /// Issues a put without a number, which may be a part of one whose signal comes with its last part, and returns its index for
+    /// [`put_done`](Self::put_done).
+    pub fn put(&mut self, is_in_parts: bool) -> u64 {
+        self.is_in_parts = is_in_parts;
         self.puts.push_back(false);
         self.oldest + self.puts.len() as u64 - 1
     }
@@ -110,11 +112,6 @@ impl<S> Outgoing<S> {
         let number = self.next;
         self.next = number.wrapping_add(1);
         Some(number)
-    }
-
-    /// Records whether the latest put is part of a split one, whose last part carries the signal.
-    pub fn set_in_parts(&mut self, is_in_parts: bool) {
-        self.is_in_parts = is_in_parts;
     }
 
     /// Whether a signal belongs behind the puts until now. It is weak or strong, and may have `one_write` of its own, whose immediate data

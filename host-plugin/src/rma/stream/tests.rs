@@ -77,7 +77,7 @@ impl Model {
         let place = self.issued.len();
         match operation {
             Issued::Put => {
-                self.indexes.push(Some(self.sender.put()));
+                self.indexes.push(Some(self.sender.put(false)));
                 self.network.push(Packet::Bytes(place));
             }
             Issued::Signal { has_put, strong, word } => {
@@ -258,9 +258,9 @@ fn sender_stops_at_the_window_until_the_acknowledgement() {
 fn signal_waits_for_the_puts_before_it_only() {
     let mut sender = Outgoing::new(0, 8);
     assert_eq!(sender.hold('a'), Some('a'));
-    let (first, second) = (sender.put(), sender.put());
+    let (first, second) = (sender.put(false), sender.put(false));
     assert_eq!(sender.hold('b'), None);
-    let later = sender.put();
+    let later = sender.put(false);
     assert_eq!(sender.hold('c'), None);
     sender.put_done(second);
     assert_eq!(sender.release(), None);
@@ -274,7 +274,7 @@ fn signal_waits_for_the_puts_before_it_only() {
 #[test]
 fn weak_signal_without_a_write_follows_the_put_before_it() {
     let mut sender = Outgoing::new(0, 8);
-    let put = sender.put();
+    let put = sender.put(false);
     assert!(sender.follows_puts(false, false) && sender.follows_puts(true, true));
     assert!(!sender.follows_puts(false, true), "it follows its own write");
     assert_eq!(sender.hold('a'), None);
@@ -285,11 +285,10 @@ fn weak_signal_without_a_write_follows_the_put_before_it() {
 #[test]
 fn signal_of_the_last_part_follows_the_parts_before_it() {
     let mut sender = Outgoing::<()>::new(0, 8);
-    sender.put();
-    sender.set_in_parts(true);
+    sender.put(true);
     assert!(sender.follows_puts(false, true));
     assert!(!sender.follows_puts(false, true), "the next one belongs to no part");
-    sender.set_in_parts(true);
-    sender.set_in_parts(false);
+    sender.put(true);
+    sender.put(false);
     assert!(!sender.follows_puts(false, true), "the last put was whole");
 }
