@@ -24,7 +24,11 @@ pub struct NcclVersion {
 impl NcclVersion {
     /// The version of the library that has the logger of `init`, or `None` if that is no NCCL.
     pub fn of_caller() -> Option<Self> {
-        let library = library_of(log::logger()?)?;
+        Self::of_code_at(log::logger()?)
+    }
+
+    fn of_code_at(address: usize) -> Option<Self> {
+        let library = library_of(address)?;
         // SAFETY: nccl.h declares the function with this type.
         let get_version =
             unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> nccl::Result>(b"ncclGetVersion\0") };
@@ -91,6 +95,7 @@ fn library_of(address: usize) -> Option<Library> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
 
     #[test]
     fn known_pairs_are_accepted_and_others_are_named() {
@@ -113,6 +118,29 @@ mod tests {
         let getppid = unsafe { libc.get::<unsafe extern "C" fn() -> c_int>(b"getppid\0") }.expect("getppid");
         assert_eq!(*getppid as *const (), libc::getppid as *const ());
         assert!(library_of(0).is_none());
+    }
+
+    #[test]
+    fn version_is_that_of_the_library_that_has_the_logger() {
+        let path = std::env::temp_dir().join(format!("ferrogin-nccl-version-{}.c", std::process::id()));
+        let library = path.with_extension("so");
+        let source = "void logger(void) {} int ncclGetVersion(int* version) { *version = 23203; return 0; }";
+        std::fs::write(&path, source).expect("a file");
+        let cc = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&path).output();
+        std::fs::remove_file(&path).expect("the file");
+        if !cc.is_ok_and(|output| output.status.success()) {
+            return ferrogin_test_support::skip("version_is_that_of_the_library_that_has_the_logger", "cc is missing");
+        }
+        // SAFETY: loading the library runs no code of its own.
+        let nccl = unsafe { Library::open(Some(&library), RTLD_LAZY) }.expect("the library");
+        std::fs::remove_file(&library).expect("the library's file");
+        // SAFETY: only the address is looked at.
+        let logger = unsafe { nccl.get::<unsafe extern "C" fn()>(b"logger\0") }.expect("the logger");
+        let version = NcclVersion::of_code_at(*logger as *const () as usize).expect("a version");
+        assert_eq!(version.to_string(), "NCCL 2.32.3");
+        let error = super::check(Some(version), 3).unwrap_err().to_string();
+        assert!(error.starts_with("NCCL 2.32.3 with backendVersion 3 is not known"), "{error}");
+        assert_eq!(NcclVersion::of_code_at(libc::getpid as *const () as usize), None);
     }
 
     #[test]
