@@ -1,7 +1,7 @@
 //! The steps of works that are aimed at orders which the usual ones seldom need: few kinds of operations, close together.
 
 use super::work::Word::{Arrived, Context, Data, Done, Out, Request, ResetAt, Value, Window};
-use super::work::{END, Expect, Kind, LOAD, POSTS, STORE, Step, Word, Work, function};
+use super::work::{END, Expect, Kind, LOAD, MANY, POSTS, STORE, Step, Word, Work, function};
 use crate::native::{NRANKS, STRONG};
 use ferrogin_ffi::ext::POLICY_LOCKED;
 use ferrogin_test_support::Random;
@@ -100,6 +100,15 @@ impl Steps<'_> {
         for _ in 0..1 + self.random.below(3) {
             let by_request = self.random.one_in(4);
             self.flush(number, by_request, 0);
+        }
+    }
+
+    /// A put that raises one signal after the other, and a flush by a request when there was one on most endpoints.
+    fn many(&mut self, work: &mut Work, number: u64, posted: u64) {
+        self.put(work, number, posted % u64::from(MANY) + 1 | 1 << 32, false, 1);
+        if posted >= 16 && self.random.one_in(2) {
+            let tests = self.random.below(3);
+            self.flush(number, true, tests);
         }
     }
 
@@ -244,6 +253,7 @@ impl Work {
                 Kind::Newest => steps.newest(self, number),
                 Kind::Ringing | Kind::RingingBlock | Kind::RingingWarp => steps.ringing(self, number),
                 Kind::Counting => steps.counting(self, number, posted),
+                Kind::Many => steps.many(self, number, posted),
                 Kind::Emulated => steps.emulated(self, number, posted),
                 _ => steps.leaving(self, number),
             }

@@ -6,6 +6,7 @@ use efa_dp_direct::wqe::words::phase_scale;
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::Random;
+use plain_context::NO_EXTRAS;
 use std::collections::HashMap;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -13,6 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 /// Threads that post, and posts of each.
 pub const THREADS: usize = 4;
 pub const POSTS: usize = 10;
+/// Signals of a context with many endpoints.
+pub const MANY: u32 = 16;
 pub const NUMBERS: u64 = (THREADS * POSTS) as u64;
 /// Words of a step: what it does, its arguments, and from word 16 on its result.
 pub const STEP: usize = 18;
@@ -92,6 +95,8 @@ pub enum Kind {
     Newest,
     /// Threads read and reset signals and counters, which change all the time.
     Counting,
+    /// Threads post on more endpoints than a request of a flush has entries for.
+    Many,
     /// Signals are words of memory: threads raise them with puts, after puts, and after all earlier posts, and wait for them.
     Emulated,
 }
@@ -111,7 +116,7 @@ const USUAL: [Kind; 11] = [
     Kind::Crowded,
 ];
 /// The kinds of its aimed works, which are at few orders, and the policies.
-const AIMED: [[(Kind, u32); 7]; 3] = [
+const AIMED: [[(Kind, u32); 8]; 3] = [
     [
         (Kind::Leaving, POLICY_COMBINING),
         (Kind::Locking, POLICY_LOCKED),
@@ -120,6 +125,7 @@ const AIMED: [[(Kind, u32); 7]; 3] = [
         (Kind::RingingBlock, POLICY_COMBINING),
         (Kind::Ringing, POLICY_LOCKED),
         (Kind::Emulated, POLICY_COMBINING),
+        (Kind::Many, POLICY_COMBINING),
     ],
     [
         (Kind::Leaving, POLICY_LOCKED),
@@ -129,6 +135,7 @@ const AIMED: [[(Kind, u32); 7]; 3] = [
         (Kind::RingingBlock, POLICY_COMBINING),
         (Kind::Ringing, POLICY_LOCKED),
         (Kind::Emulated, POLICY_LOCKED),
+        (Kind::Many, POLICY_LOCKED),
     ],
     [
         (Kind::Aborted, POLICY_LOCKED),
@@ -138,6 +145,7 @@ const AIMED: [[(Kind, u32); 7]; 3] = [
         (Kind::RingingBlock, POLICY_COMBINING),
         (Kind::RingingWarp, POLICY_COMBINING),
         (Kind::Emulated, POLICY_COMBINING),
+        (Kind::Many, POLICY_COMBINING),
     ],
 ];
 
@@ -310,7 +318,7 @@ impl Work {
         // Most threads have blocks of their own, for which the scope of the block is not enough.
         let shape = match kind {
             Kind::Leaving | Kind::Newest => (random.of(&[2, 4]), 1),
-            Kind::Flushing => (2, 1),
+            Kind::Flushing | Kind::Many => (2, 1),
             Kind::RingingBlock => (1, 4),
             _ => (4, 1),
         };
@@ -475,7 +483,11 @@ impl Work {
     /// A context for the work.
     pub fn side(&self, pool: u64) -> Side {
         let parts = (self.policy, self.wide, pool, self.start);
-        if self.kind == Kind::Emulated { Side::emulated(parts) } else { Side::new(parts.0, parts.1, parts.2, parts.3) }
+        match self.kind {
+            Kind::Emulated => Side::emulated(parts),
+            Kind::Many => Side::with_signals(MANY, &NO_EXTRAS, &[], parts),
+            _ => Side::new(parts.0, parts.1, parts.2, parts.3),
+        }
     }
 
     /// The posts that the signal of a post covers: the put of the same call, and for a strong one those that the thread has made before.
