@@ -1,13 +1,11 @@
 //! The C ABI, declared in `ferrogin/gin.h`: `fgin_*`. Every function returns 0 or a [`Status`] as a number.
 
 use crate::action::{Action, Flags};
-#[cfg(target_arch = "nvptx64")]
 use crate::context::warp::post_in_groups;
 use crate::context::{Arguments, Context, FlushRequest, Window};
 #[cfg(feature = "host")]
 use crate::explain;
 use crate::failure::{self, About};
-#[cfg(target_arch = "nvptx64")]
 use crate::lanes::Lanes;
 use crate::status::{Status, code};
 use core::ffi::{c_int, c_void};
@@ -177,7 +175,7 @@ functions! {
     fgin_reset_counter(id: u32) [About::Counter { id, least: 0 }] |context| context.reset_counter(id);
 }
 
-/// Operations, each by one thread and by lanes of a warp. On a CPU a warp has one thread, which makes the call alone.
+/// Operations, each by one thread and by lanes of a warp.
 macro_rules! operations {
     ($($name:ident, $by_lanes:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] $arguments:expr;)*) => {
         functions! {$($name($($arg: $ty),*) [$about] |context| context.post_operation($arguments);)*}
@@ -191,11 +189,8 @@ macro_rules! operations {
             pub unsafe extern "C" fn $by_lanes(ctx: *const ContextExt, lanes: u32, $($arg: $ty),*) -> c_int {
                 // SAFETY: the caller passes null, or a context that `fgin_open` gave and that it keeps alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
-                #[cfg(target_arch = "nvptx64")]
                 let result = post_in_groups(context, Lanes(lanes), $arguments);
                 let Some(context) = context else { return null_context() };
-                #[cfg(not(target_arch = "nvptx64"))]
-                let (_, result) = (lanes, context.post_operation($arguments));
                 code_of(context, const { function_number(stringify!($name)) }, $about, result)
             }
         )*

@@ -11,19 +11,18 @@
 mod completion;
 mod emulated;
 pub mod fast_path;
-#[cfg(target_arch = "nvptx64")]
 mod group;
 #[cfg(any(feature = "host", feature = "ptx"))]
 pub mod inline;
 mod operation;
 mod slow_path;
 mod tables;
-#[cfg(target_arch = "nvptx64")]
 pub(crate) mod warp;
 
 pub use completion::FlushRequest;
 
 use crate::action::{Action, Flags, Sharing};
+use crate::platform;
 use crate::post::exclusive;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, LoadExternal, Ordering};
@@ -251,8 +250,15 @@ impl<'a> Context<'a> {
         Continuation::start(resolved).finish(operation.bytes as u32)
     }
 
+    /// Returns whether a wait has taken longer than its time limit.
     #[inline(always)]
-    fn timeout_word(&self) -> &'a AtomicU64 {
+    fn is_too_long(&self, waited_ns: u64) -> bool {
+        // No limit, 0, becomes the longest time.
+        waited_ns > self.timeout_word().load_external(Ordering::Relaxed).wrapping_sub(1)
+    }
+
+    #[inline(always)]
+    pub(crate) fn timeout_word(&self) -> &'a AtomicU64 {
         // SAFETY: an aligned word of the context, which lives for 'a; host and kernels access it atomically.
         unsafe { AtomicU64::from_ptr(self.ext.timeout_ns) }
     }
@@ -267,8 +273,11 @@ impl Limit for Context<'_> {
     }
 
     #[inline(always)]
-    fn timeout_ns(&self) -> u64 {
-        self.timeout_word().load_external(Ordering::Relaxed)
+    fn has_passed(&self, began_ns: &mut u64) -> bool {
+        let now_ns = platform::clock_ns();
+        // The clock only goes forward: the first round's time stays.
+        *began_ns = now_ns.min(*began_ns);
+        self.is_too_long(now_ns - *began_ns)
     }
 
     #[cfg(not(target_arch = "nvptx64"))]

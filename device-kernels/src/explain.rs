@@ -4,7 +4,7 @@ use crate::action::Action;
 use crate::context::Context;
 use crate::failure::About;
 use crate::status::Status;
-use crate::wait::Limit;
+use crate::sync::Ordering;
 use ferrogin_ffi::ext::{HEADER_MAGIC, HEADER_VERSION, HandleHeader};
 use ferrogin_ffi::failure::{FUNCTIONS, STATUS_NAMES};
 use std::cell::RefCell;
@@ -61,7 +61,7 @@ fn reason(context: Context<'_>, about: About, status: Status) -> String {
 }
 
 fn timeout(context: Context<'_>, about: About) -> String {
-    let limit = Duration::from_nanos(context.timeout_ns());
+    let limit = Duration::from_nanos(context.timeout_word().load(Ordering::Relaxed));
     match about {
         About::Signal { id, least } => {
             let count = context.read_signal(id).unwrap_or(0);

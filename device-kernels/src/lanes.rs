@@ -1,12 +1,16 @@
-//! Lanes of a warp that make a call together, each with its own arguments.
+//! Lanes of a warp that make a call together, each with its own arguments. A CPU thread is a warp of one lane.
 //!
 //! The instructions are LLVM's intrinsics and no inline assembly, because LLVM neither copies nor moves them into branches that
 //! only some lanes take.
+
+#[cfg(not(target_arch = "nvptx64"))]
+use one_lane::*;
 
 /// A set of lanes of one warp, this one among them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lanes(pub u32);
 
+#[cfg(target_arch = "nvptx64")]
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.match.any.sync.i64"]
     safe fn match_any(mask: u32, value: u64) -> u32;
@@ -18,6 +22,24 @@ unsafe extern "C" {
     safe fn barrier(mask: u32);
     #[link_name = "llvm.nvvm.read.ptx.sreg.lanemask.lt"]
     safe fn lanes_before() -> u32;
+}
+
+/// What the instructions come to in a warp of one lane.
+#[cfg(not(target_arch = "nvptx64"))]
+mod one_lane {
+    pub fn match_any(_mask: u32, _value: u64) -> u32 {
+        activemask()
+    }
+    pub fn shuffle(_mask: u32, value: u32, _lane: u32, _clamp: u32) -> u32 {
+        value
+    }
+    pub fn activemask() -> u32 {
+        1
+    }
+    pub fn barrier(_mask: u32) {}
+    pub fn lanes_before() -> u32 {
+        0
+    }
 }
 
 impl Lanes {

@@ -12,7 +12,7 @@
 //! | [`endpoint`] | the queue that an operation is posted on |
 //! | [`explain`] | on a CPU: the text of the calling thread's last failed call |
 //! | `failure` | the first failed operation of a context, for the host |
-//! | `lanes` | on a GPU: lanes of a warp that make a call together, each with its own arguments |
+//! | [`lanes`] | lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |
 //! | [`sync`] | the only shim of atomics; with `--cfg loom` only the posting code is built, and a model runs it |
@@ -41,7 +41,7 @@ pub mod explain;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod failure;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod lanes;
 #[allow(unsafe_code)]

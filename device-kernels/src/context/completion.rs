@@ -54,17 +54,25 @@ impl<'a> Context<'a> {
     /// # Errors
     ///
     /// [`Status::InvalidArgument`]: `rank` is not below `size`. Otherwise as for [`Context::flush`].
+    #[inline]
     pub fn flush_part(&self, rank: u32, size: u32) -> Result<(), Status> {
         if rank >= size {
             return Err(Status::InvalidArgument);
         }
-        self.flush_within(rank, size, *self).into()
+        let first = used_set(self.ext).first();
+        if first.is_none() { Ok(()) } else { self.flush_used(first, rank, size) }
+    }
+
+    /// Out of line, so that a flush of an idle context saves no registers.
+    #[inline(never)]
+    fn flush_used(self, first: Option<(u32, u64)>, rank: u32, size: u32) -> Result<(), Status> {
+        self.flush_within(first, rank, size, self).into()
     }
 
     /// [`Context::flush_part`], inline and within other limits. `rank` is below `size`.
     #[inline(always)]
-    pub(super) fn flush_within(&self, rank: u32, size: u32, limits: impl Limit) -> Outcome {
-        used_set(self.ext).visit(|i| {
+    pub(super) fn flush_within(&self, first: Option<(u32, u64)>, rank: u32, size: u32, limits: impl Limit) -> Outcome {
+        used_set(self.ext).visit(first, |i| {
             if size > 1 && i % size != rank {
                 return Outcome::COMPLETED;
             }
@@ -76,7 +84,7 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<(), Status>) -> Result<(), Status> {
         let outcome = |i| look(i, self.endpoint(i)).map_or_else(Outcome::failed, |()| Outcome::COMPLETED);
-        used_set(self.ext).visit(outcome).into()
+        used_set(self.ext).visit(None, outcome).into()
     }
 
     /// Rings what was aggregated, on all endpoints, and waits for nothing.
@@ -305,25 +313,20 @@ impl<'a> Context<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct FlushLimits<'a> {
     context: Context<'a>,
-    /// Another abort flag, or the context's.
+    /// Another abort flag, or null.
     abort: *mut u32,
     /// The time at which the flush began.
     began: u64,
+    /// 0: no time limit, 1: that of the context, others: cycles.
     clock: u32,
     limit: u64,
 }
 
 impl<'a> FlushLimits<'a> {
-    /// No time limit.
-    const NO_CLOCK: u32 = 0;
-    /// The time limit of the context.
-    const NANOSECONDS: u32 = 1;
-
     /// The arguments are those of `fgin_fast_flush`.
     #[inline(always)]
     pub(super) fn new(context: Context<'a>, abort: *mut u32, clock: u32, limit: u64) -> Self {
-        let began = if clock > Self::NANOSECONDS { platform::clock_cycles() } else { 0 };
-        let abort = if abort.is_null() { context.ext.abort_flag } else { abort };
+        let began = if clock > 1 { platform::clock_cycles() } else { platform::clock_ns() };
         FlushLimits { context, abort, began, clock, limit }
     }
 }
@@ -331,23 +334,18 @@ impl<'a> FlushLimits<'a> {
 impl Limit for FlushLimits<'_> {
     #[inline(always)]
     fn aborted(&self) -> bool {
-        // SAFETY: the context's word, or one for which the caller of `fgin_fast_flush` vouches; host and kernels access it atomically.
-        let other = unsafe { AtomicU32::from_ptr(self.abort) }.load_external(Ordering::Relaxed);
-        self.context.aborted() | (other != 0)
+        // SAFETY: the caller of `fgin_fast_flush` vouches for the word; host and kernels access it atomically.
+        let read = || unsafe { AtomicU32::from_ptr(self.abort) }.load_external(Ordering::Relaxed);
+        self.context.aborted() || (!self.abort.is_null() && read() != 0)
     }
 
     #[inline(always)]
-    fn has_passed(&self, began_ns: u64) -> bool {
+    fn has_passed(&self, _began_ns: &mut u64) -> bool {
         match self.clock {
-            Self::NO_CLOCK => false,
-            Self::NANOSECONDS => self.context.has_passed(began_ns),
+            0 => false,
+            1 => self.context.is_too_long(platform::clock_ns().wrapping_sub(self.began)),
             _ => platform::clock_cycles().wrapping_sub(self.began) >= self.limit,
         }
-    }
-
-    #[inline(always)]
-    fn timeout_ns(&self) -> u64 {
-        self.context.timeout_ns()
     }
 
     #[inline(always)]

@@ -4,7 +4,6 @@
 //! straight line of code, which kernels have inline. A rare step of the post, or a whole operation that doesn't take the fast path, is
 //! returned as a [`Continuation`] and carried out in a call.
 
-#[cfg(target_arch = "nvptx64")]
 use super::Context;
 use super::operation::{Kind, Operation, Resolved};
 use super::tables::{Named, context_of};
@@ -14,7 +13,6 @@ use crate::post::{Left, Step, combining};
 use crate::status::{Status, code};
 use core::ffi::c_int;
 use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
-#[cfg(target_arch = "nvptx64")]
 use ferrogin_ffi::failure::{Failure, Subject, function_number};
 
 /// What remains to be done for an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes the fields as
@@ -86,11 +84,6 @@ impl Rest {
     #[inline(always)]
     pub fn is_nothing(self) -> bool {
         self.0 as u32 == 0
-    }
-
-    /// Returns whether the operation was refused.
-    pub fn is_refused(self) -> bool {
-        self.step() == Self::INVALID
     }
 
     /// The last argument of [`fgin_continue`].
@@ -171,7 +164,6 @@ pub unsafe extern "C" fn fgin_continue(
         bytes: bytes.into(),
     };
     let result = finish(endpoint, operation, rest, word);
-    #[cfg(target_arch = "nvptx64")]
     if let Err(status) = result {
         note(context_of(endpoint), rest, status);
     }
@@ -179,7 +171,6 @@ pub unsafe extern "C" fn fgin_continue(
 }
 
 /// Keeps a failure for the host.
-#[cfg(target_arch = "nvptx64")]
 #[cold]
 #[inline(never)]
 fn note(context: Context<'_>, rest: Rest, status: Status) {
@@ -198,23 +189,19 @@ fn note(context: Context<'_>, rest: Rest, status: Status) {
 #[inline(always)]
 fn finish(endpoint: Endpoint<'_>, operation: Operation, rest: Rest, word: u64) -> Result<(), Status> {
     let context = context_of(endpoint);
-    let step = match rest.step() {
+    match rest.step() {
         Rest::INVALID => return Err(Status::InvalidArgument),
         Rest::SLOW_PATH | Rest::SLOW_PATH_TOGETHER => {
             let (named, high) = (Action::of_slots(word as u32).into(), word >> 32 << 32);
             return context.carry_out(Operation { named, bytes: operation.bytes | high, ..operation });
         }
-        Rest::JOIN => None,
-        step => Some(Step::from_number(step as u32)),
-    };
-    let wqe = operation.wqe(endpoint, context.tables().target(rest.target()).template())?;
-    let (aggregate, place) = (operation.flags.is_aggregate(), |idx| endpoint.place(wqe, idx));
-    match step {
-        #[cfg(target_arch = "nvptx64")]
-        None => super::group::join(endpoint, aggregate, wqe),
-        // A CPU has no lanes.
-        #[cfg(not(target_arch = "nvptx64"))]
-        None => Err(Status::InvalidArgument),
-        Some(step) => combining::finish(endpoint, context, Left { step, word }, aggregate, place),
+        _ => {}
     }
+    let wqe = operation.wqe(endpoint, context.tables().target(rest.target()).template())?;
+    let aggregate = operation.flags.is_aggregate();
+    if rest.step() == Rest::JOIN {
+        return super::group::join(endpoint, aggregate, wqe);
+    }
+    let left = Left { step: Step::from_number(rest.step() as u32), word };
+    combining::finish(endpoint, context, left, aggregate, |idx| endpoint.place(wqe, idx))
 }

@@ -11,11 +11,6 @@ use crate::platform::thread_value;
 use core::ffi::c_void;
 use ferrogin_ffi::ext::ContextExt;
 
-/// `flags`: leave the doorbell to a later operation.
-pub const AGGREGATE: u32 = Flags::AGGREGATE.bits();
-/// `flags`: several lanes of a warp are in the call, and post together. A CPU has none.
-pub const TOGETHER: u32 = Flags::TOGETHER.bits();
-
 /// The id of a signal or counter, and whether there is one.
 #[inline(always)]
 fn name(exists: u32, id: u32) -> Name {
@@ -33,8 +28,8 @@ fn start(
 ) -> Continuation {
     // SAFETY: the callers' callers vouch that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    let flags_of_lane = Flags::from_bits(flags & AGGREGATE);
-    let flags = if flags & TOGETHER != 0 { flags_of_lane.with(Flags::TOGETHER) } else { flags_of_lane };
+    let flags_of_lane = Flags::from_bits(flags & Flags::AGGREGATE.bits());
+    let flags = if flags & Flags::TOGETHER.bits() != 0 { flags_of_lane.with(Flags::TOGETHER) } else { flags_of_lane };
     let named = Named { signal, amount: 1, counter };
     let arguments = Arguments { kind, peer: thread_value(peer), named, remote, local, bytes, flags };
     Continuation::start(context.tables().resolve(arguments))
@@ -119,5 +114,5 @@ pub unsafe extern "C" fn fgin_fast_flush(
 ) -> u64 {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
     let context = unsafe { Context::from_ptr(ctx) };
-    context.flush_within(rank, size, FlushLimits::new(context, abort, clock, limit)).failure().into()
+    context.flush_within(None, rank, size, FlushLimits::new(context, abort, clock, limit)).failure().into()
 }

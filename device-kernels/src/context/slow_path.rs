@@ -8,7 +8,6 @@ use super::{Context, DATA};
 use crate::action::Flags;
 use crate::endpoint::{Endpoint, Wqe};
 use crate::status::Status;
-#[cfg(target_arch = "nvptx64")]
 use ferrogin_ffi::ext::POLICY_COMBINING;
 
 impl Context<'_> {
@@ -73,9 +72,8 @@ impl Context<'_> {
         Ok(operation)
     }
 
-    /// Posts a request, on a GPU together with the other lanes of the warp that are here, if the flags say so.
+    /// Posts a request, together with the other lanes of the warp that are here, if the flags say so.
     pub(super) fn post(self, poster: Endpoint<'_>, flags: Flags, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
-        #[cfg(target_arch = "nvptx64")]
         if flags.has(Flags::TOGETHER) && self.ext.policy == POLICY_COMBINING {
             return super::group::join(poster, aggregate, wqe);
         }

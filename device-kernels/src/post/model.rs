@@ -292,7 +292,8 @@ impl<'a> PosterView<'a> {
         if !self.card.config.in_context {
             return flush(self, by_lock, None, self).into();
         }
-        let visited = self.card.used_set().visit(|_| match flush(self, by_lock, None, self) {
+        let set = self.card.used_set();
+        let visited = set.visit(set.first(), |_| match flush(self, by_lock, None, self) {
             Outcome::COMPLETED if self.mutated(Mutation::EarlyRemoval) => Outcome::UNUSED,
             outcome => outcome,
         });
@@ -333,9 +334,6 @@ impl Limit for &PosterView<'_> {
             loom::skip_branch();
         }
         false
-    }
-    fn timeout_ns(&self) -> u64 {
-        0
     }
 }
 

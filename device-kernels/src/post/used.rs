@@ -68,21 +68,31 @@ impl<'a> UsedSet<'a> {
         insert(summaries, endpoint / USED_BITS);
     }
 
-    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). Returns the first
-    /// outcome of a look that has failed, which ends the visit.
     #[inline(always)]
-    pub fn visit(self, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
-        // SAFETY: the word exists, because only `insert` sets bits, and of a summary word only for a leaf word that exists.
-        let word = |i: u32| unsafe { self.words.get_unchecked(i as usize) };
-        let mut i = 0;
+    fn word(self, i: u32) -> &'a AtomicU64 {
+        // SAFETY: a summary word, or a leaf word. That one exists, because only `insert` sets bits of a summary word.
+        unsafe { self.words.get_unchecked(i as usize) }
+    }
+
+    /// The number of the first summary word that has a bit, and the word.
+    #[inline(always)]
+    pub fn first(self) -> Option<(u32, u64)> {
+        (0..self.n_summaries).map(|i| (i, self.word(i).load(Ordering::Acquire))).find(|(_, seen)| *seen as u32 != 0)
+    }
+
+    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). Returns the first
+    /// outcome of a look that has failed, which ends the visit. `first` spares the visit the words that [`UsedSet::first`] has read.
+    #[inline(always)]
+    pub fn visit(self, first: Option<(u32, u64)>, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
+        let (mut i, mut known) = (first.map_or(0, |first| first.0), first.map(|first| first.1));
         loop {
-            let summary = word(i);
-            let seen_summary = summary.load(Ordering::Acquire);
+            let summary = self.word(i);
+            let seen_summary = known.take().unwrap_or_else(|| summary.load(Ordering::Acquire));
             let mut leaves = seen_summary as u32;
             while leaves != 0 {
                 let (number, leaf_bit) = take_lowest(&mut leaves);
                 let leaf = kept(i * USED_BITS + number);
-                let leaf_word = word(self.n_summaries + leaf);
+                let leaf_word = self.word(self.n_summaries + leaf);
                 let seen = leaf_word.load(Ordering::Acquire);
                 let (mut rest, mut unused) = (seen as u32, 0);
                 while rest != 0 {

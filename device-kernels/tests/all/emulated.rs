@@ -3,7 +3,7 @@
 
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, WriteData, parse};
 use ferrogin_device::context::fast_path::{Continuation, fgin_continue};
-use ferrogin_device::context::inline::{AGGREGATE, fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
+use ferrogin_device::context::inline::{fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
 use ferrogin_device::{Action, Context, Flags, Sharing, Status, Window, capi};
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ffi::signals::{Generation, Receiver, Region, Signal, Target};
@@ -666,7 +666,7 @@ fn fast_path_and_continuation_raise_signals() {
         }
         assert_eq!(put(PEER, 8, 0, Some(COUNTERS), 0), bad);
         assert_eq!(b.counts().iter().sum::<u32>(), 0);
-        assert_eq!((put(PEER, 96, 1, None, AGGREGATE), b.counts()[DATA]), (0, 0));
+        assert_eq!((put(PEER, 96, 1, None, Flags::AGGREGATE.bits()), b.counts()[DATA]), (0, 0));
         assert_eq!((put(PEER, 96, 2, None, 0), put(PEER, 0, 3, None, 0), signal(PEER, 4)), (0, 0, 0));
         assert_eq!((put(PEER, 96, 5, Some(2), 0), value(PEER, 6)), (0, 0));
         assert_eq!(b.signals(DATA), [1, 2, 3, 4].map(|id| indexed(id, 1)));

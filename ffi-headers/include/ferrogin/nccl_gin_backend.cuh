@@ -174,8 +174,8 @@ NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescripto
   waiting.posted(fgin, optFlags);
 }
 
-// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error ends it too.
-// Without an abort flag of NCCL's, the plugin's own ends it. The threads of the group divide the flush.
+// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error and the plugin's
+// abort flag end it too. The threads of the group divide the flush.
 template <bool HasTimeout, typename Coop>
 NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_t* abortFlag, uint64_t timeoutCycles) {
   coop.sync();

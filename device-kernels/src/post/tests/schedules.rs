@@ -248,7 +248,8 @@ impl PosterView<'_> {
         let known: Vec<usize> =
             self.sim.returned.borrow().iter().enumerate().filter(|known| *known.1).map(|known| known.0).collect();
         self.stop();
-        let flushed = self.sim.used_set().visit(|_| {
+        let set = self.sim.used_set();
+        let flushed = set.visit(set.first(), |_| {
             let ended = flush(self, self.sim.config.policy.is_locked(), None, self);
             self.stop();
             match ended {
@@ -266,9 +267,6 @@ impl PosterView<'_> {
 impl Limit for &PosterView<'_> {
     fn aborted(&self) -> bool {
         false
-    }
-    fn timeout_ns(&self) -> u64 {
-        0
     }
     /// Another poster has to run, which is no other thread: yielding the processor would only cost time.
     fn relax(&self, _round: u32) {
