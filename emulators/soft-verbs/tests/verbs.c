@@ -101,6 +101,7 @@ static void open_device(void)
 	struct ibv_device **list = ibv_get_device_list(&count);
 	CHECK(list && count == 1 && list[0] && !list[1]);
 	CHECK(!strcmp(ibv_get_device_name(list[0]), "rdmap0s0"));
+	CHECK(ibv_get_device_index(list[0]) == -1);
 	context = ibv_open_device(list[0]);
 	CHECK(context);
 	ibv_free_device_list(list);
