@@ -157,8 +157,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(raw: *mut ib::ibv_mr) -> c_int {
     objects::destroy("ibv_dereg_mr", raw, |mr: &Mr| {
-        // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
-        let memory = mr.pd.card().lock().regions.remove(mr.keys);
+        let memory = mr.pd.card().lock().close_region(mr.keys);
         drop(memory);
         Ok(())
     })

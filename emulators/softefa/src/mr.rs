@@ -36,8 +36,7 @@ unsafe impl Object for Mr {
     }
 
     fn close(&self) -> Result<(), Code> {
-        // From here on packets do not reach the memory. Outstanding requests that need it complete in error.
-        let memory = self.domain.card.lock().regions.remove(self.keys);
+        let memory = self.domain.card.lock().close_region(self.keys);
         drop(memory);
         Ok(())
     }

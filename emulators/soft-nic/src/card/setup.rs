@@ -1,6 +1,7 @@
 //! Opening and closing the objects of a card.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
 
@@ -8,6 +9,7 @@ use super::core::{Core, Handle, TCP_LISTENER};
 use super::counter::{Counter, EVENTS, Event};
 use super::qp::{Qp, State};
 use super::queue::{CompletionRing, Watch, WorkQueue};
+use super::region::{Keys, Memory};
 use crate::address::Gid;
 
 /// Queue pair and handle numbers are 16 bits; 0 is none, 0xffff is no handle.
@@ -146,6 +148,13 @@ impl Core {
         (fresh.datagrams, fresh.unsolicited_writes) = (qp.datagrams, qp.unsolicited_writes);
         let old = std::mem::replace(qp, fresh);
         self.release(&old);
+    }
+
+    /// Ends a registration and returns the memory, which the caller unmaps. From here on packets do not reach it. The card takes what is rung first,
+    /// because hardware has fetched it when the driver's command arrives. Outstanding requests that still need the memory complete in error.
+    pub fn close_region(&mut self, keys: Keys) -> Option<Memory> {
+        self.poll(Instant::now(), false);
+        self.regions.remove(keys)
     }
 
     /// Whether the wire still lacks a request that a queue pair has rung.

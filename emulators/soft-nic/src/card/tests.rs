@@ -270,6 +270,16 @@ fn read_of_deregistered_memory_ends() {
 }
 
 #[test]
+fn request_rung_before_its_memory_is_deregistered_is_taken() {
+    let mut world = World::open();
+    let operation = world.write(world.sge());
+    world.place(operation, false);
+    world.core.qp(world.qpn).unwrap().sq.preset(1);
+    assert!(world.core.close_region(world.keys).is_some());
+    assert_eq!((world.awaited().len(), world.counts()[1]), (1, (0, 0)));
+}
+
+#[test]
 fn delayed_completion_does_not_touch_later_connection() {
     let mut world = World::with(Faults::parse("seed=1,reorder=8").unwrap());
     let operation = world.write(world.sge());
