@@ -6,14 +6,14 @@
 # compare all bytes: on one host without faults and with SOFTEFA_FAULTS below, and in two network namespaces. Prints a line for each test and a
 # last line with the counts; status 1 if a test failed. What cannot be had is counted as skipped.
 #
-#   FERROGIN_LIBFABRIC=FILE   a libfabric.so.1 with the provider efa; NIXL needs one newer than 2.6.0, Mooncake gets 2.5.1 without it
+#   FERROGIN_LIBFABRIC=FILE   a libfabric.so.1 with the provider efa, for both programs; without it they get 2.5.1
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 faults=seed=3,reorder=32,reread=0.2
-limit=300 # seconds of a run; one takes seconds on an idle machine
+limit=1800 # seconds of a run; one takes less than a minute on an idle machine, and many beside other work
 passed=0 failed=0 skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -97,14 +97,16 @@ if [ ! -f "$dist/verbs/libibverbs.so.1" ]; then
     exit 1
 fi
 
+# The libfabric of all programs. Sets `libfabric`.
+if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/log")}; then
+    skip "Mooncake and NIXL: no libfabric newer than 1.17: $(tail -n 1 "$work/log")"
+    echo "programs: $passed passed, $failed failed, $skipped skipped"
+    exit
+fi
+
 mooncake() {
-    local libfabric
     if ! "$dist/ferrogin" verbs -- test -c /dev/infiniband/uverbs0 2>/dev/null; then
         skip "Mooncake: it looks for cards in /dev/infiniband, and this user may not make a private one for \`ferrogin verbs\`"
-        return
-    fi
-    if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/log")}; then
-        skip "Mooncake: no libfabric newer than 1.17: $(tail -n 1 "$work/log")"
         return
     fi
     environment mooncake mooncake-transfer-engine-efa-non-cuda==0.3.13.post1 || return
@@ -112,15 +114,13 @@ mooncake() {
 }
 
 nixl() {
-    local libraries
-    if ! grep -q FABRIC_1.10 "${FERROGIN_LIBFABRIC:-/dev/null}"; then
-        skip "NIXL: it needs a libfabric newer than 2.6.0 (symbols of FABRIC_1.10), which FERROGIN_LIBFABRIC does not name"
-        return
-    fi
-    environment nixl nixl==1.5.1 nixl-cu12==1.5.1 nvidia-cuda-runtime-cu12 numpy || return
+    local version=1.4.1 libraries
+    # The first release that needs a libfabric newer than 2.6.0, which no registry has.
+    grep -q FABRIC_1.10 "$libfabric" && version=1.5.1
+    environment "nixl-$version" "nixl==$version" "nixl-cu12==$version" nvidia-cuda-runtime-cu12 numpy || return
     libraries=$("$python" -c 'import nvidia, os; print(os.path.join(list(nvidia.__path__)[0], "cuda_runtime", "lib"))')
     # Its back end links the CUDA driver, which the software GPU is.
-    LD_LIBRARY_PATH=$libraries:${FERROGIN_LIBFABRIC%/*} each NIXL \
+    LD_LIBRARY_PATH=$libraries:${libfabric%/*} each "NIXL $version" \
         "$dist/ferrogin" gpu -- "$dist/ferrogin" verbs -- "$python" "$here/nixl_transfers.py"
 }
 
