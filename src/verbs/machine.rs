@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use soft_nic::card::{LIFESPAN, Statistics};
-use soft_nic::config::MAX_NICS;
+use soft_nic::config::{Config, MAX_NICS};
 
 /// The directories that get the cards' entries.
 const COVERED: [&str; 4] = ["/sys/bus", "/sys/class", "/sys/devices", "/dev"];
@@ -67,9 +67,9 @@ pub fn show_cards(sysfs: &Path) -> Result<(), Refusal> {
 }
 
 fn cover_all(sysfs: &Path) -> Result<(), Refusal> {
-    // The library refuses an invalid number.
-    let nics = std::env::var("SOFTEFA_NICS").unwrap_or_default();
-    let cards: u32 = nics.parse().unwrap_or(nics.split(',').count() as u32).min(MAX_NICS);
+    // The library refuses invalid settings.
+    let config = Config::from_env().unwrap_or_else(|_| Config { nics: 1, ..Config::default() });
+    let cards = config.nics;
     // The stage below hides it.
     let entries = File::open(sysfs).map_err(at(sysfs))?;
     let entries = PathBuf::from(format!("/proc/self/fd/{}", entries.as_raw_fd()));
@@ -80,7 +80,7 @@ fn cover_all(sysfs: &Path) -> Result<(), Refusal> {
             Err(_) => add_devices(sysfs, cards)?,
         }
         if covered == Path::new("/sys/devices") {
-            describe(sysfs, cards).map_err(at(covered))?;
+            describe(sysfs, &config).map_err(at(covered))?;
         }
         mirror(covered, sysfs)?;
         mount(Some(sysfs), covered, None::<&str>, MsFlags::MS_MOVE, None::<&str>).map_err(Refusal::Mount)?;
@@ -167,13 +167,22 @@ fn copy(from: &Path, to: &Path, others: &HashSet<OsString>) -> io::Result<()> {
     Ok(())
 }
 
-/// Adds what depends on the machine, and the statistics, which the cards of all processes in the namespace count up.
-fn describe(devices: &Path, cards: u32) -> io::Result<()> {
+/// Adds what depends on the machine and the settings, and the statistics, which the cards of all processes in the namespace count up.
+fn describe(devices: &Path, config: &Config) -> io::Result<()> {
     let read = |name: &str| fs::read_to_string(Path::new("/sys/devices/system").join(name)).ok();
     let online = read("cpu/online").unwrap_or_else(|| "0\n".to_owned());
     let node = if read("node/online").is_some() { "0\n" } else { "-1\n" };
-    for card in 0..cards {
+    let id = config.faults.device;
+    for card in 0..config.nics {
         let device = devices.join("pci0000:00").join(address(card));
+        for file in ["device", "subsystem_device"] {
+            fs::write(device.join(file), format!("{id:#06x}\n"))?;
+        }
+        let mut space = fs::read(device.join("config"))?;
+        for place in [0x02, 0x2e] {
+            space[place..place + 2].copy_from_slice(&id.to_le_bytes());
+        }
+        fs::write(device.join("config"), space)?;
         fs::write(device.join("numa_node"), node)?;
         fs::write(device.join("local_cpulist"), &online)?;
         fs::write(device.join("local_cpus"), mask(&online))?;

@@ -30,6 +30,7 @@ fn verbs_shows_cards_to_a_program_and_to_nothing_else() {
         cat vendor device class current_link_speed current_link_width local_cpus numa_node infiniband/rdmap1s0/ports/1/hw_counters/tx_bytes
         test "$(cat local_cpulist)" = "$(cat /sys/devices/system/cpu/online)"
         test $(wc -c <config) = 256
+        test "$(od -An -tx2 -j2 -N2 config)" = " efa1" && test "$(od -An -tx2 -j46 -N2 config)" = " efa1"
         for card in 0 1; do
             test -c /dev/infiniband/uverbs$card && : <>/dev/infiniband/uverbs$card
         done
@@ -37,12 +38,14 @@ fn verbs_shows_cards_to_a_program_and_to_nothing_else() {
         test -d /sys/class/net/lo/statistics && test -e /dev/pts && echo >/dev/null
     "#;
     let before = Path::new("/sys/class/infiniband/rdmap1s0").exists();
-    let (good, text) = on_card(&dist, &["sh", "-c", script].map(OsStr::new), &[("SOFTEFA_NICS", OsStr::new("2"))]);
+    let settings =
+        [("SOFTEFA_NICS", "2"), ("SOFTEFA_FAULTS", "device=efa1")].map(|(name, value)| (name, OsStr::new(value)));
+    let (good, text) = on_card(&dist, &["sh", "-c", script].map(OsStr::new), &settings);
     if text.contains("no mount namespace") || text.contains("mounts are forbidden") {
         let why = "the system allows this user no mount namespace";
         return ferrogin_test_support::skip("verbs_shows_cards_to_a_program_and_to_nothing_else", why);
     }
-    for part in ["rdmap0s0", "uverbs1", "/sys/devices/pci0000:00/0000:11:00.0", "0x1d0f", "0xefa3", "0x020000", "GT/s"]
+    for part in ["rdmap0s0", "uverbs1", "/sys/devices/pci0000:00/0000:11:00.0", "0x1d0f", "0xefa1", "0x020000", "GT/s"]
     {
         assert!(good && text.contains(part), "{part}: {text}");
     }
