@@ -128,6 +128,7 @@ fn put_to_this_rank_completes_by_test_alone() {
     rma_alone("put_to_this_rank_completes_by_test_alone", &[vec![], TCP.to_vec()], 16, |plugin| {
         ranks(&plugin, 1, |comm| {
             let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+            assert!(!comm.flushes_all_puts_on_any_signal().expect("an answer"), "a signal covers its own stream");
             memory.memory().store(0, 7);
             let put = transfer(0, memory.at(0), memory.at(8), 8);
             let signal = Signal { word: memory.at(16), value: 3, strong: true };
