@@ -134,7 +134,7 @@ mod tests {
     fn missing_card_and_missing_library_have_own_reports() {
         let never = |name: &str| -> Result<Caps, DeviceError> { panic!("{name} was opened") };
         let none = text(&describe(Ok(Vec::new()), never));
-        assert!(none.contains("none: rdma-core is installed, and this machine has no RDMA device"), "{none}");
+        assert!(none.contains("none: rdma-core is installed, but this machine has no RDMA device"), "{none}");
         let others = vec![DeviceEntry { name: "rxe0".into(), mlx5: false }];
         assert!(text(&describe(Ok(others), never)).contains("this machine has rxe0"));
         let missing = DeviceError::Library { library: "libmlx5.so.1", why: "no such file".into() };

@@ -410,7 +410,7 @@ fn doctor_gives_up_on_a_file_that_waits() {
     case.directory.write("sys/devices/virtual/dmi/id/x", "");
     case.directory.replace_by_fifo("sys/devices/virtual/dmi/id/product_name");
     let root = case.directory.0.to_string_lossy().into_owned();
-    case.args(&["--root", &root]).problem("doctor", "the area rdma did not end", "--only").run();
+    case.args(&["--root", &root]).problem("doctor", "the area rdma did not finish", "--only").run();
 }
 
 #[test]

@@ -430,7 +430,7 @@ fn bad_input_is_refused_with_the_reason() {
         ("empty", &b""[..], "is empty: no card was opened with SOFTEFA_TRACE="),
         ("foreign", b"\x7fELF and more", "is not a trace of a software card"),
         ("short", b"sf", "is not a trace of a software card"),
-        ("version", b"sft\x09 and more", "is a trace of version 9, and this release has version 1"),
+        ("version", b"sft\x09 and more", "is a trace of version 9, but this release has version 1"),
         ("head", &whole[..100], "is damaged: 100 of its 100 bytes"),
         ("cut", &whole[..5 * RECORD_LEN + 7], "is damaged: 7 of its 987 bytes, the first at offset 980"),
     ];

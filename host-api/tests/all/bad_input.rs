@@ -81,7 +81,7 @@ fn invalid_arguments_of_open_are_refused() {
             "size 2^40" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(1 << 40, 0), &mut out) => ARGUMENT, "options->size is 1099511627776";
             "newer options" => ferrogin_open(0, 1, Some(copy), null_mut(), newer.as_ptr().cast(), &mut out) => USAGE, "install the library that belongs";
             "misaligned options" => ferrogin_open(0, 1, Some(copy), null_mut(), (newer.as_ptr().addr() + 4) as *const _, &mut out) => ARGUMENT, "the pointer options";
-            "card 9" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(16, 9), &mut out) => ARGUMENT, "card 9 does not exist: this machine has 1, where cards below one PCI switch are one";
+            "card 9" => ferrogin_open(0, 1, Some(copy), null_mut(), &sized(16, 9), &mut out) => ARGUMENT, "card 9 does not exist: this machine has 1 (cards below one PCI switch count as one)";
             "no address" => ferrogin_open_at(null(), 0, 1, null(), &mut out) => ARGUMENT, "the pointer address is NULL";
             "address of other bytes" => ferrogin_open_at(c"\xff:1".as_ptr(), 0, 1, null(), &mut out) => ARGUMENT, "address is not UTF-8";
             "rank 3 of 2 at an address" => ferrogin_open_at(c"127.0.0.1:1".as_ptr(), 3, 2, null(), &mut out) => ARGUMENT, "rank 3 is not one of 2 ranks";
@@ -139,11 +139,11 @@ fn invalid_arguments_of_a_communicator_are_refused_and_change_nothing() {
                 "dma-buf -1" => ferrogin_window_register_dma_buf(comm, memory, 4096, -1, 0, &mut out) => ARGUMENT, "file descriptor -1";
                 "dma-buf that is closed" => ferrogin_window_register_dma_buf(comm, memory, 4096, 9999, 0, &mut out) => ARGUMENT, "file descriptor 9999";
                 "dma-buf that is none" => ferrogin_window_register_dma_buf(comm, memory, 4096, fd, 0, &mut out) => SYSTEM, "registering 4096 bytes";
-                "2^17 signals" => ferrogin_context_create(comm, &with(|o| o.signals = 1 << 17), &mut out) => ARGUMENT, "nSignals = 131072 is not in 0..=65536";
+                "2^17 signals" => ferrogin_context_create(comm, &with(|o| o.signals = 1 << 17), &mut out) => ARGUMENT, "nSignals = 131072 is not between 0 and 65536";
                 "2^31 counters" => ferrogin_context_create(comm, &with(|o| o.counters = 1 << 31), &mut out) => ARGUMENT, "counters = 2147483648 is above";
                 "2^20 contexts" => ferrogin_context_create(comm, &with(|o| o.contexts = 1 << 20), &mut out) => ARGUMENT, "nContexts = 1048576";
                 "depth of 2^31" => ferrogin_context_create(comm, &with(|o| o.depth = 1 << 31), &mut out) => ARGUMENT, "depth = 2147483648";
-                "traffic class 256" => ferrogin_context_create(comm, &with(|o| o.traffic_class = 256), &mut out) => ARGUMENT, "traffic_class = 256 is not in 0..=255";
+                "traffic class 256" => ferrogin_context_create(comm, &with(|o| o.traffic_class = 256), &mut out) => ARGUMENT, "traffic_class = 256 is not between 0 and 255";
                 "more signals than the card has counters" => ferrogin_context_create(comm, &with(|o| o.signals = 60), &mut out) => SYSTEM, "request fewer signals";
                 "options of size 8" => ferrogin_context_create(comm, &with(|o| o.size = 8), &mut out) => ARGUMENT, "options->size is 8";
                 "no rank" => ferrogin_rank(comm, null_mut(), &mut number) => ARGUMENT, "the pointer rank is NULL";
@@ -301,10 +301,7 @@ fn ranks_that_disagree_are_told_both_values() {
         for (case, expected) in [
             (
                 [(2, 0), (3, 0)],
-                [
-                    "rank 1 has a number of ranks of 3, but rank 0 has 2",
-                    "it returned the blocks of 2 ranks to rank 1 of 3",
-                ],
+                ["rank 1 has a number of ranks of 3, but rank 0 has 2", "it returned blocks of 2 ranks to rank 1 of 3"],
             ),
             (
                 [(2, 0), (2, 5)],

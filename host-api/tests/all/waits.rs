@@ -160,7 +160,7 @@ fn context_without_a_flush_is_reported_when_it_is_destroyed() {
     }
     let output = text(&this_test(test, &dist).output().expect("a process"));
     assert!(output.contains("1 passed"), "{output}");
-    assert_eq!(output.matches("the context is destroyed before 1 request of").count(), 1, "{output}");
+    assert_eq!(output.matches("the context is being destroyed with 1 request of").count(), 1, "{output}");
 }
 
 /// Of many requests with the same mistake, some are printed and all are counted.

@@ -95,7 +95,7 @@ fn non_trace_file_fails_device_open() {
     let output = Running::start(command).output();
     let lines = String::from_utf8_lossy(&output.stderr);
     assert!(
-        !output.status.success() && lines.contains("is not a trace of a software card, and is not overwritten"),
+        !output.status.success() && lines.contains("is not a trace of a software card, and was not overwritten"),
         "{lines}"
     );
     assert_eq!(std::fs::read(&trace.0).unwrap(), b"a letter");

@@ -200,7 +200,10 @@ fn more_unrung_requests_than_max_batch_are_refused() {
         pair.close();
     });
     if let Some(errors) = errors {
-        assert!(errors.contains("slot 8: more than max_batch (4) requests are written and not rung"), "{errors}");
+        assert!(
+            errors.contains("slot 8: more than max_batch (4) requests were written without ringing the doorbell"),
+            "{errors}"
+        );
     }
 }
 

@@ -40,7 +40,7 @@ fn is_flushed(end: &mut End, to: Destination, buffer: &Buffer) {
 
 #[test]
 fn doorbell_that_goes_back_is_refused() {
-    rule("doorbell_that_goes_back_is_refused", "the doorbell went back from 0 to 4294967295", |a, to, buffer| {
+    rule("doorbell_that_goes_back_is_refused", "the doorbell went backwards from 0 to 4294967295", |a, to, buffer| {
         a.doorbell().store(u32::MAX, Ordering::Release);
         assert_eq!(a.next_status().1, CompStatus::LocalQpInternalError);
         wait_until("error counter", || a.errors() == 1);

@@ -105,7 +105,7 @@ impl Steps<'_> {
 
     /// A put that raises one signal after the other, and a flush by a request when there was one on most endpoints.
     fn many(&mut self, work: &mut Work, number: u64, posted: u64) {
-        self.put(work, number, posted % u64::from(MANY) + 1 | 1 << 32, false, 1);
+        self.put(work, number, (posted % u64::from(MANY) + 1) | (1 << 32), false, 1);
         if posted >= 16 && self.random.one_in(2) {
             let tests = self.random.below(3);
             self.flush(number, true, tests);
