@@ -94,8 +94,8 @@ fn doctor_says_which_driver_answers() {
 fn doctor_names_invalid_settings_of_the_software_gpu() {
     let Some(dist) = dist("doctor_names_invalid_settings_of_the_software_gpu") else { return };
     for (name, value, device, good, cause) in [
-        ("SOFTGPU_MEMORY", "weka", "cuda", false, "SOFTGPU_MEMORY=weka: it must be strong or weak"),
-        ("SOFTGPU_MEMORY", "weka", "auto", true, "SOFTGPU_MEMORY=weka: it must be strong or weak"),
+        ("SOFTGPU_MEMORY", "weka", "cuda", false, "SOFTGPU_MEMORY=weka is not valid: it must be strong or weak"),
+        ("SOFTGPU_MEMORY", "weka", "auto", true, "SOFTGPU_MEMORY=weka is not valid: it must be strong or weak"),
         ("SOFTGPU_DEVICES", "0", "cuda", false, "SOFTGPU_DEVICES=0 means a machine without a GPU"),
         ("SOFTGPU_MEMROY", "weak", "cuda", false, "SOFTGPU_MEMROY is set, and the software GPU has no such setting"),
     ] {

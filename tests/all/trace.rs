@@ -459,7 +459,7 @@ fn bad_input_is_refused_with_the_reason() {
         (&["--hex"], 1, "there are no bytes"),
         (&["--hex", "xyz"], 1, "'x' is not a hexadecimal digit"),
         (&["--hex", "123"], 1, "3 hexadecimal digits are not whole bytes"),
-        (&["--hex", "efa-cq", "00"], 1, "there are efa-wqe, efa-cqe, mlx5-wqe, mlx5-cqe, efa-receive"),
+        (&["--hex", "efa-cq", "00"], 1, "the kinds are efa-wqe, efa-cqe, mlx5-wqe, mlx5-cqe, efa-receive"),
         (&["--hex", "0011"], 1, "2 bytes is not a valid queue-entry size: efa-wqe has 64 or 128 bytes"),
         (&["--hex", "mlx5-cqe", "0011"], 1, "2 bytes are not a valid mlx5-cqe: it has 64 bytes"),
         (&["--hex", &"00".repeat(64)], 1, "never written: name the kind (efa-wqe, mlx5-wqe, mlx5-cqe)"),

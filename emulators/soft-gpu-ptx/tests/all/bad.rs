@@ -189,7 +189,7 @@ const TRAPS: &[(u32, &str, TrapKind, u32, &str)] = &[
         "mov.u32 %r1, %tid.x; setp.eq.u32 %p1, %r1, 0; @%p1 exit;\n bar.warp.sync 3;",
         TrapKind::Convergence,
         0,
-        "ended|ends",
+        "exited|exits",
     ),
     (2, "bar.warp.sync 0;", TrapKind::Convergence, 9, "not in its own mask"),
     (

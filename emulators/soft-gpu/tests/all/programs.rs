@@ -81,7 +81,7 @@ fn watchdog_ends_endless_kernels_and_names_their_line() {
 fn invalid_settings_leave_no_device() {
     let Some(program) = compile("invalid_settings_leave_no_device", "memory") else { return };
     for (name, value, line) in [
-        ("SOFTGPU_DEVICES", "many", "SOFTGPU_DEVICES=many: it must be a number from 0 to 16"),
+        ("SOFTGPU_DEVICES", "many", "SOFTGPU_DEVICES=many is not valid: it must be a number from 0 to 16"),
         ("SOFTGPU_MEMROY", "weak", "SOFTGPU_MEMROY is not a setting"),
         ("SOFTGPU_DEVICES", "0", "CUDA_ERROR_NO_DEVICE"),
     ] {
