@@ -64,7 +64,9 @@ fn check(side: Side, device: usize, address: u64, len: usize, write: bool) -> Ou
 fn still(fault: &Fault, device: usize, address: u64, len: usize, write: bool) -> bool {
     let good = !space::touched(address, len as u64) || space::allowed(device, address, len as u64, write);
     if !good {
-        log(format_args!("a copy or set of {len} bytes at {address:#x} finds freed memory or unmapped meanwhile"));
+        log(format_args!(
+            "a copy or set of {len} bytes at {address:#x} found memory that was freed or unmapped meanwhile"
+        ));
         fault.set(Code::ILLEGAL_ADDRESS);
     }
     good

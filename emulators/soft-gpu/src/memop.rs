@@ -158,7 +158,7 @@ impl Operation {
         let _running = Running::begin();
         if !self.allowed(device) {
             log(format_args!(
-                "an operation of a stream on the word at {:#x} finds freed memory meanwhile",
+                "an operation of a stream on the word at {:#x} found memory that was freed meanwhile",
                 self.address
             ));
             fault.set(Code::ILLEGAL_ADDRESS);
