@@ -129,12 +129,12 @@ assert_layout!(ContextExt, size 128, align 128, {
     progress @ 96, progress_arg @ 104, used @ 112, emulated @ 120,
 });
 
-/// The signals of a context that are words of memory, to which the agent of the receiver adds. Such a context has no signal endpoints:
+/// The signals of a context that are words of memory, to which the signal proxy of the receiver adds. Such a context has no signal endpoints:
 /// [`Routes::n_signals`] and [`Routes::last_slot`] are 0, and all requests go to the peer's inbox, a queue pair that only receives.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedSignals {
-    /// `[n_signals]` of this rank. The agent adds to them; the owner stores to them to reset.
+    /// `[n_signals]` of this rank. The signal proxy adds to them; the owner stores to them to reset.
     pub words: *mut u64,
     /// `[nranks]`.
     pub peers: *const EmulatedPeer,

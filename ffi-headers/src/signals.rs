@@ -1,5 +1,5 @@
 //! The protocol by which two processes emulate GIN signals that EFA cards lack: strong signals, signals at an address of a window, and adds that
-//! appear in one step. It is for the device code that posts a signal and for the agent that applies it, and has no I/O of its own.
+//! appear in one step. It is for the device code that posts a signal and for the signal proxy that applies it, and has no I/O of its own.
 //!
 //! ```rust
 //! use ferrogin_ffi::signals::{Generation, Receiver, Route, Sender, Signal, Strength, Target, Vehicle};
@@ -27,7 +27,7 @@
 //! | [`immediate`] | the 32-bit form, which travels with a write |
 //! | [`message`] | the 32-byte form, which travels as a send |
 //! | [`receiver`] | from a completion to one add |
-//! | [`receives`] | how many receives the agent posts |
+//! | [`receives`] | how many receives the signal proxy posts |
 //!
 //! The sender decides by [`Sender::route`]; the receiver reads a completion by [`Receiver`] and adds once.
 

@@ -1,6 +1,5 @@
 //! The check of a card in `init`.
 
-use crate::agent::inbox::Inbox;
 use crate::cards::CardQuery;
 use crate::config::Signals;
 use crate::device::{self, Device};
@@ -10,6 +9,7 @@ use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::platform::Platform;
 use crate::rail::{QueueOptions, Rail};
 use crate::shortage;
+use crate::signal_proxy::inbox::Inbox;
 use ferrogin_libfabric::{Info, Version, bindings};
 
 /// Requests in flight of the endpoint that the check opens.

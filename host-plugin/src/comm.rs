@@ -1,6 +1,5 @@
 //! Communicators: the listen communicator, which serves one `connect`, and the collective communicator, which owns the rails.
 
-use crate::agent::windows::Windows;
 use crate::config::Signals;
 use crate::device::{self, Device};
 use crate::error::Error;
@@ -8,6 +7,7 @@ use crate::log::counted;
 use crate::metrics;
 use crate::plugin::Plugin;
 use crate::rail::Rail;
+use crate::signal_proxy::windows::Windows;
 use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Listener, Ring, RingError, Step, Traffic};

@@ -66,7 +66,7 @@ impl Policy {
 pub enum Signals {
     /// Counters of the card.
     Card,
-    /// Words of memory, to which the [`agent`](crate::agent) adds.
+    /// Words of memory, to which the [signal proxy](crate::signal_proxy) adds.
     Emulated,
 }
 

@@ -1,7 +1,5 @@
 //! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes both to kernels.
 
-use crate::agent::Pulse;
-use crate::agent::inbox::Inbox;
 use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, FAILURE_OFFSET, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
@@ -13,6 +11,8 @@ use crate::log::{counted, first_time};
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::metrics;
 use crate::rail::{CounterBudget, Peers};
+use crate::signal_proxy::Pulse;
+use crate::signal_proxy::inbox::Inbox;
 use crate::watcher::{self, CqReader, Guard, PeerWatch, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
@@ -405,7 +405,7 @@ impl Context {
             report: Report::Clean,
             failure: Some(abort.wrapping_add(FAILURE_OFFSET as usize).cast()),
             peers: self.coll.upgrade().filter(|_| peers).map(|coll| PeerWatch::new(coll.ring.clone())),
-            agent: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
+            proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
         };
         let guard =
             watcher::watch(watch).map_err(|source| Error::System { call: "starting the watcher's thread", source })?;

@@ -11,8 +11,8 @@
 //!
 //! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`, with set-up, devices and messages of these modules.
 //!
-//! With FERROGIN_SIGNALS=emulated, the [`agent`] adds the signals of peers to words of memory. Its [`turn`] says when another thread may
-//! free memory that it uses.
+//! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory. Its [`rounds`] tell when another thread
+//! may free memory that it uses.
 //!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
 //! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure. [`mod@trace`] writes
@@ -21,7 +21,6 @@
 //! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.
 pub mod abi;
 pub mod address;
-pub mod agent;
 pub mod block;
 pub mod card_check;
 pub mod cards;
@@ -43,6 +42,7 @@ pub mod registry;
 pub mod rma;
 pub mod rounds;
 pub mod shortage;
+pub mod signal_proxy;
 pub mod trace;
 pub mod watcher;
 pub mod window;

@@ -162,7 +162,7 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Rail, name of the card, endpoints, and what the agent counts of a context.
+/// Rail, name of the card, endpoints, and what the signal proxy counts of a context.
 type NewContext = (u32, String, Vec<source::Endpoint>, Option<Arc<Counts>>);
 
 /// A communicator in the file, until it is dropped.
@@ -174,7 +174,7 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Adds the contexts of a `createContext`: for each its rail, its card's name, where its endpoints count, and what the agent counts.
+    /// Adds the contexts of a `createContext`: for each its rail, its card's name, where its endpoints count, and what the signal proxy counts.
     ///
     /// # Safety
     /// The memory of all endpoints stays mapped until the result is dropped.

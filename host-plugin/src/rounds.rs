@@ -1,7 +1,7 @@
-//! Whether the agent is in a round, so that other threads can free memory that a round uses.
+//! Whether the signal proxy is in a round, so that other threads can free memory that a round uses.
 //!
-//! A round ends soon, except in a call of a driver. A thread that waits for the end of a round gives an agent up that is in one call for too
-//! long. The agent learns this when the call returns, and accesses no memory from then on.
+//! A round ends soon, except in a call of a driver. A thread that waits for the end of a round gives up a signal proxy that is in one call for too
+//! long. The signal proxy learns this when the call returns, and accesses no memory from then on.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ struct State {
     calls: u64,
 }
 
-/// What the agent does now.
+/// What the signal proxy does now.
 #[derive(Debug)]
 pub struct Rounds {
     state: Mutex<State>,
@@ -39,11 +39,11 @@ pub struct Rounds {
 /// The result of [`Rounds::wait`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Out {
-    /// The agent is in no round that began before, or another thread has abandoned it.
+    /// The signal proxy is in no round that began before, or another thread has abandoned it.
     Now,
-    /// This call abandoned the agent.
+    /// This call abandoned the signal proxy.
     Abandoned {
-        /// The time of the agent's call of a driver.
+        /// The time of the signal proxy's call of a driver.
         after: Duration,
     },
 }
@@ -59,7 +59,7 @@ impl Rounds {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a round; `None` if the agent is abandoned.
+    /// Begins a round; `None` if the signal proxy is abandoned.
     pub fn begin(&self) -> Option<Round<'_>> {
         let mut state = self.lock();
         if state.now == Now::Abandoned {
@@ -70,18 +70,18 @@ impl Rounds {
         Some(Round(self))
     }
 
-    /// A number that changes while the agent makes progress.
+    /// A number that changes while the signal proxy makes progress.
     pub fn progress(&self) -> u64 {
         let state = self.lock();
         state.rounds.wrapping_add(state.calls)
     }
 
-    /// True if a thread has given the agent up.
+    /// True if a thread has given the signal proxy up.
     pub fn is_abandoned(&self) -> bool {
         self.lock().now == Now::Abandoned
     }
 
-    /// Returns when the round has ended that is under way, or abandons an agent that is in one call of a driver for two seconds.
+    /// Returns when the round has ended that is under way, or abandons a signal proxy that is in one call of a driver for two seconds.
     pub fn wait(&self) -> Out {
         self.look_until(|state| self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0)
     }
@@ -109,12 +109,12 @@ impl Rounds {
     }
 }
 
-/// A round of the agent, until dropped.
+/// A round of the signal proxy, until dropped.
 #[derive(Debug)]
 pub struct Round<'a>(&'a Rounds);
 
 impl Round<'_> {
-    /// Makes a call of a driver, which may take any time. `None` if the agent was abandoned meanwhile: memory that it knows may be gone.
+    /// Makes a call of a driver, which may take any time. `None` if the signal proxy was abandoned meanwhile: memory that it knows may be gone.
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.0.lock();
         if state.now == Now::Abandoned {
@@ -132,7 +132,7 @@ impl Round<'_> {
         Some(result)
     }
 
-    /// True if a thread has given the agent up.
+    /// True if a thread has given the signal proxy up.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_abandoned()
     }
@@ -200,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn call_that_does_not_return_abandons_the_agent_once() {
+    fn call_that_does_not_return_abandons_the_proxy_once() {
         let rounds = Rounds::default();
         let round = rounds.begin().expect("a round");
         let mut looks = 0;
         let result = round.call(|| {
-            // What another thread does while the agent is in this call.
+            // What another thread does while the signal proxy is in this call.
             let out = rounds.look_until(|state| {
                 looks += 1;
                 assert!(looks <= HANG);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_whose_calls_return_in_time_is_never_abandoned() {
+    fn proxy_whose_calls_return_in_time_is_never_abandoned() {
         let rounds = Rounds::default();
         let round = rounds.begin().expect("a round");
         let mut looks = 0;

@@ -1,12 +1,12 @@
-//! The agent: a thread of the host that adds the emulated signals of peers to words of memory.
+//! The signal proxy: a thread of the host that adds the emulated signals of peers to words of memory.
 //!
 //! EFA has no atomic operations. A signal arrives as a completion in the [`inbox`] of its context, with all bytes that it covers, and the
-//! agent adds it to its word in one step. docs/signals.md has the protocol.
+//! proxy adds it to its word in one step. docs/signals.md has the protocol.
 //!
 //! The thread runs while the process has an inbox. In each round it serves all inboxes. When no completion comes it sleeps until an event of
-//! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of an agent that ended or lags, so that
-//! requests of peers fail instead of being retried forever. [`Rounds`](crate::rounds) says whether the agent is in memory that another thread wants to
-//! free, and bounds the wait for an agent that a driver does not give back.
+//! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of a signal proxy that ended or lags, so that
+//! requests of peers fail instead of being retried forever. [`Rounds`](crate::rounds) says whether the signal proxy is in memory that another thread wants to
+//! free, and bounds the wait for a signal proxy that a driver does not give back.
 #![allow(unsafe_code)]
 
 pub mod inbox;
@@ -27,16 +27,16 @@ const SLEEP: Duration = Duration::from_millis(100);
 const POLL: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 /// Rounds without a completion before a sleep.
 const IDLE_ROUNDS: u32 = 64;
-/// Time without a round or call of a driver after which the agent counts as lagging, which is as long as a card may be silent.
+/// Time without a round or call of a driver after which the signal proxy counts as lagging, which is as long as a card may be silent.
 const LAG: Duration = Duration::from_secs(5);
 /// What the time between two looks counts for at most: in a longer one, as in a process that was stopped, the watcher did not run either.
 const MAX_STEP: Duration = Duration::from_millis(50);
 
-/// An inbox that the agent serves.
+/// An inbox that the signal proxy serves.
 pub struct Served {
-    /// `None` while the agent is in it, and once it is closed.
+    /// `None` while the signal proxy is in it, and once it is closed.
     inbox: Mutex<Option<Inbox>>,
-    /// The agent leaves the inbox alone, or closes it if it is in it.
+    /// The signal proxy leaves the inbox alone, or closes it if it is in it.
     closing: AtomicBool,
 }
 
@@ -45,14 +45,14 @@ impl Served {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the inbox. If the agent is in it, the agent does so when it comes out. Requests of peers for it fail then.
+    /// Closes the inbox. If the signal proxy is in it, the signal proxy does so when it comes out. Requests of peers for it fail then.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
         let inbox = self.lock().take();
         drop(inbox);
     }
 
-    /// Serves the inbox once. Returns the number of completions, or `None` if the agent has to end.
+    /// Serves the inbox once. Returns the number of completions, or `None` if the signal proxy has to end.
     fn round(&self, rounds: &Rounds) -> Option<usize> {
         let round = rounds.begin()?;
         // A thread that closes the inbox says so before it waits for the round.
@@ -69,7 +69,7 @@ impl Served {
         let completions = match result {
             Ok(completions) => completions,
             Err(error) => {
-                crate::warn!("the agent of emulated signals stops: {error}; check the card, the GPU and their drivers");
+                crate::warn!("the signal proxy stops: {error}; check the card, the GPU and their drivers");
                 close(inbox);
                 return None;
             }
@@ -95,7 +95,7 @@ struct Thread {
     shared: Arc<Shared>,
 }
 
-/// What the agent's thread shares with others.
+/// What the signal proxy's thread shares with others.
 struct Shared {
     stop: AtomicBool,
     wake: EventFd,
@@ -108,8 +108,8 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns when the agent is in no round that began before. An agent that a call of a driver does not give back is abandoned: its thread,
-/// its inbox and the inbox's memory stay until the call returns, and the agent then touches no other memory.
+/// Returns when the signal proxy is in no round that began before. A signal proxy that a call of a driver does not give back is abandoned: its thread,
+/// its inbox and the inbox's memory stay until the call returns, and the signal proxy then touches no other memory.
 pub fn wait_out() {
     let Some(shared) = table().thread.as_ref().map(|thread| thread.shared.clone()) else { return };
     let Out::Abandoned { after } = shared.rounds.wait() else { return };
@@ -117,7 +117,7 @@ pub fn wait_out() {
     table().thread.take_if(|thread| Arc::ptr_eq(&thread.shared, &shared));
     stay_loaded();
     crate::warn!(
-        "the agent, the thread that adds peers' emulated signals, has been in a driver call for {} s, so this \
+        "the signal proxy (the thread that adds peers' emulated signals) has been in a driver call for {} s, so this \
          process goes on without it. Its thread and the receives of one context stay allocated until the call \
          returns, and the call may still add to words in windows. Check the GPU, the card and their drivers (dmesg, \
          nvidia-smi), and restart this process",
@@ -141,7 +141,7 @@ fn stay_loaded() {
     }
 }
 
-/// Ends the service of an inbox when dropped. Afterwards the agent accesses none of its memory, except for an agent that [`wait_out`]
+/// Ends the service of an inbox when dropped. Afterwards the signal proxy accesses none of its memory, except for a signal proxy that [`wait_out`]
 /// abandons in this inbox, which keeps it.
 pub struct Guard(Arc<Served>);
 
@@ -163,13 +163,13 @@ pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let shared = Arc::new(Shared { stop: false.into(), wake, rounds: Rounds::default() });
         let of_thread = shared.clone();
-        let thread = std::thread::Builder::new().name("ferrogin-agent".to_owned());
+        let thread = std::thread::Builder::new().name("ferrogin-proxy".to_owned());
         let handle = thread.spawn(move || run(&of_thread))?;
         table.thread = Some(Thread { handle, shared });
     }
     table.served.push(served.clone());
     if let Some(thread) = &table.thread {
-        // The agent sleeps on the descriptors of the inboxes that it knows.
+        // The signal proxy sleeps on the descriptors of the inboxes that it knows.
         let _ = thread.shared.wake.write(1);
     }
     Ok(Guard(served))
@@ -251,7 +251,7 @@ fn sleep(served: &[Arc<Served>], wake: &EventFd, pause: &mut Duration) {
     let _ = wake.read();
 }
 
-/// The watcher's view of the agent's progress.
+/// The watcher's view of the signal proxy's progress.
 #[derive(Debug)]
 pub struct Pulse {
     progress: u64,
@@ -266,7 +266,7 @@ impl Pulse {
         Self { progress: 0, looked: now, idle: Duration::ZERO }
     }
 
-    /// What is wrong with the agent `now`, if anything. The caller asks every 50 ms, or more often.
+    /// What is wrong with the signal proxy `now`, if anything. The caller asks every 50 ms, or more often.
     pub fn problem(&mut self, now: Instant) -> Option<&'static str> {
         let table = table();
         let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else {
@@ -275,7 +275,7 @@ impl Pulse {
         self.look(thread.shared.rounds.progress(), now).then_some("made no progress for 5 s")
     }
 
-    /// Returns whether the agent lags.
+    /// Returns whether the signal proxy lags.
     fn look(&mut self, progress: u64, now: Instant) -> bool {
         let step = now.duration_since(self.looked).min(MAX_STEP);
         let idle = if progress == self.progress { self.idle + step } else { Duration::ZERO };
@@ -301,15 +301,15 @@ mod tests {
             pulse.look(progress, now)
         };
         assert!(!look(Duration::from_millis(1), 1));
-        assert!((0..50).all(|_| !look(Duration::from_millis(1), 1)), "the agent sleeps");
+        assert!((0..50).all(|_| !look(Duration::from_millis(1), 1)), "the signal proxy sleeps");
         assert!(!look(Duration::from_secs(3600), 1), "the process was stopped");
         assert!((0..98).all(|_| !look(Duration::from_secs(1), 1)), "no longer than 5 s, by steps of 50 ms");
         assert!(look(Duration::from_secs(1), 1));
         assert!(!look(Duration::from_secs(1), 2), "progress");
     }
 
-    /// The thread of an agent without work, which ends when the sender is dropped.
-    fn start_agent() -> (Arc<Shared>, Sender<()>) {
+    /// The thread of a signal proxy without work, which ends when the sender is dropped.
+    fn start_proxy() -> (Arc<Shared>, Sender<()>) {
         let (end, ended) = channel();
         let shared = Arc::new(Shared { stop: false.into(), wake: EventFd::new().unwrap(), rounds: Rounds::default() });
         let handle = std::thread::spawn(move || {
@@ -333,7 +333,7 @@ mod tests {
             report: Report::Clean,
             failure: None,
             peers: None,
-            agent: Some((Pulse::new(began), vec![served.clone()])),
+            proxy: Some((Pulse::new(began), vec![served.clone()])),
         };
         let mut look = |now| {
             watch.round(now);
@@ -348,10 +348,10 @@ mod tests {
     }
 
     #[test]
-    fn agent_that_makes_no_progress_for_five_seconds_fails_its_contexts() {
-        // A process has one agent.
-        let lines = child::run("agent_that_makes_no_progress_for_five_seconds_fails_its_contexts", &[], || {
-            let (shared, _end) = start_agent();
+    fn proxy_that_makes_no_progress_for_five_seconds_fails_its_contexts() {
+        // A process has one signal proxy.
+        let lines = child::run("proxy_that_makes_no_progress_for_five_seconds_fails_its_contexts", &[], || {
+            let (shared, _end) = start_proxy();
             with_watched_context(|look, mut now| {
                 let mut look_later = || {
                     now += MAX_STEP;
@@ -368,10 +368,10 @@ mod tests {
     }
 
     #[test]
-    fn agent_that_ends_fails_its_contexts() {
-        // A process has one agent.
-        let lines = child::run("agent_that_ends_fails_its_contexts", &[], || {
-            let (_, end) = start_agent();
+    fn proxy_that_ends_fails_its_contexts() {
+        // A process has one signal proxy.
+        let lines = child::run("proxy_that_ends_fails_its_contexts", &[], || {
+            let (_, end) = start_proxy();
             with_watched_context(|look, now| {
                 assert!(!look(now));
                 drop(end);
@@ -386,14 +386,14 @@ mod tests {
 
     #[test]
     #[ignore = "make check"]
-    fn agent_in_a_call_that_does_not_return_is_given_up() {
-        // A process has one agent.
-        let lines = child::run("agent_in_a_call_that_does_not_return_is_given_up", &[], || {
-            let (shared, end) = start_agent();
+    fn proxy_in_a_call_that_does_not_return_is_given_up() {
+        // A process has one signal proxy.
+        let lines = child::run("proxy_in_a_call_that_does_not_return_is_given_up", &[], || {
+            let (shared, end) = start_proxy();
             let (call_began, began) = channel();
             std::thread::scope(|scope| {
                 let of_call = shared.clone();
-                let agent = scope.spawn(move || {
+                let proxy = scope.spawn(move || {
                     let round = of_call.rounds.begin().expect("a round");
                     let (returns, returned) = channel::<()>();
                     let result = round.call(|| {
@@ -406,11 +406,15 @@ mod tests {
                 wait_out();
                 assert!(
                     shared.rounds.is_abandoned() && table().thread.is_none(),
-                    "the next inbox starts another agent"
+                    "the next inbox starts another signal proxy"
                 );
                 wait_out();
                 drop(call);
-                assert_eq!(agent.join().expect("the agent"), (None, true), "it touches no memory after the call");
+                assert_eq!(
+                    proxy.join().expect("the signal proxy"),
+                    (None, true),
+                    "it touches no memory after the call"
+                );
             });
             drop(end);
         });

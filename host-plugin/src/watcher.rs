@@ -6,9 +6,9 @@
 //! has a context.
 #![allow(unsafe_code)]
 
-use crate::agent::{Pulse, Served};
 use crate::endpoint::Role;
 use crate::fault::ErrorCounter;
+use crate::signal_proxy::{Pulse, Served};
 use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
@@ -173,8 +173,8 @@ pub struct Watch {
     pub failure: Option<*mut u64>,
     /// The other ranks, in contexts of the host API. NCCL watches its ranks itself.
     pub peers: Option<PeerWatch>,
-    /// The agent's progress and the inboxes, with emulated signals.
-    pub agent: Option<(Pulse, Vec<Arc<Served>>)>,
+    /// The signal proxy's progress and the inboxes, with emulated signals.
+    pub proxy: Option<(Pulse, Vec<Arc<Served>>)>,
 }
 
 /// A look at the other ranks of a communicator, now and then.
@@ -216,7 +216,7 @@ pub enum Report {
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Drains every queue, reads every error counter once, and looks at the agent. True if a queue had completions, or the entry of a
+    /// Drains every queue, reads every error counter once, and looks at the signal proxy. True if a queue had completions, or the entry of a
     /// failure may follow.
     pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
@@ -243,13 +243,13 @@ impl Watch {
                 crate::warn!("{text}");
             }
         }
-        if let Some(problem) = self.agent.as_mut().and_then(|(pulse, _)| pulse.problem(now)) {
-            self.agent.take().into_iter().flat_map(|(_, inboxes)| inboxes).for_each(|inbox| inbox.close());
+        if let Some(problem) = self.proxy.as_mut().and_then(|(pulse, _)| pulse.problem(now)) {
+            self.proxy.take().into_iter().flat_map(|(_, inboxes)| inboxes).for_each(|inbox| inbox.close());
             self.fail();
             if self.report != Report::Done {
                 self.report = Report::Done;
                 crate::warn!(
-                    "rank {}: the agent, the thread that adds peers' emulated signals, {problem}. Signals are lost, \
+                    "rank {}: the signal proxy (the thread that adds peers' emulated signals) {problem}. Signals are lost, \
                      and peers' requests to this rank fail. Check the CPU load and the lines above, and close the \
                      communicator, which is now unusable",
                     self.rank

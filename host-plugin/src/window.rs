@@ -1,13 +1,13 @@
 //! Windows: memory that peers may access, registered on every rail, and the tables that kernels address it by.
 #![allow(unsafe_code)]
 
-use crate::agent;
-use crate::agent::windows::{Window as SignalWindow, Windows};
 use crate::comm::CollComm;
 use crate::config::Signals;
 use crate::device::{Adds, Device, DeviceBuffer, Use, WindowMemory, bytes_of};
 use crate::error::Error;
 use crate::log::first_time;
+use crate::signal_proxy;
+use crate::signal_proxy::windows::{Window as SignalWindow, Windows};
 use crate::trace;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
 use ferrogin_ffi::ext::window_handle_offset;
@@ -35,12 +35,12 @@ pub struct Source {
 #[derive(Debug)]
 pub struct Prepared {
     memory: WindowMemory,
-    /// How the agent adds to its words, with emulated signals.
+    /// How the signal proxy adds to its words, with emulated signals.
     adds: Option<Adds>,
 }
 
-/// A window in the list of those that emulated signals may name, until dropped. Afterwards the agent accesses its memory no more, except
-/// by a call of a driver that does not return ([`agent::wait_out`]).
+/// A window in the list of those that emulated signals may name, until dropped. Afterwards the signal proxy accesses its memory no more, except
+/// by a call of a driver that does not return ([`signal_proxy::wait_out`]).
 struct Listed {
     windows: Arc<Windows>,
     /// Rail and remote key.
@@ -57,7 +57,7 @@ impl Listed {
 impl Drop for Listed {
     fn drop(&mut self) {
         self.windows.remove(&self.keys);
-        agent::wait_out();
+        signal_proxy::wait_out();
     }
 }
 
@@ -65,7 +65,7 @@ impl Drop for Listed {
 pub struct Window {
     /// The tables for kernels. The first field, so that they end before the regions that they name.
     table: Box<dyn DeviceBuffer>,
-    /// The window in the agent's list, which ends before the regions.
+    /// The window in the signal proxy's list, which ends before the regions.
     _listed: Option<Listed>,
     /// By rail.
     _regions: Vec<MemoryRegion>,
@@ -142,7 +142,10 @@ impl Window {
             warn_of_copies();
         }
         if let Some(adds) = listed.as_ref().and(adds) {
-            crate::info!("window of {size} bytes at {data:p}: the agent adds emulated signals by {}", adds.name());
+            crate::info!(
+                "window of {size} bytes at {data:p}: the signal proxy adds emulated signals by {}",
+                adds.name()
+            );
         }
         crate::trace!(
             "registered a window of {size} bytes at {data:p} on {}",

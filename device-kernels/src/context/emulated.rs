@@ -1,4 +1,4 @@
-//! Signals that are words of the peer's memory, to which the peer's agent adds. [`ferrogin_ffi::signals`] has the protocol.
+//! Signals that are words of the peer's memory, to which the peer's signal proxy adds. [`ferrogin_ffi::signals`] has the protocol.
 //!
 //! All of them go to the peer's inbox, a queue pair that only receives. A weak signal that an immediate can hold travels with its own put, and
 //! the call behind the fast path posts both as one request. Any other is a request of its own on this rank's data endpoint, posted when all has
@@ -164,7 +164,7 @@ impl<'a> Context<'a> {
         if id >= emulated.n_signals {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: the plugin made `n_signals` of these words for the context's life, 8-aligned; the agent and kernels only access
+        // SAFETY: the plugin made `n_signals` of these words for the context's life, 8-aligned; the signal proxy and kernels only access
         // them atomically.
         Ok(unsafe { AtomicU64::from_ptr(emulated.words.wrapping_add(id as usize)) })
     }
@@ -182,7 +182,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The word, as the peer's agent finds it.
+/// The word, as the peer's signal proxy finds it.
 fn target(tables: Tables<'_>, peer: u32, word: Word) -> Result<Target, Status> {
     let span = match word {
         Word::Indexed(id) => return Ok(Target::Indexed(id)),

@@ -91,7 +91,7 @@ fn rung(ring: &Ring) -> Vec<SendWqe> {
     (0..count).map(|i| parse(&ring.slot(i), &geometry).unwrap_or_else(|e| panic!("request {i}: {e}"))).collect()
 }
 
-/// The signal of a request, as the peer's agent reads it; `None` for a request without one.
+/// The signal of a request, as the peer's signal proxy reads it; `None` for a request without one.
 fn signal_of(request: &SendWqe) -> Option<Signal> {
     assert_eq!(request.dest.qpn, 20 + PEER as u16, "all requests go to the peer's inbox");
     let receiver = Receiver { generation: Generation::new(u64::from(7 + PEER)), n_signals: SIGNALS, nranks: NRANKS };

@@ -1,4 +1,4 @@
-//! How many receives the agent posts.
+//! How many receives the signal proxy posts.
 //!
 //! Every write with immediate data and every send takes one posted receive. Where none is posted, the card of the receiver refuses the
 //! request and the card of the sender retries it. So the posted receives are the credits of all senders together, and no sender
@@ -14,7 +14,7 @@ pub struct Receives {
 
 impl Receives {
     /// A queue of `depth` receives, none of which is posted; they are posted again `batch` at a time, and at least half of the queue stays
-    /// posted while the agent keeps up.
+    /// posted while the signal proxy keeps up.
     pub const fn new(depth: u32, batch: u32) -> Self {
         let most = if depth / 2 > 1 { depth / 2 } else { 1 };
         let batch = if batch == 0 {
@@ -44,7 +44,7 @@ impl Receives {
         }
     }
 
-    /// The number of receives to post now; the caller posts them. With `idle` the batch need not be full: the agent is about to sleep.
+    /// The number of receives to post now; the caller posts them. With `idle` the batch need not be full: the signal proxy is about to sleep.
     #[must_use]
     pub const fn refill(&mut self, idle: bool) -> u32 {
         let missing = self.depth - self.posted;

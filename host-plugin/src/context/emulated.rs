@@ -1,12 +1,12 @@
 //! The emulated signals of a `createContext`: indexed words and receives in memory of the host, and an inbox for each context.
 
-use crate::agent::inbox::{DEPTH, Inbox, InboxMemory};
-use crate::agent::{self, Served};
 use crate::comm::CollComm;
 use crate::device::{self, DeviceBuffer, Use};
 use crate::error::Error;
 use crate::memory::region_of;
 use crate::rail::Rail;
+use crate::signal_proxy::inbox::{DEPTH, Inbox, InboxMemory};
+use crate::signal_proxy::{self, Served};
 use ferrogin_ffi::signals::{Generation, Receiver, message};
 use ferrogin_libfabric::{Info, MemoryRegion, bindings};
 use std::sync::Arc;
@@ -90,21 +90,21 @@ fn stride(n_signals: usize) -> usize {
     (n_signals.max(1) * 8).next_multiple_of(128)
 }
 
-/// The inboxes of a `createContext`, which the agent serves until this is dropped.
-pub struct Inboxes(Vec<agent::Guard>);
+/// The inboxes of a `createContext`, which the signal proxy serves until this is dropped.
+pub struct Inboxes(Vec<signal_proxy::Guard>);
 
 impl Inboxes {
-    /// Hands inboxes to the agent.
+    /// Hands inboxes to the signal proxy.
     ///
     /// # Errors
-    /// The agent's thread does not start.
+    /// The signal proxy's thread does not start.
     pub fn serve(inboxes: Vec<Inbox>) -> Result<Self, Error> {
-        let served = inboxes.into_iter().map(agent::serve).collect::<Result<_, _>>();
-        served.map(Self).map_err(|source| Error::System { call: "starting the agent's thread", source })
+        let served = inboxes.into_iter().map(signal_proxy::serve).collect::<Result<_, _>>();
+        served.map(Self).map_err(|source| Error::System { call: "starting the signal proxy's thread", source })
     }
 
     /// The inboxes, for the watcher.
     pub fn served(&self) -> Vec<Arc<Served>> {
-        self.0.iter().map(agent::Guard::served).collect()
+        self.0.iter().map(signal_proxy::Guard::served).collect()
     }
 }

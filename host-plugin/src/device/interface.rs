@@ -47,7 +47,7 @@ pub enum Mapping {
     Host,
 }
 
-/// How the agent adds to a 64-bit word of a window. The owner resets a word by a plain store at any time.
+/// How the signal proxy adds to a 64-bit word of a window. The owner resets a word by a plain store at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adds {
     /// An atomic operation of the CPU, on memory that the CPU and the device access coherently.
@@ -233,7 +233,7 @@ pub trait Device: Send + Sync {
     /// The memory types that NCCL may register: a sum of `PTR_*`.
     fn ptr_support(&self) -> i32;
 
-    /// How the agent adds to words of a window of `len` bytes at `address`, of NCCL's memory type `ptr_type`.
+    /// How the signal proxy adds to words of a window of `len` bytes at `address`, of NCCL's memory type `ptr_type`.
     fn adds(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Adds {
         let _ = (address, len, ptr_type);
         Adds::Cpu

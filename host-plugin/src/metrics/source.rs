@@ -47,11 +47,11 @@ pub struct Numbers {
     pub completions: Option<u64>,
     /// Requests that completed in error.
     pub errors: u64,
-    /// Writes of peers that raised a signal, or emulated signals that the agent added.
+    /// Writes of peers that raised a signal, or emulated signals that the signal proxy added.
     pub signals: Option<u64>,
-    /// Emulated signals that the agent refused.
+    /// Emulated signals that the signal proxy refused.
     pub refused: Option<u64>,
-    /// Rounds of the agent that found all receives taken.
+    /// Rounds of the signal proxy that found all receives taken.
     pub exhausted: Option<u64>,
     /// Bytes of the RMA plugin's puts and gets.
     pub bytes: Option<u64>,
@@ -186,7 +186,7 @@ impl Endpoint {
     }
 }
 
-/// What the agent counts of the emulated signals of a context.
+/// What the signal proxy counts of the emulated signals of a context.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Signals that were added.
@@ -244,7 +244,7 @@ pub struct Source {
     pub card: String,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// What the agent counts of its emulated signals.
+    /// What the signal proxy counts of its emulated signals.
     pub emulated: Option<Arc<Counts>>,
     /// What the RMA plugin counts.
     pub rma: Option<Arc<RmaCounts>>,

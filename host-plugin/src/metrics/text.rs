@@ -31,7 +31,7 @@ const REFUSED: Metric = (
 const EXHAUSTED: Metric = (
     "ferrogin_signals_exhausted_total",
     "counter",
-    "Rounds of the agent that found all receives of the context taken, so that cards of peers retried.",
+    "Rounds of the signal proxy that found all receives of the context taken, so that cards of peers retried.",
 );
 const RMA_BYTES: Metric = ("ferrogin_bytes_total", "counter", "Bytes of puts and gets that the RMA plugin has posted.");
 const REQUESTS: Metric = (

@@ -1,6 +1,6 @@
 //! The inbox of one context: a queue pair that only receives, to which all requests of peers go that carry a signal.
 //!
-//! Each signal takes one posted receive and makes one completion. The agent reads the entries of the completion queue itself, because
+//! Each signal takes one posted receive and makes one completion. The signal proxy reads the entries of the completion queue itself, because
 //! some releases of libfabric return 16 of the 32 bits of immediate data.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The windows of a communicator, by the keys that signals of peers name them by, and how the agent adds to their words.
+//! The windows of a communicator, by the keys that signals of peers name them by, and how the signal proxy adds to their words.
 #![allow(unsafe_code)]
 
 use crate::device::{Adds, Device, DeviceError};
@@ -13,7 +13,7 @@ use std::sync::{PoisonError, RwLock};
 pub struct Window {
     /// In the addresses that peers use, which are those of this process.
     pub region: Region,
-    /// How the agent adds to its words.
+    /// How the signal proxy adds to its words.
     pub adds: Adds,
 }
 
@@ -29,7 +29,7 @@ impl Windows {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert((rail, rkey), window);
     }
 
-    /// Removes windows. The agent may still access their memory in its present round.
+    /// Removes windows. The signal proxy may still access their memory in its present round.
     pub fn remove(&self, keys: &[(u32, u32)]) {
         let mut windows = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for key in keys {
@@ -37,13 +37,13 @@ impl Windows {
         }
     }
 
-    /// A window that is registered now. Its memory stays until the end of the agent's round.
+    /// A window that is registered now. Its memory stays until the end of the signal proxy's round.
     pub fn find(&self, rail: u32, rkey: u32) -> Option<Window> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(rail, rkey)).copied()
     }
 }
 
-/// A word that the agent adds to.
+/// A word that the signal proxy adds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
     /// Its address: of this process with [`Adds::Cpu`], else of the GPU.
@@ -53,7 +53,7 @@ pub struct Word {
 }
 
 /// Makes the bytes visible that the card wrote before the completions of the round, and adds in order, each in one step. Ends early if the
-/// agent is abandoned.
+/// proxy is abandoned.
 ///
 /// # Safety
 /// Each word is 8-byte aligned, and its memory stays mapped until the end of the round.

@@ -127,7 +127,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
         report: Report::Clean,
         failure: None,
         peers: None,
-        agent: None,
+        proxy: None,
     }
 }
 

@@ -168,9 +168,9 @@ fn pair(body: impl Fn(usize, &Comm) + Send + Sync + 'static) -> impl FnOnce(std:
 }
 
 #[test]
-fn agent_adds_signals_in_each_form() {
+fn proxy_adds_signals_in_each_form() {
     alone(
-        "agent_adds_signals_in_each_form",
+        "proxy_adds_signals_in_each_form",
         &[EMULATED],
         pair(|rank, comm| {
             let properties = comm.gin_properties();
@@ -297,8 +297,8 @@ fn invalid_signals_change_nothing_and_are_reported() {
 }
 
 #[test]
-fn agent_that_ends_aborts_waits() {
-    let test = "agent_that_ends_aborts_waits";
+fn proxy_that_ends_aborts_waits() {
+    let test = "proxy_that_ends_aborts_waits";
     alone_on_gpu(test, |plugin| {
         // The host has to flush the writes of cards.
         software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
@@ -312,7 +312,7 @@ fn agent_that_ends_aborts_waits() {
             }
             wait_until("signals before the fault", || poster.word(1).load(Ordering::Acquire) == 5);
             comm.barrier().expect("all ranks");
-            // The agent ends when the driver refuses a flush.
+            // The signal proxy ends when the driver refuses a flush.
             if rank == 0 {
                 software_gpu_driver::set_attribute(FLUSH_OPTIONS, 0);
                 poster.immediate(other, poster.indexed(other, 1, 1));
@@ -325,7 +325,7 @@ fn agent_that_ends_aborts_waits() {
             wait_until("failed request", || poster.errors() > 0);
             comm.barrier().expect("all ranks");
             if rank == 0 {
-                let words = "the agent, the thread that adds peers' emulated signals,";
+                let words = "the signal proxy (the thread that adds peers' emulated signals)";
                 // The watcher raises the flag before it writes the line.
                 wait_until("lines of both ranks", || {
                     mini_nccl::log::all().iter().filter(|line| line.text.contains(words)).count() >= 2
@@ -334,11 +334,7 @@ fn agent_that_ends_aborts_waits() {
                 let with =
                     |words: &str| lines.iter().filter(|line| line.is_warn() && line.text.contains(words)).count();
                 assert_eq!((with(words), with("has ended")), (2, 2), "a line of each rank of this process: {lines:?}");
-                assert_eq!(
-                    with("the agent of emulated signals stops: cuFlushGPUDirectRDMAWrites failed"),
-                    1,
-                    "{lines:?}"
-                );
+                assert_eq!(with("the signal proxy stops: cuFlushGPUDirectRDMAWrites failed"), 1, "{lines:?}");
             }
             comm.barrier().expect("all ranks");
             context.destroy().expect("destroyed");
@@ -407,8 +403,8 @@ mod software_gpu_driver {
     }
 }
 
-/// Signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the agent adds to GPU memory.
-fn agent_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: &'static str, warns: bool) {
+/// Signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the signal proxy adds to GPU memory.
+fn proxy_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: &'static str, warns: bool) {
     alone_on_gpu(test, move |plugin| {
         attributes.iter().for_each(|(number, value)| software_gpu_driver::set_attribute(*number, *value));
         ranks(&plugin, 2, move |rank, comm| {
@@ -443,7 +439,7 @@ fn agent_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: 
             if rank == 0 {
                 let lines: Vec<_> = mini_nccl::log::all().into_iter().map(|line| line.text).collect();
                 let of_windows: Vec<_> =
-                    lines.iter().filter(|line| line.contains("the agent adds emulated signals by")).collect();
+                    lines.iter().filter(|line| line.contains("the signal proxy adds emulated signals by")).collect();
                 let by_cpu =
                     of_windows.iter().filter(|line| line.contains("signals by atomic adds by the CPU")).count();
                 let by_way = of_windows.iter().filter(|line| line.contains(way)).count();
@@ -462,25 +458,25 @@ const CPU: &str = "signals by atomic adds by the CPU";
 const STREAM: &str = "signals by atomic reductions on a stream";
 
 #[test]
-fn agent_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu() {
-    agent_adds_to_gpu_memory("agent_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu", &[], STREAM, false);
+fn proxy_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu() {
+    proxy_adds_to_gpu_memory("proxy_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu", &[], STREAM, false);
 }
 
 #[test]
-fn agent_adds_to_gpu_memory_by_copies_and_warns_without_reductions() {
-    let test = "agent_adds_to_gpu_memory_by_copies_and_warns_without_reductions";
-    agent_adds_to_gpu_memory(test, &[(148, 0)], "signals by copies", true);
+fn proxy_adds_to_gpu_memory_by_copies_and_warns_without_reductions() {
+    let test = "proxy_adds_to_gpu_memory_by_copies_and_warns_without_reductions";
+    proxy_adds_to_gpu_memory(test, &[(148, 0)], "signals by copies", true);
 }
 
 #[test]
-fn agent_adds_to_coherent_gpu_memory_by_cpu() {
+fn proxy_adds_to_coherent_gpu_memory_by_cpu() {
     // Native atomics, and host page tables: Grace.
-    agent_adds_to_gpu_memory("agent_adds_to_coherent_gpu_memory_by_cpu", &[(86, 1), (100, 1)], CPU, false);
+    proxy_adds_to_gpu_memory("proxy_adds_to_coherent_gpu_memory_by_cpu", &[(86, 1), (100, 1)], CPU, false);
 }
 
 #[test]
-fn agent_flushes_the_writes_of_cards_before_it_adds() {
-    let test = "agent_flushes_the_writes_of_cards_before_it_adds";
+fn proxy_flushes_the_writes_of_cards_before_it_adds() {
+    let test = "proxy_flushes_the_writes_of_cards_before_it_adds";
     alone_on_gpu(test, |plugin| {
         // The writes of cards have no order, and the host can flush them.
         software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
@@ -534,7 +530,7 @@ fn window_is_left_alone_once_it_is_deregistered() {
                 comm.barrier().expect("all ranks");
                 if rank == 1 {
                     let va = poster.message(0, Target::Va { rkey: peer.rkey, address: peer.remote_addr }, 1);
-                    // The agent is in the midst of signals when the window goes, and more come after.
+                    // The signal proxy is in the midst of signals when the window goes, and more come after.
                     while deregistered.load(Ordering::Acquire) < round {
                         poster.send(0, &va);
                     }
@@ -603,21 +599,21 @@ fn signals_of_peers_that_left_reach_no_later_context() {
     });
 }
 
-/// How often the agent's thread has gone to sleep so far.
-fn sleeps_of_agent() -> u64 {
+/// How often the signal proxy's thread has gone to sleep so far.
+fn sleeps_of_proxy() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").expect("a directory").flatten();
     let named =
-        |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|n| n.trim() == "ferrogin-agent");
-    let agent = threads.map(|thread| thread.path()).find(|path| named(path)).expect("the agent's thread");
-    let status = std::fs::read_to_string(agent.join("status")).expect("the thread's status");
+        |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|n| n.trim() == "ferrogin-proxy");
+    let proxy = threads.map(|thread| thread.path()).find(|path| named(path)).expect("the signal proxy's thread");
+    let status = std::fs::read_to_string(proxy.join("status")).expect("the thread's status");
     let sleeps =
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).expect("a number of sleeps");
     sleeps.trim().parse().expect("a number")
 }
 
 #[test]
-fn signals_wait_for_receives_and_the_agent_sleeps_without_any() {
-    let test = "signals_wait_for_receives_and_the_agent_sleeps_without_any";
+fn signals_wait_for_receives_and_the_proxy_sleeps_without_any() {
+    let test = "signals_wait_for_receives_and_the_proxy_sleeps_without_any";
     alone(test, &[EMULATED, ("SOFTEFA_FAULTS", "rq_size=4")], |plugin| {
         ranks(&plugin, 2, |rank, comm| {
             let context = comm.create_context(&config(2, 0)).expect("a context");
@@ -631,8 +627,8 @@ fn signals_wait_for_receives_and_the_agent_sleeps_without_any() {
             assert!(!context.query_last_error().expect("a state"));
             if rank == 0 && std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "softefa") {
                 // Without an event a sleep takes 100 ms, and on a busy machine more. A lock may add a short one.
-                let (before, began) = (sleeps_of_agent(), Instant::now());
-                wait_until("sleeps of the idle agent", || sleeps_of_agent() >= before + 10);
+                let (before, began) = (sleeps_of_proxy(), Instant::now());
+                wait_until("sleeps of the idle signal proxy", || sleeps_of_proxy() >= before + 10);
                 assert!(began.elapsed() >= Duration::from_millis(500), "10 sleeps in {:?}", began.elapsed());
             }
             comm.barrier().expect("all ranks");

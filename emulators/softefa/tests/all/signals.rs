@@ -94,7 +94,7 @@ impl Source {
     }
 }
 
-/// The receiver with its agent. The words behind the indexed ones are its window.
+/// The receiver with its signal proxy. The words behind the indexed ones are its window.
 struct Sink {
     end: End,
     words: Buffer,

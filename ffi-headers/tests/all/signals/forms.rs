@@ -81,7 +81,7 @@ proptest! {
     }
 
     #[test]
-    fn receives_are_never_exhausted_by_the_agent(depth in 1..300u32, batch in 0..400u32, takes in proptest::collection::vec((any::<u8>(), any::<bool>()), 1..100)) {
+    fn receives_are_never_exhausted_by_the_proxy(depth in 1..300u32, batch in 0..400u32, takes in proptest::collection::vec((any::<u8>(), any::<bool>()), 1..100)) {
         let mut receives = Receives::new(depth, batch);
         prop_assert_eq!(receives.refill(false), depth);
         for (n, idle) in takes {

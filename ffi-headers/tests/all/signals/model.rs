@@ -1,4 +1,4 @@
-//! All interleavings of two senders, their cards, the agent and the owner of the words: a breadth-first exploration with the crate's code.
+//! All interleavings of two senders, their cards, the signal proxy and the owner of the words: a breadth-first exploration with the crate's code.
 //!
 //! Requests land in any order and complete in any later order. One that finds no receive writes its bytes and lands again later. The owner
 //! resets words, and makes its context anew while signals are under way. The words begin near 2^64. An add is wrong if the signal is early,
@@ -41,13 +41,13 @@ enum Without {
     QKey,
     /// Receivers take signals of any generation.
     Generation,
-    /// The agent posts the receive again before it reads the message.
+    /// The signal proxy posts the receive again before it reads the message.
     ReadBeforePost,
-    /// The agent reads the word and writes it later.
+    /// The signal proxy reads the word and writes it later.
     WholeAdd,
-    /// The context ends while the agent is in a round.
+    /// The context ends while the signal proxy is in a round.
     EndOfRound,
-    /// The agent posts no receive twice.
+    /// The signal proxy posts no receive twice.
     Refill,
 }
 
@@ -89,15 +89,15 @@ struct State {
     bytes: u16,
     is_second: bool,
     receives: Receives,
-    /// Numbers of the receives at the card, and of those that the agent has.
+    /// Numbers of the receives at the card, and of those that the signal proxy has.
     posted: VecDeque<u8>,
     free: Vec<u8>,
     /// By receive: the request whose message the buffer has.
     buffers: Vec<u8>,
     queue: VecDeque<Completion>,
-    /// Completions of the agent's round, whose signals it has not added.
+    /// Completions of the signal proxy's round, whose signals it has not added.
     round: VecDeque<(Completion, Option<Signal>)>,
-    /// The value that the agent writes next, where it does not add in one step.
+    /// The value that the signal proxy writes next, where it does not add in one step.
     copied: Option<u64>,
     words: [u64; WORDS],
     /// What resets took out of each word, and what was added since the context began.
@@ -199,7 +199,7 @@ fn steps(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
             Status::None | Status::Completed => {}
         }
     }
-    all.extend(step_of_agent(settings, state)?);
+    all.extend(step_of_proxy(settings, state)?);
     if state.resets > 0 {
         for word in 0..WORDS {
             all.push(after(&|next| {
@@ -208,7 +208,7 @@ fn steps(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
             }));
         }
     }
-    // The owner of a context that ends waits for the agent.
+    // The owner of a context that ends waits for the signal proxy.
     let between_rounds = state.round.is_empty() || settings.lacks(Without::EndOfRound);
     if settings.generations.is_some() && !state.is_second && between_rounds {
         all.push(after(&|next| {
@@ -288,7 +288,7 @@ fn land(settings: &Settings, state: &State, id: u8) -> Option<State> {
     Some(next)
 }
 
-fn step_of_agent(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
+fn step_of_proxy(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
     let mut all = Vec::new();
     if state.queue.front().is_some() && state.round.len() < 2 {
         let mut next = state.clone();

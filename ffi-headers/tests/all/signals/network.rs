@@ -1,4 +1,4 @@
-//! Four ranks over a network without order, with few receives and slow agents, beside an oracle.
+//! Four ranks over a network without order, with few receives and slow signal proxies, beside an oracle.
 //!
 //! A request lands at any time, takes a receive if it carries a signal, and completes at any time after that. The oracle knows which
 //! signal each completion belongs to, and which requests that signal covers. It fails on a signal that is early, lost, applied twice,
@@ -233,7 +233,7 @@ impl Network {
         }
     }
 
-    /// The agent of a rank takes up to `most` completions.
+    /// The signal proxy of a rank takes up to `most` completions.
     fn work(&mut self, rank: usize, most: u32, settings: &Settings) -> Result<(), String> {
         for _ in 0..most {
             let Some(Completion { request, generation }) = self.queues[rank].pop_front() else {

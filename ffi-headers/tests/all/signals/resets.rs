@@ -2,26 +2,26 @@
 
 use std::collections::BTreeSet;
 
-/// A step on the word, by the agent or by the owner.
+/// A step on the word, by the signal proxy or by the owner.
 #[derive(Clone, Copy)]
 enum Step {
     /// An atomic add: by a processor of the same coherent memory, or by the GPU for the driver.
     Add(u64),
-    /// The first half of an add through a mapping: the agent reads the word.
+    /// The first half of an add through a mapping: the signal proxy reads the word.
     Read,
-    /// The second half: the agent writes what it read, plus this.
+    /// The second half: the signal proxy writes what it read, plus this.
     Write(u64),
     /// The owner stores 0.
     Reset,
 }
 
 /// The values of the word after all interleavings of two threads; the word begins with 5.
-fn outcomes(agent: &[Step], owner: &[Step]) -> BTreeSet<u64> {
-    fn go(agent: &[Step], owner: &[Step], word: u64, read: u64, all: &mut BTreeSet<u64>) {
-        if agent.is_empty() && owner.is_empty() {
+fn outcomes(proxy: &[Step], owner: &[Step]) -> BTreeSet<u64> {
+    fn go(proxy: &[Step], owner: &[Step], word: u64, read: u64, all: &mut BTreeSet<u64>) {
+        if proxy.is_empty() && owner.is_empty() {
             all.insert(word);
         }
-        for (thread, first) in [(agent, true), (owner, false)] {
+        for (thread, first) in [(proxy, true), (owner, false)] {
             let Some((step, rest)) = thread.split_first() else { continue };
             let (word, read) = match *step {
                 Step::Add(n) => (word + n, read),
@@ -29,11 +29,11 @@ fn outcomes(agent: &[Step], owner: &[Step]) -> BTreeSet<u64> {
                 Step::Write(n) => (read + n, read),
                 Step::Reset => (0, read),
             };
-            if first { go(rest, owner, word, read, all) } else { go(agent, rest, word, read, all) }
+            if first { go(rest, owner, word, read, all) } else { go(proxy, rest, word, read, all) }
         }
     }
     let mut all = BTreeSet::new();
-    go(agent, owner, 5, 0, &mut all);
+    go(proxy, owner, 5, 0, &mut all);
     all
 }
 

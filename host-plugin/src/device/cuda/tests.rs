@@ -108,7 +108,7 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
     let test = "ways_of_adding_and_flushing_follow_the_attributes_of_the_driver";
     on_gpu(test, || {
         let first = CudaDevice::open(true).expect("a GPU");
-        // Native atomics, host page tables, atomic reductions; how the agent adds to GPU memory.
+        // Native atomics, host page tables, atomic reductions; how the signal proxy adds to GPU memory.
         let adds = [
             ([0, 0, 0], Adds::Copy),
             ([0, 0, 1], Adds::Stream),

@@ -1,4 +1,4 @@
-//! The words of windows: where they lie, and how the agent adds to those in GPU memory.
+//! The words of windows: where they lie, and how the signal proxy adds to those in GPU memory.
 #![allow(unsafe_code)]
 
 use super::driver::{Core, Current, check};
@@ -48,7 +48,7 @@ pub fn is_coherent(native_atomics: bool, _: &Current, address: u64) -> bool {
     found == success && host == address && (on_host || native_atomics)
 }
 
-/// A call of the driver in a round of the agent, and the end of what it puts on the stream. False if the agent was abandoned meanwhile.
+/// A call of the driver in a round of the signal proxy, and the end of what it puts on the stream. False if the signal proxy was abandoned meanwhile.
 fn on_stream(
     core: &Core,
     round: &Round<'_>,

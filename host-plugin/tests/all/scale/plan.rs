@@ -9,7 +9,7 @@ const COUNT: u64 = 4;
 const CONTEXT: u64 = 40;
 const ENDPOINT: u64 = 6;
 /// Bytes of the receives of a context with emulated signals.
-const RECEIVES: usize = nccl_gin_ferrogin::agent::inbox::DEPTH * ferrogin_ffi::signals::message::BYTES;
+const RECEIVES: usize = nccl_gin_ferrogin::signal_proxy::inbox::DEPTH * ferrogin_ffi::signals::message::BYTES;
 
 /// A `createContext` of all ranks, without counters, on one card for each rank.
 #[derive(Debug, Clone, Copy)]

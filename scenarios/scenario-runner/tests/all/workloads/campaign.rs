@@ -5,7 +5,7 @@
 //! than bytes have landed for. A signal is lost if the sums at the end are too low. Words are reset in three ways:
 //!
 //! * by an exchange, at any time: what was taken out is part of the sum, which is exact;
-//! * by a plain store, at any time: adds between the owner's read and its store are lost, so the sum is at most the exact one. An agent
+//! * by a plain store, at any time: adds between the owner's read and its store are lost, so the sum is at most the exact one. A signal proxy
 //!   that undoes a reset makes it greater;
 //! * by a plain store while the only sender of that word waits, and signals for its neighbours come: the word's sum is exact.
 
