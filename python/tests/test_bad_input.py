@@ -258,7 +258,7 @@ def test_objects_in_a_call_of_another_thread_are_not_closed(comm: ferrogin.Comm)
     waits.start()
     wait_until(lambda: bool(context._uses))
     for close in (context.destroy, comm.close):
-        with pytest.raises(ferrogin.UsageError, match="1 calls of other threads use it"):
+        with pytest.raises(ferrogin.UsageError, match="in use by 1 call of other threads"):
             close()
     gin.signal(0, 0)
     waits.join()

@@ -327,6 +327,6 @@ fn refused_bind_changes_nothing() {
     let rkey = scene.bound();
     let (_, mut umr) = scene.bind();
     umr.mkey.qpn_mkey = (umr.mkey.qpn_mkey.get() ^ 0x7).into();
-    assert_eq!(post(&mut scene.other, umr), Err(Syndrome::MwBind), "bound already");
+    assert_eq!(post(&mut scene.other, umr), Err(Syndrome::MwBind), "already bound");
     assert_eq!(scene.write(rkey), Written::Bytes);
 }
