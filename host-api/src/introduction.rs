@@ -3,6 +3,7 @@
 use crate::error::Error;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::log::counted;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -78,8 +79,8 @@ impl Introduction {
         let (own, ranks) = (self.rank.get(), self.ranks.get());
         if blocks.len() != ranks as usize {
             return Err(Error::Allgather(format!(
-                "it returned blocks of {} ranks to rank {own} of {ranks}: it must return one block from each rank",
-                blocks.len()
+                "it returned the blocks of {} to rank {own} of {ranks}: it must return one block from each rank",
+                counted(blocks.len(), "rank")
             )));
         }
         let all = blocks.iter().enumerate().map(|(rank, bytes)| {
@@ -165,7 +166,7 @@ mod tests {
         for (other, expected) in [
             (block(1, 2, "efa"), "rank 1 has FERROGIN_PROVIDER=efa, but rank 0 has FERROGIN_PROVIDER=softefa"),
             (block(1, 3, "softefa"), "rank 1 has a number of ranks of 3, but rank 0 has 2"),
-            (block(0, 2, "softefa"), "the process at place 1 of the allgather opened as rank 0"),
+            (block(0, 2, "softefa"), "the process at position 1 of the allgather opened as rank 0"),
             (failed, "rank 1 failed in open: no card: é"),
             (other(|block| block.release = field("9.9")), "rank 1 has ferrogin 9.9, but rank 0 has"),
             (other(|block| block.magic = [0; 8]), "it returned no valid block of rank 1"),
@@ -173,7 +174,7 @@ mod tests {
             let error = compared(&own, &[own, other]).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
-        assert!(compared(&own, &[own]).unwrap_err().contains("the blocks of 1 ranks to rank 0 of 2"));
+        assert!(compared(&own, &[own]).unwrap_err().contains("the blocks of 1 rank to rank 0 of 2"));
     }
 
     #[test]

@@ -381,7 +381,7 @@ mod tests {
         let listen = insert(Kind::Listen, Arc::new(1u8)).unwrap();
         let text = |handle, wanted| get::<u8>(handle, wanted).unwrap_err().to_string();
         assert_eq!(text(std::ptr::null_mut(), Kind::Window), "the memory handle is NULL");
-        let wrong = "the caller passed the handle of a listen communicator where the call takes a GIN context";
+        let wrong = "this is the handle of a listen communicator, but the call expects a GIN context";
         assert_eq!(text(listen, Kind::Context), wrong);
         remove::<u8>(listen, Kind::Listen).unwrap();
         let closed = text(listen, Kind::Listen);

@@ -153,7 +153,7 @@ fn show(args: &TraceArgs) -> Result<(), String> {
                 (Some(_), _) => chrome::write(&mut out, &all, &chosen),
                 (None, true) => table::lines(&mut out, &all, &chosen),
                 (None, false) => {
-                    let width = terminal_size_of(io::stdout()).map(|(width, _)| width.0.into());
+                    let width = terminal_size_of(io::stdout()).map_or(u16::MAX, |(width, _)| width.0);
                     table::table(&mut out, &all, &chosen, args.fields, width)
                 }
             };

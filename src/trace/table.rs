@@ -22,20 +22,13 @@ fn decoded(event: &Event) -> Option<Decoded> {
 }
 
 /// Writes the table, cut at `width` columns; with `fields`, the fields of each event below it.
-pub fn table(
-    out: &mut impl Write,
-    all: &Events,
-    chosen: &[&Event],
-    fields: bool,
-    width: Option<usize>,
-) -> io::Result<()> {
+pub fn table(out: &mut impl Write, all: &Events, chosen: &[&Event], fields: bool, width: u16) -> io::Result<()> {
     let start = all.start_ns();
     let head = format!(
         "{:>14} {:>8} {:>4} {:>5} {:>5}  {:<10} {:<5} {:>18} {:>10}  {:<18} {:<28} details",
         "time us", "process", "card", "qp", "slot", "event", "op", "request id", "bytes", "peer", "status"
     );
-    let width = width.unwrap_or(usize::MAX);
-    writeln!(out, "{head:.width$}")?;
+    writeln!(out, "{:.*}", usize::from(width), head)?;
     let text = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     for event in chosen {
         let record = &event.record;
@@ -56,7 +49,7 @@ pub fn table(
             text(status),
             event.details()
         );
-        writeln!(out, "{:.width$}", line.trim_end())?;
+        writeln!(out, "{:.*}", usize::from(width), line.trim_end())?;
         if let Some(decoded) = decoded(event).filter(|_| fields) {
             write!(out, "{}", decoded.lines("    "))?;
         }

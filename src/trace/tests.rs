@@ -56,7 +56,7 @@ fn records_of_any_bytes_are_shown() {
         let all = Events::of(&[read::parse(&file).records]);
         let events: Vec<&Event> = all.events.iter().collect();
         let (mut text, mut lines, mut viewer) = (Vec::new(), Vec::new(), Vec::new());
-        table::table(&mut text, &all, &events, true, None).expect("a table");
+        table::table(&mut text, &all, &events, true, 80).expect("a table");
         table::lines(&mut lines, &all, &events).expect("lines");
         chrome::write(&mut viewer, &all, &events).expect("a viewer's file");
         assert_eq!(String::from_utf8(lines).expect("text").lines().count(), events.len());

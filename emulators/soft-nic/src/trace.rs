@@ -311,7 +311,7 @@ mod tests {
         let refused = |path: &Path| Writer::open(path, 0, &GID).unwrap_err().to_string();
         let place = Place::new("foreign");
         std::fs::write(&place.0, "my diary").unwrap();
-        assert!(refused(&place.0).contains("is not a trace of a software card, and is not overwritten"));
+        assert!(refused(&place.0).contains("is not a trace of a software card, and was not overwritten"));
         assert_eq!(std::fs::read(&place.0).unwrap(), b"my diary");
         std::fs::write(&place.0, b"sft\x02").unwrap();
         assert!(refused(&place.0).contains("is a trace of version 2"));

@@ -401,7 +401,7 @@ mod tests {
     fn card_with_less_inline_than_a_signal_is_refused() {
         assert!(check_inline("efa0", message::BYTES).is_ok());
         let error = check_inline("efa0", message::BYTES - 1).unwrap_err().to_string();
-        for part in ["card efa0 sends 31 bytes inline", "need 32", "set FERROGIN_SIGNALS=card"] {
+        for part in ["card efa0 can send only 31 bytes inline", "need 32", "set FERROGIN_SIGNALS=card"] {
             assert!(error.contains(part), "{part:?} in {error}");
         }
     }

@@ -257,7 +257,7 @@ fn dead_peer_fails_the_context_and_not_the_close() {
             (error, again, context.progress().is_err())
         });
         for (rank, (error, again, progress)) in failed.into_iter().enumerate() {
-            let cause = format!("of rank {rank} to rank {}", 1 - rank);
+            let cause = format!("from rank {rank} to rank {}", 1 - rank);
             assert!(error.contains(&cause) && again.contains(&cause) && progress, "{error}\n{again}");
         }
     });

@@ -78,9 +78,10 @@ pub fn take() -> Vec<Line> {
     lines().drain(..).collect()
 }
 
-/// The newest WARN line in the log.
+/// The newest WARN line in the log, other than that of a kernel's failure, which comes before or after the card's report and says less.
 pub fn last_warn() -> Option<String> {
-    lines().iter().rev().find(|line| line.is_warn()).map(|line| line.text.clone())
+    let is_report = |line: &&Line| line.is_warn() && !line.text.contains("the first failure of a kernel");
+    lines().iter().rev().find(is_report).map(|line| line.text.clone())
 }
 
 #[cfg(test)]

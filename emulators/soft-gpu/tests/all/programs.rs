@@ -72,7 +72,7 @@ fn watchdog_ends_endless_kernels_and_names_their_line() {
         return;
     };
     assert_eq!(checks, 2, "{text}");
-    for part in ["kernel wait, block (0, 0, 0), thread (", "kernels.ptx:6", "after 1s", "SOFTGPU_WATCHDOG"] {
+    for part in ["kernel wait, block (0, 0, 0), thread (", "kernels.ptx:6", "has run for 1s", "SOFTGPU_WATCHDOG"] {
         assert!(text.contains(part), "no \"{part}\" in\n{text}");
     }
 }
