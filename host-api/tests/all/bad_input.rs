@@ -301,7 +301,10 @@ fn ranks_that_disagree_are_told_both_values() {
         for (case, expected) in [
             (
                 [(2, 0), (3, 0)],
-                ["rank 1 has a number of ranks of 3, but rank 0 has 2", "it returned blocks of 2 ranks to rank 1 of 3"],
+                [
+                    "rank 1 has a number of ranks of 3, but rank 0 has 2",
+                    "it returned the blocks of 2 ranks to rank 1 of 3",
+                ],
             ),
             (
                 [(2, 0), (2, 5)],

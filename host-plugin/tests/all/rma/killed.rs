@@ -177,7 +177,7 @@ fn request_to_a_rank_that_closed_fails_by_name() {
         let log = mini_nccl::log::take();
         for rank in 1..RANKS {
             let closed = format!("rank 0 closed its communicator while requests of rank {rank} to it were outstanding");
-            let by_provider = format!("of rank {rank} to rank 0 failed");
+            let by_provider = format!("from rank {rank} to rank 0 failed");
             let named = log.iter().any(|line| {
                 let line = format!("{line:?}");
                 line.contains(&closed) || line.contains(&by_provider)
