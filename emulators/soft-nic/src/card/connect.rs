@@ -330,7 +330,10 @@ impl Core {
         let (peer, waiting) = (connection.peer, connection.waiting);
         match peer {
             Some(gid) if waiting == 0 => self.log(format_args!("card {gid} cannot be reached: {why}")),
-            Some(gid) => self.log(format_args!("lost card {gid}: {why}; {waiting} requests fail: {status}")),
+            Some(gid) => {
+                let requests = if waiting == 1 { "request" } else { "requests" };
+                self.log(format_args!("lost card {gid}: {why}; {waiting} {requests} failed: {status}"));
+            }
             None => self.log_refusal(format_args!("refused a connection: {why}")),
         }
         self.drop_connection(at, status);
