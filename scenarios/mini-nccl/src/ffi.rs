@@ -21,6 +21,7 @@ extern "C" fn mini_nccl_log_line(level: c_int, flags: c_ulong, file: *const c_ch
         file: text_of(file).unwrap_or_default(),
         line,
         text: text_of(text).unwrap_or_default(),
+        thread: std::thread::current().id(),
     });
 }
 

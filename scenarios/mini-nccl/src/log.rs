@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_ulong};
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 
 /// The number of lines that the log keeps; it drops older ones.
 pub const CAPACITY: usize = 4096;
@@ -25,6 +26,8 @@ pub struct Line {
     pub line: c_int,
     /// The formatted message.
     pub text: String,
+    /// The thread that wrote it.
+    pub thread: ThreadId,
 }
 
 impl Line {
@@ -82,6 +85,12 @@ pub fn take() -> Vec<Line> {
 pub fn last_warn() -> Option<String> {
     let is_report = |line: &&Line| line.is_warn() && !line.text.contains("the first failure of a kernel");
     lines().iter().rev().find(is_report).map(|line| line.text.clone())
+}
+
+/// The newest WARN line of the calling thread: that of its call which has failed, and not of another rank's in this process.
+pub(crate) fn last_warn_of_this_thread() -> Option<String> {
+    let is_own = |line: &&Line| line.is_warn() && line.thread == thread::current().id();
+    lines().iter().rev().find(is_own).map(|line| line.text.clone())
 }
 
 #[cfg(test)]

@@ -219,11 +219,11 @@ impl Plugin {
     }
 }
 
-/// Converts a result of the plugin. The error has the plugin's last WARN line.
+/// Converts a result of the plugin. The error has the calling thread's last WARN line.
 pub(crate) fn check(call: &'static str, code: nccl::Result) -> Result<(), Error> {
     match code {
         nccl::SUCCESS => Ok(()),
-        code => Err(Error::Call { call, code, warn: crate::log::last_warn().unwrap_or_default() }),
+        code => Err(Error::Call { call, code, warn: crate::log::last_warn_of_this_thread().unwrap_or_default() }),
     }
 }
 
