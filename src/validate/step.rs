@@ -80,9 +80,10 @@ impl Step {
     }
 
     fn arguments(&self, quick: bool) -> Vec<&str> {
+        let repetitions = if quick { "50" } else { "500" };
         let mut arguments = match self {
             Step::Doctor => vec!["doctor", "--json"],
-            Step::Scenario(name, _) => vec!["validate-part", "--reps", if quick { "50" } else { "500" }, name],
+            Step::Scenario(name, _) => vec!["validate-part", "--reps", repetitions, name],
             Step::Fidelity => vec!["validate-part", "fidelity"],
             Step::Perf(_) if quick => {
                 "perf put put-signal put-value -b 8 -e 4096 -f 8 -n 100 --json".split(' ').collect()
@@ -92,10 +93,10 @@ impl Step {
                 "perf put put-signal put-value get signal -b 8 -e 1M -f 8 -n 1000 --json".split(' ').collect()
             }
             Step::Perf(Kernels::Cpu) => "perf put put-signal put-value get signal --json".split(' ').collect(),
-            Step::Rma if quick => {
-                "perf rma-put rma-put-signal -b 8 -e 128K -f 16 -n 50 --verify --json".split(' ').collect()
+            Step::Rma => {
+                let options = "perf rma-put rma-put-signal -b 8 -e 128K -f 16 --verify -n";
+                options.split(' ').chain([repetitions, "--json"]).collect()
             }
-            Step::Rma => "perf rma-put rma-put-signal -b 8 -e 128K -f 16 -n 500 --verify --json".split(' ').collect(),
         };
         arguments.extend(self.report_of_perf());
         arguments

@@ -2,6 +2,7 @@
 
 use crate::tool::{command, dist};
 use ferrogin_test_support::ranks_on_hosts;
+use ferrogin_test_support::wait::HANG_LIMIT;
 
 /// Runs the tool over `provider` as a rank on each of two hosts, and checks that their output has `expected`.
 fn passes(test: &str, provider: &str, arguments: &[&str], expected: &[&str]) {
@@ -42,7 +43,8 @@ fn rma_plugin_runs_between_hosts_over_tcp() {
 #[ignore = "make check"]
 fn validation_runs_between_hosts() {
     let report = std::env::temp_dir().join(format!("ferrogin-hosts-{}.tar.gz", std::process::id()));
-    let arguments = ["validate", "--quick", "--limit", "240", "--output", &report.to_string_lossy()];
+    let limit = HANG_LIMIT.as_secs().to_string();
+    let arguments = ["validate", "--quick", "--limit", &limit, "--output", &report.to_string_lossy()];
     passes("validation_runs_between_hosts", "softefa", &arguments, &["The GIN plugin runs here: yes"]);
     std::fs::remove_file(report).expect("a report");
 }

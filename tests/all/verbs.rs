@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::tool::command;
+use ferrogin_test_support::wait::HANG_LIMIT;
 
 fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["verbs/libibverbs.so.1", "libnccl-gin-ferrogin.so"])
@@ -157,7 +158,8 @@ fn doctor_under_verbs_names_the_software_card_and_needs_no_driver() {
 /// The last words of a validation below verbs, with the given libfabric or the system's.
 fn validation(dist: &Path, name: &str, libfabric: Option<&Path>) -> (bool, String) {
     let report = std::env::temp_dir().join(format!("ferrogin-verbs-{name}-{}.tar.gz", std::process::id()));
-    let arguments = ["validate", "--quick", "--limit", "240", "--output"].map(OsStr::new);
+    let limit = HANG_LIMIT.as_secs().to_string();
+    let arguments = ["validate", "--quick", "--limit", &limit, "--output"].map(OsStr::new);
     let program = [&[OsStr::new(env!("CARGO_BIN_EXE_ferrogin"))], &arguments[..], &[report.as_os_str()]].concat();
     // A machine without GPUs, and a user without NCCL.
     let mut settings = vec![("FERROGIN_PROVIDER", OsStr::new("efa")), ("CUDA_VISIBLE_DEVICES", OsStr::new(""))];
