@@ -161,7 +161,7 @@ macro_rules! common_entries {
         unsafe extern "C" fn devices(count: *mut c_int) -> nccl::Result {
             guard(concat!($prefix, "devices"), || {
                 let count = Out::new(count, "ndev")?;
-                count.set(<$plugin>::latest()?.devices.len() as c_int);
+                count.set(<$plugin>::latest()?.devices.all.len() as c_int);
                 Ok(())
             })
         }
@@ -169,7 +169,7 @@ macro_rules! common_entries {
         unsafe extern "C" fn get_properties(device: c_int, properties: *mut NetPropertiesV12) -> nccl::Result {
             guard(concat!($prefix, "getProperties"), || {
                 let properties = Out::new(properties, "props")?;
-                properties.set(<$plugin>::latest()?.properties(device)?);
+                properties.set(<$plugin>::latest()?.devices.properties(device)?);
                 Ok(())
             })
         }
@@ -185,7 +185,7 @@ macro_rules! common_entries {
                 listen_comm.set(std::ptr::null_mut());
                 let handle = Out::new(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle")?;
                 let plugin = registry::get::<$plugin>(ctx, $kind)?;
-                plugin.device(device)?;
+                plugin.devices.get(device)?;
                 let listener = std::sync::Arc::new(ListenComm::open(plugin, device)?);
                 let bytes = listener.handle();
                 listen_comm.set(keep($listen_kind, listener)?);

@@ -94,7 +94,7 @@ impl CollComm {
     ) -> Result<Arc<Self>, Error> {
         let _span = trace::span("connect", rank);
         let (nranks, plugin) = (handles.len(), listen.plugin.clone());
-        let cards = &plugin.device(listen.device)?.cards;
+        let cards = &plugin.devices.get(listen.device)?.cards;
         let opened = (|| {
             let device = device::open(plugin.config.device, plugin.config.provider)?;
             let rails = cards.iter().zip(0..).map(|(card, index)| Rail::open(index, card, nranks));

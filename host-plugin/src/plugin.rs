@@ -29,13 +29,23 @@ pub struct Plugin {
     pub config: Config,
     /// libfabric, the provider and the kind of device.
     pub query: CardQuery,
-    /// NCCL devices: groups of cards.
-    pub devices: Vec<NetDevice>,
+    /// Its devices.
+    pub devices: Devices,
     /// The number of the device whose cards are nearest to the GPU; 0 without a GPU.
     pub nearest: usize,
     /// The writer of FERROGIN_METRICS.
     pub metrics: Option<Arc<Metrics>>,
-    ptr_support: i32,
+}
+
+/// NCCL's devices.
+#[derive(Debug)]
+pub struct Devices {
+    /// By number.
+    pub all: Vec<NetDevice>,
+    /// The kinds of memory that NCCL may register: `NCCL_PTR_*`.
+    pub ptr_support: c_int,
+    /// How NCCL uses them: `NCCL_NET_DEVICE_*`.
+    pub net_device_type: c_int,
 }
 
 /// A NCCL device: one to [`RAILS_MAX`] cards.
@@ -97,14 +107,13 @@ impl Plugin {
         let query = CardQuery { lib, provider: config.provider, kind };
         let cards = query.find()?;
         let device = device?;
-        let devices = group(cards);
+        let all = group(cards);
         let nearest = device.gpu().and_then(|(ordinal, address)| {
-            let cards: Vec<_> = devices.iter().map(|device| sysfs_path(&device.cards[0])).collect();
+            let cards: Vec<_> = all.iter().map(|device| sysfs_path(&device.cards[0])).collect();
             nearest(&cards, &sysfs_of(address)?, ordinal)
         });
-        let ptr_support = device.ptr_support();
-        let nearest = nearest.unwrap_or(0);
-        let mut plugin = Self { query, devices, nearest, metrics: None, ptr_support, config };
+        let devices = Devices { all, ptr_support: device.ptr_support(), net_device_type: NET_DEVICE_GIN_EFA_GDA };
+        let mut plugin = Self { query, devices, nearest: nearest.unwrap_or(0), metrics: None, config };
         plugin.check_cards(&*device)?;
         Listener::open()?;
         plugin.metrics = Metrics::open(&plugin.config, kind)?;
@@ -114,8 +123,8 @@ impl Plugin {
             plugin.config.provider.name(),
             kind.name(),
             plugin.query.lib.version(),
-            counted(plugin.devices.len(), "device"),
-            counted(plugin.devices.iter().map(|device| device.cards.len()).sum(), "card"),
+            counted(plugin.devices.all.len(), "device"),
+            counted(plugin.devices.all.iter().map(|device| device.cards.len()).sum(), "card"),
             plugin.config.policy.name(),
         );
         Ok(LIVE.add(plugin))
@@ -125,7 +134,7 @@ impl Plugin {
     fn check_cards(&self, device: &dyn Device) -> Result<(), Error> {
         static CHECKED: Mutex<BTreeSet<(&'static str, DeviceKind, Signals, String)>> = Mutex::new(BTreeSet::new());
         let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
-        for card in self.devices.iter().flat_map(|device| &device.cards) {
+        for card in self.devices.all.iter().flat_map(|device| &device.cards) {
             let key = (self.config.provider.name(), self.query.kind, self.config.signals, card.domain_name());
             if !checked.contains(&key) {
                 let _span = trace::span("init: card", 0);
@@ -143,13 +152,19 @@ impl Plugin {
     pub fn latest() -> Result<Arc<Self>, Error> {
         LIVE.latest()
     }
+}
 
-    /// NCCL device number `index`.
+impl Devices {
+    /// Device number `index`.
     ///
     /// # Errors
     /// There is no such device.
-    pub fn device(&self, index: c_int) -> Result<&NetDevice, Error> {
-        device_of(&self.devices, index)
+    pub fn get(&self, index: c_int) -> Result<&NetDevice, Error> {
+        let found = usize::try_from(index).ok().and_then(|index| self.all.get(index));
+        found.ok_or_else(|| {
+            let count = counted(self.all.len(), "device");
+            Error::Argument(format!("device {index} does not exist: this plugin has {count}"))
+        })
     }
 
     /// `getProperties`.
@@ -157,24 +172,18 @@ impl Plugin {
     /// # Errors
     /// There is no such device.
     pub fn properties(&self, index: c_int) -> Result<NetPropertiesV12, Error> {
-        Ok(self.device(index)?.properties(index, self.ptr_support, NET_DEVICE_GIN_EFA_GDA))
-    }
-}
-
-impl NetDevice {
-    /// `getProperties` of device number `index`, which NCCL uses by `net_device_type`.
-    pub fn properties(&self, index: c_int, ptr_support: c_int, net_device_type: c_int) -> NetPropertiesV12 {
-        let first = &self.cards[0];
+        let device = self.get(index)?;
+        let first = &device.cards[0];
         let platform = Platform::this();
-        let speed: u64 = self.cards.iter().filter_map(|card| platform.link_speed(card.link_speed())).sum();
+        let speed: u64 = device.cards.iter().filter_map(|card| platform.link_speed(card.link_speed())).sum();
         let mut v_props = NetVDevicePropsV12 { ndevs: 1, ..Default::default() };
         v_props.devs[0] = index;
         let largest = first.max_msg_size().clamp(1, isize::MAX as usize);
-        NetPropertiesV12 {
-            name: self.name.as_ptr(),
-            pci_path: self.pci_path.map_or(null_mut(), |path| path.as_ptr().cast_mut()),
+        Ok(NetPropertiesV12 {
+            name: device.name.as_ptr(),
+            pci_path: device.pci_path.map_or(null_mut(), |path| path.as_ptr().cast_mut()),
             guid: guid(first),
-            ptr_support,
+            ptr_support: self.ptr_support,
             reg_is_global: 0,
             force_flush: 0,
             speed: if speed == 0 { 100_000 } else { (speed / 1_000_000).min(i32::MAX as u64) as c_int },
@@ -182,7 +191,7 @@ impl NetDevice {
             latency: 0.0,
             max_comms: 1 << 16,
             max_recvs: 1,
-            net_device_type,
+            net_device_type: self.net_device_type,
             net_device_version: 0,
             v_props,
             max_p2p_bytes: largest,
@@ -190,16 +199,8 @@ impl NetDevice {
             max_multi_request_size: 1,
             rail_id: -1,
             plane_id: -1,
-        }
+        })
     }
-}
-
-/// NCCL device number `index` among `devices`.
-pub(crate) fn device_of(devices: &[NetDevice], index: c_int) -> Result<&NetDevice, Error> {
-    let found = usize::try_from(index).ok().and_then(|index| devices.get(index));
-    found.ok_or_else(|| {
-        Error::Argument(format!("device {index} does not exist: this plugin has {}", counted(devices.len(), "device")))
-    })
 }
 
 /// Groups cards into NCCL devices: up to [`RAILS_MAX`] neighbours below one PCI switch; software cards in order.

@@ -29,13 +29,10 @@ impl Rail {
     /// # Errors
     /// The libfabric call that failed, and the card's name.
     pub fn open(index: u32, info: &Info, nranks: usize) -> Result<Arc<Self>, Error> {
-        let name = info.domain_name();
-        let failed = |what: &str| Error::fabric(format!("{what} {name}"));
-        let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
-        let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
-        let gda = domain.gda().map_err(failed("asking for GPU-driven queues on card"))?;
         // Room for two contexts with another card for each rank; the vector grows.
-        let av = AddressVector::open(&domain, nranks * 2).map_err(failed("opening the address vector of card"))?;
+        let (domain, av) = open(info, nranks * 2)?;
+        let name = info.domain_name();
+        let gda = domain.gda().map_err(Error::fabric(format!("asking for GPU-driven queues on card {name}")))?;
         Ok(Arc::new(Self { index, info: info.clone(), domain, gda, av }))
     }
 
@@ -102,6 +99,19 @@ impl Rail {
         *used_here += count;
         Ok(CounterBudget { card, count, used: *used_here, limit })
     }
+}
+
+/// Opens a card, and a vector for about so many addresses on it.
+///
+/// # Errors
+/// The libfabric call that failed, and the card's name.
+pub(crate) fn open(info: &Info, addresses: usize) -> Result<(Arc<Domain>, Arc<AddressVector>), Error> {
+    let name = info.domain_name();
+    let failed = |what: &str| Error::fabric(format!("{what} {name}"));
+    let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
+    let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
+    let av = AddressVector::open(&domain, addresses).map_err(failed("opening the address vector of card"))?;
+    Ok((domain, av))
 }
 
 /// Completion counters in use by this process, by card.

@@ -112,13 +112,13 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The address by which peers reach this endpoint, in the info's address format.
+    /// The address by which peers reach this endpoint, in the info's address format: at most `FI_NAME_MAX` bytes.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
     pub fn name(&self) -> Result<Vec<u8>, Error> {
         let getname = entry!(&self.object, cm: fi_ops_cm, getname, "fi_getname")?;
-        let mut name = vec![0u8; 256];
+        let mut name = vec![0u8; bindings::FI_NAME_MAX as usize];
         let mut len = name.len();
         // SAFETY: the endpoint is open; `len` is the size of the buffer, and the provider sets it to the length of the name.
         let code = unsafe { getname(self.object.fid(), name.as_mut_ptr().cast(), &mut len) };

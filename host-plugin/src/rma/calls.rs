@@ -4,6 +4,7 @@ use super::engine::{Engine, Signal, Transfer};
 use super::memory::Memory;
 use super::requests::Request;
 use super::stream::StreamId;
+use super::words::Word;
 use crate::error::Error;
 use crate::registry::{self, Kind};
 use ferrogin_ffi::rma::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
@@ -105,8 +106,7 @@ impl Engine {
     }
 
     fn check_signal(&mut self, peer: usize, call: SignalCall) -> Result<Signal, Error> {
-        let SignalCall { offset, strong, .. } = call;
-        let memory = self.memory(call.memory)?;
+        let (offset, memory) = (call.offset, self.memory(call.memory)?);
         let value = match call.operation {
             SIGNAL_OP_INC => 1,
             SIGNAL_OP_ADD => call.value,
@@ -120,6 +120,6 @@ impl Engine {
         if memory.peers[peer].word(offset).is_none() {
             return Err(Error::Argument(format!("the signal at offset {offset} is not aligned to 8 bytes")));
         }
-        Ok(Signal { memory: memory.number, offset, value, strong })
+        Ok(Signal { word: Word { memory: memory.number, offset, strong: call.strong }, value })
     }
 }

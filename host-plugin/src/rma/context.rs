@@ -1,7 +1,7 @@
 //! Context handles: their set-up between the ranks, and their end.
 
 use super::engine::{Engine, Note};
-use super::lane::Lane;
+use super::lane::{Address, Lane};
 use super::memory::Registered;
 use super::rail;
 use super::ranks::Ranks;
@@ -14,15 +14,12 @@ use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Contexts behind one handle, at most.
 const CONTEXTS_MAX: c_int = 1 << 12;
-/// Bytes of an endpoint's address, at most.
-const ADDRESS_MAX: usize = bindings::FI_NAME_MAX as usize;
-
-/// A rank's part of `createContext`, before its addresses (one [`WireAddress`] for each rail) and the numbers of retired contexts.
+/// A rank's part of `createContext`, before its addresses (one [`Address`] for each rail) and the numbers of retired contexts.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct WireContext {
@@ -31,15 +28,7 @@ struct WireContext {
     token: U64,
     retired: U32,
 }
-
-#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-#[repr(C)]
-struct WireAddress {
-    len: U16,
-    bytes: [u8; ADDRESS_MAX],
-}
 ferrogin_ffi::assert_layout!(WireContext, size 20, align 1, { contexts @ 0, number @ 4, token @ 8, retired @ 16 });
-ferrogin_ffi::assert_layout!(WireAddress, size 66, align 1, { len @ 0, bytes @ 2 });
 
 /// The endpoints of a destroyed context.
 struct Retired {
@@ -117,10 +106,10 @@ impl Context {
         let opened = (|| {
             let lanes = (0..ranks.rails.len()).map(|rail| Lane::open(ranks, rail, tclass));
             let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
-            let addresses = lanes.iter().map(|lane| address(&lane.address()?)).collect::<Result<Vec<_>, _>>()?;
+            let addresses = lanes.iter().map(Lane::address).collect::<Result<Vec<_>, _>>()?;
             Ok((lanes, addresses, rail::random()?, retired.numbers()))
         })();
-        let part = |number: u32, (_, addresses, token, retired): &(_, Vec<WireAddress>, u64, Vec<u32>)| {
+        let part = |number: u32, (_, addresses, token, retired): &(_, Vec<Address>, u64, Vec<u32>)| {
             let head = WireContext {
                 contexts: (contexts as u32).into(),
                 number: number.into(),
@@ -167,7 +156,7 @@ impl Context {
 /// What a rank tells in `createContext`.
 #[derive(Debug)]
 pub(super) struct Peer {
-    addresses: Vec<Vec<u8>>,
+    addresses: Vec<Address>,
     token: u64,
     retired: BTreeSet<u32>,
 }
@@ -175,38 +164,23 @@ pub(super) struct Peer {
 impl Peer {
     fn parse(block: &[u8], (contexts, number, rails): (usize, u32, usize)) -> Option<Self> {
         let (head, rest) = WireContext::ref_from_prefix(block).ok()?;
-        let (addresses, retired) = <[WireAddress]>::ref_from_prefix_with_elems(rest, rails).ok()?;
+        let (addresses, retired) = <[Address]>::ref_from_prefix_with_elems(rest, rails).ok()?;
         let retired = <[U32]>::ref_from_bytes(retired).ok()?;
         let same = head.contexts.get() as usize == contexts && head.number.get() == number;
         (same && head.retired.get() as usize == retired.len()).then_some(())?;
-        let addresses = addresses.iter().map(|address| {
-            let len = usize::from(address.len.get());
-            address.bytes.get(..len).map(<[u8]>::to_vec).filter(|bytes| !bytes.is_empty())
-        });
         Some(Self {
-            addresses: addresses.collect::<Option<_>>()?,
+            addresses: addresses.to_vec(),
             token: head.token.get(),
             retired: retired.iter().map(|number| number.get()).collect(),
         })
     }
 }
 
-fn address(bytes: &[u8]) -> Result<WireAddress, Error> {
-    let mut address = WireAddress { len: (bytes.len() as u16).into(), bytes: [0; ADDRESS_MAX] };
-    let fits = address.bytes.get_mut(..bytes.len()).map(|place| place.copy_from_slice(bytes));
-    fits.map(|()| address).ok_or_else(|| {
-        Error::Usage(format!(
-            "the provider's addresses have {} bytes, more than {ADDRESS_MAX}: please report it",
-            bytes.len()
-        ))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn block(contexts: u32, number: u32, addresses: &[WireAddress], retired: &[u32]) -> Vec<u8> {
+    fn block(contexts: u32, number: u32, addresses: &[Address], retired: &[u32]) -> Vec<u8> {
         let head = WireContext {
             contexts: contexts.into(),
             number: number.into(),
@@ -219,22 +193,18 @@ mod tests {
 
     #[test]
     fn block_of_another_call_is_refused() {
-        let here = address(&[1, 2, 3]).unwrap();
+        let here = [7; size_of::<Address>()];
         let peer = Peer::parse(&block(3, 7, &[here, here], &[1, 4]), (3, 7, 2)).unwrap();
-        assert_eq!((peer.addresses, peer.token), (vec![vec![1, 2, 3]; 2], 9));
+        assert_eq!((peer.addresses, peer.token), (vec![here; 2], 9));
         assert_eq!(peer.retired.into_iter().collect::<Vec<_>>(), [1, 4]);
-        let mut long = here;
-        long.len = 65.into();
         for (bytes, wanted) in [
             (block(3, 8, &[here], &[]), (3, 7, 1)),
             (block(2, 7, &[here], &[]), (3, 7, 1)),
             (block(3, 7, &[here], &[]), (3, 7, 2)),
-            (block(3, 7, &[long], &[]), (3, 7, 1)),
             (block(3, 7, &[here], &[5])[..87].to_vec(), (3, 7, 1)),
             (Vec::new(), (3, 7, 0)),
         ] {
             assert!(Peer::parse(&bytes, wanted).is_none(), "{wanted:?}");
         }
-        assert!(address(&[0; 65]).is_err());
     }
 }

@@ -41,14 +41,10 @@ pub struct Transfer {
 /// A signal, checked.
 #[derive(Debug, Clone, Copy)]
 pub struct Signal {
-    /// The registration of the word.
-    pub memory: u32,
-    /// Offset of the word.
-    pub offset: u64,
+    /// The word, by the number of its registration.
+    pub word: Word,
     /// Amount to add.
     pub value: u64,
-    /// All earlier operations of the stream are visible before.
-    pub strong: bool,
 }
 
 /// What a lane notes about an operation.
@@ -120,7 +116,7 @@ impl Engine {
         lanes: Vec<Lane<Note>>,
         tokens: Vec<u64>,
     ) -> Self {
-        let (rank, nranks) = (ranks.rank, ranks.nranks);
+        let (rank, nranks, counts) = (ranks.rank, ranks.nranks, lanes[0].counts.clone());
         Self {
             part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
             keeps_order: ranks.keep_order(),
@@ -128,14 +124,7 @@ impl Engine {
                 let cards = ranks.rails.iter().map(Rail::name);
                 metrics.rma_context(cards.zip(lanes.iter().map(|lane| lane.counts.clone())))
             }),
-            inbound: Inbound::new(
-                (rank, nranks),
-                contexts,
-                immediate,
-                tokens[rank],
-                registered,
-                lanes[0].counts.clone(),
-            ),
+            inbound: Inbound::new((rank, nranks), contexts, immediate, tokens[rank], registered, counts),
             ranks,
             contexts,
             memories: BTreeMap::new(),
@@ -276,12 +265,9 @@ impl Engine {
         let is_one = put.size > 0 && self.part(put.size) >= put.size;
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
         let outbound = self.outbound(stream);
-        let waits = outbound.stream.follows_puts(signal.strong, is_one) && !keeps_order;
+        let waits = outbound.stream.follows_puts(signal.word.strong, is_one) && !keeps_order;
         let name = match (signal.value, is_one && !(waits && outbound.stream.has_puts())) {
-            (1, true) => {
-                let word = Word { memory: signal.memory, offset: signal.offset, strong: signal.strong };
-                outbound.words.name(word, entries, number, outbound.stream.acknowledged())
-            }
+            (1, true) => outbound.words.name(signal.word, entries, number, outbound.stream.acknowledged()),
             _ => Name::InMessage(0),
         };
         let lane = self.turn;
@@ -294,37 +280,28 @@ impl Engine {
             }
             Name::InMessage(entry) => entry,
         };
-        let (data, more_follows) = (data(0), put.more_follows);
+        let access = if is_one { Access::WriteData(data(0)) } else { Access::Write };
         // The message shares the doorbell of the write.
-        let put = Transfer { more_follows: is_one, ..put };
-        if is_one {
-            self.parts(stream, put, Access::WriteData(data), request)?;
-        } else {
-            self.parts(stream, put, Access::Write, request)?;
-        }
+        self.parts(stream, Transfer { more_follows: is_one, ..put }, access, request)?;
         let record = Record {
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
-            strong: u8::from(signal.strong),
-            memory: signal.memory.into(),
-            offset: signal.offset.into(),
+            strong: u8::from(signal.word.strong),
+            memory: signal.word.memory.into(),
+            offset: signal.word.offset.into(),
             value: signal.value.into(),
             entry: entry.into(),
             ..self.acknowledgement(stream, number)
         };
         let numbered = Numbered { lane, record, request };
         match if waits { self.outbound(stream).stream.hold(numbered) } else { Some(numbered) } {
-            Some(numbered) => self.send(stream, numbered, more_follows),
-            None if more_follows => Ok(()),
+            Some(numbered) => self.send(stream, numbered, put.more_follows),
+            None if put.more_follows => Ok(()),
             None => self.lanes[lane].flush(),
         }
     }
 
-    fn send(
-        &mut self,
-        stream: StreamId,
-        Numbered { lane, record, request }: Numbered,
-        more_follows: bool,
-    ) -> Result<(), Error> {
+    fn send(&mut self, stream: StreamId, signal: Numbered, more_follows: bool) -> Result<(), Error> {
+        let Numbered { lane, record, request } = signal;
         let note = Note::Part { what: "signal", request, stream, put: None };
         self.lanes[lane].post(Post::Record { peer: stream.peer, record, note }, more_follows)
     }
@@ -334,16 +311,17 @@ impl Engine {
     /// # Errors
     /// An operation of this context has failed.
     pub fn test(&mut self, request: Request) -> Result<Option<bool>, Error> {
-        if self.requests.is_done(request) == Some(false) {
-            // NCCL tests many requests between its calls of rmaProgress, or one again and again: one look at the network for each round
-            // will do.
-            let again = self.tested.0.replace(request) == Some(request);
-            self.tested.1 += 1;
-            if again || self.tested.1 > self.requests.count_open() {
-                self.progress()?;
-            }
-        }
         self.check()?;
+        let is_done = self.requests.close(request);
+        if is_done != Some(false) {
+            return Ok(is_done);
+        }
+        // NCCL tests many requests between its calls of rmaProgress, or one again and again: one look at the network for each round will do.
+        let again = self.tested.0.replace(request) == Some(request);
+        self.tested.1 += 1;
+        if again || self.tested.1 > self.requests.count_open() {
+            self.progress()?;
+        }
         Ok(self.requests.close(request))
     }
 

@@ -23,8 +23,7 @@ const WAITING_MAX: usize = 1024;
 /// An addition that a peer asked for.
 struct Addition {
     stream: StreamId,
-    memory: u32,
-    offset: u64,
+    word: Word,
     value: u64,
 }
 
@@ -93,11 +92,8 @@ impl Inbound {
                 Some(at) => Some(stream.words.get(at as usize).copied().flatten().ok_or(OutOfWindow)?),
                 None => None,
             };
-            let signal = word.map(|Word { memory, offset, strong }| Arrived {
-                has_put: true,
-                strong,
-                signal: Addition { stream: from, memory, offset, value: 1 },
-            });
+            let addition = |word| Addition { stream: from, word, value: 1 };
+            let signal = word.map(|word: Word| Arrived { has_put: true, strong: word.strong, signal: addition(word) });
             stream.incoming.land(low, signal, apply)
         });
     }
@@ -113,14 +109,9 @@ impl Inbound {
         match record.kind {
             record::ACKNOWLEDGEMENT => return Some((stream, number)),
             kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
-                let signal = Addition {
-                    stream,
-                    memory: record.memory.get(),
-                    offset: record.offset.get(),
-                    value: record.value.get(),
-                };
                 let strong = record.strong != 0;
-                let word = Word { memory: signal.memory, offset: signal.offset, strong };
+                let word = Word { memory: record.memory.get(), offset: record.offset.get(), strong };
+                let signal = Addition { stream, word, value: record.value.get() };
                 let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong, signal };
                 self.step(stream, |stream, apply| {
                     stream.incoming.arrive(number, arrived, apply)?;
@@ -170,7 +161,8 @@ impl Inbound {
         let (mut writes, mut of_streams) = (BTreeMap::new(), BTreeMap::new());
         let mut refused = None;
         let mut added = 0;
-        while let Some(&Addition { stream, memory: number, offset, value }) = self.additions.front() {
+        while let Some(&Addition { stream, word: Word { memory: number, offset, .. }, value }) = self.additions.front()
+        {
             let memory = registered.get(&number);
             match memory.and_then(|memory| Some((memory, memory.own().word(offset)?))) {
                 None => refused = Some((stream.peer, offset)),

@@ -24,6 +24,9 @@ type Rma = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
 type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
 type Recv = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
 
+/// An endpoint's address, with zeros behind it.
+pub type Address = [u8; bindings::FI_NAME_MAX as usize];
+
 /// Operations in flight at most.
 const DEPTH: usize = 512;
 /// Receives, of which a signal takes one, or two on cards where writes with immediate data take one as well.
@@ -199,15 +202,18 @@ impl<N> Lane<N> {
     ///
     /// # Errors
     /// The libfabric call fails.
-    pub fn address(&self) -> Result<Vec<u8>, Error> {
-        self.endpoint.name().map_err(Error::fabric("reading the address of an RMA context"))
+    pub fn address(&self) -> Result<Address, Error> {
+        let name = self.endpoint.name().map_err(Error::fabric("reading the address of an RMA context"))?;
+        let mut address = [0; size_of::<Address>()];
+        address[..name.len()].copy_from_slice(&name);
+        Ok(address)
     }
 
     /// Inserts the next rank's address.
     ///
     /// # Errors
     /// The libfabric call fails.
-    pub fn insert_peer(&mut self, address: &[u8]) -> Result<(), ferrogin_libfabric::Error> {
+    pub fn insert_peer(&mut self, address: &Address) -> Result<(), ferrogin_libfabric::Error> {
         self.peers.insert(address)
     }
 
@@ -232,26 +238,17 @@ impl<N> Lane<N> {
     /// # Errors
     /// libfabric refuses an operation.
     pub fn flush(&mut self) -> Result<(), Error> {
-        while !self.queue.is_empty() && !self.free.is_empty() {
-            let batch = self.queue.len().min(self.free.len()).min(DOORBELL_BATCH);
+        while let batch @ 1.. = self.queue.len().min(self.free.len()).min(DOORBELL_BATCH) {
             for left in (0..batch).rev() {
-                if !self.post_next(left > 0)? {
+                let Some(post) = self.queue.pop_front() else { return Ok(()) };
+                let Some(at) = self.start(&post, left > 0)? else {
+                    self.queue.push_front(post);
                     return Ok(());
-                }
+                };
+                self.keep(at, post);
             }
         }
         Ok(())
-    }
-
-    /// Posts the first operation of the queue; false if there is no room.
-    fn post_next(&mut self, more: bool) -> Result<bool, Error> {
-        let Some(at) = self.queue.front().map(|post| self.start(post, more)).transpose()?.flatten() else {
-            return Ok(false);
-        };
-        if let Some(post) = self.queue.pop_front() {
-            self.keep(at, post);
-        }
-        Ok(true)
     }
 
     /// Keeps what a posted operation uses.
@@ -337,11 +334,10 @@ impl<N> Lane<N> {
 
     /// Writes the slot of an operation that is not posted.
     fn fill(&self, at: u32, bytes: &[u8]) -> *mut u8 {
-        let slot = self.slot(at);
-        for (i, byte) in bytes.iter().take(SLOT).enumerate() {
-            // SAFETY: the slot lies in `slots` and belongs to the operation, so the card does not read it now.
-            unsafe { slot.wrapping_add(i).write_volatile(*byte) };
-        }
+        let (slot, mut whole) = (self.slot(at), [0; SLOT]);
+        whole[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: the slot lies in `slots` and belongs to the operation, so the card does not read it now.
+        unsafe { slot.cast::<[u8; SLOT]>().write_volatile(whole) };
         slot
     }
 
@@ -418,18 +414,11 @@ impl<N> Lane<N> {
     }
 
     fn record(&self, at: u32, len: usize) -> Event<N> {
-        let mut bytes = [0; size_of::<Record>()];
-        if len != bytes.len() {
-            return Event::Refused(format!("a message of {len} bytes"));
-        }
-        let slot = self.slot(at);
-        for (i, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: the slot lies in `slots`, and its receive has completed.
-            *byte = unsafe { slot.wrapping_add(i).read_volatile() };
-        }
-        match Record::read_from_bytes(&bytes) {
-            Ok(record) => Event::Record(record),
-            Err(_) => Event::Refused("a message that is not a valid record".to_owned()),
+        // SAFETY: the slot lies in `slots`, and its receive has completed.
+        let bytes = unsafe { self.slot(at).cast::<[u8; SLOT]>().read_volatile() };
+        match bytes.get(..len).map(Record::read_from_bytes) {
+            Some(Ok(record)) => Event::Record(record),
+            _ => Event::Refused(format!("a message of {len} bytes")),
         }
     }
 

@@ -6,13 +6,12 @@ use crate::device::{self, Device};
 use crate::error::Error;
 use crate::log;
 use crate::metrics::Metrics;
-use crate::plugin::{Live, NetDevice, device_of, group};
+use crate::plugin::{Devices, Live, group};
 use crate::trace;
-use ferrogin_ffi::nccl::{NetPropertiesV12, PTR_DMABUF};
+use ferrogin_ffi::nccl::PTR_DMABUF;
 use ferrogin_ffi::rma::NET_DEVICE_GIN_PROXY;
 use ferrogin_libfabric::Libfabric;
 use ferrogin_rendezvous::ring::Listener;
-use std::ffi::c_int;
 use std::sync::Arc;
 
 /// One `init`. NCCL makes two for a communicator, for its own calls and for the GIN proxy.
@@ -21,11 +20,10 @@ pub struct RmaPlugin {
     pub config: Config,
     /// The device whose memory NCCL registers.
     pub device: Arc<dyn Device>,
-    /// NCCL devices: groups of cards.
-    pub devices: Vec<NetDevice>,
+    /// Its devices.
+    pub devices: Devices,
     /// The file of FERROGIN_METRICS.
     pub metrics: Option<Arc<Metrics>>,
-    ptr_support: c_int,
 }
 
 static LIVE: Live<RmaPlugin> = Live::new();
@@ -41,7 +39,7 @@ impl RmaPlugin {
         let _span = trace::span("RMA init", 0);
         let lib = Libfabric::load(None).map_err(Error::fabric("ferrogin needs libfabric"))?;
         let device = device::open(config.device, config.provider)?;
-        let devices = group(cards::find(&lib, config.provider, device.kind())?);
+        let all = group(cards::find(&lib, config.provider, device.kind())?);
         Listener::open()?;
         if let Some(reason) = device.cannot_flush_writes() {
             return Err(Error::Usage(format!(
@@ -51,6 +49,7 @@ impl RmaPlugin {
         // Only these register a dma-buf. NCCL registers by address otherwise.
         let takes_dma_buf = matches!(config.provider, Provider::Efa | Provider::SoftEfa | Provider::Verbs);
         let ptr_support = device.ptr_support() & if takes_dma_buf { !0 } else { !PTR_DMABUF };
+        let devices = Devices { all, ptr_support, net_device_type: NET_DEVICE_GIN_PROXY };
         let metrics = Metrics::open(&config, device.kind())?;
         crate::info!(
             "ferrogin {} for NCCL's RMA: provider {}, memory of {}, libfabric {}, {}",
@@ -58,9 +57,9 @@ impl RmaPlugin {
             config.provider.name(),
             device.kind().name(),
             lib.version(),
-            log::counted(devices.len(), "device"),
+            log::counted(devices.all.len(), "device"),
         );
-        Ok(LIVE.add(Self { config, device, devices, metrics, ptr_support }))
+        Ok(LIVE.add(Self { config, device, devices, metrics }))
     }
 
     /// The latest plugin that is not finalized.
@@ -69,21 +68,5 @@ impl RmaPlugin {
     /// There is none: NCCL did not call `init`, or `init` failed.
     pub fn latest() -> Result<Arc<Self>, Error> {
         LIVE.latest()
-    }
-
-    /// NCCL device number `index`.
-    ///
-    /// # Errors
-    /// There is no such device.
-    pub fn device(&self, index: c_int) -> Result<&NetDevice, Error> {
-        device_of(&self.devices, index)
-    }
-
-    /// `getProperties`.
-    ///
-    /// # Errors
-    /// There is no such device.
-    pub fn properties(&self, index: c_int) -> Result<NetPropertiesV12, Error> {
-        Ok(self.device(index)?.properties(index, self.ptr_support, NET_DEVICE_GIN_PROXY))
     }
 }

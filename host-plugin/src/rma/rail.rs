@@ -2,7 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
-use ferrogin_libfabric::{AddressVector, Domain, Fabric, Info, MemoryKind, MemoryRegion, Region, bindings};
+use crate::rail;
+use ferrogin_libfabric::{AddressVector, Domain, Info, MemoryKind, MemoryRegion, Region, bindings};
 use ferrogin_rendezvous::Secret;
 use std::sync::Arc;
 
@@ -25,11 +26,7 @@ impl Rail {
     /// # Errors
     /// The libfabric call that failed, and the card's name.
     pub fn open(info: &Info, nranks: usize) -> Result<Self, Error> {
-        let name = info.domain_name();
-        let failed = |what: &str| Error::fabric(format!("{what} {name}"));
-        let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
-        let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
-        let av = AddressVector::open(&domain, nranks).map_err(failed("opening the address vector of card"))?;
+        let (domain, av) = rail::open(info, nranks)?;
         Ok(Self { info: info.clone(), domain, av })
     }
 
@@ -69,22 +66,16 @@ impl Rail {
         access: u64,
         what: impl Into<String>,
     ) -> Result<MemoryRegion, Error> {
-        let key = self.random_key()?;
+        let key = match self.info.mr_mode() & bindings::FI_MR_PROV_KEY {
+            0 => random()? >> (64 - 8 * self.info.mr_key_size().clamp(1, 8)),
+            _ => 0,
+        };
         // SAFETY: this function's caller keeps the conditions.
         unsafe { MemoryRegion::register_kind(&self.domain, region, access, key, kind) }.map_err(Error::fabric(format!(
             "{}, card {}",
             what.into(),
             self.name()
         )))
-    }
-
-    fn random_key(&self) -> Result<u64, Error> {
-        if self.info.mr_mode() & bindings::FI_MR_PROV_KEY != 0 {
-            return Ok(0);
-        }
-        let key = random()?;
-        let bits = 8 * self.info.mr_key_size().clamp(1, 8) as u32;
-        Ok(key >> (64 - bits))
     }
 }
 

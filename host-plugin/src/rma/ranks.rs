@@ -81,7 +81,7 @@ impl Ranks {
     ) -> Result<Self, Error> {
         let _span = trace::span("RMA connect", rank);
         let (plugin, nranks) = (&listen.plugin, handles.len());
-        let cards = &plugin.device(listen.device)?.cards;
+        let cards = &plugin.devices.get(listen.device)?.cards;
         let rails = cards.iter().map(|card| Rail::open(card, nranks)).collect::<Result<Vec<_>, _>>();
         // Ranks that wait for this rank are refused at once.
         let rails = rails.inspect_err(|_| listen.listener.close())?;

@@ -106,11 +106,6 @@ impl Requests {
         self.parts.iter().enumerate().filter(|(_, parts)| **parts > 0).map(|(peer, _)| peer)
     }
 
-    /// Whether all parts are complete; `None` for a request that is not open.
-    pub fn is_done(&mut self, request: Request) -> Option<bool> {
-        self.entry(request).map(|entry| entry.parts == 0)
-    }
-
     /// How many are open.
     pub fn count_open(&self) -> usize {
         self.entries.len() - self.free.len()
@@ -133,21 +128,21 @@ mod tests {
     #[test]
     fn request_is_done_after_all_its_parts_and_closed_once() {
         let mut requests = Requests::new(2);
-        let (a, b) = (requests.open().unwrap(), requests.open().unwrap());
-        assert_eq!(requests.is_done(a), Some(true), "without parts");
+        let (a, b, c) = (requests.open().unwrap(), requests.open().unwrap(), requests.open().unwrap());
+        assert_eq!(requests.close(b), Some(true), "without parts");
         requests.add_parts(a, 1, 2);
         requests.part_done(a, 1);
         requests.part_done(b, 1);
-        assert_eq!([requests.is_done(a), requests.is_done(b)], [Some(false), Some(true)]);
+        requests.part_done(c, 1);
         assert!(requests.under_way().eq([1]));
         assert_eq!(requests.close(a), Some(false));
         requests.part_done(a, 1);
-        assert_eq!(requests.is_done(a), Some(true));
         assert_eq!(requests.under_way().next(), None);
         assert_eq!([requests.close(a), requests.close(a)], [Some(true), None]);
         let again = requests.open().unwrap();
         assert_ne!(a, again);
-        assert_eq!([requests.is_done(a), requests.is_done(again)], [None, Some(true)]);
+        assert_eq!([requests.close(a), requests.close(again)], [None, Some(true)]);
+        assert_eq!(requests.count_open(), 1);
     }
 
     #[test]
