@@ -6,11 +6,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-constexpr long long second = 1000ll * 1000 * 1000;
-// Five times the 6 s of docs/plugin.md, because the machine may be busy.
-constexpr long long limit = 30 * second;
+// Ends a hang. docs/plugin.md promises 6 s, and the machine may be busy.
+constexpr long long hang_limit = 120ll * 1000 * 1000 * 1000;
 
-// A failure of rank 0, and parts of the line that each rank sees.
+// A failure of rank 0, and parts of the line that each rank sees: with kernels on the card, and through the proxy.
 struct Failure {
   const char* name;
   // SOFTEFA_FAULTS of rank 0.
@@ -18,6 +17,8 @@ struct Failure {
   // The limit that rank 0 sets before its first post.
   void (*limit)();
   std::vector<const char*> seen[2];
+  // Nothing for rank 0: the proxy doesn't have this failure.
+  std::vector<const char*> seen_by_proxy[2];
 };
 
 static void set_limit(__rlimit_resource resource, rlim_t value) {
@@ -38,22 +39,30 @@ static void no_memory() {
 
 static const std::vector<const char*> no_answer = {"write to rank 0", "the peer never answered",
                                                    "check that the peer runs, its log"};
+static const std::vector<const char*> no_answer_by_proxy = {"from rank 1 to rank 0", "the peer never answered", "check the peer"};
 
 static const std::vector<Failure> failures = {
   {"failed_request", "error_every=20", nullptr,
-   {{"write to rank 1", "the peer reset the connection (status 8)", "check in the peer's log"}, {}}},
+   {{"write to rank 1", "the peer reset the connection (status 8)", "check in the peer's log"}, {}},
+   {{"from rank 0 to rank 1", "the peer reset the connection (provider code 8)", "check the peer"}, {}}},
   {"dead_card", "die_after=20", nullptr,
    {{"write to rank 1", "the queue pair failed inside the local card", "check the card"},
-    {"write to rank 0", "answer", "check that the peer runs"}}},
+    {"write to rank 0", "answer", "check that the peer runs"}},
+   {{"from rank 0 to rank 1", "the queue pair failed inside the local card", "its card"},
+    {"from rank 1 to rank 0", "answer", "check the peer"}}},
   {"few_counters", "cntr_budget=4", nullptr,
    {{"createContext", "completion counters are needed on card", "request fewer signals"},
-    {"rank 0 failed in createContext", "the log of rank 0"}}},
+    {"rank 0 failed in createContext", "the log of rank 0"}},
+   {}},
   {"no_descriptors", "", [] { set_limit(RLIMIT_NOFILE, 3); },
-   {{"write to rank 1", "the peer never answered", "too many open files: raise `ulimit -n`"}, no_answer}},
+   {{"write to rank 1", "the peer never answered", "too many open files: raise `ulimit -n`"}, no_answer},
+   {{"from rank 0 to rank 1", "the peer never answered", "too many open files: raise `ulimit -n`"}, no_answer_by_proxy}},
+  // The RMA plugin allocates when it posts, and Rust's allocator ends a process that gets no memory.
   {"no_memory", "", no_memory,
-   {{"write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"}, no_answer}},
+   {{"write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"}, no_answer}, {}},
   {"no_shared_memory", "", [] { set_limit(RLIMIT_FSIZE, 4096); },
-   {{"write to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"}, {}}},
+   {{"write to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"}, {}},
+   {{"from rank 0 to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"}, {}}},
 };
 
 // On an EFA card the plugin cannot read the ring, which names the peer of NCCL's requests, and does not learn of limits of the process.
@@ -76,12 +85,14 @@ static void failure(Rank& rank) {
   Needs needs;
   needs.context_refused = strstr(found->faults, "cntr_budget");
   Session s(rank, needs);
-  const auto& seen = found->seen[rank.rank];
+  const auto& seen = (through_proxy ? found->seen_by_proxy : found->seen)[rank.rank];
   if (!needs.context_refused) {
     ncclGin gin = s.gin();
     long long began = clock64();
+    // A queue of the proxy has room for 32, and nobody takes them after a failure.
+    int posts = through_proxy ? 30 : 40;
     auto post = [&] {
-      for (int i = 0; i < 40; i++) {
+      for (int i = 0; i < posts; i++) {
         gin.put(s.world(), 1 - rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 64, ncclGin_WeakSignalInc{1});
       }
     };
@@ -92,7 +103,7 @@ static void failure(Rank& rank) {
     rank.barrier();
     if (rank.rank == 1) post();
     while (!seen.empty() && (!s.has_error() || !__atomic_load_n(&warnings, __ATOMIC_ACQUIRE))) {
-      CHECK(rank, clock64() - began < limit, "the failure is not reported after %lld s", limit / second);
+      CHECK(rank, clock64() - began < hang_limit, "the failure is not reported");
       usleep(1000);
     }
     if (seen.empty()) FLUSH(s, gin);
@@ -102,16 +113,18 @@ static void failure(Rank& rank) {
     if (efa && !known_of_efa(part)) continue;
     CHECK(rank, strstr(last_warning, part), "\"%s\" is not in: %s", part, last_warning);
   }
-  CHECK(rank, warnings == int(!seen.empty()), "%d lines, the last: %s", warnings, last_warning);
+  // NCCL's thread may learn of a failure by rmaProgress, and stops at the next call.
+  int most = seen.empty() ? 0 : through_proxy ? 2 : 1;
+  CHECK(rank, seen.empty() == !warnings && warnings <= most, "%d lines, the last: %s", warnings, last_warning);
   rank.barrier();
   s.close();
 }
 
-static std::vector<Scenario> all_failures() {
+std::vector<Scenario> failure_scenarios() {
   std::vector<Scenario> all;
   auto skip = [](int nranks) { return nranks == 2 ? nullptr : "it is for two ranks"; };
-  for (const Failure& one : failures) all.push_back({one.name, failure, 30, skip});
+  for (const Failure& one : failures) {
+    if (!through_proxy || !one.seen_by_proxy[0].empty()) all.push_back({one.name, failure, 30, skip});
+  }
   return all;
 }
-
-const std::vector<Scenario> failure_scenarios = all_failures();

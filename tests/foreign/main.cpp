@@ -72,16 +72,17 @@ int main(int argc, char** argv) {
     all.insert(all.end(), group->begin(), group->end());
   }
   if (list) {
-    for (const auto& group : {all, through_proxy ? std::vector<Scenario>() : failure_scenarios}) {
+    for (const auto& group : {all, failure_scenarios()}) {
       for (const Scenario& s : group) puts(s.name);
     }
     return 0;
   }
   if (wanted == "failures") {
-    all = failure_scenarios;
+    all = failure_scenarios();
     wanted = "all";
   } else if (wanted != "all") {
-    all.insert(all.end(), failure_scenarios.begin(), failure_scenarios.end());
+    auto failures = failure_scenarios();
+    all.insert(all.end(), failures.begin(), failures.end());
   }
   if (plugin_path.empty() || ranks < 2 || ranks > max_ranks) return usage();
   // dlopen searches the library path for a name without a slash.

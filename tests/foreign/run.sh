@@ -119,7 +119,12 @@ run_release() {
     local failures=
     if [ "${scenarios[*]}" = all ] && [ -z "${SOFTEFA_FAULTS:-}" ]; then
         # Through a pipe, because a limit of file sizes bounds what the ranks write to a file.
-        { "${on_card[@]}" "$out/foreign" "$plugin" --scenario failures 2>&1 >"$log.failures" | cat >&2; } &
+        {
+            {
+                "${on_card[@]}" "$out/foreign" "$plugin" --scenario failures
+                [ "$FERROGIN_PROVIDER" != softefa ] || "$out/foreign" "$plugin" --proxy --scenario failures
+            } 2>&1 >"$log.failures" | cat >&2
+        } &
         failures=$!
     fi
     local ranks="2 4"

@@ -37,7 +37,7 @@ extern const std::vector<Scenario> strong_scenarios;
 // Calls of a GIN plugin itself.
 extern const std::vector<Scenario> plugin_scenarios;
 // Two ranks, of which one has a fault or a limit of its own.
-extern const std::vector<Scenario> failure_scenarios;
+std::vector<Scenario> failure_scenarios();
 
 // Bytes that depend on every part of `seed` and on their position.
 void fill(void* where, size_t bytes, uint64_t seed);

@@ -12,6 +12,8 @@ use super::stream::{Outgoing, StreamId, window};
 use super::words::{Name, Word, Words};
 use crate::error::Error;
 use crate::metrics::Guard;
+use crate::shortage;
+use ferrogin_libfabric::bindings;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zerocopy::FromZeros;
@@ -391,15 +393,18 @@ impl Engine {
             }
             Event::Done(Note::Word(write)) => self.inbound.written(write),
             // A peer that has all its signals, and is gone, needs no acknowledgement.
-            Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, _) => {}
-            Event::Failed(note, failure) => {
+            Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, ..) => {}
+            Event::Failed(note, code, reason) => {
                 let rank = self.ranks.rank;
+                // A card reports peers as unreachable too when this process lacks what a connection takes.
+                let shortage = (code == bindings::FI_EHOSTUNREACH).then(shortage::of_software_card).flatten();
+                let fix = shortage.map_or("check the peer, its card and the network".to_owned(), |it| it.to_string());
                 let (what, peer) = match note {
                     Note::Part { what, stream, .. } => (what, stream.peer),
                     _ => ("write of a signal", rank),
                 };
                 return Err(Error::Peer(format!(
-                    "a {what} from rank {rank} to rank {peer} failed: {failure}; check the peer, its card and the network"
+                    "a {what} from rank {rank} to rank {peer} failed: {reason}; {fix}"
                 )));
             }
             Event::Landed(data) => self.inbound.landed(data),

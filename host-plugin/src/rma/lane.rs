@@ -80,8 +80,8 @@ pub enum Post<N> {
 pub enum Event<N> {
     /// An operation has completed: its source may be reused, and, unless the rail keeps order, its bytes have landed.
     Done(N),
-    /// An operation has failed, for this reason.
-    Failed(N, String),
+    /// An operation has failed with libfabric's code, for this reason.
+    Failed(N, i32, String),
     /// A peer's write with this immediate data has landed.
     Landed(u32),
     /// A peer's message.
@@ -433,7 +433,8 @@ impl<N> Lane<N> {
             events.push(Event::Refused(format!("a receive that failed: {}", failure.text)));
         } else if let Some(note) = self.take(at) {
             self.counts.errors.add(1);
-            events.push(Event::Failed(note, format!("{} (provider code {})", failure.text, failure.provider_code)));
+            let reason = format!("{} (provider code {})", failure.text, failure.provider_code);
+            events.push(Event::Failed(note, failure.code, reason));
         }
     }
 
