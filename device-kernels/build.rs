@@ -1,4 +1,4 @@
-//! Gives the shared library its soname, `libferrogin_device.so.` and the major version: programs that link it load the file of that name.
+//! Sets the shared library's soname, `libferrogin_device.so.` plus the major version: programs linked with it load the file of that name.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

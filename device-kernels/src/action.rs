@@ -12,12 +12,12 @@ impl Action {
     /// No signal and no counter.
     pub const NONE: Action = Action(0);
 
-    /// The action in a word that the C header made.
+    /// Returns the action in a word that the C header built.
     pub const fn from_bits(bits: u64) -> Action {
         Action(bits)
     }
 
-    /// The word.
+    /// Returns the word.
     pub const fn bits(self) -> u64 {
         self.0
     }
@@ -32,50 +32,50 @@ impl Action {
         Action::NONE.with_signal(id, n)
     }
 
-    /// Ticks this rank's counter `id` (at most 65533) once when the operation has completed here.
+    /// Ticks this rank's counter `id` (at most 65533) once the operation has completed here.
     pub const fn counter(id: u16) -> Action {
         Action::NONE.with_counter(id)
     }
 
-    /// This action, and a signal raised by `n`.
+    /// Returns this action with a signal raised by `n`.
     pub const fn with_signal(self, id: u16, n: u32) -> Action {
         Action((self.0 & 0xffff_0000) | (id.saturating_add(1) as u64) | ((n as u64) << 32))
     }
 
-    /// This action, and a counter.
+    /// Returns this action with a counter.
     pub const fn with_counter(self, id: u16) -> Action {
         Action((self.0 & !0xffff_0000) | ((id.saturating_add(1) as u64) << 16))
     }
 
-    /// The action of these slots, with a signal that is raised by one.
+    /// Returns the action with these slots, whose signal, if any, is raised by one.
     pub(crate) const fn of_slots(slots: u32) -> Action {
         let raised_by_one = if slots as u16 != 0 { 1 << 32 } else { 0 };
         Action(raised_by_one | slots as u64)
     }
 
-    /// The amount that the signal is raised by, if there is one.
+    /// Returns the amount that the signal is raised by, if there is one.
     #[inline(always)]
     pub(crate) const fn amount(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// The target slot of the named signal, even if it is raised by 0; 0 without a signal.
+    /// Returns the target slot of the named signal, even if it's raised by 0; 0 without a signal.
     #[inline(always)]
     pub(crate) const fn signal_slot(self) -> u32 {
         self.0 as u16 as u32
     }
 
-    /// The named counter's id + 1; 0 without a counter.
+    /// Returns the named counter's id + 1; 0 without a counter.
     #[inline(always)]
     pub(crate) const fn counter_slot(self) -> u32 {
         (self.0 >> 16) as u32 & 0xffff
     }
 }
 
-/// The threads with which a call shares the endpoint that it posts on.
+/// The threads that a call shares its endpoint with.
 ///
-/// Every mode keeps the words that posters share in the same state, so calls in different modes may follow one another. Only calls
-/// at the same time must use one mode. The caller orders calls of different modes, as it orders any use of memory by two threads.
+/// Every mode leaves the words that posters share in the same state, so calls in different modes may follow one another. Only concurrent
+/// calls must use the same mode. The caller orders calls in different modes like any two threads' accesses to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
     /// All threads of the device, or of the process on a CPU.
@@ -87,7 +87,7 @@ pub enum Sharing {
     Thread,
 }
 
-/// How an operation is posted. The values are NCCL's `ncclGinOptFlags`, and above them the sharing mode of the call.
+/// How an operation is posted: NCCL's `ncclGinOptFlags` and, above them, the call's sharing mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(transparent)]
 pub struct Flags(u32);
@@ -98,20 +98,20 @@ impl Flags {
     /// Leave the doorbell to the next operation without this flag, or to a flush.
     pub const AGGREGATE: Flags = Flags(2);
 
-    /// The signal of a put, a value or a signal comes after all earlier operations of the context to that peer have arrived, those of
-    /// other threads included. It has no meaning without a signal. Only emulated signals can be strong.
+    /// The signal of a put, value or signal is raised only after all earlier operations of the context to that peer have arrived, including
+    /// other threads'. Has no meaning without a signal. Only emulated signals can be strong.
     pub const STRONG: Flags = Flags(0x400);
 
-    /// Several lanes of a warp are in the call, and post together. Only the fast path that kernels have inline sets it.
+    /// Several lanes of a warp make the call and post together. Only the fast path inlined in kernels sets it.
     pub(crate) const TOGETHER: Flags = Flags(1);
 
     const CTA: Flags = Flags(0x100);
     const THREAD: Flags = Flags(0x200);
     const SHARING: Flags = Flags::CTA.with(Flags::THREAD);
-    /// All bits that a caller may set.
+    /// All bits a caller may set.
     const ALL: Flags = Flags::AGGREGATE.with(Flags::SHARING).with(Flags::STRONG);
 
-    /// The flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
+    /// Returns the flags in a word of NCCL's flags and the sharing mode. Unknown flags are ignored.
     #[inline(always)]
     pub const fn from_bits(bits: u32) -> Flags {
         Flags(bits & Flags::ALL.0)
@@ -123,25 +123,25 @@ impl Flags {
         self.0 & flags.0 != 0
     }
 
-    /// These flags, and the others.
+    /// Returns these flags plus the others.
     #[inline(always)]
     pub(crate) const fn with(self, flags: Flags) -> Flags {
         Flags(self.0 | flags.0)
     }
 
-    /// These flags without the others.
+    /// Returns these flags without the others.
     #[inline(always)]
     pub(crate) const fn without(self, flags: Flags) -> Flags {
         Flags(self.0 & !flags.0)
     }
 
-    /// The word of NCCL's flags and the sharing mode.
+    /// Returns the word of NCCL's flags and the sharing mode.
     #[inline(always)]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// These flags, in that mode.
+    /// Returns these flags with that sharing mode.
     #[inline(always)]
     pub const fn shared(self, mode: Sharing) -> Flags {
         self.without(Flags::SHARING).with(match mode {
@@ -151,7 +151,7 @@ impl Flags {
         })
     }
 
-    /// The sharing mode; two modes at once are the widest.
+    /// Returns the sharing mode; two modes at once mean the widest.
     #[inline(always)]
     pub const fn mode(self) -> Sharing {
         match (self.has(Flags::CTA), self.has(Flags::THREAD)) {

@@ -26,7 +26,7 @@ pub unsafe extern "C" fn fgin_open(handle: *mut c_void, context_id: u32, out: *m
     #[cfg(feature = "host")]
     if let Err(status) = context {
         let header = handle.wrapping_byte_sub(size_of::<HandleHeader>()).cast::<HandleHeader>();
-        // SAFETY: the caller vouches that the header of a handle that is not null is readable.
+        // SAFETY: the caller vouches that the header of a non-null handle is readable.
         let header = (!handle.is_null()).then(|| unsafe { header.read_unaligned() });
         explain::keep_open(header, context_id, status);
     }
@@ -41,7 +41,7 @@ pub extern "C" fn fgin_status_name(status: c_int) -> *const core::ffi::c_char {
     explain::status_name(status).as_ptr()
 }
 
-/// Writes a result to `out`, and returns the error.
+/// Writes a successful result to `out`, or returns the error.
 ///
 /// # Safety
 ///
@@ -50,18 +50,18 @@ unsafe fn give<T>(result: Result<T, Status>, out: *mut T) -> Result<(), Status> 
     if out.is_null() {
         return Err(Status::InvalidArgument);
     }
-    // SAFETY: not null; the caller vouches for room for the value.
+    // SAFETY: not null; the caller vouches that there is room for the value.
     result.map(|value| unsafe { out.write(value) })
 }
 
-/// The result of a call without a context.
+/// Reports a call without a context, and returns its status.
 fn null_context() -> c_int {
     #[cfg(feature = "host")]
     explain::set("FGIN_INVALID_ARGUMENT: the context is NULL: check what fgin_open returned");
     Status::InvalidArgument as c_int
 }
 
-/// The number that a C function returns. A failure is kept for the host, and on a CPU for `ferrogin_error`.
+/// Returns the number that a C function returns. A failure is kept for the host and, on a CPU, for `ferrogin_error`.
 #[inline(always)]
 fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), Status>) -> c_int {
     let Err(status) = result else { return 0 };
@@ -71,7 +71,7 @@ fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), 
     status as c_int
 }
 
-/// Functions on a context: their arguments after it, what they are about, and what they do with it.
+/// Defines functions on a context: their arguments after it, what they're about, and what they do with it.
 macro_rules! functions {
     ($($name:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] |$context:ident| $result:expr;)*) => {
         $(
@@ -79,14 +79,14 @@ macro_rules! functions {
             ///
             /// # Safety
             ///
-            /// `ctx` is null, or came from `fgin_open` and lives; windows are registered; `out` and `request` are null, or have room for
-            /// what the header names.
+            /// `ctx` is null, or came from `fgin_open` and is alive; windows are registered; `out` and `request` are null, or have room for
+            /// what the header says.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(ctx: *const ContextExt, $($arg: $ty),*) -> c_int {
                 if ctx.is_null() {
                     return null_context();
                 }
-                // SAFETY: not null; the caller passes a context that `fgin_open` gave, and keeps it alive.
+                // SAFETY: not null; the caller passes a context that `fgin_open` returned, and keeps it alive.
                 let $context = unsafe { Context::from_ptr(ctx) };
                 code_of($context, const { function_number(stringify!($name)) }, $about, $result)
             }
@@ -139,7 +139,7 @@ functions! {
     };
 
     fgin_wait_request(request: *const FlushRequest) [About::Context] |context| {
-        // SAFETY: the caller vouches for the request; any bits are one, and its numbers are checked where they are used.
+        // SAFETY: the caller vouches for the request; any bits are a valid one, and its numbers are checked where they're used.
         unsafe { request.as_ref() }.ok_or(Status::InvalidArgument).and_then(|request| context.wait_flush(request))
     };
 
@@ -175,7 +175,7 @@ functions! {
     fgin_reset_counter(id: u32) [About::Counter { id, least: 0 }] |context| context.reset_counter(id);
 }
 
-/// Operations, each by one thread and by lanes of a warp.
+/// Defines operations, each for one thread and for lanes of a warp.
 macro_rules! operations {
     ($($name:ident, $by_lanes:ident($($arg:ident: $ty:ty),* $(,)?) [$about:expr] $arguments:expr;)*) => {
         functions! {$($name($($arg: $ty),*) [$about] |context| context.post_operation($arguments);)*}
@@ -187,7 +187,7 @@ macro_rules! operations {
             /// As for [`fgin_put`].
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $by_lanes(ctx: *const ContextExt, lanes: u32, $($arg: $ty),*) -> c_int {
-                // SAFETY: the caller passes null, or a context that `fgin_open` gave and that it keeps alive.
+                // SAFETY: the caller passes null, or a context that `fgin_open` returned, and keeps it alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
                 let result = post_in_groups(context, Lanes(lanes), $arguments);
                 let Some(context) = context else { return null_context() };

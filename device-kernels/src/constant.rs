@@ -1,16 +1,16 @@
 //! Constants in memory that a post reads.
 //!
-//! On a GPU a dependent load costs a round trip to memory, so a post loads what it needs in words of 16 bytes that begin at the same
-//! time, before its first branch on them and before its reservation, after which every acquire would fetch them again.
+//! On a GPU a dependent load costs a round trip to memory. So a post loads what it needs as 16-byte words, all issued together, before its
+//! first branch on them and before its reservation: after that, every acquire would make it fetch them again.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use core::ptr::read as load;
 
-/// The constant at `at`, by loads in assembly, so that the compiler does not move them behind a branch.
+/// Loads the constant at `at` in assembly, so that the compiler can't move the load behind a branch.
 ///
 /// # Safety
 ///
-/// `at` is aligned to 16 bytes and points to a `T` in global memory, which no thread writes.
+/// `at` is aligned to 16 bytes and points to a `T` in global memory that no thread writes.
 #[cfg(target_arch = "nvptx64")]
 #[inline(always)]
 pub unsafe fn load<T: Copy>(at: *const T) -> T {
@@ -27,9 +27,9 @@ pub unsafe fn load<T: Copy>(at: *const T) -> T {
             )
         };
         let words = value.as_mut_ptr().cast::<[u64; 2]>().wrapping_add(i);
-        // SAFETY: 16 bytes of `value`, whose size is a multiple of that.
+        // SAFETY: 16 bytes inside `value`, whose size is a multiple of 16.
         unsafe { words.write_unaligned([low, high]) };
     }
-    // SAFETY: all bytes are those of a `T`.
+    // SAFETY: the loop has written every byte of the `T`.
     unsafe { value.assume_init() }
 }

@@ -1,12 +1,12 @@
-//! One GIN context: the local endpoint on which an operation is posted, and the endpoint of the peer to which it goes.
+//! One GIN context: which local endpoint an operation is posted on, and which of the peer's endpoints it goes to.
 //!
-//! The poster is a local choice, the target a remote one. A counter is the poster's completion count, so an operation
-//! that names counter `c` is posted on `c`'s endpoint, and no other operation is. Without a counter, an operation that raises
-//! signal `s` is posted on `s`'s endpoint. An operation with neither is posted on the data endpoint, or a value on the value
-//! endpoint. The target is the peer's endpoint of the signal, or its data endpoint, where no signal is raised.
+//! The poster is a local endpoint, the target a remote one. A counter is its endpoint's completion count, so operations that name counter
+//! `c`, and no others, are posted on `c`'s endpoint. Without a counter, an operation that raises signal `s` is posted on `s`'s endpoint.
+//! With neither, it's posted on the data endpoint or, if it's a value, on the value endpoint. The target is the peer's endpoint for the
+//! signal, or its data endpoint if no signal is raised.
 //!
-//! An operation of one work request by the `combining` policy takes the fast path (`fast_path`), which is inlined. Every other operation
-//! is a call (`slow_path`). Emulated signals are words of memory and have no endpoints (`emulated`).
+//! Under the `combining` policy, an operation of one work request takes the fast path (`fast_path`), which is inlined. Any other operation
+//! is a call (`slow_path`). Emulated signals are words in memory and have no endpoints (`emulated`).
 
 mod completion;
 mod emulated;
@@ -39,13 +39,13 @@ const DATA: u32 = 0;
 const VALUE: u32 = 1;
 const FIRST_COUNTER: u32 = 2;
 
-/// A registered window: what `regMrSym` gave as `ginHandle`.
+/// A registered window: the `ginHandle` that `regMrSym` returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Window(pub *mut c_void);
 
 impl Window {
-    /// The place `offset` bytes into the window.
+    /// Returns the span that begins `offset` bytes into the window.
     #[inline(always)]
     pub const fn at(self, offset: u64) -> Span {
         Span { window: self, offset }
@@ -57,12 +57,12 @@ unsafe impl Send for Window {}
 // SAFETY: a window is the address of tables that the plugin keeps constant while the window is registered.
 unsafe impl Sync for Window {}
 
-/// Where the bytes of an operation begin: on this rank or on the peer, as the parameter says.
+/// Where an operation's bytes begin, on this rank or on the peer, depending on the parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// The window.
     pub window: Window,
-    /// Bytes from its start.
+    /// Offset from its start, in bytes.
     pub offset: u64,
 }
 
@@ -85,17 +85,17 @@ unsafe impl Send for Context<'_> {}
 unsafe impl Sync for Context<'_> {}
 
 impl<'a> Context<'a> {
-    /// The context `id` of the array that `createContext` returned in `ncclNetDeviceHandle->handle`.
+    /// Opens context `id` in the array that `createContext` returned in `ncclNetDeviceHandle->handle`.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidArgument`]: `handle` is null, or has no context `id`. [`Status::Unsupported`]: the handle was
-    /// not made by this plugin, or by another version of it.
+    /// [`Status::InvalidArgument`]: `handle` is null or has no context `id`. [`Status::Unsupported`]: the handle was made by another plugin
+    /// or by another version of this one.
     ///
     /// # Safety
     ///
-    /// `handle` is null or a GIN plugin's `createContext` returned it, and is not destroyed during `'a`. The bytes before it
-    /// must be readable, as they are for every handle of the ferrogin plugin.
+    /// `handle` is null, or a GIN plugin's `createContext` returned it and it isn't destroyed during `'a`. The bytes before it must be
+    /// readable, as they are for every handle of the ferrogin plugin.
     pub unsafe fn from_handle(handle: *mut c_void, id: u32) -> Result<Self, Status> {
         if handle.is_null() {
             return Err(Status::InvalidArgument);
@@ -109,13 +109,13 @@ impl<'a> Context<'a> {
         if id >= header.n_contexts {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: magic and version say that the ferrogin plugin made the header: it points to `n_contexts` of these, and `id`
-        // is below that; they stay while the context lives.
+        // SAFETY: magic and version show that the ferrogin plugin made the header, so it points to `n_contexts` of these, and `id` is below
+        // that; they stay while the context lives.
         let ext = unsafe { &*header.contexts.wrapping_add(id as usize) };
         Ok(Context { ext })
     }
 
-    /// The same context from the address that [`Context::as_ptr`] gave.
+    /// Returns the context at an address that [`Context::as_ptr`] returned.
     ///
     /// # Safety
     ///
@@ -126,34 +126,34 @@ impl<'a> Context<'a> {
         Context { ext: unsafe { &*ext } }
     }
 
-    /// The address that stands for this context in the C ABI.
+    /// Returns the address that identifies this context in the C ABI.
     pub fn as_ptr(&self) -> *const ContextExt {
         self.ext
     }
 
-    /// Ranks of the communicator.
+    /// Returns the number of ranks in the communicator.
     pub fn nranks(&self) -> u32 {
         self.ext.routes.nranks
     }
 
-    /// This rank.
+    /// Returns this rank's number.
     pub fn rank(&self) -> u32 {
         // SAFETY: a constant field of the handle, which lives as long as the context.
         unsafe { (*self.ext.routes.dev).rank as u32 }
     }
 
-    /// Whether this context's signals are emulated, so that they may be strong or in a window's memory.
+    /// Returns whether this context's signals are emulated, and so may be strong or in a window's memory.
     pub fn emulates_signals(&self) -> bool {
         !self.ext.emulated.is_null()
     }
 
-    /// Signals of this rank.
+    /// Returns the number of this rank's signals.
     #[cfg(feature = "host")]
     pub(crate) fn signals(&self) -> u32 {
         self.emulated().map_or(self.ext.routes.n_signals, |emulated| emulated.n_signals)
     }
 
-    /// Returns whether the context of `peer`, a rank, has signal `id`.
+    /// Returns whether the context of `peer`, which must exist, has signal `id`.
     #[cfg(feature = "host")]
     pub(crate) fn peer_has_signal(&self, peer: u32, id: u32) -> bool {
         match self.emulated() {
@@ -166,14 +166,13 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Sets the time after which a wait of this context fails with [`Status::Timeout`], in nanoseconds; 0 is no limit. It
-    /// applies to later calls of all threads.
+    /// Sets the time, in nanoseconds, after which a wait on this context fails with [`Status::Timeout`]; 0 means no limit. It applies to
+    /// later calls in all threads.
     pub fn set_timeout_ns(&self, ns: u64) {
         self.timeout_word().store(ns, Ordering::Relaxed);
     }
 
-    /// Waits a moment, in a loop in which the caller polls for something that this context's card writes. `round` counts the
-    /// calls of one wait, from 0.
+    /// Pauses briefly, for loops that poll for something this context's card writes. `round` counts the calls in one wait, from 0.
     #[cfg(feature = "host")]
     pub fn relax(&self, round: u32) {
         Limit::relax(self, round);
@@ -181,14 +180,14 @@ impl<'a> Context<'a> {
 
     /// Writes `bytes` from `src` on this rank to `dst` on `peer`.
     ///
-    /// Returns when the operation is posted. After a [`Context::flush`] the source may be reused. With 0 bytes only the action
-    /// takes place. An operation of more than one work request's bytes (1 GiB) is split: a signal or counter still means that
-    /// all bytes have landed, and this call waits for the first parts.
+    /// Returns once the operation is posted. The source may be reused after a [`Context::flush`]. With 0 bytes only the action takes place.
+    /// An operation too long for one work request (1 GiB) is split: a signal or counter still means that all bytes have landed, so the call
+    /// then waits for the first parts.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidArgument`]: peer, signal, counter or window out of range, or the peer has no such signal.
-    /// Otherwise what ended a wait for room.
+    /// [`Status::InvalidArgument`]: peer, signal, counter or window out of range, or the peer has no such signal. Otherwise, the reason a
+    /// wait for room ended.
     #[inline(always)]
     pub fn put(&self, peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Result<(), Status> {
         self.post_operation(Arguments::put(peer, dst, src, bytes, action, flags))
@@ -198,8 +197,8 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    /// As for [`Context::put`]; also [`Status::InvalidArgument`] for another size, or for an action with a counter, which
-    /// values cannot name; and [`Status::Unsupported`] where the card takes no values.
+    /// As for [`Context::put`]; also [`Status::InvalidArgument`] for any other size or for an action with a counter, which values can't
+    /// have; and [`Status::Unsupported`] if the card doesn't take values.
     #[inline(always)]
     pub fn put_value(
         &self,
@@ -213,7 +212,7 @@ impl<'a> Context<'a> {
         self.post_operation(Arguments::value(peer, dst, value, bytes, action, flags))
     }
 
-    /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived after the next [`Context::flush`].
+    /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived once the next [`Context::flush`] returns.
     ///
     /// # Errors
     ///
@@ -223,7 +222,7 @@ impl<'a> Context<'a> {
         self.post_operation(Arguments::get(peer, remote, local, bytes, flags))
     }
 
-    /// Carries out `action` on `peer`, without bytes. An empty action still rings what was aggregated on the data endpoint.
+    /// Carries out `action` on `peer` without transferring bytes. An empty action still rings posts aggregated on the data endpoint.
     ///
     /// # Errors
     ///
@@ -233,14 +232,14 @@ impl<'a> Context<'a> {
         self.post_operation(Arguments::signal(peer, action, flags))
     }
 
-    /// Posts an operation. With constant flags the compiler keeps one mode.
+    /// Posts an operation. If the flags are constant, the compiler keeps only one mode.
     #[inline(always)]
     pub(crate) fn post_operation(self, arguments: Arguments) -> Result<(), Status> {
         let resolved = self.tables().resolve(arguments);
         let Resolved { operation, poster, .. } = resolved;
         if !resolved.is_fast {
             let Operation { kind, peer, named, flags, remote, local, bytes } = operation;
-            // A new struct, whose address the call takes, so that the fast path keeps the other one in registers.
+            // A new struct: the call takes its address, so on the fast path the other one can stay in registers.
             let operation = Operation { kind, peer, named, flags, remote, local, bytes };
             return if resolved.is_invalid { Err(Status::InvalidArgument) } else { self.carry_out(operation) };
         }
@@ -253,7 +252,7 @@ impl<'a> Context<'a> {
     /// Returns whether a wait has taken longer than its time limit.
     #[inline(always)]
     fn is_too_long(&self, waited_ns: u64) -> bool {
-        // No limit, 0, becomes the longest time.
+        // A limit of 0, which means none, becomes the longest time.
         waited_ns > self.timeout_word().load_external(Ordering::Relaxed).wrapping_sub(1)
     }
 
@@ -264,7 +263,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// What ends the waits of a context. Only a wait reads the words.
+/// What ends a context's waits. Only waits read these words.
 impl Limit for Context<'_> {
     #[inline(always)]
     fn aborted(&self) -> bool {
@@ -275,7 +274,7 @@ impl Limit for Context<'_> {
     #[inline(always)]
     fn has_passed(&self, began_ns: &mut u64) -> bool {
         let now_ns = platform::clock_ns();
-        // The clock only goes forward: the first round's time stays.
+        // The clock never goes back, so the first round's time stays.
         *began_ns = now_ns.min(*began_ns);
         self.is_too_long(now_ns - *began_ns)
     }
@@ -283,8 +282,8 @@ impl Limit for Context<'_> {
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline]
     fn progress(&self) -> bool {
-        // SAFETY: the plugin filled both fields from one table of the provider, and keeps the domain that the argument names
-        // open until the context is destroyed.
+        // SAFETY: the plugin filled both fields from one provider table, and keeps the domain that the argument names open until the
+        // context is destroyed.
         self.ext.progress.is_some_and(|progress| unsafe { progress(self.ext.progress_arg) })
     }
 }

@@ -1,22 +1,22 @@
-//! Threads that make a call together: one thread, a warp, a CTA, or any other group.
+//! Threads that make a call together: a thread, a warp, a CTA or any other group.
 //!
-//! The group synchronises before and after the call. The thread of rank 0 carries an operation out, so that it is posted once.
-//! The threads divide a flush among them.
+//! The group synchronises before and after the call. The thread of rank 0 carries out an operation, so that it's posted once. A flush is
+//! divided among the threads.
 
 use crate::context::Context;
 use crate::status::Status;
 
-/// A group of threads. Each thread has its own value of the type, and all threads make the same calls.
+/// A group of threads. Each thread has its own value of this type, and all threads make the same calls.
 pub trait Coop {
-    /// This thread's number in the group, below `size`.
+    /// Returns this thread's number in the group, below `size`.
     fn rank(&self) -> u32;
-    /// Threads of the group, at least 1.
+    /// Returns the number of threads in the group, at least 1.
     fn size(&self) -> u32;
-    /// Returns when all threads of the group have called it. What each wrote before is visible to all after it.
+    /// Returns once all threads of the group have called it. What each wrote before the call is visible to all after it.
     fn sync(&self);
 }
 
-/// One thread.
+/// A single thread.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Thread;
 
@@ -43,7 +43,7 @@ mod gpu {
     use super::Coop;
     use core::arch::asm;
 
-    /// A special register.
+    /// Reads a special register.
     macro_rules! register {
         ($name:literal) => {{
             let value: u32;
@@ -74,7 +74,7 @@ mod gpu {
 
         #[inline(always)]
         fn sync(&self) {
-            // SAFETY: all lanes of the warp make this call, as `Warp` demands; the barrier orders memory between them.
+            // SAFETY: all lanes of the warp make this call, as `Warp` requires; the barrier orders memory between them.
             unsafe { asm!("bar.warp.sync 0xffffffff;", options(nostack)) }
         }
     }
@@ -94,14 +94,14 @@ mod gpu {
 
         #[inline(always)]
         fn sync(&self) {
-            // SAFETY: all threads of the CTA make this call, as `Cta` demands.
+            // SAFETY: all threads of the CTA make this call, as `Cta` requires.
             unsafe { asm!("bar.sync 0;", options(nostack)) }
         }
     }
 }
 
 impl Context<'_> {
-    /// Carries out `operation` once for the group, in the thread of rank 0, which gets its result; the others get `Ok`.
+    /// Runs `operation` once for the group, in the thread of rank 0, which gets its result; the others get `Ok`.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl Context<'_> {
         outcome
     }
 
-    /// [`Context::flush`] by a group: each thread waits for a part of the endpoints.
+    /// Flushes like [`Context::flush`], as a group: each thread waits for some of the endpoints.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
-//! One endpoint: the queue that an operation is posted on.
+//! One endpoint: the queue an operation is posted on.
 //!
-//! The card, NCCL's device code and other threads use ring, doorbell, counters and cursors too. Only this file accesses them,
-//! through raw pointers and atomics.
+//! The card, NCCL's device code and other threads also use the ring, doorbell, counters and cursors. Only this file accesses them, through
+//! raw pointers and atomics.
 
 use crate::action::{Flags, Sharing};
 use crate::constant;
@@ -32,11 +32,11 @@ use ferrogin_ffi::ext::{
 pub struct Wqe {
     /// The part that doesn't depend on the number; the second half of a wide request is zeros.
     words: [u64; NARROW],
-    /// The value that travels through a slot of the pool.
+    /// The value, if it travels through a slot of the pool.
     pooled: Option<Pooled>,
 }
 
-/// A value, and the mask of the offsets of its endpoint's slots.
+/// A value, and the mask for offsets of its endpoint's slots.
 #[derive(Clone, Copy)]
 struct Pooled {
     value: u64,
@@ -44,19 +44,19 @@ struct Pooled {
 }
 
 impl Wqe {
-    /// A work request.
+    /// Creates a work request.
     #[inline(always)]
     pub const fn new(words: [u64; NARROW]) -> Self {
         Wqe { words, pooled: None }
     }
 
-    /// The same with immediate data.
+    /// Returns the same request with immediate data.
     pub const fn with_imm(self, imm: u32) -> Self {
         Wqe { words: words::with_imm(self.words, imm), ..self }
     }
 }
 
-/// What a post reads of an endpoint's configuration: in memory, or loaded for the post.
+/// The part of an endpoint's configuration that a post reads, in memory or loaded for the post.
 pub trait Ring: Borrow<RingConfig> + Copy {}
 impl<R: Borrow<RingConfig> + Copy> Ring for R {}
 
@@ -67,15 +67,15 @@ pub struct Endpoint<'a, R = &'a RingConfig> {
     ring: R,
 }
 
-/// An endpoint for one post.
+/// An endpoint whose configuration is loaded for one post.
 pub type Poster<'a> = Endpoint<'a, RingConfig>;
 
 impl<'a> Endpoint<'a> {
-    /// A view of the struct at `ext`.
+    /// Returns a view of the struct at `ext`.
     ///
     /// # Safety
     ///
-    /// The host plugin filled the struct, and keeps it, with all that it points to, for `'a`.
+    /// The host plugin filled the struct, and keeps it and everything it points to for `'a`.
     #[inline(always)]
     pub(crate) unsafe fn from_ptr(ext: *const EndpointExt) -> Self {
         // SAFETY: the caller vouches for the struct.
@@ -83,27 +83,27 @@ impl<'a> Endpoint<'a> {
         Endpoint { ext, ring: &ext.config.ring }
     }
 
-    /// The endpoint for a post.
+    /// Returns the endpoint with its configuration loaded for a post.
     #[inline(always)]
     pub fn poster(self) -> Poster<'a> {
-        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout has the alignment.
+        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the alignment.
         Endpoint { ext: self.ext, ring: unsafe { constant::load(&raw const self.ext.config.ring) } }
     }
 
-    /// The context of this endpoint.
+    /// Returns this endpoint's context.
     #[inline(always)]
     pub fn context(&self) -> *const ContextExt {
         self.ext.config.context
     }
 
-    /// A write of a value, by either policy. `None`: the endpoint takes no values.
+    /// Returns a write of a value, for either policy, or `None` if the endpoint takes no values.
     pub(crate) fn value_wqe(&self, template: WqeTemplate, remote: Remote, value: u64, size: ValueSize) -> Option<Wqe> {
         let is_inline = self.ext.config.write_inline >= 8;
         let has_slots = self.ext.config.ring.value_base != 0;
         (is_inline || has_slots).then(|| value_wqe(template, remote, value, size, self.ext.config.values, is_inline))
     }
 
-    /// Posts by either policy.
+    /// Posts a work request under either policy.
     #[inline(never)]
     pub fn post(self, policy: u32, flags: Flags, limits: impl Limit, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
         let place = |idx| self.place(wqe, idx);
@@ -116,7 +116,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// One round of a flush of this endpoint, which has to reach `at`: see [`flush::round`].
+    /// Runs one round of a flush of this endpoint, which has to reach `at`: see [`flush::round`].
     pub fn flush_round(&self, policy: u32, at: &mut Option<u32>) -> Outcome {
         flush::round(*self, policy == POLICY_LOCKED, at)
     }
@@ -135,30 +135,30 @@ impl<'a> Endpoint<'a> {
         if policy == POLICY_LOCKED { locked::ring_ready(*self, limits) } else { combining::ring_ready(*self) }
     }
 
-    /// Writes a request into the last slot of the batch, in which `start` made room.
+    /// Writes a request into the last slot of the batch, where `start` made room.
     #[inline(always)]
     fn place_in_batch(&self, request: [u64; NARROW]) {
         let (wq, last) = (self.wq(), LockedQueue::pending(self).wrapping_sub(1));
         if self.ext.config.ring.wqe_size == 128 {
             let mut wide = [0; WIDE];
             wide[..NARROW].copy_from_slice(&request);
-            // SAFETY: a live queue of 128-byte requests; this thread has the lock and started this request.
+            // SAFETY: a live queue of 128-byte requests; this thread holds the lock and started this request.
             unsafe { sq::place(wq, last, wide) };
         } else {
-            // SAFETY: a live queue of 64-byte requests; this thread has the lock and started this request.
+            // SAFETY: a live queue of 64-byte requests; this thread holds the lock and started this request.
             unsafe { sq::place(wq, last, request) };
         }
     }
 }
 
 impl<'a, R: Ring> Endpoint<'a, R> {
-    /// The endpoint without what was loaded of it.
+    /// Returns the endpoint without the loaded configuration.
     #[inline(always)]
     pub fn endpoint(&self) -> Endpoint<'a> {
         Endpoint { ext: self.ext, ring: &self.ext.config.ring }
     }
 
-    /// A write of a value, for the fast path. False: values don't take it.
+    /// Returns a write of a value for the fast path, or false if values don't take it.
     #[inline(always)]
     pub(crate) fn fast_value_wqe(
         &self,
@@ -167,12 +167,12 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         value: u64,
         size: ValueSize,
     ) -> (Wqe, bool) {
-        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout has the alignment.
+        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the alignment.
         let values = unsafe { constant::load(&raw const self.ext.config.values) };
         (value_wqe(template, remote, value, size, values, values.path == VALUE_INLINE), values.path != VALUE_NONE)
     }
 
-    /// The address of the struct.
+    /// Returns the struct's address.
     #[inline(always)]
     pub(crate) fn as_ptr(&self) -> *const EndpointExt {
         self.ext
@@ -202,7 +202,7 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         self.atomic_u32(self.wq().wrapping_byte_add(offset).cast())
     }
 
-    /// The request of number `idx`; puts its value in the value slot of that number.
+    /// Returns request `idx`, and puts its value, if any, into the value slot of that number.
     #[inline(always)]
     fn numbered(&self, wqe: Wqe, idx: u32) -> [u64; NARROW] {
         let mut words = wqe.words;
@@ -215,7 +215,7 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         words
     }
 
-    /// Writes request `idx` into the ring, in the phase of its lap.
+    /// Writes request `idx` into the ring, with its lap's phase.
     #[inline(always)]
     pub(crate) fn place(&self, wqe: Wqe, idx: u32) {
         let ring = self.ring.borrow();
@@ -237,7 +237,7 @@ impl<'a, R: Ring> Endpoint<'a, R> {
     }
 }
 
-/// A write of a value: inline, or through its slot of the pool.
+/// Returns a write of a value, inline or through its slot of the pool.
 #[inline(always)]
 fn value_wqe(
     template: WqeTemplate,
@@ -263,7 +263,7 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
     #[inline(always)]
     fn failed(&self) -> bool {
         let errors = self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Relaxed);
-        // Modulo 2^32: on a GPU a comparison of 64 bits is two.
+        // Modulo 2^32: on a GPU, comparing 64 bits takes two comparisons.
         errors as u32 != self.ext.config.errors_base as u32
     }
 
@@ -289,11 +289,11 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
 
     #[inline(always)]
     fn doorbell(&self, count: u32) {
-        // SAFETY: the endpoint's doorbell, alive for 'a; only the active combiner, or the poster that has the lock, writes it.
+        // SAFETY: the endpoint's doorbell, alive for 'a; only the active combiner, or the poster that holds the lock, writes it.
         unsafe { arch::mmio_store_u32(self.ring.borrow().sq_db, count) };
     }
 
-    /// NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
+    /// Sets NCCL's cursors: rung (`wqes_posted`), released (`wqes_completed`) and submitted.
     #[inline(always)]
     fn publish(&self, rung: u32) {
         self.wq_field(offset_of!(WqV0, wqes_posted)).store(rung, Ordering::Relaxed);
@@ -311,7 +311,7 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
         self.wq_field(offset_of!(WqV0, wqes_completed)).load(Ordering::Relaxed)
     }
 
-    // A call would cost every post registers to save.
+    // Inlined, because a call would make every post save registers.
     #[inline(always)]
     fn insert_used(&self) {
         // SAFETY: the plugin keeps a context as long as its endpoints.
@@ -319,13 +319,13 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
     }
 }
 
-/// The endpoints of a context that may have incomplete posts.
+/// Returns the set of a context's endpoints that may have incomplete posts.
 #[inline(always)]
 pub(crate) fn used_set(context: &ContextExt) -> UsedSet<'_> {
     let (summaries, leaves) = used_words(context.n_endpoints);
-    // SAFETY: the plugin made that many words for the context's life, 8-aligned; only this crate accesses them, atomically.
+    // SAFETY: the plugin made that many words for the context's lifetime, 8-aligned; only this crate accesses them, atomically.
     let words = unsafe { slice::from_raw_parts(context.used.cast::<AtomicU64>(), summaries + leaves) };
-    // SAFETY: they are the words of that many endpoints, and a context has endpoints.
+    // SAFETY: they are the words for that many endpoints, and every context has endpoints.
     unsafe { UsedSet::new(words, context.n_endpoints) }
 }
 
@@ -358,7 +358,7 @@ impl LockedQueue for Endpoint<'_> {
     fn start(&self) {
         let pending = self.pending();
         if pending == 0 {
-            // The queue's phase belongs to the slot at `pc`. NCCL's device code moves `pc` without the phase, as `take_pending` does.
+            // The queue's phase belongs to the slot at `pc`. Neither NCCL's device code nor `take_pending` updates it when moving `pc`.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
             let phase = u32::from(pc & self.ext.config.ring.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);

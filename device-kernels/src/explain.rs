@@ -21,12 +21,12 @@ pub fn set(text: &str) {
     let _ = LAST.try_with(|last| last.replace(text));
 }
 
-/// The text of this thread's last error, valid until its next error; empty without one.
+/// Returns the text of this thread's last error, valid until its next error; empty without one.
 pub fn last() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The name of a status.
+/// Returns the name of a status.
 pub fn status_name(status: i32) -> &'static CStr {
     usize::try_from(status).ok().and_then(|status| STATUS_NAMES.get(status).copied()).unwrap_or(c"unknown status")
 }
@@ -76,7 +76,7 @@ fn timeout(context: Context<'_>, about: About) -> String {
     }
 }
 
-/// Why the arguments of a post are invalid.
+/// Says why the arguments of a post are invalid.
 fn wrong_post(context: Context<'_>, peer: u32, action: Action) -> String {
     let (ranks, counters) = (context.nranks(), context.ext.routes.n_counters);
     let (signal, counter) = (action.signal_slot(), action.counter_slot());

@@ -1,10 +1,10 @@
-//! Failed operations: the word in which the host finds the first one of a context.
+//! Failed operations: the word where the host finds a context's first one.
 
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
 use ferrogin_ffi::ext::ContextExt;
 use ferrogin_ffi::failure::{Failure, Subject};
 
-/// What a call of the C ABI is about.
+/// What a call to the C ABI is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum About {
     /// All earlier operations.
@@ -39,7 +39,7 @@ pub(crate) fn note(ext: &ContextExt, failure: Failure) {
     let at = ext.abort_flag.wrapping_byte_add(ext.failure_offset as usize).cast();
     // SAFETY: the host has placed an aligned word there, and keeps it as long as the context; all accesses are atomic.
     let word = unsafe { AtomicU64::from_ptr(at) };
-    // Of two threads that fail at the same time, either is the first.
+    // Of two threads that fail at the same time, either may count as the first.
     if word.load_external(Ordering::Relaxed) == 0 {
         word.store_external(failure.to_word(), Ordering::Relaxed);
     }

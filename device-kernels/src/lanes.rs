@@ -1,12 +1,12 @@
 //! Lanes of a warp that make a call together, each with its own arguments. A CPU thread is a warp of one lane.
 //!
-//! The instructions are LLVM's intrinsics and no inline assembly, because LLVM neither copies nor moves them into branches that
-//! only some lanes take.
+//! The instructions are LLVM intrinsics rather than inline assembly, because LLVM neither copies intrinsics nor moves them into branches
+//! that only some lanes take.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use one_lane::*;
 
-/// A set of lanes of one warp, this one among them.
+/// A set of lanes of one warp, including this one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lanes(pub u32);
 
@@ -24,7 +24,7 @@ unsafe extern "C" {
     safe fn lanes_before() -> u32;
 }
 
-/// What the instructions come to in a warp of one lane.
+/// What the instructions amount to in a warp of one lane.
 #[cfg(not(target_arch = "nvptx64"))]
 mod one_lane {
     pub fn match_any(_mask: u32, _value: u64) -> u32 {
@@ -43,37 +43,37 @@ mod one_lane {
 }
 
 impl Lanes {
-    /// The lanes that make this call at the same time.
+    /// Returns the lanes that make this call at the same time.
     #[inline(always)]
     pub fn active() -> Lanes {
         Lanes(activemask())
     }
 
-    /// The number of lanes.
+    /// Returns the number of lanes.
     #[inline(always)]
     pub fn count(self) -> u32 {
         self.0.count_ones()
     }
 
-    /// The number of lanes before this one.
+    /// Returns the number of lanes before this one.
     #[inline(always)]
     pub fn rank(self) -> u32 {
         (self.0 & lanes_before()).count_ones()
     }
 
-    /// Returns when all lanes have called it. What each wrote before is visible to all after it.
+    /// Returns once all lanes have called it. What each wrote before the call is visible to all after it.
     #[inline(always)]
     pub fn sync(self) {
         barrier(self.0);
     }
 
-    /// The lanes that gave the same key. All lanes make this call.
+    /// Returns the lanes that passed the same key. All lanes make this call.
     #[inline(always)]
     pub fn with_key(self, key: u64) -> Lanes {
         Lanes(match_any(self.0, key))
     }
 
-    /// The word that the first lane gave. All lanes make this call.
+    /// Returns the word that the first lane passed. All lanes make this call.
     #[inline(always)]
     pub fn of_first(self, word: u32) -> u32 {
         shuffle(self.0, word, self.0.trailing_zeros(), 31)

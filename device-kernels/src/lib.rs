@@ -1,21 +1,21 @@
-//! The GIN device API: put, putValue, get, signal, flush, on the handles that the host plugin hands out.
+//! The GIN device API: put, putValue, get, signal and flush, on the handles that the host plugin hands out.
 //!
-//! The same code runs on CPU threads (tests, the software card) and on the GPU. A [`Context`] is made from the handle
-//! that `createContext` returned and a context id. Every operation returns a [`Status`], and no wait hangs: each round checks
-//! the abort flag, the endpoint's error counter and a deadline.
+//! The same code runs on CPU threads (tests, the software card) and on the GPU. A [`Context`] is opened from the handle that
+//! `createContext` returned and a context id. Every operation returns a [`Status`], and no wait hangs: each round checks the abort flag,
+//! the endpoint's error counter and a deadline.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`action`] | the signal and the counter of an operation, and its flags |
+//! | [`action`] | an operation's signal, counter and flags |
 //! | [`context`] | routes an operation to an endpoint and a target; fast path and slow path |
 //! | [`coop`] | threads that make a call together |
-//! | [`endpoint`] | the queue that an operation is posted on |
+//! | [`endpoint`] | the queue an operation is posted on |
 //! | [`explain`] | on a CPU: the text of the calling thread's last failed call |
-//! | `failure` | the first failed operation of a context, for the host |
+//! | `failure` | a context's first failed operation, for the host |
 //! | [`lanes`] | lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |
-//! | [`sync`] | the only shim of atomics; with `--cfg loom` only the posting code is built, and a model runs it |
+//! | [`sync`] | the only shim for atomics; with `--cfg loom` only the posting code is built, and a model runs it |
 #![cfg_attr(not(any(test, feature = "host")), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics), allow(internal_features))]
 

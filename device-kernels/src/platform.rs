@@ -1,16 +1,16 @@
-//! What depends on the processor: a clock, and a pause of a wait.
+//! What depends on the processor: a clock, and the pause in a wait.
 
-/// Rounds of a wait in which a CPU keeps the processor.
+/// Rounds of a wait for which a CPU thread keeps the processor.
 #[cfg(all(feature = "host", not(loom)))]
 const SPINS: u32 = 32;
-/// The same while each round makes progress for a software card, which takes much longer.
+/// The same, while each round makes progress for a software card, which takes much longer.
 #[cfg(all(feature = "host", not(loom)))]
 const PROGRESS_SPINS: u32 = 8;
-/// Rounds after which a CPU sleeps.
+/// Rounds after which a CPU thread sleeps.
 #[cfg(all(feature = "host", not(loom)))]
 const YIELDS: u32 = 2_000;
 
-/// Nanoseconds of a clock that only goes forward.
+/// Returns nanoseconds from a clock that never goes back.
 #[cfg(feature = "host")]
 pub fn clock_ns() -> u64 {
     use std::sync::OnceLock;
@@ -19,7 +19,7 @@ pub fn clock_ns() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Nanoseconds of a clock that only goes forward.
+/// Returns nanoseconds from a clock that never goes back.
 #[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
 pub fn clock_ns() -> u64 {
     let now: u64;
@@ -28,11 +28,11 @@ pub fn clock_ns() -> u64 {
     now
 }
 
-/// Cycles of the clock that NCCL's device API counts time by; nanoseconds on a CPU.
+/// Returns cycles of the clock that NCCL's device API measures time with; nanoseconds on a CPU.
 #[cfg(feature = "host")]
 pub use clock_ns as clock_cycles;
 
-/// Cycles of the clock that NCCL's device API counts time by.
+/// Returns cycles of the clock that NCCL's device API measures time with.
 #[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
 pub fn clock_cycles() -> u64 {
     let now: u64;
@@ -41,11 +41,11 @@ pub fn clock_cycles() -> u64 {
     now
 }
 
-/// Waits a moment; `round` counts the calls of one wait, and `progress` lets a software card work in this thread, or returns
-/// false where no card needs it.
+/// Pauses briefly. `round` counts the calls in one wait; `progress` lets a software card work in this thread, and returns false if no card
+/// needs it.
 ///
-/// The card's engine and the peers may need the processor that this thread spins on. So a CPU spins briefly, then yields, and sleeps
-/// when neither has helped: yielding alone collapses when neighbours are busy. Then progress is left to the card's engine.
+/// The card's engine and the peers may need the processor that this thread spins on. So a CPU thread spins briefly, then yields, and sleeps
+/// when neither has helped: yielding alone collapses when neighbours are busy. After that, progress is left to the card's engine.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
 pub fn relax(round: u32, progress: impl FnOnce() -> bool) {
@@ -56,7 +56,7 @@ pub fn relax(round: u32, progress: impl FnOnce() -> bool) {
     }
 }
 
-/// What a CPU does in a round of a wait.
+/// What a CPU thread does in a round of a wait.
 #[cfg(all(feature = "host", not(loom)))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pause {
@@ -65,7 +65,7 @@ enum Pause {
     Sleep,
 }
 
-/// Makes progress, unless the round is one to sleep in, and chooses the pause.
+/// Makes progress, unless it's time to sleep, and chooses the pause.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
 fn pause(round: u32, progress: impl FnOnce() -> bool) -> Pause {
@@ -78,7 +78,7 @@ fn pause(round: u32, progress: impl FnOnce() -> bool) -> Pause {
     }
 }
 
-/// Waits a moment. A GPU has no software card to drive.
+/// Pauses briefly. A GPU has no software card to drive.
 #[cfg(all(not(feature = "host"), target_arch = "nvptx64"))]
 #[inline(always)]
 pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
@@ -86,13 +86,13 @@ pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     unsafe { core::arch::asm!("nanosleep.u32 32;", options(nomem, nostack)) };
 }
 
-/// Lets another thread of the model go on.
+/// Lets another thread of the model run.
 #[cfg(loom)]
 pub fn relax(_round: u32, _progress: impl FnOnce() -> bool) {
     loom::thread::yield_now();
 }
 
-/// The word, which a GPU's compiler then keeps in a register and does not compute again.
+/// Returns the word, in a form that a GPU compiler keeps in a register instead of computing it again.
 #[inline(always)]
 pub fn kept(word: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -105,11 +105,11 @@ pub fn kept(word: u32) -> u32 {
     word
 }
 
-/// The number, in a form that the assembler doesn't take for uniform across the warp.
+/// Returns the number, in a form that the assembler doesn't take for uniform across the warp.
 ///
-/// For an add of one constant to one word, ptxas makes a warp elect a leader that adds for all lanes: 17 instructions and two shuffles
-/// that a post by one thread has no use for. What follows from the arguments of a kernel alone, ptxas computes in the registers of the
-/// warp, and moves it to those of the thread for each load: 40 instructions a post.
+/// To add one constant to one word, ptxas makes a warp elect a leader that adds for all lanes: 17 instructions and two shuffles that are
+/// useless to a post by one thread. And what depends only on a kernel's arguments, ptxas computes in the warp's uniform registers and moves
+/// to the thread's for each load: 40 instructions a post.
 #[inline(always)]
 pub fn thread_value(number: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]
@@ -119,7 +119,7 @@ pub fn thread_value(number: u32) -> u32 {
         unsafe {
             core::arch::asm!("mov.u32 {0}, %lanemask_lt;", out(reg32) lanes_before, options(pure, nomem, nostack))
         };
-        // No lane is behind lane 31.
+        // Adds 0, as no lane comes after lane 31.
         number + (lanes_before >> 31)
     };
     number

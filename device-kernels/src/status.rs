@@ -1,26 +1,26 @@
-//! What an operation of the device API ends with.
+//! The result of a device API operation.
 
-/// Why an operation did not do what was asked. The numbers are those of `fgin_status` in `ferrogin/gin.h`.
+/// Why an operation didn't do what was asked. The numbers are those of `fgin_status` in `ferrogin/gin.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(i32)]
 pub enum Status {
     /// An argument is out of range: peer, signal, counter, value size, window.
     InvalidArgument = 1,
-    /// The handle or the card cannot do this: a strong or VA signal where the card counts signals, a value on an endpoint without
-    /// slots, another version.
+    /// The handle or the card can't do this: a strong or VA signal where the card counts signals, a value on an endpoint without slots, or
+    /// a handle of another version.
     Unsupported = 2,
     /// The host raised the abort flag.
     Aborted = 3,
     /// The deadline passed.
     Timeout = 4,
-    /// The card completed a work request of this endpoint in error; the host's log names it.
+    /// The card completed a work request on this endpoint in error; the host's log says which.
     CardError = 5,
     /// An earlier operation on this endpoint gave up half-way; the context must be destroyed.
     Poisoned = 6,
 }
 
 impl Status {
-    /// The status of that number; none for 0 and for numbers that have no status.
+    /// Returns the status with that number, or `None` for 0 and unknown numbers.
     pub const fn from_number(number: u32) -> Option<Self> {
         Some(match number {
             1 => Status::InvalidArgument,
@@ -34,7 +34,7 @@ impl Status {
     }
 }
 
-/// The number of a result, as a C function returns it.
+/// Returns a result as the number that a C function returns.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn code(result: Result<(), Status>) -> core::ffi::c_int {

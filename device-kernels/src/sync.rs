@@ -1,4 +1,4 @@
-//! The only shim of atomics: the processor's atomics, the GPU's, or loom's in a model.
+//! The only shim for atomics: the processor's, the GPU's, or loom's in a model.
 
 #[cfg(not(any(loom, target_arch = "nvptx64")))]
 pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -11,15 +11,15 @@ mod nvptx64;
 #[cfg(target_arch = "nvptx64")]
 pub use nvptx64::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// A word that the card or the host accesses too.
+/// A word that the card or the host also accesses.
 pub trait LoadExternal {
-    /// Its integer.
+    /// The word's integer type.
     type Value;
 
-    /// Loads the word from memory, past the GPU's caches.
+    /// Loads the word from memory, bypassing the GPU's caches.
     fn load_external(&self, order: Ordering) -> Self::Value;
 
-    /// Stores into the word in memory, for the card and the host too.
+    /// Stores into the word in memory, where the card and the host see it.
     fn store_external(&self, value: Self::Value, order: Ordering);
 }
 

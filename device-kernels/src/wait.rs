@@ -3,22 +3,22 @@
 use crate::platform;
 use crate::status::Status;
 
-/// What ends a wait whose condition does not come true: the host's abort flag, or a time limit. The loop that waits on an
-/// endpoint also checks the endpoint's error counter. Only a wait calls these methods.
+/// What ends a wait whose condition doesn't come true: the host's abort flag or a time limit. The loop that waits on an endpoint also
+/// checks the endpoint's error counter. Only waits call these methods.
 pub trait Limit: Copy {
     /// Returns whether the host has raised the abort flag.
     fn aborted(&self) -> bool;
-    /// Returns whether the time limit of a wait has passed. `began_ns` is the time of its first round, `u64::MAX` before.
+    /// Returns whether a wait's time limit has passed. `began_ns` is the time of its first round, or `u64::MAX` before that.
     #[inline]
     fn has_passed(&self, _began_ns: &mut u64) -> bool {
         false
     }
-    /// Lets a software card work in this thread. False when no card needs it.
+    /// Lets a software card work in this thread. Returns false if no card needs it.
     #[inline]
     fn progress(&self) -> bool {
         false
     }
-    /// Waits a moment; `round` counts the calls of one wait, from 0.
+    /// Pauses briefly. `round` counts the calls in one wait, from 0.
     #[inline(always)]
     fn relax(&self, round: u32) {
         platform::relax(round, || self.progress());
@@ -35,7 +35,7 @@ impl Limit for NoLimits {
     }
 }
 
-/// One wait: the number of its rounds, and when its first round began. A wait that has nothing to wait for reads no clock.
+/// One wait: the number of its rounds, and when the first began. A wait that is over at once reads no clock.
 pub struct Spin<L> {
     limits: L,
     round: u32,
@@ -49,7 +49,7 @@ impl<L: Limit> Spin<L> {
         Spin { limits, round: 0, began_ns: u64::MAX }
     }
 
-    /// Waits a moment. Fails if the wait must end.
+    /// Pauses briefly. Fails if the wait must end.
     #[inline(always)]
     pub fn pause(&mut self) -> Result<(), Status> {
         let is_aborted = self.limits.aborted();
@@ -66,7 +66,7 @@ impl<L: Limit> Spin<L> {
 mod tests {
     use super::*;
 
-    /// Whether the flag is raised, and the rounds until the time limit passes; `began_ns` counts them.
+    /// Whether the flag is raised, and after how many rounds the time limit passes; `began_ns` counts them.
     #[derive(Clone, Copy)]
     struct Limits(bool, u64);
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The posting code under loom: models.sh [DIST]. DIST is not used.
 #
-# Built with --cfg loom into a target directory of its own, so that nothing else is built again. Ends with libtest's count.
+# Built with --cfg loom into its own target directory, so that nothing else is rebuilt. Ends with libtest's count.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1

@@ -1,17 +1,17 @@
-//! Writes functions of the PTX module as a CUDA C++ header of inline assembly.
+//! Turns functions of the PTX module into a CUDA C++ header of inline assembly.
 //!
-//! A call of a linked function costs a kernel its register budget and about a hundred instructions, for the ABI. The fast path is
-//! short and calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its
-//! own, with moves for its parameters and for its results, which are 64-bit words.
+//! Calling a linked function costs a kernel its register budget and about a hundred instructions for the ABI. The fast path is short and
+//! calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its own, with moves for
+//! its parameters and results, which are 64-bit words.
 
 use std::fmt::Write;
 
-/// The header, relative to the repository.
+/// Path of the header, relative to the repository.
 pub const HEADER: &str = "ffi-headers/include/ferrogin/fast_path.cuh";
-/// The functions that the header has begin with this prefix.
+/// Prefix of the functions that go into the header.
 const PREFIX: &str = "fgin_fast_";
 
-/// The functions of the fast path in `ptx`, as a header.
+/// Returns the fast-path functions in `ptx` as a header.
 pub fn header(ptx: &str) -> Result<String, String> {
     let mut text = String::from(
         "// ferrogin: the fast path of the device code as inline PTX. Written by `cargo xtask ptx`: do not edit.\n\
@@ -35,7 +35,7 @@ pub fn header(ptx: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// One function, from its result to the end of its body.
+/// Converts one function, from its result to the end of its body.
 fn inline(name: &str, function: &str) -> Result<String, String> {
     let (head, body) = function.split_once("\n{\n").ok_or("no body")?;
     let parameter = format!("{name}_param_");
@@ -95,8 +95,8 @@ fn inline(name: &str, function: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// A load through a generic pointer, as a load from global memory, where everything lies that a post reads. After a generic load
-/// every fence has to order shared memory too.
+/// Turns a load through a generic pointer into a load from global memory, which holds everything a post reads. After a generic load, every
+/// fence has to order shared memory too.
 fn in_global_memory(line: String) -> String {
     match line.strip_prefix("ld.") {
         Some(rest) if rest.starts_with('b') || rest.starts_with('v') => format!("ld.global.{rest}"),
@@ -104,7 +104,7 @@ fn in_global_memory(line: String) -> String {
     }
 }
 
-/// Renames registers and labels, so that they differ from those of a compiler, and doubles other percent signs.
+/// Renames registers and labels so that they differ from a compiler's, and doubles other percent signs.
 fn with_own_names(line: &str) -> String {
     let mut out = String::new();
     let line = line.replace("$L__", "fgin_L");

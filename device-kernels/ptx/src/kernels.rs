@@ -1,12 +1,12 @@
-//! Compiles the kernels of the scenarios (scenarios/scenario-kernels): the programs by rustc, and their calls of gin.cuh by clang.
+//! Compiles the scenarios' kernels (scenarios/scenario-kernels): the programs with rustc, and their calls to gin.cuh with clang.
 
 use crate::{COMPILER_LINE, Compiler, GPU, ISA, REFRESH, SOURCE_LINE, SOURCES, source_hash};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A checked-in module of the kernels, and what it is made from.
+/// A checked-in module of kernels, and what it's made from.
 pub struct Kernels {
-    /// Relative to the repository.
+    /// Path relative to the repository.
     pub path: &'static str,
     /// Lists of files, and of directories with `.rs` files.
     pub sources: &'static [&'static [&'static str]],
@@ -33,7 +33,7 @@ pub const GIN: Kernels = Kernels {
 };
 
 impl Kernels {
-    /// The file: where the PTX comes from, then the PTX.
+    /// Returns the file's text: where the PTX comes from, then the PTX.
     pub fn file(&self, root: &Path, compiler: &str, ptx: &str) -> Result<String, String> {
         let source = source_hash(root, &self.sources.concat())?;
         Ok(format!(
@@ -43,12 +43,12 @@ impl Kernels {
     }
 }
 
-/// The programs as PTX.
+/// Compiles the programs to PTX.
 pub fn programs(rustc: &Compiler, root: &Path, work: &Path) -> Result<String, String> {
     Ok(rustc.compile(root, work, "scenario-kernels")?.ptx)
 }
 
-/// A clang that compiles CUDA C++ without NVIDIA's headers: its command and its version.
+/// Finds a clang that compiles CUDA C++ without NVIDIA's headers. Returns its command and version.
 pub fn clang() -> Option<(&'static str, String)> {
     ["clang-22", "clang-19", "clang"].into_iter().find_map(|command| {
         let output = Command::new(command).arg("--version").stdin(Stdio::null()).output().ok()?;
@@ -57,7 +57,7 @@ pub fn clang() -> Option<(&'static str, String)> {
     })
 }
 
-/// The operations of gin.cuh as PTX.
+/// Compiles the operations of gin.cuh to PTX.
 pub fn gin(clang: &str, root: &Path) -> Result<String, String> {
     let mut command = Command::new(clang);
     command

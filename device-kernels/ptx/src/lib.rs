@@ -1,4 +1,4 @@
-//! Compiles the device code, or kernels that use it, to one module, as PTX and as LLVM bitcode.
+//! Compiles the device code, or kernels that use it, into one module, as PTX and as LLVM bitcode.
 
 pub mod inline;
 pub mod kernels;
@@ -6,7 +6,7 @@ pub mod kernels;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The lowest GPU that has the instructions (`st.mmio`, scoped fences): ptxas takes such PTX for every later one.
+/// The oldest GPU with the required instructions (`st.mmio`, scoped fences): ptxas accepts such PTX for every later one.
 pub const GPU: &str = "sm_70";
 /// The first PTX ISA with `st.mmio`.
 pub const ISA: &str = "ptx82";
@@ -15,7 +15,7 @@ pub const ISA: &str = "ptx82";
 pub const CHECKED_IN: &str = "device-kernels/ptx/ferrogin_device.ptx";
 /// The same module as LLVM bitcode, for compilers that inline it. The PTX file names its hash.
 pub const CHECKED_IN_BITCODE: &str = "device-kernels/ptx/ferrogin_device.bc";
-/// The command that makes the checked-in files again.
+/// The command that regenerates the checked-in files.
 pub const REFRESH: &str = "cargo xtask ptx";
 
 /// The package of the device code.
@@ -39,19 +39,19 @@ pub struct Module {
     pub bitcode: Vec<u8>,
 }
 
-/// A Rust compiler that can compile `core` for nvptx64: it has the source of the standard library beside it.
+/// A Rust compiler that can compile `core` for nvptx64 because the standard library's source is installed beside it.
 pub struct Compiler {
     rustc: PathBuf,
     cargo: PathBuf,
-    /// What `rustc --version` says.
+    /// The output of `rustc --version`.
     pub version: String,
 }
 
 impl Compiler {
-    /// Those of `own` (rustc, cargo) and Debian's that can compile the module, in this order.
+    /// Returns those of `own` (rustc, cargo) and Debian's that can compile the module, in this order.
     ///
     /// # Errors
-    /// None can: the reason is that of `own`.
+    /// If none can: why `own` can't.
     pub fn all(own: (PathBuf, PathBuf)) -> Result<Vec<Compiler>, String> {
         let own = Self::try_new(own.0, own.1);
         let debian = Self::try_new("/usr/bin/rustc".into(), "/usr/bin/cargo".into());
@@ -78,10 +78,9 @@ impl Compiler {
         }
     }
 
-    /// Compiles the module of a package with a feature `ptx`, with `work` as the build directory.
+    /// Compiles the module of a package that has a `ptx` feature, with `work` as the build directory.
     ///
-    /// Link-time optimisation makes it one module with nothing undefined; a linker, which rustc would run after that,
-    /// is not needed.
+    /// Link-time optimisation makes it one module with nothing undefined, so the linker that rustc would run next isn't needed.
     pub fn compile(&self, root: &Path, work: &Path, package: &str) -> Result<Module, String> {
         let mut command = Command::new(&self.cargo);
         for (name, _) in std::env::vars_os() {
@@ -109,7 +108,7 @@ impl Compiler {
             .arg(format!("-Ctarget-cpu={GPU}"))
             .arg(format!("-Ctarget-feature=+{ISA}"));
         let deps = work.join("nvptx64-nvidia-cuda/release/deps");
-        // What an earlier build left: there has to be one result.
+        // Remove what an earlier build left: there must be exactly one result.
         for old in ["s", "bc"].iter().flat_map(|extension| files_in(&deps, extension)) {
             std::fs::remove_file(&old).map_err(|error| format!("{}: {error}", old.display()))?;
         }
@@ -133,7 +132,7 @@ fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
-/// `ptx` with the crate hashes taken out of its symbols: they depend on where the repository lies.
+/// Returns `ptx` with the crate hashes removed from its symbols: they depend on where the repository is.
 fn without_crate_hashes(ptx: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(ptx.len()), ptx);
     while let Some(at) = rest.find("Cs") {
@@ -153,7 +152,7 @@ fn without_crate_hashes(ptx: &str) -> String {
     out + rest
 }
 
-/// A hash (FNV-1a) of the paths and contents of the sources, with the line ends of Unix.
+/// Hashes (FNV-1a) the paths and contents of the sources, with Unix line endings.
 pub fn source_hash(root: &Path, sources: &[&str]) -> Result<u64, String> {
     let mut files = Vec::new();
     for source in sources {
@@ -175,7 +174,7 @@ fn fnv(start: u64, bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Adds `path`, or the `.rs` files below it without the modules of tests, which no PTX contains.
+/// Adds `path`, or the `.rs` files below it except test modules, which no PTX contains.
 fn collect(path: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     if path.is_file() {
         files.push(path.to_path_buf());
@@ -191,13 +190,13 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
     Ok(())
 }
 
-/// What stands before the hash of the sources in a file.
+/// Prefix of the line with the sources' hash.
 pub const SOURCE_LINE: &str = "// source: ";
 const BITCODE_LINE: &str = "// bitcode: ";
-/// What stands before the compiler in a file.
+/// Prefix of the line with the compiler.
 pub const COMPILER_LINE: &str = "// compiler: ";
 
-/// The module as a file: where it comes from, and the hash of its bitcode, then the PTX.
+/// Returns the module as a file: where it comes from and its bitcode's hash, then the PTX.
 pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
     let (ptx, bitcode) = (&module.ptx, fnv(FNV_START, module.bitcode.iter().copied()));
     format!(
@@ -207,7 +206,7 @@ pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
     )
 }
 
-/// What [`with_provenance`] wrote: the source hash, the compiler, the PTX.
+/// Parses what [`with_provenance`] wrote: the source hash, the compiler, the PTX.
 pub fn provenance(file: &str) -> Option<(u64, &str, &str)> {
     let field = |name: &str| file.lines().take(8).find_map(|line| line.strip_prefix(name));
     let source = u64::from_str_radix(field(SOURCE_LINE)?, 16).ok()?;
@@ -216,10 +215,10 @@ pub fn provenance(file: &str) -> Option<(u64, &str, &str)> {
     Some((source, compiler, body))
 }
 
-/// Compares the hash in the text of the file `name` with that of its sources under `root`.
+/// Compares the hash in `text`, the contents of the file `name`, with that of its sources under `root`.
 ///
 /// # Errors
-/// They differ: the file, both hashes and the fix.
+/// If they differ: the file, both hashes and the fix.
 pub fn check_source_hash(root: &Path, name: &str, sources: &[&str], text: &str) -> Result<(), String> {
     let now = source_hash(root, sources)?;
     match provenance(text) {
@@ -232,10 +231,10 @@ pub fn check_source_hash(root: &Path, name: &str, sources: &[&str], text: &str) 
     }
 }
 
-/// Compares the hash of `bitcode` with that in `checked_in`, the PTX that was made with it.
+/// Compares the hash of `bitcode` with the one in `checked_in`, the PTX that was made with it.
 ///
 /// # Errors
-/// They differ: the file and the fix.
+/// If they differ: the file and the fix.
 pub fn check_bitcode(checked_in: &str, bitcode: &[u8]) -> Result<(), String> {
     let now = format!("{BITCODE_LINE}{:016x}", fnv(FNV_START, bitcode.iter().copied()));
     match checked_in.lines().take(8).any(|line| line == now) {

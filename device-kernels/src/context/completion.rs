@@ -12,13 +12,13 @@ use core::mem::offset_of;
 use ferrogin_ffi::assert_layout;
 use ferrogin_ffi::device::{CounterHandle, DevHandle};
 
-/// Endpoints that a [`FlushRequest`] has entries for.
+/// Number of endpoints that a [`FlushRequest`] has entries for.
 const ENTRIES: usize = 15;
 
-/// A flush that [`Context::flush_async`] began; `fgin_request` in C.
+/// A flush begun by [`Context::flush_async`]; `fgin_request` in C.
 ///
-/// It has an entry for each endpoint with incomplete posts: the number that the endpoint must reach. When more endpoints than
-/// entries have incomplete posts, the wait flushes the others, and so also waits for what was posted there meanwhile.
+/// It has an entry for each endpoint with incomplete posts: the number that the endpoint must reach. If there are more such endpoints than
+/// entries, the wait flushes the others, and so also waits for what was posted there in the meantime.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct FlushRequest {
@@ -38,18 +38,18 @@ struct Entry {
 }
 
 impl<'a> Context<'a> {
-    /// Waits until every earlier post on this context has completed. Then sources may be reused, gets have arrived, and signals
-    /// raised from now on come after those posts. The wait ends while other threads go on posting.
+    /// Waits until every earlier post on this context has completed. After that, sources may be reused, gets have arrived, and signals
+    /// raised from now on come after those posts. The wait ends even if other threads keep posting.
     ///
     /// # Errors
     ///
-    /// [`Status::CardError`]: something completed in error. Otherwise what ended the wait.
+    /// [`Status::CardError`]: something completed in error. Otherwise, the reason the wait ended.
     pub fn flush(&self) -> Result<(), Status> {
         self.flush_part(0, 1)
     }
 
-    /// The part of a flush that thread `rank` of `size` threads does: every `size`th endpoint, of those that may have incomplete
-    /// posts. The flush has ended when all threads have done their parts.
+    /// Does thread `rank`'s part of a flush by `size` threads: every `size`th endpoint, among those that may have incomplete posts. The
+    /// flush has ended once all threads have done their parts.
     ///
     /// # Errors
     ///
@@ -63,13 +63,13 @@ impl<'a> Context<'a> {
         if first.is_none() { Ok(()) } else { self.flush_used(first, rank, size) }
     }
 
-    /// Out of line, so that a flush of an idle context saves no registers.
+    /// Out of line, so that flushing an idle context saves no registers.
     #[inline(never)]
     fn flush_used(self, first: Option<(u32, u64)>, rank: u32, size: u32) -> Result<(), Status> {
         self.flush_within(first, rank, size, self).into()
     }
 
-    /// [`Context::flush_part`], inline and within other limits. `rank` is below `size`.
+    /// [`Context::flush_part`], inlined and with other limits. `rank` is below `size`.
     #[inline(always)]
     pub(super) fn flush_within(&self, first: Option<(u32, u64)>, rank: u32, size: u32, limits: impl Limit) -> Outcome {
         used_set(self.ext).visit(first, |i| {
@@ -80,40 +80,40 @@ impl<'a> Context<'a> {
         })
     }
 
-    /// Calls `look` for each used endpoint, and returns its first error, which ends the visit.
+    /// Calls `look` for each used endpoint. The first error ends the visit and is returned.
     #[inline(always)]
     fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<(), Status>) -> Result<(), Status> {
         let outcome = |i| look(i, self.endpoint(i)).map_or_else(Outcome::failed, |()| Outcome::COMPLETED);
         used_set(self.ext).visit(None, outcome).into()
     }
 
-    /// Rings what was aggregated, on all endpoints, and waits for nothing.
+    /// Rings aggregated posts on all endpoints, without waiting for them to complete.
     ///
     /// # Errors
     ///
-    /// What would end a flush at once.
+    /// What would make a flush fail at once.
     pub fn ring(&self) -> Result<(), Status> {
         self.visit_used(|_, endpoint| endpoint.ring_deferred(self.ext.policy, *self))
     }
 
-    /// Returns whether NCCL's device API has left doorbells to a later request, and forgets it.
+    /// Returns whether NCCL's device API has left doorbells to a later request, and clears the mark.
     pub(crate) fn take_waiting(&self) -> bool {
         let word = self.ext.routes.dev.wrapping_byte_add(offset_of!(DevHandle, scratch_pad)).cast();
-        // SAFETY: a 4-aligned word of the handle, which the plugin keeps as long as the context. NCCL's code does not use it, and
-        // ferrogin's accesses are atomic.
+        // SAFETY: a 4-aligned word of the handle, which the plugin keeps as long as the context. NCCL's code doesn't use it, and ferrogin's
+        // accesses are atomic.
         let word = unsafe { AtomicU32::from_ptr(word) };
         // Acquire: the requests that the word stands for are marked.
         word.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Flushes the `i`th endpoint, or waits for an earlier flush of it, which has to reach `at`.
+    /// Flushes the `i`th endpoint, or waits until an earlier flush of it reaches `at`.
     #[inline(never)]
     pub(super) fn flush_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
         self.endpoint(i).flush(self.ext.policy, at, self).into()
     }
 
-    /// Begins a flush of every earlier post on this context, and rings what was aggregated. The flush has ended when
-    /// [`Context::wait_flush`] returns.
+    /// Begins a flush of every earlier post on this context, and rings aggregated ones. The flush has ended once [`Context::wait_flush`]
+    /// returns.
     ///
     /// # Errors
     ///
@@ -142,12 +142,12 @@ impl<'a> Context<'a> {
         Ok(request)
     }
 
-    /// Waits until the posts of `request` have completed, but not for later posts. It ends while other threads go on posting.
-    /// Any thread may call it, any number of times.
+    /// Waits until the posts of `request` have completed, but not for later posts. The wait ends even if other threads keep posting. Any
+    /// thread may call it, any number of times.
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidArgument`]: `request` is no request of this context. Otherwise as for [`Context::flush`].
+    /// [`Status::InvalidArgument`]: `request` isn't a request of this context. Otherwise as for [`Context::flush`].
     pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
         for entry in self.entries(request)? {
             self.flush_endpoint(entry.endpoint, Some(entry.at))?;
@@ -186,7 +186,7 @@ impl<'a> Context<'a> {
         Ok(is_done)
     }
 
-    /// The entries of a request. It comes from the caller's memory, so its numbers are checked.
+    /// Returns a request's entries. The request is in the caller's memory, so its numbers are checked.
     fn entries<'r>(&self, request: &'r FlushRequest) -> Result<&'r [Entry], Status> {
         let n = self.ext.n_endpoints;
         let entries = request.entries.get(..request.n_entries as usize);
@@ -195,8 +195,8 @@ impl<'a> Context<'a> {
             .ok_or(Status::InvalidArgument)
     }
 
-    /// The number of times that signal `id` was raised since its last reset, modulo 2^31; or the sum of the amounts, modulo 2^64,
-    /// where signals are emulated.
+    /// Returns how often signal `id` was raised since its last reset, modulo 2^31; if signals are emulated, the sum of the amounts, modulo
+    /// 2^64.
     ///
     /// # Errors
     ///
@@ -208,12 +208,12 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Waits until signal `id` has been raised at least `least` times since its last reset. Compares modulo 2^31, so
-    /// `least` may go on counting past a wrap. Emulated signals are compared as numbers of 64 bits.
+    /// Waits until signal `id` has been raised at least `least` times since its last reset. The comparison is modulo 2^31, so `least` may
+    /// keep counting past a wrap. Emulated signals are compared as 64-bit numbers.
     ///
     /// # Errors
     ///
-    /// As for [`Context::read_signal`]; otherwise what ended the wait.
+    /// As for [`Context::read_signal`]; otherwise, the reason the wait ended.
     pub fn wait_signal(&self, id: u32, least: u64) -> Result<(), Status> {
         match self.signal_count(id) {
             Ok(count) => self.wait_count(count, least),
@@ -221,8 +221,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Resets signal `id` to 0. The caller makes sure that no signal is under way: one that arrives meanwhile comes before the reset,
-    /// and is lost, or after it.
+    /// Resets signal `id` to 0. The caller makes sure that no signal is in flight: one that arrives meanwhile lands either before the
+    /// reset, and is lost, or after it.
     ///
     /// # Errors
     ///
@@ -230,13 +230,13 @@ impl<'a> Context<'a> {
     pub fn reset_signal(&self, id: u32) -> Result<(), Status> {
         match self.signal_count(id) {
             Ok(count) => count.reset(),
-            // Whole and in one store, so that an add comes before it or after it.
+            // The whole word in one store, so that an add comes before it or after it.
             Err(_) => self.signal_word(id)?.store_external(0, Ordering::Relaxed),
         }
         Ok(())
     }
 
-    /// The number of operations naming counter `id` that have completed since its last reset, modulo 2^31.
+    /// Returns how many operations naming counter `id` have completed since its last reset, modulo 2^31.
     ///
     /// # Errors
     ///
@@ -249,12 +249,12 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    /// As for [`Context::read_counter`]; otherwise what ended the wait.
+    /// As for [`Context::read_counter`]; otherwise, the reason the wait ended.
     pub fn wait_counter(&self, id: u32, least: u64) -> Result<(), Status> {
         self.wait_count(self.counter_count(id)?, least)
     }
 
-    /// Resets counter `id` to 0. The caller makes sure that no operation that names it is under way.
+    /// Resets counter `id` to 0. The caller makes sure that no operation naming it is in flight.
     ///
     /// # Errors
     ///
@@ -290,7 +290,7 @@ impl<'a> Context<'a> {
         Ok(self.count(offset_of!(DevHandle, counter_handles), id, FIRST_COUNTER))
     }
 
-    /// The count `id`, which exists, in the device handle's list at that offset. The counts have endpoints from `first` on.
+    /// Returns count `id`, which exists, from the device handle's list at that offset. The counts' endpoints start at `first`.
     #[inline(always)]
     fn count(&self, list: usize, id: u32, first: u32) -> EventCount<'a> {
         let list = self.ext.routes.dev.wrapping_byte_add(list).cast::<*mut *mut CounterHandle>();
@@ -309,21 +309,21 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The limits of a flush that a kernel has inline.
+/// The limits of a flush that is inlined in a kernel.
 #[derive(Clone, Copy)]
 pub(super) struct FlushLimits<'a> {
     context: Context<'a>,
     /// Another abort flag, or null.
     abort: *mut u32,
-    /// The time at which the flush began.
+    /// When the flush began.
     began: u64,
-    /// 0: no time limit, 1: that of the context, others: cycles.
+    /// 0: no time limit; 1: the context's; other values: `limit` cycles.
     clock: u32,
     limit: u64,
 }
 
 impl<'a> FlushLimits<'a> {
-    /// The arguments are those of `fgin_fast_flush`.
+    /// Takes the arguments of `fgin_fast_flush`.
     #[inline(always)]
     pub(super) fn new(context: Context<'a>, abort: *mut u32, clock: u32, limit: u64) -> Self {
         let began = if clock > 1 { platform::clock_cycles() } else { platform::clock_ns() };
@@ -363,7 +363,7 @@ struct EventCount<'a> {
 }
 
 impl EventCount<'_> {
-    /// The count since the last reset. Acquire: the data of the counted writes is visible after it.
+    /// Returns the count since the last reset. Acquire: the data of the counted writes is visible after it.
     #[inline(always)]
     fn read(&self) -> u64 {
         let count = self.count.load_external(Ordering::Acquire) as u32;
@@ -376,7 +376,7 @@ impl EventCount<'_> {
         (self.read() as u32).wrapping_sub(least as u32) & COUNT_MASK <= COUNT_MASK / 2
     }
 
-    /// Only the card writes the count, so a reset changes the number that is subtracted.
+    /// Resets the count. Only the card writes it, so this changes the number that is subtracted from it.
     fn reset(&self) {
         self.reset_at.store(self.count.load_external(Ordering::Acquire), Ordering::Relaxed);
     }

@@ -1,8 +1,8 @@
-//! Signals that are words of the peer's memory, to which the peer's signal proxy adds. [`ferrogin_ffi::signals`] has the protocol.
+//! Signals that are words in the peer's memory, which the peer's signal proxy adds to. [`ferrogin_ffi::signals`] describes the protocol.
 //!
-//! All of them go to the peer's inbox, a queue pair that only receives. A weak signal that an immediate can hold travels with its own put, and
-//! the call behind the fast path posts both as one request. Any other is a request of its own on this rank's data endpoint, posted when all has
-//! completed that the signal covers: its own put, or with [`Flags::STRONG`] every earlier operation of the context.
+//! They all go to the peer's inbox, a receive-only queue pair. A weak signal that fits in an immediate travels with its own put: the call
+//! behind the fast path posts both as one request. Any other signal is a request of its own on this rank's data endpoint, posted once
+//! everything it covers has completed: its own put or, with [`Flags::STRONG`], every earlier operation of the context.
 
 use super::operation::{Arguments, Kind, Operation};
 use super::tables::Tables;
@@ -15,7 +15,7 @@ use crate::wait::Spin;
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals};
 use ferrogin_ffi::signals::{Generation, Route as Way, Sender, Signal, Strength, Target, Vehicle};
 
-/// The word that a signal is added to.
+/// The word that a signal adds to.
 #[derive(Clone, Copy)]
 pub(super) enum Word {
     /// A signal of the peer's context.
@@ -25,13 +25,13 @@ pub(super) enum Word {
 }
 
 impl<'a> Context<'a> {
-    /// [`Context::put`] with a signal in a window's memory: adds `amount` to the 8 bytes at `word` on `peer`. `counter` has a counter or
-    /// nothing.
+    /// Writes bytes like [`Context::put`], with a signal in a window's memory: adds `amount` to the 8 bytes at `word` on `peer`. `counter`
+    /// names a counter or nothing.
     ///
     /// # Errors
     ///
-    /// As for [`Context::put`]. [`Status::InvalidArgument`] also where `word` is no multiple of 8 or `counter` names a signal, and
-    /// [`Status::Unsupported`] where the card counts the context's signals.
+    /// As for [`Context::put`]; also [`Status::InvalidArgument`] if `word` isn't a multiple of 8 or `counter` names a signal, and
+    /// [`Status::Unsupported`] if the card counts the context's signals.
     #[allow(clippy::too_many_arguments)]
     pub fn put_signal_at(
         &self,
@@ -47,7 +47,7 @@ impl<'a> Context<'a> {
         self.raise_at(Arguments::put(peer, dst, src, bytes, counter, flags), word, amount)
     }
 
-    /// [`Context::put_value`] with a signal in a window's memory, as [`Context::put_signal_at`] has.
+    /// Writes a value like [`Context::put_value`], with a signal in a window's memory like [`Context::put_signal_at`].
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl<'a> Context<'a> {
         self.raise_at(Arguments::value(peer, dst, value, bytes, Action::NONE, flags), word, amount)
     }
 
-    /// [`Context::signal`] with a signal in a window's memory, as [`Context::put_signal_at`] has.
+    /// Raises a signal like [`Context::signal`], but in a window's memory like [`Context::put_signal_at`].
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl<'a> Context<'a> {
             Some(Way::Alone(vehicle) | Way::AfterCompletion(vehicle)) => vehicle,
         };
         if has_put {
-            // The wait rings it.
+            // The wait below rings it.
             self.post_counted(tables, Operation { flags: flags.with(Flags::AGGREGATE), ..operation })?;
         }
         if is_strong {
@@ -146,7 +146,7 @@ impl<'a> Context<'a> {
         if !has_put {
             return self.post(poster, flags, flags.is_aggregate(), wqe);
         }
-        // A counter counts the put. The next plain operation on the put's queue would not ring this one.
+        // On the data endpoint, as a counter counts only the put, and rung: the next plain operation on the put's queue wouldn't ring it.
         self.post(self.endpoint(DATA), flags, false, wqe)
     }
 
@@ -158,7 +158,7 @@ impl<'a> Context<'a> {
         self.wait_flush(&request)
     }
 
-    /// The word of this rank's signal `id`.
+    /// Returns the word of this rank's signal `id`.
     pub(super) fn signal_word(&self, id: u32) -> Result<&'a AtomicU64, Status> {
         let emulated = self.emulated().map_err(|_| Status::InvalidArgument)?;
         if id >= emulated.n_signals {
@@ -182,7 +182,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The word, as the peer's signal proxy finds it.
+/// Returns the word as the peer's signal proxy finds it.
 fn target(tables: Tables<'_>, peer: u32, word: Word) -> Result<Target, Status> {
     let span = match word {
         Word::Indexed(id) => return Ok(Target::Indexed(id)),

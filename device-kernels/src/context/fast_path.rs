@@ -1,8 +1,8 @@
 //! The fast path, and what it leaves undone.
 //!
-//! The usual operation is one work request with room in its queue and no other poster at the doorbell. The fast path posts it in a
-//! straight line of code, which kernels have inline. A rare step of the post, or a whole operation that doesn't take the fast path, is
-//! returned as a [`Continuation`] and carried out in a call.
+//! The usual operation is one work request that finds room in its queue and no other poster at the doorbell. The fast path posts it with
+//! straight-line code, which kernels inline. A rare step of the post, or a whole operation that doesn't take the fast path, is returned as
+//! a [`Continuation`] and carried out in a call.
 
 use super::Context;
 use super::operation::{Kind, Operation, Resolved};
@@ -16,13 +16,13 @@ use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
 use ferrogin_ffi::failure::{Failure, Subject, function_number};
 
 /// What remains to be done for an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes the fields as
-/// arguments, which fit in the registers of a call, so that a kernel needs no stack for them.
+/// arguments, which fit in a call's registers, so a kernel needs no stack for them.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Continuation {
     /// What to do.
     pub rest: Rest,
-    /// The [`Left::word`] of a step. Where nothing was posted, the slots of the [`Action`], and above them the high half of the bytes.
+    /// The [`Left::word`] of a step. If nothing was posted, the slots of the [`Action`], and above them the high half of the bytes.
     pub word: u64,
     /// The local endpoint.
     pub poster: *const EndpointExt,
@@ -34,8 +34,8 @@ pub struct Continuation {
     pub keys: u64,
 }
 
-/// What to do, and for what: the step (3 bits), the kind of the operation (2 bits), the aggregate flag, and the index of its target, or
-/// its peer where nothing was posted (26 bits). 0: nothing.
+/// What to do, and for what: the step (3 bits), the operation's kind (2 bits), the aggregate flag, and the index of its target or, if
+/// nothing was posted, its peer (26 bits). 0: nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Rest(u64);
@@ -47,12 +47,12 @@ const _: () = assert!(MAX_TARGETS == 1 << (32 - TARGET_SHIFT));
 
 impl Rest {
     const NOTHING: Rest = Rest(0);
-    // The steps below are those of a post: [`Step`].
+    // Numbers below these are the steps of a post: [`Step`].
     /// Post together with the other lanes of the warp that are here at the same time.
     const JOIN: u64 = 4;
-    /// Carry the operation out by the slow path.
+    /// Carry out the operation on the slow path.
     const SLOW_PATH: u64 = 5;
-    /// The same for several lanes of a warp.
+    /// The same, for several lanes of a warp.
     const SLOW_PATH_TOGETHER: u64 = 6;
     /// Return an error: an argument is out of range.
     const INVALID: u64 = 7;
@@ -86,7 +86,7 @@ impl Rest {
         self.0 as u32 == 0
     }
 
-    /// The last argument of [`fgin_continue`].
+    /// Returns the last argument of [`fgin_continue`].
     #[inline(always)]
     pub fn bits(self) -> u32 {
         self.0 as u32
@@ -127,17 +127,17 @@ impl Continuation {
         if rest.is_nothing() {
             return Ok(());
         }
-        // SAFETY: the fast path gave the endpoint.
+        // SAFETY: the endpoint comes from the fast path.
         let status = unsafe { fgin_continue(poster, word, remote, local, keys, bytes, rest.bits()) };
         Status::from_number(status as u32).map_or(Ok(()), Err)
     }
 }
 
-/// Finishes an operation that the fast path began: the arguments are the fields of its [`Continuation`], and the low half of its size.
+/// Finishes an operation that the fast path began. The arguments are the fields of its [`Continuation`], and the low half of its size.
 ///
 /// # Safety
 ///
-/// The fast path gave `poster`, whose context lives.
+/// `poster` comes from the fast path, and its context is alive.
 #[cold]
 #[inline(never)]
 #[cfg_attr(any(feature = "host", feature = "ptx"), unsafe(no_mangle))]
@@ -180,7 +180,7 @@ fn note(context: Context<'_>, rest: Rest, status: Status) {
         Kind::Value => const { function_number("fgin_put_value") },
         Kind::Signal => const { function_number("fgin_signal") },
     };
-    // The index of a target leads to the peer too; a peer that does not exist is one where nothing was posted.
+    // If nothing was posted, this is the peer, which may not exist. Otherwise it's the index of a target, which gives the peer too.
     let is_peer = matches!(rest.step(), Rest::SLOW_PATH | Rest::SLOW_PATH_TOGETHER | Rest::INVALID);
     let peer = if is_peer { rest.target() } else { rest.target() % context.nranks() };
     crate::failure::note(context.ext, Failure { function, status: status as u8, subject: Subject::Peer(peer) });

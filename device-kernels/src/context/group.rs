@@ -1,4 +1,4 @@
-//! Posts the requests of a group of lanes, which have one endpoint, with one reservation, one fence and one doorbell.
+//! Posts the requests of a group of lanes, which share an endpoint, with one reservation, one fence and one doorbell.
 
 use super::tables::context_of;
 use crate::endpoint::{Endpoint, Wqe};
@@ -14,7 +14,7 @@ pub(super) fn join(poster: Endpoint<'_>, aggregate: bool, wqe: Wqe) -> Result<()
     post(group, poster, aggregate, |idx| poster.place(wqe, idx))
 }
 
-/// Lanes with the same key are a group.
+/// Returns the key of this lane's group: lanes with the same key are a group.
 pub(super) fn key_of(poster: Endpoint<'_>, aggregate: bool) -> u64 {
     poster.as_ptr() as u64 | u64::from(aggregate)
 }
@@ -31,7 +31,7 @@ pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request:
     loop {
         let message = if leads { admit(poster, run).unwrap_or_else(|status| FAILED | status as u32) } else { 0 };
         let part = group.of_first(message);
-        // What the leader has acquired comes before the requests of all lanes.
+        // What the leader has acquired comes before all lanes' requests.
         group.sync();
         if part & FAILED != 0 {
             return Err(Status::from_number(part & !FAILED).unwrap_or(Status::Poisoned));
@@ -39,7 +39,7 @@ pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request:
         if rank.wrapping_sub(done) < part {
             request.encode(first.wrapping_add(rank));
         }
-        // The leader's fence comes after the requests of all lanes.
+        // The leader's fence comes after all lanes' requests.
         group.sync();
         if leads {
             ring_run(poster, run.part(part), aggregate);
@@ -52,10 +52,10 @@ pub(super) fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request:
     }
 }
 
-/// The bit of the leader's message that says why a wait for room ended: a status. Otherwise the message is the length of a part.
+/// The bit in the leader's message that says a wait for room failed, with its status. Otherwise the message is a part's length.
 const FAILED: u32 = 1 << 31;
 
-/// One call for all operations, so that the module has one copy.
+/// Out of line, so that the module has one copy for all operations.
 #[inline(never)]
 fn admit(poster: Endpoint<'_>, run: Run) -> Result<u32, Status> {
     admit_run(poster, context_of(poster), run)

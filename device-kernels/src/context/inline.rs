@@ -1,5 +1,5 @@
-//! The functions that kernels have inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU mode, raise its signal by
-//! one, and call no other function; a kernel calls [`fgin_continue`](super::fast_path::fgin_continue) only where something is left.
+//! The functions that kernels inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU mode, raise its signal by one, and
+//! call no other function; a kernel calls [`fgin_continue`](super::fast_path::fgin_continue) only if something is left.
 
 use super::completion::FlushLimits;
 use super::fast_path::Continuation;
@@ -11,7 +11,7 @@ use crate::platform::thread_value;
 use core::ffi::c_void;
 use ferrogin_ffi::ext::ContextExt;
 
-/// The id of a signal or counter, and whether there is one.
+/// Returns the id of a signal or counter, and whether there is one.
 #[inline(always)]
 fn name(exists: u32, id: u32) -> Name {
     Name { exists: exists != 0, id }
@@ -26,7 +26,7 @@ fn start(
     (remote, local, bytes): (Span, Span, u64),
     flags: u32,
 ) -> Continuation {
-    // SAFETY: the callers' callers vouch that `ctx` came from `fgin_open` and lives.
+    // SAFETY: the callers' callers vouch that `ctx` came from `fgin_open` and is alive.
     let context = unsafe { Context::from_ptr(ctx) };
     let flags_of_lane = Flags::from_bits(flags & Flags::AGGREGATE.bits());
     let flags = if flags & Flags::TOGETHER.bits() != 0 { flags_of_lane.with(Flags::TOGETHER) } else { flags_of_lane };
@@ -39,7 +39,7 @@ fn start(
 ///
 /// # Safety
 ///
-/// `ctx` came from `fgin_open` and lives; the windows are registered.
+/// `ctx` came from `fgin_open` and is alive; the windows are registered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_fast_put(
     ctx: *const ContextExt,
@@ -96,13 +96,13 @@ pub unsafe extern "C" fn fgin_fast_signal(
     start(ctx, Kind::Signal, peer, (name(has_signal, signal), Name::NONE), (NOWHERE, NOWHERE, 0), flags)
 }
 
-/// The part of a flush that thread `rank` of `size` does. A word of `abort` ends it, beside the context's abort flag, if it is not null.
-/// So does time: with `clock` 0 none, with 1 the context's time limit, and with 2 `limit` cycles of the processor's clock. Returns a
-/// [`Status`](crate::Status) as a number.
+/// Does thread `rank`'s part of a flush by `size` threads. Besides the context's abort flag, a non-zero word at `abort`, if that isn't
+/// null, ends it. So does time: `clock` 0 means no limit, 1 the context's time limit, and 2 `limit` cycles of the processor's clock.
+/// Returns a [`Status`](crate::Status) as a number.
 ///
 /// # Safety
 ///
-/// `ctx` came from `fgin_open` and lives. `abort` is null, or 4-aligned and lives.
+/// `ctx` came from `fgin_open` and is alive. `abort` is null, or 4-aligned and alive.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fgin_fast_flush(
     ctx: *const ContextExt,
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn fgin_fast_flush(
     clock: u32,
     limit: u64,
 ) -> u64 {
-    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and lives.
+    // SAFETY: the caller vouches that `ctx` came from `fgin_open` and is alive.
     let context = unsafe { Context::from_ptr(ctx) };
     context.flush_within(None, rank, size, FlushLimits::new(context, abort, clock, limit)).failure().into()
 }

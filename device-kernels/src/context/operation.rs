@@ -1,4 +1,4 @@
-//! An operation: what is asked, and the work request that it becomes.
+//! An operation: what is requested, and the work request it becomes.
 
 use super::tables::{Named, Tables};
 use super::{DATA, Span, VALUE, Window};
@@ -20,7 +20,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The endpoint of an operation that names neither signal nor counter.
+    /// Returns the endpoint for operations that name neither a signal nor a counter.
     #[inline(always)]
     pub(super) fn plain_endpoint(self) -> u32 {
         if self == Kind::Value { VALUE } else { DATA }
@@ -35,33 +35,33 @@ pub struct Arguments {
     pub(super) named: Named,
     /// The place on the peer.
     pub(super) remote: Span,
-    /// The place on this rank. The offset of a value's is the value.
+    /// The place on this rank. For a value, the offset is the value.
     pub(super) local: Span,
     pub(super) bytes: u64,
     pub(super) flags: Flags,
 }
 
 impl Arguments {
-    /// Those of [`Context::put`](super::Context::put).
+    /// Returns the arguments of [`Context::put`](super::Context::put).
     #[inline(always)]
     pub fn put(peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Self {
         Arguments { kind: Kind::Put, peer, named: action.into(), remote: dst, local: src, bytes, flags }
     }
 
-    /// Those of [`Context::get`](super::Context::get).
+    /// Returns the arguments of [`Context::get`](super::Context::get).
     #[inline(always)]
     pub fn get(peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Self {
         Arguments { kind: Kind::Get, peer, named: Action::NONE.into(), remote, local, bytes, flags }
     }
 
-    /// Those of [`Context::put_value`](super::Context::put_value).
+    /// Returns the arguments of [`Context::put_value`](super::Context::put_value).
     #[inline(always)]
     pub fn value(peer: u32, dst: Span, value: u64, bytes: u32, action: Action, flags: Flags) -> Self {
         let local = NOWHERE.window.at(value);
         Arguments { kind: Kind::Value, peer, named: action.into(), remote: dst, local, bytes: bytes.into(), flags }
     }
 
-    /// Those of [`Context::signal`](super::Context::signal).
+    /// Returns the arguments of [`Context::signal`](super::Context::signal).
     #[inline(always)]
     pub fn signal(peer: u32, action: Action, flags: Flags) -> Self {
         Arguments { kind: Kind::Signal, peer, named: action.into(), remote: NOWHERE, local: NOWHERE, bytes: 0, flags }
@@ -79,13 +79,13 @@ pub(super) struct Operation {
     pub(super) named: Named,
     pub(super) flags: Flags,
     pub(super) remote: Remote,
-    /// The address of a value's is the value. The length has no meaning.
+    /// For a value, the address is the value. The length has no meaning.
     pub(super) local: Sge,
     pub(super) bytes: u64,
 }
 
 impl Operation {
-    /// The same; a put without bytes is a signal.
+    /// Returns the same operation, with a put without bytes turned into a signal.
     pub(super) fn normalized(self, tables: Tables<'_>) -> Self {
         if self.kind != Kind::Put || self.bytes != 0 {
             return self;
@@ -94,14 +94,14 @@ impl Operation {
         Operation { kind: Kind::Signal, remote, local, ..self }
     }
 
-    /// The first `bytes` of it, and the rest.
+    /// Splits the operation into its first `bytes` and the rest.
     pub(super) fn split(self, bytes: u64) -> (Self, Self) {
         let remote = Remote { addr: self.remote.addr.wrapping_add(bytes), ..self.remote };
         let local = Sge { addr: self.local.addr.wrapping_add(bytes), ..self.local };
         (Operation { bytes, ..self }, Operation { remote, local, bytes: self.bytes - bytes, ..self })
     }
 
-    /// Its work request, posted on `endpoint` by either policy. It is not longer than a work request.
+    /// Returns its work request for `endpoint`, under either policy. The operation must fit in one.
     pub(super) fn wqe(&self, endpoint: Endpoint<'_>, template: WqeTemplate) -> Result<Wqe, Status> {
         let local = Sge { length: self.bytes as u32, ..self.local };
         match self.kind {
@@ -123,9 +123,9 @@ pub(super) struct Resolved<'a> {
     /// Index into the targets.
     pub(super) target: u32,
     wqe: Wqe,
-    /// It takes the fast path.
+    /// Whether it takes the fast path.
     pub(super) is_fast: bool,
-    /// Peer, counter, size or a window is out of range. The slow path carries out everything else that is not fast.
+    /// Whether peer, counter, size or a window is out of range. The slow path carries out everything else that isn't fast.
     pub(super) is_invalid: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The slow path: the `locked` policy, transfers without bytes or of more than one work request, signals that are raised by more
-//! than one, and emulated signals.
+//! The slow path: the `locked` policy, transfers of no bytes or of more than one work request, signals raised by more than one, and
+//! emulated signals.
 
 use super::emulated::Word;
 use super::operation::Operation;
@@ -25,8 +25,8 @@ impl Context<'_> {
         }
     }
 
-    /// Posts an operation whose signal the card counts. The counter ticks once for each write, so a signal that is raised by `n`
-    /// takes `n - 1` empty writes more. They share the write's endpoint, unless that endpoint is a counter's, and a doorbell.
+    /// Posts an operation whose signal the card counts. The counter ticks once per write, so a signal raised by `n` takes `n - 1` extra
+    /// empty writes. They share a doorbell, and the write's endpoint unless that endpoint is a counter's.
     pub(super) fn post_counted(self, tables: Tables<'_>, operation: Operation) -> Result<(), Status> {
         let Operation { kind, peer, named, flags, .. } = operation;
         let route = tables.route(peer, named, kind.plain_endpoint())?;
@@ -51,8 +51,8 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Posts what is too much for one work request on the data endpoint, without the action, and returns the last part. That carries
-    /// the action, after the first parts have completed.
+    /// Posts what doesn't fit in one work request on the data endpoint, without the action, and returns the last part, which carries the
+    /// action once the first parts have completed.
     fn post_first_parts(self, tables: Tables<'_>, mut operation: Operation) -> Result<Operation, Status> {
         let largest = self.ext.max_rdma_size.into();
         if operation.bytes <= largest {
@@ -62,7 +62,7 @@ impl Context<'_> {
         let (poster, template) = (tables.endpoint(data), tables.target(data.target).existing()?);
         while operation.bytes > largest {
             let (first, rest) = operation.split(largest);
-            // The last part rings, or the flush.
+            // Rung by the last part, or by the flush.
             self.post(poster, operation.flags, true, first.wqe(poster, template)?)?;
             operation = rest;
         }
@@ -72,7 +72,7 @@ impl Context<'_> {
         Ok(operation)
     }
 
-    /// Posts a request, together with the other lanes of the warp that are here, if the flags say so.
+    /// Posts a request. If the flags say so, the other lanes of the warp that are here post together with it.
     pub(super) fn post(self, poster: Endpoint<'_>, flags: Flags, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
         if flags.has(Flags::TOGETHER) && self.ext.policy == POLICY_COMBINING {
             return super::group::join(poster, aggregate, wqe);

@@ -11,7 +11,7 @@ use efa_dp_direct::wqe::words::WqeTemplate;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
 use ferrogin_ffi::ext::{Routes, TargetWords};
 
-/// A signal or counter, if the operation names one.
+/// The signal or counter that an operation names, if any.
 #[derive(Clone, Copy)]
 pub(super) struct Name {
     pub(super) exists: bool,
@@ -21,20 +21,20 @@ pub(super) struct Name {
 impl Name {
     pub(super) const NONE: Name = Name { exists: false, id: 0 };
 
-    /// From the id + 1, or 0 without a name.
+    /// Converts an id + 1, or 0 for no name.
     #[inline(always)]
     fn in_slot(slot: u32) -> Self {
         Name { exists: slot != 0, id: slot.wrapping_sub(1) }
     }
 
-    /// Returns whether the id is below `n`, or there is no name.
+    /// Returns whether the id is below `n` or there is no name.
     #[inline(always)]
     fn is_known(self, n: u32) -> bool {
         !self.exists | (self.id < n)
     }
 }
 
-/// What an operation names: a signal, the amount that it is raised by, and a counter.
+/// What an operation names: a signal, the amount it's raised by, and a counter.
 #[derive(Clone, Copy)]
 pub(super) struct Named {
     pub(super) signal: Name,
@@ -43,10 +43,10 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Neither.
+    /// Neither a signal nor a counter.
     pub(super) const NONE: Named = Named { signal: Name::NONE, amount: 0, counter: Name::NONE };
 
-    /// The slots of an [`Action`].
+    /// Returns the slots of an [`Action`] with these names.
     #[inline(always)]
     pub(super) fn slots(self) -> u32 {
         let slot = |name: Name| if name.exists { name.id.min(LARGEST) + 1 } else { 0 };
@@ -58,19 +58,19 @@ impl Named {
         !self.signal.exists & !self.counter.exists
     }
 
-    /// The same without the signal.
+    /// Returns the same names without the signal.
     pub(super) fn without_signal(self) -> Self {
         Named { signal: Name::NONE, amount: 0, ..self }
     }
 
-    /// The id of the signal, if it names one. The largest one stands for every id that has no slot; no context has the one that is returned.
+    /// Returns the signal's id, if one is named. The largest id stands for every id without a slot, and becomes one that no context has.
     pub(super) fn signal_id(self) -> Option<u32> {
         let id = if self.signal.id == LARGEST { u32::MAX } else { self.signal.id };
         self.signal.exists.then_some(id)
     }
 }
 
-/// The id in the largest slot.
+/// The id that goes into the largest slot.
 const LARGEST: u32 = 0xfffe;
 
 impl From<Action> for Named {
@@ -88,45 +88,45 @@ pub(super) struct Route {
     pub(super) target: u32,
     /// Index of the local endpoint.
     pub(super) poster: u32,
-    /// The amount that the signal is raised by; 0 without a signal.
+    /// Amount that the signal is raised by; 0 without a signal.
     pub(super) raised_by: u32,
-    /// Peer and counter exist.
+    /// Whether peer and counter exist.
     pub(super) has_place: bool,
 }
 
 /// The tables of a context.
 ///
-/// A post loads all that it needs and then checks its arguments: a branch before a load would cost a GPU a round trip to memory. A
-/// place that an argument out of range leads to is replaced by a place that exists.
+/// A post loads everything it needs before it checks its arguments: a branch before a load would cost a GPU a round trip to memory. If an
+/// argument is out of range, the place it leads to is replaced with one that exists.
 #[derive(Clone, Copy)]
 pub(super) struct Tables<'a>(pub(super) Routes, PhantomData<Context<'a>>);
 
 impl<'a> Context<'a> {
     #[inline(always)]
     pub(super) fn tables(&self) -> Tables<'a> {
-        // SAFETY: the plugin filled the struct and keeps it constant as long as the context; its layout has the alignment.
+        // SAFETY: the plugin filled the struct and keeps it constant as long as the context; its layout guarantees the alignment.
         Tables(unsafe { constant::load(&raw const self.ext.routes) }, PhantomData)
     }
 
-    /// The `i`th endpoint.
+    /// Returns the `i`th endpoint.
     #[inline(always)]
     pub(super) fn endpoint(&self, i: u32) -> Endpoint<'a> {
         debug_assert!(i < self.ext.n_endpoints);
-        // SAFETY: the plugin made `n_endpoints` of them for the context's life, and callers have checked the ids that
-        // indices come from.
+        // SAFETY: the plugin made `n_endpoints` of them for the context's lifetime, and callers have checked the ids that indices come
+        // from.
         unsafe { Endpoint::from_ptr(self.ext.routes.endpoints.wrapping_add(i as usize)) }
     }
 }
 
 impl<'a> Tables<'a> {
-    /// Checks peer and names, and chooses the route; `plain` is the endpoint of an operation that names neither.
+    /// Checks peer and names, and chooses the route. `plain` is the endpoint for operations that name neither signal nor counter.
     #[inline(always)]
     pub(super) fn route(self, peer: u32, named: Named, plain: u32) -> Result<Route, Status> {
         let (route, known) = self.try_route(peer, named, plain);
         if known { Ok(route) } else { Err(Status::InvalidArgument) }
     }
 
-    /// The route, and whether peer and names are in range. A signal that is raised by 0 must exist all the same.
+    /// Returns the route, and whether peer and names are in range. A signal must exist even if it's raised by 0.
     #[inline(always)]
     pub(super) fn try_route(self, peer: u32, named: Named, plain: u32) -> (Route, bool) {
         let Tables(routes, _) = self;
@@ -140,7 +140,7 @@ impl<'a> Tables<'a> {
         } else if (raised_by != 0) & (signal.id < routes.n_signals) {
             signal.id + FIRST_COUNTER + routes.n_counters
         } else {
-            // This rank has no endpoint for a signal that only peers have.
+            // This rank has no endpoint for a signal that only its peers have.
             plain
         };
         let or_first = |index, known: bool| if known { index } else { 0 };
@@ -148,7 +148,7 @@ impl<'a> Tables<'a> {
         (Route { target, poster: or_first(poster, has_place), raised_by, has_place }, known)
     }
 
-    /// The endpoint that posts on that route.
+    /// Returns the endpoint that posts on `route`.
     #[inline(always)]
     pub(super) fn endpoint(self, route: Route) -> Endpoint<'a> {
         debug_assert!(route.poster < FIRST_COUNTER + self.0.n_counters + self.0.n_signals);
@@ -156,43 +156,43 @@ impl<'a> Tables<'a> {
         unsafe { Endpoint::from_ptr(element(self.0.endpoints, route.poster)) }
     }
 
-    /// The target of an index that a route has.
+    /// Returns the target at a route's index.
     #[inline(always)]
     pub(super) fn target(self, index: u32) -> Target {
-        // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each of both, constant as long as
-        // the context.
+        // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each pair of them, constant as long as the
+        // context.
         Target(unsafe { constant::load(element(self.0.targets, index)) })
     }
 
-    /// The address of the peers' entries of a window, on the context's rail.
+    /// Returns the address of a window's peer entries on the context's rail.
     #[inline(always)]
     fn peers(self, span: Span) -> *const MrPeer {
         span.window.0.cast::<MrPeer>().wrapping_byte_add(self.0.window_peers as usize)
     }
 
-    /// `length` bytes at a place on this rank, if its window is `known` not to be null.
+    /// Returns `length` bytes at a place on this rank, if its window is `known` to be non-null.
     #[inline(always)]
     pub(super) fn local(self, span: Span, known: bool, length: u32) -> Sge {
         let handle = self.peers(span).cast::<MrHandle>().wrapping_sub(1);
         let handle = if known { handle } else { self.0.scratch };
-        // SAFETY: the plugin places the handle before the peers' entries, aligned, and keeps it constant while the window is
-        // registered, as the caller of the operation vouches; as it does that of the scratch memory.
+        // SAFETY: the plugin places an aligned handle before the peers' entries and keeps it constant while the window is registered, for
+        // which the operation's caller vouches. It keeps the scratch memory's handle constant too.
         let handle = unsafe { constant::load(handle) };
         Sge { addr: handle.local_addr.wrapping_add(span.offset), lkey: handle.lkey, length }
     }
 
-    /// A place on the peer, if the peer is `known` and its window not null.
+    /// Returns a place on the peer, if it's `known` that the peer exists and the window isn't null.
     #[inline(always)]
     pub(super) fn remote(self, span: Span, peer: u32, known: bool) -> Remote {
         let entry = element(self.peers(span), peer);
         let entry = if known { entry } else { self.0.scratch.cast() };
-        // SAFETY: the plugin places an aligned entry for each rank behind the handle, and keeps it constant while the window is
-        // registered, as the caller of the operation vouches; the scratch memory's handle is as long as an entry.
+        // SAFETY: the plugin places an aligned entry for each rank after the handle and keeps it constant while the window is registered,
+        // for which the operation's caller vouches; the scratch memory's handle is as long as an entry.
         let entry = unsafe { constant::load(entry) };
         Remote { addr: entry.remote_addr.wrapping_add(span.offset), rkey: entry.rkey }
     }
 
-    /// The places of a write without bytes, if the peer is `known`.
+    /// Returns the places for a write without bytes, if the peer is `known` to exist.
     #[inline(always)]
     pub(super) fn nothing(self, peer: u32, known: bool) -> (Remote, Sge) {
         let peers = self.0.scratch.wrapping_byte_add(size_of::<MrHandle>());
@@ -201,7 +201,7 @@ impl<'a> Tables<'a> {
     }
 }
 
-/// An element of a table; on a GPU by one instruction.
+/// Returns the address of a table's element, computed in one instruction on a GPU.
 #[inline(always)]
 fn element<T>(table: *const T, index: u32) -> *const T {
     #[cfg(not(target_arch = "nvptx64"))]
@@ -221,7 +221,7 @@ fn element<T>(table: *const T, index: u32) -> *const T {
     }
 }
 
-/// The peer's endpoint of a route.
+/// The peer's endpoint on a route.
 #[derive(Clone, Copy)]
 pub(super) struct Target(TargetWords);
 
@@ -232,20 +232,20 @@ impl Target {
         self.0.head as i64 > 0
     }
 
-    /// What the requests to the target have in common.
+    /// Returns what all requests to the target have in common.
     #[inline(always)]
     pub(super) fn template(self) -> WqeTemplate {
         WqeTemplate { head: self.0.head, second: self.0.second, third: self.0.third }
     }
 
-    /// The same; an error where the peer has no such endpoint.
+    /// Returns the same, or an error if the peer has no such endpoint.
     #[inline(always)]
     pub(super) fn existing(self) -> Result<WqeTemplate, Status> {
         if self.exists() { Ok(self.template()) } else { Err(Status::InvalidArgument) }
     }
 }
 
-/// The context of an endpoint.
+/// Returns an endpoint's context.
 #[inline(always)]
 pub(super) fn context_of(endpoint: Endpoint<'_>) -> Context<'_> {
     // SAFETY: the plugin keeps a context as long as its endpoints.

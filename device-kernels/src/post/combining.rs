@@ -3,32 +3,32 @@
 //!
 //! # State
 //!
-//! * `cursor`, 64 bits. The low half is the reservation cursor: the queue struct's `pc`, from which NCCL's code reserves too.
+//! * `cursor`, 64 bits. The low half is the reservation cursor: the queue struct's `pc`, which NCCL's code also reserves from.
 //!   The high half is the flush barrier: the neighbouring `phase`, which no other code reads.
-//! * `state`, 64 bits: the ready bitmap (16 bits, slot `idx & 15`), the number of combiners (16 bits), and the rung count `R`
-//!   (32 bits, which wrap out of the top). At most 16 posts are reserved and admitted beyond `R`, so a slot's bit is
-//!   unambiguous and the number of combiners doesn't overflow.
-//! * `bound`, 64 bits: a value of `cursor`, up to which posts are admitted without looking at the counts (see `combining/room.rs`).
+//! * `state`, 64 bits: the ready bitmap (16 bits, slot `idx & 15`), the number of combiners (16 bits), and the rung count `R` (32 bits,
+//!   which wrap out of the top). At most 16 posts are reserved and admitted beyond `R`, so a slot's bit is unambiguous and the number of
+//!   combiners can't overflow.
+//! * `bound`, 64 bits: a `cursor` value up to which posts are admitted without looking at the counts (see `combining/room.rs`).
 //!
-//! When the cursor wraps at 2^32 it carries one into the barrier. A barrier that moved up by one holds back no less, and no
-//! `bound` reaches across the wrap. A flush doesn't take a barrier at its own snapshot for one that was raised there.
+//! When the cursor wraps at 2^32 it carries one into the barrier. A barrier that is one higher holds back no less, and no `bound` reaches
+//! across the wrap. A flush doesn't assume that a barrier at its own snapshot was raised there.
 //!
 //! # Why no request stays unrung
 //!
-//! A plain post adds its ready bit and one combiner in one operation. The first combiner makes passes over the bitmap (`combining/pass.rs`):
-//! a pass rings the contiguous ready run from `R`, then subtracts in one add the combiners that it has seen, and another pass follows
-//! while any is left. An aggregated post adds no combiner. If it makes a request behind it ringable, it makes a pass, or leaves the
-//! request to the active combiner. So the poster that subtracts the last combiner makes another pass if `R` is ready. Every wait makes
-//! passes too, so a flush, or a post that needs room, rings deferred posts.
+//! A plain post adds its ready bit and one combiner in one operation. The first combiner makes passes over the bitmap
+//! (`combining/pass.rs`): a pass rings the contiguous ready run from `R`, then subtracts, in one add, the combiners it has seen; another
+//! pass follows while any are left. An aggregated post adds no combiner. If it makes a request behind it ringable, it makes a pass or
+//! leaves the request to the active combiner. So the poster that subtracts the last combiner makes another pass if `R` is ready. Every wait
+//! makes passes too, so a flush, or a post that needs room, rings deferred posts.
 //!
 //! # Orderings
 //!
 //! A reservation is relaxed: it only hands out a number. One system fence after a work request orders the request, its value, and
-//! everything that its poster had seen, before the mark, for the card, the host and every thread; it is the release of the mark. The
-//! mark is an acquire: a pass's doorbell comes after the fences of all work requests that it covers. The fence after the doorbell
-//! orders the doorbell before later work requests, as the card's limit of a batch demands, and before the doorbell of the next pass;
-//! it is the release of the add that ends the pass. The completion count is read with acquire, and so is `bound`, which passes the
-//! count on: a write into a reclaimed slot comes after the card's last read of it.
+//! everything its poster had seen, before the mark, for the card, the host and every thread; it is the mark's release. The mark is an
+//! acquire: a pass's doorbell comes after the fences of all work requests it covers. The fence after the doorbell orders the doorbell
+//! before later work requests, as the card's batch limit requires, and before the next pass's doorbell; it is the release of the add that
+//! ends the pass. The completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
+//! comes after the card's last read of it.
 
 pub(in crate::post) mod pass;
 pub(in crate::post) mod room;
@@ -46,7 +46,7 @@ use pass::{COMBINER, all_rung, continue_pass, end_pass_by, has_combiner, is_idle
 
 /// A queue whose posters share [`Words`].
 pub trait CombiningQueue: Queue {
-    /// The shared words.
+    /// Returns the shared words.
     fn words(&self) -> Words<'_>;
 }
 
@@ -59,11 +59,11 @@ pub struct Words<'a> {
     pub state: &'a AtomicU64,
     /// The reservation up to which posts are admitted without a check.
     pub bound: &'a AtomicU64,
-    /// Not 0 once a poster gave up a reservation.
+    /// Non-zero once a poster has given up a reservation.
     pub poison: &'a AtomicU32,
 }
 
-/// The reservation cursor and the flush barrier of a cursor word.
+/// Splits a cursor word into the reservation cursor and the flush barrier.
 #[inline(always)]
 pub(super) fn halves(cursor: u64) -> (u32, u32) {
     (cursor as u32, (cursor >> 32) as u32)
@@ -72,7 +72,7 @@ pub(super) fn halves(cursor: u64) -> (u32, u32) {
 /// Posts one work request, which `wqe` encodes into its slot.
 ///
 /// # Errors
-/// What ended a wait for room. The endpoint is poisoned then.
+/// The reason a wait for room ended. The endpoint is then poisoned.
 #[inline(always)]
 pub fn post<Q: CombiningQueue>(
     queue: Q,
@@ -86,8 +86,8 @@ pub fn post<Q: CombiningQueue>(
     }
 }
 
-/// The usual case of [`post`] in a straight line of code: there is room at once, and no other poster is active. A rare step is left
-/// to [`finish`].
+/// Handles the usual case of [`post`] in straight-line code: there's room at once, and no other poster is active. A rare step is left to
+/// [`finish`].
 #[inline(always)]
 pub fn try_post<Q: CombiningQueue>(queue: Q, aggregate: bool, wqe: impl EncodeWqe) -> Option<Left> {
     let reserved = queue.words().cursor.fetch_add(thread_value(1).into(), Ordering::Relaxed);
@@ -122,11 +122,11 @@ pub fn finish<Q: CombiningQueue>(
     Ok(())
 }
 
-/// Begins a flush: raises the barrier to the cursor. `now` is the cursor word, which was read after the count.
+/// Begins a flush: raises the barrier to the cursor. `now` is the cursor word, read after the count.
 #[inline(always)]
 pub(super) fn begin_flush<Q: CombiningQueue>(queue: Q, completed: u32, now: u64, at: &mut Option<u32>) -> Outcome {
     let (cursor, barrier) = halves(now);
-    // Snapshot and barrier are one compare-and-swap, because a post in between would be counted in place of an earlier one.
+    // Snapshot and barrier take one compare-and-swap, because a post in between would be counted in place of an earlier one.
     *at = room::raise_barrier(queue.words(), now).then_some(cursor);
     if outstanding(cursor, completed) != 0 {
         return Outcome::WAITS;
@@ -134,7 +134,7 @@ pub(super) fn begin_flush<Q: CombiningQueue>(queue: Q, completed: u32, now: u64,
     if barrier == cursor { Outcome::UNUSED } else { Outcome::COMPLETED }
 }
 
-/// Encodes the request, fences and marks it, and rings it if no other poster is active.
+/// Encodes, fences and marks the request, and rings it if no other poster is active.
 #[inline(always)]
 fn encode_and_mark<Q: CombiningQueue>(queue: Q, reserved: u64, aggregate: bool, wqe: impl EncodeWqe) -> Option<Left> {
     let (idx, _) = halves(reserved);
@@ -150,7 +150,7 @@ fn encode_and_mark<Q: CombiningQueue>(queue: Q, reserved: u64, aggregate: bool, 
     if old != all_rung(idx) {
         return (!has_combiner(old)).then_some(Left { step: Step::ContinuePass, word: old + mark });
     }
-    // No other poster is active: the pass rings this post alone. One more is rung, less the mark: the difference has no upper half.
+    // No other poster is active, so the pass rings this post alone. One more is rung, less the mark: the difference has no upper half.
     ring(queue, idx.wrapping_add(1));
     let state = end_pass_by(queue, u64::from((mark as u32).wrapping_neg()));
     (!is_idle(state)).then_some(Left { step: Step::ContinuePass, word: state })

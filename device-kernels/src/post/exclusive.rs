@@ -1,8 +1,8 @@
-//! The exclusive form of `combining`, for the sharing mode THREAD: no other thread uses the endpoint during the call, so no
-//! read-modify-write is needed, and every reserved request is ready.
+//! The exclusive form of `combining`, for sharing mode THREAD: no other thread uses the endpoint during the call, so no read-modify-write
+//! is needed, and every reserved request is ready.
 //!
-//! It keeps the words of [`combining`](super::combining) in the same state, so calls in this mode and in others may follow one
-//! another. Nothing is reserved before there is room, so an error leaves no hole.
+//! It leaves the words of [`combining`](super::combining) in the same state, so calls in this mode and in others may follow one another.
+//! Nothing is reserved before there's room, so an error leaves no hole.
 
 use super::combining::pass::{all_rung, ready_bit, ring, rung};
 use super::combining::room::{check_room, has_room, insert_used};
@@ -15,7 +15,7 @@ use crate::wait::{Limit, Spin};
 /// Posts one work request, which `wqe` encodes into its slot.
 ///
 /// # Errors
-/// What ended a wait for room.
+/// The reason a wait for room ended.
 #[inline(always)]
 pub fn post<Q: CombiningQueue>(
     queue: Q,
@@ -42,7 +42,7 @@ pub fn post<Q: CombiningQueue>(
     Ok(())
 }
 
-/// Waits until the number that the cursor word `next` reserves has room.
+/// Waits until there's room for the number that the cursor word `next` reserves.
 #[cold]
 #[inline(never)]
 fn wait_for_room<Q: CombiningQueue>(queue: Q, limits: impl Limit, next: u64) -> Result<(), Status> {

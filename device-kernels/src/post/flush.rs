@@ -1,7 +1,7 @@
-//! A flush of one endpoint, by either policy, in rounds.
+//! A flush of one endpoint, under either policy, in rounds.
 //!
-//! A flush raises the policy's barrier to the number of the next post, and ends when the count has reached that number. A round waits for
-//! no other thread, so the caller's loop between the rounds decides how long a flush waits.
+//! A flush raises the policy's barrier to the next post's number, and ends when the count has reached that number. A round never waits for
+//! another thread, so the caller's loop over the rounds decides how long a flush waits.
 
 use super::combining::{self, CombiningQueue};
 use super::locked::{self, LockedQueue};
@@ -11,12 +11,12 @@ use crate::status::Status;
 use crate::sync::Ordering;
 use crate::wait::{Limit, Spin};
 
-/// A queue of one of the policies.
+/// A queue for both policies.
 pub trait FlushQueue: CombiningQueue + LockedQueue {}
 impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 
-/// One round of a flush, which rings what is ready. `at` is the number that the count has to reach; a flush that has not begun has none.
-/// Another round may follow as long as the flush [waits](Outcome::WAITS).
+/// Runs one round of a flush, which rings what is ready. `at` is the number that the count has to reach, or `None` if the flush hasn't
+/// begun. Another round may follow as long as the flush [waits](Outcome::WAITS).
 #[inline(always)]
 pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, at: &mut Option<u32>) -> Outcome {
     // The count is read before the cursor. In the other order, completions of later posts would count as earlier ones.
@@ -31,8 +31,8 @@ pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, at: &mut Option<u32>) -> Ou
         None if by_lock => locked::begin_flush(queue, completed, at),
         None => combining::begin_flush(queue, completed, now, at),
         Some(at) => {
-            // No post from the barrier at `at` on is admitted before the count has reached it, so the count proves that every earlier
-            // post has completed. The cursor is behind neither.
+            // No post from the barrier at `at` on is admitted before the count has reached it, so the count proves that every earlier post
+            // has completed. The cursor isn't behind either of them.
             let (cursor, _) = combining::halves(now);
             let has_reached = outstanding(cursor, completed) <= cursor.wrapping_sub(at);
             if has_reached { Outcome::COMPLETED } else { Outcome::WAITS }
@@ -44,7 +44,7 @@ pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, at: &mut Option<u32>) -> Ou
     outcome
 }
 
-/// Rounds until the flush has ended: every post made before its first round has completed. The wait ends while other threads go on
+/// Runs rounds until the flush has ended: every post made before its first round has completed. The wait ends even if other threads keep
 /// posting.
 #[inline(always)]
 pub fn flush<Q: FlushQueue>(queue: Q, by_lock: bool, mut at: Option<u32>, limits: impl Limit) -> Outcome {

@@ -1,8 +1,8 @@
-//! The `locked` policy: the whole post under the endpoint's `sq_lock`. An aggregated post leaves its work request pending. This policy is
-//! the simple reference, and the baseline of the benches.
+//! The `locked` policy: the whole post runs under the endpoint's `sq_lock`. An aggregated post leaves its work request pending. This policy
+//! is the simple reference, and the benchmarks' baseline.
 //!
-//! NCCL's cursors do not cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must
-//! have rung them.
+//! NCCL's cursors don't cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must have rung
+//! them.
 
 use super::outcome::Outcome;
 use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause};
@@ -10,34 +10,33 @@ use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
 
-/// A queue whose cursors the lock guards. Any thread may call `next` and `pending`; only the thread that has the lock calls the
-/// others.
+/// A queue whose cursors the lock guards. Any thread may call `next` and `pending`; only the thread that holds the lock calls the others.
 pub trait LockedQueue: Queue {
-    /// The number that the next post gets: `pc` and what is pending beyond it.
+    /// Returns the next post's number: `pc` plus what is pending beyond it.
     fn next(&self) -> u32;
-    /// Work requests that are placed and not yet rung.
+    /// Returns the number of work requests that are placed but not yet rung.
     fn pending(&self) -> u32;
     /// Counts one more request as pending.
     fn start(&self);
-    /// Counts pending requests as posted. Returns the number that the next post gets.
+    /// Counts pending requests as posted. Returns the next post's number.
     fn take_pending(&self) -> u32;
-    /// The words that posters share.
+    /// Returns the words that posters share.
     fn lock_words(&self) -> Words<'_>;
 }
 
 /// The words that posters of one endpoint share.
 #[derive(Clone, Copy)]
 pub struct Words<'a> {
-    /// 0 while no thread has the lock.
+    /// 0 while no thread holds the lock.
     pub lock: &'a AtomicU32,
     /// Flush barrier.
     pub barrier: &'a AtomicU32,
-    /// Not 0 while the endpoint is in the set of used endpoints.
+    /// Non-zero while the endpoint is in the set of used endpoints.
     pub used: &'a AtomicU32,
 }
 
-/// Releases the lock on drop. The fence orders requests and doorbell before those of the next thread that takes the lock, for the card
-/// too: the poster that rings for a deferred request fences only its own stores.
+/// Releases the lock on drop. The fence orders requests and doorbell before those of the next thread to take the lock, for the card too: a
+/// poster that rings a deferred request fences only its own stores.
 struct LockGuard<'a, Q: Queue>(Q, &'a AtomicU32);
 
 impl<Q: Queue> Drop for LockGuard<'_, Q> {
@@ -48,7 +47,7 @@ impl<Q: Queue> Drop for LockGuard<'_, Q> {
     }
 }
 
-/// Takes the lock, if no other thread has it.
+/// Takes the lock if no other thread holds it.
 #[inline(always)]
 fn try_lock<Q: Queue>(queue: Q, words: Words<'_>) -> Option<LockGuard<'_, Q>> {
     let taken = words.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed);
@@ -71,13 +70,13 @@ fn lock<'a, Q: Queue>(queue: Q, words: Words<'a>, limits: impl Limit) -> Result<
 /// leaves no hole.
 ///
 /// # Errors
-/// What ended a wait for the lock or for room.
+/// The reason a wait for the lock or for room ended.
 #[inline(always)]
 pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: impl EncodeWqe) -> Result<(), Status> {
     let words = queue.lock_words();
     let _lock = lock(queue, words, limits)?;
     let idx = queue.next();
-    // Without this check a ring that never fills would take posts forever after an error.
+    // Without this check, a ring that never fills would take posts forever after an error.
     if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
         return Err(Status::CardError);
     }
@@ -85,7 +84,7 @@ pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: 
     let is_batch_full = idx.wrapping_sub(queue.published()) >= queue.max_batch();
     if is_batch_full || outstanding(idx, queue.completed()) > limit {
         ring(queue);
-        // The doorbell comes before later requests.
+        // The doorbell must come before later requests.
         queue.fence();
         let mut spin = Spin::new(limits);
         while outstanding(idx, queue.completed()) > limit {
@@ -105,7 +104,7 @@ pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: 
     Ok(())
 }
 
-/// Rings pending requests, and those that NCCL's device code has deferred. Returns the number that the next post gets.
+/// Rings pending requests, and those that NCCL's device code has deferred. Returns the next post's number.
 #[inline(always)]
 fn ring<Q: LockedQueue>(queue: Q) -> u32 {
     let next = queue.take_pending();
@@ -119,7 +118,7 @@ fn ring<Q: LockedQueue>(queue: Q) -> u32 {
 /// Rings pending requests, for a wait that depends on them.
 ///
 /// # Errors
-/// What ended a wait for the lock.
+/// The reason a wait for the lock ended.
 pub fn ring_ready<Q: LockedQueue>(queue: Q, limits: impl Limit) -> Result<(), Status> {
     if queue.pending() != 0 {
         let _lock = lock(queue, queue.lock_words(), limits)?;
@@ -128,7 +127,7 @@ pub fn ring_ready<Q: LockedQueue>(queue: Q, limits: impl Limit) -> Result<(), St
     Ok(())
 }
 
-/// Begins a flush if no other thread has the lock: rings what is pending, and raises the barrier to the next number.
+/// Begins a flush unless another thread holds the lock: rings what is pending, and raises the barrier to the next post's number.
 #[inline(always)]
 pub(super) fn begin_flush<Q: LockedQueue>(queue: Q, completed: u32, at: &mut Option<u32>) -> Outcome {
     let words = queue.lock_words();

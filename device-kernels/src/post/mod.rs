@@ -1,18 +1,18 @@
-//! Posting: the policies `combining`, its form [`exclusive`] for one thread, and `locked`, over one trait.
+//! Posting: the policies `combining`, with its single-thread form [`exclusive`], and `locked`, over one trait.
 //!
-//! A policy takes a work request from reservation to doorbell. It answers three questions, which are hard because the card
-//! completes in any order and only counts completions: when a ring slot or a value slot may be written again, when every
-//! post before a flush has completed, and which poster rings.
+//! A policy takes a work request from reservation to doorbell. It answers three questions: when a ring slot or a value slot may be written
+//! again, when every post before a flush has completed, and which poster rings. They are hard because the card completes requests in any
+//! order and only counts completions.
 //!
-//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's completion count. A post
-//! is *admitted* when the number of earlier posts that are not complete, `idx - C`, is at most
+//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's completion count. A post is *admitted*
+//! when `idx - C`, the number of earlier posts that haven't completed, is at most
 //!
-//! * `sq_size - 1`, so that the ring does not overflow. The card fetches in order, so a count is enough;
-//! * `idx mod V`, where the endpoint has `V` value slots. Then every post of earlier laps has completed, whichever post of this
-//!   lap finished early, and the card no longer reads the slot. Every post on such an endpoint obeys this bound, because an
-//!   early plain put would satisfy the count in place of a value;
-//! * `idx - B`, where a flush has raised a barrier at `B`. Then no post from `B` on is admitted, and counted, before every post
-//!   below `B` has completed, and the flush can trust the count.
+//! * `sq_size - 1`, so that the ring doesn't overflow. The card fetches in order, so a count is enough;
+//! * `idx mod V`, where the endpoint has `V` value slots. Then every post of earlier laps has completed, whichever posts of this lap
+//!   finished early, and the card no longer reads the slot. Every post on such an endpoint obeys this bound, because an early plain put
+//!   would be counted in place of a value;
+//! * `idx - B`, where a flush has raised a barrier at `B`. Then no post from `B` on is admitted, and counted, before every post below `B`
+//!   has completed, so the flush can trust the count.
 
 pub mod combining;
 pub mod exclusive;
@@ -34,31 +34,31 @@ use crate::wait::{Limit, Spin};
 
 /// Completion counters wrap at 2^31.
 pub const COUNT_MASK: u32 = 0x7fff_ffff;
-/// Most work requests that the `combining` policy leaves unrung, whatever the card takes.
+/// Most work requests that the `combining` policy leaves unrung, whatever the card allows.
 const MAX_BATCH: u32 = 16;
 
-/// What a policy needs of an endpoint. Every method is cheap, and may be called from any thread.
+/// What a policy needs from an endpoint. Every method is cheap and may be called from any thread.
 pub trait Queue: Copy {
-    /// The card's completion count, counted from the first post: low 31 bits, acquire.
+    /// Returns the card's completion count since the first post: low 31 bits, with acquire ordering.
     fn completed(&self) -> u32;
     /// Returns whether the card has completed a work request of this endpoint in error.
     fn failed(&self) -> bool;
-    /// Work requests that may be outstanding at once.
+    /// Returns how many work requests may be outstanding at once.
     fn sq_size(&self) -> u32;
-    /// Work requests that may be written and not yet rung.
+    /// Returns how many work requests may be written but not yet rung.
     fn max_batch(&self) -> u32;
-    /// Value slots: a power of two, or 0.
+    /// Returns the number of value slots: a power of two, or 0.
     fn value_slots(&self) -> u32;
-    /// Orders this thread's earlier stores before its later ones, for the card.
+    /// Orders this thread's earlier stores before its later ones, as the card sees them.
     fn fence(&self);
     /// Tells the card that all work requests below `count` are written.
     fn doorbell(&self, count: u32);
-    /// Sets NCCL's cursors: every request below `rung` was written and rung. The poster that rang calls it, before it ends its
-    /// pass or releases the lock.
+    /// Sets NCCL's cursors: every request below `rung` has been written and rung. Called by the poster that rang, before it ends its pass
+    /// or releases the lock.
     fn publish(&self, rung: u32);
-    /// NCCL's cursor of rung requests. It is ahead of ours when NCCL's device code posted on this endpoint meanwhile.
+    /// Returns NCCL's cursor of rung requests. It's ahead of ours if NCCL's device code has posted on this endpoint meanwhile.
     fn published(&self) -> u32;
-    /// NCCL's cursor of written requests. It is ahead of `published` when NCCL's device code has deferred posts.
+    /// Returns NCCL's cursor of written requests. It's ahead of `published` if NCCL's device code has deferred posts.
     fn released(&self) -> u32 {
         self.published()
     }
@@ -66,8 +66,8 @@ pub trait Queue: Copy {
     fn insert_used(&self) {}
 }
 
-/// Encodes a work request whose number the policy chooses. A closure is one; the fast path uses structs instead, because only
-/// their `encode` is certain to be inlined.
+/// Encodes a work request whose number the policy chooses. Closures implement it; the fast path uses structs instead, because only their
+/// `encode` is certain to be inlined.
 pub trait EncodeWqe: Copy {
     /// Writes request `idx` into its ring slot, and its value, if any, into its value slot.
     fn encode(self, idx: u32);
@@ -80,7 +80,7 @@ impl<F: Fn(u32) + Copy> EncodeWqe for F {
     }
 }
 
-/// What a poster left undone, because it is rare. The usual case is a straight line of code, and keeps no registers for what follows it.
+/// What a poster left undone because it's rare. The usual case is straight-line code that keeps no registers for what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Left {
@@ -94,17 +94,17 @@ pub struct Left {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Step {
-    /// The post may have made a request ringable: make a pass, if no combiner is active.
+    /// The post may have made a request ringable: make a pass unless a combiner is active.
     MakePass = 1,
-    /// The poster is the active combiner, or was it and left a request to ring. The word is the state as it left it.
+    /// The poster is the active combiner, or stopped being it with a request left to ring. The word is the state as it left it.
     ContinuePass = 2,
-    /// There is no room yet: wait for it, then post. The word is the cursor from before the reservation.
+    /// There's no room yet: wait for it, then post. The word is the cursor before the reservation.
     WaitForRoom = 3,
 }
 
 #[cfg(not(loom))]
 impl Step {
-    /// The step of that number. An unknown one, which no caller passes, is a pass, which does no harm.
+    /// Returns the step with that number. An unknown one, which no caller passes, becomes a pass, which does no harm.
     pub(crate) fn from_number(number: u32) -> Step {
         match number {
             2 => Step::ContinuePass,
@@ -114,7 +114,7 @@ impl Step {
     }
 }
 
-/// The greatest number of incomplete earlier posts with which `idx` is admitted.
+/// Returns the most incomplete earlier posts with which `idx` is admitted.
 #[inline(always)]
 fn max_outstanding<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
     let mut limit = queue.sq_size() - 1;
@@ -125,13 +125,13 @@ fn max_outstanding<Q: Queue>(queue: Q, idx: u32, barrier: u32) -> u32 {
     limit.min(idx.wrapping_sub(barrier))
 }
 
-/// The number of posts before `idx` that are not complete.
+/// Returns the number of posts before `idx` that haven't completed.
 #[inline(always)]
 fn outstanding(idx: u32, completed: u32) -> u32 {
     idx.wrapping_sub(completed) & COUNT_MASK
 }
 
-/// One more round of a wait on `queue`.
+/// Waits one more round on `queue`.
 #[inline(always)]
 pub(crate) fn pause<Q: Queue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     if queue.failed() {

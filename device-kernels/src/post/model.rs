@@ -1,12 +1,11 @@
-//! The real posting code under loom, with a small card: all interleavings of a few threads, within loom's bound on
-//! preemptions.
+//! The real posting code under loom, with a small card: all interleavings of a few threads, up to loom's bound on preemptions.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ferrogin-device-kernels --lib`
 //!
-//! A poster's stores for the card stay with the poster until its next fence, so the card sees stale bytes of a request that is
-//! rung before its fence. A doorbell reaches the card at once, or as late as the poster's next fence; both are run. The card
-//! completes in the configuration's order. It reads a value only when it completes the request, as a retransmission does. For
-//! each property, a configuration that breaks it must fail.
+//! A poster's stores for the card stay with the poster until its next fence, so the card sees stale bytes if a request is rung before its
+//! fence. A doorbell reaches the card at once, or as late as the poster's next fence; both are run. The card completes requests in the
+//! configured order. It reads a value only when it completes the request, as a retransmission does. For each property, a configuration that
+//! breaks it must fail.
 
 mod checks;
 
@@ -27,12 +26,12 @@ use loom::thread;
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::AtomicU32 as StdAtomicU32;
 
-/// Rounds of one wait in which loom branches its schedule.
+/// Rounds of a wait in which loom branches its schedule.
 const BRANCHING_ROUNDS: u32 = 1;
-/// The limit of rounds of one wait: a wait with more has no end.
+/// Limit on the rounds of one wait: a wait with more never ends.
 const MAX_ROUNDS: u32 = 400;
 
-/// The request in flight that completes first.
+/// Which request in flight completes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Oldest,
@@ -41,10 +40,10 @@ enum Order {
     Alternating,
 }
 
-/// The time at which a doorbell reaches the card.
+/// When a doorbell reaches the card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Doorbell {
-    /// At once, before stores that are not fenced.
+    /// At once, before unfenced stores.
     Early,
     /// With the poster's next fence.
     Late,
@@ -53,7 +52,7 @@ enum Doorbell {
 #[derive(Debug, Clone, Copy)]
 struct Config {
     policy: Policy,
-    /// The endpoint is in a context, whose flush looks at used endpoints only.
+    /// Whether the endpoint is in a context, whose flush looks only at used endpoints.
     in_context: bool,
     start: u32,
     sq_size: u32,
@@ -105,9 +104,9 @@ struct Card {
     completed: AtomicU32,
     ring: Vec<AtomicU32>,
     values: Vec<AtomicU32>,
-    /// By token: the card has completed the request. A thread that has seen the count must see this too.
+    /// By token: whether the card has completed the request. A thread that has seen the count must see this too.
     done: Vec<AtomicBool>,
-    /// Posters that have finished. Loom does not know of this word, so it branches no schedule.
+    /// Posters that have finished. Loom doesn't know this word, so it doesn't branch the schedule on it.
     finished: StdAtomicU32,
 }
 
@@ -138,7 +137,7 @@ impl Card {
 
     #[allow(unsafe_code)]
     fn used_set(&self) -> UsedSet<'_> {
-        // SAFETY: the words of one endpoint.
+        // SAFETY: the words for one endpoint.
         unsafe { UsedSet::new(&self.used, 1) }
     }
 
@@ -151,8 +150,7 @@ impl Card {
         (slots != 0).then(|| &self.values[(idx & (slots - 1)) as usize])
     }
 
-    /// Runs until every request is delivered, or the posters have finished and ring no more. Returns the tokens in their order of
-    /// completion.
+    /// Runs until every request is delivered, or the posters have finished and ring no more. Returns the tokens in completion order.
     fn run(&self) -> Vec<u32> {
         let Config { start, sq_size, order, threads, .. } = self.config;
         let (mut fetched, mut open, mut delivered) = (start, Vec::<(u32, u32)>::new(), Vec::new());
@@ -200,11 +198,11 @@ impl Card {
 /// One poster's view of the card.
 struct PosterView<'a> {
     card: &'a Card,
-    /// Ring and value stores that are not fenced yet: idx, token.
+    /// Ring stores that aren't fenced yet: idx, token.
     written: RefCell<Vec<(u32, u32)>>,
-    /// A doorbell that has not reached the card.
+    /// A doorbell that hasn't reached the card.
     late: Cell<Option<u32>>,
-    /// The last action was a doorbell.
+    /// Whether the last action was a doorbell.
     rang_last: Cell<bool>,
     rounds: Cell<u32>,
 }
@@ -229,7 +227,7 @@ impl<'a> PosterView<'a> {
         self.rang_last.set(false);
     }
 
-    /// The value is visible at once, because an overwriter does not wait for its own fence.
+    /// Writes a value, which is visible at once, because an overwriter doesn't wait for its own fence.
     fn write_value(&self, idx: u32, token: u32) {
         if let Some(value) = self.card.value(idx) {
             value.store(token, Relaxed);
@@ -246,7 +244,7 @@ impl<'a> PosterView<'a> {
     }
 
     fn ring_now(&self, count: u32) {
-        // Release: a doorbell does not pass stores that its thread has seen other threads fence.
+        // Release: a doorbell doesn't overtake stores that its thread has seen other threads fence.
         let old = self.card.doorbell.swap(count, AcqRel);
         let step = count.wrapping_sub(old);
         let most = self.card.config.max_batch;
@@ -266,8 +264,8 @@ impl<'a> PosterView<'a> {
         self.card.config.policy.post(self, self, aggregate, write)
     }
 
-    /// Posts as many requests as there are tokens from `first` on. A barrier has ordered the requests of the group's threads before
-    /// the leader's fence, so they are the leader's own here.
+    /// Posts one request for each token from `first` on. A barrier has ordered the requests of the group's threads before the leader's
+    /// fence, so here they are the leader's own.
     fn post_group(&self, posts: u32, aggregate: bool, first: u32) -> Result<(), Status> {
         self.rounds.set(0);
         let late = Cell::new(None);
@@ -300,7 +298,7 @@ impl<'a> PosterView<'a> {
         visited.into()
     }
 
-    /// Runs all steps of a thread, whose first token is `first`.
+    /// Runs all of a thread's steps. `first` is its first token.
     fn run(&self, ops: &[Op], first: u32) {
         let card = self.card;
         let mut token = first;
@@ -356,7 +354,7 @@ impl Queue for &PosterView<'_> {
         if self.mutated(Mutation::NoSlotGuard) { 0 } else { self.card.config.slots }
     }
     fn fence(&self) {
-        // A broken rule has been found, and the lock is released.
+        // A check has failed, and unwinding releases the lock.
         if std::thread::panicking() {
             return;
         }
@@ -364,7 +362,7 @@ impl Queue for &PosterView<'_> {
         if !self.mutated(missing) {
             self.make_visible();
         }
-        // The missing fence is missing for the card, and still orders threads.
+        // The mutation removes the fence only for the card; it still orders threads.
         fence(AcqRel);
         self.rang_last.set(false);
     }
@@ -378,7 +376,7 @@ impl Queue for &PosterView<'_> {
             Doorbell::Early => self.ring_now(count),
             Doorbell::Late => {
                 let passed = self.late.replace(Some(count));
-                // Two doorbells of one thread reach the card in order.
+                // One thread's doorbells reach the card in order.
                 passed.into_iter().for_each(|count| self.ring_now(count));
             }
         }
@@ -425,7 +423,7 @@ impl locked::LockedQueue for &PosterView<'_> {
     }
 }
 
-/// Explores one configuration and counts its interleavings; panics when a property does not hold.
+/// Explores one configuration and counts its interleavings; panics if a property doesn't hold.
 fn explore(config: Config) -> u32 {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(config.preemptions);

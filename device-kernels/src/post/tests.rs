@@ -1,4 +1,4 @@
-//! Both policies, in each form and mode, against a small card that completes in any order: no request is lost, rung early or
+//! Both policies, in each form and mode, against a small card that completes requests in any order: no request is lost, rung early or
 //! overwritten, and no flush returns early.
 
 mod schedules;
@@ -36,7 +36,7 @@ struct Shared {
     /// The delivered tokens.
     delivered: Mutex<Vec<u64>>,
     failed: AtomicBool,
-    /// None where a test plays the card itself.
+    /// None if a test plays the card itself.
     card: Mutex<Option<Card>>,
 }
 
@@ -98,12 +98,12 @@ impl Limit for &Shared {
     fn aborted(&self) -> bool {
         false
     }
-    /// Ends only a wait that hangs.
+    /// Only ends a wait that hangs.
     fn has_passed(&self, began_ns: &mut u64) -> bool {
         *began_ns = platform::clock_ns().min(*began_ns);
         platform::clock_ns() - *began_ns > HANG_LIMIT.as_nanos() as u64
     }
-    /// Drives the card: to yield to its thread takes a time slice of every busy program on the machine.
+    /// Drives the card: yielding to its thread would cost a time slice of every busy program on the machine.
     fn relax(&self, round: u32) {
         if !self.step_card() {
             platform::relax(round, || false);
@@ -176,7 +176,7 @@ impl locked::LockedQueue for &Shared {
     }
 }
 
-/// Executes rung posts in random order. The card reads the value slot late, as a retransmission does, and delivers its token.
+/// Executes rung posts in random order. The card reads a value slot late, as a retransmission does, and delivers its token.
 struct Card {
     fetched: u32,
     open: Vec<(u32, u64)>,
@@ -212,7 +212,7 @@ impl Card {
     }
 }
 
-/// Runs the card until `stop`, in its own thread beside the posters that drive it while they wait.
+/// Runs the card until `stop`, in its own thread, while waiting posters drive it too.
 fn run_card(shared: &Shared, stop: &AtomicBool) {
     loop {
         let is_last = stop.load(Acquire);
@@ -288,7 +288,7 @@ fn posts_are_delivered_once_in_exclusive_mode() {
     }
 }
 
-/// Each mode continues from the state that the last mode left, deferred posts included.
+/// Each mode continues from the state that the previous one left, including deferred posts.
 #[test]
 fn calls_in_different_modes_follow_one_another() {
     let policies = [Combining, Exclusive, Combining];
@@ -317,7 +317,7 @@ fn calls_in_different_modes_follow_one_another() {
 #[test]
 fn guard_of_value_slots_is_stricter_than_count() {
     let shared = Shared::new(0, 8, 4, 8);
-    // Eight posts are rung; the card completes the last one first. By the count alone slot 0 would be free for post 8.
+    // Eight posts are rung, and the card completes the last one first. By the count alone, slot 0 would be free for post 8.
     for token in 0..8u64 {
         shared.post(Combining, false, token).unwrap();
     }
@@ -336,7 +336,7 @@ fn card_error_ends_every_wait() {
         shared.failed.store(true, Relaxed);
         assert_eq!(shared.post(policy, false, 4), Err(Status::CardError), "{policy:?}");
         assert_eq!(shared.flush(policy), Err(Status::CardError), "{policy:?}");
-        // A reservation that was given up leaves a hole, over which no mode may post.
+        // A reservation that was given up leaves a hole that no mode may post past.
         if policy == Combining {
             shared.failed.store(false, Relaxed);
             shared.completed.store(4, Relaxed);
@@ -349,7 +349,7 @@ fn card_error_ends_every_wait() {
     }
 }
 
-/// With a fast card no post ever waits.
+/// With a fast card, no post ever waits.
 #[test]
 fn card_error_is_found_without_wait() {
     for policy in [Combining, Locked, Exclusive] {
@@ -381,7 +381,7 @@ fn deferred_posts_share_one_doorbell() {
     }
 }
 
-/// NCCL's code reserves, writes and releases `n` posts of its own, and rings them if `rings`.
+/// Reserves, writes and releases `n` posts as NCCL's code does, and rings them if `rings`.
 fn nccl_posts(shared: &Shared, n: u32, rings: bool) {
     let end = (shared.cursor.fetch_add(u64::from(n), Relaxed) as u32).wrapping_add(n);
     shared.released.store(end, Relaxed);
@@ -404,7 +404,7 @@ fn posts_by_nccl_in_between_are_rung_once() {
         shared.post(policy, true, 45).unwrap();
         shared.post(policy, false, 46).unwrap();
         assert_eq!(shared.doorbell.load(Relaxed), 47, "{policy:?}");
-        // Our next post, or a flush, rings what NCCL's code has deferred.
+        // Our next post, or a flush, rings what NCCL's code deferred.
         nccl_posts(&shared, 5, false);
         shared.post(policy, false, 52).unwrap();
         assert_eq!(shared.doorbell.load(Relaxed), 53, "{policy:?}");
@@ -419,7 +419,7 @@ fn posts_by_nccl_in_between_are_rung_once() {
     }
 }
 
-/// A barrier is raised before it is so old that it would be taken for one of 2^32 posts later.
+/// A barrier is raised before it gets so old that it could be taken for one 2^32 posts later.
 #[test]
 fn old_barrier_is_raised() {
     for policy in [Combining, Exclusive] {

@@ -1,28 +1,28 @@
-//! The endpoints of a context that may have incomplete posts, so that a flush looks at no others.
+//! The endpoints of a context that may have incomplete posts, so that a flush skips all others.
 //!
 //! # State
 //!
-//! A bit for each endpoint in the leaf words, and a bit for each leaf word in the summary words. A word has 32 bits in its low
+//! There is a bit for each endpoint in the leaf words, and a bit for each leaf word in the summary words. A word has 32 bits in its low
 //! half, and counts insertions in its high half.
 //!
 //! # Why no flush misses a post
 //!
-//! An insertion first adds to the count of the leaf word and then sets the bit if it was clear; then it does the same in the
-//! summary word. A flush reads a word before it looks at what the word's bits stand for: the endpoint's cursors, or the leaf
-//! word. It clears a bit by a compare-and-swap from the word that it read, so that an insertion since makes it fail. A flush
-//! that reads the word after an insertion has begun sees the reservation that the insertion follows, or the leaf bit.
+//! An insertion first adds to the leaf word's count and then sets the bit if it was clear; then it does the same in the summary word. A
+//! flush reads a word before it looks at what the word's bits stand for: the endpoint's cursors, or the leaf word. It clears a bit with a
+//! compare-and-swap from the word it read, which fails if there was an insertion since. A flush that reads the word after an insertion has
+//! begun sees the reservation that preceded the insertion, or the leaf bit.
 //!
-//! A poster inserts its endpoint after its reservation and before its request is admitted. It need not insert an endpoint
-//! that was inserted since the last flush barrier: `combining` reads this from the barrier beside `bound`, `locked` from a
-//! word under the lock. A flush removes an endpoint only when every post has completed and the barrier stands at the cursor
-//! (`locked`: under the lock), so later posts have a later barrier, and insert the endpoint again.
+//! A poster inserts its endpoint after its reservation and before its request is admitted. It needn't insert an endpoint that was inserted
+//! since the last flush barrier: `combining` tells from the barrier beside `bound`, `locked` from a word under the lock. A flush removes an
+//! endpoint only when every post has completed and the barrier stands at the cursor (`locked`: under the lock), so later posts have a later
+//! barrier and insert the endpoint again.
 
 use super::outcome::Outcome;
 use crate::platform::kept;
 use crate::sync::{AtomicU64, Ordering, fence};
 use ferrogin_ffi::ext::USED_BITS;
 
-/// One insertion, in the count of a word.
+/// One insertion, as a word counts it.
 const INSERTED: u64 = 1 << USED_BITS;
 
 /// The words of one context.
@@ -34,7 +34,7 @@ pub struct UsedSet<'a> {
 }
 
 fn bit(i: u32) -> u64 {
-    // Shifted as 32 bits: on a GPU 64 are two shifts.
+    // Shifted as 32 bits: on a GPU, shifting 64 bits takes two shifts.
     u64::from(1_u32 << (i % USED_BITS))
 }
 
@@ -48,15 +48,15 @@ fn insert(words: &[AtomicU64], i: u32) {
 }
 
 impl<'a> UsedSet<'a> {
-    /// The set in `words`, which has the summary words of `n_endpoints`, at least one, and then their leaf words.
+    /// Creates the set from `words`: the summary words for `n_endpoints` endpoints, at least one, then their leaf words.
     ///
     /// # Safety
     ///
-    /// There are so many words.
+    /// `words` has that many words.
     #[inline(always)]
     #[allow(clippy::manual_div_ceil)]
     pub unsafe fn new(words: &'a [AtomicU64], n_endpoints: u32) -> Self {
-        // The summary words of `used_words`, in fewer instructions: the sum does not overflow, as there are fewer endpoints than targets.
+        // As many summary words as in `used_words`, in fewer instructions. The sum can't overflow: there are fewer endpoints than targets.
         UsedSet { words, n_summaries: (n_endpoints + (USED_BITS * USED_BITS - 1)) / (USED_BITS * USED_BITS) }
     }
 
@@ -70,18 +70,18 @@ impl<'a> UsedSet<'a> {
 
     #[inline(always)]
     fn word(self, i: u32) -> &'a AtomicU64 {
-        // SAFETY: a summary word, or a leaf word. That one exists, because only `insert` sets bits of a summary word.
+        // SAFETY: a summary word or a leaf word. The leaf word exists, because only `insert` sets bits in a summary word.
         unsafe { self.words.get_unchecked(i as usize) }
     }
 
-    /// The number of the first summary word that has a bit, and the word.
+    /// Returns the number of the first summary word with a bit set, and the word.
     #[inline(always)]
     pub fn first(self) -> Option<(u32, u64)> {
         (0..self.n_summaries).map(|i| (i, self.word(i).load(Ordering::Acquire))).find(|(_, seen)| *seen as u32 != 0)
     }
 
-    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). Returns the first
-    /// outcome of a look that has failed, which ends the visit. `first` spares the visit the words that [`UsedSet::first`] has read.
+    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). The first failed outcome
+    /// ends the visit and is returned. `first` saves reading again the words that [`UsedSet::first`] has read.
     #[inline(always)]
     pub fn visit(self, first: Option<(u32, u64)>, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
         let (mut i, mut known) = (first.map_or(0, |first| first.0), first.map(|first| first.1));
@@ -103,7 +103,7 @@ impl<'a> UsedSet<'a> {
                     }
                     unused |= outcome.if_unused(bit);
                 }
-                // An empty leaf word leaves the summary word.
+                // An empty leaf word is removed from the summary word.
                 let (word, seen, bits) =
                     if seen as u32 == 0 { (summary, seen_summary, leaf_bit) } else { (leaf_word, seen, unused) };
                 remove(word, seen, bits);
@@ -116,7 +116,7 @@ impl<'a> UsedSet<'a> {
     }
 }
 
-/// Takes the lowest bit out of a word that is not 0. Returns its number, and the bit.
+/// Takes the lowest bit out of a non-zero word. Returns its number and the bit.
 #[inline(always)]
 fn take_lowest(word: &mut u32) -> (u32, u32) {
     let (all, below) = (*word, kept(*word - 1));
@@ -124,13 +124,13 @@ fn take_lowest(word: &mut u32) -> (u32, u32) {
     ((below & !all).count_ones(), all & !below)
 }
 
-/// Clears bits of a word, unless there was an insertion since the word was `seen`.
+/// Clears bits in a word, unless there was an insertion since the word was `seen`.
 #[inline(always)]
 fn remove(word: &AtomicU64, seen: u64, bits: u32) {
     if bits == 0 {
         return;
     }
-    // The release of what this thread has seen of completions, for a flush that finds the bits clear.
+    // Releases what this thread has seen of completions to a flush that finds the bits clear.
     fence(Ordering::Release);
     let mut now = seen;
     while let Err(other) = word.compare_exchange(now, now & !u64::from(bits), Ordering::Relaxed, Ordering::Relaxed)

@@ -1,13 +1,13 @@
-//! The GPU's atomics: words in global memory that threads of one GPU share, at GPU scope; and loads and stores, at system scope, of
-//! words that the card and the host access too.
+//! The GPU's atomics: at GPU scope for words in global memory that one GPU's threads share, and at system scope for loads and stores of
+//! words that the card and the host also access.
 //!
-//! Rust's own atomics have system scope and take generic addresses, whose memory the GPU has to find out at each access.
+//! Rust's own atomics have system scope and take generic addresses, which the GPU has to resolve at each access.
 
 use core::arch::asm;
 use core::cell::UnsafeCell;
 pub use core::sync::atomic::Ordering;
 
-/// A fence of this GPU: acquire and release, whatever the order.
+/// Fences at GPU scope, acquire and release, whatever the order.
 #[inline(always)]
 pub fn fence(_order: Ordering) {
     // SAFETY: the instruction touches no memory.
@@ -27,7 +27,7 @@ macro_rules! ordered {
     };
 }
 
-/// A read-modify-write: acquire, release, relaxed, or acquire and release for every other ordering.
+/// A read-modify-write: acquire, release, relaxed, or for any other ordering acquire and release.
 macro_rules! operation {
     ($given:expr, $rest:expr, $($operands:tt)*) => {
         if matches!($given, Ordering::Acquire) {
@@ -44,7 +44,7 @@ macro_rules! operation {
 
 macro_rules! atomic {
     ($name:ident, $int:ty, $reg:ident, $bits:literal) => {
-        /// An integer in global memory that threads of this GPU share.
+        /// An integer in global memory that one GPU's threads share.
         #[derive(Debug)]
         #[repr(transparent)]
         pub struct $name(UnsafeCell<$int>);
@@ -53,18 +53,18 @@ macro_rules! atomic {
         unsafe impl Sync for $name {}
 
         impl $name {
-            /// The word at `at`.
+            /// Returns the word at `at`.
             ///
             /// # Safety
             ///
             /// The word is aligned, lies in global memory, lives for `'a`, and is only accessed atomically.
             #[inline(always)]
             pub unsafe fn from_ptr<'a>(at: *mut $int) -> &'a Self {
-                // SAFETY: the caller vouches for the word; the layout is that of the integer.
+                // SAFETY: the caller vouches for the word; the layout is the integer's.
                 unsafe { &*at.cast() }
             }
 
-            /// The word's address.
+            /// Returns the word's address.
             #[inline(always)]
             pub const fn as_ptr(&self) -> *mut $int {
                 self.0.get()
@@ -88,7 +88,7 @@ macro_rules! atomic {
                     p = in(reg64) self.0.get(), v = in($reg) value);
             }
 
-            /// Adds to the word, and returns the old value.
+            /// Adds to the word and returns the old value.
             #[inline(always)]
             pub fn fetch_add(&self, value: $int, order: Ordering) -> $int {
                 let old: $int;
@@ -98,7 +98,7 @@ macro_rules! atomic {
                 old
             }
 
-            /// Sets the bits of `value` in the word, and returns the old value.
+            /// Sets the bits of `value` in the word and returns the old value.
             #[inline(always)]
             pub fn fetch_or(&self, value: $int, order: Ordering) -> $int {
                 let old: $int;
@@ -108,7 +108,7 @@ macro_rules! atomic {
                 old
             }
 
-            /// Replaces `current` by `new`, or returns the other value that the word had.
+            /// Replaces `current` with `new`, or returns the other value that the word had.
             #[inline(always)]
             pub fn compare_exchange(
                 &self,

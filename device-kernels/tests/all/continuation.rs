@@ -1,5 +1,4 @@
-//! `fgin_fast_*` and `fgin_continue` on the CPU: together they post what the ordinary operations post, and refuse what those
-//! refuse.
+//! `fgin_fast_*` and `fgin_continue` on the CPU: together they post what the ordinary operations post, and refuse what those refuse.
 
 #![allow(unsafe_code)]
 
@@ -15,7 +14,7 @@ use std::sync::atomic::Ordering;
 const RANKS: u32 = 3;
 const SIGNALS: u32 = 2;
 
-/// Two contexts of one kind that share a value pool, so that equal posts have equal bytes.
+/// Creates two contexts of one kind that share a value pool, so that equal posts have equal bytes.
 fn twin_contexts(policy: u32, wide: bool) -> ([TestContext; 2], Window) {
     let pool = if wide { 0 } else { Box::leak(Box::new([0u64; 64])).as_ptr() as u64 };
     let endpoint = EndpointSpec { entries: 16, wide, max_batch: 8, value_base: pool, start: 0 };
@@ -28,7 +27,7 @@ fn twin_contexts(policy: u32, wide: bool) -> ([TestContext; 2], Window) {
             endpoints: vec![endpoint.clone(); 2 + SIGNALS as usize],
             n_counters: 0,
             n_signals: SIGNALS,
-            // Peers have one signal more than this rank.
+            // Peers have one more signal than this rank.
             targets: (1..=RANKS as u16 * 4).map(|ah| Destination { ah, qpn: 2, qkey: 3 }).collect(),
             value_lkey: 9,
             scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: peers(0x2000) },
@@ -76,7 +75,7 @@ impl Op {
         }
     }
 
-    /// As a kernel calls it: the fast path, then what that left.
+    /// Calls the operation as a kernel does: the fast path, then what it left.
     fn call(self, context: Context<'_>) -> i32 {
         let left = self.call_fast(context);
         if left.rest.is_nothing() {
@@ -141,7 +140,7 @@ fn post_with_room_needs_no_continuation() {
     assert!(op.call_fast(test.context).rest.is_nothing(), "the first post checked the room");
 }
 
-/// What `nccl_gin.cuh` makes of NCCL's flag AggregateRequests.
+/// What `nccl_gin.cuh` turns NCCL's AggregateRequests flag into.
 #[test]
 fn burst_of_eight_aggregated_posts_rings_once() {
     for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
@@ -160,7 +159,7 @@ fn burst_of_eight_aggregated_posts_rings_once() {
     }
 }
 
-/// The step of an operation that was refused, in the low 3 bits of what is left.
+/// The step for a refused operation, in the low 3 bits of what is left.
 const REFUSED: u32 = 7;
 
 #[test]
@@ -169,7 +168,7 @@ fn arguments_out_of_range_are_refused_without_post() {
         let ([test, _], window) = twin_contexts(policy, true);
         for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
             let good = Op { kind, peer: 0, signal: Some(0), window, aggregate: false };
-            // Peers with the bits that the headers put beside the peer, and ids whose slot wraps.
+            // Peers with the bits that the headers put next to the peer, and ids whose slot wraps.
             let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
             let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
             for op in peers.into_iter().chain(signals) {

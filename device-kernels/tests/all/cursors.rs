@@ -1,6 +1,6 @@
-//! Cursors near every wrap, with both policies, against an oracle that counts in 64 bits and never wraps.
+//! Cursors near every wrap, under both policies, against an oracle that counts in 64 bits and never wraps.
 //!
-//! One thread posts and flushes in a random sequence. A card completes in random order, at each read of its count. The oracle
+//! One thread posts and flushes in a random sequence. The card completes requests in random order, each time its count is read. The oracle
 //! knows by number which requests are complete; the posting code only has counts.
 #![cfg(not(loom))]
 
@@ -13,8 +13,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// The status of a wait that does not end.
-
 #[derive(Debug, Clone, Copy)]
 struct Geometry {
     sq_size: u32,
@@ -22,15 +20,15 @@ struct Geometry {
     slots: u32,
 }
 
-/// The oracle's numbers, which do not wrap; their low 32 bits are those of the cursors.
+/// The oracle's numbers, which don't wrap; their low 32 bits are the cursors'.
 struct Oracle {
     /// The next request to be written.
     next: u64,
-    /// The next to be rung.
+    /// The next request to be rung.
     rung: u64,
     /// The number of completed requests.
     completed: u64,
-    /// Requests that are written and not complete: number, token. The card may still read their slots.
+    /// Requests that are written but not complete: number, token. The card may still read their slots.
     open: BTreeMap<u64, u64>,
 }
 
@@ -52,7 +50,7 @@ struct Card {
 }
 
 impl Card {
-    /// Cursors begin at the low half of `start`.
+    /// Creates a card whose cursors begin at the low half of `start`.
     fn new(by_lock: bool, geometry: Geometry, start: u64, seed: u64) -> Self {
         let low = start as u32;
         Card {
@@ -77,7 +75,7 @@ impl Card {
         self.random.borrow_mut().index(below)
     }
 
-    /// Completes some rung requests, in any order, after it has read their value slots once more.
+    /// Completes some rung requests, in any order, reading their value slots once more first.
     fn run(&self) {
         let mut oracle = self.oracle.borrow_mut();
         let rung = oracle.rung;
@@ -200,7 +198,7 @@ impl locked::LockedQueue for &Card {
     }
 }
 
-/// Where cursors begin: shortly before each wrap, and anywhere.
+/// Returns where cursors begin: just before each wrap, and anywhere.
 fn starts() -> impl Strategy<Value = u64> {
     let wrap = prop_oneof![Just(16u32), Just(26), Just(31), Just(32), Just(33)];
     // Far from 0 in 64 bits, so that the oracle can begin before a wrap.
@@ -222,7 +220,7 @@ enum Step {
     Flush,
 }
 
-/// Steps, in any order: in one mode, or in either.
+/// Returns steps in any order, in one mode or in both.
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let modes = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
     modes.prop_flat_map(|modes| {

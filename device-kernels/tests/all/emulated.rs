@@ -1,4 +1,4 @@
-//! Emulated signals in a context made by hand: the requests that the card reads, when they are posted, and the words of memory.
+//! Emulated signals in a hand-made context: the requests the card reads, when they are posted, and the words in memory.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, WriteData, parse};
@@ -23,7 +23,7 @@ use std::thread;
 const ENTRIES: u32 = 16;
 const NRANKS: u32 = 3;
 const PEER: u32 = 1;
-/// More than a request for a flush has entries.
+/// More than a flush request has entries for.
 const COUNTERS: u32 = 17;
 const FIRST_COUNTER: usize = 2;
 const DATA: usize = 0;
@@ -40,12 +40,12 @@ struct Fixture {
     errors: &'static AtomicU64,
 }
 
-/// A context of three ranks with counters. The peer has [`SIGNALS`] signals, this rank [`WORDS`].
+/// Creates a context of three ranks with counters. The peer has [`SIGNALS`] signals, this rank [`WORDS`].
 fn fixture(policy: u32, wide: bool) -> Fixture {
     fixture_of(policy, wide, SIGNALS)
 }
 
-/// The same with another number of signals of the peer.
+/// Creates the same with another number of signals on the peer.
 fn fixture_of(policy: u32, wide: bool, signals: u32) -> Fixture {
     let pool: *const u64 = leak([0u64; ENTRIES as usize]).cast();
     let endpoints = (0..FIRST_COUNTER + COUNTERS as usize).map(|i| {
@@ -78,7 +78,7 @@ fn fixture_of(policy: u32, wide: bool, signals: u32) -> Fixture {
     Fixture { test, window: window(&of_window, 0), words, abort, errors }
 }
 
-/// Both policies, with requests of 64 and of 128 bytes.
+/// Returns both policies, with 64-byte and 128-byte requests.
 fn fixtures() -> impl Iterator<Item = Fixture> {
     [POLICY_COMBINING, POLICY_LOCKED].into_iter().flat_map(|policy| [false, true].map(|wide| fixture(policy, wide)))
 }
@@ -91,7 +91,7 @@ fn rung(ring: &Ring) -> Vec<SendWqe> {
     (0..count).map(|i| parse(&ring.slot(i), &geometry).unwrap_or_else(|e| panic!("request {i}: {e}"))).collect()
 }
 
-/// The signal of a request, as the peer's signal proxy reads it; `None` for a request without one.
+/// Returns a request's signal, as the peer's signal proxy reads it; `None` for a request without one.
 fn signal_of(request: &SendWqe) -> Option<Signal> {
     assert_eq!(request.dest.qpn, 20 + PEER as u16, "all requests go to the peer's inbox");
     let receiver = Receiver { generation: Generation::new(u64::from(7 + PEER)), n_signals: SIGNALS, nranks: NRANKS };
@@ -118,7 +118,7 @@ impl Fixture {
         self.test.context
     }
 
-    /// Rung requests of the endpoint.
+    /// Returns the endpoint's rung requests.
     fn requests(&self, endpoint: usize) -> Vec<SendWqe> {
         rung(&self.test.rings[endpoint])
     }
@@ -145,8 +145,8 @@ impl Fixture {
         self.context().put(PEER, self.window.at(0x10), self.window.at(0x20), bytes, action, flags)
     }
 
-    /// Calls `operation` in a thread until the endpoints of `rung` have those numbers of requests. Then completes one endpoint after
-    /// the other: the call must post nothing and not return before the last has completed.
+    /// Calls `operation` in a thread until the endpoints in `rung` have that many requests. Then completes one endpoint after another: the
+    /// call must post nothing more, and not return before the last one has completed.
     fn waits_for(&self, rung: &[(usize, u32)], operation: impl FnOnce() -> Result<(), Status> + Send) {
         thread::scope(|scope| {
             let call = scope.spawn(operation);
@@ -195,7 +195,7 @@ fn counter_posts_put_with_its_signal() {
         b.waits_for(&[(FIRST_COUNTER + 4, 1)], || b.put(96, Action::counter(4).with_signal(2, 5000), Flags::NONE));
         assert_eq!(b.signals(FIRST_COUNTER + 4), [None]);
         assert_eq!(b.signals(DATA), [indexed(2, 5000)]);
-        // Without a put the counter counts the signal.
+        // Without a put, the counter counts the signal.
         let signal = || b.context().signal(PEER, Action::counter(5).with_signal(2, 5000), Flags::NONE);
         signal().unwrap();
         assert_eq!(b.signals(FIRST_COUNTER + 5), [indexed(2, 5000)]);
@@ -232,8 +232,8 @@ fn weak_signal_alone_waits_for_nothing() {
     }
 }
 
-/// A strong signal covers the posts of all endpoints, more than a request has entries for, those of other threads and deferred
-/// ones among them.
+/// A strong signal covers the posts on all endpoints (more than a flush request has entries for), including those of other threads and
+/// deferred ones.
 #[test]
 fn strong_signal_follows_all_earlier_posts() {
     for b in fixtures() {
@@ -259,7 +259,7 @@ fn strong_signal_follows_all_earlier_posts() {
             let rung: Vec<_> = before.iter().enumerate().map(|(i, count)| (i, count + 1 + own(i))).collect();
             b.waits_for(&rung, operation);
             assert_eq!(b.signals(DATA).last(), Some(&sent));
-            // The next round has room, and nothing is left to complete.
+            // Gives the next round room, and leaves nothing to complete.
             (0..rung.len()).for_each(|endpoint| b.complete(endpoint));
         }
     }
@@ -273,7 +273,7 @@ fn later_posts_do_not_prolong_strong_signal() {
             let call = scope.spawn(|| b.context().signal(PEER, Action::signal_inc(1), Flags::STRONG));
             wait_until("wait of the signal for the put", || b.has_waited());
             b.complete(DATA);
-            // Each post finds the wait over or waiting for the first alone; none completes.
+            // Each post finds the wait either over or waiting only for the first put; none of them completes.
             for _ in 0..5 {
                 b.put(8, Action::NONE, Flags::NONE).unwrap();
             }
@@ -463,13 +463,13 @@ fn contexts_with_signals_of_card_have_no_others() {
     assert!(card.rings.iter().all(|ring| ring.doorbell.load(Ordering::Relaxed) == 0));
     context.put(PEER, here, here, 8, Action::signal_inc(0), Flags::NONE).unwrap();
     assert_eq!(card.rings[2].doorbell.load(Ordering::Relaxed), 1);
-    // Without a signal the flag has no meaning.
+    // Without a signal, the flag has no meaning.
     context.put(PEER, here, here, 8, Action::NONE, Flags::STRONG).unwrap();
     assert_eq!(card.rings[0].doorbell.load(Ordering::Relaxed), 1);
 }
 
-/// A card that completes requests in any order. It checks, when it reads a strong signal, that all has completed which the thread of the
-/// signal had posted before, or all `threads`, if there are any.
+/// A card that completes requests in any order. When it reads a strong signal, it checks that everything posted earlier by the signal's
+/// thread, or by all of `threads` if there are any, has completed.
 struct Card<'a> {
     b: &'a Fixture,
     under_way: Vec<(usize, u64)>,
@@ -480,7 +480,7 @@ struct Card<'a> {
     early: Option<String>,
 }
 
-/// The tag of put `n` of a thread: its offset in the window.
+/// Returns the tag of a thread's put `n`: its offset in the window.
 fn tag(thread: u64, n: u64) -> u64 {
     8 * (thread << 20 | n)
 }
@@ -511,7 +511,7 @@ impl Card<'_> {
         }
     }
 
-    /// Works until the threads that post are `done`.
+    /// Works until the posting threads are `done`.
     fn serve_until(&mut self, random: &mut Random, done: impl Fn() -> bool) {
         // Many steps between two pauses of the wait.
         wait_until("end of the threads", || {
@@ -524,7 +524,7 @@ impl Card<'_> {
         self.work(random);
     }
 
-    /// A strong signal of a thread that had posted `puts` puts before.
+    /// Checks a strong signal from a thread that had posted `puts` puts before it.
     fn check(&mut self, thread: u64, puts: u64) {
         self.strong += 1;
         let threads = if self.threads.is_empty() { thread..thread + 1 } else { self.threads.clone() };
@@ -589,7 +589,7 @@ fn id_that_stands_for_larger_ones_is_no_signal() {
     }
 }
 
-/// Threads put and meet as the lanes of a warp do; then one of them or all raise a strong signal, which comes after the puts of all.
+/// Threads put and meet like the lanes of a warp; then one or all of them raise a strong signal, which must come after everyone's puts.
 #[test]
 fn strong_signal_after_meeting_covers_puts_of_all_threads() {
     const THREADS: u64 = 8;
@@ -630,7 +630,7 @@ fn strong_signal_after_meeting_covers_puts_of_all_threads() {
     }
 }
 
-/// A kernel posts by the fast path, and its continuation does what that leaves.
+/// A kernel posts on the fast path, and its continuation does what that leaves.
 #[test]
 fn fast_path_and_continuation_raise_signals() {
     for b in fixtures() {
@@ -682,7 +682,7 @@ fn fast_path_and_continuation_raise_signals() {
     }
 }
 
-/// The C functions choose a form by flags and action; every form posts the requests of the Rust API.
+/// The C functions choose a form by flags and action; every form posts the same requests as the Rust API.
 #[test]
 fn c_functions_post_what_rust_api_posts() {
     const STRONG: u32 = Flags::STRONG.bits();

@@ -1,4 +1,4 @@
-//! Flushes in one call, in two steps, and by a group: the posts that each waits for.
+//! Flushes in one call, in two steps, and by a group: which posts each waits for.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use std::sync::Barrier;
 use std::sync::atomic::Ordering;
 use std::thread;
 
-/// More signals than a request has entries for endpoints.
+/// More signals than a request has endpoint entries.
 const SIGNALS: u32 = 20;
 
 fn context(policy: u32) -> (TestContext, Window) {
@@ -62,7 +62,7 @@ fn flush_request_covers_earlier_posts_only() {
         assert_eq!(context.test_flush(&request), Ok(false));
         complete(&test, 0);
         put(Flags::NONE);
-        // One more post is incomplete, which the request does not cover.
+        // One more post is incomplete, but the request doesn't cover it.
         assert_eq!(context.test_flush(&request), Ok(true), "policy {policy}");
         context.wait_flush(&request).unwrap();
         context.wait_flush(&request).unwrap();
@@ -85,7 +85,7 @@ fn flush_of_idle_context_returns_at_once() {
     }
 }
 
-/// More endpoints have incomplete posts than a request has entries: the wait flushes the others.
+/// More endpoints have incomplete posts than a request has entries, so the wait flushes the others.
 #[test]
 fn wait_covers_endpoints_without_entry() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
@@ -105,7 +105,7 @@ fn wait_covers_endpoints_without_entry() {
     }
 }
 
-/// After two flushes of an idle endpoint the next flush does not look at it, and the next post is flushed all the same.
+/// After two flushes of an idle endpoint, the next flush doesn't look at it; the next post is still flushed.
 #[test]
 fn posts_after_idle_flushes_are_flushed() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
@@ -127,8 +127,8 @@ fn posts_after_idle_flushes_are_flushed() {
     }
 }
 
-/// A flush covers this crate's posts, and looks at no queue that only NCCL's device code has used. On a queue that both have
-/// used, it waits for the posts of both.
+/// A flush covers this crate's posts, and skips queues that only NCCL's device code has used. On a queue that both have used, it waits
+/// for the posts of both.
 #[test]
 fn flush_covers_own_posts_beside_posts_of_nccl() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
@@ -151,7 +151,7 @@ fn flush_covers_own_posts_beside_posts_of_nccl() {
             }
             complete(&test, 2 + 7);
             test.context.flush().unwrap();
-            // Once more on a queue that the flushes removed from the set.
+            // Once more, on a queue that the flushes removed from the set.
             (0..2).for_each(|_| test.context.flush().unwrap());
             test.rings[2 + 7].nccl_posts(1);
             test.context.flush().unwrap();
@@ -163,7 +163,7 @@ fn flush_covers_own_posts_beside_posts_of_nccl() {
     }
 }
 
-/// A request lies in the caller's memory, which may have any bytes.
+/// A request is in the caller's memory, which may hold any bytes.
 #[test]
 fn request_of_no_context_is_refused() {
     let (test, _) = context(POLICY_COMBINING);
@@ -174,7 +174,7 @@ fn request_of_no_context_is_refused() {
         // SAFETY: a plain struct of 32 numbers.
         let mut words: [u32; 32] = unsafe { std::mem::transmute(request) };
         words[word as usize] = value;
-        // SAFETY: any numbers are a request.
+        // SAFETY: any numbers are a valid request.
         unsafe { std::mem::transmute::<[u32; 32], FlushRequest>(words) }
     };
     for wrong in [words(0, 16), words(0, u32::MAX), words(1, 2 + SIGNALS), words(2, 2 + SIGNALS), words(2, u32::MAX)] {
@@ -183,7 +183,7 @@ fn request_of_no_context_is_refused() {
     }
 }
 
-/// Threads of the CPU as a group.
+/// CPU threads as a group.
 struct Threads<'a> {
     rank: u32,
     size: u32,
@@ -224,7 +224,7 @@ fn group_posts_once_and_divides_flush() {
                         })
                     })
                     .collect();
-                // No thread returns before the last endpoint has completed, which the flush has to ring first.
+                // No thread returns before the last endpoint has completed, and the flush has to ring that first.
                 wait_until("doorbells", || {
                     (0..test.rings.len() - 1).for_each(|i| complete(&test, i));
                     test.rings[2..].iter().all(|ring| ring.doorbell.load(Ordering::Acquire) != 0)

@@ -1,9 +1,9 @@
-//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` of `efa_dp.json`) with what this crate posts
-//! for the same calls: the bytes of every request, its slot, and the cursors that both kinds of code share.
+//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` in `efa_dp.json`) with what this crate posts for the
+//! same calls: every request's bytes and slot, and the cursors that both share.
 //!
-//! The comparison leaves out what ferrogin may choose: the request id (the peer's rank here, so that errors name it), the
-//! table that a target comes from (one for a context here, one for each endpoint there), and the time at which an aggregated
-//! post is rung. `FERROGIN_VECTORS` replaces the directory.
+//! The comparison leaves out what ferrogin is free to choose: the request id (the peer's rank here, so that errors name it), the table a
+//! target comes from (one per context here, one per endpoint there), and when an aggregated post is rung. `FERROGIN_VECTORS` replaces the
+//! directory.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::Destination;
@@ -16,16 +16,16 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Bytes of a request: its id, the upper part of its id, and the three numbers of its target.
+/// Bytes of a request: its id, the upper part of its id, and its target's three numbers.
 const ID: std::ops::Range<usize> = 0..2;
 const ID_TOP: std::ops::Range<usize> = 26..32;
 const QPN: std::ops::Range<usize> = 4..6;
 const AH: std::ops::Range<usize> = 12..14;
 const QKEY: std::ops::Range<usize> = 16..20;
-/// The address of the sent bytes.
+/// The address of the bytes to send.
 const LOCAL_ADDR: std::ops::Range<usize> = 56..64;
 
-/// Value slots at most.
+/// Most value slots that a case may have.
 const POOL: usize = 256;
 
 fn number(value: &Value) -> u64 {
@@ -64,14 +64,14 @@ fn window_spec(value: &Value) -> WindowSpec {
     WindowSpec { lkey: number(&value["lkey"]) as u32, addr: number(&value["local_addr"]), peers: peers.collect() }
 }
 
-/// A case of the vectors, and a context for it.
+/// A case from the vectors, and a context for it.
 struct Replay<'v> {
     case: &'v Value,
     test: TestContext,
     windows: Vec<Window>,
     names: Vec<&'v str>,
     targets: Vec<Vec<Destination>>,
-    /// The value slots of this context; NCCL's begin at `pool_addr`.
+    /// This context's value slots; NCCL's begin at `pool_addr`.
     pool: *const u64,
     mode: Sharing,
 }
@@ -124,7 +124,7 @@ impl<'v> Replay<'v> {
             rail,
             n_counters: entries.len() as u32 - 2,
             endpoints: endpoints.collect(),
-            // Only peers have the signals, so a signal has no endpoint of its own here, as in the vectors.
+            // Only peers have the signals, so here a signal has no endpoint of its own, as in the vectors.
             n_signals: 0,
             targets: targets[0].clone(),
             value_lkey: number(&case["putvalue"]["lkey"]) as u32,
@@ -172,7 +172,7 @@ impl<'v> Replay<'v> {
             "flush" => self.test.context.flush().expect("it ends"),
             // NCCL 2.31 posts nothing for it.
             "get" if self.case["release"] == "2.31.2" => return,
-            // These calls have a test of their own.
+            // These calls have their own test.
             "read_signal" | "reset_signal" | "read_counter" | "reset_counter" => return,
             name => {
                 for lane in list(&call["lanes"]) {
@@ -244,14 +244,14 @@ impl<'v> Replay<'v> {
         }
         for staged in expect["staged"].as_array().into_iter().flatten() {
             let at = number(&staged["addr"]) - number(&self.case["putvalue"]["pool_addr"]);
-            // SAFETY: leaked slots, and no thread posts now.
+            // SAFETY: the slots are leaked, and no thread posts now.
             let slot = unsafe { self.pool.wrapping_byte_add(at as usize).read_volatile() }.to_le_bytes();
             let want = bytes(&staged["bytes"]);
             assert_eq!(slot[..want.len()], want, "value slot at {at}");
         }
     }
 
-    /// NCCL's request with the target of this context's table and the address of its value slots.
+    /// Returns NCCL's request with the target from this context's table and the address of its value slots.
     fn expected_request(&self, endpoint: usize, event: &Value) -> Vec<u8> {
         let mut wqe = without_id(bytes(&event["wqe"]));
         let qpn = u16::from_le_bytes(wqe[QPN].try_into().unwrap());
@@ -262,7 +262,7 @@ impl<'v> Replay<'v> {
         wqe[QPN].copy_from_slice(&ours.qpn.to_le_bytes());
         wqe[AH].copy_from_slice(&ours.ah.to_le_bytes());
         wqe[QKEY].copy_from_slice(&ours.qkey.to_le_bytes());
-        // 0 where values travel inline.
+        // 0 if values travel inline.
         let pool = match number(&self.case["putvalue"]["pool_addr"]) {
             0 => return wqe,
             pool => pool,
@@ -305,7 +305,7 @@ fn requests_equal_those_of_nccl_device_code() {
     println!("gin_post: {} cases of {} kinds", list(&cases).len(), kinds.len());
 }
 
-/// `offset` is the number that the caller subtracts from the count, modulo 2^31.
+/// `offset` is what the caller subtracts from the count, modulo 2^31.
 #[test]
 fn signal_and_counter_offsets_agree_with_nccl() {
     for case in list(&cases()) {

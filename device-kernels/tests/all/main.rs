@@ -1,4 +1,4 @@
-//! The tests of the device code on the CPU.
+//! Tests of the device code on the CPU.
 
 mod c_header;
 mod continuation;

@@ -1,4 +1,4 @@
-//! Routing in a context made by hand: the endpoint and the target of each operation, and the bytes that the card reads.
+//! Routing in a hand-made context: each operation's endpoint and target, and the bytes that the card reads.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendWqe, parse};
@@ -16,7 +16,7 @@ const COUNTERS: usize = 1;
 const ENDPOINTS: usize = 2 + COUNTERS + SIGNALS;
 const SIGNAL: usize = 3;
 
-/// A context of two ranks with a counter and two signals, and a window.
+/// A context of two ranks with one counter and two signals, and a window.
 struct Fixture {
     context: Context<'static>,
     rings: Vec<Ring>,
@@ -50,7 +50,7 @@ fn fixture(policy: u32, wide_values: bool) -> Fixture {
 }
 
 impl Fixture {
-    /// The rung requests of each endpoint, parsed as the card does, without a byte of the poison.
+    /// Returns each endpoint's rung requests, parsed as the card does, without a byte of the poison.
     fn rung(&self) -> Vec<Vec<SendWqe>> {
         self.rings.iter().map(rung).collect()
     }
@@ -133,7 +133,7 @@ fn aggregated_operations_are_rung_by_next_operation_or_full_batch() {
             value(Flags::AGGREGATE).unwrap();
         }
         assert_eq!(counts(&b.rung())[VALUE], 8);
-        // A flush rings the other requests, and waits for the card.
+        // A flush rings the remaining request, and waits for the card.
         let (doorbell, completed) = (b.rings[VALUE].doorbell, b.rings[VALUE].completed);
         let card = std::thread::spawn(move || {
             wait_until("doorbell", || doorbell.load(Ordering::Acquire) == 9);

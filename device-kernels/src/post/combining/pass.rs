@@ -14,11 +14,11 @@ const READY: u32 = (1 << MAX_BATCH) - 1;
 
 #[inline(always)]
 pub fn ready_bit(idx: u32) -> u64 {
-    // Shifted as 32 bits: on a GPU 64 are two shifts.
+    // Shifted as 32 bits: on a GPU, shifting 64 bits takes two shifts.
     u64::from(1_u32 << (idx % MAX_BATCH))
 }
 
-/// The ready bits of `posts` numbers from `first` on, at most as many as the bitmap has.
+/// Returns the ready bits of `posts` numbers from `first` on, at most as many as the bitmap has.
 #[inline(always)]
 pub fn ready_bits(first: u32, posts: u32) -> u64 {
     let mask = ((1 << posts) - 1) << (first % MAX_BATCH);
@@ -30,7 +30,7 @@ pub fn rung(state: u64) -> u32 {
     (state >> STATE_RUNG_SHIFT) as u32
 }
 
-/// The state with everything below `idx` rung, and nothing else.
+/// Returns the state with everything below `idx` rung, and nothing else.
 #[inline(always)]
 pub fn all_rung(idx: u32) -> u64 {
     u64::from(idx) << STATE_RUNG_SHIFT
@@ -42,25 +42,25 @@ pub fn has_combiner(state: u64) -> bool {
     state & COMBINERS != 0
 }
 
-/// No combiner is active, and no request is ready.
+/// Returns whether no combiner is active and no request is ready.
 #[inline(always)]
 pub fn is_idle(state: u64) -> bool {
     state as u32 == 0
 }
 
-/// No combiner is active, and there is a request to ring, or a cursor of NCCL's to take over.
+/// Returns whether no combiner is active, and there's a request to ring or a cursor of NCCL's to take over.
 #[inline(always)]
 fn needs_pass<Q: CombiningQueue>(queue: Q, state: u64) -> bool {
     !has_combiner(state) && (is_ready(state) | (queue.released() != rung(state)))
 }
 
-/// The first work request that is not rung is ready.
+/// Returns whether the first unrung work request is ready.
 #[inline(always)]
 fn is_ready(state: u64) -> bool {
     state & ready_bit(rung(state)) != 0
 }
 
-/// Continues the passes of the active combiner, which left `state`; without an active combiner, makes passes if they are needed.
+/// Continues the passes of the active combiner, which left `state`. If no combiner is active, makes passes if they're needed.
 #[cold]
 #[inline(never)]
 pub fn continue_pass<Q: CombiningQueue>(queue: Q, mut state: u64) {
@@ -79,12 +79,12 @@ pub fn make_passes<Q: CombiningQueue>(queue: Q) {
     passes(queue);
 }
 
-/// The same, inline: a flush in a kernel calls no function.
+/// Does the same inline, because a flush in a kernel calls no function.
 #[inline(always)]
 pub fn passes<Q: CombiningQueue>(queue: Q) {
     loop {
         let state = queue.words().state;
-        // A hint: the replacement is the acquire.
+        // Only a hint: the compare-and-swap is the acquire.
         let mut seen = state.load(Ordering::Relaxed);
         if !needs_pass(queue, seen) {
             return;
@@ -106,23 +106,23 @@ pub fn ring<Q: Queue>(queue: Q, target: u32) {
     queue.fence();
 }
 
-/// One pass. The caller is the active combiner, and `state` is the word as it left it. Returns the word as this
-/// pass leaves it: while that shows a combiner, the caller is still the active one.
+/// Makes one pass. The caller is the active combiner, and `state` is the word as it left it. Returns the word as this pass leaves it: while
+/// that shows a combiner, the caller is still the active one.
 #[inline(always)]
 fn pass<Q: CombiningQueue>(queue: Q, state: u64) -> u64 {
     let from = rung(state);
-    // Two copies of the bitmap, one above the other, shifted by n bits, are the bitmap rotated by n.
+    // Two copies of the bitmap, one above the other, shifted by n bits, give the bitmap rotated by n.
     let ready = state as u32 & READY;
     let posts = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
-    // Where NCCL's device code posted on this endpoint meanwhile, the pass takes over its cursor, and rings what it has deferred.
-    // Only the active combiner changes the cursors. They stand at the rung count where a request of ours is ready there.
+    // If NCCL's device code has posted on this endpoint meanwhile, the pass takes over its cursor and rings what it has deferred. Only the
+    // active combiner changes the cursors. They stand at the rung count if a request of ours is ready there.
     let first = if posts != 0 { from } else { queue.released() };
     let target = first.wrapping_add(posts);
-    // Requests of ours are not rung. Those that the pass takes over from NCCL's device code may be.
+    // Our own requests aren't rung yet. Those that the pass takes over from NCCL's device code may be.
     if posts != 0 || queue.published() != target {
         ring(queue, target);
     }
-    // The combiners are not 0, so the lower half borrows from the upper.
+    // The combiners aren't 0, so the lower half borrows from the upper.
     let ended = (state & COMBINERS) as u32 | ready_bits(from, posts) as u32;
     end_pass_by(queue, all_rung(target.wrapping_sub(from).wrapping_sub(1)) | u64::from(ended.wrapping_neg()))
 }
@@ -133,7 +133,7 @@ pub fn begin_pass(queue: impl CombiningQueue, seen: u64) -> bool {
     queue.words().state.compare_exchange(seen, seen + COMBINER, Ordering::Acquire, Ordering::Relaxed).is_ok()
 }
 
-/// Ends a pass, and returns the state as the pass leaves it.
+/// Ends a pass, and returns the state it leaves.
 #[inline(always)]
 pub fn end_pass_by<Q: CombiningQueue>(queue: Q, change: u64) -> u64 {
     queue.words().state.fetch_add(change, Ordering::Acquire).wrapping_add(change)

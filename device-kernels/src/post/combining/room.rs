@@ -1,10 +1,10 @@
 //! Room: which reservations are admitted.
 //!
-//! A post whose reservation equals `bound`, or lies less than 16 below it, is admitted without looking at the counts. The completion
-//! count and the rung count only grow, so room that was there once stays. The flush barrier is part of the comparison, so a barrier
-//! that was raised since makes the post check. At least every 16th post checks, and publishes a new `bound`. It has then inserted the
-//! endpoint into the set of used endpoints since the barrier beside that `bound`, or has acquired a `bound` with the same barrier.
-//! `bound` begins with another barrier than the first.
+//! A post whose reservation equals `bound`, or is less than 16 below it, is admitted without looking at the counts. The completion count
+//! and the rung count only grow, so room that was there once stays. The flush barrier is part of the comparison, so a barrier raised since
+//! then makes the post check. At least every 16th post checks, and publishes a new `bound`. It has then inserted the endpoint into the set
+//! of used endpoints since the barrier beside that `bound`, or has acquired a `bound` with the same barrier. `bound` starts out with a
+//! barrier other than the first.
 
 use super::pass::{make_passes, rung};
 use super::{CombiningQueue, Words, halves};
@@ -13,10 +13,10 @@ use crate::status::Status;
 use crate::sync::Ordering;
 use crate::wait::{Limit, Spin};
 
-/// A barrier that lies this far behind is raised, so that the cursor never laps it.
+/// A barrier this far behind is raised, so that the cursor never laps it.
 const OLD_BARRIER: u32 = 1 << 30;
 
-/// Returns whether `bound` admits `reserved`. Acquire: `bound` stands for the completion count that another poster has read.
+/// Returns whether `bound` admits `reserved`. Acquire: `bound` stands for the completion count that another poster read.
 #[inline(always)]
 pub fn has_room<Q: CombiningQueue>(queue: Q, reserved: u64) -> bool {
     queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
@@ -25,7 +25,7 @@ pub fn has_room<Q: CombiningQueue>(queue: Q, reserved: u64) -> bool {
 /// Waits until `posts` numbers from `reserved` on have room, and then until `begin` returns true.
 ///
 /// # Errors
-/// What ended the wait. The endpoint is poisoned then.
+/// The reason the wait ended. The endpoint is then poisoned.
 #[inline(always)]
 pub fn wait_for_room<Q: CombiningQueue>(
     queue: Q,
@@ -43,7 +43,7 @@ pub fn wait_for_room<Q: CombiningQueue>(
     Ok(())
 }
 
-/// Inserts the endpoint into the set of used endpoints, unless a post under the same barrier has inserted it.
+/// Inserts the endpoint into the set of used endpoints, unless a post under the same barrier already has.
 #[inline(always)]
 pub fn insert_used<Q: CombiningQueue>(queue: Q, reserved: u64) {
     let (_, inserted_at) = halves(queue.words().bound.load(Ordering::Acquire));
@@ -52,12 +52,12 @@ pub fn insert_used<Q: CombiningQueue>(queue: Q, reserved: u64) {
     }
 }
 
-/// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be.
+/// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be too.
 ///
-/// No post is admitted after an error, because a ring that never fills would take posts forever. At most the posts that
-/// `bound` admitted before the error follow it, and the error's completion stays in the queue for the host to read.
+/// No post is admitted after an error, because a ring that never fills would take posts forever. Only posts that `bound` admitted before
+/// the error can follow it, and the error's completion stays in the queue for the host to read.
 ///
-/// `posts` numbers from `reserved` on are admitted together; their value slots are those of one lap.
+/// The `posts` numbers from `reserved` on are admitted together; their value slots belong to one lap.
 #[inline(always)]
 pub fn check_room<Q: CombiningQueue>(queue: Q, reserved: u64, posts: u32) -> bool {
     let words = queue.words();
@@ -66,7 +66,7 @@ pub fn check_room<Q: CombiningQueue>(queue: Q, reserved: u64, posts: u32) -> boo
         return false;
     }
     let (idx, barrier) = halves(reserved);
-    // More posts than there are ready bits are admitted when all before them are rung.
+    // More posts than there are ready bits are admitted once everything before them is rung.
     let batch = queue.max_batch().min(MAX_BATCH.max(posts));
     let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire)));
     let open = outstanding(idx, queue.completed());
@@ -76,14 +76,14 @@ pub fn check_room<Q: CombiningQueue>(queue: Q, reserved: u64, posts: u32) -> boo
     if posts != 1 && open + posts > queue.sq_size() {
         return false;
     }
-    // The wrap of the cursor carries into the barrier, which this call has not checked: `bound` stops before it.
+    // The cursor's wrap carries into the barrier, which this call hasn't checked, so `bound` stops before it.
     let to_wrap = (u32::MAX - idx).saturating_add(1);
     let mut room = (batch - unrung).min(queue.sq_size() - open).min(to_wrap);
     let slots = queue.value_slots();
     if slots != 0 {
         room = room.min(slots - (idx & (slots - 1)));
     }
-    // A poster that gives up resets `bound` after its poison. A plain store here could undo the reset.
+    // A poster that gives up resets `bound` after setting the poison. A plain store here could undo the reset.
     let bound = reserved.wrapping_add(u64::from(room - 1));
     let _ = words.bound.compare_exchange(known, bound, Ordering::AcqRel, Ordering::Relaxed);
     if idx.wrapping_sub(barrier) >= OLD_BARRIER {
@@ -102,8 +102,7 @@ pub fn raise_barrier(words: Words<'_>, seen: u64) -> bool {
         .is_ok()
 }
 
-/// Waits once more, or gives the reservation up. A reservation that is given up leaves a hole forever, so it poisons the
-/// endpoint; every wait reads the poison.
+/// Waits once more, or gives up the reservation. That leaves a hole forever, so it poisons the endpoint; every wait reads the poison.
 #[inline(always)]
 fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     let words = queue.words();
@@ -113,7 +112,7 @@ fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> 
     };
     if ended.is_err() {
         words.poison.store(1, Ordering::Relaxed);
-        // Far behind every reservation: no post is admitted without a check any more.
+        // Far behind every reservation: no post is admitted without a check from now on.
         let behind = words.cursor.load(Ordering::Relaxed).wrapping_sub(1 << 31);
         words.bound.store(behind, Ordering::Release);
     }

@@ -1,14 +1,14 @@
-//! Runs: posts of a group of threads that take one reservation, one fence, one mark and one doorbell together.
+//! Runs: posts by a group of threads that share one reservation, one fence, one mark and one doorbell.
 //!
-//! One thread of the group, its leader, reserves numbers in a row and waits for room; then every thread writes its request; then
-//! the leader fences and rings for all. The group synchronises between these steps, so the leader's fence orders the requests of
-//! all threads before its doorbell: causality is transitive over a barrier and a fence, whatever their scopes.
+//! One thread of the group, its leader, reserves consecutive numbers and waits for room; then every thread writes its request; then the
+//! leader fences and rings for all. The group synchronises between these steps, so the leader's fence orders all threads' requests before
+//! its doorbell: causality is transitive over a barrier and a fence, whatever their scopes.
 //!
-//! A run is admitted in parts, each with one fence and one doorbell: a part is no longer than the card's batch or ring, has value slots
-//! of one lap, and does not reach across the wrap of the cursor. A short part, of at most 16 posts, is admitted and marked as single
-//! posts are, with all its ready bits and one combiner in one add. A long part has no room in the bitmap: it is admitted when everything
-//! before it is rung, and its leader, the active combiner from then on, rings for it without marks. No post behind it is rung meanwhile,
-//! because the rung count stands at the part's first number, whose ready bit is not set.
+//! A run is admitted in parts, each with one fence and one doorbell: a part is no longer than the card's batch or ring, has value slots of
+//! one lap, and doesn't reach across the cursor's wrap. A short part, of at most 16 posts, is admitted and marked like single posts, with
+//! all its ready bits and one combiner in one add. A long part doesn't fit in the bitmap: it's admitted once everything before it is rung,
+//! and its leader, the active combiner from then on, rings for it without marks. No post behind it is rung meanwhile, because the rung
+//! count stands at the part's first number, whose ready bit isn't set.
 
 use super::pass::{
     COMBINER, all_rung, continue_pass, has_combiner, is_idle, make_passes, ready_bit, ready_bits, ring, rung,
@@ -20,32 +20,32 @@ use crate::status::Status;
 use crate::sync::Ordering;
 use crate::wait::Limit;
 
-/// The longest part that has ready bits; fewer in the model, which has few posts.
+/// The longest part that uses ready bits; shorter in the model, which has few posts.
 const SHORT: u32 = if cfg!(loom) { 2 } else { MAX_BATCH };
 
-/// Posts whose numbers follow one another.
+/// Posts with consecutive numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
-    /// The cursor word from before the reservation of the first.
+    /// The cursor word before the first post's reservation.
     pub reserved: u64,
     /// The number of posts, at least 1.
     pub posts: u32,
 }
 
 impl Run {
-    /// The number of the first post.
+    /// Returns the first post's number.
     #[inline(always)]
     pub fn first(self) -> u32 {
         halves(self.reserved).0
     }
 
-    /// The first `posts` of the run.
+    /// Returns the first `posts` of the run.
     #[inline(always)]
     pub fn part(self, posts: u32) -> Run {
         Run { posts, ..self }
     }
 
-    /// The run without its first `posts`.
+    /// Returns the run without its first `posts`.
     #[inline(always)]
     pub fn rest(self, posts: u32) -> Run {
         Run { reserved: self.reserved.wrapping_add(posts.into()), posts: self.posts - posts }
@@ -56,21 +56,21 @@ impl Run {
     }
 }
 
-/// Reserves `posts` numbers in a row.
+/// Reserves `posts` consecutive numbers.
 #[inline(always)]
 pub fn reserve_run<Q: CombiningQueue>(queue: Q, posts: u32) -> Run {
     Run { reserved: queue.words().cursor.fetch_add(posts.into(), Ordering::Relaxed), posts }
 }
 
-/// Waits until a first part of `run` has room, and returns the number of its posts. The caller must write these requests and
-/// call [`ring_run`] for them, and then go on with the rest of the run.
+/// Waits until a first part of `run` has room, and returns how many posts it has. The caller must write these requests, call [`ring_run`]
+/// for them, and then go on with the rest of the run.
 ///
 /// # Errors
-/// What ended the wait. The endpoint is poisoned then, and the rest of the run is given up.
+/// The reason the wait ended. The endpoint is then poisoned, and the rest of the run is given up.
 pub fn admit_run<Q: CombiningQueue>(queue: Q, limits: impl Limit, run: Run) -> Result<u32, Status> {
     let part = run.part(first_part(queue, run));
     let last = part.reserved.wrapping_add(u64::from(part.posts - 1));
-    // `bound` admits the last post, and with it those of the 15 numbers before it.
+    // If `bound` admits the last post, it also admits the 15 numbers before it.
     if part.is_short() && has_room(queue, last) {
         return Ok(part.posts);
     }
@@ -78,7 +78,7 @@ pub fn admit_run<Q: CombiningQueue>(queue: Q, limits: impl Limit, run: Run) -> R
     Ok(part.posts)
 }
 
-/// The length of the first part.
+/// Returns the length of the first part.
 fn first_part<Q: CombiningQueue>(queue: Q, run: Run) -> u32 {
     let first = run.first();
     let to_wrap = (u32::MAX - first).saturating_add(1);
@@ -95,8 +95,8 @@ fn begin_pass<Q: CombiningQueue>(queue: Q, first: u32) -> bool {
     rung(seen) == first && !has_combiner(seen) && pass::begin_pass(queue, seen)
 }
 
-/// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post.
-/// A long part is rung all the same: it is a full batch.
+/// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post. A long part
+/// is rung in any case, as it's a full batch.
 #[inline(never)]
 pub fn ring_run<Q: CombiningQueue>(queue: Q, part: Run, aggregate: bool) {
     let (first, state) = (part.first(), queue.words().state);

@@ -1,11 +1,11 @@
-//! The configurations, and for each property a configuration that breaks it.
+//! The configurations, and for each property one that breaks it.
 
 use super::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 const ALL_ORDERS: [Order; 3] = [Order::Oldest, Order::Newest, Order::Alternating];
-/// For configurations with one post in flight at a time, or in which no guard depends on the order.
+/// For configurations with one post in flight at a time, or where no guard depends on the order.
 const ONE_ORDER: [Order; 1] = [Order::Newest];
 
 /// Checks every policy.
@@ -15,7 +15,7 @@ fn check(orders: &[Order], config: Config) {
     }
 }
 
-/// Checks both kinds of doorbell, except in the largest configurations.
+/// Checks with both kinds of doorbell, except for the largest configurations.
 fn check_one(policy: Policy, orders: &[Order], config: Config) {
     for &order in orders {
         let both = [Doorbell::Early, Doorbell::Late];
@@ -31,7 +31,7 @@ fn check_one(policy: Policy, orders: &[Order], config: Config) {
     }
 }
 
-/// The model must find that the property does not hold.
+/// Checks that the model finds the broken property.
 fn must_fail(config: Config, why: &str) {
     let found = catch_unwind(AssertUnwindSafe(|| explore(config)));
     let Err(found) = found else { panic!("the model does not find {:?}", config.mutation) };
@@ -40,7 +40,7 @@ fn must_fail(config: Config, why: &str) {
     assert!(text.contains(why), "{:?} was found by another rule: {text}", config.mutation);
 }
 
-/// A flush raises the barrier, the second one empties the leaf word, and the third one, of the other thread, empties the summary word.
+/// A flush raises the barrier, the second one empties the leaf word, and the third, on the other thread, empties the summary word.
 const SUMMARY: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush], &[Flush]];
 /// The third flush empties the leaf word.
 const LEAF: &[&[Op]] = &[&[Put, Flush, Put, Flush], &[Flush]];
@@ -103,7 +103,7 @@ fn posts_are_delivered_across_counter_wrap() {
     }
 }
 
-/// Groups of up to two posts have ready bits in the model, and longer ones have none.
+/// In the model, groups of up to two posts have ready bits, and longer ones don't.
 #[test]
 fn groups_are_delivered_once() {
     check_one(
@@ -136,8 +136,8 @@ fn groups_are_flushed_and_ring_aggregated_posts() {
     check_one(Policy::Combining, &ONE_ORDER, Config { max_batch: 4, sq_size: 8, preemptions: 1, threads, ..BASE });
 }
 
-/// By the card's batch, the value slots, the ring and the wrap of the cursor. One poster and the card, because each part is an
-/// admission of its own.
+/// Divided by the card's batch, the value slots, the ring and the cursor's wrap. One poster and the card suffice, because each part is
+/// admitted on its own.
 #[test]
 fn groups_are_divided() {
     let config = Config { max_batch: 4, preemptions: 1, threads: &[&[Group(3), Flush]], ..BASE };

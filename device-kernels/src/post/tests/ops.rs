@@ -1,4 +1,4 @@
-//! The steps and the policies of a poster, and the guards that a test takes out, in the model, the random schedules and the other tests.
+//! A poster's steps and policies, and the guards that tests remove: for the model, the random schedules and the other tests.
 
 use crate::post::combining::CombiningQueue;
 use crate::post::combining::run::{admit_run, reserve_run, ring_run};
@@ -16,16 +16,16 @@ pub(in crate::post) enum Op {
     Put,
     /// A post with the aggregate flag.
     Aggregated,
-    /// The posts of a group with one leader.
+    /// Posts by a group with one leader.
     Group(u32),
-    /// The same with the aggregate flag.
+    /// The same, with the aggregate flag.
     AggregatedGroup(u32),
     /// A flush. Every earlier post of this poster must have completed, and every post of others that it had seen.
     Flush,
 }
 
 impl Op {
-    /// The number of its posts.
+    /// Returns the number of its posts.
     pub(in crate::post) fn posts(self) -> u32 {
         match self {
             Op::Put | Op::Aggregated => 1,
@@ -39,13 +39,13 @@ impl Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::post) enum Policy {
     Combining,
-    /// `combining` in its exclusive form, for one poster.
+    /// The exclusive form of `combining`, for one poster.
     Exclusive,
     Locked,
 }
 
 impl Policy {
-    /// The policies for so many posters.
+    /// Returns the policies for that many posters.
     pub(in crate::post) fn of(posters: usize) -> &'static [Policy] {
         use Policy::{Combining, Exclusive, Locked};
         if posters == 1 { &[Combining, Exclusive, Locked] } else { &[Combining, Locked] }
@@ -70,30 +70,30 @@ impl Policy {
     }
 }
 
-/// A guard that a test takes out, so that a property breaks.
+/// A guard that a test removes, so that a property breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::post) enum Mutation {
     /// The policy sees an endpoint without value slots.
     NoSlotGuard,
-    /// The policy sees a larger ring than there is.
+    /// The policy sees a ring larger than the real one.
     NoRingGuard,
-    /// The policy sees a larger batch limit than the card's.
+    /// The policy sees a batch limit larger than the card's.
     NoBatchBound,
     /// A fence before the doorbell does nothing.
     NoWriteFence,
     /// A fence after the doorbell does nothing.
     NoDoorbellFence,
-    /// The doorbell of the last request does not reach the card.
+    /// The doorbell for the last request doesn't reach the card.
     LostDoorbell,
     /// The flush barrier is removed before each post.
     NoBarrier,
-    /// The completion count is read one too high when something is in flight.
+    /// The completion count reads one too high while something is in flight.
     EarlyCount,
     /// No post inserts the endpoint into the set of used endpoints.
     NoInsertion,
-    /// An insertion into the set of used endpoints sets the bit of the summary word (0) or of the leaf word (1), and does not count there.
+    /// An insertion into the set of used endpoints sets the bit in the summary word (0) or leaf word (1) but isn't counted there.
     Uncounted(usize),
-    /// A flush removes an endpoint whose posts have completed, wherever the barrier stands.
+    /// A flush removes an endpoint once its posts have completed, wherever the barrier stands.
     EarlyRemoval,
     /// The last thread of a group writes its request after the leader's fence.
     LateLane,
@@ -113,10 +113,10 @@ pub(in crate::post) fn insert_used(set: UsedSet<'_>, words: &[AtomicU64; 2], mut
     }
 }
 
-/// Posts a run by one thread: `encode` writes request `i` of the run under its number.
+/// Posts a run from one thread: `encode` writes request `i` of the run under its number.
 ///
 /// # Errors
-/// What ended a wait for room, and the number of posts before it, which are posted.
+/// The reason a wait for room ended, and how many posts were posted before it.
 pub(in crate::post) fn post_run<Q: CombiningQueue>(
     queue: Q,
     limits: impl Limit,

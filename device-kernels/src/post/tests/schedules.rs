@@ -1,10 +1,10 @@
-//! Tens of thousands of random schedules of three posters and a card, with the real posting code in one thread.
+//! Tens of thousands of random schedules of three posters and a card, with the real posting code in a single thread.
 //!
-//! Each poster is a coroutine that stops before nearly every access to a shared word. A random scheduler chooses the next
-//! poster, and when the card takes a doorbell or completes one of its requests, in any order. Memory is sequentially
-//! consistent here; the loom model (`post/model.rs`) checks orderings. This test adds width: more posters and posts, other
-//! posters' requests under a flush, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it, and
-//! FERROGIN_SCHEDULES=N runs N schedules of each configuration (default 1,000; in a soak run 3,000).
+//! Each poster is a coroutine that stops before nearly every access to a shared word. A random scheduler chooses which poster runs next,
+//! and when the card takes a doorbell or completes one of its requests, in any order. Memory is sequentially consistent here; the loom
+//! model (`post/model.rs`) checks orderings. This test adds breadth: more posters and posts, flushes with other posters' requests in
+//! flight, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it, and FERROGIN_SCHEDULES=N runs N schedules of each
+//! configuration (default 200; 1,000 in `make check`, 3,000 in a soak run).
 
 use crate::post::flush::flush;
 use crate::post::ops::{
@@ -25,7 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
-/// The limit of steps of one schedule: a schedule with more has a wait without end.
+/// Limit on the steps of one schedule: a schedule with more has a wait that never ends.
 const MAX_STEPS: u32 = 200_000;
 
 #[derive(Debug, Clone, Copy)]
@@ -62,27 +62,27 @@ struct Simulation {
     pending: AtomicU32,
     published: AtomicU32,
     completed: AtomicU32,
-    /// The memory that the card sees.
+    /// Memory as the card sees it.
     doorbell: Cell<u32>,
     ring: Vec<Cell<u32>>,
     values: Vec<Cell<u32>>,
-    /// Doorbells of all posters that have not arrived; those of one poster arrive in order.
+    /// All posters' doorbells that haven't arrived; one poster's arrive in order.
     late: RefCell<Vec<(usize, u32)>>,
-    /// Requests that the card has taken and not completed: number, token.
+    /// Requests that the card has taken but not completed: number, token.
     open: RefCell<Vec<(u32, u32)>>,
     fetched: Cell<u32>,
     /// By token.
     returned: RefCell<Vec<bool>>,
     done: RefCell<Vec<bool>>,
     random: RefCell<Random>,
-    /// The average number of stops that a poster passes before the next poster runs.
+    /// Average number of stops that a poster passes before another poster runs.
     mean_run: usize,
 }
 
 impl Simulation {
     #[allow(unsafe_code)]
     fn used_set(&self) -> UsedSet<'_> {
-        // SAFETY: the words of one endpoint.
+        // SAFETY: the words for one endpoint.
         unsafe { UsedSet::new(&self.used, 1) }
     }
 
@@ -131,7 +131,7 @@ impl Simulation {
         self.doorbell.set(count);
     }
 
-    /// A doorbell arrives, or the card takes requests, or one request completes. Returns false when there was nothing to do.
+    /// Lets a doorbell arrive, the card take requests, or one request complete. Returns false if there was nothing to do.
     fn card(&self) -> bool {
         let late = self.late.borrow().len();
         if late != 0 && self.random(3) == 0 {
@@ -177,12 +177,12 @@ impl Simulation {
     }
 }
 
-/// A poster's view of the simulation; every method is a stop, at which another poster may run.
+/// A poster's view of the simulation; in every method another poster may run.
 struct PosterView<'a> {
     sim: &'a Simulation,
     id: usize,
     yielder: &'a Yielder<(), ()>,
-    /// Requests that are not fenced yet.
+    /// Requests that aren't fenced yet.
     written: RefCell<Vec<(u32, u32)>>,
     rang_last: Cell<bool>,
 }
@@ -225,7 +225,7 @@ impl PosterView<'_> {
         assert_eq!(self.sim.config.policy.post(self, self, aggregate, write), Ok(()));
     }
 
-    /// Posts as many requests as there are tokens from `first` on.
+    /// Posts one request for each token from `first` on.
     fn post_group(&self, posts: u32, aggregate: bool, first: u32) {
         if self.sim.config.policy.is_locked() {
             return (first..first + posts).for_each(|token| self.post(aggregate, token));
@@ -268,7 +268,7 @@ impl Limit for &PosterView<'_> {
     fn aborted(&self) -> bool {
         false
     }
-    /// Another poster has to run, which is no other thread: yielding the processor would only cost time.
+    /// Lets another poster run. It isn't another thread, so yielding the processor would only cost time.
     fn relax(&self, _round: u32) {
         self.yielder.suspend(());
     }
@@ -295,7 +295,7 @@ impl Queue for &PosterView<'_> {
         if self.sim.mutated(Mutation::NoSlotGuard) { 0 } else { self.sim.config.slots }
     }
     fn fence(&self) {
-        // A broken rule has been found, and the lock is released.
+        // A check has failed, and unwinding releases the lock.
         if std::thread::panicking() {
             return;
         }
@@ -369,11 +369,11 @@ impl locked::LockedQueue for &PosterView<'_> {
 }
 
 thread_local! {
-    /// Stacks of posters of earlier schedules: mapping a new stack takes longer than a schedule.
+    /// Stacks of earlier schedules' posters: mapping a new stack takes longer than a schedule.
     static STACKS: RefCell<Vec<DefaultStack>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One schedule.
+/// Runs one schedule.
 fn run(config: Config, seed: u64) {
     let sim = Rc::new(Simulation::new(config, seed));
     let mut first = 1;
@@ -439,7 +439,7 @@ fn explore(config: Config) {
     }
 }
 
-/// Both policies, at every wrap.
+/// Explores both policies, at every wrap.
 fn explore_all(config: Config) {
     for &policy in Policy::of(config.posters.len()) {
         for start in [0, 0x03ff_fffe, 0x7fff_fffd, 0xffff_fffd] {
@@ -448,12 +448,12 @@ fn explore_all(config: Config) {
     }
 }
 
-/// Some schedule must break a rule, and it must be the rule `why`, or one of several, which `|` divides. Changes the panic hook of the process.
+/// Checks that some schedule breaks a rule: the rule `why`, or one of several separated by `|`. Changes the process's panic hook.
 fn must_fail(config: Config, why: &str) {
     must_fail_by(&[Policy::Combining, Policy::Locked], config, why);
 }
 
-/// [`must_fail`] by some policies.
+/// Runs [`must_fail`] for some policies.
 fn must_fail_by(policies: &[Policy], config: Config, why: &str) {
     for &policy in policies {
         let hook = std::panic::take_hook();
@@ -513,7 +513,7 @@ fn four_concurrent_flushes_keep_invariants() {
     explore_all(Config { posters, ..BASE });
 }
 
-/// Groups with ready bits, and groups that are too long for these, whole and in parts.
+/// Groups with ready bits, and groups too long for them, whole and in parts.
 #[test]
 fn groups_keep_invariants() {
     let posters: &[&[Op]] =
@@ -537,7 +537,7 @@ fn invariants_hold_in_1000_schedules_of_each_configuration() {
     child::run_again(&["schedules::"], &[("FERROGIN_SCHEDULES", "1000")]);
 }
 
-/// In a child process, because the panic hook belongs to the process.
+/// Runs in a child process, because the panic hook belongs to the process.
 #[test]
 #[ignore = "make check"]
 fn every_missing_guard_breaks_invariant() {
@@ -566,12 +566,12 @@ fn break_every_invariant() {
         ..BASE
     };
     must_fail(mutation(Mutation::NoWriteFence, groups), "before it was written");
-    // By the `locked` policy each thread of a group posts for itself.
+    // Under the `locked` policy, each thread of a group posts for itself.
     must_fail_by(&[Policy::Combining], mutation(Mutation::LateLane, groups), "before it was written");
     must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 8, ..groups }), "was overwritten");
     must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 8, ..groups }), "may be unrung");
     let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush, Flush], &[Put, Flush, Flush, Put, Flush, Flush]];
-    // A flush does not stop between an empty leaf word and its summary word: only the model finds a lost insertion there.
+    // A flush doesn't stop between an empty leaf word and its summary word, so only the model finds an insertion lost there.
     for lost in [Mutation::Uncounted(1), Mutation::EarlyRemoval] {
         must_fail(mutation(lost, Config { posters, ..BASE }), "a flush returned before");
     }
