@@ -1,8 +1,8 @@
-//! Polling a completion queue, and the meaning of its entries.
+//! Polling a completion queue, and what its entries mean.
 //!
-//! [`poll`] and [`pop`] follow the device convention: the card has written an entry when the entry's phase bit is that of its
-//! lap, and the caller copies an entry before it reads it. [`Cqe`] is the meaning of an entry. [`reader`] reads an entry field by
-//! field as the device API of each release and the host providers do, for code that must give the same results.
+//! [`poll`] and [`pop`] follow the device convention: the card has written an entry once the entry's phase bit is that of its lap, and the
+//! caller copies an entry before reading it. [`Cqe`] is what an entry means. [`reader`] reads entries field by field like each release's
+//! device API and the host providers, for code that must produce the same results.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ use crate::sq;
 use crate::wire::{CdescCommon, CdescFlags};
 use core::mem::offset_of;
 
-/// The phase word of the entry `ahead` places after the consumer cursor.
+/// Returns the phase word of the entry `ahead` places after the consumer cursor.
 #[inline(always)]
 fn phase_ahead(queue: Shared<CqV0>, ahead: u32) -> u32 {
     sq::ring_phase(
@@ -30,17 +30,17 @@ fn phase_ahead(queue: Shared<CqV0>, ahead: u32) -> u32 {
     )
 }
 
-/// The entry in a slot.
+/// Returns the address of the entry in a slot.
 #[inline(always)]
 fn entry(queue: Shared<CqV0>, slot: u32) -> *const u8 {
     let offset = slot as usize * queue.get(offset_of!(CqV0, entry_size)) as usize;
     queue.pointer::<u8>(offset_of!(CqV0, buf)).wrapping_add(offset)
 }
 
-/// The slot of the entry `position` places after the consumer cursor, if the card has written it.
+/// Returns the slot of the entry `position` places after the consumer cursor, if the card has written it.
 ///
 /// # Safety
-/// `cq` is a live completion queue whose ring is 8-byte aligned, on which no other thread pops meanwhile.
+/// `cq` is a live completion queue with an 8-byte aligned ring, on which no other thread pops meanwhile.
 #[inline(always)]
 pub unsafe fn poll(cq: *const CqV0, position: u32) -> Option<u32> {
     // SAFETY: the caller vouches that the queue is live; this function only reads it.
@@ -57,10 +57,10 @@ pub unsafe fn poll(cq: *const CqV0, position: u32) -> Option<u32> {
     Some(slot)
 }
 
-/// Copies the entry at `slot` out of the ring. An entry of 16 bytes leaves the second half zero.
+/// Copies the entry at `slot` out of the ring. For a 16-byte entry, the second half is zero.
 ///
 /// # Safety
-/// `cq` is a live completion queue whose ring is 8-byte aligned, and `slot` one of its slots ([`poll`] gave it).
+/// `cq` is a live completion queue with an 8-byte aligned ring, and `slot` is one of its slots ([`poll`] returned it).
 #[inline(always)]
 pub unsafe fn read(cq: *const CqV0, slot: u32) -> RawCqe {
     // SAFETY: the caller vouches that the queue is live; this function only reads it.

@@ -1,8 +1,8 @@
-//! The convention of the host providers (rdma-core, libfabric), where it differs from the device API.
+//! The host providers' convention (rdma-core, libfabric), where it differs from the device API.
 //!
-//! * [`post`]: lists of requests, one doorbell at the end of a list, and the doorbell carries 16 bits;
+//! * [`post`]: lists of requests, with one 16-bit doorbell at the end of each list;
 //! * [`cq_doorbell`]: the completion queue's doorbell word;
-//! * [`limits`]: the greatest depth of a queue, and the limits that a created queue reports.
+//! * [`limits`]: a queue's maximum depth, and the limits that a created queue reports.
 
 #[allow(unsafe_code)]
 pub mod post;

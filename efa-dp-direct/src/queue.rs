@@ -1,4 +1,4 @@
-//! The queue structs that kernels read and write, shared with NCCL's device code, and their initialisers.
+//! The queue structs that kernels read and write and share with NCCL's device code, and their initialisers.
 //!
 //! Source: `efa_cuda_dp_types.h` and the host API of efa-dp-direct 0.0.1 (NCCL 2.31.2, backend version 1: [`QpV0`]) and
 //! 1.1.0 (NCCL 2.32.3, backend version 2: [`QpV1`]). Padding has fields, so that every byte has a value.
@@ -9,33 +9,33 @@ use crate::assert_layout;
 use crate::wire::{TX_DESC_INLINE_MAX_SIZE, TX_DESC_INLINE_MAX_SIZE_128, TX_DESC_NUM_RDMA_BUFS, TxWqe, TxWqe128};
 use core::ptr::null_mut;
 
-/// Bit of `sq_caps`: request ids have 64 bits (`EFA_CUDA_WQ_CAPS_64_BIT_REQ_ID`).
+/// Bit of `sq_caps`: request ids are 64-bit (`EFA_CUDA_WQ_CAPS_64_BIT_REQ_ID`).
 pub const WQ_CAPS_64_BIT_REQ_ID: u32 = 1;
 
-/// `efa_cuda_wq` / `efa_cuda_wq_v0`: a work queue. The cursors are changed by kernels, the rest is constant.
+/// `efa_cuda_wq` / `efa_cuda_wq_v0`: a work queue. Kernels change the cursors; the rest is constant.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WqV0 {
     /// Unused by device code.
     pub max_sge: u32,
-    /// Slots of the ring, a power of two.
+    /// Number of slots in the ring, a power of two.
     pub max_wqes: u32,
     /// `max_wqes - 1`.
     pub queue_mask: u32,
     /// Base 2 logarithm of `max_wqes`.
     pub queue_size_shift: u32,
-    /// Requests that may be written and not yet rung.
+    /// Requests that may be written but not yet rung.
     pub max_batch: u32,
-    /// Requests started and not yet rung.
+    /// Requests started but not yet rung.
     pub wqes_pending: u32,
-    /// Unused by efa-dp-direct; NCCL's post path keeps the last rung doorbell here.
+    /// Unused by efa-dp-direct; NCCL's post path keeps the last doorbell value here.
     pub wqes_posted: u32,
     /// Unused by efa-dp-direct; NCCL's post path keeps its released cursor here.
     pub wqes_completed: u32,
     /// Producer count: requests rung so far, modulo 2^32.
     pub pc: u32,
-    /// Phase of the slot at `pc`; only its lowest bit is written. Posters that take the phase from the slot number alone
-    /// (NCCL's, and ferrogin's `combining` policy, which keeps its flush barrier here) do not use it so.
+    /// Phase of the slot at `pc`; only its lowest bit is written. Posters that derive the phase from the slot number alone (NCCL's, and
+    /// ferrogin's `combining` policy, which keeps its flush barrier here) don't use it as such.
     pub phase: i32,
     /// The ring.
     pub buf: *mut u8,
@@ -53,14 +53,14 @@ assert_layout!(WqV0, size 56, align 8, {
 pub struct SqV0 {
     /// Ring and cursors.
     pub wq: WqV0,
-    /// Inline bytes a send may carry.
+    /// Inline bytes that a send may carry.
     pub max_inline_data: u32,
     /// Local buffers of an RDMA operation.
     pub max_rdma_sges: u32,
 }
 assert_layout!(SqV0, size 64, align 8, { wq @ 0, max_inline_data @ 56, max_rdma_sges @ 60 });
 
-/// `efa_cuda_wr_ctx_v0`: the geometry of a send queue's requests; offsets are in bytes from a request's start.
+/// `efa_cuda_wr_ctx_v0`: the geometry of a send queue's requests. Offsets are in bytes from a request's start.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrCtxV0 {
@@ -72,7 +72,7 @@ pub struct WrCtxV0 {
     pub sgl_offset: u8,
     /// Inline data of a send.
     pub send_inline_data_offset: u8,
-    /// Inline data of an RDMA write; 0: there is none.
+    /// Inline data of an RDMA write, or 0 if there is none.
     pub write_inline_data_offset: u8,
     /// Padding.
     pub pad0: [u8; 3],
@@ -91,7 +91,7 @@ assert_layout!(WrCtxV0, size 20, align 4, {
 });
 
 impl WrCtxV0 {
-    /// The geometry of 64-byte requests.
+    /// Returns the geometry of 64-byte requests.
     pub const fn narrow(max_inline_data: u32, max_rdma_sges: u32) -> Self {
         Self {
             remote_mem_offset: 32,
@@ -107,7 +107,7 @@ impl WrCtxV0 {
         }
     }
 
-    /// The geometry of 128-byte requests.
+    /// Returns the geometry of 128-byte requests.
     pub const fn wide(max_inline_data: u32, max_rdma_sges: u32) -> Self {
         Self {
             write_inline_data_offset: 48,
@@ -117,7 +117,7 @@ impl WrCtxV0 {
     }
 }
 
-/// `efa_cuda_sq_v1`: a send queue whose requests have a geometry and 64-bit request ids.
+/// `efa_cuda_sq_v1`: a send queue with a request geometry and 64-bit request ids.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SqV1 {
@@ -165,7 +165,7 @@ pub struct QpV1 {
 }
 assert_layout!(QpV1, size 144, align 8, { comp_mask @ 0, sq @ 8, rq @ 88 });
 
-/// Offset of the send queue's [`WqV0`] in [`QpV0`] and in [`QpV1`]: code that only posts needs no more.
+/// Offset of the send queue's [`WqV0`] in [`QpV0`] and in [`QpV1`], which is all that code needs to post.
 pub const SQ_WQ_OFFSET: usize = core::mem::offset_of!(QpV0, sq);
 const _: () = assert!(SQ_WQ_OFFSET == core::mem::offset_of!(QpV1, sq));
 
@@ -177,7 +177,7 @@ pub struct CqV0 {
     pub comp_mask: u64,
     /// Bytes of an entry: 16 or 32.
     pub entry_size: u32,
-    /// Slots of the ring, a power of two.
+    /// Number of slots in the ring, a power of two.
     pub num_entries: u32,
     /// `num_entries - 1`.
     pub queue_mask: u32,
@@ -185,11 +185,11 @@ pub struct CqV0 {
     pub queue_size_shift: u32,
     /// Consumer count, modulo 2^32.
     pub cc: u32,
-    /// Phase that the entry at `cc` has once the card has written it.
+    /// Phase of the entry at `cc` once the card has written it.
     pub phase: i32,
     /// The ring.
     pub buf: *mut u8,
-    /// The doorbell; null, as polling needs none.
+    /// The doorbell; null, as polling doesn't need it.
     pub db: *mut u32,
 }
 assert_layout!(CqV0, size 48, align 8, {
@@ -213,13 +213,13 @@ pub struct QpAttrsV0 {
     pub sq_doorbell: *mut u32,
     /// Receive doorbell.
     pub rq_doorbell: *mut u32,
-    /// Slots of the send ring, a power of two.
+    /// Number of slots in the send ring, a power of two.
     pub sq_num_entries: u32,
     /// Bytes of a send request: 64.
     pub sq_entry_size: u32,
-    /// Requests that may be written and not yet rung.
+    /// Requests that may be written but not yet rung.
     pub sq_max_batch: u32,
-    /// Slots of the receive ring, a power of two.
+    /// Number of slots in the receive ring, a power of two.
     pub rq_num_entries: u32,
     /// Bytes of a receive descriptor: 16.
     pub rq_entry_size: u32,
@@ -247,19 +247,19 @@ pub struct QpAttrs {
     pub sq_doorbell: *mut u32,
     /// Receive doorbell.
     pub rq_doorbell: *mut u32,
-    /// Slots of the send ring, a power of two.
+    /// Number of slots in the send ring, a power of two.
     pub sq_num_entries: u32,
     /// Bytes of a send request: 64 or 128.
     pub sq_entry_size: u32,
-    /// Requests that may be written and not yet rung.
+    /// Requests that may be written but not yet rung.
     pub sq_max_batch: u32,
-    /// Slots of the receive ring, a power of two.
+    /// Number of slots in the receive ring, a power of two.
     pub rq_num_entries: u32,
     /// Bytes of a receive descriptor: 16.
     pub rq_entry_size: u32,
     /// Inline bytes that a request may carry.
     pub sq_max_inline_data: u32,
-    /// Local buffers of an RDMA operation: at most 1.
+    /// Local buffers of an RDMA operation, at most 1.
     pub sq_max_rdma_sges: u32,
     /// Capabilities of the send queue; see [`WQ_CAPS_64_BIT_REQ_ID`].
     pub sq_caps: u32,
@@ -284,32 +284,32 @@ pub struct CqAttrs {
     pub flags: u64,
     /// The ring.
     pub buffer: *mut u8,
-    /// Slots of the ring, a power of two.
+    /// Number of slots in the ring, a power of two.
     pub num_entries: u32,
     /// Bytes of an entry.
     pub entry_size: u32,
 }
 assert_layout!(CqAttrs, size 32, align 8, { comp_mask @ 0, flags @ 8, buffer @ 16, num_entries @ 24, entry_size @ 28 });
 
-/// The reason why attributes make no queue.
+/// Why no queue can be made from attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitError {
     /// A ring size is not a power of two.
     Entries(u32),
-    /// Requests of this many bytes do not exist in the layout asked for.
+    /// The requested layout has no requests of this many bytes.
     WqeSize(u32),
     /// A request has no room for this many inline bytes.
     InlineData(u32),
     /// An RDMA operation has no room for this many local buffers.
     RdmaSges(u32),
-    /// Capability bits that the layout asked for needs, or cannot have.
+    /// Capability bits that the requested layout needs or can't have.
     Caps(u32),
-    /// `comp_mask` or `flags` has a bit that this release does not know.
+    /// `comp_mask` or `flags` has a bit that this release doesn't know.
     Reserved(u64),
 }
 
 impl InitError {
-    /// The negative errno that the reference initialiser returns.
+    /// Returns the negative errno that the reference initialiser returns.
     pub const fn errno(self) -> i32 {
         const EINVAL: i32 = 22;
         const EOPNOTSUPP: i32 = 95;
@@ -352,7 +352,7 @@ impl WqV0 {
         db: null_mut(),
     };
 
-    /// A fresh queue; `entries` is a power of two.
+    /// Creates a fresh queue; `entries` is a power of two.
     const fn new(buf: *mut u8, db: *mut u32, entries: u32, max_batch: u32, phase: i32) -> Self {
         Self {
             max_wqes: entries,
@@ -367,7 +367,7 @@ impl WqV0 {
     }
 }
 
-/// `Ok` when both ring sizes are powers of two.
+/// Returns `Ok` if all ring sizes are powers of two.
 fn check_entries(entries: &[u32]) -> Result<(), InitError> {
     match entries.iter().find(|n| !n.is_power_of_two()) {
         Some(&n) => Err(InitError::Entries(n)),
@@ -376,7 +376,7 @@ fn check_entries(entries: &[u32]) -> Result<(), InitError> {
 }
 
 impl QpAttrs {
-    /// All zero: a base for struct update.
+    /// All zeros: a base for struct update syntax.
     pub const ZERO: Self = Self {
         comp_mask: 0,
         flags: 0,
@@ -432,14 +432,14 @@ impl QpAttrs {
     }
 }
 
-/// The `N` bytes of a struct that has no padding.
+/// Defines `to_bytes` for a struct that has no padding.
 macro_rules! bytes_of {
     ($ty:ty) => {
         impl $ty {
-            /// The bytes that a kernel reads.
+            /// Returns the bytes that a kernel reads.
             pub fn to_bytes(&self) -> [u8; size_of::<$ty>()] {
-                // SAFETY: the type is repr(C) without implicit padding (asserted by the layout above: every byte
-                // belongs to a field), so all its bytes are initialised.
+                // SAFETY: the type is repr(C) without implicit padding (the layout asserted above shows that every byte belongs to a
+                // field), so all its bytes are initialised.
                 unsafe { core::ptr::from_ref(self).cast::<[u8; size_of::<$ty>()]>().read() }
             }
         }
@@ -451,10 +451,10 @@ bytes_of!(CqV0);
 bytes_of!(WrCtxV0);
 
 impl QpV0 {
-    /// The queue pair that the initialiser of release 1.1.0 makes for API version 0.
+    /// Returns the queue pair that release 1.1.0's initialiser makes for API version 0.
     ///
     /// # Errors
-    /// The attribute that this layout cannot have.
+    /// The attribute that this layout can't have.
     pub fn new(attrs: &QpAttrs) -> Result<Self, InitError> {
         attrs.check(&[TxWqe::SIZE], 0)?;
         Ok(Self {
@@ -468,10 +468,10 @@ impl QpV0 {
         })
     }
 
-    /// The queue pair that the initialiser of release 0.0.1 makes: limits of 32 inline bytes and 2 buffers, whatever the card has.
+    /// Returns the queue pair that release 0.0.1's initialiser makes: with limits of 32 inline bytes and 2 buffers, whatever the card has.
     ///
     /// # Errors
-    /// The attribute that this layout cannot have.
+    /// The attribute that this layout can't have.
     pub fn new_v0(attrs: &QpAttrsV0) -> Result<Self, InitError> {
         let limits = QpAttrs {
             comp_mask: attrs.comp_mask,
@@ -495,10 +495,10 @@ impl QpV0 {
 }
 
 impl QpV1 {
-    /// The queue pair that the initialiser of release 1.1.0 makes for API version 1.
+    /// Returns the queue pair that release 1.1.0's initialiser makes for API version 1.
     ///
     /// # Errors
-    /// The attribute that this layout cannot have; the send queue must have 64-bit request ids.
+    /// The attribute that this layout can't have; the send queue must have 64-bit request ids.
     pub fn new(attrs: &QpAttrs) -> Result<Self, InitError> {
         attrs.check(&[TxWqe::SIZE, TxWqe128::SIZE], WQ_CAPS_64_BIT_REQ_ID)?;
         let geometry = if attrs.sq_entry_size as usize == TxWqe128::SIZE { WrCtxV0::wide } else { WrCtxV0::narrow };
@@ -511,10 +511,10 @@ impl QpV1 {
 }
 
 impl CqV0 {
-    /// A fresh completion queue, as both releases make it. As in these releases, entry sizes are not checked.
+    /// Creates a fresh completion queue, as both releases do. Like them, it doesn't check entry sizes.
     ///
     /// # Errors
-    /// A ring size that is not a power of two, or reserved bits.
+    /// The ring size isn't a power of two, or reserved bits are set.
     pub fn new(attrs: &CqAttrs) -> Result<Self, InitError> {
         if attrs.comp_mask | attrs.flags != 0 {
             return Err(InitError::Reserved(attrs.comp_mask | attrs.flags));

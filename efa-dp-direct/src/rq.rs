@@ -1,4 +1,4 @@
-//! Posting on a receive queue by the device convention.
+//! Posting on a receive queue with the device convention.
 
 #![allow(unsafe_code)]
 
@@ -9,20 +9,20 @@ use crate::sq;
 use crate::wire::RxDesc;
 use core::mem::offset_of;
 
-/// The length field of a receive by the device convention: the low 16 bits.
+/// Returns a receive's length field under the device convention: the low 16 bits.
 pub const fn device_length(length: u32) -> u16 {
     length as u16
 }
 
-/// The length field of a receive by the host providers' convention: at most 65535.
+/// Returns a receive's length field under the host providers' convention: at most 65535.
 pub const fn host_length(length: u32) -> u16 {
     if length > u16::MAX as u32 { u16::MAX } else { length as u16 }
 }
 
-/// Writes a descriptor at the producer cursor, and rings when `max_batch` are pending.
+/// Writes a descriptor at the producer cursor, and rings once `max_batch` are pending.
 ///
 /// # Safety
-/// `wq` is a live receive queue's, on which no other thread posts or flushes meanwhile.
+/// `wq` is that of a live receive queue on which no other thread posts or flushes meanwhile.
 #[inline(always)]
 pub unsafe fn post(wq: *mut WqV0, desc: &RxDesc) {
     // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursors.
@@ -39,12 +39,12 @@ pub unsafe fn post(wq: *mut WqV0, desc: &RxDesc) {
     let pending = queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(1);
     queue.set(offset_of!(WqV0, wqes_pending), pending);
     if pending == queue.get(offset_of!(WqV0, max_batch)) {
-        // SAFETY: the caller vouches for what `flush` demands: a live queue on which no other thread posts or flushes.
+        // SAFETY: the caller vouches for what `flush` requires: a live queue on which no other thread posts or flushes.
         unsafe { flush(wq) };
     }
 }
 
-/// Rings the pending descriptors, if there are any.
+/// Rings the pending descriptors, if any.
 ///
 /// # Safety
 /// As [`post`].

@@ -1,8 +1,8 @@
-//! The meaning of a work request, and its bytes.
+//! What a work request means, and its bytes.
 //!
-//! [`SendWqe`] cannot hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse()`] reads what a
-//! poster wrote, as strictly as a card does. [`Builder`] fills a buffer step by step as the device API of
-//! efa-dp-direct does. [`words`] makes the same bytes as 64-bit words in registers, for the posting path.
+//! [`SendWqe`] can't hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse()`] reads what a poster
+//! wrote, as strictly as a card does. [`Builder`] fills a buffer step by step like efa-dp-direct's device API. [`words`] builds the same
+//! bytes as 64-bit words in registers, for the posting path.
 
 mod builder;
 mod parse;
@@ -16,7 +16,7 @@ use crate::wire::{
     ProcessingHint, RemoteMemAddr, SendOp, TX_DESC_INLINE_MAX_SIZE, TX_DESC_INLINE_MAX_SIZE_128, TxBufDesc,
 };
 
-/// Bytes of a queue's requests.
+/// Size of a queue's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WqeSize {
     /// 64 bytes: 32 inline bytes, in sends only.
@@ -26,7 +26,7 @@ pub enum WqeSize {
 }
 
 impl WqeSize {
-    /// The size that `bytes` is, if there is one.
+    /// Returns the size with that many bytes, if there is one.
     pub const fn from_bytes(bytes: usize) -> Option<Self> {
         match bytes {
             64 => Some(Self::Narrow),
@@ -35,7 +35,7 @@ impl WqeSize {
         }
     }
 
-    /// Bytes of a request.
+    /// Returns the number of bytes in a request.
     #[inline(always)]
     pub const fn bytes(self) -> usize {
         match self {
@@ -44,7 +44,7 @@ impl WqeSize {
         }
     }
 
-    /// Inline bytes that fit at most.
+    /// Returns how many inline bytes fit.
     pub const fn max_inline(self) -> usize {
         match self {
             Self::Narrow => TX_DESC_INLINE_MAX_SIZE,
@@ -53,7 +53,7 @@ impl WqeSize {
     }
 }
 
-/// The number of bits of a request id that the completion returns.
+/// How many bits of a request id the completion returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestIds {
     /// 16 (API version 0).
@@ -62,12 +62,12 @@ pub enum RequestIds {
     Bits64,
 }
 
-/// The form of one send queue's requests.
+/// The format of a send queue's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
-    /// Bytes of a request.
+    /// Size of a request.
     pub wqe_size: WqeSize,
-    /// Inline bytes that this queue allows, at most [`WqeSize::max_inline`].
+    /// Inline bytes that the queue allows, at most [`WqeSize::max_inline`].
     pub max_inline: u32,
     /// Request ids.
     pub request_ids: RequestIds,
@@ -81,7 +81,7 @@ impl Geometry {
     /// API version 1, 128 bytes.
     pub const WIDE: Self = Self { wqe_size: WqeSize::Wide, max_inline: 80, request_ids: RequestIds::Bits64 };
 
-    /// The geometry with 64-bit ids that a send queue's `wr_ctx` describes; `None` if the card has no such requests.
+    /// Returns the geometry with 64-bit ids that a send queue's `wr_ctx` describes; `None` if the card has no such requests.
     pub fn from_wr_ctx(wr_ctx: &WrCtxV0) -> Option<Self> {
         let wqe_size = WqeSize::from_bytes(wr_ctx.wqe_size as usize)?;
         let geometry = Self { wqe_size, max_inline: wr_ctx.max_inline_data, request_ids: RequestIds::Bits64 };
@@ -89,7 +89,7 @@ impl Geometry {
         (fits && *wr_ctx == WrCtxV0 { max_rdma_sges: wr_ctx.max_rdma_sges, ..geometry.wr_ctx() }).then_some(geometry)
     }
 
-    /// The `wr_ctx` of a send queue with these requests.
+    /// Returns the `wr_ctx` of a send queue with these requests.
     pub const fn wr_ctx(&self) -> WrCtxV0 {
         match self.wqe_size {
             WqeSize::Narrow => WrCtxV0::narrow(self.max_inline, 1),
@@ -112,7 +112,7 @@ pub struct Destination {
 /// A place in the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RemoteMem {
-    /// Address of the first byte, as the peer's key knows it.
+    /// Address of the first byte, as the peer's key maps it.
     pub addr: u64,
     /// Remote key.
     pub rkey: u32,
@@ -123,9 +123,9 @@ pub struct RemoteMem {
 pub struct Sge {
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Local key; 24 bits are sent.
+    /// Local key, of which 24 bits are sent.
     pub lkey: u32,
 }
 
@@ -143,7 +143,7 @@ impl From<TxBufDesc> for Sge {
 }
 
 impl RemoteMem {
-    /// The descriptor for `length` bytes at this place.
+    /// Returns the descriptor for `length` bytes at this place.
     #[inline(always)]
     pub const fn desc(self, length: u32) -> RemoteMemAddr {
         RemoteMemAddr::new(self.addr, length, self.rkey)
@@ -158,14 +158,14 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// The data; `None` if no request carries this much.
+    /// Copies the data; `None` if no request can carry this much.
     pub fn new(data: &[u8]) -> Option<Self> {
         let mut bytes = [0; TX_DESC_INLINE_MAX_SIZE_128];
         bytes.get_mut(..data.len())?.copy_from_slice(data);
         Some(Self { length: data.len() as u8, bytes })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn data(&self) -> &[u8] {
         &self.bytes[..self.length as usize]
     }
@@ -201,7 +201,7 @@ pub enum SendData {
 /// The data of an RDMA write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteData {
-    /// Nothing: no local buffer is named.
+    /// Nothing: there is no local buffer.
     Empty,
     /// One buffer.
     One(Sge),
@@ -210,7 +210,7 @@ pub enum WriteData {
 }
 
 impl SendData {
-    /// Bytes of the message.
+    /// Returns the number of bytes in the message.
     pub fn len(&self) -> u64 {
         match self {
             Self::Empty => 0,
@@ -220,14 +220,14 @@ impl SendData {
         }
     }
 
-    /// Whether the message has no bytes.
+    /// Returns whether the message has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl WriteData {
-    /// Bytes written.
+    /// Returns the number of bytes written.
     pub fn len(&self) -> u32 {
         match self {
             Self::Empty => 0,
@@ -236,7 +236,7 @@ impl WriteData {
         }
     }
 
-    /// Whether no byte is written.
+    /// Returns whether no bytes are written.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -258,20 +258,20 @@ pub enum Operation {
         remote: RemoteMem,
         /// The data.
         data: WriteData,
-        /// Immediate data, which makes a completion at the peer.
+        /// Immediate data, which causes a completion at the peer.
         imm: Option<u32>,
     },
     /// One-sided read.
     Read {
         /// The source.
         remote: RemoteMem,
-        /// The local buffer; `None` reads no bytes.
+        /// The local buffer, or `None` to read no bytes.
         into: Option<Sge>,
     },
 }
 
 impl Operation {
-    /// The operation code.
+    /// Returns the operation code.
     pub const fn op(&self) -> SendOp {
         match self {
             Self::Send { .. } => SendOp::Send,
@@ -280,7 +280,7 @@ impl Operation {
         }
     }
 
-    /// Immediate data, if it has any.
+    /// Returns the immediate data, if any.
     pub const fn imm(&self) -> Option<u32> {
         match self {
             Self::Send { imm, .. } | Self::Write { imm, .. } => *imm,
@@ -289,40 +289,40 @@ impl Operation {
     }
 }
 
-/// Processing hints: two bits, one of them known.
+/// Processing hints: two bits, of which one is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Hints(u8);
 
 impl Hints {
     /// No hint.
     pub const NONE: Self = Self(0);
-    /// The burst's rate of packets matters more than its latency.
+    /// The burst's packet rate matters more than its latency.
     pub const BURST_PPS_SENSITIVE: Self = Self(ProcessingHint::BurstPpsSensitive.raw());
 
-    /// The hints of the device API's word: those it knows; it drops other bits.
+    /// Returns the known hints in a word of the device API. Like the API, it drops other bits.
     #[inline(always)]
     pub const fn from_api(hints: u32) -> Self {
         Self(hints as u8 & Self::BURST_PPS_SENSITIVE.0)
     }
 
-    /// The bits in the request.
+    /// Returns the bits in the request.
     #[inline(always)]
     pub const fn bits(self) -> u8 {
         self.0
     }
 
-    /// Whether [`Self::BURST_PPS_SENSITIVE`] is set.
+    /// Returns whether [`Self::BURST_PPS_SENSITIVE`] is set.
     pub const fn burst_pps_sensitive(self) -> bool {
         self.0 & Self::BURST_PPS_SENSITIVE.0 != 0
     }
 }
 
-/// One work request of a send queue.
+/// A work request of a send queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendWqe {
-    /// Request id that the completion carries back; 16 bits of it on queues with 16-bit ids.
+    /// Request id, which the completion carries back; only 16 bits of it on queues with 16-bit ids.
     pub wr_id: u64,
-    /// Phase of the lap in which it is written.
+    /// Phase of the lap it's written in.
     pub phase: bool,
     /// Peer.
     pub dest: Destination,
@@ -335,18 +335,18 @@ pub struct SendWqe {
 }
 
 impl SendWqe {
-    /// A request in phase 0, without hints, with a completion, as every known poster makes it.
+    /// Creates a request with phase 0, without hints, with a completion, like every known poster.
     pub const fn new(wr_id: u64, dest: Destination, op: Operation) -> Self {
         Self { wr_id, phase: false, dest, op, hints: Hints::NONE, completion: true }
     }
 
-    /// Writes the request to `out`, every byte of it.
+    /// Writes the request to `out`, filling all of it.
     ///
     /// # Errors
-    /// The payload does not fit requests of this geometry; `out` then holds the request without it.
+    /// The payload doesn't fit in requests of this geometry; `out` then holds the request without it.
     ///
     /// # Panics
-    /// If `out` is not [`WqeSize::bytes`] long.
+    /// If `out` isn't [`WqeSize::bytes`] long.
     pub fn emit(&self, geometry: &Geometry, out: &mut [u8]) -> Result<(), PayloadError> {
         let mut builder = Builder::new(geometry, out, &self.op, self.wr_id);
         builder.set_destination(self.dest).set_hints(self.hints);

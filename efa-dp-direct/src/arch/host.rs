@@ -1,4 +1,4 @@
-//! The host: atomics, and a store fence for write-combining memory.
+//! The host: atomics, plus a store fence for write-combining memory.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -24,13 +24,13 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
     cell.store(value, Ordering::Relaxed);
 }
 
-/// Stores zeros in the second half of the 128 bytes from `ptr` on, in accesses of at least 8 bytes.
+/// Stores zeros in the second half of the 128 bytes at `ptr`, in accesses of at least 8 bytes.
 ///
 /// # Safety
 /// `ptr` is valid for writes of 128 bytes, 8-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn mmio_zero_second_half(ptr: *mut u64) {
-    // Half the stores of 8 bytes each. In assembly, since no atomic type has 16 bytes.
+    // Half as many stores as with 8 bytes each. In assembly, since no atomic type has 16 bytes.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the caller vouches that the 64 bytes are valid for writes and that other threads access them only atomically; SSE
     // is part of every x86-64.
@@ -45,7 +45,7 @@ pub unsafe fn mmio_zero_second_half(ptr: *mut u64) {
         );
     };
     #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: validity and the absence of plain accesses are the caller's; 8-byte alignment is enough for a pair of words.
+    // SAFETY: the caller vouches for validity and that there are no plain accesses; 8-byte alignment is enough for a pair of words.
     unsafe {
         core::arch::asm!(
             "stp xzr, xzr, [{p}, 64]",
@@ -69,7 +69,7 @@ pub unsafe fn mmio_zero_second_half(ptr: *mut u64) {
 /// `ptr` is valid for reads, 4-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn load_u32(ptr: *const u32) -> u32 {
-    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically; this function only reads.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically; this only reads.
     let cell = unsafe { AtomicU32::from_ptr(ptr.cast_mut()) };
     cell.load(Ordering::Relaxed)
 }
@@ -80,12 +80,12 @@ pub unsafe fn load_u32(ptr: *const u32) -> u32 {
 /// `ptr` is valid for reads, 8-byte aligned, and only accessed atomically or by a device meanwhile.
 #[inline(always)]
 pub unsafe fn load_u64(ptr: *const u64) -> u64 {
-    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically; this function only reads.
+    // SAFETY: the caller vouches for validity and alignment, and that other threads access the bytes only atomically; this only reads.
     let cell = unsafe { AtomicU64::from_ptr(ptr.cast_mut()) };
     cell.load(Ordering::Relaxed)
 }
 
-/// Stores a word that threads share, relaxed.
+/// Stores a word shared between threads, relaxed.
 ///
 /// # Safety
 /// As [`mmio_store_u32`].
@@ -95,19 +95,19 @@ pub unsafe fn store_u32(ptr: *mut u32, value: u32) {
     unsafe { mmio_store_u32(ptr, value) };
 }
 
-/// Orders every access before it against every access after it, for threads and for the card.
+/// Orders all earlier accesses before all later ones, for threads and for the card.
 #[inline(always)]
 pub fn fence_system() {
     fence(Ordering::AcqRel);
-    // A compiler fence is all that AcqRel costs on x86, but stores to write-combining memory, which a real ring is,
-    // leave in any order until a store fence.
+    // On x86, AcqRel is only a compiler fence. But stores to write-combining memory, which a real ring is, may leave in any order until
+    // a store fence.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SSE is part of every x86-64, and a fence accesses nothing.
     unsafe {
         core::arch::x86_64::_mm_sfence()
     };
-    // An atomic fence reaches the inner shareable domain only, and a card is outside it. `dsb` rather than `dmb`: it also
-    // drains stores to write-combining memory, as rdma-core's `mmio_flush_writes` does (`dsb st`; loads are ordered here too).
+    // An atomic fence only reaches the inner shareable domain, and a card is outside it. `dsb` rather than `dmb`, because it also drains
+    // stores to write-combining memory, as rdma-core's `mmio_flush_writes` does (`dsb st`; here loads are ordered too).
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: a barrier accesses nothing.
     unsafe {
@@ -115,11 +115,11 @@ pub fn fence_system() {
     };
 }
 
-/// Keeps loads after it from passing loads before it: the completion entry after its phase bit.
+/// Keeps later loads from passing earlier ones: the completion entry after its phase bit.
 #[inline(always)]
 pub fn fence_acquire() {
     fence(Ordering::Acquire);
-    // For what a card wrote, the outer shareable domain: rdma-core's `udma_from_device_barrier`.
+    // What a card wrote needs the outer shareable domain: rdma-core's `udma_from_device_barrier`.
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: a barrier accesses nothing.
     unsafe {

@@ -2,7 +2,7 @@
 
 use core::arch::asm;
 
-/// Stores `value` in one 4-byte access that is neither split nor merged.
+/// Stores `value` in one 4-byte access, neither split nor merged.
 ///
 /// # Safety
 /// `ptr` is a 4-byte aligned global address that is valid for writes.
@@ -14,7 +14,7 @@ pub unsafe fn mmio_store_u32(ptr: *mut u32, value: u32) {
     };
 }
 
-/// Stores `value` in one 8-byte access that is neither split nor merged.
+/// Stores `value` in one 8-byte access, neither split nor merged.
 ///
 /// # Safety
 /// `ptr` is an 8-byte aligned global address that is valid for writes.
@@ -26,7 +26,7 @@ pub unsafe fn mmio_store_u64(ptr: *mut u64, value: u64) {
     };
 }
 
-/// Stores zeros in the second half of the 128 bytes from `ptr` on, in accesses of 8 bytes that are neither split nor merged.
+/// Stores zeros in the second half of the 128 bytes at `ptr`, in 8-byte accesses, neither split nor merged.
 ///
 /// # Safety
 /// `ptr` is an 8-byte aligned global address that is valid for writes of 128 bytes.
@@ -38,7 +38,7 @@ pub unsafe fn mmio_zero_second_half(ptr: *mut u64) {
     }
 }
 
-/// Loads 4 bytes in one access, relaxed, system scope.
+/// Loads 4 bytes in one access, relaxed, at system scope.
 ///
 /// # Safety
 /// `ptr` is a 4-byte aligned address that is valid for reads.
@@ -50,7 +50,7 @@ pub unsafe fn load_u32(ptr: *const u32) -> u32 {
     value
 }
 
-/// Loads 8 bytes in one access, relaxed, system scope.
+/// Loads 8 bytes in one access, relaxed, at system scope.
 ///
 /// # Safety
 /// `ptr` is an 8-byte aligned address that is valid for reads.
@@ -62,7 +62,7 @@ pub unsafe fn load_u64(ptr: *const u64) -> u64 {
     value
 }
 
-/// Stores a word that threads share, relaxed, system scope.
+/// Stores a word shared between threads, relaxed, at system scope.
 ///
 /// # Safety
 /// `ptr` is a 4-byte aligned address that is valid for writes.
@@ -72,14 +72,14 @@ pub unsafe fn store_u32(ptr: *mut u32, value: u32) {
     unsafe { asm!("st.relaxed.sys.u32 [{p}], {v};", p = in(reg64) ptr, v = in(reg32) value, options(nostack)) };
 }
 
-/// Orders every access before it against every access after it, for threads, the host and the card.
+/// Orders all earlier accesses before all later ones, for threads, the host and the card.
 #[inline(always)]
 pub fn fence_system() {
     // SAFETY: a barrier accesses nothing.
     unsafe { asm!("fence.acq_rel.sys;", options(nostack)) };
 }
 
-/// Keeps loads after it from passing loads before it: the completion entry after its phase bit.
+/// Keeps later loads from passing earlier ones: the completion entry after its phase bit.
 #[inline(always)]
 pub fn fence_acquire() {
     fence_system();

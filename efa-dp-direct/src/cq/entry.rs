@@ -1,4 +1,4 @@
-//! The meaning of a completion queue entry.
+//! What a completion queue entry means.
 
 use crate::wire::{
     CdescCommon, CdescFlags, CompStatus, QueueType, ReqIdEx, RxCdesc, RxCdescEx, RxCdescRdmaWrite, RxExtra, SendOp,
@@ -6,8 +6,7 @@ use crate::wire::{
 };
 use crate::wqe::RequestIds;
 
-/// The bytes of an entry, copied out of the ring; the second half of a 16-byte entry is zero. Aligned so that it is
-/// copied in words.
+/// The bytes of an entry, copied out of the ring; the second half of a 16-byte entry is zero. Aligned so that it is copied word by word.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawCqe(pub [u8; 32]);
@@ -16,7 +15,7 @@ impl RawCqe {
     /// All bytes zero.
     pub const ZERO: Self = Self([0; 32]);
 
-    /// The entry that these words of memory are.
+    /// Returns the entry that these words of memory hold.
     #[inline(always)]
     pub fn from_words(words: [u64; 4]) -> Self {
         let mut bytes = [0; 32];
@@ -26,13 +25,13 @@ impl RawCqe {
         Self(bytes)
     }
 
-    /// The entry as that of a receive queue; every pattern is one.
+    /// Returns the entry read as a receive queue's; every bit pattern is valid.
     #[inline(always)]
     pub fn rx(&self) -> RxCdescEx {
         RxCdescEx::from_bytes(&self.0)
     }
 
-    /// The entry as that of a send queue; every pattern is one.
+    /// Returns the entry read as a send queue's; every bit pattern is valid.
     #[inline(always)]
     pub fn tx(&self) -> TxCdesc {
         let mut bytes = [0; TxCdesc::SIZE];
@@ -40,13 +39,13 @@ impl RawCqe {
         TxCdesc::from_bytes(&bytes)
     }
 
-    /// The head that every entry has.
+    /// Returns the head that all entries share.
     #[inline(always)]
     pub fn common(&self) -> CdescCommon {
         self.rx().base.common
     }
 
-    /// The phase bit.
+    /// Returns the phase bit.
     #[inline(always)]
     pub fn phase(&self) -> bool {
         self.common().flags.phase()
@@ -63,7 +62,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The status of a raw code.
+    /// Returns the status for a raw code.
     pub const fn from_raw(raw: u8) -> Self {
         match CompStatus::from_raw(raw) {
             Some(status) => Self::Known(status),
@@ -71,7 +70,7 @@ impl Status {
         }
     }
 
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub const fn raw(self) -> u8 {
         match self {
             Self::Known(status) => status.raw(),
@@ -99,9 +98,9 @@ impl core::fmt::Display for Status {
 pub struct SendCqe {
     /// Local queue pair number.
     pub qp_num: u16,
-    /// The request's id; 16 bits of it on queues with 16-bit ids.
+    /// The request's id; only 16 bits of it on queues with 16-bit ids.
     pub wr_id: u64,
-    /// The operation; a code that no release names comes as the number.
+    /// The operation; a code that no release names is kept as the number.
     pub op: Result<SendOp, u8>,
     /// The status.
     pub status: Status,
@@ -112,7 +111,7 @@ pub struct SendCqe {
 pub enum Sender {
     /// A peer with an address handle here.
     Ah(u16),
-    /// Another peer, and its GID. A write with immediate has its length where the GID is: the GID is then unknown.
+    /// Another peer, and its GID. A write with immediate has its length where the GID would be, so the GID is then unknown.
     Gid(Option<[u8; 16]>),
 }
 
@@ -121,19 +120,19 @@ pub enum Sender {
 pub struct RecvCqe {
     /// Local queue pair number.
     pub qp_num: u16,
-    /// The receive's id; meaningless when `unsolicited`.
+    /// The receive's id; meaningless if `unsolicited`.
     pub req_id: u16,
-    /// [`SendOp::RdmaWrite`] for a peer's write with immediate; a code that no release names comes as the number.
+    /// [`SendOp::RdmaWrite`] for a peer's write with immediate; a code that no release names is kept as the number.
     pub op: Result<SendOp, u8>,
     /// The status.
     pub status: Status,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
     /// Immediate data, if any.
     pub imm: Option<u32>,
-    /// No receive was consumed.
+    /// Whether no receive was consumed.
     pub unsolicited: bool,
-    /// Queue pair number of the sender.
+    /// The sender's queue pair number.
     pub src_qp_num: u16,
     /// The sender.
     pub sender: Sender,
@@ -142,13 +141,13 @@ pub struct RecvCqe {
 /// A completion queue entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cqe {
-    /// Of a send queue.
+    /// From a send queue.
     Send(SendCqe),
-    /// Of a receive queue.
+    /// From a receive queue.
     Recv(RecvCqe),
 }
 
-/// The reason why bytes are no completion.
+/// Why bytes aren't a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqeError {
     /// The queue type is neither send nor receive.
@@ -179,10 +178,10 @@ const fn op_raw(op: Result<SendOp, u8>) -> u8 {
 }
 
 impl Cqe {
-    /// The meaning of an entry; `request_ids` are those of the send queues that complete here.
+    /// Returns what an entry means. `request_ids` is the kind of the send queues that complete here.
     ///
     /// # Errors
-    /// The queue type does not exist; never panics.
+    /// The queue type doesn't exist. Never panics.
     pub fn parse(raw: &RawCqe, request_ids: RequestIds) -> Result<Self, CqeError> {
         let common = raw.common();
         let (flags, status) = (common.flags, Status::from_raw(common.status));
@@ -219,7 +218,7 @@ impl Cqe {
         }
     }
 
-    /// The bytes of the entry in a lap's phase; for a 16-byte ring, the first half. A send's has 64-bit ids.
+    /// Returns the entry's bytes with a lap's phase; a 16-byte ring takes the first half. A send's entry has a 64-bit id.
     pub fn emit(&self, phase: bool) -> RawCqe {
         match self {
             Self::Send(send) => send.emit(phase),
@@ -229,7 +228,7 @@ impl Cqe {
 }
 
 impl SendCqe {
-    /// The bytes of the entry in a lap's phase.
+    /// Returns the entry's bytes with a lap's phase.
     pub fn emit(&self, phase: bool) -> RawCqe {
         let flags = CdescFlags(0).with_q_type(QueueType::Send.raw()).with_op_type(op_raw(self.op)).with_phase(phase);
         let common = CdescCommon { req_id: self.wr_id as u16, status: self.status.raw(), flags, qp_num: self.qp_num };
@@ -241,7 +240,7 @@ impl SendCqe {
 }
 
 impl RecvCqe {
-    /// The bytes of the entry in a lap's phase.
+    /// Returns the entry's bytes with a lap's phase.
     pub fn emit(&self, phase: bool) -> RawCqe {
         let flags = CdescFlags(0)
             .with_q_type(QueueType::Recv.raw())

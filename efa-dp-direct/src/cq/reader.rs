@@ -1,39 +1,39 @@
-//! Reads an entry field by field as the device API of each release (`efa_cuda_wc_read_*`) and the host providers do. Like
-//! theirs, these functions give a result for any bytes; [`super::Cqe::parse`] refuses bytes that are no entry.
+//! Reads an entry field by field like each release's device API (`efa_cuda_wc_read_*`) and the host providers. Like theirs, these functions
+//! return a result for any bytes; [`super::Cqe::parse`] rejects bytes that aren't an entry.
 
 use super::{RawCqe, Status};
 use crate::wire::{CompStatus, QueueType, SendOp, UNKNOWN_AH, WcOpcode};
 use crate::wqe::RequestIds;
 
-/// The result of the device-side readers. A field that the entry does not have holds the bytes at its place.
+/// What the device-side readers return. A field that the entry doesn't have holds the bytes in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceWc {
     /// The operation.
     pub opcode: WcOpcode,
-    /// No receive was consumed.
+    /// Whether no receive was consumed.
     pub unsolicited: bool,
-    /// Request id: 16 bits in API version 0; in version 1 always 64, of receives too, where the upper 48 belong to other fields.
+    /// Request id: 16 bits in API version 0; always 64 in version 1, even for receives, where the upper 48 belong to other fields.
     pub req_id: u64,
     /// Raw status.
     pub vendor_err: u32,
-    /// There is immediate data.
+    /// Whether there is immediate data.
     pub has_imm: bool,
     /// Immediate data.
     pub imm_data: u32,
-    /// Bytes of a receive, 0 for others.
+    /// Length of a receive in bytes; otherwise 0.
     pub byte_len: u32,
     /// Local queue pair number.
     pub qp_num: u32,
-    /// Queue pair number of the sender.
+    /// The sender's queue pair number.
     pub src_qp: u32,
-    /// Address handle of the sender.
+    /// The sender's address handle.
     pub slid: u32,
 }
 
-/// Reads an entry as the device API does: [`RequestIds::Bits16`] for version 0, [`RequestIds::Bits64`] for version 1.
+/// Reads an entry like the device API: [`RequestIds::Bits16`] for version 0, [`RequestIds::Bits64`] for version 1.
 ///
-/// For the length of a write with immediate data, the reference reads past a 16-byte entry into the next entry. A caller that
-/// needs the same passes those bytes as the second half.
+/// For the length of a write with immediate data, the reference reads past the end of a 16-byte entry into the next one. A caller that
+/// needs the same result passes those bytes as the second half.
 pub fn device(raw: &RawCqe, request_ids: RequestIds) -> DeviceWc {
     let entry = raw.rx();
     let common = entry.base.common;
@@ -79,7 +79,7 @@ fn recv_length(raw: &RawCqe) -> u32 {
     u32::from(length_hi) << 16 | u32::from(entry.base.length)
 }
 
-/// `ibv_wc_status`: the status that the host providers report.
+/// `ibv_wc_status`: the status that host providers report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WcStatus {
     /// Done.
@@ -92,13 +92,13 @@ pub enum WcStatus {
     LocProtErr,
     /// Flushed.
     WrFlushErr,
-    /// Unexpected answer.
+    /// Unexpected response.
     BadRespErr,
     /// The peer's receive is too short, or the peer lacks a feature.
     RemInvReqErr,
     /// Bad remote key or address.
     RemAccessErr,
-    /// The peer does not know this card.
+    /// The peer doesn't know this card.
     RemOpErr,
     /// The peer has no receive posted.
     RnrRetryExcErr,
@@ -106,14 +106,14 @@ pub enum WcStatus {
     RemInvRdReqErr,
     /// The peer reset the connection.
     RemAbortErr,
-    /// The peer does not answer.
+    /// The peer doesn't respond.
     RespTimeoutErr,
     /// Anything else.
     GeneralErr,
 }
 
 impl WcStatus {
-    /// The status that the host providers report for a status of the card.
+    /// Returns the status that the host providers report for a card's status.
     pub const fn from_status(status: Status) -> Self {
         let Status::Known(status) = status else { return Self::GeneralErr };
         match status {
@@ -135,7 +135,7 @@ impl WcStatus {
         }
     }
 
-    /// The name, without `IBV_WC_`, in small letters.
+    /// Returns the name, without `IBV_WC_` and in lower case.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Success => "success",
@@ -159,22 +159,22 @@ impl WcStatus {
 /// The fields that only one kind of completion has, as the host providers report them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostDetail {
-    /// Of a send queue.
+    /// From a send queue.
     Send {
         /// Request id, 64 bits.
         wr_id: u64,
     },
-    /// Of a receive queue.
+    /// From a receive queue.
     Recv {
-        /// Bytes.
+        /// Length in bytes.
         byte_len: u32,
-        /// Queue pair number of the sender.
+        /// The sender's queue pair number.
         src_qp: u32,
-        /// Address handle of the sender.
+        /// The sender's address handle.
         slid: u32,
         /// Immediate data, if any.
         imm_data: Option<u32>,
-        /// No receive was consumed.
+        /// Whether no receive was consumed.
         unsolicited: bool,
         /// GID of a sender without an address handle.
         src_addr: Option<[u8; 16]>,
@@ -194,7 +194,7 @@ pub struct HostWc {
     pub detail: HostDetail,
 }
 
-/// Reads a 32-byte entry as the host providers do.
+/// Reads a 32-byte entry like the host providers.
 pub fn host(raw: &RawCqe) -> HostWc {
     let entry = raw.rx();
     let common = entry.base.common;

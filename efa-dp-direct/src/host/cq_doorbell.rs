@@ -2,9 +2,9 @@
 
 use crate::wire::CqDoorbell;
 
-/// The word that gives the card the host's consumer count, and whether the host wants an event for the next entry.
+/// Returns the word that tells the card the host's consumer count and whether it wants an event for the next entry.
 ///
-/// `cmd_sn` counts the events that the host has seen; two bits of it are sent.
+/// `cmd_sn` counts the events that the host has seen; only two bits of it are sent.
 pub const fn word(consumer_counter: u16, cmd_sn: u32, arm: bool) -> u32 {
     CqDoorbell(0).with_consumer_index(consumer_counter as u32).with_cmd_sn(cmd_sn).with_arm(arm).0
 }

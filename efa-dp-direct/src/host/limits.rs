@@ -1,14 +1,14 @@
-//! The greatest depth of a send queue, and the limits that a created queue reports (`efadv_get_max_sq_depth`, `efadv_query_qp_wqs`).
+//! A send queue's maximum depth, and the limits that a created queue reports (`efadv_get_max_sq_depth`, `efadv_query_qp_wqs`).
 
 use crate::queue::WQ_CAPS_64_BIT_REQ_ID;
 use crate::wqe::WqeSize;
 
-/// More inline data than a request carries: this many bytes.
+/// More inline data than a request can carry: this many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InlineTooLong(pub u32);
 
 impl InlineTooLong {
-    /// The negative errno that the host provider returns.
+    /// Returns the negative errno that the host provider returns.
     pub const fn errno(self) -> i32 {
         -22
     }
@@ -22,10 +22,10 @@ impl core::fmt::Display for InlineTooLong {
 
 impl core::error::Error for InlineTooLong {}
 
-/// The size of a queue's requests: wide when they carry more inline data than narrow ones can, or any in a write.
+/// Returns the size of a queue's requests: wide if they carry more inline data than narrow ones can, or any in a write.
 ///
 /// # Errors
-/// More inline data than wide requests carry.
+/// More inline data than wide requests can carry.
 pub const fn wqe_size(max_inline_data: u32, inline_write: bool) -> Result<WqeSize, InlineTooLong> {
     if max_inline_data as usize > WqeSize::Wide.max_inline() {
         Err(InlineTooLong(max_inline_data))
@@ -36,7 +36,7 @@ pub const fn wqe_size(max_inline_data: u32, inline_write: bool) -> Result<WqeSiz
     }
 }
 
-/// The greatest depth of a send queue when the card has `max_llq_size` bytes for one: a power of two, or 0.
+/// Returns a send queue's maximum depth if the card has `max_llq_size` bytes for it: a power of two, or 0.
 ///
 /// # Errors
 /// As [`wqe_size`].
@@ -50,12 +50,12 @@ pub const fn max_sq_depth(max_llq_size: u32, max_inline_data: u32, inline_write:
     }
 }
 
-/// The limits of a card for its send queues.
+/// A card's limits for its send queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CardLimits {
-    /// Units of 64 bytes that may be written and not yet rung; 0: any number.
+    /// Units of 64 bytes that may be written but not yet rung; 0 means any number.
     pub max_tx_batch: u16,
-    /// Least depth of a send queue; other than 0 it also says that a batch must not fill the queue.
+    /// Minimum depth of a send queue; if not 0, it also means that a batch must not fill the queue.
     pub min_sq_wr: u16,
 }
 
@@ -66,16 +66,16 @@ pub struct SqReport {
     pub wqe_size: WqeSize,
     /// Depth.
     pub num_entries: u32,
-    /// Requests that may be written and not yet rung.
+    /// Requests that may be written but not yet rung.
     pub max_batch: u32,
-    /// Capabilities; request ids always have 64 bits.
+    /// Capabilities; request ids are always 64-bit.
     pub caps: u32,
 }
 
 impl SqReport {
-    /// The queue that `max_send_wr` requests with that much inline data get.
+    /// Returns the queue created for `max_send_wr` requests with that much inline data.
     ///
-    /// A batch limit below one wide request comes out as 0, as the host provider has it: such a queue cannot post.
+    /// A batch limit below one wide request becomes 0, as in the host provider: such a queue can't post.
     ///
     /// # Errors
     /// As [`wqe_size`].

@@ -1,9 +1,9 @@
-//! Posting by the host providers' convention.
+//! Posting with the host providers' convention.
 
 use crate::arch;
 use crate::wqe::words;
 
-/// The time at which a full batch is rung.
+/// When a full batch is rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// libfabric: before the request that would exceed it.
@@ -25,17 +25,17 @@ pub struct HostSq<const N: usize> {
     unrung: u32,
 }
 
-// SAFETY: the struct owns its cursors, and the caller of `new` vouches that no other code writes ring or doorbell, so any one
-// thread may use them.
+// SAFETY: the struct owns its cursors, and the caller of `new` vouches that no other code writes ring or doorbell, so any single thread may
+// use them.
 unsafe impl<const N: usize> Send for HostSq<N> {}
 
 impl<const N: usize> HostSq<N> {
-    /// A queue whose counter and phase are at `pc` and `phase`; `None` if `entries` is not a power of two up to 32768,
-    /// or `max_batch` is 0.
+    /// Creates a queue whose counter and phase stand at `pc` and `phase`; `None` if `entries` isn't a power of two up to 32768 or
+    /// `max_batch` is 0.
     ///
     /// # Safety
-    /// `ring` (`entries` slots of `N` words, 8-byte aligned) and `doorbell` (4-byte aligned) are valid for writes as long
-    /// as the queue lives, and nothing else writes them.
+    /// `ring` (`entries` slots of `N` words, 8-byte aligned) and `doorbell` (4-byte aligned) are valid for writes while the queue lives,
+    /// and nothing else writes to them.
     pub unsafe fn new(
         ring: *mut u8,
         doorbell: *mut u32,
@@ -49,24 +49,24 @@ impl<const N: usize> HostSq<N> {
         fits.then_some(Self { ring, doorbell, mask, max_batch, flavour, pc, phase, unrung: 0 })
     }
 
-    /// Producer count, modulo 2^16.
+    /// Returns the producer count, modulo 2^16.
     pub const fn pc(&self) -> u16 {
         self.pc
     }
 
-    /// Phase of the slot at the producer count: it counts laps, its lowest bit is written.
+    /// Returns the phase of the slot at the producer count. It counts laps, and its lowest bit is written.
     pub const fn phase(&self) -> u32 {
         self.phase
     }
 
-    /// Writes a list of requests in their laps' phases and rings at its end, and earlier whenever a batch is full.
+    /// Writes a list of requests with their laps' phases, and rings at its end, and earlier whenever a batch is full.
     pub fn post(&mut self, list: impl IntoIterator<Item = [u64; N]>) {
         for mut wqe in list {
             if self.flavour == Flavour::Libfabric && self.unrung == self.max_batch {
                 self.ring_doorbell();
             }
             wqe[0] = words::with_phase(wqe[0], self.phase & 1 != 0);
-            // SAFETY: the slot is inside the ring, which the caller of `new` vouches is valid and written by this queue only.
+            // SAFETY: the slot is inside the ring, which the caller of `new` vouches is valid and written only by this queue.
             unsafe { crate::sq::store(self.ring, u32::from(self.pc & self.mask), &wqe) };
             self.pc = self.pc.wrapping_add(1);
             if self.pc & self.mask == 0 {
@@ -84,7 +84,7 @@ impl<const N: usize> HostSq<N> {
 
     fn ring_doorbell(&mut self) {
         arch::fence_system();
-        // SAFETY: the caller of `new` vouches that the doorbell is valid and written by this queue only.
+        // SAFETY: the caller of `new` vouches that the doorbell is valid and written only by this queue.
         unsafe { arch::mmio_store_u32(self.doorbell, self.pc.into()) };
         arch::fence_system();
         self.unrung = 0;

@@ -1,6 +1,6 @@
-//! Numbered codes of the device interface. `from_raw` gives `None` for a code that no release names.
+//! Numbered codes of the device interface. `from_raw` returns `None` for a code that no release names.
 
-/// A fieldless enum over a raw code.
+/// Defines a fieldless enum over a raw code.
 macro_rules! codes {
     (
         $(#[$attr:meta])*
@@ -17,7 +17,7 @@ macro_rules! codes {
             /// Every code, in order.
             pub const ALL: &[Self] = &[$(Self::$code),*];
 
-            /// The code that `raw` is, if a release names it.
+            /// Returns the code with the number `raw`, if a release names it.
             #[inline(always)]
             pub const fn from_raw(raw: $int) -> Option<Self> {
                 match raw {
@@ -26,7 +26,7 @@ macro_rules! codes {
                 }
             }
 
-            /// The number on the wire.
+            /// Returns the number on the wire.
             #[inline(always)]
             pub const fn raw(self) -> $int {
                 self as $int
@@ -62,7 +62,7 @@ codes! {
 }
 
 codes! {
-    /// `efa_io_comp_status`: the status of a completed work request. Code 18 is known since efa-dp-direct 1.1.0.
+    /// `efa_io_comp_status`: the status of a completed work request. Code 18 exists since efa-dp-direct 1.1.0.
     CompStatus(u8) {
         /// Success.
         Ok = 0,
@@ -70,13 +70,13 @@ codes! {
         Flushed = 1,
         /// The queue pair failed inside the card.
         LocalQpInternalError = 2,
-        /// Operation code that the queue pair does not do.
+        /// Operation code that the queue pair doesn't support.
         LocalUnsupportedOp = 3,
-        /// Address handle that does not exist here.
+        /// Address handle that doesn't exist here.
         LocalInvalidAh = 4,
         /// Local key unknown, without the access needed, or not covering the addresses.
         LocalInvalidLkey = 5,
-        /// Longer than the operation may be.
+        /// Longer than the operation allows.
         LocalBadLength = 6,
         /// Remote key unknown, without the access needed, or not covering the addresses.
         RemoteBadAddress = 7,
@@ -102,7 +102,7 @@ codes! {
 }
 
 codes! {
-    /// `efa_io_frwr_pbl_mode`: the place of a fast registration's page list.
+    /// `efa_io_frwr_pbl_mode`: where a fast registration's page list is.
     FrwrPblMode(u8) {
         /// In the request.
         Inline = 0,
@@ -114,7 +114,7 @@ codes! {
 codes! {
     /// `efa_io_processing_hint`: bits of [`crate::wire::Ctrl3`]; `efa_cuda_processing_hint` has the same number.
     ProcessingHint(u8) {
-        /// The burst's rate of packets matters more than its latency.
+        /// The burst's packet rate matters more than its latency.
         BurstPpsSensitive = 1,
     }
 }
@@ -136,7 +136,7 @@ codes! {
 }
 
 impl CompStatus {
-    /// One line for people.
+    /// Returns a one-line description.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Ok => "completed",

@@ -6,15 +6,15 @@ use super::send::ReqIdEx;
 bit_field! {
     /// Flags of [`CdescCommon`].
     CdescFlags(u8);
-    /// Flips with every lap of the completion queue.
+    /// Phase bit, which flips with every lap of the completion queue.
     flag PHASE, phase, with_phase = 0x01;
-    /// The kind of queue, see [`crate::wire::QueueType`].
+    /// Kind of queue, see [`crate::wire::QueueType`].
     field Q_TYPE, q_type, with_q_type = 0x06;
-    /// There is immediate data (receive queue).
+    /// Whether there is immediate data (receive queue).
     flag HAS_IMM, has_imm, with_has_imm = 0x08;
     /// Operation code, see [`crate::wire::SendOp`].
     field OP_TYPE, op_type, with_op_type = 0x70;
-    /// No receive descriptor was consumed (receive queue).
+    /// Whether no receive descriptor was consumed (receive queue).
     flag UNSOLICITED, unsolicited, with_unsolicited = 0x80;
 }
 
@@ -25,7 +25,7 @@ bit_field! {
     field CONSUMER_INDEX, consumer_index, with_consumer_index = 0x0000_ffff;
     /// Events seen, modulo 4.
     field CMD_SN, cmd_sn, with_cmd_sn = 0x6000_0000;
-    /// An event is wanted.
+    /// Whether an event is wanted.
     flag ARM, arm, with_arm = 0x8000_0000;
 }
 
@@ -69,9 +69,9 @@ wire_struct! {
     common: CdescCommon = 0,
     /// Bits 0..16 of the length.
     length: u16 = 6,
-    /// Address handle of the sender, or [`crate::wire::UNKNOWN_AH`].
+    /// The sender's address handle, or [`crate::wire::UNKNOWN_AH`].
     ah: u16 = 8,
-    /// Queue pair number of the sender.
+    /// The sender's queue pair number.
     src_qp_num: u16 = 10,
     /// Immediate data.
     imm: u32 = 12,
@@ -85,20 +85,20 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// The union at the end of [`RxCdescEx`]; read it through the method that the completion calls for.
+    /// The union at the end of [`RxCdescEx`]. Read it with the method that matches the completion.
     RxExtra, size 16, align 2 aligned 2;
     /// The bytes.
     bytes: [u8; 16] = 0,
 }
 
 impl RxExtra {
-    /// As the extra field of a write with immediate.
+    /// Reads the union as the extra field of a write with immediate.
     #[inline(always)]
     pub fn rdma_write(&self) -> RxCdescRdmaWrite {
         RxCdescRdmaWrite { length_hi: u16::from_le_bytes([self.bytes[0], self.bytes[1]]) }
     }
 
-    /// As the sender's GID, which is there when the address handle is unknown.
+    /// Reads the union as the sender's GID, which is present if the address handle is unknown.
     #[inline(always)]
     pub const fn src_addr(&self) -> &[u8; 16] {
         &self.bytes

@@ -1,12 +1,12 @@
-//! Declares wire structs with emit and parse beside their layout, and bit fields with named bits.
+//! Declares wire structs with emit and parse next to their layout, and bit fields with named bits.
 
-/// A fixed number of bytes on the wire. Slices given to it are exactly that long; only this crate calls it.
+/// A fixed number of bytes on the wire. Slices passed to it are exactly that long; only this crate calls it.
 pub(crate) trait Wire: Copy {
     /// All bytes zero.
     const ZERO: Self;
     /// Writes every byte of `out`.
     fn emit(&self, out: &mut [u8]);
-    /// Reads the value that `from` holds; every pattern is one.
+    /// Reads the value that `from` holds; every bit pattern is valid.
     fn parse(from: &[u8]) -> Self;
 }
 
@@ -47,7 +47,7 @@ impl<T: Wire, const N: usize> Wire for [T; N] {
     }
 }
 
-/// A `repr(C)` struct without padding, its pinned layout, and its bytes.
+/// Defines a `repr(C)` struct without padding, its pinned layout, and its bytes.
 macro_rules! wire_struct {
     (
         $(#[$attr:meta])*
@@ -65,10 +65,10 @@ macro_rules! wire_struct {
         impl $name {
             /// All bytes zero.
             pub const ZERO: Self = <Self as $crate::wire::macros::Wire>::ZERO;
-            /// Bytes on the wire.
+            /// Number of bytes on the wire.
             pub const SIZE: usize = $size;
 
-            /// The bytes of this value.
+            /// Returns the bytes of this value.
             #[inline(always)]
             pub fn to_bytes(&self) -> [u8; $size] {
                 let mut out = [0; $size];
@@ -76,7 +76,7 @@ macro_rules! wire_struct {
                 out
             }
 
-            /// The value that `bytes` hold; every pattern is one.
+            /// Returns the value that `bytes` hold; every bit pattern is valid.
             #[inline(always)]
             pub fn from_bytes(bytes: &[u8; $size]) -> Self {
                 $crate::wire::macros::Wire::parse(bytes)
@@ -104,7 +104,7 @@ macro_rules! wire_struct {
     };
 }
 
-/// An integer whose bits have names: for each field its mask, a reader, and a writer that returns the changed value.
+/// Defines an integer with named bits: for each field a mask, a reader, and a writer that returns the changed value.
 macro_rules! bit_field {
     (
         $(#[$attr:meta])*

@@ -7,9 +7,9 @@ bit_field! {
     LkeyCtrl(u32);
     /// Local key.
     field LKEY, lkey, with_lkey = 0x00ff_ffff;
-    /// First descriptor of the receive.
+    /// Whether this is the receive's first descriptor.
     flag FIRST, first, with_first = 0x4000_0000;
-    /// Last descriptor of the receive.
+    /// Whether this is the receive's last descriptor.
     flag LAST, last, with_last = 0x8000_0000;
 }
 
@@ -20,16 +20,16 @@ wire_struct! {
     buf_addr_lo: u32 = 0,
     /// Bits 32..64 of the address.
     buf_addr_hi: u32 = 4,
-    /// The completion carries it back.
+    /// Request id, which the completion carries back.
     req_id: u16 = 8,
-    /// Bytes.
+    /// Length in bytes.
     length: u16 = 10,
     /// Local key and control bits.
     lkey_ctrl: LkeyCtrl = 12,
 }
 
 impl RxDesc {
-    /// A receive of one buffer.
+    /// Creates a receive of one buffer.
     #[inline(always)]
     pub const fn single(req_id: u16, addr: u64, length: u16, lkey: u32) -> Self {
         Self {
@@ -41,13 +41,13 @@ impl RxDesc {
         }
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[inline(always)]
     pub const fn addr(&self) -> u64 {
         (self.buf_addr_hi as u64) << 32 | self.buf_addr_lo as u64
     }
 
-    /// The descriptor as 64-bit words in memory order.
+    /// Returns the descriptor as 64-bit words in memory order.
     #[inline(always)]
     pub const fn to_words(&self) -> [u64; 2] {
         [self.addr(), self.req_id as u64 | (self.length as u64) << 16 | (self.lkey_ctrl.0 as u64) << 32]

@@ -8,26 +8,26 @@ bit_field! {
     Ctrl1(u8);
     /// Operation code, see [`crate::wire::SendOp`].
     field OP_TYPE, op_type, with_op_type = 0x0f;
-    /// `immediate_data` is valid.
+    /// Whether `immediate_data` is valid.
     flag HAS_IMM, has_imm, with_has_imm = 0x10;
-    /// Inline data follows in place of buffer descriptors, and `length` counts bytes.
+    /// Whether inline data follows in place of buffer descriptors; `length` then counts bytes.
     flag INLINE_MSG, inline_msg, with_inline_msg = 0x20;
-    /// An extended descriptor follows; must be zero.
+    /// Whether an extended descriptor follows; must be zero.
     flag META_EXTENSION, meta_extension, with_meta_extension = 0x40;
-    /// This is a meta descriptor; must be set.
+    /// Whether this is a meta descriptor; must be set.
     flag META_DESC, meta_desc, with_meta_desc = 0x80;
 }
 
 bit_field! {
     /// Second control byte of [`TxMetaDesc`].
     Ctrl2(u8);
-    /// Flips with every lap of the ring.
+    /// Phase bit, which flips with every lap of the ring.
     flag PHASE, phase, with_phase = 0x01;
-    /// First descriptor of the request.
+    /// Whether this is the request's first descriptor.
     flag FIRST, first, with_first = 0x04;
-    /// Last descriptor of the request.
+    /// Whether this is the request's last descriptor.
     flag LAST, last, with_last = 0x08;
-    /// A completion is wanted.
+    /// Whether a completion is wanted.
     flag COMP_REQ, comp_req, with_comp_req = 0x10;
 }
 
@@ -46,20 +46,20 @@ bit_field! {
 }
 
 wire_struct! {
-    /// `efa_io_req_id_ex`: bits 16..64 of a 64-bit request id, 16 bits a word, low word first (since 1.1.0).
+    /// `efa_io_req_id_ex`: bits 16..64 of a 64-bit request id, in 16-bit words, low word first (since 1.1.0).
     ReqIdEx, size 6, align 2;
     /// The words.
     w: [u16; 3] = 0,
 }
 
 impl ReqIdEx {
-    /// Bits 16..64 of `wr_id`.
+    /// Returns bits 16..64 of `wr_id`.
     #[inline(always)]
     pub const fn from_wr_id(wr_id: u64) -> Self {
         Self { w: [(wr_id >> 16) as u16, (wr_id >> 32) as u16, (wr_id >> 48) as u16] }
     }
 
-    /// The whole id, given its low 16 bits.
+    /// Returns the whole id, given its low 16 bits.
     #[inline(always)]
     pub const fn wr_id(self, low: u16) -> u64 {
         (self.w[2] as u64) << 48 | (self.w[1] as u64) << 32 | (self.w[0] as u64) << 16 | low as u64
@@ -69,25 +69,25 @@ impl ReqIdEx {
 wire_struct! {
     /// `efa_io_tx_meta_desc`: the first half of a work request. In 0.0.1 the last 12 bytes are reserved.
     TxMetaDesc, size 32, align 4;
-    /// Bits 0..16 of the request id; its completion carries it back.
+    /// Bits 0..16 of the request id, which the completion carries back.
     req_id: u16 = 0,
     /// The operation and its flags.
     ctrl1: Ctrl1 = 2,
     /// Phase and place in the request.
     ctrl2: Ctrl2 = 3,
-    /// Queue pair number of the peer.
+    /// The peer's queue pair number.
     dest_qp_num: u16 = 4,
-    /// Buffers, or bytes when data is inline.
+    /// Number of buffers, or of bytes for inline data.
     length: u16 = 6,
-    /// Handed to the peer with the completion.
+    /// Immediate data, handed to the peer with the completion.
     immediate_data: u32 = 8,
-    /// Address handle number of the peer.
+    /// The peer's address handle number.
     ah: u16 = 12,
     /// Hints.
     ctrl3: Ctrl3 = 14,
     /// Must be zero.
     reserved: u8 = 15,
-    /// Queue key of the peer.
+    /// The peer's queue key.
     qkey: u32 = 16,
     /// Must be zero.
     reserved2: [u8; 6] = 20,
@@ -96,7 +96,7 @@ wire_struct! {
 }
 
 impl TxMetaDesc {
-    /// The descriptor as 64-bit words in memory order, built in registers. `reserved` and `reserved2` count as zero.
+    /// Returns the descriptor as 64-bit words in memory order, built in registers. `reserved` and `reserved2` are taken as zero.
     #[inline(always)]
     pub const fn to_words(&self) -> [u64; 4] {
         [
@@ -115,7 +115,7 @@ impl TxMetaDesc {
 wire_struct! {
     /// `efa_io_tx_buf_desc`: a local buffer.
     TxBufDesc, size 16, align 4;
-    /// Bytes.
+    /// Length in bytes.
     length: u32 = 0,
     /// Local key.
     lkey: Lkey = 4,
@@ -126,19 +126,19 @@ wire_struct! {
 }
 
 impl TxBufDesc {
-    /// A buffer; bits of `lkey` above 24 are dropped, as the field has no room for them.
+    /// Describes a buffer. Bits of `lkey` above 24 are dropped, as the field has no room for them.
     #[inline(always)]
     pub const fn new(addr: u64, length: u32, lkey: u32) -> Self {
         Self { length, lkey: Lkey(0).with_lkey(lkey), buf_addr_lo: addr as u32, buf_addr_hi: (addr >> 32) as u32 }
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[inline(always)]
     pub const fn addr(&self) -> u64 {
         (self.buf_addr_hi as u64) << 32 | self.buf_addr_lo as u64
     }
 
-    /// The descriptor as 64-bit words in memory order.
+    /// Returns the descriptor as 64-bit words in memory order.
     #[inline(always)]
     pub const fn to_words(&self) -> [u64; 2] {
         [self.length as u64 | (self.lkey.0 as u64) << 32, self.addr()]
@@ -148,7 +148,7 @@ impl TxBufDesc {
 wire_struct! {
     /// `efa_io_remote_mem_addr`: the remote side of an RDMA operation.
     RemoteMemAddr, size 16, align 4;
-    /// Bytes.
+    /// Length in bytes.
     length: u32 = 0,
     /// Remote key.
     rkey: u32 = 4,
@@ -159,19 +159,19 @@ wire_struct! {
 }
 
 impl RemoteMemAddr {
-    /// A range of remote memory.
+    /// Describes a range of remote memory.
     #[inline(always)]
     pub const fn new(addr: u64, length: u32, rkey: u32) -> Self {
         Self { length, rkey, buf_addr_lo: addr as u32, buf_addr_hi: (addr >> 32) as u32 }
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     #[inline(always)]
     pub const fn addr(&self) -> u64 {
         (self.buf_addr_hi as u64) << 32 | self.buf_addr_lo as u64
     }
 
-    /// The descriptor as 64-bit words in memory order.
+    /// Returns the descriptor as 64-bit words in memory order.
     #[inline(always)]
     pub const fn to_words(&self) -> [u64; 2] {
         [self.length as u64 | (self.rkey as u64) << 32, self.addr()]
@@ -197,13 +197,13 @@ wire_struct! {
 }
 
 impl RdmaReq128 {
-    /// The union read as a local buffer.
+    /// Reads the union as a local buffer.
     #[inline(always)]
     pub const fn local_mem(&self) -> [TxBufDesc; TX_DESC_NUM_RDMA_BUFS] {
         [self.local[0]]
     }
 
-    /// The union read as inline data.
+    /// Reads the union as inline data.
     #[inline(always)]
     pub fn inline_data(&self) -> [u8; TX_DESC_INLINE_MAX_SIZE_128] {
         let mut data = [0; TX_DESC_INLINE_MAX_SIZE_128];
@@ -223,9 +223,9 @@ wire_struct! {
     flags: u8 = 5,
     /// Must be zero.
     reserved: [u8; 2] = 6,
-    /// Address that the region is known by.
+    /// Base address of the region, as requests name it.
     iova: u64 = 8,
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     mr_length: u64 = 16,
     /// A union: the page list, or its bus address.
     pbl: u64 = 24,
@@ -240,7 +240,7 @@ wire_struct! {
     reserved: [u8; 28] = 4,
 }
 
-/// The `N` bytes of `all` from `offset`.
+/// Returns the `N` bytes of `all` from `offset` on.
 #[inline(always)]
 fn part<const N: usize>(all: &[u8], offset: usize) -> [u8; N] {
     let mut bytes = [0; N];
@@ -249,38 +249,38 @@ fn part<const N: usize>(all: &[u8], offset: usize) -> [u8; N] {
 }
 
 wire_struct! {
-    /// The union in a 64-byte request; read it through the method that the operation calls for.
+    /// The union in a 64-byte request. Read it with the method that matches the operation.
     TxData, size 32, align 1;
     /// The bytes.
     bytes: [u8; 32] = 0,
 }
 
 impl TxData {
-    /// As the buffers of a send.
+    /// Reads the union as a send's buffers.
     #[inline(always)]
     pub fn sgl(&self) -> [TxBufDesc; TX_DESC_NUM_BUFS] {
         Wire::parse(&self.bytes)
     }
 
-    /// As inline data.
+    /// Reads the union as inline data.
     #[inline(always)]
     pub const fn inline_data(&self) -> &[u8; 32] {
         &self.bytes
     }
 
-    /// As an RDMA operation.
+    /// Reads the union as an RDMA operation.
     #[inline(always)]
     pub fn rdma_req(&self) -> RdmaReq {
         RdmaReq::from_bytes(&self.bytes)
     }
 
-    /// As a fast registration.
+    /// Reads the union as a fast registration.
     #[inline(always)]
     pub fn reg_mr_req(&self) -> FastMrRegReq {
         FastMrRegReq::from_bytes(&self.bytes)
     }
 
-    /// As a fast invalidation.
+    /// Reads the union as a fast invalidation.
     #[inline(always)]
     pub fn inv_mr_req(&self) -> FastMrInvReq {
         FastMrInvReq::from_bytes(&self.bytes)
@@ -295,31 +295,31 @@ wire_struct! {
 }
 
 impl TxData128 {
-    /// As the buffers of a send.
+    /// Reads the union as a send's buffers.
     #[inline(always)]
     pub fn sgl(&self) -> [TxBufDesc; TX_DESC_NUM_BUFS] {
         Wire::parse(&self.bytes[..32])
     }
 
-    /// As inline data of a send.
+    /// Reads the union as a send's inline data.
     #[inline(always)]
     pub fn inline_data(&self) -> [u8; TX_DESC_INLINE_MAX_SIZE_128] {
         part(&self.bytes, 0)
     }
 
-    /// As an RDMA operation.
+    /// Reads the union as an RDMA operation.
     #[inline(always)]
     pub fn rdma_req(&self) -> RdmaReq128 {
         RdmaReq128::from_bytes(&self.bytes)
     }
 
-    /// As a fast registration.
+    /// Reads the union as a fast registration.
     #[inline(always)]
     pub fn reg_mr_req(&self) -> FastMrRegReq {
         FastMrRegReq::from_bytes(&part(&self.bytes, 0))
     }
 
-    /// As a fast invalidation.
+    /// Reads the union as a fast invalidation.
     #[inline(always)]
     pub fn inv_mr_req(&self) -> FastMrInvReq {
         FastMrInvReq::from_bytes(&part(&self.bytes, 0))
@@ -327,7 +327,7 @@ impl TxData128 {
 }
 
 wire_struct! {
-    /// `efa_io_tx_wqe`: a 64-byte work request. Aligned so that a GPU copies it in words.
+    /// `efa_io_tx_wqe`: a 64-byte work request. Aligned so that a GPU copies it word by word.
     TxWqe, size 64, align 8 aligned 8;
     /// The operation and the peer.
     meta: TxMetaDesc = 0,

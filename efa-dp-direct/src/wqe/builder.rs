@@ -1,9 +1,9 @@
-//! Fills a buffer with a request step by step, as the device API does (`EfaCudaWrBuilder` of efa-dp-direct).
+//! Fills a buffer with a request step by step, like the device API (`EfaCudaWrBuilder` in efa-dp-direct).
 
 use super::{Destination, Geometry, Hints, Operation, RemoteMem, RequestIds, Sge, WqeSize};
 use crate::wire::{Ctrl1, Ctrl2, Ctrl3, RemoteMemAddr, ReqIdEx, SendOp, TxBufDesc, TxMetaDesc};
 
-/// The reason why a payload cannot be attached. The device API returns -22 (invalid argument) for each.
+/// Why a payload can't be attached. The device API returns -22 (invalid argument) for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadError {
     /// More inline bytes than the queue allows.
@@ -13,7 +13,7 @@ pub enum PayloadError {
         /// Bytes allowed.
         max: u32,
     },
-    /// This operation has no inline data: a read never has any, a write only in 128-byte requests.
+    /// This operation can't carry inline data: a read never does, a write only in 128-byte requests.
     InlineNotPossible(SendOp),
     /// Only sends gather two buffers.
     OneBufferOnly(SendOp),
@@ -50,11 +50,11 @@ const BODY: usize = TxMetaDesc::SIZE;
 const LOCAL: usize = BODY + RemoteMemAddr::SIZE;
 
 impl<'a> Builder<'a> {
-    /// Starts the request of `op` without its payload: fills all of `out`. The destination is zero, the phase 0, a
-    /// completion is asked for.
+    /// Starts the request for `op` without its payload, filling all of `out`. The destination is zero, the phase is 0, and a completion is
+    /// requested.
     ///
     /// # Panics
-    /// If `out` is not [`WqeSize::bytes`] long.
+    /// If `out` isn't [`WqeSize::bytes`] long.
     pub fn new(geometry: &Geometry, out: &'a mut [u8], op: &Operation, wr_id: u64) -> Self {
         assert_eq!(out.len(), geometry.wqe_size.bytes(), "a request's buffer has to be its size");
         out.fill(0);
@@ -90,7 +90,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Names the peer.
+    /// Sets the peer.
     pub fn set_destination(&mut self, dest: Destination) -> &mut Self {
         self.meta.ah = dest.ah;
         self.meta.dest_qp_num = dest.qpn;
@@ -98,7 +98,7 @@ impl<'a> Builder<'a> {
         self.put_meta()
     }
 
-    /// Gives hints.
+    /// Sets the hints.
     pub fn set_hints(&mut self, hints: Hints) -> &mut Self {
         self.meta.ctrl3 = Ctrl3(0).with_processing_hints(hints.bits());
         self.put_meta()
@@ -110,7 +110,7 @@ impl<'a> Builder<'a> {
         self.put_meta()
     }
 
-    /// Asks for a completion or for none.
+    /// Requests a completion, or none.
     pub fn set_completion(&mut self, completion: bool) -> &mut Self {
         self.meta.ctrl2 = self.meta.ctrl2.with_comp_req(completion);
         self.put_meta()
@@ -119,7 +119,7 @@ impl<'a> Builder<'a> {
     /// Attaches one buffer.
     ///
     /// # Errors
-    /// None today; the type is that of the other payloads' functions.
+    /// None today; the return type matches the other payload functions.
     pub fn set_sge(&mut self, sge: Sge) -> Result<(), PayloadError> {
         self.meta.length = 1;
         self.put_meta();
@@ -132,7 +132,7 @@ impl<'a> Builder<'a> {
     /// Attaches two buffers to a send.
     ///
     /// # Errors
-    /// [`PayloadError::OneBufferOnly`] for an RDMA operation; the request stays as it was.
+    /// [`PayloadError::OneBufferOnly`] for an RDMA operation; the request stays unchanged.
     pub fn set_sges(&mut self, first: Sge, second: Sge) -> Result<(), PayloadError> {
         if self.op != SendOp::Send {
             return Err(PayloadError::OneBufferOnly(self.op));
@@ -148,7 +148,7 @@ impl<'a> Builder<'a> {
     /// Attaches data inside the request.
     ///
     /// # Errors
-    /// Too much for the queue, or an operation that has none; the request stays as it was.
+    /// Too much data for the queue, or an operation that can't carry any; the request stays unchanged.
     pub fn set_inline(&mut self, data: &[u8]) -> Result<(), PayloadError> {
         let max = self.geometry.max_inline.min(self.geometry.wqe_size.max_inline() as u32);
         if data.len() > max as usize {

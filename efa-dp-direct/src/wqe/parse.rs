@@ -1,4 +1,4 @@
-//! Reads a request as a card does. Anything that the interface does not define is an error.
+//! Reads a request as a card does. Anything that the interface doesn't define is an error.
 
 use super::{
     Destination, Geometry, Hints, Inline, Operation, RemoteMem, RequestIds, SendData, SendWqe, Sge, WqeSize, WriteData,
@@ -7,32 +7,32 @@ use crate::wire::{
     CompStatus, Ctrl1, Ctrl2, Ctrl3, Lkey, ReqIdEx, SendOp, TX_DESC_NUM_BUFS, TxBufDesc, TxWqe, TxWqe128,
 };
 
-/// The reason why bytes are no work request.
+/// Why bytes aren't a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WqeError {
-    /// The queue's requests do not have this many bytes.
+    /// The queue's requests don't have this many bytes.
     Size(usize),
     /// The meta descriptor bit is clear: the slot was probably never written.
     NotMeta,
-    /// The request claims an extended descriptor, which no card has.
+    /// The request claims an extended descriptor, which no card supports.
     MetaExtension,
-    /// The descriptor is not both the first and the last of its request.
+    /// The descriptor isn't both the first and the last of its request.
     NotSingle,
     /// A bit or byte that must be zero is set.
     Reserved,
     /// Operation code that no release names.
     UnknownOp(u8),
-    /// Operation that user queues do not do.
+    /// Operation that user queues don't support.
     UnsupportedOp(SendOp),
     /// A read with immediate data.
     ImmediateInRead,
-    /// Inline data in a read, or in a write of 64 bytes.
+    /// Inline data in a read, or in a 64-byte write.
     InlineNotPossible(SendOp),
     /// More inline bytes than the queue allows.
     InlineTooLong(u16),
     /// More buffers than the operation takes.
     TooManyBuffers(u16),
-    /// The lengths of the local and of the remote side differ.
+    /// The local and remote sides differ in length.
     LengthMismatch {
         /// Bytes of the local side.
         local: u32,
@@ -42,7 +42,7 @@ pub enum WqeError {
 }
 
 impl WqeError {
-    /// The status that a card completes such a request with.
+    /// Returns the status with which a card completes such a request.
     pub const fn status(self) -> CompStatus {
         match self {
             Self::UnknownOp(_) | Self::UnsupportedOp(_) | Self::ImmediateInRead | Self::InlineNotPossible(_) => {
@@ -81,12 +81,12 @@ impl core::fmt::Display for WqeError {
 
 impl core::error::Error for WqeError {}
 
-/// The request that `bytes` hold. The caller has copied them out of the ring; the ring may change meanwhile.
+/// Parses the request in `bytes`. The caller has copied them out of the ring, which may change meanwhile.
 ///
-/// Bytes behind the payload are ignored, because some posters leave old bytes there.
+/// Bytes after the payload are ignored, because some posters leave old bytes there.
 ///
 /// # Errors
-/// The first rule that the bytes break; never panics.
+/// The first rule that the bytes break. Never panics.
 pub fn parse(bytes: &[u8], geometry: &Geometry) -> Result<SendWqe, WqeError> {
     let size = || WqeError::Size(bytes.len());
     match geometry.wqe_size {
@@ -117,7 +117,7 @@ pub fn parse(bytes: &[u8], geometry: &Geometry) -> Result<SendWqe, WqeError> {
     }
 }
 
-/// The union of a request, read as each of its members.
+/// A request's union, read as each of its members.
 struct Body<'a> {
     sgl: [TxBufDesc; TX_DESC_NUM_BUFS],
     remote: crate::wire::RemoteMemAddr,
@@ -191,7 +191,7 @@ impl Body<'_> {
         Ok(self.local(length)?.map_or(WriteData::Empty, WriteData::One))
     }
 
-    /// The local side of an RDMA operation with `count` buffers.
+    /// Returns the local side of an RDMA operation with `count` buffers.
     fn local(&self, count: u16) -> Result<Option<Sge>, WqeError> {
         match count {
             0 => {

@@ -1,7 +1,7 @@
-//! Requests as 64-bit words in memory order, built in registers for the posting path: the phase bit is 0 until
-//! [`crate::sq::place`] or [`with_phase`] sets it. The bytes are those that [`super::SendWqe::emit`] writes.
+//! Requests as 64-bit words in memory order, built in registers for the posting path. The phase bit is 0 until [`crate::sq::place`] or
+//! [`with_phase`] sets it. The bytes are the same as [`super::SendWqe::emit`] writes.
 //!
-//! This module checks nothing: the limits of a queue are checked when it is made.
+//! This module checks nothing: a queue's limits are checked when it's created.
 
 use super::{Destination, Hints, RemoteMem, Sge};
 use crate::wire::{Ctrl1, Ctrl2, Ctrl3, ReqIdEx, SendOp, TxBufDesc, TxMetaDesc};
@@ -11,19 +11,19 @@ pub const NARROW: usize = 8;
 /// Words of a 128-byte request.
 pub const WIDE: usize = 16;
 
-/// Bytes of [`WqeTemplate::send_inline`]: what a 64-byte request has room for.
+/// Number of bytes in [`WqeTemplate::send_inline`]: what fits in a 64-byte request.
 pub const SEND_BYTES: usize = 32;
 
 /// The phase bit in a request's first word.
 const PHASE: u64 = (Ctrl2::PHASE as u64) << 24;
-/// The bit of inline data in a request's first word.
+/// The inline data bit in a request's first word.
 const INLINE: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaWrite, true, 0);
-/// The length of one in a request's first word: one buffer, or one byte of inline data.
+/// A length of one in a request's first word: one buffer, or one byte of inline data.
 const LENGTH: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaWrite, false, 1);
-/// The bit of immediate data in a request's first word.
+/// The immediate data bit in a request's first word.
 const HAS_IMM: u64 = (Ctrl1::HAS_IMM as u64) << 16;
 
-/// The parts that every request begins with.
+/// What every request begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
     /// Request id; its upper 48 bits must be 0 on a queue with 16-bit ids.
@@ -37,7 +37,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head without immediate data and hints.
+    /// Creates a head without immediate data or hints.
     #[inline(always)]
     pub const fn new(wr_id: u64, dest: Destination) -> Self {
         Self { wr_id, dest, imm: None, hints: Hints::NONE }
@@ -68,7 +68,7 @@ impl Head {
     }
 }
 
-/// Meta descriptor, remote side, local side: 64 bytes, then zeros.
+/// Joins meta descriptor, remote side and local side: 64 bytes, then zeros.
 #[inline(always)]
 const fn rdma<const N: usize>(meta: [u64; 4], remote: [u64; 2], local: [u64; 2]) -> [u64; N] {
     let mut words = [0; N];
@@ -83,7 +83,7 @@ const fn rdma<const N: usize>(meta: [u64; 4], remote: [u64; 2], local: [u64; 2])
     words
 }
 
-/// An RDMA write of one buffer; `N` is [`NARROW`] or [`WIDE`].
+/// Returns an RDMA write of one buffer; `N` is [`NARROW`] or [`WIDE`].
 #[inline(always)]
 pub const fn write<const N: usize>(head: Head, remote: RemoteMem, from: Sge) -> [u64; N] {
     let meta = head.words(SendOp::RdmaWrite, false, 1);
@@ -91,13 +91,13 @@ pub const fn write<const N: usize>(head: Head, remote: RemoteMem, from: Sge) -> 
     rdma(meta, remote.desc(from.length).to_words(), local.to_words())
 }
 
-/// An RDMA write that names no buffer and carries no bytes.
+/// Returns an RDMA write with no buffer and no bytes.
 #[inline(always)]
 pub const fn write_empty<const N: usize>(head: Head, remote: RemoteMem) -> [u64; N] {
     rdma(head.words(SendOp::RdmaWrite, false, 0), remote.desc(0).to_words(), [0; 2])
 }
 
-/// An RDMA write of the low `length` bytes of `value`, at most 8, inside a 128-byte request.
+/// Returns an RDMA write of the low `length` bytes of `value`, at most 8, inside a 128-byte request.
 #[inline(always)]
 pub const fn write_value(head: Head, remote: RemoteMem, value: u64, length: u8) -> [u64; WIDE] {
     let kept = if length >= 8 { value } else { value & ((1 << (length * 8)) - 1) };
@@ -106,7 +106,7 @@ pub const fn write_value(head: Head, remote: RemoteMem, value: u64, length: u8) 
     rdma(meta, remote.desc(length as u32).to_words(), [kept, 0])
 }
 
-/// An RDMA read into one buffer.
+/// Returns an RDMA read into one buffer.
 #[inline(always)]
 pub const fn read<const N: usize>(head: Head, remote: RemoteMem, into: Sge) -> [u64; N] {
     let meta = head.words(SendOp::RdmaRead, false, 1);
@@ -114,52 +114,52 @@ pub const fn read<const N: usize>(head: Head, remote: RemoteMem, into: Sge) -> [
     rdma(meta, remote.desc(into.length).to_words(), local.to_words())
 }
 
-/// A send of one buffer.
+/// Returns a send of one buffer.
 #[inline(always)]
 pub const fn send<const N: usize>(head: Head, from: Sge) -> [u64; N] {
     let meta = head.words(SendOp::Send, false, 1);
     rdma(meta, TxBufDesc::new(from.addr, from.length, from.lkey).to_words(), [0; 2])
 }
 
-/// What all requests of one poster to one peer have in common, made once so that a post only copies it: the request id
-/// (16 bits), the address and the hints. Requests made from it carry no immediate data, unless [`with_imm`] adds it. Their local keys must have 24 bits,
-/// as the card's keys have, because they are not masked.
+/// What all requests from one poster to one peer have in common, made once so that a post only copies it: the request id (16 bits), the
+/// address and the hints. Requests made from it carry no immediate data unless [`with_imm`] adds it. Local keys must fit in 24 bits, as the
+/// card's do, because they aren't masked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WqeTemplate {
     /// First word of a write of one buffer.
     pub head: u64,
-    /// Upper half of the second word; the lower is the immediate, which is 0.
+    /// Upper half of the second word; the lower half is the immediate, which is 0.
     pub second: u32,
-    /// Lower half of the third word; the upper is reserved.
+    /// Lower half of the third word; the upper half is reserved.
     pub third: u32,
 }
 
 impl WqeTemplate {
-    /// The difference (XOR) between the first word of a write and that of an inline send of [`SEND_BYTES`].
+    /// Difference (XOR) between the first words of a write and of an inline send of [`SEND_BYTES`].
     const SEND: u64 = first_word(SendOp::RdmaWrite, false, 1) ^ first_word(SendOp::Send, true, SEND_BYTES as u16);
-    /// The difference (XOR) between the first word of a write and that of a read.
+    /// Difference (XOR) between the first words of a write and of a read.
     const READ: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp::RdmaRead, false, 0);
 
-    /// The template of requests with that id to that peer.
+    /// Creates the template for requests with that id to that peer.
     pub const fn new(wr_id: u16, dest: Destination, hints: Hints) -> Self {
         let [head, second, third, _] =
             Head { wr_id: wr_id as u64, dest, imm: None, hints }.words(SendOp::RdmaWrite, false, 1);
         Self { head, second: (second >> 32) as u32, third: third as u32 }
     }
 
-    /// The first half of a write of one buffer.
+    /// Returns the first half of a write of one buffer.
     #[inline(always)]
     pub const fn write_meta(self) -> [u64; 4] {
         self.meta(self.head)
     }
 
-    /// The first half of a read into one buffer.
+    /// Returns the first half of a read into one buffer.
     #[inline(always)]
     const fn read_meta(self) -> [u64; 4] {
         self.meta(self.head ^ Self::READ)
     }
 
-    /// The first half of a write of an inline value.
+    /// Returns the first half of a write of an inline value.
     #[inline(always)]
     const fn value_meta(self, size: ValueSize) -> [u64; 4] {
         self.meta((self.head & !LENGTH | (size.bytes as u64) << LENGTH.trailing_zeros()) + INLINE)
@@ -170,67 +170,67 @@ impl WqeTemplate {
         [head, (self.second as u64) << 32, self.third as u64, 0]
     }
 
-    /// A write of one buffer.
+    /// Returns a write of one buffer.
     #[inline(always)]
     pub const fn write(self, remote: RemoteMem, from: Sge) -> [u64; NARROW] {
         rdma(self.write_meta(), remote_words(remote, from.length), local_words(from))
     }
 
-    /// A read into one buffer.
+    /// Returns a read into one buffer.
     #[inline(always)]
     pub const fn read(self, remote: RemoteMem, into: Sge) -> [u64; NARROW] {
         rdma(self.read_meta(), remote_words(remote, into.length), local_words(into))
     }
 
-    /// An inline send of [`SEND_BYTES`].
+    /// Returns an inline send of [`SEND_BYTES`].
     #[inline(always)]
     pub const fn send_inline(self, data: [u64; SEND_BYTES / 8]) -> [u64; NARROW] {
         let [first, second, third, fourth] = data;
         rdma(self.meta(self.head ^ Self::SEND), [first, second], [third, fourth])
     }
 
-    /// The first half of a 128-byte write of the low bytes of `value`; the other half is zeros. The higher bytes of `value` lie
-    /// in the request, and the card does not send them.
+    /// Returns the first half of a 128-byte write of the low bytes of `value`; the other half is zeros. The request also holds the higher
+    /// bytes of `value`, but the card doesn't send them.
     #[inline(always)]
     pub const fn write_value(self, remote: RemoteMem, value: u64, size: ValueSize) -> [u64; NARROW] {
         rdma(self.value_meta(size), remote_words(remote, size.bytes), [value, 0])
     }
 }
 
-/// The size of a value: 1, 2, 4 or 8 bytes. The default stands for no value.
+/// The size of a value: 1, 2, 4 or 8 bytes. The default means no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ValueSize {
     bytes: u32,
 }
 
 impl ValueSize {
-    /// The size of that many bytes; `None` if values cannot have it.
+    /// Returns the size with that many bytes; `None` if values can't have it.
     #[inline(always)]
     pub const fn new(bytes: u32) -> Option<Self> {
         let others = bytes.wrapping_sub(1);
         if others < 8 && bytes & others == 0 { Some(Self { bytes }) } else { None }
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     #[inline(always)]
     pub const fn bytes(self) -> u32 {
         self.bytes
     }
 }
 
-/// The remote side of a request made from a [`WqeTemplate`].
+/// Returns the remote side of a request made from a [`WqeTemplate`].
 #[inline(always)]
 const fn remote_words(remote: RemoteMem, length: u32) -> [u64; 2] {
     remote.desc(length).to_words()
 }
 
-/// The local side of a request made from a [`WqeTemplate`].
+/// Returns the local side of a request made from a [`WqeTemplate`].
 #[inline(always)]
 const fn local_words(sge: Sge) -> [u64; 2] {
     [sge.length as u64 | (sge.lkey as u64) << 32, sge.addr]
 }
 
-/// A request made from a [`WqeTemplate`], or its first half, with immediate data.
+/// Adds immediate data to a request made from a [`WqeTemplate`], or to its first half.
 #[inline(always)]
 pub const fn with_imm<const N: usize>(mut request: [u64; N], imm: u32) -> [u64; N] {
     request[0] |= HAS_IMM;
@@ -242,19 +242,19 @@ const fn first_word(op: SendOp, inline: bool, length: u16) -> u64 {
     Head::new(0, Destination { ah: 0, qpn: 0, qkey: 0 }).words(op, inline, length)[0]
 }
 
-/// The factor that turns the phase bit of a request's number (`number & entries`) into the phase bit of its first word. `entries`
+/// Returns the factor that turns the phase bit of a request's number (`number & entries`) into the phase bit of its first word. `entries`
 /// is a power of two, at most 2^24.
 pub const fn phase_scale(entries: u32) -> u32 {
     PHASE as u32 / entries
 }
 
-/// The request's first word in the phase of its lap.
+/// Returns the request's first word with its lap's phase.
 #[inline(always)]
 pub const fn with_phase(first_word: u64, phase: bool) -> u64 {
     (first_word & !PHASE) | (phase as u64 * PHASE)
 }
 
-/// The phase in a request's first word.
+/// Returns the phase in a request's first word.
 #[inline(always)]
 pub const fn phase_of(first_word: u64) -> bool {
     first_word & PHASE != 0

@@ -1,4 +1,4 @@
-//! Sections `cqe` and `cq`: the meaning of completion entries, and polling a completion queue.
+//! Sections `cqe` and `cq`: what completion entries mean, and polling a completion queue.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +52,7 @@ fn host_json(raw: &RawCqe) -> Value {
     all
 }
 
-/// Checks that the meaning agrees with the readers, and that it gives the same bytes again where it has all of them.
+/// Checks that the meaning agrees with the readers, and that it emits the same bytes if it covers all of them.
 fn check_meaning(raw: &RawCqe, device: &DeviceWc) {
     match Cqe::parse(raw, RequestIds::Bits64).expect("a send or receive queue's") {
         Cqe::Send(send) => {
@@ -145,11 +145,11 @@ fn polling_matches_vectors() {
             match text(step, "call") {
                 "poll" => {
                     only_fields(step, &["call", "position", "slot"]);
-                    // SAFETY: a live queue of this thread.
+                    // SAFETY: a live queue that only this thread uses.
                     let slot = unsafe { cq::poll(cq.get(), u32_of(step, "position")) };
                     assert_eq!(slot, optional(step, "slot", |v| as_u64(v) as u32), "{step}");
                     if let Some(slot) = slot {
-                        // SAFETY: a live queue of this thread, and a slot that poll gave.
+                        // SAFETY: a live queue that only this thread uses, and a slot that poll returned.
                         let raw = unsafe { cq::read(cq.get(), slot) };
                         let mut want = ring.slot(slot as usize, entry_size as usize);
                         want.resize(32, 0);
@@ -158,9 +158,9 @@ fn polling_matches_vectors() {
                 }
                 "pop" => {
                     only_fields(step, &["call", "amount", "cc", "phase"]);
-                    // SAFETY: a live queue of this thread.
+                    // SAFETY: a live queue that only this thread uses.
                     unsafe { cq::pop(cq.get(), u32_of(step, "amount")) };
-                    // SAFETY: this thread alone has the struct.
+                    // SAFETY: only this thread has the struct.
                     let now = unsafe { cq.get().read() };
                     assert_eq!((now.cc, now.phase as u32), (u32_of(step, "cc"), u32_of(step, "phase")), "{step}");
                 }

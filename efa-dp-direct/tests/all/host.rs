@@ -61,7 +61,7 @@ fn completion_doorbell_matches_vectors() {
     });
 }
 
-/// A request of a list, in words.
+/// Returns a request in a list as words.
 fn request<const N: usize>(case: &Value, request: &Value) -> [u64; N] {
     only_fields(request, &["op", "wr_id", "imm", "rkey", "remote_addr", "payload", "remote", "hints"]);
     let op = with_payload(bare_operation(request), &payload(&request["payload"])).expect("a legal request");
@@ -83,12 +83,12 @@ fn check_host_sq<const N: usize>(case: &Value) {
     };
     let entries = u32_of(case, "entries");
     let ring = Ring::new(entries as usize * N * 8, 0);
-    // Doorbells of host providers have 16 bits, so no doorbell has this value.
+    // Host providers' doorbells have 16 bits, so none has this value.
     let db = Doorbell::new(u32::MAX);
     only_fields(&case["start"], &["pc", "phase"]);
     let start = (u16_of(&case["start"], "pc"), u32_of(&case["start"], "phase"));
     let max_batch = u32_of(case, "max_batch");
-    // SAFETY: the ring and the doorbell outlive the queue, and nothing else writes them.
+    // SAFETY: the ring and the doorbell outlive the queue, and nothing else writes to them.
     let queue = unsafe { HostSq::<N>::new(ring.as_ptr(), db.as_ptr(), entries, max_batch, flavour, start) };
     let mut queue = queue.expect("legal sizes");
     let mut all = Vec::new();
@@ -96,7 +96,7 @@ fn check_host_sq<const N: usize>(case: &Value) {
         only_fields(step, &["requests", "doorbells", "pc", "phase"]);
         let mut rung = Vec::new();
         let mut requests = list(step, "requests").iter();
-        // The queue takes a request after each write, and once more at the list's end, so this closure sees every doorbell.
+        // The queue takes a request after each write, and once more at the end of the list, so this closure sees every doorbell.
         queue.post(std::iter::from_fn(|| {
             rung.extend(db.take());
             requests.next().map(|r| request(case, r))

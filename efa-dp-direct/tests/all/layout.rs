@@ -1,8 +1,8 @@
-//! Holds the Rust types against the groups "efa-dp-direct …" of `efa_layout.json`, which a C++ compiler wrote from the
-//! foreign headers: size, alignment, every field, every enumerator, every constant; and the request geometries.
+//! Checks the Rust types against the "efa-dp-direct …" groups in `efa_layout.json`, which a C++ compiler wrote from the foreign headers:
+//! size, alignment, every field, every enumerator, every constant; and the request geometries.
 //!
-//! Anything that only one side has fails the test: a struct, field, enumerator or constant of the file that no line here names,
-//! a line here that the file lacks, and (at compile time) a Rust field that no line here names.
+//! Anything found on only one side fails the test: a struct, field, enumerator or constant in the file that no line here names, a line here
+//! that the file lacks, and (at compile time) a Rust field that no line here names.
 
 use crate::common::{file, list, text, u32_of, u64_of};
 use efa_dp_direct::queue::*;
@@ -11,7 +11,7 @@ use efa_dp_direct::wqe::{Geometry, WqeSize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// One struct as Rust has it: fields by C name, each with offset and size.
+/// A struct as Rust lays it out: fields by C name, each with offset and size.
 struct Struct {
     size: usize,
     align: usize,
@@ -19,7 +19,7 @@ struct Struct {
 }
 
 impl Struct {
-    /// A member of an unnamed union, or a field that another release has differently.
+    /// Adds a member of an unnamed union, or a field that differs in another release.
     fn with(mut self, name: &'static str, offset: usize, size: usize) -> Self {
         self.fields.insert(name, (offset, size));
         self
@@ -33,12 +33,12 @@ impl Struct {
 
 type Structs = BTreeMap<&'static str, Struct>;
 
-/// Size of a field, from a function that reaches it; never called.
+/// Returns a field's size, from a function that reaches it but is never called.
 fn size_through<S, F>(_: fn(&S) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// `layout!(Type { field = "c_field", padding = "" })`; the list has to be complete to compile.
+/// `layout!(Type { field = "c_field", padding = "" })`; the list must be complete to compile.
 macro_rules! layout {
     ($ty:ident { $($field:ident $(= $c_field:literal)?),* $(,)? }) => {{
         let _complete = |value: &$ty| {
@@ -117,7 +117,7 @@ fn queue_structs_1_1_0() -> Structs {
     ])
 }
 
-/// Wire structs that both releases have alike.
+/// Returns the wire structs that are the same in both releases.
 fn wire_structs() -> Structs {
     let fast_reg = layout!(FastMrRegReq { lkey, permissions, flags, reserved, iova, mr_length, pbl });
     let wqe = layout!(TxWqe { meta, data });
@@ -223,7 +223,7 @@ fn host_structs_1_1_0() -> Structs {
 type Numbers = BTreeMap<&'static str, u64>;
 type Enums = BTreeMap<&'static str, Numbers>;
 
-/// Enumerators of the wire structs' header; `with_18`: completion status 18 is known.
+/// Returns the enumerators in the wire structs' header. `with_18`: whether completion status 18 exists.
 fn wire_enums(with_18: bool) -> Enums {
     let status = |name, status: CompStatus| (name, u64::from(status.raw()));
     let mut statuses = Numbers::from([
@@ -338,7 +338,7 @@ fn version(major: u64, minor: u64, subminor: u64) -> Numbers {
     ])
 }
 
-/// The Rust types and constants of a group.
+/// A group's Rust types and constants.
 struct Group {
     structs: Structs,
     enums: Enums,
@@ -362,12 +362,12 @@ fn groups() -> BTreeMap<&'static str, Group> {
     ])
 }
 
-/// A list of the group, or nothing if the group has none.
+/// Returns one of the group's lists, or nothing if the group has no such list.
 fn entries<'a>(group: &'a Value, key: &str) -> &'a [Value] {
     group.get(key).map_or(&[], |_| list(group, key))
 }
 
-/// Name to number of a JSON object.
+/// Returns a JSON object's numbers by name.
 fn numbers(object: Option<&Value>) -> BTreeMap<&str, u64> {
     let Some(object) = object else { return BTreeMap::new() };
     let object = object.as_object().expect("names with numbers");

@@ -1,4 +1,4 @@
-//! The tests of the formats and queues.
+//! Tests of the formats and queues.
 
 mod common;
 mod cq;

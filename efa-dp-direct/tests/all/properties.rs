@@ -1,5 +1,5 @@
-//! Properties with an oracle: requests and completions go to bytes and back, no bytes make a parser panic, and rings
-//! keep their arithmetic at every wrap.
+//! Properties with an oracle: requests and completions survive a round trip through bytes, no bytes make a parser panic, and rings keep
+//! their arithmetic at every wrap.
 
 #![allow(unsafe_code)]
 
@@ -75,7 +75,7 @@ fn any_wqe() -> impl Strategy<Value = SendWqe> {
     )
 }
 
-/// The request in words, where the posting path builds such requests.
+/// Returns the request as words, if the posting path builds such requests.
 fn in_words(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
     let head = words::Head { wr_id: wqe.wr_id, dest: wqe.dest, imm: wqe.op.imm(), hints: wqe.hints };
     let narrow = size == WqeSize::Narrow;
@@ -105,7 +105,7 @@ fn in_words(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
     Some(words)
 }
 
-/// The request made from a template, where there is such a request.
+/// Returns the request made from a template, if there is such a request.
 fn from_template(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
     let template = words::WqeTemplate::new(wqe.wr_id as u16, wqe.dest, wqe.hints);
     let request = match wqe.op {
@@ -132,7 +132,7 @@ fn from_template(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
     Some(request)
 }
 
-/// Bytes of the inline data, if there is any.
+/// Returns the length of the inline data, if any.
 fn inline_length(op: &Operation) -> Option<usize> {
     match op {
         Operation::Send { data: SendData::Inline(data), .. }
@@ -168,7 +168,7 @@ proptest! {
         }
     }
 
-    /// A post copies the template of its peer; the bytes are those of the meaning.
+    /// A post copies its peer's template; the bytes must be the same as `emit` writes.
     #[test]
     fn requests_from_templates_have_same_bytes(
         wqe in any_wqe(),
@@ -196,7 +196,7 @@ proptest! {
         let _ = parse(&bytes, &geometry);
     }
 
-    /// Near a legal request most bytes matter: a request that parses has the whole meaning of its head.
+    /// Near a legal request most bytes matter: a request that parses keeps everything that its head says.
     #[test]
     fn parsed_requests_emit_same_bytes(
         geometry in geometry(),
@@ -213,7 +213,7 @@ proptest! {
             let mut again = vec![0xa5; bytes.len()];
             prop_assert_eq!(parsed.emit(&geometry, &mut again), Ok(()));
             prop_assert_eq!(parse(&again, &geometry), Ok(parsed));
-            // Immediate data without its flag has no meaning; everything else in the head has one.
+            // Immediate data without its flag means nothing; everything else in the head means something.
             prop_assert_eq!(&bytes[..8], &again[..8]);
             prop_assert_eq!(&bytes[12..32], &again[12..32]);
         }
@@ -313,13 +313,13 @@ proptest! {
     }
 }
 
-/// Counts near every wrap, and elsewhere.
+/// Returns counts near every wrap, and elsewhere.
 fn start() -> impl Strategy<Value = u64> {
     let near = |at: u64| (at - 70..at + 70).boxed();
     prop_oneof![0..200u64, near(1 << 16), near(1 << 31), near(1 << 32), near(3 << 31), any::<u32>().prop_map(u64::from)]
 }
 
-/// A request whose bytes hold its number.
+/// Returns a request whose bytes hold its number.
 fn numbered<const N: usize>(number: u64) -> [u64; N] {
     let mut wqe = [number; N];
     wqe[0] = words::with_phase(number & 0xffff, false);
@@ -334,7 +334,7 @@ fn check_sq<const N: usize>(
 ) -> Result<(), TestCaseError> {
     let entries = 1u64 << log_entries;
     let ring = Ring::new(entries as usize * N * 8, 0xa5);
-    // A doorbell of this many requests from now would take more posts than a test makes.
+    // Ringing this value would take more posts than a test makes.
     let db = Doorbell::new((start as u32).wrapping_sub(1));
     let attrs = QpAttrs {
         sq_buffer: ring.as_ptr(),
@@ -356,7 +356,7 @@ fn check_sq<const N: usize>(
         if unrung + n > max_batch {
             (rung, unrung) = (placed, 0);
         }
-        // SAFETY: a live queue of this thread.
+        // SAFETY: a live queue that only this thread uses.
         unsafe { sq::start_batch(wq.get(), n) };
         for _ in 0..n {
             // SAFETY: the batch is open and this index was started.
@@ -367,14 +367,14 @@ fn check_sq<const N: usize>(
             unrung += 1;
         }
         if flush {
-            // SAFETY: a live queue of this thread.
+            // SAFETY: a live queue that only this thread uses.
             unsafe { sq::flush(wq.get()) };
             (rung, unrung) = (placed, 0);
         }
         if let Some(doorbell) = db.take() {
             prop_assert_eq!(doorbell, rung as u32);
         }
-        // SAFETY: this thread alone has the struct.
+        // SAFETY: only this thread has the struct.
         let now = unsafe { wq.get().read() };
         prop_assert_eq!((now.pc, now.wqes_pending), (rung as u32, unrung));
         prop_assert_eq!(now.phase & 1 != 0, phase_of(rung));
@@ -421,7 +421,7 @@ proptest! {
         let flavour = if libfabric { Flavour::Libfabric } else { Flavour::RdmaCore };
         let phase_of = |number: u64| (number >> log_entries) & 1 != 0;
         let at = (start as u16, phase_of(start).into());
-        // SAFETY: the ring and the doorbell outlive the queue, and nothing else writes them.
+        // SAFETY: the ring and the doorbell outlive the queue, and nothing else writes to them.
         let queue = unsafe { HostSq::<NARROW>::new(ring.as_ptr(), db.as_ptr(), entries as u32, max_batch, flavour, at) };
         let mut queue = queue.expect("legal sizes");
         let mut placed = start;
@@ -449,7 +449,7 @@ proptest! {
         }
     }
 
-    /// A card writes, and a host polls and pops: the host sees each entry once, in order, and no other entry.
+    /// The card writes, and the host polls and pops: the host must see each entry once, in order, and no other entry.
     #[test]
     fn completion_rings_keep_count(
         start in start(),
@@ -460,7 +460,7 @@ proptest! {
         let entries = 1u64 << log_entries;
         let entry_size = if wide { 32 } else { 16 };
         let ring = Ring::new((entries * entry_size) as usize, 0);
-        // The card's phase is 1 in the first lap.
+        // The card's phase is 1 on the first lap.
         let phase_of = |number: u64| (number >> log_entries) & 1 == 0;
         let entry = |number: u64| {
             let cqe = SendCqe { qp_num: 7, wr_id: number, op: Ok(SendOp::RdmaWrite), status: Status::from_raw(0) };
@@ -469,7 +469,7 @@ proptest! {
         let write = |number: u64| {
             ring.write((number % entries * entry_size) as usize, &entry(number).0[..entry_size as usize]);
         };
-        // The ring still has the entries of the lap before.
+        // The ring still holds the previous lap's entries.
         for number in start.saturating_sub(entries)..start {
             write(number);
         }
@@ -485,17 +485,17 @@ proptest! {
                 written += 1;
             }
             for ahead in 0..entries {
-                // SAFETY: a live queue of this thread.
+                // SAFETY: a live queue that only this thread uses.
                 let slot = unsafe { cq::poll(cq.get(), ahead as u32) };
                 let there = popped + ahead < written;
                 prop_assert_eq!(slot, there.then_some(((popped + ahead) % entries) as u32));
                 if let Some(slot) = slot {
-                    // SAFETY: a live queue of this thread, and a slot that poll gave.
+                    // SAFETY: a live queue that only this thread uses, and a slot that poll returned.
                     prop_assert_eq!(unsafe { cq::read(cq.get(), slot) }, entry(popped + ahead));
                 }
             }
             let amount = consume.min(written - popped);
-            // SAFETY: a live queue of this thread.
+            // SAFETY: a live queue that only this thread uses.
             unsafe { cq::pop(cq.get(), amount as u32) };
             popped += amount;
         }

@@ -37,7 +37,7 @@ fn receive_queue_matches_vectors() {
         for step in list(case, "steps") {
             let want_db = optional(step, "db", |v| as_u64(v) as u32);
             db.rest_away_from(want_db);
-            // SAFETY: this thread alone has the struct.
+            // SAFETY: only this thread has the struct.
             unsafe { (*wq.get()).db = db.as_ptr() };
             match text(step, "call") {
                 "post_recv" => {
@@ -48,14 +48,14 @@ fn receive_queue_matches_vectors() {
                     let desc = RxDesc::single(u16_of(step, "req_id"), addr, length, lkey);
                     assert_eq!(hex(&desc.to_bytes()), text(step, "desc"));
                     assert_eq!(RxDesc::from_bytes(&desc.to_bytes()), desc);
-                    // SAFETY: a live queue of this thread.
+                    // SAFETY: a live queue that only this thread uses.
                     unsafe { rq::post(wq.get(), &desc) };
                     let slot = u64_of(step, "slot") as usize;
                     assert_eq!(hex(&ring.slot(slot, RxDesc::SIZE)), text(step, "desc"), "slot {slot}");
                 }
                 "flush" => {
                     only_fields(step, &["call", "db", "wq"]);
-                    // SAFETY: a live queue of this thread.
+                    // SAFETY: a live queue that only this thread uses.
                     unsafe { rq::flush(wq.get()) };
                 }
                 other => panic!("unknown call {other}"),
@@ -63,7 +63,7 @@ fn receive_queue_matches_vectors() {
             let got = db.take();
             assert_eq!(got, want_db, "doorbell of {step}");
             rung.extend(got);
-            // SAFETY: this thread alone has the struct.
+            // SAFETY: only this thread has the struct.
             let now = unsafe { wq.get().read() };
             let cursors = [now.pc, now.phase as u32, now.wqes_pending, now.wqes_posted, now.wqes_completed];
             assert_eq!(cursors.to_vec(), u32s(step, "wq"), "cursors after {step}");

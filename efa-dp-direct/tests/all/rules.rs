@@ -1,5 +1,4 @@
-//! Each rule that the request parser checks, broken by one change to a legal request; and both kinds of request ids in
-//! completions.
+//! Every rule that the request parser checks, broken by one change to a legal request; and both kinds of request ids in completions.
 
 use efa_dp_direct::cq::{Cqe, CqeError, RawCqe, SendCqe, Status};
 use efa_dp_direct::wire::{CompStatus, SendOp};
@@ -27,7 +26,7 @@ fn write(data: WriteData) -> Operation {
 
 const READ: Operation = Operation::Read { remote: REMOTE, into: Some(SGE) };
 
-/// The error that `change` makes of a legal request.
+/// Returns the error that `change` causes in a legal request.
 fn broken(op: Operation, geometry: &Geometry, change: impl Fn(&mut [u8])) -> WqeError {
     let mut wqe = bytes(op, geometry);
     parse(&wqe, geometry).expect("legal before the change");

@@ -1,4 +1,4 @@
-//! Sections `sq` and `sq_long`: calls on a send queue, the cursors and doorbells after each, and the ring at the end.
+//! Sections `sq` and `sq_long`: calls on a send queue, the cursors and doorbells after each, and the final ring.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use efa_dp_direct::wqe::{RequestIds, WqeSize};
 use serde_json::Value;
 use std::cell::UnsafeCell;
 
-/// A queue pair struct of the case's version, with its ring and doorbell.
+/// A queue pair struct in the case's version, with its ring and doorbell.
 struct Queue {
     qp: Qp,
     size: WqeSize,
@@ -82,41 +82,41 @@ impl Queue {
     }
 
     fn wq(&self) -> WqV0 {
-        // SAFETY: this thread alone has the struct.
+        // SAFETY: only this thread has the struct.
         unsafe { self.wq_ptr().read() }
     }
 
-    /// `[pc, phase, wqes_pending, wqes_posted, wqes_completed]`.
+    /// Returns `[pc, phase, wqes_pending, wqes_posted, wqes_completed]`.
     fn cursors(&self) -> [u32; 5] {
         let wq = self.wq();
         [wq.pc, wq.phase as u32, wq.wqes_pending, wq.wqes_posted, wq.wqes_completed]
     }
 
-    /// Chooses a resting value that the next doorbell cannot have.
+    /// Chooses a resting value that the next doorbell can't have.
     fn expect_doorbell(&mut self, value: Option<u32>) {
         self.db.rest_away_from(value);
         let mut wq = self.wq();
         wq.db = self.db.as_ptr();
-        // SAFETY: this thread alone has the struct.
+        // SAFETY: only this thread has the struct.
         unsafe { self.wq_ptr().write(wq) };
     }
 
     fn start_batch(&self, n: u32) {
-        // SAFETY: a live queue of this thread.
+        // SAFETY: a live queue that only this thread uses.
         unsafe { sq::start_batch(self.wq_ptr(), n) }
     }
 
     fn place(&self, index: u32, wqe: &[u8]) {
         match self.size {
-            // SAFETY: a live queue of this thread with requests of this size.
+            // SAFETY: a live queue that only this thread uses, with requests of this size.
             WqeSize::Narrow => unsafe { sq::place::<NARROW>(self.wq_ptr(), index, words(wqe)) },
-            // SAFETY: a live queue of this thread with requests of this size.
+            // SAFETY: a live queue that only this thread uses, with requests of this size.
             WqeSize::Wide => unsafe { sq::place::<WIDE>(self.wq_ptr(), index, words(wqe)) },
         }
     }
 
     fn flush(&self) {
-        // SAFETY: a live queue of this thread.
+        // SAFETY: a live queue that only this thread uses.
         unsafe { sq::flush(self.wq_ptr()) }
     }
 }
@@ -195,7 +195,7 @@ fn send_queue_matches_vectors() {
     });
 }
 
-/// `template` with request id `id`.
+/// Returns `template` with request id `id`.
 fn with_id(template: &[u8], id: u64, ids: RequestIds) -> Vec<u8> {
     let mut wqe = template.to_vec();
     wqe[..2].copy_from_slice(&id.to_le_bytes()[..2]);

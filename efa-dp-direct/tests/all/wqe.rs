@@ -6,12 +6,12 @@ use efa_dp_direct::wqe::{
 };
 use serde_json::Value;
 
-/// The words as bytes, to compare with what the byte builder writes.
+/// Returns the words as bytes, to compare them with what the byte builder writes.
 fn to_bytes<const N: usize>(words: [u64; N]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The request built in registers, where the posting path can build such a request.
+/// Returns the request built in registers, if the posting path can build such a request.
 fn in_words(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u8>> {
     macro_rules! by_size {
         ($build:ident ( $($arg:expr),* )) => {
@@ -132,7 +132,7 @@ fn sends_of_two_buffers_match_vectors() {
     });
 }
 
-/// The sections that tests here, or `gin_post` of ferrogin-device-kernels, read. A section of another name would have no test.
+/// Lists the sections read by tests here or by `gin_post` in ferrogin-device-kernels. A section with any other name would have no test.
 #[test]
 fn every_section_of_vectors_has_test() {
     let all = file("efa_dp.json");

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub struct Ring(Vec<AtomicU64>);
 
 impl Ring {
-    /// `bytes` bytes, each of them `fill`.
+    /// Creates a ring of `bytes` bytes, each set to `fill`.
     pub fn new(bytes: usize, fill: u8) -> Self {
         assert_eq!(bytes % 8, 0);
         Self((0..bytes / 8).map(|_| AtomicU64::new(u64::from_le_bytes([fill; 8]))).collect())
     }
 
-    /// The ring holding these bytes.
+    /// Creates a ring that holds these bytes.
     pub fn holding(bytes: &[u8]) -> Self {
         let ring = Self::new(bytes.len(), 0);
         ring.write(0, bytes);
@@ -40,14 +40,14 @@ impl Ring {
     }
 }
 
-/// A doorbell that detects a ring.
+/// A doorbell that detects when it's rung.
 pub struct Doorbell {
     cell: AtomicU32,
     resting: u32,
 }
 
 impl Doorbell {
-    /// A doorbell that holds `resting` until it is rung; no ring has that value.
+    /// Creates a doorbell that holds `resting` until it's rung, which must never be with that value.
     pub fn new(resting: u32) -> Self {
         Self { cell: AtomicU32::new(resting), resting }
     }
@@ -56,13 +56,13 @@ impl Doorbell {
         self.cell.as_ptr()
     }
 
-    /// The value of the last ring since the last call.
+    /// Returns the last value rung since the previous call, if any.
     pub fn take(&self) -> Option<u32> {
         let value = self.cell.swap(self.resting, Ordering::Relaxed);
         (value != self.resting).then_some(value)
     }
 
-    /// Takes another resting value, because the next ring may have the value `rung`.
+    /// Changes the resting value, because the next one rung may be `rung`.
     pub fn rest_away_from(&mut self, rung: Option<u32>) {
         self.resting = !rung.unwrap_or(0);
         self.cell.store(self.resting, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The vectors of EFA.
+//! The EFA vectors.
 
 pub mod memory;
 
@@ -22,7 +22,7 @@ pub fn each_case(section: &str, mut check: impl FnMut(&Value)) {
     println!("{section}: {} cases", cases.len());
 }
 
-/// The API version of a case: "v0" or "v1".
+/// Returns the kind of request ids for a case's API version: "v0" or "v1".
 pub fn request_ids(case: &Value) -> RequestIds {
     match text(case, "api") {
         "v0" => RequestIds::Bits16,
@@ -36,7 +36,7 @@ pub fn wqe_size(case: &Value) -> WqeSize {
     WqeSize::from_bytes(bytes).unwrap_or_else(|| panic!("unknown wqe_size {bytes}"))
 }
 
-/// The geometry of the host providers.
+/// Returns the host providers' geometry.
 pub fn host_geometry(case: &Value) -> Geometry {
     match wqe_size(case) {
         WqeSize::Narrow => Geometry::NARROW,
@@ -46,7 +46,7 @@ pub fn host_geometry(case: &Value) -> Geometry {
 
 pub fn destination(remote: &Value) -> Destination {
     only_fields(remote, &["ah", "qpn", "qkey"]);
-    // The foreign call takes a 32-bit queue pair number; the request has room for its low half.
+    // The foreign call takes a 32-bit queue pair number; the request only has room for its low half.
     Destination { ah: u16_of(remote, "ah"), qpn: u32_of(remote, "qpn") as u16, qkey: u32_of(remote, "qkey") }
 }
 
@@ -54,7 +54,7 @@ pub fn sge(value: &Value) -> Sge {
     Sge { addr: u64_of(value, "addr"), length: u32_of(value, "length"), lkey: u32_of(value, "lkey") }
 }
 
-/// The payload of a case.
+/// A case's payload.
 pub enum Payload {
     None,
     Sge(Sge),
@@ -83,7 +83,7 @@ fn remote_mem(case: &Value) -> RemoteMem {
     RemoteMem { addr: u64_of(case, "remote_addr"), rkey: u32_of(case, "rkey") }
 }
 
-/// The operation of a case, without its payload.
+/// Returns a case's operation, without its payload.
 pub fn bare_operation(case: &Value) -> Operation {
     let imm = || Some(u32_of(case, "imm"));
     match text(case, "op") {
@@ -96,7 +96,7 @@ pub fn bare_operation(case: &Value) -> Operation {
     }
 }
 
-/// The operation with its payload; `None` if no request carries it at all.
+/// Returns the operation with its payload; `None` if no request can carry that.
 pub fn with_payload(op: Operation, payload: &Payload) -> Option<Operation> {
     Some(match (op, payload) {
         (op, Payload::None) => op,
@@ -115,7 +115,7 @@ pub fn with_payload(op: Operation, payload: &Payload) -> Option<Operation> {
     })
 }
 
-/// The request as it is parsed again: local keys have 24 bits.
+/// Returns the request as it parses back: local keys have 24 bits.
 pub fn as_sent(mut wqe: SendWqe) -> SendWqe {
     let trim = |sge: &mut Sge| sge.lkey &= 0x00ff_ffff;
     match &mut wqe.op {
@@ -131,12 +131,12 @@ pub fn as_sent(mut wqe: SendWqe) -> SendWqe {
     wqe
 }
 
-/// The hints of a case: null means that none were given.
+/// Returns a case's hints: null means that none were given.
 pub fn hints(case: &Value) -> Hints {
     optional(case, "hints", |v| Hints::from_api(as_u64(v) as u32)).unwrap_or(Hints::NONE)
 }
 
-/// The SHA-256 of a ring, for which the vectors give only that.
+/// Returns a ring's SHA-256, which is all that the vectors give for large rings.
 pub fn sha256_hex(data: &[u8]) -> String {
     hex(&Sha256::digest(data))
 }
