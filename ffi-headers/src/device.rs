@@ -1,6 +1,6 @@
-//! Device handles that NCCL's EFA device code reads, and that ferrogin's kernels read too.
+//! The device handles that NCCL's EFA device code and ferrogin's kernels read.
 //!
-//! Source: `nccl_device/gin/efa_gda/gin_efa_gda_dev.h`, NCCL 2.31.2 and 2.32.3 (the same in both). All pointers are
+//! Source: `nccl_device/gin/efa_gda/gin_efa_gda_dev.h`, identical in NCCL 2.31.2 and 2.32.3. All pointers are
 //! device addresses. Tables are indexed `[slot * nranks + peer]`: slot 0 is the peer's data endpoint, slot `1 + s`
 //! its endpoint for signal `s`. The entry is 0 where the peer has no such endpoint.
 
@@ -21,11 +21,11 @@ pub struct EndpointHandle {
     pub target_remote_qpns: *mut u16,
     /// Remote queue keys, `[slots * nranks]`.
     pub target_qkey: *mut u32,
-    /// Spin lock for posters that serialise a whole post; 0 while no thread has it.
+    /// Spin lock that posters hold for a whole post; 0 while it's free.
     pub sq_lock: u32,
-    /// The card's completion counter for this queue pair: counts completed work requests, wraps at 2^31.
+    /// The card's completion counter for this queue pair; it wraps at 2^31.
     pub local_cntr_value: *mut u64,
-    /// Work requests whose doorbell was rung.
+    /// Work requests whose doorbell has been rung.
     pub submitted_count: u64,
     /// Work requests that may be outstanding at once.
     pub sq_size: u32,
@@ -43,16 +43,16 @@ assert_layout!(EndpointHandle, size 80, align 8, {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct CounterHandle {
-    /// The endpoint: poster of puts that name this counter, or target of this signal.
+    /// The endpoint that posts puts naming this counter, or that receives this signal.
     pub base: EndpointHandle,
     /// The card's counter: completed writes (counter) or received writes (signal).
     pub cntr_value: *mut u64,
-    /// Value that reads and waits subtract. A reset changes this value, because only the card writes the counter.
+    /// What reads and waits subtract. A reset changes this, because only the card writes the counter.
     pub cntr_offset: u64,
 }
 assert_layout!(CounterHandle, size 96, align 8, { base @ 0, cntr_value @ 80, cntr_offset @ 88 });
 
-/// `nccl_ofi_gin_gdaki_dev_handle`: one GIN context; `ncclNetDeviceHandle->handle` points at an array of them.
+/// `nccl_ofi_gin_gdaki_dev_handle`: one GIN context; `ncclNetDeviceHandle->handle` points to an array of them.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct DevHandle {
@@ -76,7 +76,7 @@ pub struct DevHandle {
     pub rail_id: u32,
     /// Local key of the scratch buffer.
     pub scratch_lkey: u32,
-    /// Padding for NCCL. In ferrogin's backend of NCCL's device API it is 1 while requests may have left doorbells to a later one.
+    /// Padding for NCCL. ferrogin's backend for NCCL's device API sets it to 1 while requests may have left doorbells to a later one.
     pub scratch_pad: u32,
     /// Scratch buffer: source of writes that carry no bytes.
     pub scratch_local_addr: u64,
@@ -110,7 +110,7 @@ assert_layout!(MrPeer, size 16, align 8, { remote_addr @ 0, rkey @ 8, pad @ 12 }
 
 /// `nccl_ofi_gin_gdaki_mr_handle`: a window on one rail. `nranks` entries of [`MrPeer`] follow.
 ///
-/// A kernel's `ncclGinWindow_t` is the address of an array of pointers to these, one for each rail. They follow the array:
+/// A kernel's `ncclGinWindow_t` is the address of an array of pointers to these, one per rail. They follow the array:
 /// [`window_handle_offset`](crate::ext::window_handle_offset).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

@@ -1,9 +1,9 @@
-//! ferrogin's own device state, which lies beside the structs that NCCL sees.
+//! ferrogin's own device state, next to the structs that NCCL sees.
 //!
-//! `createContext` allocates one block: a [`HandleHeader`], and directly behind it the array of
-//! [`DevHandle`](crate::device::DevHandle)s. `ncclNetDeviceHandle->handle` points at the array, so NCCL's device code
-//! never sees the header, and ours finds it `size_of::<HandleHeader>()` bytes before. The header leads to one
-//! [`ContextExt`] for each context and from there to one [`EndpointExt`] for each endpoint.
+//! `createContext` allocates one block: a [`HandleHeader`], directly followed by the array of
+//! [`DevHandle`](crate::device::DevHandle)s. `ncclNetDeviceHandle->handle` points to the array, so NCCL's device code
+//! never sees the header, and ours finds it `size_of::<HandleHeader>()` bytes before. The header points to one
+//! [`ContextExt`] per context, and each of those to one [`EndpointExt`] per endpoint.
 
 use crate::assert_layout;
 use crate::device::{MrHandle, MrPeer};
@@ -13,20 +13,20 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
-/// `HandleHeader::version`: raised whenever a struct of this module changes.
+/// `HandleHeader::version`: raised whenever a struct in this module changes.
 pub const HEADER_VERSION: u32 = 9;
 
-/// Lets a software card work in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
-/// false when the call did nothing because the card has a processor of its own. It returns soon, any number of threads may
-/// call it at once, and it does not unwind.
+/// Runs a software card in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns false
+/// if the call did nothing because the card has a CPU core to itself. It returns soon, any number of threads may call it at
+/// once, and it doesn't unwind.
 pub type ProgressFn = unsafe extern "C" fn(arg: *mut c_void) -> bool;
 
-/// Posting policy: posters reserve, write and mark in parallel; one of them rings for all ready requests.
+/// Posting policy: posters reserve, write and mark in parallel, and one of them rings for all ready requests.
 pub const POLICY_COMBINING: u32 = 0;
-/// Posting policy: the whole post under the endpoint's `sq_lock`.
+/// Posting policy: the whole post runs under the endpoint's `sq_lock`.
 pub const POLICY_LOCKED: u32 = 1;
 
-/// Lies directly before the array of device handles.
+/// The header directly before the array of device handles.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct HandleHeader {
@@ -38,7 +38,7 @@ pub struct HandleHeader {
     pub n_contexts: u32,
     /// `[n_contexts]`.
     pub contexts: *mut ContextExt,
-    /// A word that ends every wait of these contexts when it is not 0; the host writes it to abort.
+    /// A nonzero word ends every wait on these contexts; the host writes it to abort.
     pub abort_flag: *mut u32,
     /// [`POLICY_COMBINING`] or [`POLICY_LOCKED`].
     pub policy: u32,
@@ -52,10 +52,10 @@ assert_layout!(HandleHeader, size 64, align 64, {
     reserved @ 40,
 });
 
-/// What a post reads of its context: loads of 16 bytes that begin at the same time.
+/// What a post reads from its context, in 16-byte loads that are issued together.
 ///
-/// `endpoints` is ordered: data, value, then one for each counter, then one for each signal. Some numbers are also in the
-/// struct that NCCL sees; they are repeated here so that a post reads one cache line.
+/// `endpoints` holds data, value, then one per counter, then one per signal. Some fields repeat those of the struct that
+/// NCCL sees, so that a post reads a single cache line.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
 pub struct Routes {
@@ -65,7 +65,7 @@ pub struct Routes {
     pub targets: *const TargetWords,
     /// Ranks of the communicator.
     pub nranks: u32,
-    /// The greatest number of signals on any rank, which is the last target slot.
+    /// The largest number of signals on any rank, which is also the last target slot.
     pub last_slot: u32,
     /// Counters of this context.
     pub n_counters: u32,
@@ -73,12 +73,11 @@ pub struct Routes {
     pub n_signals: u32,
     /// Longest put or get that takes the fast path: `max_rdma_size`, or 0 with the `locked` policy, which has no fast path.
     pub fast_put_limit: u64,
-    /// Bytes from a window to its peers' entries on the context's rail: they follow the handle of [`window_handle_offset`].
+    /// Bytes from a window to its peer entries on the context's rail; they follow the handle at [`window_handle_offset`].
     pub window_peers: u64,
-    /// Scratch memory of this rank and its peers, in the form of a window's handle: source and target of writes that carry no
-    /// bytes.
+    /// Scratch memory of this rank and its peers, laid out like a window's handle: source and target of empty writes.
     pub scratch: *const MrHandle,
-    /// The device handle, which NCCL sees.
+    /// The device handle that NCCL sees.
     pub dev: *mut crate::device::DevHandle,
 }
 assert_layout!(Routes, size 64, align 16, {
@@ -86,17 +85,17 @@ assert_layout!(Routes, size 64, align 16, {
     window_peers @ 40, scratch @ 48, dev @ 56,
 });
 
-/// More than the targets of any context: a table of them would have 1 GiB.
+/// An exclusive limit on a context's targets; a table of this size would take 1 GiB.
 pub const MAX_TARGETS: usize = 1 << 26;
 
-/// Bytes from a window, which is the address of an array of one pointer for each of `rails` rails, to its [`MrHandle`] on a rail.
-/// The handles follow the array, so that a post computes the address that NCCL's device code loads from the array.
+/// Returns the bytes from a window to its [`MrHandle`] on a rail. A window is the address of an array of `rails` pointers, and the
+/// handles follow it, so a post can compute the address that NCCL's device code loads from the array.
 pub const fn window_handle_offset(rails: usize, rail: usize, nranks: usize) -> usize {
     let array = (rails * size_of::<*const MrHandle>()).next_multiple_of(16);
     array + rail * (size_of::<MrHandle>() + nranks * size_of::<MrPeer>())
 }
 
-/// One GIN context, as ferrogin's kernels use it.
+/// One GIN context, as ferrogin's kernels see it.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 pub struct ContextExt {
@@ -108,18 +107,18 @@ pub struct ContextExt {
     pub n_endpoints: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
-    /// Bytes from the abort flag to the word of the first [`Failure`](crate::failure::Failure), which is 0 before; 0: there is none.
+    /// Bytes from the abort flag to the word for the first [`Failure`](crate::failure::Failure), initially 0. An offset of 0: no word.
     pub failure_offset: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,
-    /// Nanoseconds after which a wait of the device API gives up; 0 is never. Kernels may change the word.
+    /// Nanoseconds after which a device API wait gives up; 0 means never. Kernels may change the word.
     pub timeout_ns: *mut u64,
-    /// The function that a CPU thread calls in each round of a wait on this context. Null on a GPU, and where the provider makes
-    /// progress by itself. It may be called until the context is destroyed.
+    /// The function that a CPU thread calls in each round of a wait on this context, until the context is destroyed. Null on a
+    /// GPU, and where the provider makes progress by itself.
     pub progress: Option<ProgressFn>,
     /// The argument of `progress`.
     pub progress_arg: *mut c_void,
-    /// The set of endpoints that a flush looks at: the summary words of [`used_words`], then the leaf words. Zero at first.
+    /// The set of endpoints that a flush visits: the summary words, then the leaf words ([`used_words`]). Initially zero.
     pub used: *mut u64,
     /// Null where the card counts signals.
     pub emulated: *const EmulatedSignals,
@@ -129,8 +128,8 @@ assert_layout!(ContextExt, size 128, align 128, {
     progress @ 96, progress_arg @ 104, used @ 112, emulated @ 120,
 });
 
-/// The signals of a context that are words of memory, to which the signal proxy of the receiver adds. Such a context has no signal endpoints:
-/// [`Routes::n_signals`] and [`Routes::last_slot`] are 0, and all requests go to the peer's inbox, a queue pair that only receives.
+/// A context's emulated signals: words of memory to which the receiver's signal proxy adds. The context then has no signal endpoints:
+/// [`Routes::n_signals`] and [`Routes::last_slot`] are 0, and all requests go to the peer's inbox, a receive-only queue pair.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedSignals {
@@ -147,28 +146,28 @@ pub struct EmulatedSignals {
 }
 assert_layout!(EmulatedSignals, size 64, align 64, { words @ 0, peers @ 8, n_signals @ 16, rank @ 20, reserved @ 24 });
 
-/// What a sender of emulated signals knows of a peer.
+/// What a sender of emulated signals knows about a peer.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EmulatedPeer {
-    /// Indexed signals of the peer's context; an id that is not below it is invalid.
+    /// Indexed signals of the peer's context; valid ids are below this.
     pub n_signals: u32,
     /// The number of the peer's context, modulo 2^16.
     pub generation: u32,
 }
 assert_layout!(EmulatedPeer, size 8, align 8, { n_signals @ 0, generation @ 4 });
 
-/// Bits of one word of [`ContextExt::used`]: its low half. The high half counts insertions.
+/// Usable bits per word of [`ContextExt::used`]: the low half. The high half counts insertions.
 pub const USED_BITS: u32 = 32;
 
-/// Summary words and leaf words of [`ContextExt::used`].
+/// Returns how many summary words and leaf words [`ContextExt::used`] has.
 #[inline(always)]
 pub const fn used_words(n_endpoints: u32) -> (usize, usize) {
     let leaves = n_endpoints.div_ceil(USED_BITS);
     (leaves.div_ceil(USED_BITS) as usize, leaves as usize)
 }
 
-/// The address of a work request: three numbers.
+/// Where a work request goes: three numbers.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Target {
@@ -181,8 +180,8 @@ pub struct Target {
 }
 assert_layout!(Target, size 8, align 8, { ah @ 0, qpn @ 2, qkey @ 4 });
 
-/// What the work requests to one [`Target`] have in common, in the form that a post copies: the fields of
-/// `efa_dp_direct::wqe::words::WqeTemplate`. All zero where a peer has no such target.
+/// The template that a post to one [`Target`] copies: the fields of `efa_dp_direct::wqe::words::WqeTemplate`. All zero
+/// where a peer has no such target.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetWords {
@@ -195,7 +194,7 @@ pub struct TargetWords {
 }
 assert_layout!(TargetWords, size 16, align 16, { head @ 0, second @ 8, third @ 12 });
 
-/// One endpoint, as ferrogin's kernels use it: the fields that a post reads and those that it writes, on separate cache lines.
+/// One endpoint, as ferrogin's kernels see it: what a post reads and what it writes are on separate cache lines.
 ///
 /// The reservation cursor is the queue struct's `pc`, because NCCL's device code reserves from it too.
 #[repr(C, align(128))]
@@ -205,7 +204,7 @@ pub struct EndpointExt {
     pub config: EndpointConfig,
     /// Written by posters.
     pub posting: PostingState,
-    /// The queue pair that NCCL sees, which [`EndpointHandle::qp`](crate::device::EndpointHandle::qp) points at.
+    /// The queue pair that NCCL sees; [`EndpointHandle::qp`](crate::device::EndpointHandle::qp) points to it.
     pub queue: QueueMemory,
 }
 assert_layout!(EndpointExt, size 384, align 128, { config @ 0, posting @ 128, queue @ 192 });
@@ -216,7 +215,7 @@ assert_layout!(EndpointExt, size 384, align 128, { config @ 0, posting @ 128, qu
 pub struct QueueMemory(pub [AtomicU64; 18]);
 const _: () = assert!(size_of::<QueueMemory>() == 144);
 
-/// [`ValueConfig::path`]: no fast path. The policy has none, or the endpoint takes no values.
+/// [`ValueConfig::path`]: no fast path, because the policy has none or the endpoint takes no values.
 pub const VALUE_NONE: u32 = 0;
 /// [`ValueConfig::path`]: values travel through the slot pool.
 pub const VALUE_POOL: u32 = 1;
@@ -226,7 +225,7 @@ pub const VALUE_INLINE: u32 = 2;
 /// Bytes from one value slot to the next.
 pub const VALUE_STRIDE: u32 = 8;
 
-/// What every post on an endpoint reads: loads of 16 bytes that begin at the same time.
+/// What every post on an endpoint reads, in 16-byte loads that are issued together.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
 pub struct RingConfig {
@@ -234,11 +233,11 @@ pub struct RingConfig {
     pub sq_buf: *mut u8,
     /// Send queue doorbell.
     pub sq_db: *mut u32,
-    /// Bytes of the ring less one; the ring has a power of two of them.
+    /// The ring's size in bytes, a power of two, minus one.
     pub ring_mask: u32,
-    /// Bytes of one work request: 64 or 128.
+    /// Size of a work request in bytes: 64 or 128.
     pub wqe_size: u32,
-    /// Entries of the ring. As a mask it selects the bit of a request's number that is its phase.
+    /// Entries in the ring. As a mask, it selects the phase bit of a request's number.
     pub phase_bit: u32,
     /// The factor that turns `phase_bit` into the phase bit of a request's first word.
     pub phase_scale: u32,
@@ -251,11 +250,11 @@ assert_layout!(RingConfig, size 48, align 16, {
     sq_buf @ 0, sq_db @ 8, ring_mask @ 16, wqe_size @ 20, phase_bit @ 24, phase_scale @ 28, submitted @ 32, value_base @ 40,
 });
 
-/// What a post of a value reads besides.
+/// What a post of a value reads in addition.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
 pub struct ValueConfig {
-    /// The offsets of value slots, as a mask: [`VALUE_STRIDE`] times the number of slots less one.
+    /// Mask for the offsets of value slots: [`VALUE_STRIDE`] times (`slots` - 1).
     pub mask: u32,
     /// Local key of the value slot pool.
     pub lkey: u32,
@@ -274,23 +273,23 @@ pub struct EndpointConfig {
     pub ring: RingConfig,
     /// What posts of values read.
     pub values: ValueConfig,
-    /// The endpoint handle, which NCCL sees.
+    /// The endpoint handle that NCCL sees.
     pub handle: *mut crate::device::EndpointHandle,
     /// Work requests that may be outstanding at once.
     pub sq_size: u32,
-    /// Work requests that may be written and not yet rung.
+    /// Work requests that may be written before the doorbell is rung.
     pub max_batch: u32,
-    /// The card's completion counter, wraps at 2^31. The cursors begin at its first value.
+    /// The card's completion counter, which wraps at 2^31. The cursors start at its initial value.
     pub completed: *const u64,
     /// The card's error counter.
     pub errors: *const u64,
     /// The error counter's value before the first post.
     pub errors_base: u64,
-    /// Bytes that a write may carry inline; 0 without inline writes.
+    /// Bytes that a write may carry inline; 0 if the card has no inline writes.
     pub write_inline: u32,
-    /// The number of this endpoint in its context.
+    /// This endpoint's index in its context.
     pub index: u32,
-    /// The context of this endpoint.
+    /// This endpoint's context.
     pub context: *const ContextExt,
     /// Zero.
     pub reserved: u64,
@@ -303,21 +302,21 @@ assert_layout!(EndpointConfig, size 128, align 128, {
 /// The lowest bit of the `combining` policy's rung count in [`PostingState::state`].
 pub const STATE_RUNG_SHIFT: u32 = 32;
 
-/// The changing part of an [`EndpointExt`]. Every cursor begins at the card's counter, which is 0 on hardware, because posts are
-/// compared with completions modulo 2^31.
+/// The mutable part of an [`EndpointExt`]. Every cursor starts at the card's counter (0 on hardware), because posts are compared
+/// with completions modulo 2^31.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct PostingState {
     /// Posting state of the `combining` policy: see `ferrogin-device-kernels`.
     pub state: AtomicU64,
-    /// `combining`: posts up to this number are admitted, as long as the flush barrier is the one beside it. It begins with
-    /// the barrier one lower than the first, so that the first post inserts its endpoint into [`ContextExt::used`].
+    /// `combining`: posts up to this number are admitted while the flush barrier equals the one stored with it. That starts one
+    /// below the first barrier, so that the first post inserts its endpoint into [`ContextExt::used`].
     pub bound: AtomicU64,
-    /// Flush barrier of the `locked` policy: posts from this index on wait until all before it have completed.
+    /// Flush barrier of the `locked` policy: posts from this index on wait until all earlier ones have completed.
     pub barrier: AtomicU32,
-    /// Not 0 after a reservation was given up; every later post fails.
+    /// Nonzero once a reservation has been abandoned; every later post fails.
     pub poison: AtomicU32,
-    /// `locked`: not 0 while the endpoint is in [`ContextExt::used`].
+    /// `locked`: nonzero while the endpoint is in [`ContextExt::used`].
     pub used: AtomicU32,
     /// Zero.
     pub reserved: [u32; 9],

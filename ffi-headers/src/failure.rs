@@ -1,8 +1,8 @@
-//! The word in which kernels tell the host which operation of a handle failed first, and the names of statuses.
+//! The word that tells the host which operation on a handle failed first, and the names of statuses.
 
 use core::fmt;
 
-/// The names of `fgin_status`, by number.
+/// The names of the `fgin_status` values, by number.
 pub const STATUS_NAMES: [&core::ffi::CStr; 7] = [
     c"FGIN_OK",
     c"FGIN_INVALID_ARGUMENT",
@@ -13,7 +13,7 @@ pub const STATUS_NAMES: [&core::ffi::CStr; 7] = [
     c"FGIN_POISONED",
 ];
 
-/// The functions of `ferrogin/gin.h`, by [`Failure::function`]. Those without a name here count as the first.
+/// The functions of `ferrogin/gin.h`, by [`Failure::function`]. Functions that aren't listed use entry 0.
 pub const FUNCTIONS: [&str; 16] = [
     "an operation",
     "fgin_put",
@@ -33,7 +33,7 @@ pub const FUNCTIONS: [&str; 16] = [
     "fgin_reset_counter",
 ];
 
-/// The number of a function.
+/// Returns the index of a function in `FUNCTIONS`; 0 if it isn't listed.
 pub const fn function_number(name: &str) -> u8 {
     let mut i = 1;
     while i < FUNCTIONS.len() {
@@ -53,7 +53,7 @@ const fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && i == a.len()
 }
 
-/// What an operation was about.
+/// What a failed operation was about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject {
     /// The whole context.
@@ -69,7 +69,7 @@ pub enum Subject {
 /// An operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Failure {
-    /// [`function_number`].
+    /// The function's [`function_number`].
     pub function: u8,
     /// An `fgin_status` other than `FGIN_OK`.
     pub status: u8,
@@ -78,7 +78,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The word, which is not 0: the status, the function and the kind of subject in a byte each, and the number of the subject in the high half.
+    /// Packs the failure into a nonzero word: a byte each for status, function and kind of subject; the subject's number is the high half.
     #[inline(always)]
     pub const fn to_word(self) -> u64 {
         let (kind, number) = match self.subject {
@@ -90,7 +90,7 @@ impl Failure {
         self.status as u64 | (self.function as u64) << 8 | kind << 16 | (number as u64) << 32
     }
 
-    /// The failure in a word; `None` for 0. A kernel can write any bits.
+    /// Unpacks a word; `None` for 0. Accepts any bits, because a kernel can write anything.
     pub const fn from_word(word: u64) -> Option<Self> {
         let number = (word >> 32) as u32;
         let subject = match word >> 16 & 0xff {

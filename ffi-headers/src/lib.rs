@@ -2,16 +2,16 @@
 //!
 //! * [`nccl`]: the structs that NCCL and a GIN plugin exchange (`ncclGin_v14_t`, `ncclGin_v13_t`, properties,
 //!   device handles).
-//! * [`rma`]: the tables of an RMA plugin, which a NCCL host thread drives (`ncclRma_v16_t` to `ncclRma_v13_t`).
-//! * [`device`]: the structs that `createContext` and `regMrSym` give to kernels; NCCL's EFA device code reads exactly these.
-//! * [`ext`]: ferrogin's own device state, placed beside those structs and never inside them, so that NCCL's device
-//!   code runs on the same handles unaware.
-//! * [`failure`]: the word in which kernels tell the host what failed first.
-//! * [`signals`]: the protocol of signals that EFA cards lack.
-//! * [`settings`]: the names of ferrogin's environment variables, which the plugin and the tool check.
+//! * [`rma`]: an RMA plugin's function tables, which a NCCL host thread calls (`ncclRma_v16_t` to `ncclRma_v13_t`).
+//! * [`device`]: the structs that `createContext` and `regMrSym` hand to kernels; NCCL's EFA device code reads exactly these.
+//! * [`ext`]: ferrogin's own device state, next to those structs and never inside them, so that NCCL's device code can
+//!   use the same handles without knowing about it.
+//! * [`failure`]: the word through which kernels tell the host what failed first.
+//! * [`signals`]: the protocol that emulates the signals that EFA cards lack.
+//! * [`settings`]: the names of ferrogin's environment variables, so that the plugin and the tool can warn about unknown ones.
 //!
-//! Every size, alignment and offset is asserted under the struct's definition. `tests/layout.rs` compares the same numbers with
-//! `tests/vectors/efa_layout.json`, which a C++ compiler made from the foreign headers.
+//! Every size, alignment and offset is asserted below the struct's definition. `tests/all/layout.rs` compares the same numbers
+//! with `tests/vectors/efa_layout.json`, generated from the foreign headers by a C++ compiler.
 #![cfg_attr(not(test), no_std)]
 
 pub mod device;
@@ -22,7 +22,7 @@ pub mod rma;
 pub mod settings;
 pub mod signals;
 
-/// Asserts size, alignment and every field offset of a `repr(C)` type at compile time.
+/// Asserts the size, alignment and field offsets of a `repr(C)` type at compile time.
 #[macro_export]
 macro_rules! assert_layout {
     ($ty:ty, size $size:literal, align $align:literal, { $($field:ident @ $offset:literal),* $(,)? }) => {

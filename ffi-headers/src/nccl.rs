@@ -1,4 +1,4 @@
-//! The NCCL GIN plugin ABI: `ncclGin_v14_t` and `ncclGin_v13_t` with the structs that their functions exchange.
+//! The NCCL GIN plugin ABI: `ncclGin_v14_t` and `ncclGin_v13_t` with the structs that their functions take and return.
 //!
 //! Source: NCCL's plugin headers as carried by aws-ofi-nccl (August 2026); `ncclNetProperties_v12_t` and
 //! `ncclNetDeviceHandle_v11_t` also in the example plugins of NCCL 2.30.7.
@@ -6,13 +6,13 @@
 use crate::assert_layout;
 use core::ffi::{c_char, c_int, c_ulong, c_void};
 
-/// `ncclResult_t`. Any value may come back from a foreign library, hence no Rust enum.
+/// `ncclResult_t`. Not a Rust enum, because a foreign library may return any value.
 pub type Result = c_int;
 /// Success.
 pub const SUCCESS: Result = 0;
 /// A CUDA call failed.
 pub const UNHANDLED_CUDA_ERROR: Result = 1;
-/// A call to the system failed.
+/// A system call failed.
 pub const SYSTEM_ERROR: Result = 2;
 /// A bug, or corrupted memory.
 pub const INTERNAL_ERROR: Result = 3;
@@ -40,15 +40,15 @@ pub const PTR_HOST: c_int = 1;
 pub const PTR_CUDA: c_int = 2;
 /// Pointer support: memory given as a dma-buf.
 pub const PTR_DMABUF: c_int = 4;
-/// Bytes of a listen handle.
+/// Size of a listen handle in bytes.
 pub const HANDLE_MAXSIZE: usize = 128;
 /// `regMrSym` flag: strict ordering.
 pub const MR_FLAG_FORCE_SO: u64 = 1;
 /// `ncclNetDeviceType` of the EFA GIN backend.
 pub const NET_DEVICE_GIN_EFA_GDA: c_int = 5;
-/// Largest number of connections of one communicator.
+/// Most connections per communicator.
 pub const GIN_MAX_CONNECTIONS: usize = 4;
-/// Devices that one virtual device may consist of, v12.
+/// Most devices that can make up a virtual device, v12.
 pub const NET_MAX_DEVS_PER_NIC_V12: usize = 8;
 
 /// `ncclDebugLogger_t`: `(level, subsystem flags, file, line, printf format, ...)`.
@@ -77,9 +77,9 @@ pub struct NetPropertiesV12 {
     pub guid: u64,
     /// Sum of [`PTR_HOST`], [`PTR_CUDA`], [`PTR_DMABUF`].
     pub ptr_support: c_int,
-    /// A registration serves all communicators of the process.
+    /// Nonzero if a registration serves all communicators of the process.
     pub reg_is_global: c_int,
-    /// Receives need a flush.
+    /// Nonzero if receives need a flush.
     pub force_flush: c_int,
     /// Mbit/s.
     pub speed: c_int,
@@ -95,7 +95,7 @@ pub struct NetPropertiesV12 {
     pub net_device_type: c_int,
     /// Version of the device API.
     pub net_device_version: c_int,
-    /// Composition of a virtual device.
+    /// The physical devices that make up a virtual device.
     pub v_props: NetVDevicePropsV12,
     /// Largest point-to-point transfer, bytes.
     pub max_p2p_bytes: usize,
@@ -122,11 +122,11 @@ pub struct NetDeviceHandleV11 {
     pub net_device_type: c_int,
     /// Version of the device API.
     pub net_device_version: c_int,
-    /// Device address of the array of contexts.
+    /// Device address of an array of contexts.
     pub handle: *mut c_void,
-    /// Bytes of one element of that array.
+    /// Size of one array element in bytes.
     pub size: usize,
-    /// NCCL shall call `ginProgress`.
+    /// Nonzero asks NCCL to call `ginProgress`.
     pub needs_proxy_progress: c_int,
 }
 assert_layout!(NetDeviceHandleV11, size 32, align 8, {
@@ -179,7 +179,7 @@ pub struct GinConfigV14 {
     pub traffic_class: c_int,
     /// Layout of the device structs: 0 or 1 (NCCL 2.31 kernels), 2 (NCCL 2.32 kernels).
     pub backend_version: c_int,
-    /// Only peers at this distance are used; a hint.
+    /// A hint: kernels only post to peers whose distance is a multiple of this.
     pub rank_stride: c_int,
 }
 assert_layout!(GinConfigV14, size 28, align 4, {
@@ -308,15 +308,15 @@ pub struct GinV13 {
     pub close_coll: Option<HandleFn>,
     /// Closes a listening communicator.
     pub close_listen: Option<HandleFn>,
-    /// Put by the host.
+    /// Puts from the host.
     pub iput: UnusedFn,
-    /// Put with signal by the host.
+    /// Puts with a signal from the host.
     pub iput_signal: UnusedFn,
-    /// Get by the host.
+    /// Gets from the host.
     pub iget: UnusedFn,
-    /// Flush by the host.
+    /// Flushes from the host.
     pub iflush: UnusedFn,
-    /// Test of a host request.
+    /// Tests a host request.
     pub test: UnusedFn,
     /// Progress call, made when a handle asks for it.
     pub gin_progress: Option<HandleFn>,

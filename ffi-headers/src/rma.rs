@@ -1,6 +1,6 @@
-//! The NCCL RMA plugin ABI: `ncclRma_v13_t` to `ncclRma_v16_t`, by which a NCCL host thread puts, gets and signals.
+//! The NCCL RMA plugin ABI: `ncclRma_v13_t` to `ncclRma_v16_t`, through which a NCCL host thread puts, gets and signals.
 //!
-//! Source: `src/include/plugin/rma/rma_v13.h` to `rma_v16.h` of NCCL 2.30.7, 2.31.2 and 2.32.3. C `bool` is a `u8` here, because a foreign
+//! Source: `src/include/plugin/rma/rma_v13.h` to `rma_v16.h` of NCCL 2.30.7, 2.31.2 and 2.32.3. C `bool` is `u8` here, because a foreign
 //! caller may pass any byte.
 
 use crate::assert_layout;
@@ -10,9 +10,9 @@ use crate::nccl::{
 };
 use core::ffi::{c_char, c_int, c_void};
 
-/// `ncclNetDeviceType` of plugins that a NCCL host thread drives. NCCL wants it of v13.
+/// `ncclNetDeviceType` of plugins that a NCCL host thread drives. NCCL requires it from v13 plugins.
 pub const NET_DEVICE_GIN_PROXY: c_int = 2;
-/// `regMrSym` flag: words are 0 now, and only the plugin ever writes them.
+/// `regMrSym` flag: the words are 0 when registered, and only the plugin ever writes them.
 pub const MR_FLAG_SIGNAL_NEVER_RESET: u64 = 2;
 /// `signalOp`: adds 1.
 pub const SIGNAL_OP_INC: u32 = 1;
@@ -25,11 +25,11 @@ pub const OPT_AGGREGATE_REQUESTS: u32 = 1;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RmaConfigV14 {
-    /// Contexts behind one handle; operations name them from 0.
+    /// Contexts behind one handle; operations number them from 0.
     pub n_contexts: c_int,
     /// Traffic class; -1 is none.
     pub traffic_class: c_int,
-    /// Only peers at this distance are used; a hint.
+    /// A hint: only peers whose distance is a multiple of this are used.
     pub rank_stride: c_int,
 }
 assert_layout!(RmaConfigV14, size 12, align 4, { n_contexts @ 0, traffic_class @ 4, rank_stride @ 8 });
@@ -38,14 +38,14 @@ assert_layout!(RmaConfigV14, size 12, align 4, { n_contexts @ 0, traffic_class @
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RmaPropertiesV16 {
-    /// A C `bool`: any signal, from any peer, makes all puts visible that this rank received before.
+    /// A C `bool`: any signal from any peer makes visible all puts that this rank received before it.
     pub flushes_all_puts_on_any_signal: u8,
 }
 assert_layout!(RmaPropertiesV16, size 1, align 1, { flushes_all_puts_on_any_signal @ 0 });
 
 /// `getRmaProperties(collComm, &props)`.
 pub type GetRmaPropertiesFn = unsafe extern "C" fn(*mut c_void, *mut RmaPropertiesV16) -> Result;
-/// `connect(ctx, handles, nranks, rank, listenComm, &collComm)`. `ctx` may be that of another plugin.
+/// `connect(ctx, handles, nranks, rank, listenComm, &collComm)`. `ctx` may belong to another plugin.
 pub type ConnectFn = crate::nccl::ConnectFn;
 /// `createContext(collComm, config, &rmaCtx)`, from v14 on.
 pub type CreateContextFn = unsafe extern "C" fn(*mut c_void, *mut RmaConfigV14, *mut *mut c_void) -> Result;
@@ -59,7 +59,7 @@ pub type FlushFn = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, u32, *m
 /// `test(collComm, request, &done)`.
 pub type TestFn = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int) -> Result;
 
-/// The types of one version's `iput`, `iputSignal` and `iget`: first the arguments that all have, then the version's own.
+/// The types of one version's `iput`, `iputSignal` and `iget`: first the arguments that all versions share, then the version's own.
 macro_rules! operations {
     ($version:literal, $put:ident, $signal:ident, ($($strong:ty)?), ($($flags:ty)?)) => {
         #[doc = concat!(
@@ -83,7 +83,7 @@ operations!("v13", PutV13Fn, PutSignalV13Fn, (), ());
 operations!("v14", PutV14Fn, PutSignalV14Fn, (u8), ());
 operations!("v15 and v16", PutV15Fn, PutSignalV15Fn, (u8), (u32));
 
-/// A table of functions: the plugin's name, and the entries in order.
+/// A function table: the plugin's name, then the entries in order.
 macro_rules! table {
     ($(#[$doc:meta])* $name:ident, size $size:literal, { $($field:ident: $ty:ty),* $(,)? }) => {
         $(#[$doc])*
@@ -96,7 +96,7 @@ macro_rules! table {
         }
         const _: () = {
             assert!(size_of::<$name>() == $size && align_of::<$name>() == 8);
-            // One pointer behind the other, in the order of the list.
+            // Consecutive pointers, in the order of the list.
             let mut at = size_of::<*const c_char>();
             $(
                 assert!(core::mem::offset_of!($name, $field) == at);

@@ -1,7 +1,7 @@
 //! Names of ferrogin's environment variables. docs/settings.md describes them.
 //!
-//! The plugin warns of a `FERROGIN_` variable that is no setting of its own or of the host API; `ferrogin doctor` warns of a variable
-//! that is in none of these lists.
+//! The plugin warns about a `FERROGIN_` variable that is neither its own setting nor the host API's; `ferrogin doctor` warns about a
+//! variable that is in none of these lists.
 
 /// Settings of the host plugin.
 pub const PLUGIN: [&str; 9] = [
@@ -16,11 +16,11 @@ pub const PLUGIN: [&str; 9] = [
     "FERROGIN_METRICS_INTERVAL",
 ];
 
-/// Settings that the plugin refuses because they were removed, and the setting in their place.
+/// Removed settings, which the plugin refuses, and what replaced them.
 pub const REMOVED: [(&str, &str); 1] = [("FERROGIN_CONTROL", "NCCL_SOCKET_IFNAME")];
 
-/// Settings of programs of the host API: how long kernels wait, and rank and ranks where no launcher sets them; the plugin takes the rank
-/// for the name of the metrics file from them.
+/// Settings for programs that use the host API: how long kernels wait, and how ranks meet where no launcher says. The plugin also takes
+/// the rank in its metrics file's name from them.
 pub const HOST_API: [&str; 5] =
     ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK", "FERROGIN_SECRET", "FERROGIN_WAIT_TIMEOUT"];
 
@@ -43,7 +43,7 @@ pub const SOFTWARE_GPU: [&str; 8] = [
 /// Settings of the tests.
 pub const TESTS: [&str; 4] = ["FERROGIN_DIST", "FERROGIN_LIBFABRIC_ALT", "FERROGIN_MLX5", "FERROGIN_VECTORS"];
 
-/// All settings.
+/// Returns all settings.
 pub fn all() -> impl Iterator<Item = &'static str> {
     let lists: [&[&str]; 5] = [&PLUGIN, &HOST_API, &SOFTWARE_CARD, &SOFTWARE_GPU, &TESTS];
     lists.into_iter().flatten().copied()

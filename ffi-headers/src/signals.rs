@@ -1,5 +1,5 @@
-//! The protocol by which two processes emulate GIN signals that EFA cards lack: strong signals, signals at an address of a window, and adds that
-//! appear in one step. It is for the device code that posts a signal and for the signal proxy that applies it, and has no I/O of its own.
+//! The protocol that emulates the GIN signals that EFA cards lack: strong signals, signals at an address in a window, and adds that become
+//! visible in a single step. It's shared by the device code that posts a signal and the signal proxy that applies it, and does no I/O.
 //!
 //! ```rust
 //! use ferrogin_ffi::signals::{Generation, Receiver, Route, Sender, Signal, Strength, Target, Vehicle};
@@ -23,13 +23,13 @@
 //! | module | what |
 //! |---|---|
 //! | [`signal`] | a signal, and the reasons to refuse one |
-//! | [`sender`] | the route of a signal from its sender |
+//! | [`sender`] | how the sender routes a signal |
 //! | [`immediate`] | the 32-bit form, which travels with a write |
 //! | [`message`] | the 32-byte form, which travels as a send |
-//! | [`receiver`] | from a completion to one add |
+//! | [`receiver`] | turns a completion into one add |
 //! | [`receives`] | how many receives the signal proxy posts |
 //!
-//! The sender decides by [`Sender::route`]; the receiver reads a completion by [`Receiver`] and adds once.
+//! The sender picks a route with [`Sender::route`]; the receiver decodes each completion with [`Receiver`] and adds once.
 
 pub mod immediate;
 pub mod message;

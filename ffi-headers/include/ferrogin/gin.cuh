@@ -134,12 +134,12 @@ struct StrongVASignalAdd {
 // Which threads use the context: all, those of one block, or one. Less sharing needs fewer atomics.
 enum class Sharing : uint32_t { Gpu = FGIN_SHARING_GPU, Cta = FGIN_SHARING_CTA, Thread = FGIN_SHARING_THREAD };
 
-// The scope of a release before a put, made or required; in order of reach.
+// The scope of a release before a put, already made or required; widest first.
 enum class Scope : uint32_t { System, Device, Block, Thread };
 
 namespace detail {
 
-// Depends on its parameter, so that it fails only where a program uses it.
+// Depends on its parameter, so that a static_assert fails only where a program uses it.
 template <typename>
 constexpr bool always_false = false;
 
@@ -150,7 +150,7 @@ FGIN_DEVICE ActionIds remote(Action) {
 }
 
 FGIN_DEVICE ActionIds remote(None) {
-  // Field by field: nvcc would place a constant in memory, and load it.
+  // Field by field, because nvcc would place a constant in memory and load it.
   ActionIds ids;
   ids.has_signal = ids.has_counter = false;
   ids.signal = ids.amount = ids.counter = 0;

@@ -1,7 +1,7 @@
-/* ferrogin: the host API for C. It opens a communicator without NCCL, and gives windows and contexts to kernels.
+/* ferrogin: the host API for C. Opens a communicator without NCCL, and creates windows and contexts for kernels.
  *
  * Functions that return an int return FERROGIN_OK or another ferrogin_status; functions that return a pointer return NULL on
- * failure. ferrogin_error says why. Handles are numbers: using a wrong or closed one is an error. Any thread may call any
+ * failure. ferrogin_error says why. Handles are numbers; using a wrong or closed one is an error. Any thread may call any
  * function. All ranks call collective functions in the same order; if one rank fails in one, it fails on all ranks. No call
  * waits for a rank longer than FERROGIN_TIMEOUT seconds, plus the time until that rank's failure has spread.
  *
@@ -39,8 +39,8 @@ const char *ferrogin_error(void);
 /* The release of the library, such as "0.1.0". */
 const char *ferrogin_version(void);
 
-/* Options of open; NULL for the defaults. An options struct begins with its size, which tells the library which fields the caller's
- * header has: ferrogin_options options = {FERROGIN_OPTIONS}; */
+/* Options of the open functions; NULL for the defaults. An options struct begins with its size, which tells the library which fields
+ * the caller's header has: ferrogin_options options = {FERROGIN_OPTIONS}; */
 typedef struct ferrogin_options {
     uint64_t size;
     /* The card, or group of cards below one PCI switch. 0: the one closest to this thread's current GPU; without a GPU, the first.

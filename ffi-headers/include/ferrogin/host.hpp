@@ -33,12 +33,12 @@ class Error : public std::runtime_error {
 
 enum class Memory : uint32_t { Host = FERROGIN_MEMORY_HOST, Device = FERROGIN_MEMORY_DEVICE };
 
-// ferrogin_options with the size set, and defaults.
+// ferrogin_options with its size set, and defaults.
 struct Options : ferrogin_options {
   Options() : ferrogin_options{FERROGIN_OPTIONS, 0, 0} {}
 };
 
-// ferrogin_context_options with the size set, and defaults.
+// ferrogin_context_options with its size set, and defaults.
 struct ContextOptions : ferrogin_context_options {
   ContextOptions() : ferrogin_context_options{FERROGIN_CONTEXT_OPTIONS, 0, 0, 0, 0, 0, 0} {}
 };
@@ -68,7 +68,7 @@ class Owner {
     if (handle_) (void)Close(handle_);
   }
 
-  // Closes the handle now, and throws on an error; it then stays open.
+  // Closes the handle now. On an error, throws and leaves it open.
   void close() {
     if (handle_) check(Close(handle_));
     handle_ = nullptr;
@@ -118,7 +118,7 @@ class Context : public host_detail::Owner<ferrogin_context, ferrogin_context_des
 
 class Comm : public host_detail::Owner<ferrogin_comm, ferrogin_close> {
  public:
-  // `allgather(const void* own, void* all, size_t bytes)` copies the bytes of every rank, by rank; it may throw.
+  // `allgather(const void* own, void* all, size_t bytes)` gathers every rank's bytes in rank order; it may throw.
   template <typename Allgather>
   static Comm open(uint32_t rank, uint32_t ranks, Allgather allgather, const Options& options = {}) {
     struct Call {

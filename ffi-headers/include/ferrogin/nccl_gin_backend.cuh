@@ -4,8 +4,8 @@
 // backend: it defines every ncclGinApi_* of EFA_GDA, and the include guard of NCCL's file.
 //
 // The operations are those of ferrogin/gin.h, on the handles that the ferrogin plugin returned. NCCL's functions return
-// nothing, so a misuse (a peer, signal or counter out of range, a VA signal where the card counts signals, a handle of another
-// plugin) ends the kernel by FGIN_ON_MISUSE(status). After a card error, an abort or a deadline the operation returns, and
+// nothing, so misuse (a peer, signal or counter out of range, a VA signal where the card counts signals, another plugin's
+// handle) ends the kernel with FGIN_ON_MISUSE(status). After a card error, an abort or a deadline, the operation returns, and
 // queryLastError reports it to the host.
 //
 // SPDX-License-Identifier: Apache-2.0
@@ -34,7 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// fgin_ring, if scratch_pad of the context's handle is 1; it becomes 0.
+// If scratch_pad in the context's handle is 1, clears it and calls fgin_ring.
 extern "C" FGIN_API int fgin_ring_waiting(const fgin_context* ctx);
 
 #define FGIN_ASSERT_TYPE(type, bytes, alignment) \
@@ -45,7 +45,7 @@ FGIN_HANDLE_LAYOUTS(FGIN_ASSERT_TYPE, FGIN_ASSERT_FIELD)
 
 #ifdef __CUDACC__
 
-// The action on a misuse.
+// What happens on misuse.
 #ifndef FGIN_ON_MISUSE
 #ifdef __CUDA_ARCH__
 #define FGIN_ON_MISUSE(status) __trap()
@@ -64,7 +64,7 @@ NCCL_DEVICE_INLINE void check(int status) {
   if (status == FGIN_INVALID_ARGUMENT || status == FGIN_UNSUPPORTED) FGIN_ON_MISUSE(status);
 }
 
-// A word that the host wrote before the kernel.
+// Loads a word that the host wrote before the kernel started.
 template <typename T>
 NCCL_DEVICE_INLINE T constant(const char* at) {
 #ifdef __CUDA_ARCH__
@@ -74,10 +74,10 @@ NCCL_DEVICE_INLINE T constant(const char* at) {
 #endif
 }
 
-// fgin_open, inline: the header before the handles leads to the contexts.
+// fgin_open, inline: the header before the handles points to the contexts.
 NCCL_DEVICE_INLINE const fgin_context* context(const ncclGinCtx& ctx) {
   const char* header = static_cast<const char*>(ctx.handle) - FGIN_HEADER_SIZE;
-  // Both words are read at once, because a load takes longer than a comparison.
+  // Reads both words at once, because a load takes longer than a comparison.
   bool is_ferrogin = (constant<unsigned long long>(header + FGIN_HEADER_MAGIC_OFFSET) == FGIN_HEADER_MAGIC) &
               (constant<unsigned>(header + FGIN_HEADER_VERSION_OFFSET) == FGIN_HEADER_VERSION);
   if (!is_ferrogin) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
@@ -89,7 +89,7 @@ NCCL_DEVICE_INLINE nccl_ofi_gin_gdaki_dev_handle& handle(const ncclGinCtx& ctx) 
   return static_cast<nccl_ofi_gin_gdaki_dev_handle*>(ctx.handle)[ctx.contextId];
 }
 
-// The word of an indexed signal of this rank, in a context whose signals are words of memory.
+// Returns the word of this rank's indexed signal, in a context with emulated signals.
 NCCL_DEVICE_INLINE uint64_t* word_of(const ncclGinCtx& ctx, ncclGinSignal_t signal) {
   auto* fgin = reinterpret_cast<const char*>(context(ctx));
   auto* emulated = reinterpret_cast<const char*>(constant<unsigned long long>(fgin + FGIN_CONTEXT_EMULATED_OFFSET));
@@ -100,16 +100,15 @@ NCCL_DEVICE_INLINE uint64_t* word_of(const ncclGinCtx& ctx, ncclGinSignal_t sign
   return reinterpret_cast<uint64_t*>(constant<unsigned long long>(emulated + FGIN_EMULATED_WORDS_OFFSET)) + signal;
 }
 
-// NCCL's flag to aggregate requests is FGIN_AGGREGATE.
 static_assert(FGIN_AGGREGATE == ncclGinOptFlagsAggregateRequests, "the flag has NCCL's number");
 
 NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx, uint32_t optFlags) {
   return uint32_t(ctx.resourceSharingMode) << 8 | (optFlags & FGIN_AGGREGATE);
 }
 
-// In NCCL an aggregated request waits for the next plain request, whatever signal or counter it names. In ferrogin each signal
-// and counter has a queue of its own. So a word of the handle, which NCCL's code does not use, says that some requests wait, and a
-// plain request rings the doorbells of all queues then. A request that was aggregated before it in program order is in the word
+// In NCCL, an aggregated request waits for the next plain request, whatever signal or counter that one names. In ferrogin, each
+// signal and counter has its own queue. So a word in the handle that NCCL's code doesn't use says that requests are waiting, and a
+// plain request then rings the doorbells of all queues. A request that was aggregated earlier in program order has set the word
 // before the plain one is posted.
 struct Waiting {
   uint32_t* word;
@@ -124,7 +123,7 @@ struct Waiting {
 #endif
   }
 
-  // The request is posted.
+  // Called once the request is posted.
   NCCL_DEVICE_INLINE void posted(const fgin_context* fgin, uint32_t optFlags) {
     if (optFlags & FGIN_AGGREGATE) {
 #ifdef __CUDA_ARCH__
@@ -152,9 +151,9 @@ NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& s
   return ids;
 }
 
-// Posts an operation with its signal and its counter: by `here`, or by `at` where the signal is a VA signal, which a context has only
-// if its signals are words of memory. A strong signal means that everything before it has settled. EFA keeps no order, so this function
-// flushes before a strong indexed signal; if the flush fails, it posts nothing. The call for a VA signal waits by itself.
+// Posts an operation with its signal and counter: through `at` for a VA signal, which needs emulated signals, and through `here`
+// otherwise. A strong signal means that everything before it has completed. EFA keeps no order, so this flushes before a strong indexed
+// signal, and posts nothing if the flush fails. For a VA signal, `at` does the waiting.
 template <typename Here, typename At>
 NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                              bool hasCounter, ncclGinCounter_t counter, uint32_t optFlags, Here here, At at) {
@@ -174,7 +173,7 @@ NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescripto
   waiting.posted(fgin, optFlags);
 }
 
-// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles are over. A card error and the plugin's
+// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles have passed. A card error and the plugin's
 // abort flag end it too. The threads of the group divide the flush.
 template <bool HasTimeout, typename Coop>
 NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_t* abortFlag, uint64_t timeoutCycles) {
@@ -264,8 +263,8 @@ struct ncclGinApi_Get<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// NCCL's request has room for two words, and a flush has a number for each endpoint. So flushAsync rings deferred requests, and wait()
-// waits for every post before the wait. That is no less than NCCL asks for.
+// NCCL's request has room for two words, but a flush has a number per endpoint. So flushAsync rings the doorbells of aggregated
+// requests, and wait() waits for every post before the wait, which is at least what NCCL asks for.
 template <>
 struct ncclGinApi_FlushAsync<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, uint32_t, ncclGinRequest_t* outRequest, bool,
@@ -303,7 +302,7 @@ struct ncclGinApi_Flush<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// NCCL's barriers would leave their flush out, also where their signals are weak by the requirements of the communicator.
+// With true, NCCL's barriers would skip their flush, even if the communicator's requirements make their signals weak.
 template <>
 struct ncclGinApi_SupportsStrongSignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static bool call(ncclGinCtx) {
@@ -361,15 +360,15 @@ struct ncclGinApi_ResetCounter<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// Takes the place of the struct of NCCL's backend GDAKI: DeepEP casts a context's handle to it, and loads the address of the words of
-// signals from `signals_table.buffer`. Such words exist where signals are emulated. Elsewhere the cast is a misuse.
+// Replaces the struct of NCCL's GDAKI backend: DeepEP casts a context's handle to it, and loads the address of the signal words from
+// `signals_table.buffer`. Only emulated signals have words; without them, the cast is misuse.
 struct ferrogin_signals_of_context {
   struct Words {
     uint64_t* at;
 
     NCCL_DEVICE_INLINE uint64_t** operator&() {
       auto* first = reinterpret_cast<char*>(this) - offsetof(nccl_ofi_gin_gdaki_dev_handle, scratch_remote_addrs);
-      // A context whose signals are emulated has no queue for NCCL.
+      // A context with emulated signals has no queue for NCCL.
       if (reinterpret_cast<nccl_ofi_gin_gdaki_dev_handle*>(first)->data.qp) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
       return &at;
     }

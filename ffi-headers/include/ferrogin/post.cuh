@@ -1,6 +1,6 @@
-// ferrogin: how the C++ headers post. In a kernel the fast path is inline (fast_path.cuh); its continuation, and every other
-// operation, is a call. On the CPU every operation is a call. With FGIN_FAST_PATH_CALLS, for tests, the CPU calls the functions
-// that a kernel has inline. Several lanes of a warp that post at the same time post together: their continuation joins them.
+// ferrogin: how the C++ headers post. In a kernel, the fast path is inline (fast_path.cuh); its continuation and every other
+// operation are calls. On the CPU, every operation is a call. For tests, FGIN_FAST_PATH_CALLS makes the CPU call the functions
+// that a kernel inlines. Lanes of a warp that post at the same time post together: their continuation joins them.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_POST_CUH
@@ -19,7 +19,7 @@
 #if defined(__CUDA_ARCH__) || defined(FGIN_FAST_PATH_CALLS)
 #define FGIN_HAS_FAST_PATH 1
 
-// Does what the fast path left undone. The arguments are its results, and the low half of the bytes.
+// Finishes what the fast path left undone. The arguments are the fast path's results and the low half of `bytes`.
 extern "C" FGIN_API int fgin_continue(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys,
                                       uint32_t bytes, uint32_t rest);
 
@@ -68,12 +68,12 @@ inline void fgin_fast_flush(uint64_t& status, uint64_t ctx, uint32_t rank, uint3
 namespace ferrogin {
 namespace detail {
 
-// The signal and the counter of an operation: ids, and whether there are any.
+// The ids of an operation's signal and counter, and whether it has them.
 struct ActionIds {
   bool has_signal, has_counter;
   uint32_t signal, amount, counter;
 
-  // A slot is an id plus one, in 16 bits; 0 is none. The largest slot stands for every larger id, and no context has it.
+  // A slot is an id plus one, in 16 bits; 0 means none. The largest slot stands for all larger ids, which no context has.
   FGIN_DEVICE static uint32_t slot_of(bool exists, uint32_t id) {
     return !exists ? 0 : id < 65534 ? id + 1 : 65535;
   }
@@ -87,7 +87,7 @@ struct ActionIds {
   }
 };
 
-// A signal in a window's memory, and the counter of its operation, if there is one.
+// A signal in a window's memory, and its operation's counter, if any.
 struct WordSignal {
   fgin_window window;
   uint64_t offset, amount;
@@ -99,7 +99,7 @@ struct WordSignal {
   }
 };
 
-// The lanes of this warp that are here at the same time and may share a queue, or 0 where this lane is alone.
+// Returns the lanes of this warp that got here together and may share a queue, or 0 if this lane is alone.
 FGIN_DEVICE uint32_t together(uint32_t flags) {
 #ifdef __CUDA_ARCH__
   if (!(flags & FGIN_SHARING_THREAD)) {
@@ -114,12 +114,12 @@ FGIN_DEVICE uint32_t together(uint32_t flags) {
 
 #ifdef FGIN_HAS_FAST_PATH
 
-// The fast path takes operations in GPU mode that raise a weak signal by at most one. Nothing is left to do when `rest` is 0.
+// The fast path takes operations in GPU mode that raise at most a weak signal, by one. If `rest` is 0, nothing is left to do.
 FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
   return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD | FGIN_STRONG)) && (ids.amount == 1 || !ids.has_signal);
 }
 
-// The flags of fgin_fast_*: the aggregate flag, and 1 where lanes post together.
+// The flags of fgin_fast_*: the aggregate flag, and 1 if lanes post together.
 FGIN_DEVICE uint32_t fast_flags(uint32_t flags) {
   return (flags & FGIN_AGGREGATE) | (together(flags) != 0);
 }
@@ -177,10 +177,10 @@ FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, ui
   return fgin_signal(ctx, peer, ids.action(), flags);
 }
 
-// What ends a flush besides a card error: the context's time limit, nothing, or cycles of clock64().
+// What ends a flush besides a card error: nothing, the context's time limit, or a number of clock64() cycles.
 enum class Clock : uint32_t { None = 0, Context = 1, Cycles = 2 };
 
-// The part of a flush that thread `rank` of `size` does. In a kernel, `abort` ends it too where it is not null.
+// Does the part of a flush that falls to thread `rank` of `size`. In a kernel, a non-null `abort` can end it too.
 FGIN_DEVICE int flush(const fgin_context* ctx, uint32_t rank, uint32_t size, const uint32_t* abort = nullptr,
                       Clock clock = Clock::Context, uint64_t limit = 0) {
 #ifdef FGIN_HAS_FAST_PATH

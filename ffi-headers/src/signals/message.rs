@@ -1,11 +1,11 @@
-//! The 32-byte form of a signal: a send, inline in a request of 64 bytes.
+//! The 32-byte form of a signal: a send, inline in a 64-byte request.
 //!
 //! | bytes | field, little-endian |
 //! |---|---|
 //! | 0 | the kind: 1 indexed, 2 virtual address |
-//! | 1 | the version of the protocol |
+//! | 1 | the protocol version |
 //! | 2, 3 | the generation |
-//! | 4 to 7 | the signal, or the key of the receiver's registration |
+//! | 4 to 7 | the signal, or the key of the receiver's memory registration |
 //! | 8 to 15 | the amount |
 //! | 16 to 23 | the address in that registration, or 0 |
 //! | 24 to 27 | the sender's rank |
@@ -15,25 +15,25 @@ use super::signal::{Generation, Refusal, Signal, Target};
 
 /// Bytes of a message: the inline bytes of a 64-byte request.
 pub const BYTES: usize = 32;
-/// The version of the protocol.
+/// The protocol version.
 pub const VERSION: u8 = 1;
 
 const INDEXED: u8 = 1;
 const VA: u8 = 2;
 
-/// Any signal.
+/// A message, which can carry any signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
     /// The signal.
     pub signal: Signal,
     /// The generation of the receiver's context.
     pub generation: Generation,
-    /// The sender.
+    /// The sender's rank.
     pub rank: u32,
 }
 
 impl Message {
-    /// The words of the message, in memory order on a little-endian processor.
+    /// Returns the message as words, in memory order on a little-endian processor.
     #[inline]
     pub const fn words(&self) -> [u64; BYTES / 8] {
         let (kind, number, address) = match self.signal.target {
@@ -44,7 +44,7 @@ impl Message {
         [head, self.signal.add, address, self.rank as u64]
     }
 
-    /// The bytes of the message.
+    /// Returns the message as bytes.
     pub fn to_bytes(&self) -> [u8; BYTES] {
         let mut bytes = [0; BYTES];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.words()) {
@@ -53,10 +53,10 @@ impl Message {
         bytes
     }
 
-    /// The message that these bytes are.
+    /// Parses a message.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`]: another length, kind or version, or a reserved byte that is not 0.
+    /// [`Refusal::Malformed`]: wrong length, kind or version, or a nonzero reserved byte.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Refusal> {
         let bytes: &[u8; BYTES] = bytes.try_into().map_err(|_| Refusal::Malformed)?;
         let mut words = [0; BYTES / 8];

@@ -1,13 +1,13 @@
-//! From a completion to one add.
+//! Turns a completion into one add.
 //!
-//! A completion names one signal, and the card reports each completion once, so one completion is one add: the receiver keeps no state of
-//! a sender. What a signal covers has landed, because the sender posted the signal with it or after its completion.
+//! A completion names one signal, and the card reports each completion once, so the receiver adds once per completion and keeps no
+//! per-sender state. What a signal covers has landed by then, because the sender posted the signal with it or after it completed.
 
 use super::immediate::Immediate;
 use super::message::Message;
 use super::signal::{Generation, Refusal, Region, Signal, Target};
 
-/// The constants of one context, at the receiver. The queue pair of the completion names the context.
+/// What the receiver knows about one context. A completion's queue pair identifies the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receiver {
     /// The generation of the context.
@@ -19,10 +19,10 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The signal of a write with this immediate data.
+    /// Returns the signal of a write with this immediate data.
     ///
     /// # Errors
-    /// The signal is for another context, or does not exist. Change nothing then.
+    /// The signal is for another context, or doesn't exist. The caller then changes nothing.
     pub fn immediate(&self, bits: u32) -> Result<Signal, Refusal> {
         let word = Immediate::from_bits(bits);
         if !word.is_of(self.generation) {
@@ -33,10 +33,10 @@ impl Receiver {
         Ok(signal)
     }
 
-    /// The signal of a send with these bytes. `window` returns this rank's window with a key.
+    /// Returns the signal of a send with these bytes. `window` looks up this rank's window by its key.
     ///
     /// # Errors
-    /// The bytes are no message, or the message is for another context, or its word does not exist. Change nothing then.
+    /// The bytes aren't a message, or it is for another context, or its rank or word doesn't exist. The caller then changes nothing.
     pub fn message(&self, bytes: &[u8], window: impl Fn(u32) -> Option<Region>) -> Result<Signal, Refusal> {
         let message = Message::from_bytes(bytes)?;
         if message.generation != self.generation {

@@ -1,31 +1,31 @@
-//! The route of a signal from its sender.
+//! How the sender routes a signal.
 
 use super::immediate::Immediate;
 use super::message::Message;
 use super::signal::{Generation, Refusal, Signal, Strength};
 
-/// What carries a signal alone.
+/// What carries a signal that travels on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Vehicle {
     /// An empty write with this immediate data.
     Write(Immediate),
-    /// A send of these bytes.
+    /// A send of this message.
     Send(Message),
 }
 
 /// How a signal travels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// In the request of its own put, or in an empty write where it has none.
+    /// In its own put's request, or in an empty write if it has no put.
     WithPut(Immediate),
     /// In a request of its own, at once.
     Alone(Vehicle),
-    /// In a request of its own, which is posted when everything has completed that the signal covers: its own put, and with
-    /// [`Strength::Strong`] all earlier operations of the context to that peer.
+    /// In a request of its own, posted once everything that the signal covers has completed: its own put and, with
+    /// [`Strength::Strong`], all of the context's earlier operations to that peer.
     AfterCompletion(Vehicle),
 }
 
-/// The constants of one peer in one context, at the sender.
+/// What the sender knows about one peer in one context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sender {
     /// The generation of the peer's context.
@@ -37,12 +37,12 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// The route of a signal; `None` for an add of 0, which changes nothing.
+    /// Returns the route of a signal; `None` for an add of 0, which changes nothing.
     ///
-    /// A weak signal that no immediate can hold waits for its own put, which makes it stronger than it has to be.
+    /// A weak signal that doesn't fit in an immediate waits for its own put, which makes it stronger than it needs to be.
     ///
     /// # Errors
-    /// The target does not exist, or is misaligned. The receiver checks the bounds of windows.
+    /// The target doesn't exist, or is misaligned. Window bounds are up to the receiver to check.
     #[inline]
     pub const fn route(&self, signal: Signal, strength: Strength, has_put: bool) -> Result<Option<Route>, Refusal> {
         if let Err(refusal) = signal.target.check(self.n_signals) {

@@ -2,18 +2,18 @@
 
 use core::fmt;
 
-/// The number of a context of the receiver, modulo 2^16. The receiver numbers its contexts in the order in which it makes them, and tells
-/// peers the number with the address of the queue pair.
+/// The number of a receiver's context, modulo 2^16. The receiver numbers its contexts in order of creation, and sends the number to
+/// its peers along with the queue pair's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(u16);
 
 impl Generation {
-    /// The generation of the context that was made as number `n`.
+    /// Returns the generation of context number `n`.
     pub const fn new(n: u64) -> Self {
         Self(n as u16)
     }
 
-    /// All bits.
+    /// Returns all 16 bits.
     pub const fn bits(self) -> u16 {
         self.0
     }
@@ -22,11 +22,11 @@ impl Generation {
 /// The 64-bit word that a signal is added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// The word of this signal of the receiver's context.
+    /// The word of this signal in the receiver's context.
     Indexed(u32),
-    /// A word of a window.
+    /// A word in a window.
     Va {
-        /// The key of the receiver's registration, as a put to that place has it.
+        /// The key of the receiver's memory registration, as in a put to that place.
         rkey: u32,
         /// The address in that registration, a multiple of 8.
         address: u64,
@@ -61,17 +61,17 @@ impl Target {
     }
 }
 
-/// A registered window of this rank, in the addresses that peers use.
+/// A registered window of this rank, at the address that peers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     /// The address of the first byte.
     pub start: u64,
-    /// Bytes.
+    /// Its length in bytes.
     pub bytes: u64,
 }
 
 impl Region {
-    /// Whether all 8 bytes at `address` lie in the window.
+    /// Returns whether all 8 bytes at `address` lie in the window.
     pub const fn has_word(&self, address: u64) -> bool {
         match address.checked_sub(self.start) {
             Some(offset) => self.bytes >= 8 && offset <= self.bytes - 8,
@@ -80,41 +80,41 @@ impl Region {
     }
 }
 
-/// The reason why a signal is not applied.
+/// Why a signal isn't applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// The context has no such signal.
     Signal {
-        /// The number that was named.
+        /// The requested signal.
         signal: u32,
-        /// The signals of the context.
+        /// How many signals the context has.
         n_signals: u32,
     },
-    /// The address is no multiple of 8.
+    /// The address isn't a multiple of 8.
     Misaligned {
-        /// The address that was named.
+        /// The requested address.
         address: u64,
     },
-    /// The word does not lie in the window.
+    /// The word isn't inside the window.
     Outside {
-        /// The address that was named.
+        /// The requested address.
         address: u64,
         /// The window.
         window: Region,
     },
     /// No window is registered with this key.
     Window {
-        /// The key that was named.
+        /// The requested key.
         rkey: u32,
     },
-    /// The signal was for an earlier context, which had the same queue pair number.
+    /// The signal was for an earlier context with the same queue pair number.
     Stale,
-    /// The message names a rank that does not exist.
+    /// The message names a rank that doesn't exist.
     Rank {
-        /// The number that was named.
+        /// The rank in the message.
         rank: u32,
     },
-    /// The bytes are no message of this protocol.
+    /// The bytes aren't a message of this protocol.
     Malformed,
 }
 

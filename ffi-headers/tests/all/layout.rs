@@ -1,15 +1,15 @@
-//! Holds the Rust types of this crate against `tests/vectors/efa_layout.json`, which a C++ compiler wrote from the
-//! foreign headers: size, alignment, and for every field its offset, size and C type; then the constants.
+//! Compares this crate's Rust types with `tests/vectors/efa_layout.json`, generated from the foreign headers by a C++
+//! compiler: size, alignment, and every field's offset, size and C type; then the constants.
 //!
-//! A field that only one side has fails the test: a field of the file that no line here names, a line here that the
-//! file lacks, and (at compile time) a Rust field that no line here names. `FERROGIN_VECTORS` replaces the directory.
+//! A field that only one side has fails the test: one in the file that no line here names, a line here that the file
+//! lacks, and (at compile time) a Rust field that no line here names. `FERROGIN_VECTORS` overrides the directory.
 
 use ferrogin_ffi::{device, nccl};
 use ferrogin_test_support::vectors;
 use serde_json::Value;
 use std::any::type_name;
 
-/// One field, as Rust has it.
+/// A field, as Rust sees it.
 struct Field {
     c_name: &'static str,
     offset: usize,
@@ -17,7 +17,7 @@ struct Field {
     rust_type: &'static str,
 }
 
-/// One struct, as Rust has it.
+/// A struct, as Rust sees it.
 struct Struct {
     c_name: &'static str,
     size: usize,
@@ -25,12 +25,12 @@ struct Struct {
     fields: Vec<Field>,
 }
 
-/// Size and type of a field, from a function that reaches it; never called.
+/// Returns a field's size and type, given an accessor that is never called.
 fn field_of<S, F>(_: fn(&S) -> &F) -> (usize, &'static str) {
     (size_of::<F>(), type_name::<F>())
 }
 
-/// `layout!(RustType = "c_type" { rust_field = "cField", ... })`; the field list has to be complete to compile.
+/// `layout!(RustType = "c_type" { rust_field = "cField", ... })`; an incomplete field list doesn't compile.
 macro_rules! layout {
     ($module:ident :: $ty:ident = $c:literal { $($field:ident = $c_field:literal),* $(,)? }) => {{
         let _complete = |value: &$module::$ty| {
@@ -75,7 +75,7 @@ fn device_structs() -> Vec<Struct> {
     ]
 }
 
-/// Structs that NCCL's example plugin headers have too.
+/// Structs that NCCL's example plugin headers also have.
 fn common_plugin_structs() -> Vec<Struct> {
     vec![
         layout!(nccl::NetVDevicePropsV12 = "ncclNetVDeviceProps_v12_t" { ndevs = "ndevs", devs = "devs" }),
@@ -126,7 +126,7 @@ fn v14_structs() -> Vec<Struct> {
     ]
 }
 
-/// The types of the foreign struct and enum names, as this crate spells them.
+/// Returns the Rust name of a foreign type, as this crate spells it.
 fn rust_name_of(c_type: &str) -> Option<&'static str> {
     Some(match c_type {
         "nccl_ofi_gin_gdaki_dev_endpoint_handle" => type_name::<device::EndpointHandle>(),
@@ -153,7 +153,7 @@ fn rust_name_of(c_type: &str) -> Option<&'static str> {
     })
 }
 
-/// A C type of the file in Rust's spelling, `const` dropped from both: the file keeps it only where the header does.
+/// Spells a C type from the file in Rust. Both sides drop `const`, which the file has only where the header does.
 fn rust_type_of(c_type: &str, count: Option<u64>) -> String {
     if let Some((result, args)) = c_type.split_once("(*)(") {
         let args = args.strip_suffix(')').unwrap_or_else(|| panic!("unknown C type {c_type:?}"));
@@ -191,7 +191,7 @@ fn number(value: &Value, what: &str) -> usize {
     value.as_u64().unwrap_or_else(|| panic!("{what}: {value} is not a number")) as usize
 }
 
-/// Differences between one struct and the file's, one line each.
+/// Returns the differences between a struct and the file's, one per line.
 fn differences(group: &Value, ours: &Struct) -> Vec<String> {
     let group_name = group["name"].as_str().unwrap_or_default();
     let at = |what: &str| format!("{group_name}: {}{what}", ours.c_name);
@@ -220,7 +220,7 @@ fn differences(group: &Value, ours: &Struct) -> Vec<String> {
         let name = field["name"].as_str().expect("a field has a name");
         match ours.fields.iter().find(|f| f.c_name == name) {
             None => found.push(at(&format!(".{name}: a field that the Rust type lacks"))),
-            // The host-side data path of v13 is declared without arguments: it is always null.
+            // v13's host-side data path is declared without arguments, since it's always null.
             Some(mine) if mine.rust_type == type_name::<nccl::UnusedFn>() => {}
             Some(mine) => {
                 let c_type = field["type"].as_str().expect("a field has a type");

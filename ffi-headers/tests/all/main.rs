@@ -1,4 +1,4 @@
-//! The tests of the C ABI.
+//! Tests of the C ABI.
 
 mod layout;
 mod signals;

@@ -1,4 +1,4 @@
-//! The two forms of a signal, routes, refusals and receives.
+//! Tests of a signal's two forms, and of routes, refusals and receives.
 
 use ferrogin_ffi::signals::immediate::{MAX_ADD, MAX_SIGNALS};
 use ferrogin_ffi::signals::*;

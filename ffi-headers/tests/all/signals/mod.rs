@@ -1,4 +1,4 @@
-//! The tests of the protocol of signals.
+//! Tests of the signal protocol.
 
 mod forms;
 mod model;

@@ -1,19 +1,19 @@
-//! All interleavings of two senders, their cards, the signal proxy and the owner of the words: a breadth-first exploration with the crate's code.
+//! All interleavings of two senders, their cards, the signal proxy and the words' owner, explored breadth-first with the crate's code.
 //!
-//! Requests land in any order and complete in any later order. One that finds no receive writes its bytes and lands again later. The owner
-//! resets words, and makes its context anew while signals are under way. The words begin near 2^64. An add is wrong if the signal is early,
-//! changed, applied twice or applied to a later context; an end is wrong if a signal is lost or a sum is not exact. Each guard of the protocol
-//! is also taken out, and the exploration finds a wrong state then.
+//! Requests land in any order and complete later, in any order. One that finds no receive writes its bytes and lands again later. The
+//! owner resets words, and recreates its context while signals are under way. The words start near 2^64. An add is wrong if the signal is
+//! early, changed, applied twice or applied to a later context; an end state is wrong if a signal is lost or a sum is inexact. The
+//! protocol's guards are also removed, and then the exploration finds a wrong state.
 
 use ferrogin_ffi::signals::*;
 use std::collections::{HashSet, VecDeque};
 
-/// Operations of a sender in the first context. One more follows in the second.
+/// A sender's operations in the first context. One more follows in the second.
 const FIRST: usize = 2;
 const OPERATIONS: usize = FIRST + 1;
 /// Each operation has at most a put and a signal.
 const REQUESTS: usize = 2 * 2 * OPERATIONS;
-/// Two indexed words, and one of a window.
+/// Two indexed words, and one in a window.
 const WORDS: usize = 3;
 const WINDOW: Region = Region { start: 0x1000, bytes: 8 };
 const VA: Target = Target::Va { rkey: 7, address: WINDOW.start };
@@ -28,26 +28,26 @@ struct Operation {
 
 type Programs = [[Operation; OPERATIONS]; 2];
 
-/// A guard of the protocol that is taken out.
+/// A guard that is removed from the protocol.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Without {
     /// Strong signals are posted at once.
     StrongWait,
-    /// Signals that no immediate holds are posted with their put.
+    /// Signals that don't fit in an immediate are posted along with their put.
     WeakWait,
     /// The completion queue outlives its context.
     OwnQueue,
     /// A request reaches the queue pair of the next context.
     QKey,
-    /// Receivers take signals of any generation.
+    /// Receivers accept signals of any generation.
     Generation,
-    /// The signal proxy posts the receive again before it reads the message.
+    /// The signal proxy reposts the receive before it reads the message.
     ReadBeforePost,
     /// The signal proxy reads the word and writes it later.
     WholeAdd,
-    /// The context ends while the signal proxy is in a round.
+    /// The context ends in the middle of the signal proxy's round.
     EndOfRound,
-    /// The signal proxy posts no receive twice.
+    /// The signal proxy never reposts a receive.
     Refill,
 }
 
@@ -57,7 +57,7 @@ struct Settings {
     without: &'static [Without],
     /// Receives.
     depth: u32,
-    /// Contexts that the receiver makes until it makes this one anew; `None` for one that it keeps.
+    /// How many contexts the receiver creates until it recreates this one; `None` if it keeps this one.
     generations: Option<u64>,
     resets: u8,
 }
@@ -76,7 +76,7 @@ enum Status {
     Completed,
 }
 
-/// A completion of the receiver: the receive, the request, and whether it came to the second context's queue pair.
+/// A completion at the receiver: the receive, the request, and whether it's from the second context's queue pair.
 type Completion = (u8, u8, bool);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -89,18 +89,18 @@ struct State {
     bytes: u16,
     is_second: bool,
     receives: Receives,
-    /// Numbers of the receives at the card, and of those that the signal proxy has.
+    /// The receives that the card has, by number; then those that the signal proxy has.
     posted: VecDeque<u8>,
     free: Vec<u8>,
-    /// By receive: the request whose message the buffer has.
+    /// By receive: the request whose message is in the buffer.
     buffers: Vec<u8>,
     queue: VecDeque<Completion>,
-    /// Completions of the signal proxy's round, whose signals it has not added.
+    /// Completions in the signal proxy's round whose signals it hasn't added yet.
     round: VecDeque<(Completion, Option<Signal>)>,
-    /// The value that the signal proxy writes next, where it does not add in one step.
+    /// The value that the signal proxy writes next, if it doesn't add in one step.
     copied: Option<u64>,
     words: [u64; WORDS],
-    /// What resets took out of each word, and what was added since the context began.
+    /// What resets took out of each word, and what was added since the context was created.
     sums: [[u64; 2]; WORDS],
     applied: u16,
     resets: u8,
@@ -144,7 +144,7 @@ impl State {
     }
 }
 
-/// The number of an operation's put, or of its signal, among the requests.
+/// Returns the request number of an operation's put or signal.
 fn request(sender: usize, operation: usize, is_signal: bool) -> usize {
     2 * (sender * OPERATIONS + operation) + usize::from(is_signal)
 }
@@ -158,7 +158,7 @@ fn generation(settings: &Settings, is_second: bool) -> Generation {
     Generation::new(9 + if is_second { settings.generations.unwrap_or(0) } else { 0 })
 }
 
-/// The route of an operation's signal, without the guard that is taken out.
+/// Returns the route of an operation's signal, without the removed guard.
 fn route(settings: &Settings, sender: usize, at: usize) -> Option<Route> {
     let Operation { has_put, signal } = settings.programs[sender][at];
     let (target, add, strength) = signal?;
@@ -171,7 +171,7 @@ fn route(settings: &Settings, sender: usize, at: usize) -> Option<Route> {
     })
 }
 
-/// What a request carries, if anything.
+/// Returns what a request carries, if anything.
 fn carried(settings: &Settings, id: u8) -> Option<Vehicle> {
     let (sender, at, _) = operation_of(settings, id);
     let is_signal = id % 2 == 1;
@@ -181,7 +181,7 @@ fn carried(settings: &Settings, id: u8) -> Option<Vehicle> {
     }
 }
 
-/// All states that one step leads to.
+/// Returns all states that are one step away.
 fn steps(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
     let mut all = Vec::new();
     let after = |change: &dyn Fn(&mut State)| {
@@ -208,13 +208,13 @@ fn steps(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
             }));
         }
     }
-    // The owner of a context that ends waits for the signal proxy.
+    // The owner waits for the signal proxy before the context ends.
     let between_rounds = state.round.is_empty() || settings.lacks(Without::EndOfRound);
     if settings.generations.is_some() && !state.is_second && between_rounds {
         all.push(after(&|next| {
             (next.is_second, next.next, next.waits) = (true, [FIRST as u8; 2], [None; 2]);
             for status in &mut next.requests {
-                // The card refuses requests of the first context that are under way; their completions concern no wait.
+                // The card refuses the first context's requests that are under way; no wait depends on their completions.
                 if *status == Status::Landed || *status == Status::UnderWay && !settings.lacks(Without::QKey) {
                     *status = Status::Completed;
                 }
@@ -257,7 +257,7 @@ fn step_of_sender(settings: &Settings, state: &State, sender: usize) -> Option<S
     Some(next)
 }
 
-/// The requests that an operation's signal covers.
+/// Returns the requests that an operation's signal covers.
 fn covered(sender: usize, at: usize, signal: Option<(Target, u64, Strength)>) -> u16 {
     let is_strong = signal.is_some_and(|(.., strength)| strength == Strength::Strong);
     let begin = if at >= FIRST { FIRST } else { 0 };
@@ -266,7 +266,7 @@ fn covered(sender: usize, at: usize, signal: Option<(Target, u64, Strength)>) ->
     ids.fold(0, |mask, id| mask | 1 << id)
 }
 
-/// A request lands, or finds no receive.
+/// Lands a request, unless it finds no receive.
 fn land(settings: &Settings, state: &State, id: u8) -> Option<State> {
     let mut next = state.clone();
     let (sender, at, Operation { has_put, .. }) = operation_of(settings, id);
@@ -280,7 +280,7 @@ fn land(settings: &Settings, state: &State, id: u8) -> Option<State> {
         }
         next.queue.push_back((receive, id, state.is_second));
     }
-    // The time of a completion matters to a later wait of its context only.
+    // When a request completes only matters to a later wait in its context.
     let end = if at < FIRST { FIRST } else { OPERATIONS };
     let may_wait = |at| matches!(route(settings, sender, at), Some(Route::AfterCompletion(_)));
     let is_awaited = (at >= FIRST) == state.is_second && (at..end).any(may_wait);
@@ -336,7 +336,7 @@ fn step_of_proxy(settings: &Settings, state: &State) -> Result<Vec<State>, Strin
     Ok(all)
 }
 
-/// The signal of a completion, by the crate; `None` for one of an earlier context.
+/// Decodes a completion's signal with the crate's code; `None` if it's for an earlier context.
 fn read(settings: &Settings, state: &State, (receive, id, of_second): Completion) -> Result<Option<Signal>, String> {
     let vehicle = carried(settings, id).expect("a signal took the receive");
     let of_sender = operation_of(settings, id).1 >= FIRST;
@@ -346,7 +346,7 @@ fn read(settings: &Settings, state: &State, (receive, id, of_second): Completion
     let signal = match vehicle {
         Vehicle::Write(word) => receiver.immediate(word.bits()),
         Vehicle::Send(message) => {
-            // The buffers of an earlier context are not those of this one.
+            // An earlier context had other buffers.
             let here = if of_second == state.is_second { state.buffers[usize::from(receive)] } else { id };
             let message = match carried(settings, here) {
                 Some(Vehicle::Send(message)) => message,
@@ -362,7 +362,7 @@ fn read(settings: &Settings, state: &State, (receive, id, of_second): Completion
     }
 }
 
-/// The oracle: the signal is the one that was sent, in time, once, and to its own context.
+/// The oracle: checks that the signal is the one that was sent, not early, only once, and for this context.
 fn check(settings: &Settings, next: &mut State, (_, id, _): Completion, signal: Signal) -> Result<(), String> {
     let (sender, at, operation) = operation_of(settings, id);
     let Some((target, add, _)) = operation.signal else { return Err("a put without a signal added".into()) };
@@ -387,7 +387,7 @@ fn check(settings: &Settings, next: &mut State, (_, id, _): Completion, signal: 
     Ok(())
 }
 
-/// A state without a step: all signals of the last context were added, and the sums are exact.
+/// Checks a final state: all signals of the last context were added, and the sums are exact.
 fn check_end(settings: &Settings, state: &State) -> Result<(), String> {
     let begin = if state.is_second { FIRST } else { 0 };
     let end = if state.is_second { OPERATIONS } else { FIRST };
@@ -408,7 +408,7 @@ fn check_end(settings: &Settings, state: &State) -> Result<(), String> {
     Ok(())
 }
 
-/// The number of states, or what is wrong with the first wrong one.
+/// Returns the number of states, or what's wrong with the first bad one.
 fn explore(settings: &Settings) -> Result<usize, String> {
     let first = State::new(settings);
     let mut seen = HashSet::from([first.clone()]);
@@ -435,7 +435,7 @@ const fn signal(has_put: bool, target: Target, add: u64, strength: Strength) -> 
 
 const WORD: Target = Target::Indexed(0);
 const LAST: [Operation; 2] = [signal(false, WORD, 3, Strength::Weak), signal(true, VA, 9, Strength::Strong)];
-/// Each route; signals of both senders for one word.
+/// Every route, and signals from both senders for one word.
 const PROGRAMS: [Programs; 3] = [
     [
         [PUT, signal(false, WORD, 1, Strength::Strong), LAST[0]],
@@ -463,7 +463,7 @@ fn every_interleaving_is_right() {
     assert!(states > 50_000, "{states} states");
 }
 
-/// What the exploration of all programs finds wrong without these guards.
+/// Returns what exploring all programs finds wrong without these guards.
 fn wrong(without: &'static [Without], depth: u32, generations: Option<u64>, resets: u8) -> Option<String> {
     let explored = |programs| explore(&Settings { programs, without, depth, generations, resets });
     PROGRAMS.into_iter().find_map(|programs| explored(programs).err())

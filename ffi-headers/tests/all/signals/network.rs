@@ -1,8 +1,8 @@
-//! Four ranks over a network without order, with few receives and slow signal proxies, beside an oracle.
+//! Four ranks on an unordered network, with few receives and slow signal proxies, checked by an oracle.
 //!
-//! A request lands at any time, takes a receive if it carries a signal, and completes at any time after that. The oracle knows which
-//! signal each completion belongs to, and which requests that signal covers. It fails on a signal that is early, lost, applied twice,
-//! changed, or applied to a later context.
+//! A request lands at any time, consumes a receive if it carries a signal, and completes at any time after that. The oracle knows
+//! which signal each completion belongs to, and which requests that signal covers. It fails if a signal is early, lost, applied
+//! twice, changed, or applied to a later context.
 
 use ferrogin_ffi::signals::*;
 use ferrogin_test_support::Random;
@@ -14,20 +14,20 @@ const CONTEXTS: usize = 2;
 const N_SIGNALS: u32 = 8;
 const WINDOW_WORDS: u32 = 6;
 
-/// A network, and the guard that is taken out of the protocol, if any.
+/// The network, and which guard of the protocol is removed, if any.
 #[derive(Debug, Clone, Copy)]
 struct Settings {
     seed: u64,
     signals: u64,
-    /// Requests under way at most.
+    /// Most requests under way at once.
     reorder: usize,
     depth: u32,
     batch: u32,
-    /// Steps between two aborts of a context; 0 is never.
+    /// Steps between two aborts of a context; 0 means never.
     abort_every: u64,
-    /// Senders do not wait for completions.
+    /// Senders don't wait for completions.
     without_wait: bool,
-    /// Receivers take signals of any generation.
+    /// Receivers accept signals of any generation.
     without_generations: bool,
 }
 
@@ -42,19 +42,19 @@ const USUAL: Settings = Settings {
     without_generations: false,
 };
 
-/// A context of one rank, and the peer that its operations go to.
+/// A rank, its context, and the peer that the operations go to.
 type Pair = (usize, usize, usize);
-/// A word of a rank: of a context, or (`usize::MAX`) of the window.
+/// A rank's word: in a context, or (`usize::MAX`) in the window.
 type Word = (usize, usize, u64);
 
 /// The oracle's record of a signal.
 struct Sent {
     signal: Signal,
     pair: Pair,
-    /// Requests of the pair below this number are covered; also `own`.
+    /// The pair's requests below this number are covered, and so is `own`.
     before: u64,
     own: Option<u64>,
-    /// Not applied, and not void by an abort.
+    /// Neither applied nor voided by an abort.
     pending: bool,
 }
 
@@ -73,13 +73,13 @@ struct Request {
     sent: usize,
 }
 
-/// A completion of the receiver: the request, and the generation of the queue pair that reports it.
+/// A completion at the receiver: the request, and the generation of the queue pair that reports it.
 struct Completion {
     request: Request,
     generation: u64,
 }
 
-/// A signal that waits for the completion of the requests of its pair below a number.
+/// A signal that waits for its pair's requests below a number to complete.
 struct Waiting {
     pair: Pair,
     before: u64,
@@ -139,7 +139,7 @@ impl Network {
         id
     }
 
-    /// One operation of a kernel: a put, a put with a signal, or a signal.
+    /// Runs one kernel operation: a put, a put with a signal, or a signal.
     fn operate(&mut self, random: &mut Random, settings: &Settings) {
         let pair = (random.index(RANKS), random.index(CONTEXTS), random.index(RANKS));
         let has_put = random.below(4) != 0;
@@ -182,7 +182,7 @@ impl Network {
             Some(Route::AfterCompletion(after)) => {
                 let own = has_put.then(|| self.post(pair, Carried::Nothing, usize::MAX));
                 self.seen.waited += 1;
-                // The wait covers what the context has posted to the peer until now, by any thread.
+                // The wait covers everything that the context's threads have posted to the peer so far.
                 let before = if settings.without_wait { 0 } else { self.next_id };
                 self.waiting.push(Waiting { pair, before, carried: vehicle(after), sent });
                 own
@@ -205,7 +205,7 @@ impl Network {
         }
     }
 
-    /// A request lands, or finds no receive.
+    /// Lands a request, unless it finds no receive.
     fn land(&mut self, random: &mut Random) {
         if self.under_way.is_empty() {
             return;
@@ -233,7 +233,7 @@ impl Network {
         }
     }
 
-    /// The signal proxy of a rank takes up to `most` completions.
+    /// Runs a rank's signal proxy for up to `most` completions.
     fn work(&mut self, rank: usize, most: u32, settings: &Settings) -> Result<(), String> {
         for _ in 0..most {
             let Some(Completion { request, generation }) = self.queues[rank].pop_front() else {
@@ -273,7 +273,7 @@ impl Network {
         Ok(())
     }
 
-    /// The oracle: the signal is the one that was sent, in time and once.
+    /// The oracle: checks that the signal is the one that was sent, not early, and only once.
     fn check(&mut self, sent: usize, signal: Signal) -> Result<(), String> {
         let Sent { signal: original, pair, before, own, pending } = self.sent[sent];
         if !pending {
@@ -299,7 +299,7 @@ impl Network {
         Ok(())
     }
 
-    /// The owner reads a word and stores 0.
+    /// Reads a word as its owner and stores 0.
     fn reset(&mut self, word: Word) -> Result<(), String> {
         let (value, expected) = (self.words.insert(word, 0), self.expected.insert(word, 0));
         self.seen.resets += 1;
@@ -310,7 +310,7 @@ impl Network {
         }
     }
 
-    /// All ranks destroy a context and make it again with the same queue pair numbers. Completions stay in the queues.
+    /// Destroys a context on all ranks and recreates it with the same queue pair numbers. Completions stay in the queues.
     fn abort(&mut self, context: usize, settings: &Settings) {
         self.generations[context] += 1;
         self.under_way.retain(|request| request.pair.1 != context);
@@ -358,7 +358,7 @@ fn run(settings: Settings) -> Result<Seen, String> {
             return Err("signals no longer arrive".into());
         }
     }
-    // Everything that is under way ends.
+    // Everything still under way finishes.
     let mut rounds = 0;
     while !(network.under_way.is_empty() && network.landed.is_empty() && network.waiting.is_empty()) {
         network.land(&mut random);

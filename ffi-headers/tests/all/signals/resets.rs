@@ -1,21 +1,21 @@
-//! Which ways to add to a word keep a reset by a plain store of the word's owner: all interleavings.
+//! Which ways of adding to a word preserve a reset by the owner's plain store, over all interleavings.
 
 use std::collections::BTreeSet;
 
-/// A step on the word, by the signal proxy or by the owner.
+/// A step on the word, taken by the signal proxy or the owner.
 #[derive(Clone, Copy)]
 enum Step {
-    /// An atomic add: by a processor of the same coherent memory, or by the GPU for the driver.
+    /// An atomic add, by a processor that shares the coherent memory, or by the GPU on the driver's behalf.
     Add(u64),
-    /// The first half of an add through a mapping: the signal proxy reads the word.
+    /// First half of an add through a mapping: the signal proxy reads the word.
     Read,
-    /// The second half: the signal proxy writes what it read, plus this.
+    /// Second half: the signal proxy writes what it read, plus this.
     Write(u64),
     /// The owner stores 0.
     Reset,
 }
 
-/// The values of the word after all interleavings of two threads; the word begins with 5.
+/// Returns the word's value after each interleaving of the two threads; the word starts at 5.
 fn outcomes(proxy: &[Step], owner: &[Step]) -> BTreeSet<u64> {
     fn go(proxy: &[Step], owner: &[Step], word: u64, read: u64, all: &mut BTreeSet<u64>) {
         if proxy.is_empty() && owner.is_empty() {
