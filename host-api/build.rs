@@ -1,4 +1,4 @@
-//! Gives the shared library its soname, `libferrogin.so.` and the major version: programs that link it load the file of that name.
+//! Sets the shared library's soname to `libferrogin.so.<major version>`, the file name that programs linked with it load.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

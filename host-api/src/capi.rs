@@ -1,7 +1,7 @@
 //! The C ABI, declared in `ferrogin/host.h`.
 //!
-//! Every function checks its pointers. The handles are numbers of the plugin's [`registry`], so a wrong or closed handle is an
-//! error. An error or a panic leaves a function as a code, and a text for the calling thread.
+//! Every function checks its pointers. Handles are numbers in the plugin's [`registry`], so a wrong or closed handle is an
+//! error. An error or a panic becomes a return code, and a text for the calling thread.
 #![allow(unsafe_code)]
 
 use crate::comm::{Comm, Options};
@@ -25,7 +25,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct COptions {
-    /// Bytes of the struct that the caller knows.
+    /// Size of the caller's struct in bytes.
     pub size: u64,
     /// [`Options::card`].
     pub card: u32,
@@ -38,7 +38,7 @@ ferrogin_ffi::assert_layout!(COptions, size 16, align 8, { size @ 0, card @ 8, r
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct CContextOptions {
-    /// Bytes of the struct that the caller knows.
+    /// Size of the caller's struct in bytes.
     pub size: u64,
     /// [`ContextOptions::contexts`].
     pub contexts: u32,
@@ -50,7 +50,7 @@ pub struct CContextOptions {
     pub depth: u32,
     /// [`ContextOptions::traffic_class`].
     pub traffic_class: u32,
-    /// Milliseconds of [`ContextOptions::timeout`]; 0 is the default, and [`NO_TIMEOUT`] no limit.
+    /// [`ContextOptions::timeout`] in milliseconds; 0 means the default, and [`NO_TIMEOUT`] no limit.
     pub timeout_ms: u32,
 }
 ferrogin_ffi::assert_layout!(CContextOptions, size 32, align 8, {
@@ -60,11 +60,11 @@ ferrogin_ffi::assert_layout!(CContextOptions, size 32, align 8, {
 /// `FERROGIN_NO_TIMEOUT`.
 pub const NO_TIMEOUT: u32 = u32::MAX;
 
-/// `ferrogin_allgather`: copies `bytes` at `own` of every rank to `all`, by rank. Returns 0, or another value if it failed.
+/// `ferrogin_allgather`: gathers the `bytes` at every rank's `own` into `all`, in rank order. Returns 0, or another value on failure.
 pub type AllgatherFn =
     unsafe extern "C" fn(arg: *mut c_void, own: *const c_void, all: *mut c_void, bytes: usize) -> c_int;
 
-/// A communicator with the windows and contexts that the caller has not closed.
+/// A communicator, and its windows and contexts that the caller hasn't closed.
 struct OpenComm {
     comm: Comm,
     windows: Handles,
@@ -81,7 +81,7 @@ struct OpenContext {
     comm: Arc<OpenComm>,
 }
 
-/// Keeps the error of `result` for `ferrogin_error`. Returns its code.
+/// Records `result`'s error for `ferrogin_error`, and returns its code.
 fn report(result: std::thread::Result<Result<(), Error>>) -> c_int {
     let (status, text) = match result {
         Ok(Ok(())) => return nccl::SUCCESS,
@@ -96,8 +96,8 @@ fn report(result: std::thread::Result<Result<(), Error>>) -> c_int {
     status as c_int
 }
 
-/// Runs a call's body. In a fork of the process that has handles the body does not run: the threads behind the handles run in
-/// the other process only.
+/// Runs a call's body, except in a forked child of the process that opened the handles: the threads behind the handles run
+/// only in the parent.
 fn guard(body: impl FnOnce() -> Result<(), Error>) -> c_int {
     let checked = || match registry::forked_from() {
         Some(parent) => Err(PluginError::Forked { parent, child: std::process::id() }.into()),
@@ -106,7 +106,7 @@ fn guard(body: impl FnOnce() -> Result<(), Error>) -> c_int {
     report(catch_unwind(AssertUnwindSafe(checked)))
 }
 
-/// [`guard`] for a call that returns a pointer; null if it failed.
+/// Like [`guard`], for a call that returns a pointer; null on failure.
 fn guard_pointer(body: impl FnOnce() -> Result<*mut c_void, Error>) -> *mut c_void {
     let mut pointer = null_mut();
     guard(|| {
@@ -124,7 +124,7 @@ fn is_valid<T>(pointer: *const T) -> bool {
     !pointer.is_null() && pointer.addr().is_multiple_of(align_of::<T>())
 }
 
-/// Writes an output. `what` is the parameter's name.
+/// Writes an output parameter, called `what`.
 fn set<T>(pointer: *mut T, value: T, what: &'static str) -> Result<(), Error> {
     if !is_valid(pointer) {
         return Err(null(what));
@@ -135,7 +135,7 @@ fn set<T>(pointer: *mut T, value: T, what: &'static str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads a struct of options, which begins with its size. A caller of another version may know fewer fields, or more that are zero.
+/// Reads an options struct, which begins with its size. A caller built for another version may pass fewer fields, or more if they're zero.
 fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T, Error> {
     const SIZES: std::ops::RangeInclusive<u64> = 16..=4096;
     let mut value = T::default();
@@ -161,7 +161,7 @@ fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T
             env!("CARGO_PKG_VERSION")
         )));
     }
-    // SAFETY: `value` and `bytes` have at least `min(size, known)` bytes and do not overlap. A `T` consists of integers.
+    // SAFETY: `value` and `bytes` have at least `min(size, known)` bytes and don't overlap. A `T` consists of integers.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (&raw mut value).cast(), size.min(known)) };
     Ok(value)
 }
@@ -187,7 +187,7 @@ fn comm(handle: *const c_void) -> Result<Arc<OpenComm>, Error> {
     Ok(registry::get(handle, Kind::HostComm)?)
 }
 
-/// The error of a call whose communicator another thread closed meanwhile.
+/// Returns the error of a call during which another thread closed the communicator.
 fn closed() -> Error {
     Error::Usage("another thread closed the communicator during the call: close it after the last call".to_owned())
 }
@@ -200,13 +200,13 @@ fn open(out: *mut *mut c_void, open: impl FnOnce() -> Result<Comm, Error>) -> c_
     })
 }
 
-/// The text of the calling thread's last error in a `ferrogin_*` or `fgin_*` call, valid until its next error; empty without one.
+/// Returns the text of the calling thread's last `ferrogin_*` or `fgin_*` error, valid until its next one; empty if there was none.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_error() -> *const c_char {
     explain::last()
 }
 
-/// The release of this library.
+/// Returns this library's release.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_version() -> *const c_char {
     const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
@@ -219,7 +219,7 @@ pub extern "C" fn ferrogin_version() -> *const c_char {
 /// See [`Comm::open`].
 ///
 /// # Safety
-/// Pointers are null or valid, as `ferrogin/host.h` says; `allgather` does not unwind.
+/// Pointers are null or valid, as `ferrogin/host.h` says; `allgather` doesn't unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ferrogin_open(
     rank: u32,
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn ferrogin_open_env(options: *const COptions, out: *mut *
     self::open(out, || Comm::from_env(&options_of_open(options)?))
 }
 
-/// The rank and the number of ranks.
+/// Outputs the rank and the number of ranks.
 ///
 /// # Safety
 /// Pointers are null or valid.
@@ -297,7 +297,7 @@ pub extern "C" fn ferrogin_barrier(comm: *mut c_void) -> c_int {
     guard(|| self::comm(comm)?.comm.barrier())
 }
 
-/// Closes a communicator, and before it the contexts and windows that are still open.
+/// Closes a communicator, after closing those of its contexts and windows that are still open.
 ///
 /// # Safety
 /// No kernel uses a context or window of the communicator.
@@ -401,7 +401,7 @@ pub extern "C" fn ferrogin_window_host_address(window: *const c_void) -> *mut c_
     })
 }
 
-/// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. An error leaves the window open.
+/// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. On an error, the window stays open.
 ///
 /// # Safety
 /// No kernel uses the window.

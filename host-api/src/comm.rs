@@ -15,21 +15,21 @@ use zerocopy::IntoBytes;
 
 /// The largest number of ranks.
 const RANKS_MAX: usize = 1 << 20;
-/// FERROGIN_TIMEOUT if a setting is invalid.
+/// The timeout to use if a setting is invalid.
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
-/// Options of open.
+/// Options for opening a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// The card, or the group of cards below one PCI switch, that this rank uses: 0 is the nearest to the GPU that is current
-    /// on this thread, or the first without a GPU; any other number counts them from 1, in the order of their PCI addresses.
+    /// The card, or group of cards below one PCI switch, that this rank uses. 0 means the one nearest to this thread's current
+    /// GPU, or the first if there's no GPU; other numbers count from 1, in the order of PCI addresses.
     pub card: u32,
 }
 
-/// This rank's end of a communicator. It is closed when it and its windows and contexts are dropped.
+/// This rank's end of a communicator. It closes once it and its windows and contexts are dropped.
 ///
 /// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and [`barrier`](Self::barrier) are
-/// collective: all ranks make the same calls in the same order. If a rank is missing, they end soon after FERROGIN_TIMEOUT seconds
+/// collective: all ranks make the same calls in the same order. If a rank is missing, they fail soon after FERROGIN_TIMEOUT seconds
 /// (default 60).
 #[derive(Clone)]
 pub struct Comm {
@@ -38,16 +38,16 @@ pub struct Comm {
 
 pub(crate) struct Inner {
     pub coll: Arc<CollComm>,
-    /// Open contexts, with their handles in the registry.
+    /// The open contexts, with their registry handles.
     contexts: Mutex<Vec<(usize, Weak<context::Context>)>>,
 }
 
 impl Comm {
-    /// Opens as `rank` of `ranks`, with the caller's own exchange. `allgather` is called once, if `rank` is one of `ranks`; it
-    /// returns the blocks of all ranks, by rank, or [`Error::Allgather`]. All blocks have the same size, below 1 KiB.
+    /// Opens as `rank` of `ranks`, through the caller's own exchange. `allgather` is called once, provided `rank` is one of
+    /// `ranks`; it returns all ranks' blocks in rank order, or [`Error::Allgather`]. All blocks have the same size, below 1 KiB.
     ///
     /// # Errors
-    /// There is no such rank; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks disagree.
+    /// The rank doesn't exist; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks disagree.
     pub fn open(
         rank: usize,
         ranks: usize,
@@ -58,7 +58,7 @@ impl Comm {
         let listening = listen(options);
         let ready = match &listening {
             Ok(listener) => Ok((&listener.plugin.config, listener.handle())),
-            // The other ranks get the error too, and do not wait for this rank.
+            // The other ranks get the error too, so they don't wait for this rank.
             Err(error) => Err(error.to_string()),
         };
         let own = Introduction::new(rank, ranks, ready);
@@ -69,13 +69,13 @@ impl Comm {
         Ok(Self { inner: Arc::new(Inner { coll, contexts: Mutex::default() }) })
     }
 
-    /// Opens as `rank` of `ranks`, which meet at `address`: `host:port` of rank 0, or within a host any other text, which names
-    /// an abstract Unix socket. Without FERROGIN_SECRET, any process that can connect to `host:port` can take the place of a rank.
+    /// Opens as `rank` of `ranks`, which meet at `address`: rank 0's `host:port` or, within one host, any other text, which names
+    /// an abstract Unix socket. Without FERROGIN_SECRET, any process that can connect to `host:port` can take a rank's place.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open); a rank does not connect within FERROGIN_TIMEOUT.
+    /// Those of [`open`](Self::open); a rank doesn't connect within FERROGIN_TIMEOUT.
     pub fn join(address: &str, rank: usize, ranks: usize, options: &Options) -> Result<Self, Error> {
-        // Open reports an invalid setting, to the other ranks too.
+        // `open` reports an invalid setting, to the other ranks too.
         let timeout = Config::from_env().map_or(TIMEOUT_DEFAULT, |config| config.timeout);
         Identity::check_address(address).map_err(|problem| Error::Argument(format!("the address {problem}")))?;
         check_rank(rank, ranks)?;
@@ -105,20 +105,20 @@ impl Comm {
         })
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.inner.coll.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.inner.coll.nranks
     }
 
-    /// Collective: returns when all ranks have called it. It orders no kernel's operations: flush them before.
+    /// Collective: returns once all ranks have called it. It doesn't order kernels' operations: flush before it.
     ///
     /// # Errors
-    /// A rank ended, made another collective call, or did not call it within FERROGIN_TIMEOUT. Later collective calls fail too.
+    /// A rank exited, made another collective call, or didn't call it within FERROGIN_TIMEOUT. Later collective calls fail too.
     pub fn barrier(&self) -> Result<(), Error> {
         self.inner.coll.agree(Step::Barrier, Ok(()), |()| Vec::new())?;
         Ok(())
@@ -132,7 +132,7 @@ impl Inner {
         contexts.push((handle, Arc::downgrade(context)));
     }
 
-    /// Requests that were posted on all contexts and are not complete. A failed context has none: its card has given them up.
+    /// Returns how many requests are outstanding on all contexts. A failed context has none: its card has given up on them.
     pub fn outstanding(&self) -> Result<u64, Error> {
         let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let working = contexts

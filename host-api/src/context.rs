@@ -16,24 +16,24 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The layout of the queue structs: that of NCCL 2.32, whose device code can use the handles too.
+/// The queue struct layout of NCCL 2.32, so that its device code can use the handles too.
 const BACKEND_VERSION: i32 = 2;
 
 /// Options of [`Comm::context`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ContextOptions {
-    /// Contexts, each with signals, counters and queues of its own; 0 is 1.
+    /// How many contexts, each with its own signals, counters and queues; 0 means 1.
     pub contexts: u32,
-    /// Signals of each context.
+    /// Signals per context.
     pub signals: u32,
-    /// Counters of each context.
+    /// Counters per context.
     pub counters: u32,
-    /// Requests in flight on each queue; 0 is the default, 1024.
+    /// Requests in flight per queue; 0 means 1024.
     pub depth: u32,
-    /// InfiniBand traffic class, whose upper six bits are the DSCP; 0 is the default class.
+    /// InfiniBand traffic class, whose upper six bits are the DSCP; 0 means the default class.
     pub traffic_class: u32,
-    /// The limit of one wait of a kernel or CPU thread, zero for none; `None` is FERROGIN_WAIT_TIMEOUT (default 60 s). A wait that
-    /// exceeds it fails with [`Status::Timeout`](device::Status::Timeout).
+    /// How long a wait by a kernel or CPU thread may take before it fails with [`Status::Timeout`](device::Status::Timeout). Zero
+    /// means no limit, `None` FERROGIN_WAIT_TIMEOUT (default 60 s).
     pub timeout: Option<Duration>,
 }
 
@@ -60,25 +60,25 @@ impl ContextOptions {
     }
 }
 
-/// Contexts of this rank, destroyed when dropped. No kernel uses them any more then.
+/// This rank's contexts, destroyed on drop. By then, no kernel may use them any more.
 pub struct Context {
     context: Arc<context::Context>,
-    /// In the registry, by which the watcher reports failures.
+    /// The number in the registry, through which the watcher reports failures.
     handle: *mut c_void,
     /// The communicator outlives its contexts.
     _comm: Arc<Inner>,
 }
 
-// SAFETY: the only field that is not `Send` is a number of the registry, and not the address of memory.
+// SAFETY: the only field that isn't `Send` is a registry number, not a memory address.
 unsafe impl Send for Context {}
-// SAFETY: the only field that is not `Sync` is a number of the registry, and not the address of memory.
+// SAFETY: the only field that isn't `Sync` is a registry number, not a memory address.
 unsafe impl Sync for Context {}
 
 impl Comm {
     /// Collective: creates contexts.
     ///
     /// # Errors
-    /// A number is too large; a card has too few counters or queues; another rank failed.
+    /// An option is too large; a card has too few counters or queues; another rank failed.
     pub fn context(&self, options: &ContextOptions) -> Result<Context, Error> {
         let inner = &self.inner;
         let shape = options.shape(&inner.coll.plugin.config).map_err(|error| self.fail(Step::CreateContext, error))?;
@@ -93,13 +93,13 @@ impl Comm {
 }
 
 impl Context {
-    /// The handle for kernels: the device address of the array of contexts, for `fgin_open` and `Gin`.
+    /// Returns the handle that kernels pass to `fgin_open` and `Gin`: the device address of the array of contexts.
     pub fn handle(&self) -> *mut c_void {
-        // SAFETY: the context owns the struct that the pointer names, and nothing changes it after `create`.
+        // SAFETY: the context owns the struct behind the pointer, and nothing changes it after `create`.
         unsafe { (*self.context.device_handle()).handle }
     }
 
-    /// Context number `id` for CPU threads.
+    /// Opens context number `id` for CPU threads.
     ///
     /// # Errors
     /// There is no such context, or kernels run on a GPU.
@@ -111,12 +111,12 @@ impl Context {
             return Err(Error::Usage(text));
         }
         // SAFETY: kernels run on the CPU, so the handle is an address in this process. The result borrows `self`, which keeps
-        // it valid.
+        // the handle valid.
         let context = unsafe { device::Context::from_handle(self.handle(), id) };
         context.map_err(|status| Error::Argument(format!("context {id} does not exist ({status:?})")))
     }
 
-    /// Checks that no request of these contexts has failed. A failure is written to standard error once, and ends every wait.
+    /// Checks that no request on these contexts has failed. A failure is printed on standard error once, and ends every wait.
     ///
     /// # Errors
     /// A request failed.

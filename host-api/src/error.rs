@@ -1,4 +1,4 @@
-//! The error of a call, and its code in C.
+//! Errors, and their codes in C.
 
 use ferrogin_ffi::nccl;
 use ferrogin_rendezvous::BootstrapError;
@@ -12,26 +12,26 @@ pub enum Status {
     Cuda = nccl::UNHANDLED_CUDA_ERROR,
     /// A system call or a libfabric call failed.
     System = nccl::SYSTEM_ERROR,
-    /// A fault of ferrogin.
+    /// A bug in ferrogin.
     Internal = nccl::INTERNAL_ERROR,
     /// An argument has an invalid value.
     InvalidArgument = nccl::INVALID_ARGUMENT,
-    /// The machine, the settings or the order of calls do not allow the call.
+    /// The machine, the settings or the order of calls don't allow the call.
     InvalidUsage = nccl::INVALID_USAGE,
-    /// Another rank failed, ended, or did not answer in time.
+    /// Another rank failed, exited, or didn't answer in time.
     Remote = nccl::REMOTE_ERROR,
 }
 
-/// The error of a call. Its text has the cause and the fix.
+/// Why a call failed. The text has the cause and the fix.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The plugin's part of the call failed.
     #[error(transparent)]
     Plugin(#[from] nccl_gin_ferrogin::error::Error),
-    /// The ranks did not meet.
+    /// The ranks didn't meet.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The ranks did not meet, and no launcher and no setting told them where.
+    /// The ranks didn't meet, and no launcher or setting told them where.
     #[error(
         "{0}. Ranks of different terminals or sessions need FERROGIN_BOOTSTRAP: set it to the same name, or host:port, for all ranks"
     )]
@@ -39,7 +39,7 @@ pub enum Error {
     /// An argument has an invalid value.
     #[error("{0}")]
     Argument(String),
-    /// The machine or the order of calls does not allow the call.
+    /// The machine or the order of calls doesn't allow the call.
     #[error("{0}")]
     Usage(String),
     /// The caller's allgather failed.
@@ -50,16 +50,16 @@ pub enum Error {
     Peer {
         /// The rank.
         rank: usize,
-        /// The error of that rank.
+        /// That rank's error.
         text: String,
     },
-    /// Two ranks cannot work together.
+    /// Two ranks can't work together.
     #[error("{0}")]
     Disagreement(String),
 }
 
 impl Error {
-    /// The class of the error.
+    /// Returns the class of the error.
     pub fn status(&self) -> Status {
         match self {
             Self::Plugin(error) => match error.result() {

@@ -1,4 +1,4 @@
-//! The block of the one allgather in open: it leads the ranks to each other, and they check that they can work together.
+//! The block of the single allgather in open. From it, ranks learn how to reach each other, and whether they can work together.
 
 use crate::error::Error;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
@@ -11,7 +11,7 @@ const MAGIC: [u8; 8] = *b"ferrogin";
 /// The version of this block.
 const VERSION: u32 = 2;
 
-/// One rank's block. Texts end at the first NUL byte.
+/// A rank's block. Texts end at the first NUL byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Introduction {
@@ -31,7 +31,7 @@ ferrogin_ffi::assert_layout!(Introduction, size 712, align 1, {
     magic @ 0, version @ 8, rank @ 12, ranks @ 16, failed @ 20, release @ 24, provider @ 48, handle @ 72, text @ 200,
 });
 
-/// `text` as a field, shortened to whole characters and a NUL byte.
+/// Returns `text` as a field, shortened to whole characters and a NUL byte.
 fn field<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let end = (0..N.min(text.len() + 1)).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
@@ -45,7 +45,7 @@ fn text(field: &[u8]) -> String {
 }
 
 impl Introduction {
-    /// The block of a rank that can connect: its settings and the handle of its listener; or the text of its error.
+    /// Creates the block of a rank: its settings and listener handle if it's ready to connect, otherwise the text of its error.
     pub fn new(rank: usize, ranks: usize, ready: Result<(&Config, [u8; HANDLE_MAXSIZE]), String>) -> Self {
         let mut block = Self {
             magic: MAGIC,
@@ -71,10 +71,10 @@ impl Introduction {
         block
     }
 
-    /// The handles of all ranks, from the blocks of the allgather.
+    /// Checks the allgather's blocks, and returns all ranks' handles.
     ///
     /// # Errors
-    /// A block is not valid; a rank failed; two ranks differ in the number of ranks, the release or the settings.
+    /// A block is invalid; a rank failed; two ranks differ in the number of ranks, the release or the settings.
     pub fn compare(&self, blocks: &[Vec<u8>]) -> Result<Vec<[u8; HANDLE_MAXSIZE]>, Error> {
         let (own, ranks) = (self.rank.get(), self.ranks.get());
         if blocks.len() != ranks as usize {

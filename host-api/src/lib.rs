@@ -3,12 +3,12 @@
 //! | module | content |
 //! |---|---|
 //! | [`comm`] | open, barrier |
-//! | [`introduction`] | the block by which ranks agree before they connect |
-//! | [`window`], [`context`] | memory that peers access; the queues that kernels post on |
+//! | [`introduction`] | the block through which ranks agree before they connect |
+//! | [`window`], [`context`] | memory that peers access; queues that kernels post on |
 //! | [`device`] | the device API, for kernels on CPU threads |
 //! | [`capi`] | the C ABI: `ferrogin/host.h` |
 //!
-//! The crate adds no networking of its own: the objects are those of the plugin, [`nccl_gin_ferrogin`], beneath its NCCL functions.
+//! The crate adds no networking of its own: it uses the objects beneath the NCCL functions of the plugin, [`nccl_gin_ferrogin`].
 
 pub mod capi;
 pub mod comm;

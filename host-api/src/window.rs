@@ -1,4 +1,4 @@
-//! Windows: memory that the kernels of all ranks can name and peers can access.
+//! Windows: memory that all ranks' kernels can name and peers can access.
 #![allow(unsafe_code)]
 
 use crate::comm::{Comm, Inner};
@@ -19,9 +19,9 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Memory {
-    /// Host memory. Allocated with a GPU as the device, it is pinned, and kernels can access it.
+    /// Host memory. With a GPU, allocated memory is pinned and kernels can access it.
     Host = 1,
-    /// Memory of the device that kernels run on: of a GPU, or host memory if kernels run on CPU threads.
+    /// Memory of the device that kernels run on: a GPU's, or host memory if kernels run on CPU threads.
     Device = 2,
 }
 
@@ -34,10 +34,10 @@ impl Memory {
     }
 }
 
-/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. A card refuses what
-/// peers still write to it.
+/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. From then on, the
+/// card refuses peers' writes to it.
 pub struct Window {
-    /// Dropped before the memory.
+    /// Declared first, so it's dropped before the memory.
     window: window::Window,
     memory: Option<Box<dyn DeviceBuffer>>,
     kind: Memory,
@@ -46,16 +46,16 @@ pub struct Window {
     comm: Arc<Inner>,
 }
 
-// SAFETY: the only field that is not `Send` is the address of the window, and no method dereferences it.
+// SAFETY: the only field that isn't `Send` is the window's address, and no method dereferences it.
 unsafe impl Send for Window {}
-// SAFETY: the only field that is not `Sync` is the address of the window, and no method dereferences it.
+// SAFETY: the only field that isn't `Sync` is the window's address, and no method dereferences it.
 unsafe impl Sync for Window {}
 
 impl Comm {
     /// Collective: allocates `len` zeroed bytes on each rank and registers them. Ranks may allocate different sizes.
     ///
     /// # Errors
-    /// There is too little memory, here or on another rank.
+    /// Too little memory, here or on another rank.
     pub fn allocate(&self, len: usize, kind: Memory) -> Result<Window, Error> {
         let coll = &self.inner.coll;
         let usage = match kind {
@@ -79,16 +79,16 @@ impl Comm {
     /// Collective: registers `len` bytes of the caller's memory at `address`.
     ///
     /// # Safety
-    /// The memory stays allocated until the window is dropped. Peers and kernels write to it at any time, so the caller accesses it
-    /// through raw pointers.
+    /// The memory stays allocated until the window is dropped. Peers and kernels may write to it at any time, so the caller
+    /// accesses it through raw pointers.
     ///
     /// # Errors
-    /// The bytes are not mapped, or are of another kind; a card refuses them; another rank failed.
+    /// The memory isn't mapped, or is of another kind; a card refuses it; another rank failed.
     pub unsafe fn register(&self, address: *mut c_void, len: usize, kind: Memory) -> Result<Window, Error> {
         self.registered(address, len, kind, None)
     }
 
-    /// Collective: registers `len` bytes of the caller's memory at the device address `address`, which are at `offset` in a
+    /// Collective: registers `len` bytes of the caller's memory at the device address `address`, found at `offset` in a
     /// dma-buf. The registration keeps its own reference to the dma-buf.
     ///
     /// # Safety
@@ -124,15 +124,15 @@ impl Comm {
         Ok(window::Window::exchange(coll, address.cast(), len, memory)?)
     }
 
-    /// Reports to the other ranks that this rank could not do its part of `step`. Returns the error of this rank.
+    /// Tells the other ranks that this rank couldn't do its part of `step`, and returns this rank's error.
     pub(crate) fn fail(&self, step: Step, error: impl Into<Error>) -> Error {
-        // The exchange carries no text, and its result is that this rank failed.
+        // The exchange carries no text, and always fails, because this rank did.
         let _ = self.inner.coll.agree(step, Err::<(), _>(PluginError::Usage(String::new())), |()| Vec::new());
         error.into()
     }
 }
 
-/// Checks a size before memory is allocated: Linux would only fail when the memory is touched.
+/// Checks a size before allocating, because Linux would only fail once the memory is touched.
 fn check_size(len: usize, on_host: bool) -> Result<(), Error> {
     let refused = |why: String| Err(Error::Argument(why));
     let pages = sysconf(SysconfVar::_PHYS_PAGES).ok().flatten().and_then(|pages| u64::try_from(pages).ok());
@@ -146,17 +146,17 @@ fn check_size(len: usize, on_host: bool) -> Result<(), Error> {
 }
 
 impl Window {
-    /// The window for kernels: an argument of `put` and the other operations.
+    /// Returns the window as kernels name it: an argument to `put` and the other operations.
     pub fn handle(&self) -> device::Window {
         device::Window(self.window.device_address() as *mut c_void)
     }
 
-    /// The address of the first byte for kernels. For allocated host memory it is the device's address of it.
+    /// Returns the first byte's address for kernels. For allocated host memory, it's the device's address of that memory.
     pub fn address(&self) -> *mut c_void {
         self.memory.as_ref().map_or(self.address.cast(), |memory| memory.device_address() as *mut c_void)
     }
 
-    /// The address of the first byte for the host; `None` for memory of a GPU.
+    /// Returns the first byte's address for the host; `None` for GPU memory.
     pub fn host_address(&self) -> Option<*mut c_void> {
         let on_host = self.kind == Memory::Host || self.comm.coll.device.kind() == DeviceKind::Cpu;
         let registered = || on_host.then_some(self.address);
@@ -164,17 +164,17 @@ impl Window {
         address.map(<*mut u8>::cast)
     }
 
-    /// Bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Always false.
+    /// Always returns false.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies `bytes` into allocated memory at `offset`. It is not ordered against kernels and peers.
+    /// Copies `bytes` into allocated memory at `offset`, not ordered against kernels and peers.
     ///
     /// # Errors
     /// The window's memory is the caller's own; the bytes are outside the window.
@@ -182,7 +182,7 @@ impl Window {
         Ok(self.allocated()?.write(offset, bytes_of(bytes)).map_err(PluginError::from)?)
     }
 
-    /// Copies allocated memory at `offset` to `bytes`. It is not ordered against kernels and peers.
+    /// Copies allocated memory at `offset` to `bytes`, not ordered against kernels and peers.
     ///
     /// # Errors
     /// The window's memory is the caller's own; the bytes are outside the window.
@@ -196,10 +196,10 @@ impl Window {
         })
     }
 
-    /// Checks that no request is outstanding which could use the window.
+    /// Checks that no outstanding request could use the window.
     ///
     /// # Errors
-    /// Kernels posted requests that are not complete.
+    /// Requests that kernels posted are still incomplete.
     pub fn check_unused(&self) -> Result<(), Error> {
         match self.comm.outstanding()? {
             0 => Ok(()),

@@ -31,7 +31,7 @@ struct Unrelated {
 int main() {
   auto alone = [](const void* own, void* all, size_t bytes) { std::memcpy(all, own, bytes); };
 
-  // An exception of the caller's exchange arrives as it is.
+  // An exception from the caller's exchange arrives unchanged.
   int caught = 0;
   try {
     Comm::open(0, 1, [](const void*, void*, size_t) { throw Unrelated{42}; });
@@ -54,7 +54,7 @@ int main() {
   many.signals = 1u << 20;
   EXPECT(throws([&] { comm.context(many); }, FERROGIN_INVALID_ARGUMENT, "nSignals"));
 
-  // A moved object is empty, and its functions refuse.
+  // A moved-from object is empty, and its functions throw.
   static char memory[4096];
   Window window = comm.register_memory(memory, sizeof memory, Memory::Host);
   Window moved = std::move(window);
@@ -64,7 +64,7 @@ int main() {
   moved.close();
   EXPECT(moved.get() == nullptr);
 
-  // An object that outlives its communicator is refused, and its destructor throws nothing.
+  // Calls on an object that outlives its communicator throw, but its destructor doesn't.
   Window late = comm.allocate(4096, Memory::Device);
   Context context = comm.context();
   context.check();

@@ -1,4 +1,4 @@
-//! Wrong input through the C functions: each is an error with cause and fix, and no call hangs or changes the communicator.
+//! Bad input to the C functions: each gives an error with cause and fix, and no call hangs or changes the communicator.
 #![allow(unsafe_code)]
 
 use crate::common::{alone, ranks};
@@ -21,13 +21,13 @@ fn last_error() -> String {
     unsafe { CStr::from_ptr(ferrogin_error()) }.to_str().expect("UTF-8").to_owned()
 }
 
-/// Checks the code and the text of a failed call.
+/// Checks a failed call's code and text.
 fn refused(name: &str, code: c_int, (expected, text): (c_int, &str)) {
     let error = last_error();
     assert!(code == expected && error.contains(text), "{name} returned {code}, not {expected} with {text:?}: {error}");
 }
 
-/// Checks that each call with invalid arguments gives an error, and no handle in `$out`.
+/// Checks that each call with invalid arguments returns an error, and no handle in `$out`.
 macro_rules! refuse {
     ($out:ident; $($name:literal => $call:expr => $status:expr, $text:literal;)*) => {
         $(
@@ -39,9 +39,9 @@ macro_rules! refuse {
     };
 }
 
-/// A callback for one rank.
+/// Serves as the allgather of a single rank.
 unsafe extern "C" fn copy(_: *mut c_void, own: *const c_void, all: *mut c_void, bytes: usize) -> c_int {
-    // SAFETY: the library passes `bytes` bytes at both addresses, which do not overlap.
+    // SAFETY: the library passes `bytes` bytes at both addresses, which don't overlap.
     unsafe { std::ptr::copy_nonoverlapping(own.cast::<u8>(), all.cast::<u8>(), bytes) };
     0
 }
@@ -54,7 +54,7 @@ unsafe extern "C" fn forget(_: *mut c_void, _: *const c_void, _: *mut c_void, _:
     0
 }
 
-/// A communicator of one rank.
+/// Opens a communicator with one rank.
 fn single() -> *mut c_void {
     let mut comm = null_mut();
     // SAFETY: the pointers are valid.
@@ -150,7 +150,7 @@ fn invalid_arguments_of_a_communicator_are_refused_and_change_nothing() {
                 "no ranks" => ferrogin_rank(comm, &mut number, null_mut()) => ARGUMENT, "the pointer ranks is NULL";
             }
 
-            // The communicator works, and a struct of an older header too.
+            // The communicator still works, and so does a struct from an older header.
             let older = CContextOptions { size: 16, contexts: 1, signals: 1, counters: 70, ..Default::default() };
             // SAFETY: the handle is open, and the pointers are valid.
             assert_eq!(unsafe { ferrogin_context_create(comm, &older, &mut out) }, 0, "{}", last_error());
@@ -174,7 +174,7 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
         }
         let every = |comm: *mut c_void, window: *mut c_void, context: *mut c_void, text: &str| {
             let (mut rank, mut ranks, mut out, mut gin) = (0, 0, null_mut(), null());
-            // SAFETY: the library looks handles up, and does not dereference them. The other pointers are valid.
+            // SAFETY: the library looks handles up, and doesn't dereference them. The other pointers are valid.
             unsafe {
                 refused("rank", ferrogin_rank(comm, &mut rank, &mut ranks), (ARGUMENT, text));
                 refused("barrier", ferrogin_barrier(comm), (ARGUMENT, text));
@@ -212,14 +212,14 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
         every(null_mut(), null_mut(), null_mut(), "is NULL");
         every((&raw mut out).cast(), (&raw mut out).cast(), (&raw mut out).cast(), "of this library: it was closed");
         every(window, context, comm, "but the call expects a");
-        // Closing the communicator closes the others.
+        // Closing the communicator also closes its windows and contexts.
         // SAFETY: the handle is open.
         assert_eq!(unsafe { ferrogin_close(comm) }, 0);
         every(comm, window, context, "of this library: it was closed");
     });
 }
 
-/// A window and a context of `comm`, and the first of its contexts for this thread.
+/// Creates a window and a context of `comm`, and opens the context for this thread.
 fn window_and_context(comm: *mut c_void) -> (*mut c_void, *mut c_void, ferrogin::device::Context<'static>) {
     let (mut window, mut context, mut gin) = (null_mut(), null_mut(), null());
     // SAFETY: the pointers are valid.
@@ -239,7 +239,7 @@ fn window_and_context(comm: *mut c_void) -> (*mut c_void, *mut c_void, ferrogin:
 fn window_in_use_is_not_freed(test: &str, policy: &str) {
     alone(test, &[("SOFTEFA_FAULTS", "delay_us=200000..200000"), ("FERROGIN_POST", policy)], || {
         let comm = single();
-        // The first request may complete before the call on a busy machine. The second one waits for the flush.
+        // On a busy machine, the first request may complete before the call. The second one waits for the flush.
         wait_for("a window with two requests", || {
             let (window, context, gin) = window_and_context(comm);
             let memory = ferrogin::device::Window(ferrogin_window_handle(window));
@@ -297,7 +297,7 @@ fn failed_context_is_reported_and_keeps_no_window() {
 #[test]
 fn ranks_that_disagree_are_told_both_values() {
     alone("ranks_that_disagree_are_told_both_values", &[], || {
-        // Each rank's number of ranks and card, and its error.
+        // Each rank's number of ranks and card, and the resulting error.
         for (case, expected) in [
             (
                 [(2, 0), (3, 0)],
@@ -349,7 +349,7 @@ fn failure_of_one_rank_fails_the_call_on_all_ranks_and_keeps_the_communicator() 
             told(window.map(drop).unwrap_err().to_string(), "a window of 0 bytes");
             let mut own = [0u8; 64];
             let len = if first { 64 } else { 1 << 40 };
-            // SAFETY: `own` outlives the window, which is not made.
+            // SAFETY: `own` outlives the window, which isn't created.
             let window = unsafe { comm.register(own.as_mut_ptr().cast(), len, Memory::Host) };
             told(window.map(drop).unwrap_err().to_string(), "are not mapped");
             let options = ContextOptions { signals: if first { 1 } else { u32::MAX }, ..Default::default() };
@@ -402,7 +402,7 @@ fn silent_rank_ends_the_barrier() {
 fn child_of_a_fork_is_refused() {
     alone("child_of_a_fork_is_refused", &[], || {
         let comm = single();
-        // SAFETY: the child calls only the library's function, which returns before it takes a lock, and ends at once.
+        // SAFETY: the child only calls the library's function, which returns before taking a lock, and then exits at once.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 let code = ferrogin_barrier(comm);

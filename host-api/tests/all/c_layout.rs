@@ -1,5 +1,5 @@
-//! The structs and numbers of `ferrogin/host.h` are those of the Rust definitions, and every function of the header is in the
-//! library.
+//! `ferrogin/host.h` has the same structs and numbers as the Rust definitions, and the library has every function that the
+//! header declares.
 
 use crate::common::{dist, include};
 use ferrogin::capi::{CContextOptions, COptions};
@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::mem::offset_of;
 use std::process::{Command, Stdio};
 
-/// `_Static_assert`s of a struct, with the fields of the same names.
+/// `_Static_assert`s for a struct and its fields of the same names.
 macro_rules! layout {
     ($text:ident, $c:literal, $ty:ty, { $($field:ident),* }) => {
         writeln!($text, "_Static_assert(sizeof({}) == {}, \"size of {}\");", $c, size_of::<$ty>(), $c).unwrap();
@@ -56,14 +56,14 @@ fn library_has_every_function_of_the_headers() {
     let mut functions = 0;
     for (header, prefix) in [("host.h", "ferrogin_"), ("gin.h", "fgin_")] {
         let text = std::fs::read_to_string(include().join("ferrogin").join(header)).expect("a header");
-        // A declaration begins at the first column, and the name ends before its parameters.
+        // A declaration starts in the first column, and its name ends before the parameters.
         let declarations =
             text.lines().filter(|line| !line.starts_with([' ', '#', '/', '}']) && !line.starts_with("typedef"));
         for line in declarations {
             let Some((before, _)) = line.split_once('(') else { continue };
             let name = before.rsplit([' ', '*']).next().expect("a name");
             assert!(name.starts_with(prefix), "{line}");
-            // The names of exported functions are NUL-terminated strings of the library.
+            // Exported function names are NUL-terminated strings in the library.
             let symbol = [b"\0", name.as_bytes(), b"\0"].concat();
             assert!(library.windows(symbol.len()).any(|bytes| bytes == symbol), "libferrogin.so has no {name}");
             functions += 1;

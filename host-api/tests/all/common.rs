@@ -1,4 +1,4 @@
-//! Shared parts: the built libraries, programs in C and C++, processes with settings, ranks as threads.
+//! Shared helpers: the built libraries, C and C++ programs, processes with settings, ranks as threads.
 
 use ferrogin::bootstrap::Bootstrap;
 use ferrogin::{Comm, Options};
@@ -7,17 +7,17 @@ use ferrogin_test_support::wait::HANG_LIMIT;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// The directory with the libraries that `make build` makes. Without them `test` is skipped.
+/// Returns the directory of the libraries that `make build` builds. Without them, skips `test`.
 pub fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["libferrogin.so", "libsoftefa-fi.so"])
 }
 
-/// Compiles a program of `examples/` with the compiler in `variable`, or `default`. Without a compiler `test` is skipped.
+/// Compiles a program from `examples/` with the compiler that `variable` names, or `default`. Without a compiler, skips `test`.
 pub fn compile(test: &str, compiler: (&str, &str), flags: &[&str], source: &str) -> Option<PathBuf> {
     compile_with(test, compiler, flags, source, &[])
 }
 
-/// The same with more for the linker.
+/// Like `compile`, with extra linker flags.
 pub fn compile_with(
     test: &str,
     (variable, default): (&str, &str),
@@ -43,12 +43,12 @@ pub fn compile_with(
     Some(program)
 }
 
-/// The headers.
+/// Returns the headers' directory.
 pub fn include() -> PathBuf {
     ferrogin_test_support::workspace().join("ffi-headers/include")
 }
 
-/// Sets what a rank on the software card needs, and removes all other settings.
+/// Sets what a rank on the software card needs, and unsets all other settings.
 pub fn on_software_card(command: &mut Command) -> &mut Command {
     let ours =
         |name: &str| ["FERROGIN_", "SOFTEFA_", "FI_", "OMPI_", "PMI"].iter().any(|prefix| name.starts_with(prefix));
@@ -61,7 +61,7 @@ pub fn on_software_card(command: &mut Command) -> &mut Command {
         .env("FERROGIN_TIMEOUT", HANG_LIMIT.as_secs().to_string())
 }
 
-/// The outputs of the processes of a job, one for each rank, which all have ended.
+/// Runs a job with one process per rank to completion, and returns their outputs.
 pub fn job(test: &str, ranks: usize, command: impl Fn(usize) -> Command) -> Vec<Output> {
     let start = |rank: usize| {
         let mut command = command(rank);
@@ -73,12 +73,12 @@ pub fn job(test: &str, ranks: usize, command: impl Fn(usize) -> Command) -> Vec<
     children.into_iter().map(|child| child.wait_with_output().expect("an output")).collect()
 }
 
-/// Standard output and standard error.
+/// Returns standard output and standard error as text.
 pub fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }
 
-/// The command that runs only `test` of this program, as a rank on the software card.
+/// Returns the command that runs only this program's `test`, as a rank on the software card.
 pub fn this_test(test: &str, dist: &Path) -> Command {
     let mut command = child::command(test);
     on_software_card(&mut command).env("FI_PROVIDER_PATH", dist).env(ROLE, test);
@@ -87,13 +87,13 @@ pub fn this_test(test: &str, dist: &Path) -> Command {
 
 const ROLE: &str = "FERROGIN_HOST_TEST";
 
-/// True in a process of [`this_test`].
+/// Returns true in a process started by [`this_test`].
 pub fn is_child(test: &str) -> bool {
     std::env::var(ROLE).is_ok_and(|name| name == test)
 }
 
-/// Runs `body` in a child process on the software card with more `settings`, because a process chooses its card and its faults
-/// once.
+/// Runs `body` in a child process on the software card with extra `settings`, because a process chooses its card and faults
+/// only once.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let Some(dist) = dist(test) else { return };
     if is_child(test) {
@@ -104,7 +104,7 @@ pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     assert!(output.status.success() && text.contains("1 passed"), "{test} in a child process, {settings:?}:\n{text}");
 }
 
-/// Runs `body` on ranks that are threads, and returns what each returned.
+/// Runs `body` on `n` ranks, each a thread, and returns their results.
 pub fn ranks<T: Send>(n: usize, body: impl Fn(Comm) -> T + Sync) -> Vec<T> {
     let body = &body;
     std::thread::scope(|scope| {

@@ -12,7 +12,7 @@ mod exchange;
 const C: (&str, &str) = ("CC", "cc");
 const CXX: (&str, &str) = ("CXX", "c++");
 
-/// Runs the first exchange on `ranks` ranks, and removes the program.
+/// Runs the first exchange on `ranks` ranks, then removes the program.
 pub fn passes(program: &Path, ranks: usize, test: &str) {
     let outputs = job(test, ranks, |_| {
         let mut command = Command::new(program);
@@ -23,7 +23,7 @@ pub fn passes(program: &Path, ranks: usize, test: &str) {
     let _ = std::fs::remove_file(program);
 }
 
-/// Checks that every rank received the value of the rank before.
+/// Checks that every rank received the previous rank's value.
 fn received(outputs: &[Output]) {
     let ranks = outputs.len();
     for (rank, output) in outputs.iter().enumerate() {
@@ -101,8 +101,8 @@ fn cpp_objects_own_their_handles() {
     let _ = std::fs::remove_file(program);
 }
 
-/// A program of the repository's `examples/`, on CPU threads over a card that reorders requests. Each rank prints that nothing
-/// differs.
+/// Runs a program from the repository's `examples/` on CPU threads, over a card that reorders requests. Each rank prints that
+/// nothing differs.
 fn kernel_example_passes(test: &str, source: &str, ranks: usize) {
     let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], source) else { return };
     let outputs = job(test, ranks, |_| {
@@ -154,7 +154,7 @@ fn mixture_of_experts_passes() {
     kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
 }
 
-/// The programs with their kernels as PTX, which clang compiles, on the software GPU: the commands of docs/software-gpu.md.
+/// The programs on the software GPU, with their kernels compiled to PTX by clang: the commands of docs/software-gpu.md.
 #[test]
 #[ignore = "make check"]
 fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
@@ -213,14 +213,14 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
         }
         let _ = std::fs::remove_file(&ptx);
         if name == "ring" {
-            // The program runs the kernel of the file, and not that of the host's compiler.
+            // The program runs the kernel in the file, not the one that the host compiler built in.
             assert!(run().iter().all(|output| text(output).contains("failed: CUDA_ERROR_FILE_NOT_FOUND")), "{name}");
         }
         let _ = std::fs::remove_file(program);
     }
 }
 
-/// The five programs over libfabric's own provider `efa`, on the software card below verbs.
+/// The five programs over libfabric's own `efa` provider, on the software card below verbs.
 #[test]
 #[ignore = "make check"]
 fn kernel_examples_pass_over_libfabrics_own_efa_provider() {
@@ -251,7 +251,7 @@ fn rank_without_card_is_reported_to_other_ranks() {
     let Some(program) = compile(test, C, &["-std=c11"], "examples/exchange.c") else { return };
     let outputs = job(test, 2, |rank| {
         let mut command = Command::new(&program);
-        // An invalid value fails on every machine.
+        // An invalid value fails on any machine.
         on_software_card(&mut command).env("FERROGIN_POST", if rank == 1 { "nonsense" } else { "locked" });
         command
     });

@@ -1,4 +1,4 @@
-//! What `make install` installs: programs find it with pkg-config and CMake, at another place than its prefix too.
+//! What `make install` installs: programs find it with pkg-config and CMake, even after it has moved from its prefix.
 
 use crate::common::{dist, on_software_card, text};
 use crate::examples::passes;
@@ -11,11 +11,11 @@ use std::process::{Command, Output};
 const PREFIX: &str = "/opt/ferrogin";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const MAJOR: &str = env!("CARGO_PKG_VERSION_MAJOR");
-/// The usual directory of libraries below the prefix, and that of a multiarch system.
+/// The usual library directory below the prefix, and a multiarch system's.
 const LIB: &str = "lib";
 const MULTIARCH: &str = "lib/x86_64-linux-gnu";
 
-/// An installation below a temporary directory, which is removed at the end.
+/// An installation below a temporary directory, removed on drop.
 struct Installed {
     dist: PathBuf,
     root: PathBuf,
@@ -23,7 +23,7 @@ struct Installed {
 }
 
 impl Installed {
-    /// Installs what `make build` made. Without it, or without make, `test` is skipped.
+    /// Installs what `make build` built. Without that, or without make, skips `test`.
     fn new(test: &str, lib: &str) -> Option<Installed> {
         let dist = dist(test)?;
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
@@ -55,7 +55,7 @@ impl Drop for Installed {
     }
 }
 
-/// The output of a command that must succeed. Without its program `test` is skipped.
+/// Returns the output of a command that must succeed. If its program is missing, skips `test`.
 fn succeeds(test: &str, command: &mut Command) -> Option<Output> {
     match command.output() {
         Ok(output) => {
@@ -70,7 +70,7 @@ fn succeeds(test: &str, command: &mut Command) -> Option<Output> {
     }
 }
 
-/// The files and links below `directory`.
+/// Returns the files and links below `directory`.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path());
     entries.flat_map(|path| if path.is_dir() && !path.is_symlink() { files(&path) } else { vec![path] }).collect()
@@ -110,7 +110,7 @@ fn every_user_can_read_the_installation_whatever_the_umask() {
     if succeeds(test, &mut shell).is_none() {
         return;
     }
-    // What others cannot read, or only the owner can execute or enter.
+    // What others can't read, or only the owner can execute or enter.
     let mut find = Command::new("find");
     find.arg(&installed.root).args(["!", "-type", "l", "(", "!", "-perm", "-044", "-o"]);
     find.args(["-perm", "-100", "!", "-perm", "-011", ")"]);
@@ -142,7 +142,7 @@ fn installed_tool_finds_the_plugin_and_the_software_card() {
     for lib in [LIB.to_owned(), format!("lib/{}-linux-gnu", std::env::consts::ARCH)] {
         let Some(installed) = Installed::new(test, &lib) else { return };
         let mut tool = Command::new(installed.prefix().join("bin/ferrogin"));
-        // Without NCCL_GIN_PLUGIN the doctor reports NCCL's area as a problem.
+        // Without NCCL_GIN_PLUGIN, the doctor reports a problem in NCCL's area.
         tool.args(["doctor", "--all", "--only", "plugin"]).env_remove("NCCL_GIN_PLUGIN");
         if let Some(output) = succeeds(test, on_software_card(&mut tool)) {
             let plugin = installed.lib().join("libnccl-gin-ferrogin.so");
@@ -170,7 +170,7 @@ fn uninstall_removes_what_install_installed() {
     for file in ["man/man1/ferrogin-doctor.1", "bash-completion/completions/ferrogin", "zsh/site-functions/_ferrogin"] {
         assert!(installed.prefix().join("share").join(file).is_file(), "{file}");
     }
-    // An installation over an older release left it.
+    // Left over from an older release that was installed here.
     std::fs::write(installed.lib().join("libferrogin.so.0.0.9"), "").expect("a file");
     std::fs::write(installed.prefix().join("share/man/man1/ferrogin-old.1"), "").expect("a file");
     succeeds(test, &mut installed.make("uninstall"));

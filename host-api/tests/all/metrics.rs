@@ -1,4 +1,4 @@
-//! FERROGIN_METRICS: the file has exactly what the ranks did.
+//! FERROGIN_METRICS: the file reports exactly what the ranks did.
 
 use crate::common::{dist, is_child, job, text, this_test};
 use ferrogin::device::{Action, Flags};
@@ -7,7 +7,7 @@ use ferrogin_test_support::prometheus::Metrics;
 use ferrogin_test_support::wait::{wait_for, wait_until};
 use std::path::{Path, PathBuf};
 
-/// The file now, and how often it was written.
+/// Reads the file, and how often it has been written.
 fn read(path: &Path) -> (Metrics, u64) {
     let text = std::fs::read_to_string(path).expect("a metrics file");
     let metrics = Metrics::parse(&text).unwrap_or_else(|error| panic!("{error}, in\n{text}"));
@@ -15,17 +15,17 @@ fn read(path: &Path) -> (Metrics, u64) {
     (metrics, writes)
 }
 
-/// The file as a write left it that began after this call.
+/// Reads the file after a write that began after this call.
 fn next(path: &Path) -> Metrics {
     let (_, before) = read(path);
-    // The write that is next may have begun before.
+    // The next write may have begun before this call.
     wait_for("write of the file", || {
         let (metrics, writes) = read(path);
         (writes >= before + 2).then_some(metrics)
     })
 }
 
-/// Posts known numbers of requests, and compares the file with them. Two contexts are on two cards.
+/// Posts known numbers of requests, and checks them against the file. The two contexts are on two cards.
 fn rank(path: &Path, post: &str) {
     let comm = Comm::from_env(&Options::default()).expect("a communicator");
     let (rank, peer) = (comm.rank().to_string(), 1 - comm.rank() as u32);
@@ -55,7 +55,7 @@ fn rank(path: &Path, post: &str) {
     second.flush().unwrap();
     first.wait_signal(1, 4).unwrap();
     second.wait_signal(0, 7).unwrap();
-    // The peer has read all its bytes.
+    // After this, the peer has read all its bytes.
     comm.barrier().unwrap();
 
     let metrics = next(path);
@@ -108,7 +108,7 @@ fn rank(path: &Path, post: &str) {
         is(&metrics, "ferrogin_card_request_errors_total", &[("card", card), ("operation", operation)], 0);
     }
 
-    // A write behind the peer's window.
+    // A write past the end of the peer's window.
     second.put(peer, at(1 << 30), at(8192), 8, Action::NONE, none).unwrap();
     assert!(second.flush().is_err());
     let metrics = next(path);
@@ -123,7 +123,7 @@ fn rank(path: &Path, post: &str) {
     is(&metrics, "ferrogin_card_request_errors_total", &[("card", "softefa1-rdm"), ("operation", "write")], 1);
     comm.barrier().unwrap();
 
-    // Totals outlive their contexts, and the last write comes with the end of the communicator.
+    // Totals outlive their contexts, and closing the communicator writes the file one last time.
     drop(context);
     let metrics = next(path);
     for (rail, queue, posts) in [("0", "data", 6), ("0", "signal", 4), ("1", "data", 1), ("1", "signal", 7)] {
@@ -144,7 +144,7 @@ fn rank(path: &Path, post: &str) {
     is(&metrics, "ferrogin_card_bytes_total", &[("card", "softefa0-rdm"), ("operation", "write")], bytes + 8);
 }
 
-/// A directory for the files of a test.
+/// Creates a directory for a test's files.
 fn directory(test: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
     std::fs::create_dir_all(&path).expect("a directory");
@@ -218,7 +218,7 @@ fn unusable_metrics_file_is_an_error_of_open() {
     }
 }
 
-/// What the plugin says of a file in a directory that is missing.
+/// What the plugin says about a file in a missing directory.
 const UNWRITABLE: &str = "cannot be written: No such file or directory";
 
 #[test]
@@ -243,7 +243,7 @@ fn job_outlives_the_metrics_directory() {
     let file = PathBuf::from(setting.replace("{pid}", &std::process::id().to_string()));
     let directory = file.parent().expect("a directory");
     let comm = Comm::open(0, 1, &Options::default(), |block| Ok(vec![block.to_vec()])).expect("a communicator");
-    // The plugin may write a file meanwhile.
+    // The plugin may be writing a file at the same time.
     wait_until("removal of the directory", || std::fs::remove_dir_all(directory).is_ok());
     let errors = std::env::var_os("ERRORS").expect("the parent sets it");
     let has_line = || std::fs::read_to_string(&errors).is_ok_and(|text| text.contains(UNWRITABLE));

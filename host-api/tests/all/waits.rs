@@ -1,4 +1,4 @@
-//! Waits that end, and what failed calls say.
+//! How waits end, and what failed calls report.
 #![allow(unsafe_code)]
 
 use crate::common::{alone, dist, is_child, job, ranks, text, this_test};
@@ -20,7 +20,7 @@ fn options(timeout: Option<Duration>) -> ContextOptions {
 }
 
 fn limit_of(context: &Context<'_>) -> u64 {
-    // SAFETY: the context lives, and no thread changes its limit.
+    // SAFETY: the context is alive, and no thread changes its limit.
     let ext = unsafe { &*context.as_ptr() };
     // SAFETY: as above.
     unsafe { *ext.timeout_ns }
@@ -45,7 +45,7 @@ fn limit_of_waits_comes_from_option_then_setting() {
     }
 }
 
-/// Each failed call says on this thread what failed and why; the first one of a context is on standard error.
+/// Each failed call tells this thread what failed and why; a context's first failure is also on standard error.
 #[test]
 fn failed_calls_are_explained() {
     let test = "failed_calls_are_explained";
@@ -73,7 +73,7 @@ fn explain() {
         macro_rules! explains {
             ($($call:expr => $status:ident, $text:literal;)*) => {
                 $(
-                    // SAFETY: the context and the window live; every other argument may be anything.
+                    // SAFETY: the context and the window are alive; every other argument may be anything.
                     let status = unsafe { $call };
                     let error = last_error();
                     assert!(status == Status::$status as i32 && error.contains($text), "{status}: {error}");
@@ -107,7 +107,7 @@ fn explain() {
         explains! {
             fgin_open(block[1].as_mut_ptr().cast(), 0, &mut gin) => Unsupported, "this is not a handle of ferrogin";
         }
-        // SAFETY: the function returns a constant text.
+        // SAFETY: the function returns a constant string.
         let name = |status| unsafe { CStr::from_ptr(fgin_status_name(status)) }.to_str().unwrap();
         assert_eq!(
             [0, 4, 6, 7, -1].map(name),
@@ -116,7 +116,7 @@ fn explain() {
     });
 }
 
-/// A wait without a limit ends with the process that it waits for.
+/// A wait without a limit ends when the process that it waits for dies.
 #[test]
 fn wait_ends_when_a_peer_is_killed() {
     let test = "wait_ends_when_a_peer_is_killed";
@@ -163,7 +163,7 @@ fn context_without_a_flush_is_reported_when_it_is_destroyed() {
     assert_eq!(output.matches("the context is being destroyed with 1 request of").count(), 1, "{output}");
 }
 
-/// Of many requests with the same mistake, some are printed and all are counted.
+/// If many requests have the same mistake, only some are printed, but all are counted.
 #[test]
 fn repeated_errors_of_a_card_are_counted() {
     let test = "repeated_errors_of_a_card_are_counted";

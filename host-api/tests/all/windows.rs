@@ -1,4 +1,4 @@
-//! Windows of every kind of memory, and their use by all operations.
+//! Windows of every kind of memory, used by all operations.
 #![allow(unsafe_code)]
 
 use crate::common::{alone, ranks};
@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 
 const LEN: usize = 64 << 10;
 
-/// Each rank puts a page to the next rank, gets it back, and compares. `at` is the host address of the window.
+/// Each rank puts a page to the next rank, gets it back, and compares. `at` is the window's host address.
 fn put_and_get(comm: &Comm, window: &Window, at: *mut u8) {
     let context = comm.context(&ContextOptions { contexts: 2, signals: 2, counters: 1, ..Default::default() }).unwrap();
     let gin = context.device(1).unwrap();
@@ -19,12 +19,12 @@ fn put_and_get(comm: &Comm, window: &Window, at: *mut u8) {
     let next = ((comm.rank() + 1) % comm.ranks()) as u32;
     let (own, from) = (comm.rank() as u8 + 1, ((comm.rank() + comm.ranks() - 1) % comm.ranks()) as u8 + 1);
     let byte = |offset: usize| {
-        // SAFETY: the caller passes the address of a window of `LEN` bytes, and `offset` is below.
+        // SAFETY: the caller passes the address of a window of `LEN` bytes, and `offset` is below that.
         let at = unsafe { at.add(offset) };
-        // SAFETY: `at` is mapped, and the peer has written it before its signal.
+        // SAFETY: `at` is mapped, and the peer wrote it before its signal.
         unsafe { at.read_volatile() }
     };
-    // SAFETY: the window has `LEN` bytes, and peers write only behind the first page.
+    // SAFETY: the window has `LEN` bytes, and peers only write past the first page.
     unsafe { at.write_bytes(own, 4096) };
     let memory = window.handle();
     let action = Action::signal_inc(1).with_counter(0);
@@ -51,17 +51,17 @@ fn windows_of_every_memory_pass() {
             }
             let mut own = vec![0u8; LEN];
             let at = own.as_mut_ptr();
-            // SAFETY: `own` lives until the window is dropped, and is accessed through `at` only.
+            // SAFETY: `own` lives until the window is dropped, and is only accessed through `at`.
             let window = unsafe { comm.register(at.cast(), LEN, Memory::Host) }.unwrap();
             put_and_get(&comm, &window, at);
             assert!(window.write(0, &[1]).unwrap_err().to_string().contains("your own"));
 
-            // A memfd plays the dma-buf; the window begins on its second page.
+            // A memfd stands in for the dma-buf; the window starts on its second page.
             let file = memfd_create(c"ferrogin-host-test", MFdFlags::MFD_CLOEXEC).unwrap();
             nix::unistd::ftruncate(&file, (LEN + 4096) as i64).unwrap();
             let (protection, size) =
                 (ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, NonZeroUsize::new(LEN + 4096).unwrap());
-            // SAFETY: the kernel chooses the address, so the mapping replaces no other. It is never unmapped.
+            // SAFETY: the kernel chooses the address, so the mapping replaces no other. It's never unmapped.
             let base = unsafe { mmap(None, size, protection, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
             let at = base.as_ptr().wrapping_byte_add(4096);
             // SAFETY: the memory stays mapped.
@@ -77,7 +77,7 @@ fn communicator_lives_as_long_as_its_windows() {
     alone("communicator_lives_as_long_as_its_windows", &[], || {
         let values = ranks(2, |comm| {
             let windows = [(); 2].map(|()| comm.allocate(4096, Memory::Host).unwrap());
-            // The communicator is closed when its windows are dropped too.
+            // The communicator closes only once its windows are dropped too.
             let kept = comm.clone();
             drop(comm);
             put_and_get_words(&kept, &windows[1])
