@@ -3,14 +3,14 @@
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The rank that connects, the number of ranks that it was started with, and the rank that it calls.
+/// The connecting rank, the number of ranks it was started with, and the rank it calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// The rank.
+    /// The connecting rank.
     pub rank: usize,
     /// The number of ranks.
     pub nranks: usize,
-    /// The rank at the listener.
+    /// The listener's rank.
     pub called: usize,
 }
 

@@ -1,4 +1,4 @@
-//! A connection to a listener, with retries until its proof is complete.
+//! Connecting to a listener, with retries until the proof is complete.
 
 use crate::claim::Claim;
 use crate::listener::ACCEPTED;
@@ -17,7 +17,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
 use std::time::{Duration, Instant};
 
-/// The time that one address has to accept. A listener whose queue is full answers only a later attempt.
+/// How long an address has to accept. A listener whose queue is full only answers a later attempt.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 /// The longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -33,15 +33,15 @@ pub enum Address {
 
 #[derive(Debug)]
 enum Attempt {
-    /// The next attempt begins then.
+    /// Until the next attempt.
     Pause(Instant),
-    /// The system connects, until then.
+    /// Connecting, until then at the latest.
     Connecting(Socket, Instant),
-    /// The peer's listener has the hello, and the confirm if so.
+    /// The peer's listener has the hello and, if `confirmed`, the confirm.
     Proving { socket: Socket, initiator: Initiator, input: Vec<u8>, confirmed: bool },
 }
 
-/// A connection that is being made.
+/// A connection in the making.
 pub struct Dial {
     addresses: Vec<Address>,
     domain: Domain,
@@ -50,7 +50,7 @@ pub struct Dial {
     attempt: Attempt,
     /// Attempts so far.
     attempts: u32,
-    /// All addresses have refused, one after the other, so often.
+    /// Refusals in a row.
     refusals: usize,
     last_error: io::Error,
 }
@@ -62,18 +62,18 @@ impl std::fmt::Debug for Dial {
 }
 
 impl Dial {
-    /// A connection to the first of `addresses` that accepts, which makes `claim`.
+    /// Creates a connection to the first of `addresses` that accepts, on which to make `claim`.
     pub fn new(addresses: Vec<Address>, domain: Domain, secret: Secret, claim: Claim) -> Self {
         let attempt = Attempt::Pause(Instant::now());
         let last_error = io::Error::from(ErrorKind::TimedOut);
         Self { addresses, domain, secret, claim, attempt, attempts: 0, refusals: 0, last_error }
     }
 
-    /// Makes progress; `Some` when both ends have proved that they know the secret.
+    /// Makes progress; `Some` once both ends have proved that they know the secret.
     ///
     /// # Errors
-    /// The peer does not know the secret, is of another version, or is another user's process at a Unix socket; or this process has no
-    /// descriptor or memory left.
+    /// The peer doesn't know the secret, has another version, or is another user's process on a Unix socket; or this process is out
+    /// of descriptors or memory.
     pub fn poll(&mut self, now: Instant) -> io::Result<Option<Stream>> {
         loop {
             match self.step(now) {
@@ -86,7 +86,7 @@ impl Dial {
                     self.last_error = error;
                     self.attempts += 1;
                     let round = self.attempts / self.addresses.len().max(1) as u32;
-                    // At once to the next address, and then to all of them again.
+                    // The next address at once; after the last one, all of them again.
                     let pause = match self.attempts as usize % self.addresses.len().max(1) {
                         0 => Duration::from_millis(1 << round.min(10)).min(PAUSE_MAX),
                         _ => Duration::ZERO,
@@ -100,7 +100,7 @@ impl Dial {
         }
     }
 
-    /// Does what is possible now; `None` when there is something to wait for.
+    /// Does what's possible now; `None` if there's something to wait for.
     fn step(&mut self, now: Instant) -> io::Result<Option<Stream>> {
         match &mut self.attempt {
             Attempt::Pause(until) if now < *until => Ok(None),
@@ -149,23 +149,23 @@ impl Dial {
         }
     }
 
-    /// True once a listener has accepted, and the proof is under way.
+    /// Returns true once a listener has accepted, while the proof is under way.
     pub fn is_accepted(&self) -> bool {
         matches!(self.attempt, Attempt::Proving { .. })
     }
 
-    /// True once this end has sent its last message of the proof.
+    /// Returns true once this end has sent its last message of the proof.
     #[cfg(test)]
     pub fn is_confirmed(&self) -> bool {
         matches!(self.attempt, Attempt::Proving { confirmed: true, .. })
     }
 
-    /// True if no process listens at any of the addresses.
+    /// Returns true if no process listens at any of the addresses.
     pub fn is_refused(&self) -> bool {
         self.refusals >= self.addresses.len()
     }
 
-    /// Why the last attempt failed.
+    /// Returns why the last attempt failed.
     pub fn last_error(&self) -> io::Error {
         match (self.last_error.kind(), self.last_error.raw_os_error()) {
             (ErrorKind::AddrNotAvailable, _) => io::Error::other(
@@ -176,7 +176,7 @@ impl Dial {
         }
     }
 
-    /// What [`wait`](crate::stream::wait) waits for, until the time of [`Dial::wakes`].
+    /// Returns what [`wait`](crate::stream::wait) waits for, until [`Dial::wakes`].
     pub fn interest(&self) -> Option<PollFd<'_>> {
         match &self.attempt {
             Attempt::Pause(_) => None,
@@ -185,7 +185,7 @@ impl Dial {
         }
     }
 
-    /// When [`Dial::poll`] has something to do without an event.
+    /// Returns when [`Dial::poll`] has something to do even without an event.
     pub fn wakes(&self) -> Option<Instant> {
         match &self.attempt {
             Attempt::Pause(until) | Attempt::Connecting(_, until) => Some(*until),
@@ -194,16 +194,16 @@ impl Dial {
     }
 }
 
-/// True if another attempt would end in the same way.
+/// Returns true if another attempt would fail the same way.
 fn is_final(error: &io::Error) -> bool {
     let lacks = |code| matches!(Errno::from_raw(code), Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::ENOBUFS);
     error.kind() == ErrorKind::PermissionDenied || error.raw_os_error().is_some_and(lacks)
 }
 
-/// Begins to connect.
+/// Starts to connect.
 fn begin(address: &Address) -> io::Result<Socket> {
     let address = match address {
-        // A Unix socket connects at once, or its queue is full.
+        // A Unix socket connects at once, unless its queue is full.
         Address::Unix(name) => return Socket::unix(UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?),
         Address::Tcp(address) => address,
     };

@@ -1,12 +1,12 @@
-//! Frames on a stream: a head and a body. Integers are little endian.
+//! Frames on a stream: a head and a body. Integers are little-endian.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
-/// The first bytes of each frame.
+/// The first bytes of every frame.
 const MAGIC: [u8; 4] = *b"fGIN";
 
-/// The head of a frame on the wire, with any values.
+/// A frame's head on the wire, unchecked.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHead {
@@ -22,7 +22,7 @@ ferrogin_ffi::assert_layout!(RawHead, size 20, align 1, {
     magic @ 0, kind @ 4, step @ 6, sequence @ 8, origin @ 12, len @ 16,
 });
 
-/// Largest body, far above any block of set-up.
+/// The largest body, far above any set-up block.
 pub const BODY_MAX: usize = 256 << 20;
 
 /// The kind of a frame.
@@ -31,13 +31,13 @@ pub const BODY_MAX: usize = 256 << 20;
 pub enum FrameKind {
     /// A block of an allgather follows.
     Block = 0,
-    /// Instead of a block: its rank could not do its part. No body.
+    /// Instead of a block: its rank couldn't do its part. No body.
     Failed = 1,
     /// The sender leaves because rank `origin` failed. The body may say why.
     Abort = 2,
     /// The sender leaves because rank `origin`, perhaps itself, closed its communicator. No body.
     Left = 3,
-    /// The sender is in the call and waits for blocks. No body.
+    /// The sender is in the call, waiting for blocks. No body.
     Waiting = 4,
 }
 
@@ -52,26 +52,26 @@ impl FrameKind {
 pub struct Frame {
     /// Its kind.
     pub kind: FrameKind,
-    /// The code of the sender's step; a newer sender may have unknown ones.
+    /// The code of the sender's step, which may be unknown if the sender is newer.
     pub step: u16,
-    /// The number of allgathers before this one.
+    /// How many allgathers came before this one.
     pub sequence: u32,
     /// The rank that the frame is about.
     pub origin: u32,
-    /// Bytes of the body.
+    /// The body's size in bytes.
     pub len: u32,
 }
 
 impl Frame {
-    /// Bytes of a head.
+    /// Size of a head in bytes.
     pub const HEAD: usize = size_of::<RawHead>();
 
-    /// A head with no body.
+    /// Creates a head with no body.
     pub fn new(kind: FrameKind, step: u16, sequence: u32, origin: usize) -> Self {
         Self { kind, step, sequence, origin: origin as u32, len: 0 }
     }
 
-    /// The bytes of this head.
+    /// Returns this head's bytes.
     pub fn emit(&self) -> [u8; Self::HEAD] {
         zerocopy::transmute!(RawHead {
             magic: MAGIC,
@@ -83,7 +83,7 @@ impl Frame {
         })
     }
 
-    /// The head in [`Frame::HEAD`] bytes; `None` if it is not valid.
+    /// Parses [`Frame::HEAD`] bytes; `None` if they're invalid.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let head = RawHead::read_from_bytes(bytes).ok()?;
         if head.magic != MAGIC || head.len.get() as usize > BODY_MAX {
@@ -98,7 +98,7 @@ impl Frame {
         })
     }
 
-    /// The sender leaves.
+    /// Returns true if the sender leaves.
     pub fn is_abort(&self) -> bool {
         matches!(self.kind, FrameKind::Abort | FrameKind::Left)
     }

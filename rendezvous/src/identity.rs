@@ -1,11 +1,11 @@
-//! The rank of this process in its job, from the variables of a launcher.
+//! This process's rank in its job, from a launcher's variables.
 
 use crate::error::BootstrapError;
 use crate::secret::Secret;
 use nix::unistd::{Pid, getsid};
 use std::net::IpAddr;
 
-/// The rank of this process in its job.
+/// This process's rank in its job.
 ///
 /// | launcher | rank and number of ranks |
 /// |---|---|
@@ -15,23 +15,23 @@ use std::net::IpAddr;
 /// | Slurm with PMIx | PMIX_RANK, SLURM_NTASKS |
 /// | torchrun | RANK, WORLD_SIZE |
 ///
-/// The address of rank 0 is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR,
-/// because torch's own store uses MASTER_PORT. The ranks of any other launcher then use an abstract Unix socket, if all of them
-/// are on one host: it is named after the job, or without a job after the session, which is that of a terminal.
+/// Rank 0's address is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR, because
+/// torch's own store uses MASTER_PORT. Any other launcher's ranks then use an abstract Unix socket, if they're all on one host,
+/// named after the job or, without a job, after the terminal session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// This rank.
     pub rank: usize,
     /// Number of ranks.
     pub nranks: usize,
-    /// The address of rank 0: `host:port`, or the name of an abstract Unix socket.
+    /// Rank 0's address: `host:port`, or the name of an abstract Unix socket.
     pub address: String,
-    /// FERROGIN_SECRET, which the ranks prove to rank 0. Without one, any process that can connect to `host:port` can take the place of
-    /// a rank; a Unix socket takes only processes of the same user.
+    /// FERROGIN_SECRET, which the ranks prove to rank 0. Without one, any process that can connect to `host:port` can take a rank's
+    /// place; a Unix socket only accepts processes of the same user.
     pub secret: Option<Secret>,
 }
 
-/// The variables of rank and number of ranks, by launcher.
+/// The variables with the rank and the number of ranks, by launcher.
 const SOURCES: [(&str, &str); 5] = [
     ("FERROGIN_RANK", "FERROGIN_NRANKS"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -39,14 +39,14 @@ const SOURCES: [(&str, &str); 5] = [
     ("PMIX_RANK", "SLURM_NTASKS"),
     TORCH,
 ];
-/// The variables of the place among the ranks of the host, by launcher: Open MPI, MPICH and Intel MPI, Slurm, torchrun.
+/// The variables with the rank on this host, by launcher: Open MPI, MPICH and Intel MPI, Slurm, torchrun.
 const LOCAL_RANKS: [&str; 5] =
     ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"];
-/// The beginning of the name at which the ranks of a session meet.
+/// Prefix of the name at which a session's ranks meet.
 const SESSION: &str = "ferrogin-bootstrap-session-";
 const TORCH: (&str, &str) = ("RANK", "WORLD_SIZE");
 
-/// The names of a launcher's variables, the rank and the number of ranks.
+/// The names of a launcher's two variables, the rank, and the number of ranks.
 type Place = ((&'static str, &'static str), usize, usize);
 
 fn variable(name: &str) -> Option<String> {
@@ -62,21 +62,21 @@ impl Identity {
         Identity::from_variables(&variable)
     }
 
-    /// The rank in a launcher's variables; `None` without a launcher.
+    /// Reads the rank from a launcher's variables; `None` without a launcher.
     ///
     /// # Errors
-    /// The variables of rank and number of ranks are incomplete or contradictory.
+    /// The variables with the rank and the number of ranks are incomplete or contradictory.
     pub fn rank_from_env() -> Result<Option<usize>, BootstrapError> {
         Ok(Identity::place(&variable)?.map(|(_, rank, _)| rank))
     }
 
-    /// The place of this rank among the ranks of its host: a launcher's number, or else the rank, which is right on one host. `None`
-    /// without a launcher.
+    /// Returns this rank's index among its host's ranks: the launcher's number or, failing that, the rank, which is right on a single
+    /// host. `None` without a launcher.
     pub fn local_rank_from_env() -> Option<usize> {
         Identity::local_rank(&variable)
     }
 
-    /// [`local_rank_from_env`](Identity::local_rank_from_env) with `get`, which returns `None` for an unset variable.
+    /// Like [`local_rank_from_env`](Identity::local_rank_from_env), with `get`, which returns `None` for an unset variable.
     pub(crate) fn local_rank(get: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
         let local = LOCAL_RANKS.into_iter().find_map(|name| get(name)?.parse().ok());
         local.or_else(|| Some(Identity::place(get).ok()??.1))
@@ -99,10 +99,10 @@ impl Identity {
         Ok(Some(Identity { rank, nranks, address, secret: Identity::secret(get)? }))
     }
 
-    /// Checks an address of rank 0. A host without a port would be the name of a socket, on which the ranks wait in vain.
+    /// Checks an address of rank 0. A host without a port would be taken for a socket name, and the ranks would wait there in vain.
     ///
     /// # Errors
-    /// It is a host without a port, or its port is none.
+    /// The port is missing or invalid.
     pub fn check_address(address: &str) -> Result<(), String> {
         let is_host = |text: &str| text == "localhost" || text.contains('.') || text.parse::<IpAddr>().is_ok();
         match address.rsplit_once(':') {
@@ -118,15 +118,15 @@ impl Identity {
         ))
     }
 
-    /// Returns whether the ranks meet at a name that nobody chose: that of the session.
+    /// Returns whether the ranks meet at a name that nobody chose: the session's.
     pub fn meets_by_session(&self) -> bool {
         self.address.starts_with(SESSION)
     }
 
-    /// FERROGIN_SECRET.
+    /// Reads FERROGIN_SECRET.
     ///
     /// # Errors
-    /// It is no secret.
+    /// It isn't a secret.
     pub fn secret_from_env() -> Result<Option<Secret>, BootstrapError> {
         Identity::secret(&variable)
     }
@@ -138,9 +138,9 @@ impl Identity {
         Secret::parse(&text).map(Some).ok_or_else(|| BootstrapError::Environment(invalid.to_owned()))
     }
 
-    /// The names of a launcher's variables, with the rank and the number of ranks in them.
+    /// Finds a launcher's variables, and reads the rank and the number of ranks.
     fn place(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Place>, BootstrapError> {
-        // RANK alone is too common a name to be a sign of torchrun.
+        // RANK alone is too common a name to indicate torchrun.
         let is_set = |source: &(&str, &str)| get(source.0).is_some() && (*source != TORCH || get(source.1).is_some());
         let Some(source @ (rank_name, size_name)) = SOURCES.into_iter().find(is_set) else {
             return Ok(None);
@@ -166,7 +166,7 @@ impl Identity {
         Ok(Some((source, rank, nranks)))
     }
 
-    /// The port after torch's own.
+    /// Returns the address with the port after torch's own.
     fn beside_torch(get: &dyn Fn(&str) -> Option<String>, host: &str) -> Result<String, BootstrapError> {
         let port = get("MASTER_PORT").and_then(|port| port.parse::<u16>().ok()?.checked_add(1));
         let port = port.ok_or_else(|| {
@@ -177,7 +177,7 @@ impl Identity {
         Ok(format!("{host}:{port}"))
     }
 
-    /// The abstract name that all ranks of one launcher on one host derive.
+    /// Returns the abstract name that all of a launcher's ranks on one host derive.
     fn same_host_address(get: &dyn Fn(&str) -> Option<String>, nranks: usize) -> Result<String, BootstrapError> {
         let local = ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE"].into_iter().find_map(get);
         if let Some(local) = local
@@ -189,7 +189,7 @@ impl Identity {
             )));
         }
         let job = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"].into_iter().find_map(get);
-        // Not the parent: `timeout 60 ./program` gives each rank a parent of its own.
+        // Not the parent: `timeout 60 ./program` gives each rank its own.
         let session = || Ok::<_, BootstrapError>(format!("{SESSION}{}", getsid(None).map_or(0, Pid::as_raw)));
         job.map_or_else(session, |job| Ok(format!("ferrogin-bootstrap-{job}")))
     }

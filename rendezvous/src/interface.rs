@@ -8,29 +8,29 @@ use std::net::IpAddr;
 /// No interface is usable.
 #[derive(Debug, thiserror::Error)]
 pub enum InterfaceError {
-    /// The system does not list its interfaces.
+    /// The system failed to list its interfaces.
     #[error("getifaddrs failed: {0}")]
     System(io::Error),
     /// NCCL_SOCKET_FAMILY has an invalid value.
     #[error("NCCL_SOCKET_FAMILY={0} is not valid: set it to AF_INET or AF_INET6, or unset it")]
     Family(String),
-    /// No interface is up that the variables allow.
+    /// No interface that the variables allow is up.
     #[error(
         "NCCL_SOCKET_IFNAME={filter:?}{family} allows no network interface of this host that is up; compare it with `ip address`"
     )]
     NoneAllowed {
         /// NCCL_SOCKET_IFNAME.
         filter: String,
-        /// The rest of the message about NCCL_SOCKET_FAMILY.
+        /// The part of the message about NCCL_SOCKET_FAMILY.
         family: String,
     },
 }
 
-/// The addresses that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, IPv4 before IPv6; without NCCL_SOCKET_IFNAME that of the first
-/// interface, container bridges and the loopback interface last.
+/// Returns the addresses that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, IPv4 before IPv6. Without NCCL_SOCKET_IFNAME, returns
+/// only the first interface's address; container bridges and the loopback interface come last.
 ///
 /// # Errors
-/// There is none.
+/// There are none.
 pub fn addresses() -> Result<Vec<IpAddr>, InterfaceError> {
     let variable = |name| std::env::var(name).unwrap_or_default();
     let (filter, family) = (variable("NCCL_SOCKET_IFNAME"), variable("NCCL_SOCKET_FAMILY"));
@@ -40,7 +40,7 @@ pub fn addresses() -> Result<Vec<IpAddr>, InterfaceError> {
         let address = interface.address.as_ref()?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
         let v6 = address.as_sockaddr_in6().map(|v6| v6.ip());
-        // Other hosts cannot use a link-local address, which is valid on one interface only.
+        // Other hosts can't use a link-local address, which is only valid on one interface.
         let v6 = v6.filter(|ip| !ip.is_unicast_link_local()).map(IpAddr::V6);
         Some((interface.interface_name, v4.or(v6)?))
     });
@@ -68,14 +68,14 @@ fn choose(mut found: Vec<(String, IpAddr)>, filter: &str, family: &str) -> Resul
     Ok(found.into_iter().map(|(_, address)| address).collect())
 }
 
-/// NCCL's order of interfaces: InfiniBand first, then all but those that lead to no other host.
+/// Returns an interface's place in NCCL's order: InfiniBand first, and last those that don't lead to other hosts.
 fn rank(name: &str) -> usize {
     let last = ["docker", "lo", "virbr"].iter().position(|prefix| name.starts_with(prefix));
     last.map_or(usize::from(!name.starts_with("ib")), |at| at + 2)
 }
 
-/// NCCL_SOCKET_IFNAME is a comma list of name prefixes; a leading `=` makes them whole names, a leading `^` excludes them. An
-/// empty filter allows all interfaces.
+/// Returns whether NCCL_SOCKET_IFNAME, a comma-separated list of name prefixes, allows an interface. A leading `=` makes them whole
+/// names, a leading `^` excludes them. An empty filter allows all interfaces.
 fn allowed(filter: &str, name: &str) -> bool {
     if filter.is_empty() {
         return true;

@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [ring](ring::Ring) connects ranks that have the handles of all ranks. NCCL passes handles between the ranks of the plugin; the ranks
-//! of other programs meet at rank 0 for them ([`Exchange`]), and [`Bootstrap`] does both steps. Both ends of each stream have proved to
-//! each other that they know a secret ([`proof`]). [`interface`] chooses the address of a listener as NCCL does. [`Identity`] reads the
-//! variables of launchers.
+//! A [ring](ring::Ring) connects ranks that have all ranks' handles. For the plugin, NCCL passes the handles around; the ranks of other
+//! programs exchange them through rank 0 ([`Exchange`]), and [`Bootstrap`] does both steps. The two ends of a stream first prove to
+//! each other that they know a secret ([`proof`]). [`interface`] chooses a listener's address the way NCCL does. [`Identity`] reads
+//! launchers' variables.
 
 mod claim;
 mod dial;
@@ -33,7 +33,7 @@ use ring::{Ring, Step};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A rank's part of a job whose ranks exchange blocks. Its calls are collective: all ranks make the same calls in the same order.
+/// A rank's place in a job whose ranks exchange blocks. The calls are collective: all ranks make the same calls in the same order.
 #[derive(Debug)]
 pub struct Bootstrap {
     rank: usize,
@@ -46,23 +46,23 @@ impl Bootstrap {
         Bootstrap { rank: ring.rank(), nranks: ring.nranks(), ring: Mutex::new(ring) }
     }
 
-    /// A job of one rank.
+    /// Creates a job of one rank.
     pub fn single() -> Bootstrap {
         Bootstrap::new(Ring::new(0, vec!["itself".into()], Duration::from_secs(60)))
     }
 
-    /// A job whose `nranks` ranks are threads of this process: one element for each rank.
+    /// Creates a job whose `nranks` ranks are threads of this process. Returns one element per rank.
     ///
     /// # Panics
-    /// The system has no sockets left for this process.
+    /// This process can't open any more sockets.
     pub fn threads(nranks: usize, timeout: Duration) -> Vec<Bootstrap> {
         Ring::threads(nranks, timeout).expect("two sockets for each rank").into_iter().map(Bootstrap::new).collect()
     }
 
-    /// Joins the job of a launcher's variables; without a launcher it is a job of one rank.
+    /// Joins the job that a launcher's variables describe; without a launcher, a job of one rank.
     ///
     /// # Errors
-    /// The variables are wrong, or a rank does not connect before `timeout`.
+    /// The variables are wrong, or a rank doesn't connect within `timeout`.
     pub fn from_env(timeout: Duration) -> Result<Bootstrap, BootstrapError> {
         match Identity::from_env()? {
             Some(identity) => Bootstrap::join(&identity, timeout),
@@ -70,15 +70,15 @@ impl Bootstrap {
         }
     }
 
-    /// Meets the other ranks at the identity's address, and connects to the neighbours.
+    /// Meets the other ranks at the identity's address, then connects to the neighbours.
     ///
     /// # Errors
-    /// There is no such rank, an address is unusable, or a rank does not connect before `timeout`.
+    /// The rank doesn't exist, an address is unusable, or a rank doesn't connect within `timeout`.
     pub fn join(identity: &Identity, timeout: Duration) -> Result<Bootstrap, BootstrapError> {
         let exchange = Exchange::open(identity, timeout)?;
         let listener = ring::Listener::open()?;
         let blocks = exchange.finish(&listener.handle())?;
-        // A block of another size is no handle of any rank.
+        // A block of another size isn't any rank's handle.
         let handles: Vec<_> = blocks.iter().map(|block| block.as_slice().try_into().unwrap_or([0; _])).collect();
         Ok(Bootstrap::new(Ring::connect(&listener, &handles, identity.rank, timeout)?))
     }
@@ -87,36 +87,36 @@ impl Bootstrap {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> usize {
         self.nranks
     }
 
-    /// Changes the timeout of calls.
+    /// Changes the calls' timeout.
     pub fn with_timeout(self, timeout: Duration) -> Bootstrap {
         self.ring().timeout = timeout;
         self
     }
 
-    /// The timeout of calls.
+    /// Returns the calls' timeout.
     pub fn timeout(&self) -> Duration {
         self.ring().timeout
     }
 
-    /// Returns the `block` of each rank, by rank. Blocks may differ in size.
+    /// Returns every rank's `block`, in rank order. Blocks may differ in size.
     ///
     /// # Errors
-    /// A rank ended, or did not call before the timeout. Later calls fail too.
+    /// A rank exited, or didn't call before the timeout. Later calls fail too.
     pub fn allgather(&self, block: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         Ok(self.ring().allgather(Step::Bootstrap, Some(block))?)
     }
 
-    /// Returns when all ranks have called it.
+    /// Returns once all ranks have called it.
     ///
     /// # Errors
     /// Those of [`allgather`](Bootstrap::allgather).
@@ -124,7 +124,7 @@ impl Bootstrap {
         self.allgather(&[]).map(drop)
     }
 
-    /// True on each rank if `own` is true on all ranks.
+    /// Returns true, on every rank, if `own` is true on all ranks.
     ///
     /// # Errors
     /// Those of [`allgather`](Bootstrap::allgather).

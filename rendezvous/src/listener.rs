@@ -1,4 +1,4 @@
-//! A listener, and the proof of those that connect to it.
+//! A listener, and the proof that it requires from those that connect.
 
 use crate::claim::Claim;
 use crate::proof::{CONFIRM_LEN, Domain, HELLO_LEN, Responder, refusal};
@@ -16,11 +16,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 use std::time::{Duration, Instant};
 
-/// Connections without a good hello that a listener keeps, the newest ones.
+/// How many connections without a good hello a listener keeps; it drops the oldest ones.
 const SILENT_MAX: usize = 256;
-/// The byte that follows the confirm. Until it arrives, the listener may have dropped the connection.
+/// The byte that answers the confirm. Until it arrives, the listener may have dropped the connection.
 pub(crate) const ACCEPTED: [u8; 1] = [1];
-/// The time that a connection has for its proof.
+/// How long a connection has to complete its proof.
 const PROOF_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -38,23 +38,23 @@ impl AsFd for Listening {
     }
 }
 
-/// A connection whose proof is not complete.
+/// A connection whose proof is incomplete.
 #[derive(Debug)]
 struct Unproven {
     socket: Socket,
     input: Vec<u8>,
-    /// After the hello.
+    /// Set after a good hello.
     responder: Option<Responder>,
     deadline: Instant,
 }
 
 impl Unproven {
-    /// Nothing has arrived that only those know which know the secret.
+    /// Returns true if nothing has arrived that requires knowing the secret.
     fn is_silent(&self) -> bool {
         self.responder.is_none()
     }
 
-    /// Reads what has arrived; `Some` when the proof is complete.
+    /// Reads what has arrived; `Some` once the proof is complete.
     fn poll(&mut self, domain: Domain, secret: &Secret) -> io::Result<Option<Claim>> {
         let refused = || io::Error::from(PermissionDenied);
         if self.responder.is_none() {
@@ -78,15 +78,15 @@ impl Unproven {
     }
 }
 
-/// A listener. Only those that know its secret get a stream; no other connection delays them.
+/// A listener. Only peers that know its secret get a stream, and other connections don't delay them.
 #[derive(Debug)]
 pub struct Listener {
     sockets: Vec<Listening>,
     domain: Domain,
     secret: Secret,
-    /// The oldest first.
+    /// Oldest first.
     unproven: VecDeque<Unproven>,
-    /// Has the sockets and those of `unproven`.
+    /// Watches `sockets`, and the sockets of `unproven`.
     ready: Epoll,
 }
 
@@ -99,10 +99,10 @@ impl Listener {
         Ok(Self { sockets, domain, secret, unproven: VecDeque::new(), ready })
     }
 
-    /// Listens on a port of each of `addresses`, and returns the ports too.
+    /// Listens on each of `addresses`, and returns the addresses with their actual ports.
     ///
     /// # Errors
-    /// The address that is unusable, and why.
+    /// The unusable address, and why it is unusable.
     pub fn bind(
         addresses: &[SocketAddr],
         domain: Domain,
@@ -113,7 +113,7 @@ impl Listener {
             let failed = |error| (*address, error);
             let socket = TcpListener::bind(address).map_err(failed)?;
             socket.set_nonblocking(true).map_err(failed)?;
-            // Ranks may connect before this process accepts, behind many others. The system has a limit of its own.
+            // Ranks may connect before this process accepts, behind many others. The system has its own limit.
             listen(&socket, Backlog::MAXALLOWABLE).map_err(|error| failed(error.into()))?;
             bound.push(socket.local_addr().map_err(failed)?);
             sockets.push(Listening::Tcp(socket));
@@ -122,7 +122,7 @@ impl Listener {
         Ok((Self::new(sockets, domain, secret).map_err(|error| (first, error))?, bound))
     }
 
-    /// Listens on the abstract Unix socket `name`, to which only processes of this user can connect.
+    /// Listens on the abstract Unix socket `name`, and accepts only this user's processes.
     ///
     /// # Errors
     /// Another process listens there.
@@ -132,13 +132,13 @@ impl Listener {
         Self::new(vec![Listening::Unix(socket)], domain, secret)
     }
 
-    /// Accepts what has connected, and returns the next stream with a complete proof, and what its peer says that it is.
+    /// Accepts new connections. Returns the next stream with a complete proof, and what its peer claims to be.
     ///
     /// # Errors
-    /// This process can accept no connection, for example because it has no descriptor left.
+    /// This process can't accept connections, for example because it's out of descriptors.
     pub fn poll(&mut self, now: Instant) -> io::Result<Option<(Stream, Claim)>> {
         for at in 0..self.sockets.len() {
-            // At most as many as are kept, so that those that keep connecting do not keep this process here.
+            // No more than are kept, so that peers that keep connecting don't hold this process up.
             for _ in 0..SILENT_MAX {
                 let accepted = match &self.sockets[at] {
                     Listening::Tcp(socket) => socket.accept().and_then(|(socket, _)| Socket::tcp(socket)),
@@ -152,7 +152,7 @@ impl Listener {
                     }
                     Err(error) if error.kind() == WouldBlock => break,
                     Err(error) if matches!(error.kind(), Interrupted | ConnectionAborted | PermissionDenied) => {}
-                    // This process has no descriptor left, for example: the oldest connection makes room.
+                    // For example, out of descriptors: the oldest connection makes room.
                     Err(error) => {
                         let silent = self.unproven.iter().position(Unproven::is_silent);
                         let peer = self.unproven.remove(silent.unwrap_or(0)).ok_or(error)?;
@@ -174,7 +174,7 @@ impl Listener {
                 return Ok(Some((Stream::new(peer.socket), claim)));
             }
         }
-        // Only now: those that have sent a hello already have had their turn.
+        // Only now, so that those that have already sent a hello have had their turn.
         let silent = self.unproven.iter().filter(|peer| peer.is_silent()).count();
         let mut excess = silent.saturating_sub(SILENT_MAX);
         self.unproven.retain(|peer| {
@@ -188,18 +188,18 @@ impl Listener {
         Ok(None)
     }
 
-    /// What [`wait`](crate::stream::wait) waits for.
+    /// Returns what [`wait`](crate::stream::wait) waits for.
     pub fn interest(&self) -> PollFd<'_> {
         PollFd::new(self.as_fd(), PollFlags::POLLIN)
     }
 
-    /// Connections with a welcome.
+    /// Returns how many connections got a welcome.
     #[cfg(test)]
     pub fn welcomed(&self) -> usize {
         self.unproven.iter().filter(|peer| !peer.is_silent()).count()
     }
 
-    /// Connections without a proof.
+    /// Returns how many connections lack a proof.
     #[cfg(test)]
     pub fn unproven(&self) -> usize {
         self.unproven.len()
@@ -213,8 +213,8 @@ impl AsFd for Listener {
     }
 }
 
-/// The socket addresses for rank 0 to listen at `host:port`. A host's own name may resolve to a loopback address that no other host
-/// reaches, so every name but `localhost` stands for all addresses of this host.
+/// Returns the socket addresses on which rank 0 listens for `host:port`. A host's own name may resolve to a loopback address that
+/// other hosts can't reach, so every name but `localhost` stands for all of this host's addresses.
 pub(crate) fn own_addresses(address: &str) -> io::Result<Vec<Vec<SocketAddr>>> {
     use std::net::{Ipv4Addr, Ipv6Addr, ToSocketAddrs};
     let resolved: Vec<_> = address.to_socket_addrs()?.collect();
@@ -222,7 +222,7 @@ pub(crate) fn own_addresses(address: &str) -> io::Result<Vec<Vec<SocketAddr>>> {
     match resolved.first() {
         Some(first) if is_name => {
             let any = |ip| vec![SocketAddr::new(ip, first.port())];
-            // The first takes IPv4 connections too, if this host has IPv6.
+            // If this host has IPv6, the first one also takes IPv4 connections.
             Ok(vec![any(IpAddr::V6(Ipv6Addr::UNSPECIFIED)), any(IpAddr::V4(Ipv4Addr::UNSPECIFIED))])
         }
         _ => Ok(vec![resolved]),

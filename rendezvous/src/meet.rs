@@ -1,4 +1,4 @@
-//! The ranks meet at rank 0: each other rank connects to it with a block, and gets the blocks of all.
+//! The ranks meet at rank 0: every other rank connects to it with a block, and gets all ranks' blocks.
 
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
@@ -11,25 +11,25 @@ use std::io;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-/// The protocol between the ranks of a host program.
+/// The protocol between a host program's ranks.
 const DOMAIN: [u8; 8] = *b"ferroHA\x03";
 
 /// The largest number of ranks.
 const RANKS_MAX: usize = 1 << 20;
 
-/// An exchange in which each rank gives a block and gets those of all ranks. All have the same address.
+/// An exchange in which each rank contributes a block and gets all ranks' blocks. All ranks use the same address.
 pub struct Exchange<'a> {
     identity: &'a Identity,
     timeout: Duration,
-    /// On rank 0 of several.
+    /// On rank 0, if there are several ranks.
     meeting: Option<Meeting<'a>>,
 }
 
 impl<'a> Exchange<'a> {
-    /// Listens at the address on rank 0. A port that the system chooses for this process later is another one.
+    /// On rank 0, listens at the address. That keeps the port from being one that the system picks for this process later.
     ///
     /// # Errors
-    /// There is no such rank, or the address is unusable.
+    /// The rank doesn't exist, or the address is unusable.
     pub fn open(identity: &'a Identity, timeout: Duration) -> Result<Self, BootstrapError> {
         let &Identity { rank, nranks, .. } = identity;
         if rank >= nranks || nranks > RANKS_MAX {
@@ -49,10 +49,10 @@ impl<'a> Exchange<'a> {
         Ok(Self { identity, timeout, meeting })
     }
 
-    /// Returns the `block` of each rank, by rank. Blocks may differ in size.
+    /// Returns every rank's `block`, in rank order. Blocks may differ in size.
     ///
     /// # Errors
-    /// A rank ends, or does not call before the timeout; on other ranks than 0, the address is unusable.
+    /// A rank exits, or doesn't call before the timeout; on ranks other than 0, the address is unusable.
     pub fn finish(self, block: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let Self { identity, timeout, meeting } = self;
         match meeting {
@@ -67,7 +67,7 @@ fn is_tcp(address: &str) -> bool {
     address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
-/// The head of the block of a rank.
+/// Returns the head for a rank's block.
 fn head(rank: usize) -> Frame {
     Frame::new(FrameKind::Block, 0, 0, rank)
 }
@@ -78,11 +78,11 @@ struct Meeting<'a> {
     timeout: Duration,
     deadline: Instant,
     listener: Listener,
-    /// The ranks 1, 2, …
+    /// Ranks 1, 2, …
     ranks: Vec<Option<Stream>>,
     /// Their blocks.
     blocks: Vec<Option<Vec<u8>>>,
-    /// The last process that was refused.
+    /// What was wrong with the last refused process.
     refused: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Meeting<'a> {
         Ok(Self { identity, timeout, deadline: now + timeout, listener, ranks, blocks, refused: None })
     }
 
-    /// Waits for the blocks of all ranks, and sends them to all.
+    /// Waits for all ranks' blocks, and sends them to all ranks.
     fn finish(mut self, own: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let failed = |error: io::Error| listen_error(self.identity, &error);
         while !self.poll(Instant::now())? {
@@ -124,7 +124,7 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Reads what the ranks have sent; true when all blocks are there. The ranks get the text of an error too.
+    /// Reads what the ranks have sent; true once all blocks are there. On an error, the ranks get its text too.
     fn poll(&mut self, now: Instant) -> Result<bool, BootstrapError> {
         let result = self.accept(now);
         if let Err(error) = &result {
@@ -173,7 +173,7 @@ impl<'a> Meeting<'a> {
             }
         };
         abort(&mut stream, &problem);
-        // Only this user's own process can be wrong, so all ranks end. Without a secret, anyone's can be.
+        // This can only be the user's own mistake, so all ranks end. Over TCP without a secret, it could be anyone's process.
         if !is_tcp(&self.identity.address) || self.identity.secret.is_some() {
             return Err(BootstrapError::Protocol { rank: 0, problem });
         }
@@ -186,7 +186,7 @@ fn timed_out(rank: usize, missing: String, waited: Duration) -> BootstrapError {
     BootstrapError::Timeout { rank, missing, waited }
 }
 
-/// The block of rank `origin` that `peer` has sent to `rank`, if it has arrived.
+/// Returns rank `origin`'s block that `peer` sent to `rank`, if it has arrived.
 fn receive(stream: &mut Stream, rank: usize, peer: usize, origin: usize) -> Result<Option<Vec<u8>>, BootstrapError> {
     let closed = |event| Err(BootstrapError::PeerClosed { rank, event });
     let invalid = |what| Err(BootstrapError::Protocol { rank, problem: format!("rank {peer} sent {what}") });
@@ -204,7 +204,7 @@ fn receive(stream: &mut Stream, rank: usize, peer: usize, origin: usize) -> Resu
     }
 }
 
-/// Sends the block of this rank to rank 0, and waits for those of all ranks.
+/// Sends this rank's block to rank 0, and waits for all ranks' blocks.
 fn contribute(
     mut hub: Stream,
     identity: &Identity,
@@ -212,7 +212,7 @@ fn contribute(
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, BootstrapError> {
     let &Identity { rank, nranks, .. } = identity;
-    // Rank 0 knows the missing ranks, so its report gets two seconds more.
+    // Rank 0 knows which ranks are missing, so its report gets two more seconds.
     let deadline = Instant::now() + timeout + Duration::from_secs(2);
     let mut blocks = Vec::new();
     hub.queue(head(rank), block);

@@ -1,4 +1,4 @@
-//! Files that a setting names, for the traces of the layers above.
+//! Opening files that a setting names, for the upper layers' traces.
 
 use nix::unistd::geteuid;
 use std::fs::{File, OpenOptions};
@@ -6,15 +6,15 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens a regular file of this process's user, or creates one that only this user may open. `options` has the kind of access.
+/// Opens a regular file of this process's user, or creates one that only this user may open. `options` sets the access mode.
 ///
-/// In a directory like `/tmp`, other users can put files and links of any name in advance. Those are refused: what is written
-/// reaches no file of another user, and no file of this user that a link of another user names.
+/// In a directory like `/tmp`, other users can create files and links of any name in advance. Those are refused, so nothing is
+/// written to another user's file, or to this user's file through another user's link.
 ///
 /// # Errors
-/// The system's; `path` is a symbolic link, is not a regular file, or belongs to another user.
+/// The system's; `path` is a symbolic link, isn't a regular file, or belongs to another user.
 pub fn open_own_file(path: &Path, options: &mut OpenOptions) -> Result<File> {
-    // The open of a FIFO without a reader would wait for one.
+    // Opening a FIFO that has no reader would otherwise wait for one.
     options.create(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK);
     let file = options.open(path).map_err(|error| match error.raw_os_error() {
         Some(nix::libc::ELOOP) => Error::new(ErrorKind::InvalidInput, "it is a symbolic link: name the file itself"),
@@ -45,7 +45,7 @@ mod tests {
         open_own_file(path, OpenOptions::new().append(true))
     }
 
-    /// An empty directory for one test.
+    /// Creates an empty directory for a test.
     fn place(test: &str) -> std::path::PathBuf {
         let place = std::env::temp_dir().join(format!("ferrogin-own-file-{test}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&place);

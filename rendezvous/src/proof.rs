@@ -1,4 +1,4 @@
-//! The proof of both ends of a stream that they know a secret, without I/O. A stream carries nothing else before.
+//! How the two ends of a stream prove that they know a secret, without I/O. Until then, a stream carries nothing else.
 //!
 //! ```text
 //! initiator                                        responder
@@ -7,13 +7,13 @@
 //!   confirm: tag                              -->
 //! ```
 //!
-//! The responder knows after the confirm, and the initiator after the welcome, that the other end knows the secret now. Each tag is
-//! made of all that went before, so nothing of one stream, role or direction fits another. Where many ends share a secret, the
-//! caller adds the responder's name to it, or a third process could pass one end's proof on to another.
+//! The initiator knows after the welcome, and the responder after the confirm, that the other end knows the secret now. Each tag
+//! covers everything before it, so nothing from one stream, role or direction works in another. If many ends share a secret, the
+//! caller adds the responder's name to it; otherwise, a third process could relay one end's proof to another.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a proof is for: seven bytes of a name, and the version of all that the ends must agree on. Each message begins with it.
+/// What a proof is for: a seven-byte name, and the version of everything that the ends must agree on. Starts every message.
 pub type Domain = [u8; 8];
 /// Random bytes that an end uses once.
 pub type Nonce = [u8; 16];
@@ -21,11 +21,11 @@ pub type Nonce = [u8; 16];
 pub type Identity = [u8; 16];
 type Tag = [u8; 32];
 
-/// Bytes of the initiator's first message.
+/// Size of the initiator's first message.
 pub const HELLO_LEN: usize = size_of::<Hello>();
-/// Bytes of the responder's answer, a refusal's too.
+/// Size of the responder's answer, even if it's a refusal.
 pub const WELCOME_LEN: usize = size_of::<Welcome>();
-/// Bytes of the initiator's second message.
+/// Size of the initiator's second message.
 pub const CONFIRM_LEN: usize = size_of::<Tag>();
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -33,7 +33,7 @@ pub const CONFIRM_LEN: usize = size_of::<Tag>();
 struct Hello {
     domain: Domain,
     nonce: Nonce,
-    /// Encrypted under a key of the secret.
+    /// Encrypted with a key derived from the secret.
     identity: Identity,
     tag: Tag,
 }
@@ -49,26 +49,26 @@ struct Welcome {
 }
 ferrogin_ffi::assert_layout!(Welcome, size 56, align 1, { domain @ 0, nonce @ 8, tag @ 24 });
 
-/// Why an end does not accept the other.
+/// Why one end doesn't accept the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProofError {
-    /// The other end has another version of the domain.
+    /// The other end has a different version of the domain.
     #[error(
         "the other side speaks version {theirs} of this protocol, this one version {own}: use the same release on both sides"
     )]
     Version {
-        /// Version of the other end.
+        /// The other end's version.
         theirs: u8,
-        /// Version of this end.
+        /// This end's version.
         own: u8,
     },
-    /// The bytes are no message of this domain.
+    /// The bytes aren't a message of this domain.
     #[error("the other side does not speak this protocol")]
     Protocol,
-    /// The message was not made with the secret, or not for this stream.
+    /// The message wasn't made with the secret, or was made for another stream.
     #[error("the other side did not prove that it knows the secret")]
     Unproven,
-    /// The responder did not accept the hello.
+    /// The responder didn't accept the hello.
     #[error("the other side refused the connection")]
     Refused,
 }
@@ -82,13 +82,13 @@ fn check(domain: &Domain, seen: &Domain) -> Result<(), ProofError> {
     }
 }
 
-/// In constant time.
+/// Compares in constant time.
 fn check_tag(expected: Tag, seen: &Tag) -> Result<(), ProofError> {
     let equal = blake3::Hash::from_bytes(expected) == blake3::Hash::from_bytes(*seen);
     if equal { Ok(()) } else { Err(ProofError::Unproven) }
 }
 
-/// The key of a hello.
+/// The key for a hello.
 struct HelloKey(Tag);
 
 impl HelloKey {
@@ -96,7 +96,7 @@ impl HelloKey {
         Self(blake3::derive_key("ferrogin proof: hello", &[domain, secret].concat()))
     }
 
-    /// Encrypts or decrypts. A nonce is used for one identity only, so each mask hides one identity.
+    /// Encrypts or decrypts. A nonce is used for a single identity, so each mask hides only one.
     fn mask(&self, nonce: &Nonce, identity: &Identity) -> Identity {
         let mask = blake3::keyed_hash(&self.0, &[b"mask", nonce.as_slice()].concat());
         std::array::from_fn(|at| identity[at] ^ mask.as_bytes()[at])
@@ -107,7 +107,7 @@ impl HelloKey {
     }
 }
 
-/// The tags of welcome and confirm. `secret` is the only part whose length varies.
+/// Returns the tags of the welcome and the confirm. Only `secret` varies in length.
 fn tags(domain: &Domain, secret: &[u8], identity: &Identity, nonces: [&Nonce; 2]) -> (Tag, Tag) {
     let all = [domain, secret, identity, nonces[0], nonces[1]].concat();
     (blake3::derive_key("ferrogin proof: welcome", &all), blake3::derive_key("ferrogin proof: confirm", &all))
@@ -123,12 +123,12 @@ pub struct Initiator {
 }
 
 impl Initiator {
-    /// An end that knows `secret` and gives `identity` to ends that know it too.
+    /// Creates an end that knows `secret`, and reveals `identity` only to ends that know it too.
     pub fn new(domain: Domain, secret: &[u8], identity: Identity, nonce: Nonce) -> Self {
         Self { domain, secret: secret.to_vec(), identity, nonce }
     }
 
-    /// The first message.
+    /// Returns the first message.
     pub fn hello(&self) -> [u8; HELLO_LEN] {
         let key = HelloKey::new(&self.domain, &self.secret);
         let identity = key.mask(&self.nonce, &self.identity);
@@ -136,10 +136,10 @@ impl Initiator {
         zerocopy::transmute!(Hello { domain: self.domain, nonce: self.nonce, identity, tag })
     }
 
-    /// Reads the answer; returns the confirm.
+    /// Reads the answer, and returns the confirm.
     ///
     /// # Errors
-    /// [`ProofError`]. Any process can send an answer that leads to an error.
+    /// [`ProofError`]. Any process can cause one with a bad answer.
     pub fn welcomed(&self, welcome: &[u8; WELCOME_LEN]) -> Result<[u8; CONFIRM_LEN], ProofError> {
         let Welcome { domain, nonce, tag } = zerocopy::transmute!(*welcome);
         check(&self.domain, &domain)?;
@@ -152,7 +152,7 @@ impl Initiator {
     }
 }
 
-/// The end that was connected to, after a good hello.
+/// The end that accepts the connection, after a good hello.
 #[derive(Clone)]
 pub struct Responder {
     identity: Identity,
@@ -160,7 +160,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// Reads a hello; returns the responder and the welcome.
+    /// Reads a hello, and returns the responder and the welcome.
     ///
     /// # Errors
     /// [`ProofError`]; answer with a [`refusal`].
@@ -179,7 +179,7 @@ impl Responder {
         Ok((Self { identity, confirm }, zerocopy::transmute!(Welcome { domain, nonce, tag })))
     }
 
-    /// What the initiator calls itself. Its hello may be a repeated one until it is confirmed.
+    /// Returns what the initiator calls itself. Until it's confirmed, the hello may be a replay.
     pub fn identity(&self) -> Identity {
         self.identity
     }
@@ -193,12 +193,12 @@ impl Responder {
     }
 }
 
-/// The answer to a hello that was not accepted. It names the responder's version.
+/// Returns the answer to a hello that wasn't accepted. It has the responder's version.
 pub fn refusal(domain: Domain) -> [u8; WELCOME_LEN] {
     zerocopy::transmute!(Welcome { domain, nonce: Nonce::default(), tag: Tag::default() })
 }
 
-/// Secrets and identities are not printed.
+/// Doesn't print secrets or identities.
 impl std::fmt::Debug for Initiator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Initiator")

@@ -1,4 +1,4 @@
-//! Secrets that streams prove.
+//! The secrets behind the streams' proofs.
 
 use std::fmt;
 use std::io;
@@ -8,50 +8,50 @@ use std::io;
 pub struct Secret([u8; 16]);
 
 impl Secret {
-    /// A new one.
+    /// Creates a random secret.
     ///
     /// # Errors
-    /// The system has no random numbers.
+    /// The system can't provide random numbers.
     pub fn random() -> io::Result<Self> {
         random().map(Self)
     }
 
-    /// The secret in these bytes.
+    /// Creates a secret from these bytes.
     pub fn new(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The secret that both sides derive from the same text, for `purpose`. A short text can be guessed.
+    /// Derives a secret for `purpose` from a text that both sides know. A short text can be guessed.
     pub fn derive(purpose: &str, text: &str) -> Self {
         let key = blake3::derive_key(purpose, text.as_bytes());
         Self(std::array::from_fn(|at| key[at]))
     }
 
-    /// The secret in 32 hexadecimal digits.
+    /// Parses 32 hexadecimal digits.
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
         digits.then(|| u128::from_str_radix(text, 16).ok()).flatten().map(|number| Self(number.to_be_bytes()))
     }
 
-    /// 32 hexadecimal digits.
+    /// Formats the secret as 32 hexadecimal digits.
     pub fn to_hex(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.0))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8; 16] {
         &self.0
     }
 }
 
-/// Not printed.
+/// Doesn't print the secret.
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
     }
 }
 
-/// Random bytes for one use.
+/// Returns random bytes for a single use.
 pub(crate) fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)?;

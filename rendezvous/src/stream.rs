@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-/// A socket that does not block.
+/// A non-blocking socket.
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
@@ -26,7 +26,7 @@ impl Socket {
         Ok(Self::Tcp(socket))
     }
 
-    /// Refuses the process of another user at the other end.
+    /// Wraps a Unix socket. Refuses one whose other end is another user's process.
     pub fn unix(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let (other, own) = (getsockopt(&socket, PeerCredentials)?.uid(), geteuid().as_raw());
@@ -37,7 +37,7 @@ impl Socket {
         Ok(Self::Unix(socket))
     }
 
-    /// Reads at most the rest of `len` bytes of `into`; true once all are there.
+    /// Reads into `into` until it has `len` bytes; true once it does.
     pub fn read_up_to(&mut self, into: &mut Vec<u8>, len: usize) -> io::Result<bool> {
         while into.len() < len {
             let have = into.len();
@@ -94,7 +94,7 @@ impl Write for Socket {
 /// Why a peer's frames ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// The peer said that it closes the stream.
+    /// The peer said that it was closing the stream.
     Left,
     /// The system's reason.
     Closed(String),
@@ -109,22 +109,22 @@ impl fmt::Display for End {
     }
 }
 
-/// Bytes of one read.
+/// Bytes per read.
 const CHUNK: usize = 32 << 10;
 
 /// A stream whose ends have proved that they know a secret.
 #[derive(Debug)]
 pub struct Stream {
     socket: Socket,
-    /// Received bytes, of which the first `parsed` are done.
+    /// Received bytes; the first `parsed` are done.
     input: Vec<u8>,
     parsed: usize,
-    /// Bytes to send, of which the first `written` are done.
+    /// Bytes to send; the first `written` are done.
     output: Vec<u8>,
     written: usize,
-    /// Why nothing can be sent any more.
+    /// Why nothing more can be sent.
     broken: Option<io::Error>,
-    /// The peer's frames have ended. Those before may still be in `input`.
+    /// Why the peer's frames have ended. Earlier ones may still be in `input`.
     ended: Option<End>,
     heard: Instant,
 }
@@ -135,16 +135,16 @@ impl Stream {
         Self { socket, input, parsed: 0, output, written: 0, broken: None, ended: None, heard: Instant::now() }
     }
 
-    /// Two streams that lead to each other, within this process.
+    /// Creates two streams connected to each other, within this process.
     ///
     /// # Errors
-    /// The system has no sockets left for this process.
+    /// This process can't open any more sockets.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = UnixStream::pair()?;
         Ok((Self::new(Socket::unix(one)?), Self::new(Socket::unix(other)?)))
     }
 
-    /// The socket, for a protocol with frames of its own; `None` of a Unix socket. For a stream that has not been used.
+    /// Returns an unused stream's socket, for a protocol with its own frames; `None` for a Unix socket.
     pub fn into_tcp(self) -> Option<TcpStream> {
         match self.socket {
             Socket::Tcp(socket) => Some(socket),
@@ -152,19 +152,19 @@ impl Stream {
         }
     }
 
-    /// Adds a frame with `body` to the bytes that [`Stream::flush`] sends.
+    /// Queues a frame with `body` for [`Stream::flush`] to send.
     pub fn queue(&mut self, frame: Frame, body: &[u8]) {
         self.output.extend_from_slice(&Frame { len: body.len() as u32, ..frame }.emit());
         self.output.extend_from_slice(body);
     }
 
-    /// Sends a frame with `body`. What the socket does not take now, later calls of [`Stream::flush`] send.
+    /// Sends a frame with `body`. Later calls of [`Stream::flush`] send what the socket doesn't take now.
     pub fn send(&mut self, frame: Frame, body: &[u8]) {
         self.queue(frame, body);
         self.flush();
     }
 
-    /// Sends waiting bytes; true when none are left.
+    /// Sends queued bytes; true once none are left.
     pub fn flush(&mut self) -> bool {
         while self.written < self.output.len() {
             match self.socket.write(&self.output[self.written..]) {
@@ -182,7 +182,7 @@ impl Stream {
         true
     }
 
-    /// Reads what has arrived. `now` counts as the time at which the peer was heard.
+    /// Reads what has arrived. If anything has, the peer was heard at `now`.
     pub fn fill(&mut self, now: Instant) {
         self.input.drain(..std::mem::take(&mut self.parsed));
         let mut chunk = [0; CHUNK];
@@ -203,10 +203,10 @@ impl Stream {
         }
     }
 
-    /// The next frame that has arrived as a whole, with its body.
+    /// Returns the next complete frame, with its body.
     ///
     /// # Errors
-    /// The peer sent bytes that are no frame.
+    /// The peer sent bytes that aren't a frame.
     pub fn frame(&mut self) -> Result<Option<(Frame, Vec<u8>)>, InvalidFrame> {
         let rest = &self.input[self.parsed..];
         let Some((head, rest)) = rest.split_at_checked(Frame::HEAD) else { return Ok(None) };
@@ -217,44 +217,44 @@ impl Stream {
         Ok(Some((head, body)))
     }
 
-    /// Notes that the peer said that it closes the stream.
+    /// Records that the peer said it was closing the stream.
     pub fn set_left(&mut self) {
         self.ended = Some(End::Left);
     }
 
-    /// Why no more frames arrive, if so.
+    /// Returns why no more frames will arrive, if so.
     pub fn ended(&self) -> Option<&End> {
         self.ended.as_ref()
     }
 
-    /// When the peer was last heard.
+    /// Returns when the peer was last heard.
     pub fn heard(&self) -> Instant {
         self.heard
     }
 
-    /// What [`wait`] waits for: bytes from the peer, and room for bytes to it.
+    /// Returns what [`wait`] waits for: bytes from the peer, and room for bytes to it.
     pub fn interest(&self) -> PollFd<'_> {
         let read = if self.ended.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
         let write = if self.output.is_empty() { PollFlags::empty() } else { PollFlags::POLLOUT };
         self.socket.interest(read | write)
     }
 
-    /// True if [`wait`] should wait for this stream.
+    /// Returns true if [`wait`] should wait for this stream.
     pub fn is_open(&self) -> bool {
         self.ended.is_none() || !self.output.is_empty()
     }
 }
 
-/// The peer sent bytes that are no frame.
+/// The peer sent bytes that aren't a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidFrame;
 
 /// Waits until one of `fds` is ready, or until `deadline`.
 ///
 /// # Errors
-/// The system has no memory for the call.
+/// The system is out of memory.
 pub fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
-    // Not before the deadline.
+    // Rounded up, so as not to return before the deadline.
     let left = deadline.saturating_duration_since(Instant::now()).as_nanos().div_ceil(1_000_000);
     let left = PollTimeout::from(u16::try_from(left).unwrap_or(u16::MAX));
     match poll(fds, left) {

@@ -52,7 +52,7 @@ fn launcher_variables_are_read() {
     assert_eq!(identity(&torch).unwrap(), Some(expected));
     let given = identity(&[&torch[..], &[("FERROGIN_BOOTSTRAP", "node0:7")]].concat()).unwrap().unwrap();
     assert_eq!(given.address, "node0:7");
-    // Variables of these names may be of another program.
+    // Variables with these names may belong to another program.
     assert_eq!(identity(&[("RANK", "5")]).unwrap(), None);
     let by_session = identity(&[("PMI_RANK", "3"), ("PMI_SIZE", "4")]).unwrap().unwrap();
     assert!(by_session.meets_by_session() && !given.meets_by_session(), "{by_session:?}");
@@ -116,7 +116,7 @@ pub(super) fn unique(name: &str) -> String {
     format!("ferrogin-test-{name}-{}", std::process::id())
 }
 
-/// A loopback address and port that only this process uses, so that no other one listens there before rank 0, or keeps the port open.
+/// Returns a loopback address and port that only this process uses, so that no other listens there first or keeps the port open.
 pub(super) fn own_port() -> String {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     format!("127.{}.{middle}.{low}:{}", high | 64, ferrogin_test_support::own_port())
@@ -186,7 +186,7 @@ fn missing_rank_times_out() {
     let identity = |rank, name| Identity { rank, nranks: 3, address: unique(name), secret: None };
     let error = Bootstrap::join(&identity(0, "late"), short).unwrap_err();
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1, rank 2"), "{error}");
-    // At another address, because a process that another test forked may keep the first socket open until exec.
+    // Another address, because a process that another test forked may keep the first socket open until exec.
     let error = Bootstrap::join(&identity(1, "no-hub"), short).unwrap_err();
     assert!(matches!(&error, BootstrapError::Socket { action: "connect to", .. }), "{error}");
     let members = Bootstrap::threads(2, short);
@@ -201,7 +201,7 @@ fn second_job_at_address_is_refused() {
     let rank = |rank| Identity { rank, nranks: 2, address: address.clone(), secret: None };
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Bootstrap::join(&rank(0), HANG_LIMIT));
-        // The first job ignores a connection that closes without a hello.
+        // The first job ignores connections that close without a hello.
         wait_until("the first job's socket", || UnixStream::connect_addr(&listening).is_ok());
         let error = Bootstrap::join(&rank(0), HANG_LIMIT).unwrap_err();
         assert!(matches!(error, BootstrapError::Socket { action: "listen on", .. }), "{error}");

@@ -15,7 +15,7 @@ fn rank_0(nranks: usize, address: String) -> Identity {
     Identity { rank: 0, nranks, address, secret: None }
 }
 
-/// Connects as a rank, while `meeting` accepts.
+/// Connects as a rank while `meeting` accepts.
 fn connect(meeting: &mut Meeting<'_>, identity: &Identity) -> Result<Stream, BootstrapError> {
     std::thread::scope(|scope| {
         let rank = scope.spawn(|| super::connect(identity, HANG_LIMIT));
@@ -27,7 +27,7 @@ fn connect(meeting: &mut Meeting<'_>, identity: &Identity) -> Result<Stream, Boo
     })
 }
 
-/// A rank that connects and sends its block.
+/// Connects as a rank and sends its block.
 fn hello(meeting: &mut Meeting<'_>, rank: usize, nranks: usize) -> Stream {
     let identity = Identity { rank, nranks, ..meeting.identity.clone() };
     let mut stream = connect(meeting, &identity).unwrap();
@@ -35,7 +35,7 @@ fn hello(meeting: &mut Meeting<'_>, rank: usize, nranks: usize) -> Stream {
     stream
 }
 
-/// The report that rank 0 sends to a process that it refuses.
+/// Returns the report that rank 0 sends to a process that it refuses.
 fn report(stream: &mut Stream) -> String {
     let mut text = None;
     wait_until("report", || {
@@ -48,7 +48,7 @@ fn report(stream: &mut Stream) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// The attacks on a listener: silence, and messages that are truncated, forged, random or of another protocol.
+/// Attacks on a listener: silence, and messages that are truncated, forged, random or from another protocol.
 #[test]
 fn others_do_not_delay_ranks() {
     let secret = Secret::random().unwrap();
@@ -61,7 +61,7 @@ fn others_do_not_delay_ranks() {
     let mut others = vec![
         vec![],
         good[..HELLO_LEN - 1].to_vec(),
-        // A hello that was overheard, and a confirm that does not answer the welcome.
+        // An overheard hello, and a confirm that doesn't answer the welcome.
         [&good[..], &[0; 32]].concat(),
         forged.to_vec(),
         b"GET / HTTP/1.1\r\nHost: example\r\nAccept: */*\r\nAccept-Language: *\r\nAccept-Charset: *\r\n\r\n".to_vec(),
@@ -77,7 +77,7 @@ fn others_do_not_delay_ranks() {
     let _rank_1 = hello(&mut meeting, 1, 2);
     wait_until("rank 1", || meeting.poll(now).unwrap());
     assert_eq!(meeting.refused, None);
-    // The others have had time for their proof.
+    // The others have had their time for a proof.
     assert!(meeting.listener.poll(now + HANG_LIMIT).unwrap().is_none());
     assert_eq!(meeting.listener.unproven(), 0);
 }
@@ -95,7 +95,7 @@ fn rank_with_another_secret_is_refused_at_once() {
     let _rank_1 = hello(&mut meeting, 1, 2);
 }
 
-/// Without a secret. Rank 0 stops at its deadline, names the missing rank, to the other ranks too, and says which process it refused.
+/// Without a secret, rank 0 stops at its deadline, names the missing rank, to the other ranks too, and says which process it refused.
 #[test]
 fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let (identity, now) = (rank_0(3, own_port()), Instant::now());
@@ -118,12 +118,12 @@ fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let BootstrapError::Timeout { missing, .. } = &error else { panic!("{error}") };
     assert!(missing.starts_with("rank 2 (") && missing.contains("rank 2 was started as one of 4 ranks"), "{error}");
     assert_eq!(report(&mut rank_1), error.to_string());
-    // Nothing of this keeps the right process out.
+    // None of this keeps the right process out.
     let _rank_2 = hello(&mut meeting, 2, 3);
     wait_until("rank 2", || meeting.poll(now).unwrap());
 }
 
-/// The user's own process is wrong, as no other one connects to a Unix socket or knows the secret: all ranks end at once.
+/// It's the user's own mistake, as no one else's process can use the Unix socket or knows the secret: all ranks end at once.
 #[test]
 fn wrong_rank_with_proof_ends_job() {
     let with_secret = Identity { secret: Some(Secret::random().unwrap()), ..rank_0(3, own_port()) };
@@ -144,7 +144,7 @@ fn wrong_rank_with_proof_ends_job() {
     }
 }
 
-/// A rank has met the others when its block is there.
+/// A rank has met the others once its block is there.
 #[test]
 fn rank_that_ends_before_its_block_is_named_to_all_ranks() {
     let (identity, now) = (rank_0(3, unique("no-block")), Instant::now());
@@ -174,7 +174,7 @@ fn newest_silent_connections_are_kept() {
     wait_until("rank 1", || meeting.poll(now).unwrap());
 }
 
-/// A connection that has not begun its proof.
+/// Opens a connection that hasn't started its proof.
 fn dial(listener: &mut Listener, address: SocketAddr) -> Dial {
     let claim = Claim { rank: 1, nranks: 2, called: 0 };
     let mut dial = Dial::new(vec![Address::Tcp(address)], DOMAIN, Secret::default(), claim);
@@ -185,7 +185,7 @@ fn dial(listener: &mut Listener, address: SocketAddr) -> Dial {
     dial
 }
 
-/// 300 silent connections arrive while a rank has a welcome.
+/// 300 silent connections arrive after a rank got its welcome.
 #[test]
 fn connection_with_good_hello_outlasts_silent_ones() {
     let (mut listener, bound) = Listener::bind(&["127.0.0.1:0".parse().unwrap()], DOMAIN, Secret::default()).unwrap();
@@ -204,7 +204,7 @@ fn connection_with_good_hello_outlasts_silent_ones() {
     });
 }
 
-/// The confirm may reach a listener that drops the connection, or ends.
+/// The confirm may reach a listener that drops the connection or exits.
 #[test]
 fn stream_is_open_only_when_the_listener_has_accepted_it() {
     let (mut listener, bound) = Listener::bind(&["127.0.0.1:0".parse().unwrap()], DOMAIN, Secret::default()).unwrap();
@@ -231,14 +231,14 @@ fn silent_connections_do_not_take_the_last_descriptors() {
     });
 }
 
-/// A process that holds connections.
+/// Starts a process that holds connections.
 fn start_holder(address: &str, count: usize, as_nobody: bool) -> Process {
     let mut process = untrusted::start("hold_connections", &format!("{count} {address}"), as_nobody);
     process.wait_for("connections");
     process
 }
 
-/// What the process of [`start_holder`] runs.
+/// Runs in the process that [`start_holder`] starts.
 #[test]
 fn hold_connections() {
     let Some(task) = untrusted::task() else { return };
@@ -293,7 +293,7 @@ fn exhausted_ports_are_an_error_with_address_and_fix() {
     }
 }
 
-/// So no port that the system chooses for rank 0 meanwhile is the one that the ranks connect to.
+/// Otherwise, the system could pick the port that the ranks connect to for some other socket of rank 0.
 #[test]
 fn rank_0_has_its_port_before_its_block() {
     let identity = rank_0(2, own_port());

@@ -23,7 +23,7 @@ fn messages_are_emitted_as_golden_bytes() {
     let hello = initiator().hello();
     let (_, welcome) = respond(&hello).unwrap();
     let confirm = initiator().welcomed(&welcome).unwrap();
-    // Computed in Python, by an implementation of BLAKE3 that gives the published vectors.
+    // Computed in Python, with a BLAKE3 implementation that reproduces the published vectors.
     assert_eq!(hello[..24], [DOMAIN.as_slice(), &INITIATOR].concat());
     assert_eq!(hex(&hello[24..40]), "5b7568c70c1c7fadea4df2c0f3c20b0f");
     assert_eq!(hex(&hello[40..]), "02bfb1e9cefe2af2a5ab2b2a57c2eac5280aa4c40ef7137ba26987bb0a5ab28a");
@@ -107,12 +107,12 @@ fn nothing_is_repeated_or_reflected() {
     let hello = initiator().hello();
     let (responder, welcome) = respond(&hello).unwrap();
     let confirm = initiator().welcomed(&welcome).unwrap();
-    // The hello is repeated on a second stream, for which the responder has another nonce.
+    // The hello is replayed on a second stream, for which the responder has another nonce.
     let (later, _) = Responder::respond(DOMAIN, SECRET, &hello, [0xb3; 16]).unwrap();
     assert_eq!(later.confirmed(&confirm), Err(ProofError::Unproven));
-    // The answer to the first hello does not fit a second one.
+    // The answer to the first hello doesn't fit a second one.
     let again = Initiator::new(DOMAIN, SECRET, IDENTITY, [0xa3; 16]);
     assert_eq!(again.welcomed(&welcome).err(), Some(ProofError::Unproven));
-    // The tag of the welcome is no confirm.
+    // The welcome's tag isn't a confirm.
     assert_eq!(responder.confirmed(welcome.last_chunk().unwrap()), Err(ProofError::Unproven));
 }

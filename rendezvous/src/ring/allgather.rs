@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// The protocol of the ring.
 pub(super) const DOMAIN: [u8; 8] = *b"ferroCP\x05";
-/// Time that a ring which ends has for its last frames to reach the neighbours, even if this process stood still meanwhile.
+/// How long a ring that ends has to get its last frames to the neighbours, even if this process was stopped in between.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
 /// A neighbour.
@@ -26,14 +26,14 @@ pub(super) enum Side {
     Prev,
 }
 
-/// The messages of an allgather that a rank sent, as many as it received, and their bytes.
+/// A rank's traffic in one allgather, in which it receives as many messages as it sends.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Traffic {
     /// Messages in each direction.
     pub messages: u64,
-    /// Bytes of the messages to the next rank.
+    /// Bytes sent to the next rank.
     pub sent: u64,
-    /// Bytes of the messages from the previous rank.
+    /// Bytes received from the previous rank.
     pub received: u64,
 }
 
@@ -49,23 +49,23 @@ pub struct Ring {
     pub(super) dial: Option<Dial>,
     pub(super) next: Option<Stream>,
     pub(super) prev: Option<Stream>,
-    /// Blocks of the previous rank, which may be in a later allgather already.
+    /// Blocks from the previous rank, which may already be in a later allgather.
     pub(super) blocks: VecDeque<(Frame, Vec<u8>)>,
-    /// The abort frame of a later allgather, which a faster neighbour has sent or passed on already, and the neighbour's rank.
+    /// A later allgather's abort frame, which a faster neighbour has already sent or passed on, and that neighbour's rank.
     pub(super) later_abort: Option<(Frame, usize)>,
     /// Allgathers so far.
     pub(super) sequence: u32,
     /// The rank whose failure ended the ring, once one did.
     pub(super) failed: Option<usize>,
-    /// The abort frame of this rank, and its time.
+    /// This rank's abort frame, and its time.
     pub(super) abort: Option<(Frame, Instant)>,
-    /// The time at which [`Ring::lost`] first saw the end of a neighbour.
+    /// When [`Ring::lost`] first saw that a neighbour's stream had ended.
     pub(super) closed_at: Option<Instant>,
-    /// Ranks that have closed their communicator, and when this rank learnt it. The neighbours of such a rank tell the others.
+    /// Ranks that have closed their communicator, and when this rank found out. Their neighbours tell the others.
     pub(super) closed: BTreeMap<usize, Instant>,
-    /// Of the last allgather.
+    /// The last allgather's traffic.
     traffic: Traffic,
-    /// Passes the deadline of the present or next wait.
+    /// Makes the current or next wait's deadline pass.
     #[cfg(test)]
     pub(super) clock: Arc<std::sync::atomic::AtomicBool>,
 }
@@ -93,7 +93,7 @@ impl Ring {
         }
     }
 
-    /// The rings of `nranks` ranks of this process.
+    /// Creates the rings of `nranks` ranks within this process.
     pub(crate) fn threads(nranks: usize, timeout: Duration) -> io::Result<Vec<Self>> {
         let addresses = vec!["this process".into(); nranks];
         let mut rings: Vec<_> = (0..nranks).map(|rank| Self::new(rank, addresses.clone(), timeout)).collect();
@@ -105,17 +105,17 @@ impl Ring {
         Ok(rings)
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// What the last allgather sent and received.
+    /// Returns what the last allgather sent and received.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// Ranks in the ring.
+    /// Returns how many ranks are in the ring.
     pub fn nranks(&self) -> usize {
         self.addresses.len()
     }
@@ -136,17 +136,17 @@ impl Ring {
         if side == Side::Next { self.next.as_mut() } else { self.prev.as_mut() }
     }
 
-    /// The address of a rank, for messages.
+    /// Returns a rank's address, for messages.
     pub(super) fn address(&self, rank: usize) -> Arc<str> {
         Arc::clone(&self.addresses[rank])
     }
 
-    /// The error for a deadline that passed while this rank waited for `rank`.
+    /// Returns the error for a deadline that passed while this rank waited for `rank`.
     pub(super) fn timed_out(&self, rank: usize, step: Step, waited: Duration) -> RingError {
         RingError::Timeout { rank, at: self.address(rank), step, seconds: waited.as_secs() }
     }
 
-    /// The error for a stream to `rank` that ended with `end`.
+    /// Returns the error for a stream to `rank` that ended with `end`.
     fn closed(&self, rank: usize, step: Step, end: &End) -> RingError {
         match end {
             End::Left => RingError::PeerLeft { rank, step },
@@ -154,11 +154,11 @@ impl Ring {
         }
     }
 
-    /// Each rank contributes a block of any size and receives the blocks of all ranks, by rank. `None` means that this rank
-    /// could not do its part: each rank gets [`RingError::PeerFailed`], and the ring stays usable.
+    /// Contributes a block of any size, and returns all ranks' blocks in rank order. `None` means that this rank couldn't do
+    /// its part: every rank gets [`RingError::PeerFailed`], and the ring stays usable.
     ///
     /// # Errors
-    /// A rank failed, ended or made another call. The ring is unusable after any error other than `PeerFailed`.
+    /// A rank failed, exited or made another call. After any error but `PeerFailed`, the ring is unusable.
     pub fn allgather(&mut self, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
         if let Some(failed) = self.failed {
             return Err(RingError::AlreadyFailed { failed });
@@ -178,7 +178,7 @@ impl Ring {
         }
     }
 
-    /// Each rank sends its block to the next rank, and passes on the blocks that come from the previous rank.
+    /// Sends this rank's block to the next rank, and passes on the blocks that the previous rank sends.
     fn exchange(&mut self, step: Step, sequence: u32, own: Option<&[u8]>) -> Result<Vec<Option<Vec<u8>>>, RingError> {
         let (n, next, prev) = (self.nranks(), self.next_rank(), self.prev_rank());
         let mut blocks: Vec<Option<Vec<u8>>> = vec![None; n];
@@ -189,7 +189,7 @@ impl Ring {
         if let Some(bytes) = own.map(<[u8]>::len).filter(|bytes| *bytes > BODY_MAX) {
             return Err(RingError::BlockTooLarge { bytes, limit: BODY_MAX, step });
         }
-        // A neighbour that failed in a later allgather has done its part of the ones before.
+        // A neighbour that failed in a later allgather has done its part of the earlier ones.
         if let Some((head, rank)) = self.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
             return Err(aborted(head, rank, (step, sequence)));
         }
@@ -199,7 +199,7 @@ impl Ring {
         let mut received = 0;
         self.send_block(step, sequence, self.rank, own);
         loop {
-            // What arrives while this process stands still counts: the time is from before.
+            // Taken before reading, so that what arrived while this process was stopped still counts.
             let now = Instant::now();
             let expired = now >= deadline || self.is_clock_passed();
             let arrived = self.receive(step, sequence, now);
@@ -221,7 +221,7 @@ impl Ring {
                 }
                 blocks[incoming] = block;
             }
-            // A neighbour that made another call has sent its block before it gave up: the block says more.
+            // A neighbour that made another call sent its block before it gave up, and the block says more.
             arrived?;
             let written = self.next.as_mut().is_none_or(Stream::flush);
             if received == n - 1 && written {
@@ -230,8 +230,8 @@ impl Ring {
             if let Some(end) = self.prev.as_ref().and_then(Stream::ended).filter(|_| received < n - 1) {
                 return Err(self.closed(prev, step, end));
             }
-            // The next rank may close after the last block. Before, the other ranks need the report of its end from this side too, as its
-            // own next rank may be late.
+            // The next rank may close after the last block. Before that, the other ranks need to hear of its end from this side too, as
+            // its own next rank may be late.
             let sent_all = written && received + 2 >= n;
             if let Some(end) = self.next.as_ref().and_then(Stream::ended).filter(|_| !sent_all) {
                 return Err(self.closed(next, step, end));
@@ -240,11 +240,11 @@ impl Ring {
                 if let Some((head, rank)) = self.later_abort.take() {
                     return Err(aborted(head, rank, (step, sequence)));
                 }
-                // Each block passes all ranks in turn, so the missing block names the rank that did not send it.
+                // Blocks pass through all ranks in turn, so the missing block tells which rank didn't send it.
                 let rank = if received == n - 1 { next } else { (self.rank + n - received - 1) % n };
                 return Err(self.timed_out(rank, step, limit));
             }
-            // A rank that has sent a block is in the call, and says so until it has sent all.
+            // A rank that has sent a block is in the call, and keeps saying so until it has sent them all.
             let silent = self.prev.as_ref().is_some_and(|prev| now > prev.heard() + answer_limit(self.timeout));
             if silent && received > 0 && received < n - 1 {
                 return Err(self.timed_out(prev, step, answer_limit(self.timeout)));
@@ -260,7 +260,7 @@ impl Ring {
         }
     }
 
-    /// Sends the block of rank `origin` to the next rank.
+    /// Sends rank `origin`'s block to the next rank.
     fn send_block(&mut self, step: Step, sequence: u32, origin: usize, block: Option<&[u8]>) {
         let kind = if block.is_some() { FrameKind::Block } else { FrameKind::Failed };
         let body = block.unwrap_or_default();
@@ -283,7 +283,7 @@ impl Ring {
                 match head.kind {
                     FrameKind::Block | FrameKind::Failed if side == Side::Prev => self.blocks.push_back((head, body)),
                     FrameKind::Waiting if side == Side::Prev => {}
-                    // The neighbour closes: only a frame that is still needed makes that an error.
+                    // The neighbour closes, which is an error only if a frame from it is still needed.
                     FrameKind::Left if head.origin as usize == rank => stream.set_left(),
                     _ if head.is_abort() && is_later(head.sequence, sequence) => {
                         self.keep_later_abort(head, side, rank, now);
@@ -295,8 +295,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Keeps the first abort frame of a later allgather, from `rank`, and passes it on. It does not end this allgather, but a rank that misses
-    /// a block at the deadline then knows which rank failed. A failure takes the place of a close, and each close is passed on.
+    /// Keeps a later allgather's first abort frame, from `rank`, and passes it on. It doesn't end this allgather, but a rank that still
+    /// lacks a block at the deadline then knows which rank failed. A failure replaces a close, and every close is passed on.
     fn keep_later_abort(&mut self, head: Frame, side: Side, rank: usize, now: Instant) {
         let kept = self.later_abort.map(|(kept, _)| kept.kind);
         let is_news = kept.is_none() || (kept == Some(FrameKind::Left) && head.kind == FrameKind::Abort);
@@ -308,7 +308,7 @@ impl Ring {
         }
     }
 
-    /// Notes the rank that closed its communicator, if that is what the frame tells; false if it is no news.
+    /// Records the rank that closed its communicator, if that's what the frame says; false if it's no news.
     pub(super) fn note_close(&mut self, head: Frame, now: Instant) -> bool {
         let is_news = head.kind == FrameKind::Left && !self.closed.contains_key(&(head.origin as usize));
         if is_news {
@@ -317,7 +317,7 @@ impl Ring {
         is_news
     }
 
-    /// Sends a frame of the neighbour on one side to the other one.
+    /// Sends a frame from the neighbour on one side to the other one.
     pub(super) fn pass_on(&mut self, head: Frame, side: Side) {
         if let Some(other) = self.stream(if side == Side::Next { Side::Prev } else { Side::Next }) {
             other.send(head, &[]);
@@ -359,7 +359,7 @@ impl Ring {
     }
 }
 
-/// A ring that ends says so to its neighbours. After a failure, also to one that connects late.
+/// Tells the neighbours that the ring ends; after a failure, also those that connect late.
 impl Drop for Ring {
     fn drop(&mut self) {
         let began = self.abort.map_or_else(Instant::now, |(_, at)| at);
@@ -376,7 +376,7 @@ impl Drop for Ring {
             let mut is_sent = true;
             for stream in [&mut self.prev, &mut self.next].into_iter().flatten() {
                 is_sent &= stream.flush();
-                // The kernel would drop the last frames if it had to drop received ones.
+                // If received bytes were left unread, the kernel could drop the last frames.
                 stream.fill(now);
             }
             let is_done = is_sent && self.dial.is_none() && self.listener.is_none();
@@ -387,12 +387,12 @@ impl Drop for Ring {
     }
 }
 
-/// The first address in a handle, for messages.
+/// Returns the first address in a handle, for messages.
 pub(super) fn address_of(handle: &[u8; HANDLE_MAXSIZE]) -> Arc<str> {
     Handle::parse(handle).map_or_else(|| "an unknown address".into(), |handle| handle.addresses[0].to_string().into())
 }
 
-/// The error for a frame that `rank` must not send now. A neighbour that gave up this allgather in another step made another call.
+/// Returns the error for a frame that `rank` mustn't send now. A neighbour that aborted this allgather in another step made another call.
 fn aborted(frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> RingError {
     let origin = frame.origin as usize;
     match frame.kind {
@@ -405,7 +405,7 @@ fn aborted(frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> RingErro
     }
 }
 
-/// The name of the sender's step, for messages.
+/// Returns the name of the sender's step, for messages.
 fn step_name(frame: &Frame) -> String {
     match Step::from_code(frame.step) {
         Some(step) => format!("{} (collective call {})", step.name(), frame.sequence),
@@ -413,7 +413,7 @@ fn step_name(frame: &Frame) -> String {
     }
 }
 
-/// True if one allgather comes after another.
+/// Returns true if allgather `sequence` comes after allgather `than`.
 fn is_later(sequence: u32, than: u32) -> bool {
     sequence.wrapping_sub(than).cast_signed() > 0
 }

@@ -14,11 +14,11 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 impl Ring {
-    /// Joins the ring as `rank`. `handles` has one handle for each rank; `listener` made the handle of this rank.
+    /// Joins the ring as `rank`. `handles` has one handle per rank; `listener` made this rank's.
     ///
     /// # Errors
-    /// A peer is not reachable or does not connect within `timeout`; a handle is not valid. The listener then tells neighbours that
-    /// connect later, until it ends.
+    /// A peer is unreachable or doesn't connect within `timeout`; a handle is invalid. The listener then tells neighbours that
+    /// connect later, until it's dropped.
     pub fn connect(
         listener: &Listener,
         handles: &[[u8; HANDLE_MAXSIZE]],
@@ -44,7 +44,7 @@ impl Ring {
         match ring.open_streams() {
             Ok(()) => Ok(ring),
             Err(error) => {
-                // A rank that ended does not connect.
+                // A rank that exited won't connect.
                 let failed = error.failed_rank();
                 ring.dial.take_if(|_| failed == Some(next));
                 ring.listener.take_if(|_| failed == Some(prev));
@@ -55,7 +55,7 @@ impl Ring {
         }
     }
 
-    /// Waits until the next rank has accepted this rank, and the previous rank is accepted.
+    /// Waits until the next rank has accepted this rank, and this rank the previous one.
     fn open_streams(&mut self) -> Result<(), RingError> {
         let (step, began) = (Step::Connect, Instant::now());
         let (deadline, reached) = (began + self.timeout, began + connect_limit(self.timeout));
@@ -78,7 +78,7 @@ impl Ring {
         }
     }
 
-    /// Makes progress with the streams that are not open, and tells a neighbour that comes late about a failure of this rank.
+    /// Makes progress on the streams that aren't open yet, and tells late neighbours about this rank's failure.
     pub(super) fn poll_opening(&mut self, now: Instant) -> Result<(), RingError> {
         if let Some(dial) = &mut self.dial {
             match dial.poll(now) {

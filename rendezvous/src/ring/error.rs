@@ -6,7 +6,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Set-up failed.
+/// Why set-up failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// A system call failed.
@@ -17,7 +17,7 @@ pub enum RingError {
         /// Its error.
         source: io::Error,
     },
-    /// No port of this host's address is free, or the address is unusable.
+    /// This host's address has no free port, or is unusable.
     #[error(
         "cannot listen on {address} (the system chooses the port): {source}; NCCL_SOCKET_IFNAME chooses the \
          interface, and net.ipv4.ip_local_port_range (sysctl) the ports"
@@ -31,7 +31,7 @@ pub enum RingError {
     /// No interface is usable.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// The handle of a rank was not made by this plugin.
+    /// A rank's handle wasn't made by this plugin.
     #[error(
         "the handle of rank {rank} was not made by listen of this plugin (protocol version {version}); run the same \
          ferrogin on all ranks"
@@ -39,10 +39,10 @@ pub enum RingError {
     BadHandle {
         /// The rank.
         rank: usize,
-        /// This plugin's version of the protocol.
+        /// This plugin's protocol version.
         version: u16,
     },
-    /// This rank's handle is not at its own place in NCCL's list.
+    /// This rank's handle isn't in its own place in NCCL's list.
     #[error(
         "handle number {rank} is not the handle of the listen communicator that rank {rank} passes to connect: NCCL's \
          handles and ranks are in different orders, or the listen communicator was used before; please report it"
@@ -51,7 +51,7 @@ pub enum RingError {
         /// This rank.
         rank: usize,
     },
-    /// A peer's host does not answer, or no process listens there.
+    /// A peer's host doesn't answer, or no process listens there.
     #[error(
         "cannot connect to rank {rank} at {at}: {source}; check that rank {rank} still runs, and that the firewall, the \
          security group and NCCL_SOCKET_IFNAME let the hosts connect"
@@ -64,7 +64,7 @@ pub enum RingError {
         /// The system's error.
         source: io::Error,
     },
-    /// A peer did not do its part before the deadline.
+    /// A peer didn't do its part before the deadline.
     #[error(
         "rank {rank} at {at} did not answer in {} within {seconds} s: it has exited, hangs, or did not make the same \
          call; see the log of rank {rank}, and raise FERROGIN_TIMEOUT if it only starts slowly",
@@ -90,7 +90,7 @@ pub enum RingError {
         /// The step.
         step: Step,
     },
-    /// A peer that still runs closed its communicator before it did its part. It may have learned of another rank's failure.
+    /// A running peer closed its communicator before doing its part. It may have learned of another rank's failure.
     #[error(
         "rank {rank} closed its communicator before {} was done, without saying why; look for the first error in the \
          log of rank {rank}",
@@ -129,7 +129,7 @@ pub enum RingError {
         /// The step.
         step: Step,
     },
-    /// A peer could not do its part and took part in the exchange to say so.
+    /// A peer couldn't do its part, and said so through the exchange.
     #[error("rank {rank} failed in {}; the log of rank {rank} has the reason", step.name())]
     PeerFailed {
         /// The peer.
@@ -151,7 +151,7 @@ pub enum RingError {
         /// The peer's step.
         remote: String,
     },
-    /// A peer sent bytes that are no valid frame here.
+    /// A peer sent bytes that aren't a valid frame at this point.
     #[error("rank {rank} sent an invalid frame in {}; run the same ferrogin on all ranks", step.name())]
     InvalidFrame {
         /// The peer.
@@ -178,7 +178,7 @@ pub enum RingError {
 }
 
 impl RingError {
-    /// The rank that failed or left, if it is known.
+    /// Returns the rank that failed or left, if known.
     pub fn failed_rank(&self) -> Option<usize> {
         match self {
             Self::Unreachable { rank, .. }
@@ -199,7 +199,7 @@ impl RingError {
         }
     }
 
-    /// True if a rank closed its communicator, so that the rank that failed first is not known.
+    /// Returns true if a rank closed its communicator, in which case it's unknown which rank failed first.
     pub fn is_after_close(&self) -> bool {
         matches!(self, Self::PeerLeft { .. } | Self::AbortedAfterClose { .. })
     }

@@ -1,4 +1,4 @@
-//! NCCL's handle of a rank: where it listens, and the secret that its listener asks for.
+//! A rank's NCCL handle: where it listens, and the secret that its listener asks for.
 
 use crate::Secret;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
@@ -7,19 +7,19 @@ use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"fGIN";
-/// Version of the handle and of the protocol that it leads to.
+/// Version of the handle, and of the protocol spoken at its addresses.
 pub(super) const VERSION: u16 = 5;
-/// Addresses in a handle.
+/// Most addresses in a handle.
 pub(super) const ADDRESSES_MAX: usize = 5;
 
-/// The bytes of a handle, with any values.
+/// A handle's bytes, unchecked.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHandle {
     magic: [u8; 4],
     version: U16,
     secret: [u8; 16],
-    /// Those after the last one have port 0.
+    /// Unused ones have port 0.
     addresses: [RawAddress; ADDRESSES_MAX],
     zero: [u8; 16],
 }
@@ -27,7 +27,7 @@ struct RawHandle {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawAddress {
-    /// An IPv6 address, or an IPv4 address as one.
+    /// An IPv6 address, or an IPv4 address mapped to one.
     ip: [u8; 16],
     port: U16,
 }
@@ -37,7 +37,7 @@ ferrogin_ffi::assert_layout!(RawHandle, size 128, align 1, {
     magic @ 0, version @ 4, secret @ 6, addresses @ 22, zero @ 112,
 });
 
-/// The meaning of a handle.
+/// A valid handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Handle {
     pub secret: Secret,
@@ -46,7 +46,7 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// The bytes, with the first [`ADDRESSES_MAX`] addresses.
+    /// Returns the bytes, with the first [`ADDRESSES_MAX`] addresses.
     pub fn emit(&self) -> [u8; HANDLE_MAXSIZE] {
         let mut addresses = [RawAddress { ip: [0; 16], port: U16::ZERO }; ADDRESSES_MAX];
         for (raw, address) in addresses.iter_mut().zip(&self.addresses) {
@@ -60,7 +60,7 @@ impl Handle {
         zerocopy::transmute!(RawHandle { magic: MAGIC, version, secret, addresses, zero: [0; 16] })
     }
 
-    /// The handle in `bytes`; `None` if this version made no such handle.
+    /// Parses a handle; `None` if this version doesn't make such handles.
     pub fn parse(bytes: &[u8; HANDLE_MAXSIZE]) -> Option<Self> {
         let raw: &RawHandle = zerocopy::transmute_ref!(bytes);
         let used = raw.addresses.iter().take_while(|address| address.port != U16::ZERO);

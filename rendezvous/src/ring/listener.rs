@@ -8,9 +8,9 @@ use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
-/// A listening rank. A ring does not need it after `connect`.
+/// A listening rank. A ring no longer needs it after `connect`.
 pub struct Listener {
-    /// `None` after `connect` took it, or failed: peers that still wait for this rank are refused.
+    /// `None` once `connect` took it, or failed: peers that still wait for this rank are refused.
     pub(super) listening: Mutex<Option<listener::Listener>>,
     /// A ring that failed in `connect`, for neighbours that connect later.
     failed_ring: Mutex<Option<Ring>>,
@@ -21,7 +21,7 @@ impl Listener {
     /// Listens at the addresses that NCCL's variables choose.
     ///
     /// # Errors
-    /// There is no such address, or it has no free port.
+    /// There is no such address, or it has no free port left.
     pub fn open() -> Result<Self, RingError> {
         let addresses = interface::addresses()?;
         let any_port: Vec<_> = addresses.iter().take(ADDRESSES_MAX).map(|ip| SocketAddr::new(*ip, 0)).collect();
@@ -32,12 +32,12 @@ impl Listener {
         Ok(Self { listening: Mutex::new(Some(listener)), failed_ring: Mutex::new(None), handle })
     }
 
-    /// The handle for the other ranks.
+    /// Returns the handle for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
         self.handle
     }
 
-    /// Keeps a failed ring until this listener ends, so that `connect` need not wait for the neighbours.
+    /// Keeps a failed ring until this listener is dropped, so that `connect` needn't wait for the neighbours.
     pub fn keep_failed(&self, ring: Ring) {
         *self.failed_ring.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
     }

@@ -1,4 +1,4 @@
-//! Ranks that end between collective calls.
+//! Ranks that exit between collective calls.
 
 use super::allgather::{Ring, Side};
 use super::error::RingError;
@@ -7,16 +7,16 @@ use crate::frame::{Frame, FrameKind};
 use crate::stream::{End, Stream};
 use std::time::{Duration, Instant};
 
-/// From the end of a rank's streams to its loss: a program that ends right after its last barrier, without closing the communicator,
-/// makes the others fail only if they still work then.
+/// How long after its streams end a rank counts as lost. If a program exits right after its last barrier without closing the
+/// communicator, the others fail only if they're still working by then.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Ring {
-    /// A rank that has ended without closing its communicator, seen here or reported by a neighbour. It is called while no collective call
-    /// runs, again and again, and tells the neighbours.
+    /// Returns a rank that exited without closing its communicator, whether seen here or reported by a neighbour, and tells the
+    /// neighbours. Called repeatedly while no collective call is running.
     pub fn lost(&mut self, now: Instant) -> Option<usize> {
         if self.failed.is_none() {
-            // The last collective call that is complete here.
+            // The last collective call that has completed here.
             let sequence = self.sequence.wrapping_sub(1);
             match self.receive(Step::Barrier, sequence, now) {
                 Err(error) => self.fail(Step::Barrier, self.sequence, &error),
@@ -31,12 +31,12 @@ impl Ring {
         lost.filter(|rank| *rank != self.rank)
     }
 
-    /// True if a rank closed its communicator a while ago, as of the last call of [`lost`](Self::lost).
+    /// Returns true if a rank closed its communicator a while ago, as of the last call to [`lost`](Self::lost).
     pub fn has_closed(&self, rank: usize, now: Instant) -> bool {
         self.closed.get(&rank).is_some_and(|at| now >= *at + GRACE)
     }
 
-    /// A neighbour that closes tells its own neighbours alone.
+    /// Passes on a neighbour's close, which the neighbour itself only tells its own neighbours.
     fn pass_on_closes(&mut self, now: Instant) {
         for side in [Side::Prev, Side::Next] {
             let has_left = matches!(self.stream(side).and_then(|stream| stream.ended()), Some(End::Left));

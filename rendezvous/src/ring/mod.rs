@@ -1,10 +1,10 @@
 //! The ring: the exchange between the ranks of a communicator.
 //!
-//! A [`Listener`] listens on TCP, and writes its addresses and a secret into a handle of 128 bytes, which the plugin gives to NCCL.
-//! [`Ring::connect`] builds the ring from the handles of all ranks: each rank sends to the next rank and receives from the previous one. A
-//! stream carries nothing before both ends have proved that they know the secret ([`proof`](crate::proof)). Every wait has a deadline. A
-//! rank that fails tells both neighbours which rank failed, and they pass the report on, so that all ranks name the same rank without
-//! waiting for their own deadlines. All of it runs in the calling thread.
+//! A [`Listener`] listens on TCP, and writes its addresses and a secret into a 128-byte handle, which the plugin gives to NCCL.
+//! [`Ring::connect`] builds the ring from all ranks' handles: each rank sends to the next rank and receives from the previous one. A
+//! stream carries nothing until both ends have proved that they know the secret ([`proof`](crate::proof)). Every wait has a deadline. A
+//! rank that fails tells both neighbours which rank failed, and they pass that on, so all ranks name the same rank without waiting for
+//! their own deadlines. Everything runs in the calling thread.
 
 mod allgather;
 mod connect;

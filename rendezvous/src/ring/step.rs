@@ -1,4 +1,4 @@
-//! Collective steps of set-up.
+//! The collective steps of set-up.
 
 use zerocopy::TryFromBytes;
 
@@ -16,12 +16,12 @@ pub enum Step {
     ContextReady = 4,
     /// A barrier of the host API.
     Barrier = 5,
-    /// An exchange of a [`Bootstrap`](crate::Bootstrap).
+    /// A [`Bootstrap`](crate::Bootstrap) exchange.
     Bootstrap = 6,
 }
 
 impl Step {
-    /// The name for messages: that of NCCL's call, if there is one.
+    /// Returns the name for messages: NCCL's name for the call, if it has one.
     pub fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -32,7 +32,7 @@ impl Step {
         }
     }
 
-    /// The name of its allgather in a trace.
+    /// Returns the name of its allgather in a trace.
     pub fn trace_name(self) -> &'static str {
         match self {
             Self::Connect => "connect: exchange",
@@ -44,7 +44,7 @@ impl Step {
         }
     }
 
-    /// The step with this code; `None` for an unknown code.
+    /// Returns the step with this code; `None` for an unknown code.
     pub(super) fn from_code(code: u16) -> Option<Self> {
         Self::try_read_from_bytes(&code.to_ne_bytes()).ok()
     }

@@ -24,7 +24,7 @@ fn address(handle: &[u8; 128]) -> SocketAddr {
     Handle::parse(handle).unwrap().addresses[0]
 }
 
-/// Runs `body` as each rank in its own thread. The ranks give up a silent neighbour after a quarter of `timeout`.
+/// Runs `body` as each rank, in its own thread. The ranks give up on a silent neighbour after a quarter of `timeout`.
 fn ranks<T: Send + 'static>(
     n: usize,
     timeout: Duration,
@@ -47,7 +47,7 @@ fn ranks<T: Send + 'static>(
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
-/// The block of rank `rank`: sizes differ, one is empty, one is larger than a socket buffer.
+/// Returns rank `rank`'s block: sizes differ, one is empty, one is larger than a socket buffer.
 fn block(rank: usize) -> Vec<u8> {
     let len = [0, 5, 3_000_000, 17, 100_000][rank % 5];
     (0..len).map(|i| (i * 31 + rank) as u8).collect()
@@ -85,7 +85,7 @@ fn failed_part_is_reported_to_all_ranks_and_ring_stays_usable() {
 fn closed_rank_is_named_by_all_ranks_before_deadline() {
     ranks(5, HANG_LIMIT, |rank, ring| {
         let mut ring = ring.unwrap();
-        // Rank 3 may finish connect before the others: it closes in a later step.
+        // Rank 3 may finish connect before the others, so it closes in a later step.
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
         if rank == 3 {
             return;
@@ -97,7 +97,7 @@ fn closed_rank_is_named_by_all_ranks_before_deadline() {
     });
 }
 
-/// Waits for `count` frames from the neighbours of a ring outside its allgathers. The last allgather may have kept some.
+/// Waits for `count` frames from a ring's neighbours, outside its allgathers. The last allgather may have kept some.
 fn wait_for_frames(ring: &mut Ring, count: usize, matches: impl Fn(&Frame) -> bool) {
     let mut frames: Vec<Frame> = ring.blocks.drain(..).map(|(frame, _)| frame).collect();
     wait_until("frames", || {
@@ -115,7 +115,7 @@ fn send_own_block(ring: &mut Ring, step: Step) {
     ring.next.as_mut().unwrap().send(head, &[]);
 }
 
-/// Rank 2 ends in the call, and rank 3, its next rank, is late. The rank before rank 2 reports it, and no rank blames rank 3.
+/// Rank 2 exits during the call while rank 3, its next rank, is late. Rank 1, before rank 2, reports it, and no rank blames rank 3.
 #[test]
 fn rank_that_ends_is_named_while_its_next_rank_is_late() {
     let reported = Barrier::new(3);
@@ -137,12 +137,12 @@ fn rank_that_ends_is_named_while_its_next_rank_is_late() {
     });
 }
 
-/// Rank 2 hangs after its own block. Rank 1 needs no other one from it, and reports rank 2 in the next call. The report reaches the ranks that
-/// still wait, which name rank 2 at their deadline.
+/// Rank 2 hangs after its own block. Rank 1 needs no other block from it, and reports rank 2 in the next call. The report reaches the
+/// ranks that are still waiting, which name rank 2 at their deadline.
 #[test]
 fn report_of_next_call_names_rank_at_deadline() {
     let (finished, clocks) = (Barrier::new(4), Mutex::new(Vec::<Arc<AtomicBool>>::new()));
-    // No rank notices that rank 2 is silent.
+    // The timeout is so long that no rank notices rank 2's silence.
     ranks(4, 100 * HANG_LIMIT, move |rank, ring| {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
@@ -154,7 +154,7 @@ fn report_of_next_call_names_rank_at_deadline() {
             }
             2 => {
                 send_own_block(&mut ring, step);
-                // From rank 1, and through ranks 0 and 3.
+                // One from rank 1, and one through ranks 0 and 3.
                 wait_for_frames(&mut ring, 2, Frame::is_abort);
                 clocks.lock().unwrap().iter().for_each(|clock| clock.store(true, Ordering::SeqCst));
             }
@@ -168,7 +168,7 @@ fn report_of_next_call_names_rank_at_deadline() {
     });
 }
 
-/// The rank whose deadline passes first names the hanging rank and tells the others.
+/// The rank whose deadline passes first names the hanging rank, and tells the others.
 #[test]
 fn hanging_rank_is_named_at_deadline() {
     let finished = Barrier::new(3);
@@ -188,13 +188,13 @@ fn hanging_rank_is_named_at_deadline() {
     });
 }
 
-/// Rank 2 of five stops after it has sent its own block: every other rank names rank 2, also those that miss blocks of running ranks, which
-/// the stopped rank should have passed on.
+/// Rank 2 of five stops after sending its own block: every other rank names rank 2, even those that lack running ranks' blocks, which the
+/// stopped rank should have passed on.
 #[test]
 #[ignore = "make check"]
 fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
     let together = Barrier::new(5);
-    // The ranks give up a silent neighbour after 10 s.
+    // The ranks give up on a silent neighbour after 10 s.
     ranks(5, Duration::from_secs(40), move |rank, ring| {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
@@ -212,11 +212,11 @@ fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {
     });
 }
 
-/// A rank that waits for a late one says so, and its next rank does not take it for silent.
+/// A rank that waits for a late one says so, and its next rank doesn't take it for silent.
 #[test]
 #[ignore = "make check"]
 fn rank_that_waits_is_not_silent() {
-    // The ranks give up a silent neighbour after 6 s.
+    // The ranks give up on a silent neighbour after 6 s.
     ranks(3, Duration::from_secs(24), move |rank, ring| {
         let mut ring = ring.unwrap();
         ring.allgather(Step::Connect, Some(&[0])).unwrap();
@@ -227,7 +227,7 @@ fn rank_that_waits_is_not_silent() {
     });
 }
 
-/// A rank that connects to one that has failed already gets the report of that rank.
+/// A rank that connects to one that has already failed gets that rank's report.
 #[test]
 fn late_rank_learns_which_rank_failed() {
     let (mut listeners, handles) = listeners(3);
@@ -237,7 +237,7 @@ fn late_rank_learns_which_rank_failed() {
     assert!(matches!(error, RingError::Unreachable { rank: 2, .. }), "{error}");
     assert!(error.to_string().contains(&address(&handles[2]).to_string()), "{error}");
     listeners.clear();
-    // Ends when rank 0 has the report.
+    // Finishes once rank 0 has the report.
     let close = thread::spawn(move || drop(listener_1));
     let error = match Ring::connect(&listener_0, &handles, 0, HANG_LIMIT) {
         Err(error) => error,
@@ -291,7 +291,7 @@ fn missing_rank_is_named_at_deadline() {
     assert!(error.to_string().contains(&at), "{at} in {error}");
 }
 
-/// No host has this address, so nothing answers, or a router says so.
+/// No host has this address, so nothing answers, or a router reports it.
 #[test]
 fn host_that_does_not_answer_is_named_before_deadline() {
     let (listeners, mut handles) = listeners(2);
@@ -302,7 +302,7 @@ fn host_that_does_not_answer_is_named_before_deadline() {
     assert!(error.to_string().contains("192.0.2.1:4660") && error.to_string().contains("firewall"), "{error}");
 }
 
-/// They are there first: half of them send nothing, half send other bytes, and one speaks the protocol without the secret.
+/// The peers are there first: half send nothing, half send other bytes, and one speaks the protocol without the secret.
 #[test]
 fn peers_without_secret_are_refused() {
     let (listeners, handles) = listeners(2);
@@ -341,19 +341,19 @@ fn peers_without_secret_are_refused() {
     drop(sockets);
 }
 
-/// What the other process of [`set_up_completes_despite_silent_connections`] runs.
+/// Runs in the other process of [`set_up_completes_despite_silent_connections`].
 #[test]
 fn untrusted_process() {
     untrusted::hold();
 }
 
-/// The silent connections are there before a rank connects, and until all are done. Then the ports are closed.
+/// The silent connections are there from before a rank connects until all are done. Then the ports are closed.
 #[test]
 fn set_up_completes_despite_silent_connections() {
     let test = "set_up_completes_despite_silent_connections";
     let as_nobody = untrusted::have_second_user(test);
     child::run(test, &[], || {
-        // Each listener keeps 256 connections, and those that it is about to drop.
+        // Each listener keeps 256 connections, plus those that it's about to drop.
         assert!(untrusted::limit_descriptors(1600));
         let (listeners, handles) = listeners(3);
         let addresses: Vec<SocketAddr> = handles.iter().map(address).collect();
@@ -393,7 +393,7 @@ fn handles_in_wrong_order_and_invalid_ones_are_refused() {
     assert!(matches!(error, RingError::BadHandle { rank: 2, .. }), "{error}");
 }
 
-/// The ranks next to a rank that ends or closes its communicator tell the others. One that closes it is not lost.
+/// The neighbours of a rank that exits or closes its communicator tell the others. One that closes it isn't lost.
 #[test]
 fn rank_that_ends_between_calls_is_lost_to_all() {
     for closes in [false, true] {
@@ -412,7 +412,7 @@ fn rank_that_ends_between_calls_is_lost_to_all() {
                 }
                 return;
             }
-            // The clock of a rank passes the grace with each look.
+            // With each look, the rank's clock moves past the grace period.
             let mut now = Instant::now();
             let mut look = |ring: &mut Ring| {
                 now += Duration::from_secs(3);
@@ -427,7 +427,7 @@ fn rank_that_ends_between_calls_is_lost_to_all() {
                     has_closed
                 });
                 assert!(!ring.has_closed(rank, now + Duration::from_secs(9)));
-                // Rank 0 learns it from one of the others.
+                // Rank 0 hears it from one of the others.
                 all.wait();
             } else {
                 let mut lost = None;

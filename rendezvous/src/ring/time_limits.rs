@@ -1,30 +1,30 @@
-//! Time limits of the ring, all from `FERROGIN_TIMEOUT`.
+//! The ring's time limits, all derived from `FERROGIN_TIMEOUT`.
 
 use std::time::Duration;
 
-/// A rank that waits in a call says so that often.
+/// How often a rank that waits in a call says so.
 pub(super) const WAITING_EVERY: Duration = Duration::from_millis(500);
-/// The least time for an answer, because a busy machine may stop a process for a while.
+/// Minimum time to answer, because a busy machine may stall a process for a while.
 const ANSWER_MIN: Duration = Duration::from_secs(2);
 
-/// The time for which a neighbour in the call may be silent: a quarter of FERROGIN_TIMEOUT. Only the neighbours of a rank notice that
-/// it is silent. They report it before the other ranks reach their own deadlines, which would name a wrong rank.
+/// Returns how long a neighbour in the call may be silent: a quarter of FERROGIN_TIMEOUT. Only a rank's neighbours notice its
+/// silence. They report it before the other ranks reach their own deadlines, when they would name the wrong rank.
 pub(super) fn answer_limit(timeout: Duration) -> Duration {
     (timeout / 4).max(ANSWER_MIN)
 }
 
-/// The time after which the neighbours of a silent rank have reported it to all ranks.
+/// Returns how long it takes until a silent rank's neighbours have reported it to all ranks.
 fn report_limit(timeout: Duration) -> Duration {
     WAITING_EVERY + answer_limit(timeout) + WAITING_EVERY
 }
 
-/// The limit of an allgather of `nranks` ranks. With more than two, the previous rank may be late because it waits for another one that is
-/// silent or that missed its own limit. The neighbours of that one report it, also if it fell silent when this rank had waited for the timeout.
+/// Returns the limit of an allgather of `nranks` ranks. With more than two, the previous rank may be late because it waits for another
+/// one that is silent or missed its own limit. That one's neighbours report it, even if it fell silent just before this rank's timeout.
 pub(super) fn allgather_limit(nranks: usize, timeout: Duration) -> Duration {
     if nranks > 2 { timeout + report_limit(timeout) } else { timeout }
 }
 
-/// The time that a peer's host has to answer: half of FERROGIN_TIMEOUT. The peer listens before it has a handle.
+/// Returns how long a peer's host has to answer: half of FERROGIN_TIMEOUT. A peer already listens before it gives out its handle.
 pub(super) fn connect_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(ANSWER_MIN)
 }
@@ -33,7 +33,7 @@ pub(super) fn connect_limit(timeout: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    /// A rank that waits for a neighbour learns first which rank the neighbour waits for.
+    /// Before it gives up on a neighbour, a rank learns which rank that neighbour waits for.
     #[test]
     fn silent_ranks_are_reported_before_other_ranks_reach_their_limits() {
         for timeout in [1, 4, 12, 60, 300].map(Duration::from_secs) {
