@@ -12,7 +12,7 @@ for header in fabric fi_domain fi_endpoint fi_cm fi_eq fi_rma fi_tagged fi_errno
 done >"$work/wrapper.h"
 echo '#include "fi_ext_efa.h"' >>"$work/wrapper.h"
 
-# bindgen evaluates no casts, so the constants that are casts are written out here.
+# bindgen doesn't evaluate casts, so constants that are casts are written out here.
 bindgen "$work/wrapper.h" --rust-edition 2024 --rust-target 1.85 --wrap-unsafe-ops --use-core \
     --no-doc-comments --no-layout-tests --no-prepend-enum-name --default-enum-style moduleconsts \
     --with-derive-default --no-derive-debug \
@@ -23,7 +23,7 @@ bindgen "$work/wrapper.h" --rust-edition 2024 --rust-target 1.85 --wrap-unsafe-o
     -- -I"$source/include" -I"$source/prov/efa/src" >"$work/raw.rs"
 
 # Types as the interface uses them: 64-bit flags (macros of the form 1ULL << n and their sums), int error codes and
-# int mr_mode bits. Constants of unnamed enums move out of their generated modules.
+# int mr_mode bits. Unnamed enums' constants move out of their generated modules.
 flags=$(sed -n 's/^#define[[:space:]]\+\(FI_[A-Z0-9_]*\)[[:space:]]\+(1ULL[[:space:]]*<<.*/\1/p' "$source"/include/rdma/*.h | sort -u)
 for flag in $flags FI_TRANSMIT FI_EVENT FI_ATOMICS; do
     echo "s/^pub const $flag: u32 =/pub const $flag: u64 =/"

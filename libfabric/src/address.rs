@@ -18,7 +18,7 @@ impl FiAddr {
     pub const UNSPEC: Self = Self(bindings::FI_ADDR_UNSPEC);
 }
 
-/// A table of peers, shared by all endpoints that are bound to it.
+/// A table of peers, shared by all endpoints bound to it.
 pub struct AddressVector {
     object: Object<fid_av>,
     insertions: AtomicU64,
@@ -26,7 +26,7 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// `fi_av_open` for about `count` peers (a hint; the table grows), as a table: numbers are given in order of insertion.
+    /// Opens a vector for about `count` peers (a hint; it grows) with `fi_av_open`, as a table: peers are numbered in order of insertion.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -43,7 +43,7 @@ impl AddressVector {
     /// Adds the peer whose endpoint name ([`crate::Endpoint::name`]) is `address`.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the address has no byte, or more bytes than any format; [`Error::Call`] with the provider's error.
+    /// [`Error::Argument`] if the address is empty or longer than any format's; [`Error::Call`] with the provider's error.
     pub fn insert(&self, address: &[u8]) -> Result<FiAddr, Error> {
         const MAX: usize = bindings::FI_NAME_MAX as usize;
         if !(1..=MAX).contains(&address.len()) {
@@ -53,10 +53,10 @@ impl AddressVector {
         self.insert_padded(address, 1)?.pop().unwrap_or(Err(self.refused()))
     }
 
-    /// Adds the peers with these addresses in one call. Each peer has its own result.
+    /// Adds the peers with these addresses in a single call. Each peer has its own result.
     ///
     /// # Errors
-    /// [`Error::Call`] with the provider's error for all of them.
+    /// [`Error::Call`] with the provider's error, if the whole call fails.
     pub fn insert_all<const LEN: usize>(&self, addresses: &[[u8; LEN]]) -> Result<Vec<Result<FiAddr, Error>>, Error> {
         const { assert!(LEN > 0 && LEN <= bindings::FI_NAME_MAX as usize) };
         if addresses.is_empty() {
@@ -70,9 +70,9 @@ impl AddressVector {
         self.domain.library().failure("fi_av_insert", -bindings::FI_EADDRNOTAVAIL)
     }
 
-    /// `fi_av_insert` of `count` addresses one behind the other, none longer than `FI_NAME_MAX`.
+    /// Calls `fi_av_insert` for `count` consecutive addresses, none longer than `FI_NAME_MAX`.
     fn insert_padded(&self, addresses: &[u8], count: usize) -> Result<Vec<Result<FiAddr, Error>>, Error> {
-        // Providers read as many bytes of each address as their format has, and get no length.
+        // Providers aren't told the length: they read as many bytes per address as their format has.
         let mut padded = vec![0u8; count * bindings::FI_NAME_MAX as usize];
         padded[..addresses.len()].copy_from_slice(addresses);
         let insert = entry!(&self.object, ops: fi_ops_av, insert, "fi_av_insert")?;
@@ -88,7 +88,7 @@ impl AddressVector {
         Ok(results)
     }
 
-    /// Peers added so far, whether or not they were removed again. A test sees by this count that set-up added a peer twice.
+    /// Returns how many peers were added so far, including removed ones. Tests use it to notice that set-up added a peer twice.
     pub fn insertions(&self) -> u64 {
         self.insertions.load(Ordering::Relaxed)
     }
@@ -100,12 +100,12 @@ impl AddressVector {
     pub fn remove(&self, peer: FiAddr) -> Result<(), Error> {
         let remove = entry!(&self.object, ops: fi_ops_av, remove, "fi_av_remove")?;
         let mut number = peer.0;
-        // SAFETY: the vector is open; the array has the one number that the call states.
+        // SAFETY: the vector is open; the array has the one number that the call asks for.
         self.object.library().check("fi_av_remove", unsafe { remove(self.as_ptr(), &mut number, 1, 0) })?;
         Ok(())
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_av {
         self.object.as_ptr()
     }

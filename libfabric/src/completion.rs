@@ -12,10 +12,10 @@ use crate::table::Object;
 use crate::wait::Wait;
 use crate::{Domain, Error, Libfabric};
 
-/// Attributes of a completion queue. Entries have the format of [`Completion`]; the queue has no wait object.
+/// Attributes of a completion queue without a wait object, whose entries have the format of [`Completion`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqAttr {
-    /// Entries; 0 leaves the number to the provider.
+    /// Number of entries; 0 leaves it to the provider.
     pub size: usize,
 }
 
@@ -23,15 +23,15 @@ pub struct CqAttr {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// The context that the operation was posted with; null for a completion on behalf of a peer.
+    /// The context that the operation was posted with; null for a completion caused by a peer.
     pub context: *mut c_void,
-    /// The kind of the operation, `FI_SEND`, `FI_RECV`, …
+    /// The kind of operation: `FI_SEND`, `FI_RECV`, …
     pub flags: u64,
     /// Bytes received; undefined for other operations.
     pub len: usize,
-    /// Where the message lies in a multi-receive buffer.
+    /// Where the message is in a multi-receive buffer.
     pub buffer: *mut c_void,
-    /// The peer's immediate data, if flags has `FI_REMOTE_CQ_DATA`.
+    /// The peer's immediate data, if `flags` has `FI_REMOTE_CQ_DATA`.
     pub data: u64,
 }
 
@@ -45,14 +45,14 @@ const _: () = {
 };
 
 impl Completion {
-    /// An empty entry: the initial value of arrays that [`CompletionQueue::read`] fills.
+    /// An empty entry, to initialise arrays that [`CompletionQueue::read`] fills.
     pub const EMPTY: Self = Self { context: ptr::null_mut(), flags: 0, len: 0, buffer: ptr::null_mut(), data: 0 };
 }
 
 /// The result of [`CompletionQueue::read`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// This many entries; 0 when the queue is empty.
+    /// This many entries; 0 if the queue was empty.
     Entries(usize),
     /// The next entry is a failed operation, which [`CompletionQueue::read_error`] returns.
     Failure,
@@ -63,7 +63,7 @@ pub enum Read {
 pub struct CompletionError {
     /// The context that the operation was posted with.
     pub context: *mut c_void,
-    /// The kind of the operation.
+    /// The kind of operation.
     pub flags: u64,
     /// libfabric's error code, positive.
     pub code: i32,
@@ -76,7 +76,7 @@ pub struct CompletionError {
 }
 
 impl CompletionError {
-    /// The same as an error of the call that posted the operation.
+    /// Turns this into an error of `call`, which posted the operation.
     pub fn into_error(self, call: &'static str) -> Error {
         Error::Call { call, code: self.code, text: format!("{} (provider code {})", self.text, self.provider_code) }
     }
@@ -85,7 +85,7 @@ impl CompletionError {
 /// A completion queue.
 pub struct CompletionQueue {
     object: Object<fid_cq>,
-    // Dropped after the queue is closed.
+    // Declared second, so that it's dropped after the queue is closed.
     wait: Wait,
     domain: Arc<Domain>,
 }
@@ -108,7 +108,7 @@ fn open_raw(domain: &Domain, mut attr: fi_cq_attr) -> Result<Object<fid_cq>, Err
 }
 
 impl CompletionQueue {
-    /// `fi_cq_open`.
+    /// Opens a queue with `fi_cq_open`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -117,7 +117,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self { object, wait, domain: Arc::clone(domain) }))
     }
 
-    /// `fi_cq_open` of a queue with a descriptor to wait for, where `provider` has one; entries have the format `format`.
+    /// Opens a queue with `fi_cq_open`, with a descriptor to wait on if `provider` has one; entries have the format `format`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -132,22 +132,22 @@ impl CompletionQueue {
         Ok(Arc::new(Self { object, wait, domain: Arc::clone(domain) }))
     }
 
-    /// The descriptor that becomes readable when there is something to read, if the queue has one.
+    /// Returns the descriptor that becomes readable when there's something to read, if the queue has one.
     pub fn wait_fd(&self) -> Option<RawFd> {
         self.wait.fd()
     }
 
-    /// True when a thread may sleep on the descriptor now; false when there is something to read.
+    /// Returns true if a thread may sleep on the descriptor now; false if there's something to read.
     pub fn may_wait(&self) -> bool {
         self.wait.may_wait(self.domain.fabric(), &self.object)
     }
 
-    /// The domain that the queue was opened on.
+    /// Returns the domain that the queue was opened on.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_cq {
         self.object.as_ptr()
     }
@@ -156,10 +156,10 @@ impl CompletionQueue {
         &self.object
     }
 
-    /// Takes out as many entries as fit, without waiting. Drives the provider's progress.
+    /// Reads as many entries as fit, without waiting. Drives the provider's progress.
     ///
     /// # Errors
-    /// [`Error::Call`] with the provider's error, other than "nothing there" and "a failed operation is next".
+    /// [`Error::Call`] with the provider's error, except for "nothing there" and "a failed operation is next".
     pub fn read(&self, entries: &mut [Completion]) -> Result<Read, Error> {
         let lib = self.domain.library();
         let read = entry!(&self.object, ops: fi_ops_cq, read, "fi_cq_read")?;
@@ -168,7 +168,7 @@ impl CompletionQueue {
         read_result(lib, count)
     }
 
-    /// Takes out the failed operation that [`CompletionQueue::read`] reported; None when there is none.
+    /// Reads the failed operation that [`CompletionQueue::read`] reported; `None` if there is none.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -176,8 +176,8 @@ impl CompletionQueue {
         let lib = self.domain.library();
         let read = entry!(&self.object, ops: fi_ops_cq, readerr, "fi_cq_readerr")?;
         let mut raw = fi_cq_err_entry::default();
-        // SAFETY: the queue is open. The entry has the newest size, and older libraries write less. The entry has no buffer for
-        // provider data.
+        // SAFETY: the queue is open. The entry has the newest size; older libraries write less. It has no buffer for provider
+        // data.
         let count = unsafe { read(self.as_ptr(), &mut raw, 0) };
         match (count, i32::try_from(-count)) {
             (1.., _) => Ok(Some(CompletionError {
@@ -212,7 +212,7 @@ impl CompletionQueue {
     }
 }
 
-/// The result of a read call that returned `count`.
+/// Returns the result of a read call that returned `count`.
 pub(crate) fn read_result(lib: &Libfabric, count: isize) -> Result<Read, Error> {
     match (count, i32::try_from(-count)) {
         (0.., _) => Ok(Read::Entries(count.cast_unsigned())),

@@ -23,7 +23,7 @@ pub enum Location<'a> {
         fd: BorrowedFd<'a>,
         /// Offset in the dma-buf, in bytes.
         offset: u64,
-        /// The CPU's address of the counter; null without one, and then [`Counter::read`] does not work.
+        /// The CPU's address of the counter, or null, in which case [`Counter::read`] doesn't work.
         ptr: *mut u64,
     },
 }
@@ -45,7 +45,7 @@ impl Location<'_> {
     }
 }
 
-/// A completion counter. Endpoints that are bound to it hold an `Arc` of it, so the counter outlives them.
+/// A completion counter. Endpoints bound to it hold an `Arc` of it, so the counter outlives them.
 pub struct Counter {
     object: Object<fid_cntr>,
     _domain: Arc<Domain>,
@@ -60,7 +60,7 @@ fn raw_attr() -> fi_cntr_attr {
 }
 
 impl Counter {
-    /// `fi_cntr_open`: a counter in the provider's memory.
+    /// Opens a counter in the provider's memory, with `fi_cntr_open`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -74,13 +74,13 @@ impl Counter {
         Ok(Arc::new(Self { object, _domain: Arc::clone(domain) }))
     }
 
-    /// `cntr_open_ext` of the EFA operations: a counter in the caller's memory, and, with `error`, a counter for errors beside it.
+    /// Opens a counter in the caller's memory and, with `error`, an error counter too, with `cntr_open_ext` of the EFA operations.
     ///
     /// # Errors
-    /// [`Error::TooOld`] when the provider's table lacks the entry; [`Error::Call`] with the provider's error.
+    /// [`Error::TooOld`] if the provider's table lacks the entry; [`Error::Call`] with the provider's error.
     ///
     /// # Safety
-    /// The memory is 8-byte aligned and stays valid, and only the card writes it, until the counter is dropped.
+    /// The memory is 8-byte aligned. Until the counter is dropped, it stays valid and only the card writes it.
     pub unsafe fn open_ext(gda: &GdaOps, value: Location<'_>, error: Option<Location<'_>>) -> Result<Arc<Self>, Error> {
         let domain = gda.domain();
         let open = gda.cntr_open_ext()?;
@@ -101,27 +101,27 @@ impl Counter {
         Ok(Arc::new(Self { object, _domain: Arc::clone(domain) }))
     }
 
-    /// The number of completions, through the provider.
+    /// Reads the number of completions through the provider.
     ///
     /// # Errors
-    /// [`Error::Call`] when the provider does not implement the call.
+    /// [`Error::Call`] if the provider doesn't implement the call.
     pub fn read(&self) -> Result<u64, Error> {
         let read = entry!(&self.object, ops: fi_ops_cntr, read, "fi_cntr_read")?;
         // SAFETY: the counter is open.
         Ok(unsafe { read(self.as_ptr()) })
     }
 
-    /// The number of failed operations, through the provider.
+    /// Reads the number of failed operations through the provider.
     ///
     /// # Errors
-    /// [`Error::Call`] when the provider does not implement the call.
+    /// [`Error::Call`] if the provider doesn't implement the call.
     pub fn read_error(&self) -> Result<u64, Error> {
         let read = entry!(&self.object, ops: fi_ops_cntr, readerr, "fi_cntr_readerr")?;
         // SAFETY: the counter is open.
         Ok(unsafe { read(self.as_ptr()) })
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_cntr {
         self.object.as_ptr()
     }

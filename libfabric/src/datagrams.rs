@@ -1,4 +1,4 @@
-//! The choice among a provider's endpoints for messages: its own reliable datagrams, or those layered over it.
+//! Choosing among a provider's endpoints for messages: its own reliable datagrams, or those layered over it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::bindings;
 use crate::{Error, Hints, Info, Libfabric};
 
-/// Reliable datagrams of `provider` with the capabilities `caps`, at the local address `source`, which may name a port (`192.0.2.1:7000`).
+/// Finds reliable datagrams of `provider` with capabilities `caps`, at the local address `source`: `192.0.2.1` or `192.0.2.1:7000`.
 ///
-/// The provider's own are preferred to those of rxm over it: when a peer dies, rxm never completes some of the sends to that peer. The
-/// hints do not offer `FI_MR_LOCAL`: buffers are not registered.
+/// Prefers the provider's own over those of rxm on top of it: when a peer dies, rxm never completes some of the sends to that peer. The
+/// hints don't offer `FI_MR_LOCAL`, since buffers aren't registered.
 ///
 /// # Errors
-/// [`Error::NoMatch`] when the provider has no such endpoints; [`Error::Call`] with libfabric's error otherwise.
+/// [`Error::NoMatch`] if the provider has no such endpoints; otherwise, [`Error::Call`] with libfabric's error.
 pub fn find_datagrams(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, caps: u64) -> Result<Info, Error> {
     let ask = |provider: &str| {
         let hints = Hints::new(provider)

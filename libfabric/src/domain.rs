@@ -17,7 +17,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// `fi_fabric` for the info's fabric.
+    /// Opens the info's fabric with `fi_fabric`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -29,7 +29,7 @@ impl Fabric {
         Ok(Arc::new(Self { object }))
     }
 
-    /// The library of the fabric.
+    /// Returns the fabric's library.
     pub fn library(&self) -> &Arc<Libfabric> {
         self.object.library()
     }
@@ -38,7 +38,7 @@ impl Fabric {
         &self.object
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_fabric {
         self.object.as_ptr()
     }
@@ -56,10 +56,10 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// `fi_domain` for the info's domain.
+    /// Opens the info's domain with `fi_domain`.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the info's threading level is not `FI_THREAD_SAFE`; [`Error::Call`] with the provider's error.
+    /// [`Error::Argument`] if the info's threading level isn't `FI_THREAD_SAFE`; [`Error::Call`] with the provider's error.
     pub fn open(fabric: &Arc<Fabric>, info: &Info) -> Result<Arc<Self>, Error> {
         if info.threading() != fi_threading::FI_THREAD_SAFE {
             return Err(Error::Argument {
@@ -78,22 +78,22 @@ impl Domain {
         Ok(Arc::new(Self { object, mr_mode: info.mr_mode(), fabric: Arc::clone(fabric) }))
     }
 
-    /// The fabric that the domain was opened on.
+    /// Returns the fabric that the domain was opened on.
     pub fn fabric(&self) -> &Arc<Fabric> {
         &self.fabric
     }
 
-    /// The library of the domain.
+    /// Returns the domain's library.
     pub fn library(&self) -> &Arc<Libfabric> {
         self.fabric.library()
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_domain {
         self.object.as_ptr()
     }
 
-    /// The memory registration modes that the provider demands, `FI_MR_*`.
+    /// Returns the memory registration modes that the provider requires: `FI_MR_*`.
     pub fn mr_mode(&self) -> i32 {
         self.mr_mode
     }
@@ -102,7 +102,7 @@ impl Domain {
         self.object.open_ops(name)
     }
 
-    /// The function by which a waiting thread makes the domain's card progress; `None` for providers that need no such call.
+    /// Returns the function that a waiting thread calls to make the domain's card progress; `None` if the provider doesn't need one.
     pub fn progress(&self) -> Option<Progress> {
         let table: *const ProgressOps = self.open_ops(progress::OPS)?.cast();
         // SAFETY: a provider's table of this name is constant data and has this one entry.
@@ -110,7 +110,7 @@ impl Domain {
         Some(Progress { function, arg: self.as_ptr().cast() })
     }
 
-    /// What the domain's card has counted; `None` for providers without the table.
+    /// Returns what the domain's card has counted; `None` for providers without the table.
     pub fn statistics(&self) -> Option<Statistics> {
         let table: *const StatisticsOps = self.open_ops(statistics::OPS)?.cast();
         // SAFETY: a provider's table of this name is constant data and has this one entry.

@@ -9,9 +9,9 @@ use crate::entry;
 use crate::table::Object;
 use crate::{AddressVector, CompletionQueue, Counter, Domain, Error, EventQueue, Info};
 
-/// An endpoint and the objects that are bound to it.
+/// An endpoint and the objects bound to it.
 pub struct Endpoint {
-    // Dropped, and so closed, first.
+    // Declared first, so that it's dropped, and closed, first.
     object: Object<fid_ep>,
     /// The bound objects.
     bound: Vec<Arc<dyn Any + Send + Sync>>,
@@ -19,7 +19,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// `fi_endpoint` as the info describes it. The endpoint is usable once it is bound and enabled.
+    /// Opens the endpoint that the info describes, with `fi_endpoint`. It's usable once it's bound and enabled.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -33,7 +33,7 @@ impl Endpoint {
     }
 
     fn bind(&mut self, other: *mut fid, flags: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<(), Error> {
-        // Kept even if the provider refuses, because it may have taken a reference before it refused.
+        // Kept even if the provider refuses, because it may have taken a reference before that.
         self.bound.push(keep);
         let bind = entry!(&self.object, fi_ops, bind, "fi_bind")?;
         // SAFETY: the endpoint is open. `bound` keeps `other` open, and is dropped after the endpoint is closed.
@@ -41,7 +41,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Binds the address vector that gives peers their numbers.
+    /// Binds the address vector that numbers the peers.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -57,7 +57,7 @@ impl Endpoint {
         self.bind(cq.as_ptr().cast(), flags, Arc::clone(cq) as _)
     }
 
-    /// Binds a counter for operations of the kinds in `flags`: `FI_WRITE`, `FI_READ`, `FI_SEND`, `FI_RECV`,
+    /// Binds a counter for the kinds of operations in `flags`: `FI_WRITE`, `FI_READ`, `FI_SEND`, `FI_RECV`,
     /// `FI_REMOTE_WRITE`, `FI_REMOTE_READ`.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Endpoint {
         self.bind(counter.as_ptr().cast(), flags, Arc::clone(counter) as _)
     }
 
-    /// Binds the queue that takes the endpoint's own failures.
+    /// Binds the event queue for the endpoint's own failures.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -74,7 +74,7 @@ impl Endpoint {
         self.bind(eq.as_ptr().cast(), 0, Arc::clone(eq) as _)
     }
 
-    /// `fi_setopt` of the endpoint level with a boolean value, before [`enable`](Self::enable).
+    /// Sets an endpoint-level option to a boolean with `fi_setopt`, before [`enable`](Self::enable).
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error; the code is `ENOPROTOOPT` for an option that the provider lacks.
@@ -82,7 +82,7 @@ impl Endpoint {
         self.set(option as std::ffi::c_int, value)
     }
 
-    /// [`set_option`](Self::set_option) with a number.
+    /// Like [`set_option`](Self::set_option), with a number.
     ///
     /// # Errors
     /// Those of [`set_option`](Self::set_option).
@@ -94,13 +94,13 @@ impl Endpoint {
         let set = entry!(&self.object, ops: fi_ops_ep, setopt, "fi_setopt")?;
         let level = bindings::FI_OPT_ENDPOINT as std::ffi::c_int;
         let value = ptr::from_ref(&value);
-        // SAFETY: the endpoint is open; `value` is a C bool or size_t, which have the layouts of Rust's, and outlives the call.
+        // SAFETY: the endpoint is open; `value` is a C bool or size_t, laid out as in Rust, and outlives the call.
         let code = unsafe { set(self.object.fid(), level, option, value.cast(), size_of::<T>()) };
         self.object.library().check("fi_setopt", code)?;
         Ok(())
     }
 
-    /// `fi_enable`. From then on the endpoint sends and receives, and has a name.
+    /// Enables the endpoint with `fi_enable`. From then on, it sends and receives, and has a name.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -112,7 +112,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The address by which peers reach this endpoint, in the info's address format: at most `FI_NAME_MAX` bytes.
+    /// Returns the address at which peers reach this endpoint, in the info's address format: at most `FI_NAME_MAX` bytes.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -127,17 +127,17 @@ impl Endpoint {
         Ok(name)
     }
 
-    /// The domain that the endpoint was opened on.
+    /// Returns the domain that the endpoint was opened on.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
 
-    /// The open object, for [`entry!`].
+    /// Returns the open object, for [`entry!`].
     pub fn object(&self) -> &Object<fid_ep> {
         &self.object
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_ep {
         self.object.as_ptr()
     }

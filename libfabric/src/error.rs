@@ -1,14 +1,14 @@
-//! Errors of libfabric and of the search for it.
+//! Errors from libfabric, and from finding it.
 
 use std::path::PathBuf;
 
 use crate::{Version, bindings};
 
-/// A failure of libfabric, or of the search for it.
+/// A failure of libfabric, or to find it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The shared library, or one that it needs, was not found.
+    /// The shared library, or one that it needs, wasn't found.
     #[error(
         "libfabric cannot be loaded ({reason}); install it (Debian: apt-get install libfabric1) or point \
          FERROGIN_LIBFABRIC to libfabric.so.1"
@@ -19,7 +19,7 @@ pub enum Error {
         /// The dynamic linker's answer.
         reason: String,
     },
-    /// The shared library is there but does not load: it is none, or the process has too little memory or too few descriptors.
+    /// The shared library exists but doesn't load: it isn't a shared library, or the process is short of memory or descriptors.
     #[error(
         "libfabric cannot be loaded ({reason}); check FERROGIN_LIBFABRIC, and the limits of memory and of open files (`ulimit -v`, \
          `ulimit -n`)"
@@ -30,12 +30,12 @@ pub enum Error {
         /// The dynamic linker's answer.
         reason: String,
     },
-    /// The shared library was loaded but is not a libfabric.
+    /// The shared library was loaded, but isn't a libfabric.
     #[error("{} has no symbol {symbol}: it is not a libfabric; check FERROGIN_LIBFABRIC", path.display())]
     SymbolMissing {
-        /// The library that was loaded.
+        /// The loaded library.
         path: PathBuf,
-        /// The first symbol that it lacks.
+        /// The first missing symbol.
         symbol: &'static str,
     },
     /// The loaded libfabric, or the provider in it, lacks something that newer releases have.
@@ -47,7 +47,7 @@ pub enum Error {
         feature: &'static str,
         /// The first release that has it.
         needed: Version,
-        /// The release that is loaded.
+        /// The loaded release.
         found: Version,
     },
     /// The caller named a provider directory after libfabric had read FI_PROVIDER_PATH.
@@ -60,7 +60,7 @@ pub enum Error {
         /// The directory.
         dir: PathBuf,
     },
-    /// This process's libfabric has no such provider although the caller named its directory.
+    /// This process's libfabric has no such provider, although the caller named its directory.
     #[error(
         "libfabric knows no provider {provider} although FI_PROVIDER_PATH was set to find it in {dir}; either no \
          lib*-fi.so that provides it is there, or something in this process initialised libfabric first; in that \
@@ -80,13 +80,13 @@ pub enum Error {
         version: Version,
         /// The hints, in words.
         hints: String,
-        /// Names of all providers that are registered.
+        /// The names of all registered providers.
         known: String,
     },
-    /// An argument cannot be passed to libfabric.
+    /// An argument can't be passed to libfabric.
     #[error("{what}")]
     Argument {
-        /// The invalid argument, and the reason.
+        /// The invalid argument, and why it's invalid.
         what: String,
     },
     /// A call into libfabric or a provider failed.
@@ -102,7 +102,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The positive libfabric error code, where a call failed.
+    /// Returns the positive libfabric error code, if a call failed.
     pub fn code(&self) -> Option<i32> {
         match self {
             Self::Call { code, .. } => Some(*code),
@@ -111,7 +111,7 @@ impl Error {
     }
 }
 
-/// The fix of a code that has one.
+/// Returns the fix for a code that has one.
 fn fix(code: i32) -> &'static str {
     match code {
         bindings::FI_EMFILE => "; this process has too many open files: raise `ulimit -n`",

@@ -8,15 +8,15 @@ use crate::entry;
 use crate::table::Object;
 use crate::{Error, Fabric};
 
-/// A queue of an endpoint's own failures, which belong to no operation. The provider `efa` ends the process by `abort` at such a failure
-/// (its card is gone, for example) if the endpoint has no event queue.
+/// A queue of an endpoint's own failures, which belong to no operation. On such a failure (for example, its card is gone), the `efa`
+/// provider aborts the process if the endpoint has no event queue.
 pub struct EventQueue {
     object: Object<fid_eq>,
     _fabric: Arc<Fabric>,
 }
 
 impl EventQueue {
-    /// `fi_eq_open`, without a wait object.
+    /// Opens a queue without a wait object, with `fi_eq_open`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -30,7 +30,7 @@ impl EventQueue {
         Ok(Arc::new(Self { object, _fabric: Arc::clone(fabric) }))
     }
 
-    /// Takes out a failure of the endpoint, if there is one.
+    /// Takes the endpoint's next failure from the queue, if there is one.
     ///
     /// # Errors
     /// [`Error::Call`] with the failure.
@@ -46,7 +46,7 @@ impl EventQueue {
         Err(Error::Call { call: "an operation of the endpoint itself", code: failure.err, text })
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_eq {
         self.object.as_ptr()
     }

@@ -1,8 +1,8 @@
 //! The EFA provider's operations for queues that a device drives itself ("efa gda ops").
 //!
 //! Layouts are those of `fi_ext_efa.h` (libfabric 2.6); a test compares them with `tests/vectors/efa_layout.json`. The table has no
-//! size field. The libfabric release tells its entries: five since 2.3, `cntr_open_ext` since 2.6. A provider that is not part of a
-//! libfabric release, such as `softefa`, names its entries through its feature query.
+//! size field, so the libfabric release determines its entries: five since 2.3, `cntr_open_ext` since 2.6. A provider that isn't part
+//! of a libfabric release, such as `softefa`, declares its entries through its feature query.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::bindings::{self, fi_efa_feature_ops, fi_efa_ops_gda};
 use crate::{Domain, Error, Version};
 
-/// The feature by which a provider states that its table has `cntr_open_ext`, whatever the libfabric release.
+/// The feature with which a provider declares that its table has `cntr_open_ext`, whatever the libfabric release.
 pub const FEATURE_CNTR_OPEN_EXT: &CStr = c"softefa_gda_cntr_open_ext";
 
 const GDA_OPS: &CStr = name(bindings::FI_EFA_GDA_OPS);
@@ -36,7 +36,7 @@ pub(crate) type CntrOpenExt = unsafe extern "C" fn(
     *mut bindings::fi_efa_comp_cntr_init_attr,
 ) -> std::ffi::c_int;
 
-/// The operations of one domain.
+/// A domain's operations.
 #[derive(Clone)]
 pub struct GdaOps {
     table: *const fi_efa_ops_gda,
@@ -44,7 +44,7 @@ pub struct GdaOps {
     domain: Arc<Domain>,
 }
 
-// SAFETY: the table is constant data of the provider, alive as long as the domain. The provider serialises access to the domain's
+// SAFETY: the table is the provider's constant data, alive as long as the domain. The provider serialises access to the domain's
 // objects (FI_THREAD_SAFE).
 unsafe impl Send for GdaOps {}
 // SAFETY: the table is constant, and the provider serialises access from several threads.
@@ -86,12 +86,12 @@ impl GdaOps {
         self.domain.library()
     }
 
-    /// The domain of the operations.
+    /// Returns the operations' domain.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
 
-    /// True when counters can be placed in the caller's memory ([`crate::Counter::open_ext`]).
+    /// Returns true if counters can be placed in the caller's memory ([`crate::Counter::open_ext`]).
     pub fn has_cntr_open_ext(&self) -> bool {
         self.has_cntr_open_ext
     }
@@ -109,22 +109,22 @@ impl GdaOps {
 }
 
 impl Domain {
-    /// The EFA operations for queues that a device drives itself.
+    /// Returns the EFA operations for queues that a device drives itself.
     ///
     /// # Errors
-    /// [`Error::TooOld`] or [`Error::Call`] when the provider lacks them.
+    /// [`Error::TooOld`] or [`Error::Call`] if the provider lacks them.
     pub fn gda(self: &Arc<Self>) -> Result<GdaOps, Error> {
         GdaOps::open(self)
     }
 }
 
-/// Calls the provider's feature query, which is an operation of its fabric (libfabric's `efa`) or of its domain.
+/// Calls the provider's feature query, an operation of its fabric (libfabric's `efa`) or of its domain.
 fn has_feature(domain: &Domain, feature: &CStr) -> bool {
     let Some(table) = domain.fabric().open_ops(FEATURE_OPS).or_else(|| domain.open_ops(FEATURE_OPS)) else {
         return false;
     };
     let table: *const fi_efa_feature_ops = table.cast();
-    // SAFETY: a provider's table of this name is constant data and has had this entry from the first release on.
+    // SAFETY: a provider's table of this name is constant data, and has had this entry since its first release.
     let Some(query) = (unsafe { (*table).query }) else {
         return false;
     };

@@ -1,10 +1,10 @@
-//! What a device that drives queues itself needs to know of them: rings, targets and keys.
+//! What a device that drives queues itself needs to know about them: rings, targets and keys.
 
 use crate::bindings::{self, fi_efa_cq_attr, fi_efa_wq_attr};
 use crate::gda::function;
 use crate::{CompletionQueue, Endpoint, Error, FiAddr, GdaOps, MemoryRegion};
 
-/// The three numbers by which a work request names a peer's endpoint.
+/// The three numbers with which a work request names a peer's endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Address handle number, local to the card.
@@ -15,7 +15,7 @@ pub struct Target {
     pub qkey: u32,
 }
 
-/// The ring and doorbell of one work queue.
+/// A work queue's ring and doorbell.
 #[derive(Clone, Copy, Debug)]
 pub struct WqMemory {
     /// First entry.
@@ -26,13 +26,13 @@ pub struct WqMemory {
     pub num_entries: u32,
     /// The register that takes the producer count.
     pub doorbell: *mut u32,
-    /// Entries that may be written and not yet rung; 0 when there is no bound.
+    /// Entries that may be written before the doorbell is rung; 0 if there's no limit.
     pub max_batch: u32,
-    /// `FI_EFA_WQ_CAPS_*`; 0 from releases that do not report them.
+    /// `FI_EFA_WQ_CAPS_*`; 0 from releases that don't report them.
     pub caps: u16,
 }
 
-/// The ring of one completion queue.
+/// A completion queue's ring.
 #[derive(Clone, Copy, Debug)]
 pub struct CqMemory {
     /// First entry.
@@ -44,7 +44,7 @@ pub struct CqMemory {
 }
 
 impl GdaOps {
-    /// The numbers by which work requests of `endpoint` name the peer.
+    /// Returns the numbers with which `endpoint`'s work requests name the peer.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -57,7 +57,7 @@ impl GdaOps {
         Ok(target)
     }
 
-    /// The send queue and the receive queue of an enabled endpoint.
+    /// Returns the send queue and the receive queue of an enabled endpoint.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -78,7 +78,7 @@ impl GdaOps {
         Ok((memory(&sq), memory(&rq)))
     }
 
-    /// The ring of a completion queue.
+    /// Returns a completion queue's ring.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -91,15 +91,15 @@ impl GdaOps {
         Ok(CqMemory { buffer: raw.buffer, entry_size: raw.entry_size, num_entries: raw.num_entries })
     }
 
-    /// The key by which local work requests name the region.
+    /// Returns the key with which local work requests name the region.
     ///
     /// # Errors
-    /// [`Error::Call`] when the provider has no key for the region.
+    /// [`Error::Call`] if the provider has no key for the region.
     pub fn lkey(&self, region: &MemoryRegion) -> Result<u32, Error> {
         let get = function!(self, get_mr_lkey)?;
         // SAFETY: the region is open.
         let key = unsafe { get(region.as_ptr()) };
-        // FI_KEY_NOTAVAIL does not fit into 32 bits either.
+        // FI_KEY_NOTAVAIL doesn't fit in 32 bits either.
         u32::try_from(key).map_err(|_| self.lib().failure("get_mr_lkey", bindings::FI_ENODATA))
     }
 }

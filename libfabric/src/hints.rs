@@ -1,4 +1,4 @@
-//! The hints of `fi_getinfo`.
+//! Hints for `fi_getinfo`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use crate::info::write_part;
 use crate::library::c_string;
 use crate::{Error, Info, Libfabric};
 
-/// The `mr_mode` bits of the current interface that callers usually support: local memory registered, virtual addresses,
-/// backed by pages, keys chosen by the provider, registered before bound.
+/// The current interface's `mr_mode` bits that callers usually support: local memory is registered, by virtual address, backed
+/// by pages, with keys that the provider chooses, and before it is bound.
 pub const MR_MODE_ALL: i32 = bindings::FI_MR_LOCAL
     | bindings::FI_MR_RAW
     | bindings::FI_MR_VIRT_ADDR
@@ -20,7 +20,7 @@ pub const MR_MODE_ALL: i32 = bindings::FI_MR_LOCAL
     | bindings::FI_MR_ENDPOINT
     | bindings::FI_MR_HMEM;
 
-/// Hints for [`Libfabric::getinfo`]: a builder. A field that is not set leaves the choice to the provider.
+/// A builder of hints for [`Libfabric::getinfo`]. A field that isn't set leaves the choice to the provider.
 ///
 /// ```
 /// use ferrogin_libfabric::{Hints, bindings};
@@ -53,12 +53,12 @@ macro_rules! setters {
 }
 
 impl Hints {
-    /// Hints for one provider (`efa`, `softefa`, `tcp`, `tcp;ofi_rxm`): reliable datagram endpoints, thread-safe objects.
+    /// Creates hints for one provider (`efa`, `softefa`, `tcp`, `tcp;ofi_rxm`): reliable datagram endpoints, thread-safe objects.
     pub fn new(provider: &str) -> Self {
         Self { provider: Some(provider.to_owned()), ..Self::any() }
     }
 
-    /// Hints for any provider.
+    /// Creates hints for any provider.
     pub fn any() -> Self {
         Self {
             provider: None,
@@ -80,65 +80,65 @@ impl Hints {
     }
 
     setters! {
-        /// Capabilities, `FI_MSG`, `FI_RMA`, …
+        /// Sets the capabilities: `FI_MSG`, `FI_RMA`, …
         caps: u64,
-        /// Mode bits that the caller supports, `FI_CONTEXT2`, …
+        /// Sets the mode bits that the caller supports: `FI_CONTEXT2`, …
         mode: u64,
-        /// Address format, `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
+        /// Sets the address format: `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
         addr_format: u32,
-        /// Memory registration modes that the caller supports, `FI_MR_*`.
+        /// Sets the memory registration modes that the caller supports: `FI_MR_*`.
         mr_mode: i32,
-        /// Bytes that an operation carries inline at least; the provider may give more.
+        /// Sets how many bytes an operation must be able to carry inline; the provider may offer more.
         inject_size: usize,
-        /// Entries of the send queue.
+        /// Sets the number of entries in the send queue.
         tx_size: usize,
-        /// Entries of the receive queue.
+        /// Sets the number of entries in the receive queue.
         rx_size: usize,
-        /// Traffic class, `FI_TC_*`.
+        /// Sets the traffic class: `FI_TC_*`.
         tclass: u32,
-        /// Threading level, `fi_threading::FI_THREAD_*`. The owned handles demand the default, `FI_THREAD_SAFE`.
+        /// Sets the threading level: `fi_threading::FI_THREAD_*`. The owned handles require the default, `FI_THREAD_SAFE`.
         threading: u32,
-        /// Flags of fi_getinfo itself, `FI_SOURCE`, …
+        /// Sets the flags of fi_getinfo itself: `FI_SOURCE`, …
         flags: u64,
     }
 
-    /// The fabric, as the provider names it (`efa-direct`).
+    /// Sets the fabric, by the provider's name for it (`efa-direct`).
     #[must_use]
     pub fn fabric(mut self, name: &str) -> Self {
         self.fabric = Some(name.to_owned());
         self
     }
 
-    /// The domain, as the provider names it.
+    /// Sets the domain, by the provider's name for it.
     #[must_use]
     pub fn domain(mut self, name: &str) -> Self {
         self.domain = Some(name.to_owned());
         self
     }
 
-    /// The node (host name or address) that fi_getinfo resolves: a peer, or the local host with `FI_SOURCE`.
+    /// Sets the node (host name or address) that fi_getinfo resolves: a peer or, with `FI_SOURCE`, the local host.
     #[must_use]
     pub fn node(mut self, node: &str) -> Self {
         self.node = Some(node.to_owned());
         self
     }
 
-    /// The service (port) that goes with the node.
+    /// Sets the service (port) that goes with the node.
     #[must_use]
     pub fn service(mut self, service: &str) -> Self {
         self.service = Some(service.to_owned());
         self
     }
 
-    /// The local address to use: node with `FI_SOURCE`.
+    /// Sets the local address to use: the node, with `FI_SOURCE`.
     #[must_use]
     pub fn source(self, node: &str) -> Self {
         let flags = self.flags | bindings::FI_SOURCE;
         self.node(node).flags(flags)
     }
 
-    /// The hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only fields that every
-    /// supported release has are written.
+    /// Returns the hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only writes
+    /// fields that every supported release has.
     pub(crate) fn to_info(&self, lib: &Arc<Libfabric>) -> Result<Info, Error> {
         let mut info = Info::empty(lib)?;
         let raw = info.raw_mut();

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::bindings::{self, fi_bus_type, fi_info, fi_threading};
 use crate::{Error, Libfabric, Version};
 
-/// An `fi_info` and its parts, which the library that it came from allocates and frees.
+/// An `fi_info` and its parts, allocated and freed by the library that it came from.
 ///
-/// The parts (`tx_attr`, …) have the size that they have in that library's release. Fields that newer headers added at their ends may
-/// be missing, so no reference to a whole part is ever made.
+/// The parts (`tx_attr`, …) have the sizes of that library's release. Fields that newer headers added at the end may be missing, so
+/// this crate never creates a reference to a whole part.
 pub struct Info {
     raw: NonNull<fi_info>,
     lib: Arc<Libfabric>,
@@ -41,7 +41,7 @@ impl fmt::Display for PciAddress {
     }
 }
 
-/// `part!(info, path.to.field)`: where a field of an info's part lies; `None` without the part.
+/// `part!(info, path.to.field)`: a pointer to a field of one of the info's parts; `None` without the part.
 macro_rules! part {
     ($info:expr, $part:ident.$field:ident) => {{
         let info: &$crate::Info = $info;
@@ -58,21 +58,21 @@ macro_rules! part {
     }};
 }
 
-/// `read!(info, path.to.field)`: a field of an info's part; `None` without the part.
+/// `read!(info, path.to.field)`: the value of a field of one of the info's parts; `None` without the part.
 macro_rules! read {
     ($info:expr, $($path:ident).+) => {
-        // SAFETY: the field of a live part, which only `&mut Info` changes.
+        // SAFETY: a field of a live part, which only changes through `&mut Info`.
         part!($info, $($path).+).map(|field| unsafe { field.read() })
     };
 }
 
-/// `write_part!(info, part.field, value)`: sets a field of an info's part, if there is the part.
+/// `write_part!(info, part.field, value)`: sets a field of one of the info's parts, if the part exists.
 macro_rules! write_part {
     ($info:expr, $($path:ident).+, $value:expr) => {{
         let value = $value;
         let info: &mut $crate::Info = $info;
         if let Some(field) = $crate::info::part!(info, $($path).+) {
-            // SAFETY: the field of a live part, which `&mut Info` changes alone.
+            // SAFETY: a field of a live part, to which `&mut Info` gives exclusive access.
             unsafe { field.write(value) };
         }
     }};
@@ -106,17 +106,17 @@ impl Info {
         Ok(Self { raw, lib: Arc::clone(lib) })
     }
 
-    /// The library that the info belongs to.
+    /// Returns the library that the info belongs to.
     pub fn library(&self) -> &Arc<Libfabric> {
         &self.lib
     }
 
-    /// The pointer for calls that take an `fi_info` and neither change nor keep it.
+    /// Returns the pointer, for calls that neither change nor keep the `fi_info`.
     pub fn as_ptr(&self) -> *mut fi_info {
         self.raw.as_ptr()
     }
 
-    /// The top struct, which has had the same size since 1.5.
+    /// Returns the top-level struct, whose size hasn't changed since 1.5.
     pub fn raw(&self) -> &fi_info {
         // SAFETY: this object owns the info, which is live, and changes it only through `&mut self`.
         unsafe { self.raw.as_ref() }
@@ -127,7 +127,7 @@ impl Info {
         unsafe { self.raw.as_mut() }
     }
 
-    /// Sets the names that are given. They are copies by strdup, because fi_freeinfo frees them with free().
+    /// Sets the given names. They're copied with strdup, because fi_freeinfo frees them with free().
     pub(crate) fn set_names(
         &mut self,
         provider: Option<CString>,
@@ -152,27 +152,27 @@ impl Info {
         if copy.is_null() { Err(self.lib.failure("strdup", -bindings::FI_ENOMEM)) } else { Ok(copy) }
     }
 
-    /// The provider's name (`efa`, `tcp;ofi_rxm`).
+    /// Returns the provider's name (`efa`, `tcp;ofi_rxm`).
     pub fn provider(&self) -> String {
         text(read!(self, fabric_attr.prov_name))
     }
 
-    /// The provider's own version.
+    /// Returns the provider's own version.
     pub fn provider_version(&self) -> Version {
         Version::from_raw(read!(self, fabric_attr.prov_version).unwrap_or_default())
     }
 
-    /// The fabric's name (`efa-direct`).
+    /// Returns the fabric's name (`efa-direct`).
     pub fn fabric_name(&self) -> String {
         text(read!(self, fabric_attr.name))
     }
 
-    /// The domain's name (`rdmap0s6-rdm`).
+    /// Returns the domain's name (`rdmap0s6-rdm`).
     pub fn domain_name(&self) -> String {
         text(read!(self, domain_attr.name))
     }
 
-    /// The local address, in the format of [`Info::addr_format`]; empty when the provider gives none.
+    /// Returns the local address, in the format of [`Info::addr_format`]; empty if the provider gives none.
     pub fn src_addr(&self) -> Vec<u8> {
         let raw = self.raw();
         if raw.src_addr.is_null() {
@@ -182,37 +182,37 @@ impl Info {
         unsafe { std::slice::from_raw_parts(raw.src_addr.cast::<u8>(), raw.src_addrlen) }.to_vec()
     }
 
-    /// The address format, `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
+    /// Returns the address format: `FI_ADDR_EFA`, `FI_SOCKADDR_IN`, …
     pub fn addr_format(&self) -> u32 {
         self.raw().addr_format
     }
 
-    /// Capabilities, `FI_MSG`, `FI_RMA`, …
+    /// Returns the capabilities: `FI_MSG`, `FI_RMA`, …
     pub fn caps(&self) -> u64 {
         self.raw().caps
     }
 
-    /// Mode bits that the application must support.
+    /// Returns the mode bits that the application must support.
     pub fn mode(&self) -> u64 {
         self.raw().mode
     }
 
-    /// Mode bits of receives that the application must support.
+    /// Returns the mode bits for receives that the application must support.
     pub fn rx_mode(&self) -> u64 {
         read!(self, rx_attr.mode).unwrap_or_default()
     }
 
-    /// Memory registration modes that the application must support.
+    /// Returns the memory registration modes that the application must support.
     pub fn mr_mode(&self) -> i32 {
         read!(self, domain_attr.mr_mode).unwrap_or_default()
     }
 
-    /// Bytes of a remote key.
+    /// Returns the size of a remote key in bytes.
     pub fn mr_key_size(&self) -> usize {
         read!(self, domain_attr.mr_key_size).unwrap_or_default()
     }
 
-    /// The highest count of a completion counter: `u64::MAX` when the provider counts in software only. 0 before libfabric 2.5.
+    /// Returns the highest count of a completion counter: `u64::MAX` if the provider only counts in software. 0 before libfabric 2.5.
     pub fn max_counter_value(&self) -> u64 {
         if self.lib.version() < Version::new(2, 5) {
             return 0;
@@ -220,68 +220,68 @@ impl Info {
         read!(self, domain_attr.max_cntr_value).unwrap_or_default()
     }
 
-    /// Completion counters that the domain can have, by the provider's account.
+    /// Returns how many completion counters the domain can have, according to the provider.
     pub fn counter_count(&self) -> usize {
         read!(self, domain_attr.cntr_cnt).unwrap_or_default()
     }
 
-    /// Endpoints that the domain can have, by the provider's account.
+    /// Returns how many endpoints the domain can have, according to the provider.
     pub fn endpoint_count(&self) -> usize {
         read!(self, domain_attr.ep_cnt).unwrap_or_default()
     }
 
-    /// Threading level of the objects, `fi_threading::FI_THREAD_*`.
+    /// Returns the objects' threading level: `fi_threading::FI_THREAD_*`.
     pub fn threading(&self) -> fi_threading::Type {
         read!(self, domain_attr.threading).unwrap_or_default()
     }
 
-    /// Entries of the send queue.
+    /// Returns the number of entries in the send queue.
     pub fn tx_size(&self) -> usize {
         read!(self, tx_attr.size).unwrap_or_default()
     }
 
-    /// Orders that operations of an endpoint keep at a target, `FI_ORDER_*`.
+    /// Returns which of an endpoint's operations stay in order at a target: `FI_ORDER_*`.
     pub fn msg_order(&self) -> u64 {
         read!(self, tx_attr.msg_order).unwrap_or_default()
     }
 
-    /// Traffic class of the send queue, `FI_TC_*`. The provider may give another class than the hints name.
+    /// Returns the send queue's traffic class: `FI_TC_*`. The provider may pick another one than the hints.
     pub fn tclass(&self) -> u32 {
         read!(self, tx_attr.tclass).unwrap_or_default()
     }
 
-    /// Sets the traffic class of endpoints that are opened with this info, whatever class the provider gave.
+    /// Sets the traffic class of endpoints opened with this info, whatever class the provider picked.
     pub fn set_tclass(&mut self, tclass: u32) {
         write_part!(self, tx_attr.tclass, tclass);
     }
 
-    /// Entries of the receive queue.
+    /// Returns the number of entries in the receive queue.
     pub fn rx_size(&self) -> usize {
         read!(self, rx_attr.size).unwrap_or_default()
     }
 
-    /// Limits the send and the receive queue of endpoints that are opened with this info to `entries` each.
+    /// Limits the send and receive queues of endpoints opened with this info to `entries` each.
     pub fn limit_queues(&mut self, entries: usize) {
         write_part!(self, tx_attr.size, self.tx_size().min(entries));
         write_part!(self, rx_attr.size, self.rx_size().min(entries));
     }
 
-    /// Scatter-gather elements of one send.
+    /// Returns how many scatter-gather elements a send can have.
     pub fn tx_iov_limit(&self) -> usize {
         read!(self, tx_attr.iov_limit).unwrap_or_default()
     }
 
-    /// Bytes that an operation can carry inline.
+    /// Returns how many bytes an operation can carry inline.
     pub fn inject_size(&self) -> usize {
         read!(self, tx_attr.inject_size).unwrap_or_default()
     }
 
-    /// Bytes of the largest single transfer.
+    /// Returns the size of the largest single transfer in bytes.
     pub fn max_msg_size(&self) -> usize {
         read!(self, ep_attr.max_msg_size).unwrap_or_default()
     }
 
-    /// The card's PCI address, if the provider gives it.
+    /// Returns the card's PCI address, if the provider reports it.
     pub fn pci_address(&self) -> Option<PciAddress> {
         if read!(self, nic.bus_attr.bus_type)? != fi_bus_type::FI_BUS_PCI {
             return None;
@@ -292,7 +292,7 @@ impl Info {
         Some(PciAddress { domain: pci.domain_id, bus: pci.bus_id, device: pci.device_id, function: pci.function_id })
     }
 
-    /// The link's speed in bits per second, if the provider gives it.
+    /// Returns the link speed in bits per second, if the provider reports it.
     pub fn link_speed(&self) -> Option<u64> {
         match read!(self, nic.link_attr.speed)? {
             0 => None,
@@ -300,7 +300,7 @@ impl Info {
         }
     }
 
-    /// The card's device name (`rdmap0s6`), if the provider gives it.
+    /// Returns the card's device name (`rdmap0s6`), if the provider reports it.
     pub fn device_name(&self) -> Option<String> {
         let name = read!(self, nic.device_attr.name)?;
         (!name.is_null()).then(|| text(Some(name)))

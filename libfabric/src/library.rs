@@ -1,4 +1,4 @@
-//! The shared library, found and loaded at run time, and the six functions taken from it.
+//! The shared library, found and loaded at run time, and the six functions looked up in it.
 
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt;
@@ -23,8 +23,8 @@ type StrError = extern "C" fn(c_int) -> *const c_char;
 
 /// A loaded libfabric.
 ///
-/// Each library is one object of the process: loading the same file again gives the same object. It is never unloaded, because
-/// providers leave threads and exit handlers behind.
+/// A process has one object per library: loading the same file again returns the same object. It's never unloaded, because providers
+/// leave threads and exit handlers behind.
 pub struct Libfabric {
     path: PathBuf,
     getinfo: GetInfo,
@@ -33,7 +33,7 @@ pub struct Libfabric {
     fabric: OpenFabric,
     version: GetVersion,
     strerror: StrError,
-    /// fi_getinfo was called, so this library has read its environment.
+    /// Set once fi_getinfo was called: from then on, this library has read its environment.
     initialised: AtomicBool,
     provider_dirs: Mutex<Vec<PathBuf>>,
 }
@@ -46,13 +46,13 @@ impl fmt::Debug for Libfabric {
 
 static LOADED: Mutex<Vec<Arc<Libfabric>>> = Mutex::new(Vec::new());
 
-/// The object stays mapped until the process ends (dlfcn.h).
+/// The object stays mapped until the process exits (dlfcn.h).
 const RTLD_NODELETE: c_int = libc::RTLD_NODELETE;
 
 impl Libfabric {
     /// Loads `path`, or the library named by `FERROGIN_LIBFABRIC`, or `libfabric.so.1` from the dynamic linker's path.
     ///
-    /// The process keeps its signal dispositions, here and in the first fi_getinfo, which loads providers.
+    /// The process keeps its signal dispositions, both here and in the first fi_getinfo, which loads providers.
     ///
     /// # Errors
     /// [`Error::LibraryMissing`], [`Error::LibraryRefused`] or [`Error::SymbolMissing`].
@@ -64,19 +64,19 @@ impl Libfabric {
         keep_signal_dispositions(|| Self::open(path, 0))
     }
 
-    /// The libfabric that is in this process already. A provider must use the core that loaded it.
+    /// Returns the libfabric that is already in this process. A provider must use the core that loaded it.
     ///
     /// Looks for the library that [`Libfabric::load`] would load, then for any libfabric by its soname, and loads nothing.
     ///
     /// # Errors
-    /// [`Error::LibraryMissing`] when there is none.
+    /// [`Error::LibraryMissing`] if there is none.
     pub fn already_loaded() -> Result<Arc<Self>, Error> {
         Self::open(default_path(), libc::RTLD_NOLOAD).or_else(|_| Self::open(PathBuf::from(SONAME), libc::RTLD_NOLOAD))
     }
 
     fn open(path: PathBuf, more_flags: c_int) -> Result<Arc<Self>, Error> {
-        // RTLD_LOCAL: the process may have a second libfabric, such as that of NCCL's own network plugin. Neither library may resolve
-        // its symbols to the other.
+        // RTLD_LOCAL: the process may have a second libfabric, such as that of NCCL's own network plugin, and neither may resolve its
+        // symbols to the other's.
         let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | more_flags;
         // SAFETY: runs the initialisers of a library that the user named or the system installed as libfabric.
         let library = unsafe { Library::open(Some(&path), flags) };
@@ -118,26 +118,26 @@ impl Libfabric {
         Ok(loaded)
     }
 
-    /// The path that the library was loaded by.
+    /// Returns the path that the library was loaded from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The release of the library.
+    /// Returns the library's release.
     pub fn version(&self) -> Version {
         Version::from_raw((self.version)())
     }
 
-    /// The API version of calls: the library's, but no newer than the bindings.
+    /// Returns the API version that calls use: the library's, but none newer than the bindings.
     pub fn api_version(&self) -> Version {
         self.version().min(Version::NEWEST_KNOWN)
     }
 
-    /// Makes libfabric search `dir` for providers (`lib*-fi.so`) too, by putting it first in `FI_PROVIDER_PATH`.
+    /// Makes libfabric also search `dir` for providers (`lib*-fi.so`), by putting it first in `FI_PROVIDER_PATH`.
     ///
-    /// libfabric reads the variable once, at the first fi_getinfo of the process: call this function before. Setting the variable
-    /// switches off libfabric's search for its own loadable providers (not for those built into it), unless the variable names their
-    /// directory too.
+    /// libfabric reads the variable once, in the process's first fi_getinfo, so call this function before that. Setting the variable
+    /// stops libfabric from searching for its own loadable providers (those built into it still work), unless the variable names
+    /// their directory too.
     ///
     /// # Errors
     /// [`Error::TooLateForProviderDir`] after the first fi_getinfo of this library.
@@ -160,12 +160,12 @@ impl Libfabric {
         Ok(())
     }
 
-    /// The first directory that [`use_provider_dir`](Self::use_provider_dir) got.
+    /// Returns the first directory that was passed to [`use_provider_dir`](Self::use_provider_dir).
     pub(crate) fn provider_dir(&self) -> Option<PathBuf> {
         self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
     }
 
-    /// `fi_getinfo`. The caller frees the list.
+    /// Calls `fi_getinfo`. The caller frees the list.
     ///
     /// # Safety
     /// `node` and `service` are null or NUL-terminated; `hints` is null or made by this library.
@@ -178,7 +178,7 @@ impl Libfabric {
     ) -> Result<*mut fi_info, Error> {
         let api = self.api_version().raw();
         let mut list: *mut fi_info = ptr::null_mut();
-        // SAFETY: this function's caller passes valid strings and hints; fi_getinfo writes `list` on success only.
+        // SAFETY: this function's caller passes valid strings and hints; fi_getinfo only writes `list` on success.
         let mut getinfo = || unsafe { (self.getinfo)(api, node, service, flags, hints, &mut list) };
         let code = match self.initialised.swap(true, Ordering::Relaxed) {
             true => getinfo(),
@@ -188,7 +188,7 @@ impl Libfabric {
         Ok(list)
     }
 
-    /// libfabric's text for an error code of either sign.
+    /// Returns libfabric's text for an error code of either sign.
     pub fn error_text(&self, code: i32) -> String {
         let text = (self.strerror)(code.saturating_abs());
         if text.is_null() {
@@ -198,17 +198,17 @@ impl Libfabric {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// The error for a (negative or positive) code that `call` returned.
+    /// Returns the error for a (negative or positive) code that `call` returned.
     pub fn failure(&self, call: &'static str, code: i32) -> Error {
         Error::Call { call, code: code.saturating_abs(), text: self.error_text(code) }
     }
 
-    /// An error unless `code` is zero or above.
+    /// Returns an error if `code` is negative.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<c_int, Error> {
         if code < 0 { Err(self.failure(call, code)) } else { Ok(code) }
     }
 
-    /// An `fi_info` of this library's own size: empty, or a copy of one entry.
+    /// Returns an `fi_info` of this library's own size: empty, or a copy of `source`.
     ///
     /// # Safety
     /// `source` is null or an entry made by this library.
@@ -232,13 +232,13 @@ impl Libfabric {
     }
 }
 
-/// Calls `load`, and undoes the changes that it makes to signal dispositions.
+/// Calls `load`, and undoes its changes to signal dispositions.
 ///
-/// The libraries of some providers install handlers when they are loaded. That of libinfinipath, to which Debian links libfabric, calls
-/// exit() for SIGINT and SIGTERM, where the process may hang, and hides SIGINT from Python. A handler that another thread of the program
-/// installs during the call is lost.
+/// Some providers' libraries install handlers when they're loaded. Those of libinfinipath, which Debian's libfabric links to, call
+/// exit() on SIGINT and SIGTERM, where the process may hang, and hide SIGINT from Python. If another thread of the program installs a
+/// handler during the call, it is lost.
 fn keep_signal_dispositions<T>(load: impl FnOnce() -> T) -> T {
-    // Of two threads, the second would find the handlers of the first one's library.
+    // With two threads at once, the second would find the handlers that the first one's library installed.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before: Vec<_> = (1..=libc::SIGRTMAX()).filter_map(|signal| Some((signal, disposition(signal)?))).collect();
@@ -253,15 +253,15 @@ fn keep_signal_dispositions<T>(load: impl FnOnce() -> T) -> T {
     result
 }
 
-/// `None` for the signals of the C library's own.
+/// Returns a signal's disposition; `None` for the C library's own signals.
 fn disposition(signal: c_int) -> Option<libc::sigaction> {
     // SAFETY: zeros are a valid struct: the default action, no flags, an empty mask.
     let mut found: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: without a new action the call only writes the present one to `found`.
+    // SAFETY: without a new action, the call only writes the current one to `found`.
     (unsafe { libc::sigaction(signal, ptr::null(), &mut found) } == 0).then_some(found)
 }
 
-/// True if a file was not found, by the dynamic linker's text, which ends with the system's: the dynamic linker reports no code.
+/// Returns true if a file wasn't found. The dynamic linker reports no code, but its text ends with the system's.
 fn is_missing(reason: &str) -> bool {
     let text = std::io::Error::from_raw_os_error(libc::ENOENT).to_string();
     text.split(" (os error").next().is_some_and(|text| reason.contains(text))
@@ -280,14 +280,14 @@ pub(crate) fn c_string(what: &str, text: &str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::Argument { what: format!("{what} {text:?} has a NUL byte in it: remove it") })
 }
 
-/// True when the provider search path `path` names `dir`.
+/// Returns true if the provider search path `path` names `dir`.
 fn lists(path: &OsStr, dir: &Path) -> bool {
     let path = path.as_bytes();
     let path = path.strip_prefix(b"@").unwrap_or(path);
     path.split(|&byte| byte == b':').any(|entry| entry == dir.as_os_str().as_bytes())
 }
 
-/// `path` with `dir` before its first entry; a leading `@`, which prefers the first provider found to the newest, stays in front.
+/// Puts `dir` before `path`'s first entry. A leading `@`, which prefers the first provider found over the newest, stays in front.
 fn prepend(path: &OsStr, dir: &Path) -> OsString {
     let (mark, rest) = match path.as_bytes().strip_prefix(b"@") {
         Some(rest) => ("@", rest),
@@ -325,7 +325,7 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("/nonexistent/libfabric.so.1"), "{text}");
         assert!(text.contains("FERROGIN_LIBFABRIC") && text.contains("install it"), "{text}");
-        // A file that is there need not be installed.
+        // A file that exists needn't be installed.
         let error = Libfabric::load(Some(Path::new("/dev/null"))).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::LibraryRefused { .. }) && !text.contains("install"), "{text}");

@@ -27,12 +27,12 @@ pub enum Region<'a> {
         offset: u64,
         /// Bytes.
         len: usize,
-        /// The address by which peers and work requests name the first byte of the dma-buf.
+        /// The address with which peers and work requests name the first byte of the dma-buf.
         base: *mut u8,
     },
 }
 
-/// The kind of a region's memory.
+/// What kind of memory a region is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Host memory.
@@ -42,17 +42,17 @@ pub enum MemoryKind {
     Cuda(i32),
 }
 
-/// A memory region. Drop closes it, and peers reach it no longer.
+/// A memory region. Dropping it closes it, and peers can no longer reach it.
 pub struct MemoryRegion {
     object: Object<fid_mr>,
     domain: Arc<Domain>,
 }
 
 impl MemoryRegion {
-    /// `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`, `FI_RECV`).
+    /// Calls `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`, `FI_RECV`).
     ///
-    /// `requested_key` counts only where the provider does not choose keys (`FI_MR_PROV_KEY`). A dma-buf needs `FI_MR_DMABUF`, which
-    /// libfabric has since 1.20; ferrogin's provider `softefa` takes a dma-buf with older releases too.
+    /// `requested_key` only matters if the provider doesn't choose keys (`FI_MR_PROV_KEY`). A dma-buf needs `FI_MR_DMABUF`, which
+    /// libfabric has had since 1.20; ferrogin's `softefa` provider also takes a dma-buf with older releases.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error; [`Error::TooOld`] for a dma-buf with an older library.
@@ -66,18 +66,18 @@ impl MemoryRegion {
         access: u64,
         requested_key: u64,
     ) -> Result<Self, Error> {
-        // SAFETY: this function's caller keeps the memory valid until the region is dropped, with no reference that access by peers
-        // invalidates.
+        // SAFETY: this function's caller keeps the memory valid until the region is dropped, with no reference that peers' access
+        // would invalidate.
         unsafe { Self::register_kind(domain, region, access, requested_key, MemoryKind::System) }
     }
 
-    /// [`MemoryRegion::register`] for another kind of memory than the host's.
+    /// Like [`MemoryRegion::register`], for any kind of memory.
     ///
     /// # Errors
     /// Those of [`MemoryRegion::register`].
     ///
     /// # Safety
-    /// The conditions of [`MemoryRegion::register`].
+    /// Those of [`MemoryRegion::register`].
     pub unsafe fn register_kind(
         domain: &Arc<Domain>,
         region: Region<'_>,
@@ -132,22 +132,22 @@ impl MemoryRegion {
         Ok(Self { object, domain: Arc::clone(domain) })
     }
 
-    /// The key by which peers name the region.
+    /// Returns the key with which peers name the region.
     pub fn key(&self) -> u64 {
         field!(&self.object, key)
     }
 
-    /// The descriptor that local operations on the region carry where the provider demands one (`FI_MR_LOCAL`).
+    /// Returns the descriptor that local operations on the region carry if the provider requires one (`FI_MR_LOCAL`).
     pub fn descriptor(&self) -> *mut c_void {
         field!(&self.object, mem_desc)
     }
 
-    /// The domain that the region is registered with.
+    /// Returns the domain that the region is registered with.
     pub fn domain(&self) -> &Arc<Domain> {
         &self.domain
     }
 
-    /// The libfabric object, alive as long as `self`.
+    /// Returns the libfabric object, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut fid_mr {
         self.object.as_ptr()
     }

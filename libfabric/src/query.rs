@@ -1,4 +1,4 @@
-//! `fi_getinfo`: the search for ways to reach the network.
+//! `fi_getinfo`: finding ways to reach the network.
 
 use std::ffi::CStr;
 use std::ptr;
@@ -9,11 +9,11 @@ use crate::library::c_string;
 use crate::{Error, Hints, Info, Libfabric, Version};
 
 impl Libfabric {
-    /// Every info that matches the hints, libfabric's preferred one first. Never empty.
+    /// Returns every info that matches the hints, libfabric's preferred one first. Never empty.
     ///
     /// # Errors
-    /// [`Error::NoMatch`] when there is none, [`Error::ProviderNotLoaded`] when libfabric lacks the provider of the hints although the
-    /// caller named its directory, [`Error::Call`] for anything else.
+    /// [`Error::NoMatch`] if there is none, [`Error::ProviderNotLoaded`] if libfabric lacks the hints' provider although the caller named
+    /// its directory, [`Error::Call`] for anything else.
     pub fn getinfo(self: &Arc<Self>, hints: &Hints) -> Result<Vec<Info>, Error> {
         let node = hints.node.as_deref().map(|node| c_string("node", node)).transpose()?;
         let service = hints.service.as_deref().map(|service| c_string("service", service)).transpose()?;
@@ -24,7 +24,7 @@ impl Libfabric {
         }
     }
 
-    /// Names and versions of all providers that are registered, usable here or not.
+    /// Returns the names and versions of all registered providers, usable here or not.
     pub fn providers(self: &Arc<Self>) -> Vec<(String, Version)> {
         match self.query(None, None, bindings::FI_PROV_ATTR_ONLY, None) {
             Ok(list) => list.iter().map(|info| (info.provider(), info.provider_version())).collect(),

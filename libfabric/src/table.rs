@@ -1,7 +1,7 @@
-//! Open objects of libfabric, and reading their operations tables.
+//! Open libfabric objects, and reading their operations tables.
 //!
-//! Every `fi_ops_*` begins with its size in bytes. A provider built with older headers has a shorter table, and a read past its end
-//! would read foreign memory. Entries may also be NULL.
+//! Every `fi_ops_*` begins with its size in bytes. A provider built with older headers has a shorter table, and reading past its end
+//! would read unrelated memory. Entries may also be NULL.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -13,9 +13,9 @@ use crate::{Error, Libfabric, entry};
 /// A struct that begins with a [`fid`].
 ///
 /// # Safety
-/// It does, and libfabric allows calls on the object from several threads, under [`crate::Domain`]'s `FI_THREAD_SAFE`.
+/// It does, and libfabric allows calls on the object from several threads, given [`crate::Domain`]'s `FI_THREAD_SAFE`.
 pub unsafe trait Fid {
-    /// The object in messages.
+    /// What messages call the object.
     const WHAT: &str;
 }
 
@@ -39,19 +39,19 @@ fids! {
     fid_wait: "a wait set";
 }
 
-/// An open object, which is closed on drop. Its owner drops it before what it was opened on, and after what it is bound to.
+/// An open object, closed on drop. Its owner drops it before what it was opened on, and after what it's bound to.
 pub struct Object<T: Fid> {
     raw: *mut T,
     lib: Arc<Libfabric>,
 }
 
-// SAFETY: the provider serialises access, by the contract of `Fid`; the last owner alone closes the object.
+// SAFETY: the provider serialises access, by `Fid`'s contract; only the last owner closes the object.
 unsafe impl<T: Fid> Send for Object<T> {}
 // SAFETY: the provider serialises access from several threads.
 unsafe impl<T: Fid> Sync for Object<T> {}
 
 impl<T: Fid> Object<T> {
-    /// The object that the function `call` of libfabric sets if it succeeds.
+    /// Opens an object through `open`, which calls libfabric's function `call`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -65,7 +65,7 @@ impl<T: Fid> Object<T> {
         Ok(Self { raw, lib: Arc::clone(lib) })
     }
 
-    /// The struct of libfabric, alive as long as `self`.
+    /// Returns the libfabric struct, which lives as long as `self`.
     pub fn as_ptr(&self) -> *mut T {
         self.raw
     }
@@ -74,24 +74,24 @@ impl<T: Fid> Object<T> {
         self.raw.cast()
     }
 
-    /// The library of the object.
+    /// Returns the object's library.
     pub fn library(&self) -> &Arc<Libfabric> {
         &self.lib
     }
 
-    /// `fi_open_ops`: a table of provider-specific operations, which lives as long as the provider; None when the object has no table
-    /// of that name.
+    /// Opens a table of provider-specific operations with `fi_open_ops`. It lives as long as the provider; `None` if the object has no
+    /// table of that name.
     pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut c_void> {
         let open = entry!(self, fi_ops, ops_open, "fi_open_ops").ok()?;
         let mut table = ptr::null_mut();
-        // SAFETY: the object is open and the name NUL-terminated; the provider writes `table` on success only.
+        // SAFETY: the object is open and the name NUL-terminated; the provider only writes `table` on success.
         let code = unsafe { open(self.fid(), name.as_ptr(), 0, &mut table, ptr::null_mut()) };
         if code == 0 && !table.is_null() { Some(table) } else { None }
     }
 }
 
 impl<T: Fid> Drop for Object<T> {
-    /// A refusal is logged, because a drop cannot return it.
+    /// Logs a failure, because a drop can't return it.
     fn drop(&mut self) {
         let result = entry!(self, fi_ops, close, "fi_close").and_then(|close| {
             // SAFETY: the object is open, and this is its last use. Objects that depend on it hold it open.
@@ -103,7 +103,7 @@ impl<T: Fid> Drop for Object<T> {
     }
 }
 
-/// True when the table whose first word is at `size` has a whole entry at `offset`.
+/// Returns true if the table whose first word is at `size` has a whole entry at `offset`.
 ///
 /// # Safety
 /// `size` is null or points to the `size` field of a live operations table.
@@ -112,18 +112,18 @@ pub unsafe fn covers(size: *const usize, offset: usize) -> bool {
     !size.is_null() && unsafe { size.read() } >= offset + size_of::<usize>()
 }
 
-/// `field!(object, name)`: a field of the struct of an [`Object`](crate::table::Object), which every supported release has.
+/// `field!(object, name)`: a field of an [`Object`](crate::table::Object)'s struct that every supported release has.
 #[macro_export]
 macro_rules! field {
     ($object:expr, $name:ident) => {{
         let object: &$crate::table::Object<_> = $object;
-        // SAFETY: the object is open. Its struct may be that of an older release, so no reference to the whole is made.
+        // SAFETY: the object is open. Its struct may be an older release's, so this makes no reference to the whole.
         unsafe { (*object.as_ptr()).$name }
     }};
 }
 
-/// `entry!(object, field: fi_ops_x, name, "fi_call")`: the function in entry `name` of the table in a field of an
-/// [`Object`](crate::table::Object), or the error that `fi_call` is not implemented. Without a field: of the table `fi_ops` of every object.
+/// `entry!(object, field: fi_ops_x, name, "fi_call")`: the function in entry `name` of the table in an
+/// [`Object`](crate::table::Object)'s field, or the error that `fi_call` isn't implemented. Without a field: of every object's `fi_ops`.
 #[macro_export]
 macro_rules! entry {
     ($object:expr, fi_ops, $name:ident, $call:literal) => {{

@@ -1,4 +1,4 @@
-//! Completion queues for tagged messages, with a descriptor to wait for.
+//! Completion queues for tagged messages, with a descriptor to wait on.
 
 use std::ffi::c_void;
 use std::mem::{offset_of, size_of};
@@ -38,11 +38,11 @@ pub type TaggedRecv = unsafe extern "C" fn(
 pub struct TaggedCompletion {
     /// The context that the operation was posted with.
     pub context: *mut c_void,
-    /// The kind of the operation.
+    /// The kind of operation.
     pub flags: u64,
     /// Bytes received; undefined for other operations.
     pub len: usize,
-    /// Where the message lies in a multi-receive buffer.
+    /// Where the message is in a multi-receive buffer.
     pub buffer: *mut c_void,
     /// The peer's immediate data.
     pub data: u64,
@@ -61,7 +61,7 @@ const _: () = {
 };
 
 impl TaggedCompletion {
-    /// An empty entry: the initial value of arrays that [`TaggedQueue::read`] fills.
+    /// An empty entry, to initialise arrays that [`TaggedQueue::read`] fills.
     pub const EMPTY: Self =
         Self { context: ptr::null_mut(), flags: 0, len: 0, buffer: ptr::null_mut(), data: 0, tag: 0 };
 }
@@ -72,7 +72,7 @@ pub struct TaggedQueue {
 }
 
 impl TaggedQueue {
-    /// `fi_cq_open`, with a descriptor to wait for where `provider` has one.
+    /// Opens a queue with `fi_cq_open`, with a descriptor to wait on if `provider` has one.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -81,16 +81,16 @@ impl TaggedQueue {
         Ok(Self { queue: CompletionQueue::open_to_wait(domain, provider, size, format)? })
     }
 
-    /// The queue, for binding it to an endpoint.
+    /// Returns the queue, to bind it to an endpoint.
     pub fn queue(&self) -> &Arc<CompletionQueue> {
         &self.queue
     }
 
-    /// Takes out as many entries as fit, without waiting, with the senders of received messages where the provider reports them
+    /// Reads as many entries as fit, without waiting, and the senders of received messages if the provider reports them
     /// (`FI_SOURCE`). Drives the provider's progress.
     ///
     /// # Errors
-    /// [`Error::Call`] with the provider's error, other than "nothing there" and "a failed operation is next".
+    /// [`Error::Call`] with the provider's error, except for "nothing there" and "a failed operation is next".
     pub fn read(
         &self,
         entries: &mut [TaggedCompletion],
@@ -113,7 +113,7 @@ impl TaggedQueue {
         crate::completion::read_result(lib, count)
     }
 
-    /// Takes out a failed operation; None when there is none.
+    /// Reads a failed operation; `None` if there is none.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.

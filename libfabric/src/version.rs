@@ -1,4 +1,4 @@
-//! Releases of libfabric, and versions of its API.
+//! libfabric releases and API versions.
 
 use std::fmt;
 
@@ -17,17 +17,17 @@ impl Version {
     /// The newest API that the bindings describe.
     pub const NEWEST_KNOWN: Self = Self::new(bindings::FI_MAJOR_VERSION as u16, bindings::FI_MINOR_VERSION as u16);
 
-    /// `major.minor`.
+    /// Creates version `major.minor`.
     pub const fn new(major: u16, minor: u16) -> Self {
         Self { major, minor }
     }
 
-    /// From libfabric's encoding: major in the upper half, minor in the lower.
+    /// Decodes libfabric's encoding: major in the upper half, minor in the lower.
     pub const fn from_raw(raw: u32) -> Self {
         Self { major: (raw >> 16) as u16, minor: raw as u16 }
     }
 
-    /// libfabric's encoding.
+    /// Returns libfabric's encoding.
     pub const fn raw(self) -> u32 {
         (self.major as u32) << 16 | self.minor as u32
     }

@@ -1,4 +1,4 @@
-//! Waiting for a completion queue: the descriptor that a thread sleeps on, and the check that it may sleep.
+//! Waiting on a completion queue: the descriptor that a thread sleeps on, and the check that it may.
 
 use std::ffi::c_void;
 use std::os::fd::RawFd;
@@ -9,17 +9,17 @@ use crate::entry;
 use crate::table::{Fid, Object};
 use crate::{Domain, Error, Fabric, Version};
 
-/// How a thread waits for a queue.
+/// How a thread waits on a queue.
 pub(crate) enum Wait {
-    /// The thread polls.
+    /// It doesn't; it polls.
     Never,
-    /// By its own descriptor, after `fi_trywait`.
+    /// On the queue's own descriptor, after `fi_trywait`.
     Queue(RawFd),
-    /// By a wait set of this queue alone.
+    /// On a wait set that holds only this queue.
     Set(WaitSet),
 }
 
-/// The kind of [`Wait`] that a provider supports.
+/// Which [`Wait`] a provider supports.
 #[derive(Debug, PartialEq, Eq)]
 enum WaitKind {
     Never,
@@ -30,11 +30,11 @@ enum WaitKind {
 impl WaitKind {
     fn of(provider: &str, version: Version) -> Self {
         match provider {
-            // fi_trywait of a queue does not consume the signal of a completion, and the descriptor stays readable. fi_wait of a
-            // wait set consumes it.
+            // fi_trywait on a queue doesn't consume a completion's signal, so the descriptor stays readable. fi_wait on a wait
+            // set consumes it.
             "net" | "tcp" if version < Version::new(2, 0) => Self::Set,
-            // fi_trywait does not consume the event of the card (only fi_cq_sread does, which may block), and the descriptor stays
-            // readable from the first completion on. While its shared memory is on, the provider refuses FI_WAIT_FD.
+            // fi_trywait doesn't consume the card's event (only fi_cq_sread does, which may block), so the descriptor stays readable
+            // from the first completion on. With its shared memory enabled, the provider refuses FI_WAIT_FD.
             "efa" => Self::Never,
             _ => Self::Queue,
         }
@@ -42,7 +42,7 @@ impl WaitKind {
 }
 
 impl Wait {
-    /// Opens a queue of `provider` with `open`, with a wait object if the provider supports one.
+    /// Opens a queue of `provider` through `open`, with a wait object if the provider supports one.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -74,7 +74,7 @@ impl Wait {
         Ok((open(fi_cq_attr { wait_obj: fi_wait_obj::FI_WAIT_NONE, ..attr })?, Self::Never))
     }
 
-    /// The descriptor to sleep on, if there is one.
+    /// Returns the descriptor to sleep on, if there is one.
     pub fn fd(&self) -> Option<RawFd> {
         match self {
             Self::Never => None,
@@ -83,10 +83,10 @@ impl Wait {
         }
     }
 
-    /// True when a thread may sleep until the descriptor of `queue`, whose wait this is, becomes readable.
+    /// Returns true if a thread may sleep until the descriptor becomes readable. `queue` is the queue that this belongs to.
     pub fn may_wait(&self, fabric: &Fabric, queue: &Object<fid_cq>) -> bool {
         match self {
-            // Providers do not expect fi_trywait of a queue without a wait object.
+            // Providers don't expect fi_trywait on a queue without a wait object.
             Self::Never => false,
             Self::Queue(_) => may_wait_for(fabric, queue),
             Self::Set(set) => set.is_quiet(),
@@ -94,19 +94,19 @@ impl Wait {
     }
 }
 
-/// `fi_trywait` of a queue of the fabric.
+/// Calls `fi_trywait` on one of the fabric's queues.
 fn may_wait_for(fabric: &Fabric, queue: &Object<fid_cq>) -> bool {
     let Ok(trywait) = entry!(fabric.object(), ops: fi_ops_fabric, trywait, "fi_trywait") else { return false };
     let mut fids = [queue.fid()];
-    // SAFETY: both objects are open, and the array has the one that the call states.
+    // SAFETY: both objects are open, and the array has the one entry that the call asks for.
     unsafe { trywait(fabric.as_ptr(), fids.as_mut_ptr(), 1) == 0 }
 }
 
-/// The descriptor of a queue or a set that was opened with `FI_WAIT_FD`.
+/// Returns the descriptor of a queue or wait set that was opened with `FI_WAIT_FD`.
 fn descriptor<T: Fid>(object: &Object<T>) -> Option<RawFd> {
     let control = entry!(object, fi_ops, control, "fi_control").ok()?;
     let mut fd: RawFd = -1;
-    // SAFETY: the object is open; FI_GETWAIT of an object with FI_WAIT_FD writes an int.
+    // SAFETY: the object is open; FI_GETWAIT on an object with FI_WAIT_FD writes an int.
     let code = unsafe { control(object.fid(), bindings::FI_GETWAIT as i32, (&raw mut fd).cast::<c_void>()) };
     (code == 0 && fd >= 0).then_some(fd)
 }
@@ -131,7 +131,7 @@ impl WaitSet {
         Ok(Self { object, fd, _fabric: Arc::clone(fabric) })
     }
 
-    /// `fi_wait` with time-out 0: consumes the signal and polls the queue. True when the queue is empty.
+    /// Calls `fi_wait` with timeout 0, which consumes the signal and polls the queue. Returns true if the queue is empty.
     fn is_quiet(&self) -> bool {
         let Ok(wait) = entry!(&self.object, ops: fi_ops_wait, wait, "fi_wait") else { return false };
         // SAFETY: the set is open.

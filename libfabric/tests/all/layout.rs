@@ -1,5 +1,5 @@
-//! The EFA provider's structs against the layouts of a C++ compiler (group "libfabric EFA extension"). A struct, field or constant that
-//! one side has and the other lacks fails. `FERROGIN_VECTORS` replaces the directory.
+//! Compares the EFA provider's structs with a C++ compiler's layouts (group "libfabric EFA extension"). A struct, field or constant that
+//! only one side has fails the test. `FERROGIN_VECTORS` overrides the directory.
 
 use std::collections::BTreeMap;
 use std::mem::{align_of, offset_of, size_of};
@@ -8,7 +8,7 @@ use ferrogin_libfabric::bindings::{self, *};
 use ferrogin_test_support::vectors;
 use serde_json::Value;
 
-/// Size, alignment, and offset of each field.
+/// Size, alignment, and every field's offset.
 type Layout = (usize, usize, BTreeMap<String, usize>);
 
 macro_rules! layout {

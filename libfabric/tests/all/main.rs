@@ -1,4 +1,4 @@
-//! The tests of the bindings.
+//! Tests of the bindings.
 
 mod layout;
 mod objects;

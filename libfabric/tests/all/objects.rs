@@ -1,4 +1,4 @@
-//! Finding a card and opening every kind of object on it, with the installed libraries.
+//! Finds a card and opens every kind of object on it, with the installed libraries.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn objects_can_be_closed_in_any_order() {
             assert_eq!(region.key(), 0x77);
         }
 
-        // Parents are dropped first: each child keeps them open.
+        // Drop the parents first: each child keeps them open.
         drop((fabric, domain, av, cq, counter));
         assert_eq!(endpoint.name().unwrap(), name);
         drop(endpoint);

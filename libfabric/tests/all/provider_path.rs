@@ -1,5 +1,5 @@
-//! A provider directory counts only before the first call of libfabric. The test runs in a child process, because the environment and
-//! libfabric's initialisation belong to the process.
+//! A provider directory only counts before the first call to libfabric. The test runs in a child process, because the environment and
+//! libfabric's initialisation are per process.
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -36,7 +36,7 @@ fn name_directories(libraries: &[Arc<Libfabric>]) {
         let error = unsafe { lib.use_provider_dir(Path::new("/nonexistent")) }.unwrap_err();
         assert!(matches!(error, Error::TooLateForProviderDir { .. }), "{error}");
         assert!(error.to_string().contains("FI_PROVIDER_PATH=/nonexistent"), "{error}");
-        // The next library must not find the directory of this one.
+        // The next library must not find this one's directory.
         // SAFETY: this process has one test, so no other thread uses the environment.
         unsafe { std::env::remove_var("FI_PROVIDER_PATH") };
     }

@@ -1,4 +1,4 @@
-//! Loading libfabric and its providers leaves the process's signal dispositions alone. In a child process, whose dispositions they are.
+//! Loading libfabric and its providers leaves the process's signal dispositions alone. Runs in a child process, which has its own.
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -8,7 +8,7 @@ use ferrogin_libfabric::{Hints, Libfabric};
 use ferrogin_test_support::libraries;
 use ferrogin_test_support::{child, of_process, skip};
 
-/// A library whose constructor takes a signal, as those of PSM do.
+/// A library whose constructor takes over a signal, as PSM's do.
 const TAKES_SIGNAL: &str = "#include <signal.h>
 static void taken(int signal) {}
 __attribute__((constructor)) static void take(void) { signal(SIGNAL, taken); }";
@@ -47,7 +47,7 @@ fn compile(library: &Path, signal: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// The handler of each signal that has a disposition.
+/// Returns the handler of each signal that has a disposition.
 fn dispositions() -> Vec<(i32, usize)> {
     let read = |signal| {
         // SAFETY: zeros are a valid struct.
