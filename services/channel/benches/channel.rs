@@ -1,12 +1,12 @@
-//! Channels beside bare tagged messages of the same provider, in turns in one run: cargo bench -p ferrogin-channel --bench channel [PROVIDER...]
+//! Compares channels with bare tagged messages of the same provider: cargo bench -p ferrogin-channel --bench channel [PROVIDER...]
 //!
-//! Prints, for each provider, latency (half a round trip of 8 bytes), rate (8 bytes, 16 at a time) and bandwidth (1 MiB, 16 at a time), each
-//! as the median of rounds (FERROGIN_ROUNDS), and the median of the rounds' own ratios, which a machine whose speed changes from one second to
-//! the next spoils less than the ratio of medians. A channel sends two messages for each of its own, its length and its bytes, and
-//! the reader cannot ask for the bytes before it knows the length; so there are three kinds of bare figures: one message
-//! alone, the two messages with receives for both posted ahead (which no reader that learns lengths can do), and the same two
-//! messages as a channel sends and receives them, by hand. Channels over `tcp` use sockets, and the bare messages libfabric's provider of
-//! that name. Loads FERROGIN_LIBFABRIC. The other end is a process of its own.
+//! For each provider, prints latency (half an 8-byte round trip), rate (8 bytes, 16 in flight) and bandwidth (1 MiB, 16 in flight), each as
+//! the median over alternating rounds (FERROGIN_ROUNDS), and the median of the per-round ratios, which suffers less than the ratio of
+//! medians when the machine's speed changes from one second to the next. A channel sends two messages for each of its own, the length and
+//! the bytes, and the reader can't ask for the bytes before it knows the length. So there are three kinds of bare figures: one message
+//! alone, both messages with receives posted ahead (which a reader that has to learn the length can't do), and both messages sent and
+//! received by hand the way a channel does it. Channels over `tcp` use sockets; the bare messages use libfabric's provider of that name.
+//! Loads FERROGIN_LIBFABRIC. The other end is a separate process.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ use ferrogin_libfabric::{
 
 const DEPTH: usize = 16;
 const MIB: usize = 1 << 20;
-/// Time that both kinds of ends poll before they sleep.
+/// How long both kinds of ends poll before they sleep.
 const BUSY_POLL: Duration = Duration::from_millis(5);
 
 fn main() {
@@ -38,7 +38,7 @@ fn main() {
     }
 }
 
-/// Counts of pings, small messages and large messages of a round; FERROGIN_BENCH_COUNTS sets others ("1,1000000,1").
+/// Pings, small messages and large messages per round; FERROGIN_BENCH_COUNTS overrides them ("1,1000000,1").
 fn counts() -> [usize; 3] {
     let given = std::env::var("FERROGIN_BENCH_COUNTS").unwrap_or_default();
     let mut counts = given.split(',').filter_map(|count| count.parse().ok()).filter(|count| *count > 0);
@@ -62,7 +62,7 @@ fn compare(provider: &str) {
     let (mut of_bare, mut of_channel): ([Vec<f64>; 5], [Vec<f64>; 3]) = Default::default();
     let rounds = std::env::var("FERROGIN_ROUNDS").map_or(7, |n| n.parse().expect("FERROGIN_ROUNDS is a number"));
     for _ in 0..rounds {
-        // Each kind does a whole round while the other sleeps.
+        // Each kind runs a whole round while the other sleeps.
         let results = [
             bare.latency(pings),
             bare.latency_of_pairs(pings),
@@ -105,7 +105,7 @@ impl Drop for Peer {
     }
 }
 
-/// Starts the other end; gives what it prints: its address.
+/// Starts the other end and returns what it prints: its address.
 fn peer(role: &str, provider: &str) -> (Peer, Vec<u8>) {
     let mut child =
         Command::new(std::env::current_exe().unwrap()).args([role, provider]).stdout(Stdio::piped()).spawn().unwrap();
@@ -125,19 +125,19 @@ fn print(address: &[u8]) {
 const PING: u64 = 1;
 const DATA: u64 = 2;
 const ACK: u64 = 3;
-/// Tags of a length and of its payload, with the number of the message below.
+/// Tag bits of a length and of its payload; the bits below hold the message's number.
 const LENGTH: u64 = 1 << 32;
 const PAYLOAD: u64 = 1 << 33;
 const NUMBERS: u64 = (1 << 32) - 1;
 
-/// What a batch consists of.
+/// What a batch is made of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Messages.
+    /// Single messages.
     Single,
-    /// Two messages each; receives for them are posted ahead.
+    /// Pairs of messages, with receives posted ahead.
     Ahead,
-    /// A length and its payload, for which a receive is posted when the length is there.
+    /// A length and its payload, whose receive is posted once the length has arrived.
     ByHand,
 }
 
@@ -150,9 +150,9 @@ struct Bare {
     buffers: Vec<Vec<u8>>,
     sent: usize,
     received: usize,
-    /// Buffers of ended receives, in order, while they are recorded.
+    /// Buffers whose receives completed, in order, while recording is on.
     filled: Option<Vec<usize>>,
-    /// Since when nothing completes.
+    /// Since when nothing has completed.
     idle_since: Option<Instant>,
     peer: Option<Peer>,
     provider: String,
@@ -270,8 +270,7 @@ impl Bare {
         }
     }
 
-    /// Polls and sleeps as long as a reactor without a descriptor: an idle end must not take the core of the
-    /// other.
+    /// Yields or sleeps for as long as a reactor without a descriptor would: an idle end mustn't take the other end's core.
     fn idle(&mut self) {
         let now = Instant::now();
         if now.duration_since(*self.idle_since.get_or_insert(now)) < BUSY_POLL {
@@ -341,7 +340,7 @@ impl Bare {
         self.filled = None;
     }
 
-    /// Messages per second, or pairs; the peer answers the last one.
+    /// Returns messages (or pairs) per second; the peer answers the last one.
     fn rate(&mut self, count: usize, len: usize, kind: Kind) -> f64 {
         let each = if kind == Kind::Single { 1 } else { 2 };
         let start = Instant::now();
@@ -361,7 +360,7 @@ impl Bare {
         count as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Receives single messages with receives posted ahead.
+    /// Reads single messages, with receives posted ahead.
     fn read_ahead(&mut self, count: usize, len: usize, window: usize) {
         let first = self.received;
         for number in 0..count {
@@ -484,7 +483,7 @@ type Next = Box<dyn FnOnce(Channel, Rooms) + Send>;
 type Rooms = Vec<Vec<u8>>;
 
 struct Batch {
-    /// Reads to begin, and messages to receive.
+    /// Reads still to start; `missing` counts the messages still to arrive.
     unread: usize,
     missing: usize,
     rooms: Rooms,
@@ -525,7 +524,7 @@ fn drain_one(channel: Channel, room: Vec<u8>, batch: Arc<Mutex<Batch>>) {
     });
 }
 
-/// One batch of each kind after the other, without end.
+/// Serves one batch of each kind after another, forever.
 fn serve(channel: Channel, rooms: Rooms) {
     let [pings, small, large] = counts();
     echo(channel, Vec::new(), pings, move |channel| {

@@ -1,6 +1,6 @@
-//! Sends one message over a channel between two reactors of this process: `cargo run -p ferrogin-channel --example one_message [PROVIDER]`.
+//! Sends one message over a channel between two reactors in this process: `cargo run -p ferrogin-channel --example one_message [PROVIDER]`.
 //!
-//! In a service each reactor is in a process of its own, and the listener's address travels by other means (a file, a registry).
+//! In a service, each reactor lives in its own process, and the listener's address travels by other means (a file, a registry).
 
 use ferrogin_channel::{Config, Reactor};
 
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listener = server.listen()?;
     println!("the listener's address has {} bytes", listener.address().to_bytes().len());
 
-    // Both sides work at one time: `connect` and `accept` return before the channel is open.
+    // Start both sides before waiting: `connect` and `accept` return before the channel is open.
     let (to_server, from_client) = (client.connect(listener.address()), listener.accept());
     let (to_server, from_client) = (to_server.wait()?, from_client.wait()?);
     to_server.write(b"hello", |sent| println!("the writer may use its buffer again: {}", sent.is_ok()));

@@ -1,20 +1,20 @@
 //! A pool of buffers for long messages.
 //!
-//! An allocator returns memory of this size to the system and fetches it again, and the system clears every page: for 1 MiB that takes
-//! longer than to move the message. So a reader can return the buffer of a message that it has read. The process has one pool.
+//! An allocator gives memory of this size back to the system and maps it anew each time, and the system clears every page; for 1 MiB that
+//! takes longer than moving the message. So a reader can return the buffer of a message it has read. There is one pool per process.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of the shortest buffer that is kept.
+/// Capacity in bytes of the shortest buffer that the pool keeps.
 const SHORTEST: usize = 64 << 10;
-/// Bytes that are kept at most. One buffer has at most a quarter of them.
+/// The most bytes the pool keeps. A single buffer may have at most a quarter of them.
 const CAPACITY: usize = 64 << 20;
 
-/// The buffers, the oldest first.
+/// The buffers, oldest first.
 static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
-/// Puts a buffer into the pool, for a message that a channel reads. The allocator gets buffers that are too short or too long, and the
-/// oldest ones beyond 64 MiB in all.
+/// Puts a buffer into the pool, for messages that channels read. Frees it if it's too short or too long, and frees the pool's oldest
+/// buffers beyond 64 MiB in all.
 pub fn recycle(memory: Vec<u8>) {
     if !(SHORTEST..=CAPACITY / 4).contains(&memory.capacity()) {
         return;
@@ -28,7 +28,7 @@ pub fn recycle(memory: Vec<u8>) {
         bytes -= oldest.capacity();
         old.push(oldest);
     }
-    // Freed without the lock.
+    // Freed outside the lock.
     drop(pool);
     drop(old);
 }
@@ -48,7 +48,7 @@ pub(crate) fn take(len: usize) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// In a process of its own: other tests use the pool of this one.
+    /// Runs in its own process: other tests use this one's pool.
     #[test]
     fn pool_reuses_buffers_up_to_its_limit() {
         ferrogin_test_support::child::run("pool_reuses_buffers_up_to_its_limit", &[], || {

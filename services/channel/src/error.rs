@@ -12,7 +12,7 @@ use crate::proto::tags::LENGTH_BUFFER;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    /// The peer closed the channel. Everything that it wrote before was delivered.
+    /// The peer closed the channel. Everything it wrote before that was delivered.
     #[error("{peer} closed the channel")]
     Closed {
         /// The peer.
@@ -43,15 +43,15 @@ pub enum ChannelError {
     Aborted {
         /// The peer.
         peer: Arc<str>,
-        /// The reason that it sent.
+        /// The reason it sent.
         reason: Reason,
     },
-    /// libfabric failed an operation on the channel.
+    /// An operation on the channel failed in libfabric.
     #[error("the channel to {peer} failed: {source}")]
     Failed {
         /// The peer.
         peer: Arc<str>,
-        /// The failure in libfabric.
+        /// The libfabric error.
         source: Error,
     },
     /// The peer violated the protocol.
@@ -67,7 +67,7 @@ pub enum ChannelError {
     Refused {
         /// The peer.
         peer: Arc<str>,
-        /// The reason that it sent.
+        /// The reason it sent.
         reason: Reason,
     },
     /// A message is too long. It was not sent, and the channel stays open.
@@ -77,22 +77,22 @@ pub enum ChannelError {
     TooLong {
         /// The peer.
         peer: Arc<str>,
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: usize,
-        /// Bytes of the longest possible message.
+        /// Length of the longest possible message in bytes.
         max: usize,
     },
-    /// The peer did not act within a limit.
+    /// The peer did not act within the limit.
     #[error("{peer} did not {what} within {limit:.1?}")]
     Timeout {
         /// The peer.
         peer: Arc<str>,
-        /// The action that was waited for.
+        /// What the peer was expected to do.
         what: &'static str,
         /// The limit.
         limit: Duration,
     },
-    /// The bytes or the text are not a usable address of a listener.
+    /// The bytes or text are not a usable listener address.
     #[error("this is not a usable address of a channel listener: {what}")]
     BadAddress {
         /// What is wrong with it.
@@ -103,13 +103,13 @@ pub enum ChannelError {
     Unreachable {
         /// The peer.
         peer: Arc<str>,
-        /// The failure in libfabric.
+        /// The libfabric error.
         source: Error,
     },
     /// No peer can connect to this side.
     #[error("this side cannot listen: {0}")]
     CannotListen(Error),
-    /// A callback waited for an operation of its own reactor.
+    /// A callback waited for an operation on its own reactor.
     #[error(
         "a callback cannot wait for {peer}, because its own thread receives the answer: use a callback, or wait on another thread"
     )]
@@ -129,7 +129,7 @@ pub enum ChannelError {
 #[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes, thiserror::Error)]
 #[repr(u64)]
 pub enum Reason {
-    /// The address belongs to no listener.
+    /// No listener has the address.
     #[error("no listener has that address")]
     NotListening = 1,
     /// The versions differ.
@@ -138,7 +138,7 @@ pub enum Reason {
     /// The listener's backlog is full, or the endpoint has too many peers.
     #[error("too many channels wait to be accepted, or it has too many peers")]
     Busy = 3,
-    /// The two endpoints have a channel between them.
+    /// The two endpoints already have a channel between them.
     #[error("the two endpoints have a channel already: open another reactor")]
     PairInUse = 4,
     /// This side violated the protocol.
@@ -150,7 +150,7 @@ pub enum Reason {
     /// A later endpoint has the peer's address, or the same endpoint opened a later channel.
     #[error("a later channel from the same address replaced it")]
     Replaced = 7,
-    /// A reason of a later version.
+    /// A reason from a later version.
     #[error("for a reason that this version does not know")]
     Unknown = 0,
 }
@@ -174,17 +174,17 @@ pub enum Violation {
     LengthSize {
         /// Id of the message.
         id: u32,
-        /// Bytes of the length message; 17 stands for more than 16.
+        /// Size of the length message in bytes; 17 stands for more than 16.
         bytes: usize,
     },
-    /// A length beyond what was agreed.
+    /// A length beyond the agreed limit.
     #[error("message {id} would have {len} bytes, more than {max}")]
     TooLong {
         /// Id of the message.
         id: u32,
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: u64,
-        /// Bytes of the longest message that was agreed.
+        /// The agreed limit in bytes.
         max: usize,
     },
     /// A repeated id, or an id far from the next one.
@@ -200,9 +200,9 @@ pub enum Violation {
     PayloadLength {
         /// Id of the message.
         id: u32,
-        /// Bytes in the length message.
+        /// The length that the length message states.
         stated: usize,
-        /// Bytes of the payload.
+        /// Length of the payload in bytes.
         got: usize,
     },
     /// A payload longer than its length.
@@ -210,7 +210,7 @@ pub enum Violation {
     PayloadTooLong {
         /// Id of the message.
         id: u32,
-        /// Bytes in the length message.
+        /// The length that the length message states.
         stated: usize,
     },
     /// A part of a message did not arrive.
@@ -220,7 +220,7 @@ pub enum Violation {
         id: u32,
         /// "length" or "payload".
         missing: &'static str,
-        /// Time that this side waited.
+        /// How long this side waited.
         waited: Duration,
     },
     /// A tag that no part of the protocol uses.

@@ -1,4 +1,4 @@
-//! Handles of users: channels and listeners.
+//! User-facing handles: channels and listeners.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::proto::wire::Address;
 use crate::shared::{Request, Shared};
 use crate::{ChannelError, Payload};
 
-/// Names a read or a write, to cancel it.
+/// Identifies a read or a write, to cancel it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// An open channel: whole messages in both directions, in order. Clones are the same channel. When the last clone is dropped, the
-/// channel closes after everything that was written is sent.
+/// An open channel: whole messages in both directions, in order. Clones refer to the same channel. When the last clone is dropped, the
+/// channel closes once everything written has been sent.
 #[derive(Clone)]
 pub struct Channel(Arc<Inner>);
 
@@ -23,7 +23,7 @@ struct Inner {
     number: u32,
     peer: Arc<str>,
     max_write: usize,
-    /// The engine keeps the channel without this handle.
+    /// The channel went back to the engine, which keeps it without this handle.
     returned: bool,
 }
 
@@ -42,26 +42,26 @@ impl Channel {
         })
     }
 
-    /// Drops the only handle and keeps the channel: gives its number. None if there are other handles.
+    /// Consumes the only handle without closing the channel, and returns its number. None if there are other handles.
     fn into_number(mut self) -> Option<u32> {
         let inner = Arc::get_mut(&mut self.0)?;
         inner.returned = true;
         Some(inner.number)
     }
 
-    /// The peer's endpoint for people, as in errors.
+    /// The peer's endpoint in readable form, as in errors.
     pub fn peer(&self) -> &str {
         &self.0.peer
     }
 
-    /// Bytes of the longest message that can be written.
+    /// Length of the longest message that can be written, in bytes.
     pub fn max_message(&self) -> usize {
         self.0.max_write
     }
 
-    /// Writes one message. The reactor's thread calls `done` once, in the order of writes, with the buffer when it is not used any more, or
-    /// with the error that ended the write. A refused write (too long, closed) calls back out of order. A returned buffer means that the
-    /// message was sent, not that the peer has read it.
+    /// Writes one message. The reactor's thread calls `done` once, in the order of writes, with the buffer once it's no longer used, or
+    /// with the error that ended the write. A refused write (too long, closed) calls back out of order. Getting the buffer back means that
+    /// the message was sent, not that the peer has read it.
     pub fn write(
         &self,
         buffer: impl Into<Payload>,
@@ -82,7 +82,7 @@ impl Channel {
         self.read_into(Vec::new(), done)
     }
 
-    /// [`Channel::read`] into the memory of `buffer`, if the message fits its capacity. The contents of `buffer` are lost.
+    /// Like [`Channel::read`], but into the memory of `buffer` if the message fits its capacity. The contents of `buffer` are lost.
     pub fn read_into(
         &self,
         buffer: Vec<u8>,
@@ -97,14 +97,14 @@ impl Channel {
         self.0.shared.submit(Request::Read { channel: self.0.number, ticket, buffer, done });
     }
 
-    /// Cancels a read, or a write that has not begun: its callback gets [`ChannelError::Cancelled`]. The message for a cancelled read goes to
-    /// the next read. An operation that has ended and a write in flight are not affected.
+    /// Cancels a read, or a write that hasn't started: its callback gets [`ChannelError::Cancelled`]. The message for a cancelled read goes
+    /// to the next read. Finished operations and writes in flight are not affected.
     pub fn cancel(&self, Ticket(ticket): Ticket) {
         let channel = self.0.number;
         self.0.shared.request(move |engine| engine.cancel(channel, ticket));
     }
 
-    /// [`Channel::write`] as a future, which can also be waited for.
+    /// [`Channel::write`] as a future, which a thread can also block on.
     pub fn send(&self, buffer: impl Into<Payload>) -> Pending<Payload> {
         let ticket = self.0.shared.ticket();
         let (pending, done) = Pending::new(self.awaited("take a message"), Cancel::Write(self.0.number, ticket));
@@ -112,12 +112,12 @@ impl Channel {
         pending
     }
 
-    /// [`Channel::read`] as a future, which can also be waited for.
+    /// [`Channel::read`] as a future, which a thread can also block on.
     pub fn receive(&self) -> Pending<Vec<u8>> {
         self.receive_into(Vec::new())
     }
 
-    /// [`Channel::read_into`] as a future, which can also be waited for.
+    /// [`Channel::read_into`] as a future, which a thread can also block on.
     pub fn receive_into(&self, buffer: Vec<u8>) -> Pending<Vec<u8>> {
         let ticket = self.0.shared.ticket();
         let cancel = Cancel::Read(self.0.number, ticket);
@@ -135,8 +135,8 @@ impl Channel {
         pending
     }
 
-    /// Closes the channel: ends reads at once, sends everything that was written, then the close, which the peer confirms. At `limit` the
-    /// channel is aborted. The peer gets all messages before its reads end with [`ChannelError::Closed`].
+    /// Closes the channel: ends reads at once, sends everything written so far, then the close, which the peer confirms. Aborts the channel
+    /// if that takes longer than `limit`. The peer gets all messages before its reads end with [`ChannelError::Closed`].
     pub fn close(&self, limit: Duration) -> Pending<()> {
         let (pending, done) = Pending::new(self.awaited("confirm the close"), Cancel::Nothing);
         let channel = self.0.number;
@@ -144,7 +144,7 @@ impl Channel {
         pending
     }
 
-    /// True when the channel has ended for any reason. A close ends it when the peer confirms, or at its limit.
+    /// True once the channel has ended for any reason. A close ends it when the peer confirms, or at its limit.
     pub fn is_closed(&self) -> bool {
         self.0.shared.has_ended(self.0.number)
     }
@@ -158,7 +158,7 @@ impl Channel {
         Awaited { shared: Arc::downgrade(&self.0.shared), peer: Arc::clone(&self.0.peer), what }
     }
 
-    /// Ends the channel at once; the peer's ends with [`ChannelError::Aborted`].
+    /// Ends the channel at once; the peer's side ends with [`ChannelError::Aborted`].
     pub fn abort(&self) {
         let channel = self.0.number;
         self.0.shared.request(move |engine| engine.abort(channel));
@@ -180,7 +180,7 @@ impl Drop for Inner {
     }
 }
 
-/// Accepts channels. Dropping it ends that; accepted channels stay open.
+/// Accepts channels until it's dropped; accepted channels stay open.
 pub struct Listener {
     shared: Arc<Shared>,
     number: u32,
@@ -192,17 +192,17 @@ impl Listener {
         Self { shared: Arc::clone(shared), number, address }
     }
 
-    /// The address that the other side needs to connect.
+    /// The address that the other side needs in order to connect.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Gives the next channel that a peer opens to `done`.
+    /// Passes the next channel that a peer opens to `done`.
     pub fn accept_with(&self, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         self.accept_as(self.shared.ticket(), done);
     }
 
-    /// Gives every channel that a peer opens to `each`, until `each` returns false or the listener is dropped.
+    /// Passes every channel that a peer opens to `each`, until `each` returns false or the listener is dropped.
     pub fn accept_all(&self, each: impl FnMut(Channel) -> bool + Send + 'static) {
         accept_next(&Arc::downgrade(&self.shared), self.number, Box::new(each));
     }
@@ -213,7 +213,7 @@ impl Listener {
         self.shared.request(move |engine| engine.accept(listener, ticket, done));
     }
 
-    /// [`Listener::accept_with`] as a future, which can also be waited for.
+    /// [`Listener::accept_with`] as a future, which a thread can also block on.
     pub fn accept(&self) -> Pending<Channel> {
         let ticket = self.shared.ticket();
         let (shared, peer) = (Arc::downgrade(&self.shared), "a peer".into());

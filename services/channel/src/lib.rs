@@ -1,15 +1,15 @@
 #![doc = include_str!("../README.md")]
 //!
 //! A [`Reactor`] is an endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes, which the
-//! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move whole
-//! buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which can be waited for without an executor.
+//! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move
+//! whole buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which a thread can also block on.
 //!
-//! **Layers.** `proto` is the protocol, without I/O and threads. `transport` carries tagged messages: over TCP, or with tags that a libfabric
-//! provider matches. `reactor` is the thread that drives both; `shared` is the way of requests to it.
+//! **Layers.** `proto` is the protocol, without I/O or threads. `transport` carries tagged messages: over TCP, or with tags that a
+//! libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to it.
 //!
-//! **Manual.** `docs/channel.md` has the protocol, its promises and limits. In short: a message is two tagged messages, its length and its
-//! payload; completions arrive in any order, and callbacks run in the order of messages, once each, with the message or with an error that
-//! names the peer; two endpoints have at most one channel between them at a time.
+//! **Manual.** `docs/channel.md` describes the protocol, its guarantees and its limits. In short: a message is two tagged messages, its
+//! length and its payload; completions arrive in any order, while callbacks run once each in message order, with the message or with an
+//! error that names the peer; two endpoints have at most one channel between them at a time.
 
 mod buffer_pool;
 mod config;
@@ -37,7 +37,7 @@ pub use pending::Pending;
 pub use proto::wire::{ADDRESS_MAX, Address};
 pub use reactor::Reactor;
 
-/// The manual's examples compile.
+/// Compiles the manual's examples.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/channel.md")]
 mod manual {}

@@ -1,14 +1,14 @@
-//! The flag by which a sleeping thread is woken, without a system call while it is awake.
+//! The flag that tells whether a thread must be woken; while it's awake, that costs no system call.
 //!
-//! The sleeper sets the flag, then checks for work once more. A waker adds work, then checks the flag. All four steps have one total
-//! order, so one of the two sees the other: no wake-up is lost.
+//! The sleeper sets the flag, then checks for work once more. A waker adds work, then checks the flag. All four steps are totally ordered,
+//! so one of the two sees the other and no wake-up is lost.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the thread sleeps or is about to sleep.
+/// Whether the thread is asleep or about to sleep.
 pub(crate) struct Parker {
     asleep: AtomicBool,
 }
@@ -18,17 +18,17 @@ impl Parker {
         Self { asleep: AtomicBool::new(false) }
     }
 
-    /// Prepares to sleep. The sleeper then checks for work once more.
+    /// Prepares to sleep. The sleeper must then check for work once more.
     pub fn prepare(&self) {
         self.asleep.swap(true, Ordering::SeqCst);
     }
 
-    /// The sleeper found work, or is awake again.
+    /// Called when the sleeper found work or is awake again.
     pub fn cancel(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// True when the caller, which has added work, must wake the sleeper.
+    /// True if the caller, which has added work, must wake the sleeper.
     pub fn must_wake(&self) -> bool {
         // An exchange is ordered with `prepare`, and only one of several wakers gets true.
         self.asleep.swap(false, Ordering::SeqCst)
@@ -42,7 +42,7 @@ mod tests {
     use loom::sync::atomic::{AtomicU32, Ordering};
     use loom::thread;
 
-    /// A thread that sleeps although there is work is woken by one of two wakers, in every interleaving.
+    /// A thread that goes to sleep with work pending is woken by exactly one of two wakers, in every interleaving.
     #[test]
     fn no_wake_up_is_lost() {
         loom::model(|| {

@@ -1,9 +1,9 @@
-//! The bytes of a message to write: owned, shared or static. They are not copied on the way to libfabric.
+//! The bytes of a message to write: owned, shared or static. They reach libfabric without a copy.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes to write. The channel keeps them unchanged until the callback of the write returns them.
+/// Bytes to write. The channel keeps them unchanged until the write's callback returns them.
 #[derive(Clone, Debug)]
 pub struct Payload(Bytes);
 
@@ -16,10 +16,10 @@ enum Bytes {
 }
 
 impl Payload {
-    /// A part of a shared buffer: several messages go out of one buffer without a copy.
+    /// A part of a shared buffer, to send several messages from one buffer without a copy.
     ///
     /// # Panics
-    /// The range is outside the buffer.
+    /// If the range is outside the buffer.
     pub fn shared(bytes: &Arc<Vec<u8>>, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= bytes.len(), "{range:?} of {} bytes", bytes.len());
         Self(Bytes::Shared(Arc::clone(bytes), range))
@@ -30,7 +30,7 @@ impl Payload {
         Self(Bytes::Word(value.to_le_bytes()))
     }
 
-    /// The payload stores its bytes itself.
+    /// True if the payload stores its bytes itself.
     pub(crate) fn is_word(&self) -> bool {
         matches!(self.0, Bytes::Word(_))
     }
@@ -50,7 +50,7 @@ impl Payload {
         self.as_slice().len()
     }
 
-    /// True without bytes.
+    /// True if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -62,7 +62,7 @@ impl Payload {
         }
     }
 
-    /// The vector that the payload was made from, or a copy of its bytes.
+    /// Returns the vector that the payload was made from, or a copy of its bytes.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             Bytes::Owned(bytes) => bytes,

@@ -11,7 +11,7 @@ use crate::shared::Shared;
 
 enum State<T> {
     Waiting(Option<Waker>),
-    /// The result, and the number of the message if it is one.
+    /// The result, and its number if it is a message.
     Ready(Result<T, ChannelError>, u64),
     Taken,
     /// The [`Pending`] was dropped.
@@ -50,7 +50,7 @@ impl<T> Slot<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The operation ended.
+    /// Records the operation's result and wakes the waiter.
     fn end(&self, result: Result<T, ChannelError>, number: u64) {
         let mut state = self.state();
         if matches!(*state, State::Dropped) {
@@ -76,16 +76,16 @@ impl<T> Slot<T> {
 
 /// The result of an operation in progress.
 ///
-/// It is a future. [`Pending::wait`] and [`Pending::wait_for`] block a thread; on the reactor's own thread, which would wait for itself, they
-/// end with [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next read or accept gets the message or channel, also
-/// one that has arrived already. A write continues.
+/// It is a future. [`Pending::wait`] and [`Pending::wait_for`] block a thread; on the reactor's own thread, which would wait for itself,
+/// they return [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next read or accept gets the message or channel,
+/// even one that has already arrived. A write continues.
 #[must_use = "dropping it cancels a read or an accept"]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,
 }
 
 impl<T: Send + 'static> Pending<T> {
-    /// The future, and the callback that ends it.
+    /// Returns the future and the callback that completes it.
     pub(crate) fn new(
         awaited: Awaited,
         cancel: Cancel,
@@ -94,7 +94,7 @@ impl<T: Send + 'static> Pending<T> {
         (pending, move |result| done(result, 0))
     }
 
-    /// [`Pending::new`] whose callback also gets the number of the result, and which returns an unused result to the engine.
+    /// Like [`Pending::new`], but the callback also gets the result's number, and an unused result goes back to the engine.
     pub(crate) fn with_return(
         awaited: Awaited,
         cancel: Cancel,
@@ -108,17 +108,17 @@ impl<T: Send + 'static> Pending<T> {
     /// Waits for the result.
     ///
     /// # Errors
-    /// The operation's.
+    /// The operation's error.
     pub fn wait(self) -> Result<T, ChannelError> {
         self.wait_until(None).unwrap_or(Err(ChannelError::Stopped))
     }
 
-    /// Waits for the result, at most for `limit`; then cancels the operation if that is still possible.
+    /// Waits up to `limit` for the result, then cancels the operation if that is still possible.
     ///
     /// # Errors
-    /// The operation's; [`ChannelError::Timeout`].
+    /// The operation's error; [`ChannelError::Timeout`].
     pub fn wait_for(self, limit: Duration) -> Result<T, ChannelError> {
-        // None for a limit beyond the range of the clock.
+        // None if the limit is beyond the clock's range.
         let deadline = Instant::now().checked_add(limit);
         if let Some(result) = self.wait_until(deadline) {
             return result;
@@ -134,7 +134,7 @@ impl<T: Send + 'static> Pending<T> {
         }
     }
 
-    /// None at the deadline.
+    /// Returns None at the deadline.
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<T, ChannelError>> {
         let mut state = self.slot.state();
         loop {
@@ -162,7 +162,7 @@ impl<T: Send + 'static> Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Cancels the operation; true when its callback follows soon in any case.
+    /// Cancels the operation; true if its callback will soon follow in any case.
     fn cancel(&self) -> bool {
         let Some(shared) = self.slot.awaited.shared.upgrade() else { return false };
         match self.slot.cancel {
@@ -172,7 +172,7 @@ impl<T> Pending<T> {
             }
             Cancel::Accept(listener, ticket) => shared.request(move |engine| engine.cancel_accept(listener, ticket)),
         }
-        // A write that has begun continues, for as long as the peer takes.
+        // A write that has started continues for as long as the peer takes.
         !matches!(self.slot.cancel, Cancel::Write(..))
     }
 }

@@ -18,16 +18,16 @@ use crate::shared::{Shared, run};
 use crate::transport::{self, Closed};
 use crate::{ChannelError, Config};
 
-/// Polls between reads of the clock while there is work.
+/// Polls between two reads of the clock while there is work.
 const POLLS_PER_CLOCK: u32 = 64;
-/// Polls without work before the thread yields the core between polls.
+/// Polls without work before the thread yields its core between polls.
 const POLLS_BEFORE_YIELD: u32 = 16;
-/// Time for aborts to reach peers when the reactor is dropped.
+/// How long aborts may take to reach peers when the reactor is dropped.
 const STOP_LIMIT: Duration = Duration::from_millis(200);
-/// First and longest sleep where the provider has no descriptor to wait for.
+/// First and longest sleep if the provider has no descriptor to wait on.
 const POLL_AFTER: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
-/// The reactor's thread. A panic in the engine, on this thread or on another, ends all channels, so that every callback still runs.
+/// Runs the reactor's thread. A panic in the engine, on this thread or another, ends all channels, so that every callback still runs.
 fn run_thread(shared: &Shared, busy_poll: Duration) {
     shared.enter_thread();
     let mut callbacks = Vec::new();
@@ -93,8 +93,8 @@ fn poll_until_stopped(shared: &Shared, busy_poll: Duration, callbacks: &mut Vec<
     true
 }
 
-/// Ends all channels after a panic. The transport may be in any state: it is not used again, and memory that the provider may still
-/// use is leaked.
+/// Ends all channels after a panic. The transport may be in any state, so it isn't used again, and memory that the provider may still use
+/// is leaked.
 fn end_after_panic(shared: &Shared, callbacks: &mut Vec<Callback>) {
     let text = "it panicked; the panic hook has printed the message".to_owned();
     let error = Error::Call { call: "channel reactor", code: bindings::FI_EOTHER, text };
@@ -134,11 +134,11 @@ fn stop_channels(shared: &Shared, callbacks: &mut Vec<Callback>) {
     }
 }
 
-/// Serves the inbox for the last time, and leaves later requests to their senders.
+/// Serves the inbox one last time, and leaves later requests to their senders.
 fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
     {
         let mut engine = shared.engine();
-        // Before the inbox is served: the sender of a later request serves it.
+        // Before the inbox is served: the senders of later requests serve it themselves.
         shared.end();
         shared.serve_inbox(&mut engine);
         engine.take_callbacks(callbacks);
@@ -149,9 +149,9 @@ fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
 
 /// An endpoint, its channels, and the thread that serves them.
 ///
-/// One reactor is one endpoint: its sockets, or an endpoint of libfabric. Its thread runs all callbacks, one after the other. A callback must not block: while it runs,
-/// the reactor does nothing else, and peers that get no answer for [`Config::lost_after`] give up. A callback may use all channels.
-/// Dropping the reactor ends all its channels with [`ChannelError::Stopped`]; [`Reactor::shutdown`] closes them first.
+/// A reactor is one endpoint: its sockets, or a libfabric endpoint. Its thread runs all callbacks, one after another. A callback must not
+/// block: while it runs, the reactor does nothing else, and peers that get no answer for [`Config::lost_after`] give up. A callback may use
+/// all channels. Dropping the reactor ends its channels with [`ChannelError::Stopped`]; [`Reactor::shutdown`] closes them first.
 pub struct Reactor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -163,8 +163,8 @@ impl Reactor {
     /// Opens an endpoint and starts its thread.
     ///
     /// # Errors
-    /// [`Error::NoMatch`] when the provider has no tagged messages that can carry a channel; there is no libfabric; what the provider or the
-    /// system answers.
+    /// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no libfabric, or from the
+    /// provider or the system.
     pub fn open(config: &Config) -> Result<Self, Error> {
         Self::with_transport(transport::open(config)?, config)
     }
@@ -193,7 +193,7 @@ impl Reactor {
         &self.shared
     }
 
-    /// The provider that was found (`tcp`, `efa`).
+    /// The provider in use (`tcp`, `efa`).
     pub fn provider(&self) -> &str {
         &self.provider
     }
@@ -201,14 +201,13 @@ impl Reactor {
     /// Opens a listener.
     ///
     /// # Errors
-    /// [`ChannelError::CannotListen`]; [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] when the reactor has ended.
+    /// [`ChannelError::CannotListen`]; [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] if the reactor has ended.
     pub fn listen(&self) -> Result<Listener, ChannelError> {
         let (number, address) = self.shared.with_engine(Engine::listen)?;
         Ok(Listener::new(&self.shared, number, address))
     }
 
-    /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within
-    /// [`Config::connect_within`].
+    /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within [`Config::connect_within`].
     pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
         let (start, limit) = (self.config.start_id, self.config.connect_within);
@@ -216,7 +215,7 @@ impl Reactor {
         self.shared.request(move |engine| engine.connect(&address, start, limit, done));
     }
 
-    /// [`Reactor::connect_with`] as a future, which can also be waited for.
+    /// [`Reactor::connect_with`] as a future, which a thread can also block on.
     pub fn connect(&self, address: &Address) -> Pending<Channel> {
         let (shared, peer) = (Arc::downgrade(&self.shared), address.endpoint());
         let (pending, done) = Pending::new(Awaited { shared, peer, what: "answer the connect" }, Cancel::Nothing);
@@ -224,8 +223,8 @@ impl Reactor {
         pending
     }
 
-    /// Closes all channels, as far as that is possible within `limit`: sends everything that was written, then the closes. Then stops.
-    /// True when all peers have confirmed. In a callback of this reactor, which must not block, it stops at once and gives false.
+    /// Closes all channels, as far as that is possible within `limit`, sending everything written so far and then the closes. Then stops.
+    /// True if all peers confirmed. In a callback of this reactor, which must not block, it stops at once and returns false.
     pub fn shutdown(self, limit: Duration) -> bool {
         if self.shared.is_own_thread() {
             return false;
@@ -245,7 +244,7 @@ impl Reactor {
 impl Drop for Reactor {
     fn drop(&mut self) {
         self.shared.stop();
-        // A callback may drop its own reactor: the thread ends after the callback.
+        // A callback may drop its own reactor; the thread then ends after the callback.
         if let Some(thread) = self.thread.take()
             && !self.shared.is_own_thread()
             && thread.join().is_err()

@@ -1,7 +1,7 @@
-//! What the reactor's thread and the handles of channels share: the engine, and the inbox for requests to it.
+//! What the reactor's thread and the channel handles share: the engine, and the inbox for requests to it.
 //!
-//! A request takes one way: its sender puts it into the inbox, and wakes the thread if it sleeps. The thread serves requests in their order.
-//! After the thread has ended, the senders serve them.
+//! Every request takes the same path: its sender puts it into the inbox and wakes the thread if it's asleep. The thread serves requests in
+//! order. After the thread has ended, the senders serve them.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,14 +21,14 @@ use crate::proto::engine::Engine;
 
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
-/// A request of a user. Reads and writes, which are many, need no allocation.
+/// A user's request. Reads and writes, which are frequent, need no allocation.
 pub(crate) enum Request {
     Write { channel: u32, ticket: u64, body: Payload, done: WriteDone },
     Read { channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone },
     Other(Box<dyn FnOnce(&mut Engine) + Send>),
 }
 
-/// Runs callbacks. A callback that panics does not keep the others from running.
+/// Runs callbacks. One that panics doesn't keep the others from running.
 pub(crate) fn run(callbacks: impl Iterator<Item = Callback>) {
     for callback in callbacks {
         if catch_unwind(AssertUnwindSafe(|| callback.run())).is_err() {
@@ -40,24 +40,24 @@ pub(crate) fn run(callbacks: impl Iterator<Item = Callback>) {
 /// The engine and the inbox.
 pub(crate) struct Shared {
     engine: Mutex<Engine>,
-    /// Requests in their order. Only the holder of the engine's lock empties it.
+    /// Requests, in order. Only the holder of the engine's lock empties it.
     inbox: Mutex<Vec<Request>>,
-    /// The inbox has requests.
+    /// Whether the inbox has requests.
     has_requests: AtomicBool,
     parker: Parker,
     event_fd: EventFd,
     thread: OnceLock<ThreadId>,
     next_ticket: AtomicU64,
     stop: AtomicBool,
-    /// The thread does not serve the inbox any more: see [`Shared::serve_after_end`].
+    /// The thread no longer serves the inbox: see [`Shared::serve_after_end`].
     ended: AtomicBool,
 }
 
 impl Shared {
-    /// The shared state of an engine whose thread does not run yet.
+    /// Creates the shared state of an engine whose thread isn't running yet.
     ///
     /// # Errors
-    /// No eventfd can be opened.
+    /// If no eventfd can be opened.
     pub fn new(engine: Engine) -> io::Result<Self> {
         Ok(Self {
             engine: Mutex::new(engine),
@@ -76,7 +76,7 @@ impl Shared {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread panicked while it had the engine.
+    /// True if a thread panicked while it had the engine.
     pub fn is_poisoned(&self) -> bool {
         self.engine.is_poisoned()
     }
@@ -85,7 +85,7 @@ impl Shared {
     pub fn with_engine<R>(&self, use_engine: impl FnOnce(&mut Engine) -> R) -> R {
         let result = {
             let mut engine = self.engine();
-            // In the order of the calls: a listener that was dropped is closed before the next one opens.
+            // Served first, to keep the order of the calls: a dropped listener is closed before the next one opens.
             self.serve_inbox(&mut engine);
             use_engine(&mut engine)
         };
@@ -111,7 +111,7 @@ impl Shared {
             self.has_requests.store(false, Ordering::SeqCst);
             mem::take(&mut *inbox)
         };
-        // Limits of the requests count from now.
+        // The requests' limits count from now.
         engine.advance_clock(Instant::now());
         for request in requests {
             match request {
@@ -122,22 +122,22 @@ impl Shared {
         }
     }
 
-    /// Names the reactor's thread: the caller.
+    /// Records the caller as the reactor's thread.
     pub fn enter_thread(&self) {
         let _ = self.thread.set(thread::current().id());
     }
 
-    /// True on the thread that calls back.
+    /// True on the thread that runs callbacks.
     pub fn is_own_thread(&self) -> bool {
         self.thread.get() == Some(&thread::current().id())
     }
 
-    /// True when the channel has ended.
+    /// True if the channel has ended.
     pub fn has_ended(&self, channel: u32) -> bool {
         self.with_engine(|engine| engine.state_of(channel).is_none_or(|state| !state.is_live()))
     }
 
-    /// A number for an operation that may be cancelled.
+    /// Returns a number for an operation that may be cancelled.
     pub fn ticket(&self) -> u64 {
         self.next_ticket.fetch_add(1, Ordering::Relaxed)
     }
@@ -171,22 +171,22 @@ impl Shared {
         self.wake();
     }
 
-    /// The thread was asked to end.
+    /// True if the thread was asked to end.
     pub fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// From here on, senders serve their requests.
+    /// From now on, senders serve their own requests.
     pub fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// Serves the inbox once the thread has ended. A sender that finds the engine locked may leave: the holder of the lock comes here
-    /// afterwards, and finds the request.
+    /// Serves the inbox once the thread has ended. A sender that finds the engine locked may leave: the lock's holder comes here afterwards
+    /// and finds the request.
     pub fn serve_after_end(&self) {
         while self.ended.load(Ordering::SeqCst) {
-            // Orders a request before the try of the lock, and the release of the lock before the check for requests: a sender and a
-            // holder of the lock cannot both miss the other.
+            // Orders adding a request before trying the lock, and releasing the lock before checking for requests: a sender and a holder of
+            // the lock can't both miss the other.
             fence(Ordering::SeqCst);
             let mut engine = match self.engine.try_lock() {
                 Ok(engine) => engine,
@@ -211,7 +211,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a request or an event arrives, or a timer is due; at most for `poll_after` where the provider has no descriptor.
+    /// Sleeps until a request or an event arrives or a timer is due; at most for `poll_after` if the provider has no descriptor.
     pub fn sleep(&self, poll_after: Duration) {
         self.parker.prepare();
         if !self.has_requests() && !self.is_stopping() {
@@ -219,7 +219,7 @@ impl Shared {
                 let engine = self.engine();
                 let transport = engine.transport();
                 let wakes = transport.wakes().map(|at| at.saturating_duration_since(Instant::now()));
-                // The clock of the engine goes in steps of a millisecond.
+                // The engine's clock advances in steps of a millisecond.
                 let limit =
                     engine.timer_interval().min(wakes.map_or(MAX_SLEEP, |wakes| wakes.max(Duration::from_millis(1))));
                 (engine.has_work(), transport.wait_fd(), transport.may_wait(), limit)
@@ -240,7 +240,7 @@ impl Shared {
         // SAFETY: the endpoint keeps its descriptor open, and only this thread closes the endpoint.
         let fd = fd.map_or(own, |fd| unsafe { BorrowedFd::borrow_raw(fd) });
         let mut fds = [own, fd].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        // An interrupted sleep is a short one.
+        // An interruption only shortens the sleep.
         let _ = ppoll(&mut fds, Some(limit.min(MAX_SLEEP).into()), None);
         if fds[0].any() == Some(true) {
             let _ = self.event_fd.read();

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The wake-up of a channel's thread under loom: models.sh [DIST]. DIST is not used.
+# Checks how a channel's thread is woken under loom: models.sh [DIST]. DIST is not used.
 #
-# Built with --cfg loom into a target directory of its own, which keeps the other builds. Ends with libtest's count.
+# Builds with --cfg loom into its own target directory, which leaves the other builds alone. Ends with libtest's count.
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1

@@ -1,4 +1,4 @@
-//! Callbacks of users, and the calls that are due.
+//! User callbacks, and the calls that are due.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::{ChannelError, Payload};
 
 /// The callback of a write.
 pub(crate) type WriteDone = Box<dyn FnOnce(Result<Payload, ChannelError>) + Send>;
-/// The callback of a read: the message and its number among the messages that were read.
+/// The callback of a read, with the message and its number among the messages read.
 pub(crate) type ReadDone = Box<dyn FnOnce(Result<(u64, Vec<u8>), ChannelError>) + Send>;
 /// The callback of a connect or an accept.
 pub(crate) type OpenDone = Box<dyn FnOnce(Result<Opened, ChannelError>) + Send>;
@@ -18,7 +18,7 @@ pub(crate) type CloseDone = Box<dyn FnOnce(Result<(), ChannelError>) + Send>;
 pub(crate) struct Opened {
     pub channel: u32,
     pub peer: Arc<str>,
-    /// Bytes of the longest message that may be written.
+    /// Length of the longest message that may be written, in bytes.
     pub max_write: usize,
 }
 

@@ -9,9 +9,9 @@ use super::outgoing::Outgoing;
 use super::transport::Addr;
 use crate::{ChannelError, Violation};
 
-/// How far a channel has come.
+/// How far a channel has got.
 pub(crate) enum Phase {
-    /// A hello was sent.
+    /// The hello has been sent.
     Connecting {
         done: OpenDone,
         deadline: Instant,
@@ -26,16 +26,16 @@ pub(crate) enum Phase {
 pub(crate) struct Closing {
     pub done: Vec<CloseDone>,
     pub deadline: Instant,
-    /// The limit that the deadline was made from.
+    /// The limit that the deadline was computed from.
     pub limit: Duration,
-    /// The close was sent to the peer: everything that was written is out.
+    /// The close has been sent to the peer, after everything that was written.
     pub announced: bool,
 }
 
 /// The peer's side of a channel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RemoteChannel {
-    /// The peer's number of the channel.
+    /// The peer's number for the channel.
     pub id: u32,
     /// The secret that messages to the peer contain.
     pub secret: u64,
@@ -43,7 +43,7 @@ pub(crate) struct RemoteChannel {
 
 /// The state of one channel.
 pub(crate) struct ChannelState {
-    /// The peer's endpoint for people.
+    /// The peer's endpoint in readable form.
     pub peer: Arc<str>,
     /// The name of the peer's endpoint.
     pub name: Box<[u8]>,
@@ -54,19 +54,19 @@ pub(crate) struct ChannelState {
     /// The secret that messages from the peer must contain.
     pub secret: u64,
     pub remote: RemoteChannel,
-    /// Bytes of the longest message that may be written.
+    /// Length of the longest message that may be written, in bytes.
     pub max_write: usize,
     pub closing: Option<Closing>,
-    /// The peer closes: the id after its last message, and when the close arrived.
+    /// The peer is closing: the id after its last message, and when the close arrived.
     pub remote_close: Option<(u32, Instant)>,
-    /// All handles of the user are dropped.
+    /// The user has dropped all handles.
     pub released: bool,
     pub last_heard: Instant,
-    /// The last peek for payloads without a length.
+    /// When this side last peeked for payloads without a length.
     pub last_payload_peek: Instant,
-    /// When the ping was sent that is not answered yet.
+    /// When the ping that is still unanswered was sent.
     pub pinged_at: Option<Instant>,
-    /// The channel is in the engine's list of channels to pump.
+    /// Whether the channel is on the engine's list of channels to pump.
     pub scheduled: bool,
 }
 
@@ -75,7 +75,7 @@ impl ChannelState {
         !matches!(self.phase, Phase::Ended(_))
     }
 
-    /// The peer closes, and not all of its messages are read.
+    /// True if the peer is closing and not all of its messages have been read.
     pub fn has_unread(&self) -> bool {
         self.remote_close.is_some_and(|(end, _)| end != self.incoming.next_id())
     }

@@ -1,4 +1,4 @@
-//! All channels of one endpoint: requests of users and events of the transport go in, operations and callbacks come out.
+//! All channels of one endpoint: user requests and transport events go in, operations and callbacks come out.
 
 mod control;
 mod liveness;
@@ -22,14 +22,14 @@ use super::transport::{Addr, Event, Receive, ReceiveError, ReceiveResult, Transp
 use super::wire::{CONTROL_MAX, Carrier, Kind};
 use crate::{ChannelError, Config, Payload, Reason, Violation};
 
-/// Receives for control messages that are posted at a time. More would slow providers, which search them for every message.
+/// How many receives for control messages are posted at a time. More would slow down providers, which search them for every message.
 const CONTROL_RECEIVES: u32 = 4;
-/// Bytes of the buffer for a control message. Longer than any of them, because of a truncated message the sender may be unknown.
+/// Bytes of the buffer for a control message. It's longer than any of them, because the sender of a truncated message may be unknown.
 const CONTROL_BUFFER: usize = 4096;
 const _: () = assert!(CONTROL_BUFFER > CONTROL_MAX);
-/// The longest limit: longer than any process lives, and short enough to be added to any time.
+/// The longest limit: longer than any process lives, yet short enough to add to any time.
 const MAX_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
-/// Consecutive failed receives that count as failures of messages. More are a failure of the endpoint.
+/// How many consecutive failed receives are put down to bad messages. More mean that the endpoint has failed.
 const MAX_FAILURES: u32 = 1000;
 
 /// All channels of one endpoint.
@@ -38,39 +38,39 @@ pub(crate) struct Engine {
     pub(crate) config: Config,
     channels: Vec<Option<Box<ChannelState>>>,
     listeners: Vec<Option<Listening>>,
-    /// The secrets of all listeners, also of those that were closed.
+    /// The secrets of all listeners, including closed ones.
     secrets: Vec<u64>,
-    /// The last channel with each endpoint name, where all channels share one endpoint.
+    /// The last channel with each endpoint name, if all channels share one endpoint.
     by_name: HashMap<Box<[u8]>, PriorChannel>,
-    /// Hellos from endpoint names that had a channel before, until their path response.
+    /// Hellos from endpoint names that had a channel before, until their path responses arrive.
     pending_hellos: VecDeque<PendingHello>,
     by_addr: HashMap<Addr, u32>,
-    /// Control messages that the transport has not taken yet: address, tag, message, token.
+    /// Control messages that the transport hasn't taken yet: address, tag, message, token.
     pub(crate) unsent_control: VecDeque<(Addr, u64, Payload, u64)>,
-    /// Receives of the endpoint that the transport has not taken yet.
+    /// The endpoint's receives that the transport hasn't taken yet.
     unposted: Vec<(Operation, u32, Vec<u8>)>,
     /// Patterns of unknown tags, and whether a peek for each is in progress.
     unknown: Vec<(Pattern, bool)>,
-    /// The last unknown tag that a peek found without its sender; peeks for every peer followed.
+    /// The last unknown tag that a peek found without its sender, which led to a peek for every peer.
     suspected_tag: Option<u64>,
-    /// Channels to pump in [`Engine::run_scheduled`], and the list that it works on.
+    /// Channels to pump in [`Engine::run_scheduled`], and its working list.
     scheduled: Vec<u32>,
     pumping: Vec<u32>,
     events: Vec<Event>,
     callbacks: Vec<Callback>,
     now: Instant,
-    /// The last run of the timers.
+    /// When the timers last ran.
     last_timers: Instant,
-    /// The last peek for unknown tags.
+    /// When the engine last peeked for unknown tags.
     last_peek: Instant,
     refusals: u32,
     control_in_flight: usize,
     failures: u32,
-    /// The endpoint failed or was stopped, with this error.
+    /// The error with which the endpoint failed or was stopped.
     pub(crate) ended: Option<ChannelError>,
 }
 
-/// The state of a channel, while other fields of the engine are in use.
+/// Finds a channel's state while other fields of the engine are borrowed.
 fn find(channels: &mut [Option<Box<ChannelState>>], channel: u32) -> Option<&mut ChannelState> {
     channels.get_mut(channel as usize)?.as_deref_mut()
 }
@@ -112,17 +112,16 @@ impl Engine {
         &*self.transport
     }
 
-    /// Takes the callbacks that are due, in their order.
+    /// Takes the callbacks that are due, in order.
     pub fn take_callbacks(&mut self, into: &mut Vec<Callback>) {
         into.append(&mut self.callbacks);
     }
 
-    /// The state of a channel.
     pub(crate) fn state_of(&mut self, channel: u32) -> Option<&mut ChannelState> {
         find(&mut self.channels, channel)
     }
 
-    /// Work remains that no event of the transport announces.
+    /// True if there is work that no transport event will announce.
     pub fn has_work(&self) -> bool {
         !(self.callbacks.is_empty()
             && self.unsent_control.is_empty()
@@ -130,7 +129,7 @@ impl Engine {
             && self.scheduled.is_empty())
     }
 
-    /// No channel is open, and no control message is unsent or in flight.
+    /// True if no channel is open and no control message is unsent or in flight.
     pub fn is_idle(&self) -> bool {
         self.ended.is_some()
             || self.unsent_control.is_empty()
@@ -138,12 +137,12 @@ impl Engine {
                 && !self.channels.iter().flatten().any(|state| state.is_live())
     }
 
-    /// Replaces the transport. Operations of the earlier one give no events.
+    /// Replaces the transport. Operations on the old one produce no events.
     pub fn replace_transport(&mut self, transport: Box<dyn Transport>) -> Box<dyn Transport> {
         std::mem::replace(&mut self.transport, transport)
     }
 
-    /// Advances the engine's clock: limits of the next requests count from `now`.
+    /// Advances the engine's clock: the limits of later requests count from `now`.
     pub fn advance_clock(&mut self, now: Instant) {
         self.now = self.now.max(now);
     }
@@ -168,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Notes that a channel has something to post. It is pumped once, after all events of a poll.
+    /// Marks a channel as having something to post. It's pumped once, after all events of a poll.
     fn schedule(&mut self, channel: u32) {
         if let Some(state) = find(&mut self.channels, channel)
             && !state.scheduled
@@ -194,7 +193,7 @@ impl Engine {
         self.transport.flush();
     }
 
-    /// Posts what the channel can post, and continues a close.
+    /// Posts what the channel can post, and advances a close.
     fn pump(&mut self, channel: u32) {
         let Some(state) = find(&mut self.channels, channel) else { return };
         if !matches!(state.phase, Phase::Open) {
@@ -300,7 +299,7 @@ impl Engine {
         }
     }
 
-    /// Makes progress; true when the transport had events. With `now` it also runs the timers.
+    /// Makes progress; true if the transport had events. With `now`, also runs the timers.
     pub fn poll(&mut self, now: Option<Instant>) -> bool {
         if self.ended.is_some() {
             return false;
@@ -370,14 +369,14 @@ impl Engine {
                     self.schedule(channel);
                 }
             }
-            // The peer closes: a message that it did not take does not matter.
+            // The peer is closing, so it doesn't matter that it didn't take a message.
             Err(_) if state.remote_close.is_some() => {}
             Err(source) => self.connection_failed(channel, source),
         }
     }
 
-    /// A peer cannot be reached any more. A channel that waits for an answer ends at once; other channels end at the next read or write,
-    /// after the messages that arrived before.
+    /// Called when a peer can no longer be reached. A channel that waits for an answer ends at once; other channels end at the next read or
+    /// write, after the messages that have already arrived.
     fn unreachable(&mut self, peer: Addr, source: Error) {
         let Some(&channel) = self.by_addr.get(&peer) else { return };
         let Some(state) = self.state_of(channel) else { return };
@@ -387,7 +386,7 @@ impl Engine {
         }
     }
 
-    /// A connection is over. Its channel ends, except that what a peer wrote before its close is still read.
+    /// Called when a connection is lost. Its channel ends, except that what the peer wrote before its close is still read.
     fn lost(&mut self, peer: Addr, source: Error) {
         let Some(&channel) = self.by_addr.get(&peer) else { return self.transport.disconnect(peer) };
         if self.state_of(channel).is_some_and(|state| state.remote_close.is_none()) {
@@ -456,7 +455,7 @@ impl Engine {
         }
     }
 
-    /// A receive that belongs to no channel ended.
+    /// Handles the end of a receive that belongs to no channel.
     fn endpoint_received(
         &mut self,
         operation: Operation,
@@ -469,7 +468,7 @@ impl Engine {
             Ok(()) | Err(ReceiveError::Truncated) => self.failures = 0,
             Err(ReceiveError::Cancelled) => return,
             Err(ReceiveError::Failed(error)) => {
-                // A message that was cut off with its connection. It does not concern other messages.
+                // A message was cut off along with its connection. Other messages aren't affected.
                 log::debug!("a receive for any peer failed: {error}");
                 self.failures += 1;
                 if self.failures > MAX_FAILURES {

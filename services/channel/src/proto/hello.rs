@@ -1,4 +1,4 @@
-//! Hellos that wait for an answer, and what is kept of earlier channels with the same endpoint.
+//! Hellos waiting for an answer, and what is remembered of earlier channels with the same endpoint.
 
 use std::time::Instant;
 
@@ -6,13 +6,13 @@ use super::channel_state::{ChannelState, RemoteChannel};
 use super::transport::Addr;
 use super::wire::Control;
 
-/// Distance between the ids of consecutive channels with one endpoint. Multiples of it, modulo 2^32, stay far from each other.
+/// Distance between the ids of consecutive channels with one endpoint. Multiples of it, modulo 2^32, stay far apart.
 const ID_DISTANCE: u32 = 0x9e37_79b1;
 
 /// The last channel with an endpoint.
 pub(crate) struct PriorChannel {
     pub channel: u32,
-    /// Ids after the last message that it wrote and read. They are set when the channel ends.
+    /// Ids after the last messages that it wrote and read, set when the channel ends.
     pub write: u32,
     pub read: u32,
 }
@@ -29,19 +29,19 @@ impl PriorChannel {
     }
 }
 
-/// A hello that was not answered yet.
+/// A hello that hasn't been answered yet.
 pub(crate) struct PendingHello {
     pub addr: Addr,
     pub name: Box<[u8]>,
     pub listener: u32,
     pub remote: RemoteChannel,
-    /// Bytes of the longest message that the sender takes.
+    /// Length of the longest message that the sender accepts, in bytes.
     pub max: u64,
     /// Id of the sender's first message.
     pub read: u32,
-    /// Id of the first message of this end; 0 for any id.
+    /// Id of this end's first message; 0 for any.
     pub write: u32,
-    /// The challenge, once it was sent.
+    /// The challenge, once sent.
     pub challenge: Option<PathChallenge>,
 }
 

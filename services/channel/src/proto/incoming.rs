@@ -1,5 +1,5 @@
-//! The reading half of a channel. A receive for a length matches any message; a receive for a payload matches exactly one. A reorder
-//! buffer puts the messages in the order of their ids, and delivers the first complete one to the first read.
+//! The reading half of a channel. A receive for a length matches any message; a receive for a payload matches exactly one. A reorder buffer
+//! puts the messages in order of their ids and hands the front one, once complete, to the first read.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,9 +13,9 @@ use super::tags::{ID_MASK, LENGTH, LENGTH_BUFFER, PAYLOAD, Pattern};
 use super::transport::{Addr, Receive, ReceiveResult, Transport};
 use crate::{ChannelError, Violation, buffer_pool};
 
-/// Ids that a message may be ahead of the oldest incomplete one.
+/// How many ids a message may be ahead of the oldest incomplete one.
 const REORDER_WINDOW: usize = 1 << 16;
-/// Messages that are read between two reports to the peer.
+/// How many messages are read between two reports to the peer.
 const READ_REPORT_INTERVAL: u32 = UNREAD_WINDOW / 4;
 
 /// A message in the reorder buffer.
@@ -43,21 +43,21 @@ pub(crate) struct Incoming {
     /// The value of `next` in the last report to the peer.
     reported: u32,
     reads: VecDeque<QueuedRead>,
-    /// Messages that were delivered; and, by number, delivered messages that came back. They wait only while no read waits.
+    /// How many messages were delivered; and delivered messages that came back, by number. Those wait only while no read does.
     delivered: u64,
     returned: VecDeque<(u64, Vec<u8>)>,
-    /// Posted receives for lengths, and free buffers for them.
+    /// How many receives for lengths are posted, and free buffers for them.
     length_receives: usize,
     length_buffers: Vec<Vec<u8>>,
     depth: usize,
     max_message: usize,
     /// Number of the next receive for a length.
     next_length_receive: u32,
-    /// When the front message became the one that is waited for, while it or a later one has begun.
+    /// Since when the front message has been waited for, while it or a later one has begun.
     stalled_since: Option<Instant>,
     /// While no message has begun: the id of a payload without a length, and when a peek first found it.
     orphan_payload: Option<(u32, Instant)>,
-    /// A channel with the same endpoint existed before: its messages may arrive.
+    /// A channel with the same endpoint existed before, and its messages may still arrive.
     pub follows_prior: bool,
 }
 
@@ -71,13 +71,13 @@ impl Incoming {
         (self.next, self.reported) = (id, id);
     }
 
-    /// Message `id` belongs to an earlier channel.
+    /// True if message `id` belongs to an earlier channel.
     pub fn is_stale(&self, id: u32) -> bool {
         let far = id.wrapping_sub(self.next).min(self.next.wrapping_sub(id));
         self.follows_prior && far as usize >= REORDER_WINDOW
     }
 
-    /// Id of the first message that was not read, if a report to the peer is due.
+    /// Id of the first unread message, if a report to the peer is due.
     pub fn report(&mut self) -> Option<u32> {
         if self.next.wrapping_sub(self.reported) < READ_REPORT_INTERVAL {
             return None;
@@ -95,7 +95,7 @@ impl Incoming {
         self.reads.push_back(QueuedRead { ticket, buffer, done });
     }
 
-    /// Cancels a read. The next read gets the message that it waited for.
+    /// Cancels a read. The next read gets the message it was waiting for.
     pub fn cancel(&mut self, ticket: u64) -> Option<ReadDone> {
         let at = self.reads.iter().position(|queued| queued.ticket == ticket)?;
         self.reads.remove(at).map(|queued| queued.done)
@@ -106,7 +106,7 @@ impl Incoming {
         self.window.iter().map(|entry| if let Some(Arrival::Posted(len)) = entry { *len } else { 0 }).sum()
     }
 
-    /// Posts what can be posted. True when the transport must be retried.
+    /// Posts what can be posted. Returns true if the transport must be retried.
     pub fn pump(
         &mut self,
         transport: &mut dyn Transport,
@@ -136,7 +136,7 @@ impl Incoming {
                 ReceiveResult::Failed(_, error) => return Err(error),
             }
         }
-        // Lengths arrive in any order. For every length that no read waits for yet, another receive is posted.
+        // Lengths arrive in any order. For every length that arrives before a read waits for it, another receive is posted.
         while self.length_receives + begun < wanted {
             let buffer = self.length_buffers.pop().unwrap_or_default();
             let pattern = Pattern { tag: LENGTH, ignore: ID_MASK };
@@ -156,12 +156,12 @@ impl Incoming {
         Ok(false)
     }
 
-    /// A receive for a length ended without a message.
+    /// Called when a receive for a length ended without a message.
     pub fn length_cancelled(&mut self) {
         self.length_receives = self.length_receives.saturating_sub(1);
     }
 
-    /// A length arrived.
+    /// Called when a length has arrived.
     pub fn length(&mut self, tag: u64, bytes: Vec<u8>) -> Result<(), Violation> {
         self.length_receives = self.length_receives.saturating_sub(1);
         let id = (tag & ID_MASK) as u32;
@@ -190,7 +190,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// A payload arrived.
+    /// Called when a payload has arrived.
     pub fn payload(&mut self, id: u32, bytes: Vec<u8>, callbacks: &mut Vec<Callback>) -> Result<(), Violation> {
         let entry = self.window.get_mut(id.wrapping_sub(self.next) as usize).and_then(Option::as_mut);
         let Some(entry) = entry else { return Ok(()) };
@@ -203,7 +203,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// The violation of a payload that is longer than its length.
+    /// The violation for a payload that is longer than its length.
     pub fn too_long(&self, id: u32) -> Violation {
         let stated = match self.window.get(id.wrapping_sub(self.next) as usize) {
             Some(Some(Arrival::Posted(stated))) => *stated,
@@ -219,7 +219,7 @@ impl Incoming {
         self.deliver(callbacks);
     }
 
-    /// The first message that came back.
+    /// Takes the first message that came back.
     pub fn take_returned(&mut self) -> Option<(u64, Vec<u8>)> {
         self.returned.pop_front()
     }
@@ -229,7 +229,7 @@ impl Incoming {
         self.returned.clear();
     }
 
-    /// Delivers complete messages, in order, to the reads that wait.
+    /// Delivers complete messages, in order, to waiting reads.
     fn deliver(&mut self, callbacks: &mut Vec<Callback>) {
         while !self.reads.is_empty()
             && let Some(message) = self.returned.pop_front()
@@ -248,7 +248,7 @@ impl Incoming {
         }
     }
 
-    /// Finds a message that has begun and does not continue; `allowed` is the time for a number of bytes.
+    /// Finds a message that has begun but makes no progress; `allowed` returns the time allowed for a number of bytes.
     pub fn overdue(&mut self, now: Instant, allowed: impl Fn(usize) -> Duration) -> Option<Violation> {
         if self.is_waiting() {
             self.stalled_since = None;
@@ -276,29 +276,29 @@ impl Incoming {
         (self.stalled_since, self.orphan_payload) = (None, None);
     }
 
-    /// Reads wait, and no message has begun.
+    /// True if reads are waiting and no message has begun.
     pub fn is_waiting(&self) -> bool {
         !self.reads.is_empty() && self.window.is_empty()
     }
 
-    /// A peek for payloads found the one of message `id`, or none.
+    /// Called when a peek for payloads found the one of message `id`, or none.
     pub fn payload_peeked(&mut self, id: Option<u32>, now: Instant) {
         let id = id.filter(|_| self.is_waiting());
         let before = self.orphan_payload.filter(|(before, _)| Some(*before) == id);
         self.orphan_payload = before.or(id.map(|id| (id, now)));
     }
 
-    /// Reads wait.
+    /// True if reads are waiting.
     pub fn has_reads(&self) -> bool {
         !self.reads.is_empty()
     }
 
-    /// Ends all reads with `error`, in their order.
+    /// Ends all reads with `error`, in order.
     pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
         callbacks.extend(self.reads.drain(..).map(|read| Callback::Read(read.done, Err(error.clone()), read.ticket)));
     }
 
-    /// The peer's last message is the one before `end`: reads end once it was read.
+    /// The peer's last message is the one before `end`: reads end once it has been read.
     pub fn end_at(&mut self, end: u32, error: &ChannelError, callbacks: &mut Vec<Callback>) {
         if end == self.next {
             self.fail(error, callbacks);

@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use super::callback::{Callback, OpenDone};
 use crate::ChannelError;
 
-/// A listener.
 #[derive(Default)]
 pub(crate) struct Listening {
-    /// Channels that opened and are not accepted yet.
+    /// Channels that opened and haven't been accepted yet.
     pub arrived: VecDeque<u32>,
-    /// Accepts that wait for a channel, with their tickets.
+    /// Accepts waiting for a channel, with their tickets.
     pub waiting: VecDeque<(u64, OpenDone)>,
 }
 
@@ -20,7 +19,7 @@ impl Listening {
         callbacks.extend(self.waiting.drain(..).map(|(_, done)| Callback::Open(done, Err(error.clone()))));
     }
 
-    /// Drops a channel that ended; true if it was not accepted yet.
+    /// Drops an ended channel; true if it hadn't been accepted yet.
     pub fn drop_channel(&mut self, channel: u32) -> bool {
         let before = self.arrived.len();
         self.arrived.retain(|arrived| *arrived != channel);

@@ -1,5 +1,5 @@
-//! The protocol of channels. No I/O and no threads: requests of users and events of a [`transport`] go in, operations on the
-//! transport and [callbacks](callback) come out.
+//! The channel protocol, without I/O or threads: user requests and events of a [`transport`] go in, operations on the transport and
+//! [callbacks](callback) come out.
 
 pub(crate) mod callback;
 pub(crate) mod channel_state;

@@ -1,13 +1,13 @@
-//! Names of endpoints that are socket addresses: `sockaddr_in` or `sockaddr_in6`, one behind the other.
+//! Endpoint names made of socket addresses: `sockaddr_in` or `sockaddr_in6`, one after another.
 
 use std::net::{IpAddr, SocketAddr};
 
 use nix::libc::{AF_INET, AF_INET6};
 
-/// Bytes of a `sockaddr_in` and of a `sockaddr_in6`.
+/// Sizes of `sockaddr_in` and `sockaddr_in6` in bytes.
 const LENGTHS: (usize, usize) = (16, 28);
 
-/// The socket addresses in a name; none if it has anything else.
+/// The socket addresses in a name; empty if it contains anything else.
 pub(crate) fn parse(mut name: &[u8]) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     while let Some((address, rest)) = split(name) {
@@ -30,7 +30,7 @@ fn split(name: &[u8]) -> Option<(SocketAddr, &[u8])> {
     Some((SocketAddr::new(ip, port), rest))
 }
 
-/// The name of the addresses; of at most `max` bytes, with the first addresses then.
+/// Builds a name of at most `max` bytes, skipping addresses that don't fit.
 pub(crate) fn emit(addresses: &[SocketAddr], max: usize) -> Vec<u8> {
     let mut name = Vec::new();
     for address in addresses {

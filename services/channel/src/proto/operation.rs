@@ -1,4 +1,4 @@
-//! Operations of the engine on its transport, and the tokens that name them.
+//! The engine's operations on its transport, and the tokens that identify them.
 
 use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
@@ -18,17 +18,17 @@ pub(crate) enum Operation {
     Discard = 10,
 }
 
-/// Bits of a channel's number. Numbers are never reused.
+/// Bits of a channel number. Numbers are never reused.
 const CHANNEL_BITS: u32 = 28;
 /// The channel number in operations that belong to no channel.
 pub(crate) const NO_CHANNEL: u32 = (1 << CHANNEL_BITS) - 1;
 
-/// The token of an operation: 4 bits of operation, 28 bits of channel, 32 bits of message id or index.
+/// Builds an operation's token: 4 bits of operation, 28 bits of channel, 32 bits of message id or index.
 pub(crate) fn token(operation: Operation, channel: u32, id: u32) -> u64 {
     (operation as u64) << 60 | u64::from(channel) << 32 | u64::from(id)
 }
 
-/// The operation, channel, and id or index of a token.
+/// Splits a token into operation, channel, and id or index.
 pub(crate) fn parse_token(token: u64) -> Option<(Operation, u32, u32)> {
     let operation = Operation::try_read_from_bytes(&[(token >> 60) as u8]).ok()?;
     Some((operation, (token >> 32) as u32 & NO_CHANNEL, token as u32))

@@ -1,10 +1,10 @@
-//! The writing half of a channel: messages in flight in the order of their ids, and messages in the queue.
+//! The writing half of a channel: messages in flight, in order of their ids, and messages in the queue.
 //!
-//! Each message is two sends, which complete in any order, also among the sends of other messages. A completion only marks its message;
-//! [`Outgoing::complete`] then calls back for complete messages from the front.
+//! Each message is two sends, which complete in any order, even relative to the sends of other messages. A completion only marks its
+//! message; [`Outgoing::complete`] then calls back for complete messages from the front.
 //!
-//! Lengths go out at once. Long payloads go into a stream a few at a time: so the reader learns the next lengths while a payload is in
-//! flight, and posts receives before the payloads arrive. A provider must buffer or stop a payload without a receive.
+//! Lengths go out at once. Long payloads go into a stream a few at a time, so that the reader learns the next lengths while a payload is in
+//! flight, and posts receives before the payloads arrive. A provider has to buffer or stop a payload that has no receive.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ struct QueuedWrite {
     done: WriteDone,
 }
 
-/// Messages that the peer may have without having read them.
+/// How many messages the peer may have without having read them.
 pub(crate) const UNREAD_WINDOW: u32 = 256;
 
 /// The writing half.
@@ -48,7 +48,7 @@ pub(crate) struct Outgoing {
     /// Id of the front of `in_flight`.
     first: u32,
     in_flight: VecDeque<InFlightWrite>,
-    /// Entries of `in_flight` whose lengths are posted, and entries whose payloads are posted too.
+    /// Entries of `in_flight` whose lengths are posted, and those whose payloads are posted too.
     lengths_posted: usize,
     payloads_posted: usize,
     /// Payloads that are posted and not complete.
@@ -57,7 +57,7 @@ pub(crate) struct Outgoing {
     depth: usize,
     /// The peer has read every message before this id.
     read_by_peer: u32,
-    /// The peer closes: the id of the first message that it has not read, and the error of that message and later ones.
+    /// The peer is closing: the id of the first message it hasn't read, and the error for that message and later ones.
     peer_close: Option<(u32, ChannelError)>,
 }
 
@@ -66,7 +66,7 @@ impl Outgoing {
         Self { channel, first: start, read_by_peer: start, depth, ..Self::default() }
     }
 
-    /// Sets the id of the first message; none was written yet.
+    /// Sets the id of the first message, before any is written.
     pub fn start_at(&mut self, id: u32) {
         (self.first, self.read_by_peer) = (id, id);
     }
@@ -76,7 +76,7 @@ impl Outgoing {
         self.first.wrapping_add(self.in_flight.len() as u32)
     }
 
-    /// No message is in flight or queued.
+    /// True if no message is in flight or queued.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.queued.is_empty()
     }
@@ -90,13 +90,13 @@ impl Outgoing {
         self.queued.push_back(QueuedWrite { ticket, body, done });
     }
 
-    /// Cancels a write that has not begun.
+    /// Cancels a write that hasn't started.
     pub fn cancel(&mut self, ticket: u64) -> Option<WriteDone> {
         let at = self.queued.iter().position(|queued| queued.ticket == ticket)?;
         self.queued.remove(at).map(|queued| queued.done)
     }
 
-    /// Posts what can be posted. True when the transport must be retried.
+    /// Posts what can be posted. Returns true if the transport must be retried.
     pub fn pump(
         &mut self,
         transport: &mut dyn Transport,
@@ -106,7 +106,7 @@ impl Outgoing {
         loop {
             let (first, retry) = (self.first, self.post(transport, peer)?);
             self.complete(callbacks);
-            // Sends that are done at once end messages without an event, and the next ones begin.
+            // Sends that are done at once complete messages without an event, which makes room for the next ones.
             if retry || self.first == first || self.queued.is_empty() {
                 return Ok(retry);
             }
@@ -124,7 +124,7 @@ impl Outgoing {
         Ok(retry)
     }
 
-    /// Takes a message from the queue, if there is one and the windows permit it.
+    /// Takes a message from the queue, if there is one and the windows allow it.
     fn begin(&mut self) -> bool {
         if self.in_flight.len() >= self.depth || self.next_id().wrapping_sub(self.read_by_peer) >= UNREAD_WINDOW {
             return false;
@@ -136,7 +136,7 @@ impl Outgoing {
         true
     }
 
-    /// Posts the next length. True when the transport must be retried.
+    /// Posts the next length. Returns true if the transport must be retried.
     fn post_length(&mut self, transport: &mut dyn Transport, peer: Addr) -> Result<bool, Error> {
         let id = self.first.wrapping_add(self.lengths_posted as u32);
         let Some(entry) = self.in_flight.get_mut(self.lengths_posted) else { return Ok(false) };
@@ -153,7 +153,7 @@ impl Outgoing {
         Ok(false)
     }
 
-    /// Posts payloads after their lengths, as many as the window permits. True when the transport must be retried.
+    /// Posts payloads after their lengths, as many as the window allows. Returns true if the transport must be retried.
     fn post_payloads(&mut self, transport: &mut dyn Transport, peer: Addr) -> Result<bool, Error> {
         while self.payloads_posted < self.lengths_posted {
             let id = self.first.wrapping_add(self.payloads_posted as u32);
@@ -183,14 +183,14 @@ impl Outgoing {
         Ok(false)
     }
 
-    /// The peer reports that it has read every message before `id`. An old or impossible report changes nothing.
+    /// Handles the peer's report that it has read every message before `id`. An old or impossible report changes nothing.
     pub fn peer_read_to(&mut self, id: u32) {
         if id.wrapping_sub(self.read_by_peer) <= self.next_id().wrapping_sub(self.read_by_peer) {
             self.read_by_peer = id;
         }
     }
 
-    /// A send completed.
+    /// Called when a send has completed.
     pub fn sent(&mut self, operation: Operation, id: u32, body: Payload, callbacks: &mut Vec<Callback>) {
         let Some(entry) = self.in_flight.get_mut(id.wrapping_sub(self.first) as usize) else { return };
         if operation == Operation::SendLength {
@@ -223,13 +223,13 @@ impl Outgoing {
         }
     }
 
-    /// The peer closes and has read every message before `unread`: those writes succeed, later ones fail after them.
+    /// The peer is closing and has read every message before `unread`: those writes succeed, and then later ones fail.
     pub fn end_at(&mut self, unread: u32, error: ChannelError, callbacks: &mut Vec<Callback>) {
         self.peer_close = Some((unread, error));
         self.complete(callbacks);
     }
 
-    /// Ends all writes with `error`, in their order.
+    /// Ends all writes with `error`, in order.
     pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
         (self.lengths_posted, self.payloads_posted, self.payloads_in_flight) = (0, 0, InFlight::default());
         let in_flight = self.in_flight.drain(..).map(|entry| entry.done);

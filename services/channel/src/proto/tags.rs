@@ -1,14 +1,14 @@
-//! Tags of the protocol, and which tags a receive matches.
+//! The protocol's tags, and which tags a receive matches.
 
-/// Tag of the length of message 0; the id of the message is added.
+/// Tag of message 0's length; other messages add their id.
 pub(crate) const LENGTH: u64 = 1 << 32;
-/// Tag of the payload of message 0; the id of the message is added.
+/// Tag of message 0's payload; other messages add their id.
 pub(crate) const PAYLOAD: u64 = 1 << 33;
-/// Tag of control messages; the kind of the message is added.
+/// Tag of control messages; the message's kind is added.
 pub(crate) const CONTROL: u64 = 1 << 34;
 /// The id part of a tag.
 pub(crate) const ID_MASK: u64 = 0xffff_ffff;
-/// Bytes of the receive buffer for a length. A length has 8 bytes: a longer buffer shows that a length message is too long.
+/// Bytes of the receive buffer for a length. A length has 8 bytes; the longer buffer shows when a length message is too long.
 pub(crate) const LENGTH_BUFFER: usize = 16;
 
 /// Which messages a receive matches: those whose tag equals `tag` in all bits that are clear in `ignore`.
@@ -24,8 +24,7 @@ impl Pattern {
     }
 }
 
-/// Patterns that together match every tag that the protocol does not use, and no tag that it uses. The upper 32 bits of the tags
-/// that it uses are 1, 2 or 4.
+/// Patterns that together match exactly the tags that the protocol doesn't use. The upper 32 bits of those it uses are 1, 2 or 4.
 pub(crate) fn unknown_tags() -> impl Iterator<Item = Pattern> {
     // One pattern for each of the upper parts 0, 3, 5, 6 and 7; one for each bit from 35 up.
     let low = [0u64, 3, 5, 6, 7].into_iter().map(|high| Pattern { tag: high << 32, ignore: ID_MASK });

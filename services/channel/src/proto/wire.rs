@@ -1,20 +1,20 @@
-//! Formats of the protocol: control messages, and addresses of listeners. All numbers are little endian.
+//! The protocol's formats: control messages and listener addresses. All numbers are little endian.
 //!
-//! A control message is a [`Control`] and the sender's endpoint name, which only a hello has. Meaning of its fields by kind:
+//! A control message is a [`Control`] and the sender's endpoint name, which only a hello has. What the fields mean, by kind:
 //!
 //! | field | in |
 //! |---|---|
-//! | `to` | the receiver's number of the channel; hello: the listener's number; path response: 0 |
-//! | `from` | the sender's number of the channel |
-//! | `secret` | the receiver's secret for the channel: a sender that does not have it is not the peer |
+//! | `to` | the receiver's number for the channel; hello: the listener's number; path response: 0 |
+//! | `from` | the sender's number for the channel |
+//! | `secret` | the receiver's secret for the channel: a sender without it is not the peer |
 //! | `sender_secret` | hello, welcome: the sender's secret; path challenge: the nonce that the response returns in `secret` |
-//! | `value` | hello, welcome: bytes of the longest message that the sender takes; refuse, abort: the reason; close: id of the first message that the sender has not read |
-//! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message that the sender has not read; path challenge: id that the receiver's first message must have |
+//! | `value` | hello, welcome: length of the longest message that the sender accepts, in bytes; refuse, abort: the reason; close: id of the first message the sender has not read |
+//! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message the sender has not read; path challenge: id that the receiver's first message must have |
 //! | `start_id` | hello: id that the receiver's first message must have, 0 for any |
 //!
-//! A listener answers a hello with a path challenge when an earlier channel was opened with the same endpoint name. The endpoint that
-//! has the name now, and that sent the hello, answers with a path response, and is then welcomed. So a hello with the name of another
-//! endpoint, or a late hello, ends no channel.
+//! A listener answers a hello with a path challenge if there was an earlier channel with the same endpoint name. The endpoint that has the
+//! name now, and that sent the hello, answers with a path response and is then welcomed. So neither a hello with another endpoint's name
+//! nor a late hello ends a channel.
 
 use std::fmt;
 use std::mem::size_of;
@@ -30,11 +30,11 @@ use crate::ChannelError;
 
 /// Version of the protocol and of the address.
 pub(crate) const VERSION: u8 = 6;
-/// The longest endpoint name that an address has room for, bytes.
+/// The longest endpoint name that an address has room for, in bytes.
 pub(crate) const NAME_MAX: usize = 100;
-/// Bytes of an address at most.
+/// Length of the longest address, in bytes.
 pub const ADDRESS_MAX: usize = 128;
-/// Bytes of a control message at most.
+/// Length of the longest control message, in bytes.
 pub(crate) const CONTROL_MAX: usize = size_of::<Control>() + NAME_MAX;
 
 const MAGIC: [u8; 4] = *b"FGC1";
@@ -44,9 +44,9 @@ const ADDRESS_MAGIC: [u8; 4] = *b"FGCA";
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(crate) enum Carrier {
-    /// Tagged messages of one endpoint of a libfabric provider, which all channels share.
+    /// Tagged messages on one endpoint of a libfabric provider, which all channels share.
     Tags = 1,
-    /// A connection for each channel.
+    /// One connection per channel.
     Tcp = 2,
 }
 
@@ -88,19 +88,19 @@ pub(crate) struct Control {
 const _: () = assert!(cfg!(target_endian = "little"), "numbers are sent as they are in memory");
 
 impl Control {
-    /// A message with a kind, a receiver and the receiver's secret. All other fields are 0.
+    /// Creates a message of a kind for a receiver, with the receiver's secret. All other fields are 0.
     pub fn new(kind: Kind, to: u32, secret: u64) -> Self {
         let (magic, version, from, value, id) = (MAGIC, VERSION, 0, 0, 0);
         let (reserved, name_len, sender_secret, start_id) = (0, 0, 0, 0);
         Self { magic, version, reserved, kind, name_len, to, from, secret, sender_secret, value, id, start_id }
     }
 
-    /// The bytes of the message from the endpoint `name`. Only a hello has a name.
+    /// The bytes of the message, with the endpoint name. Only a hello has one.
     pub fn emit(&self, name: &[u8]) -> Vec<u8> {
         [Self { name_len: name.len() as u8, ..*self }.as_bytes(), name].concat()
     }
 
-    /// The message and the endpoint name; None when the bytes are not a control message. A message of another version is read like one of
+    /// The message and the endpoint name; None if the bytes are not a control message. A message of another version is read like one of
     /// this version.
     pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (control, name) = Self::try_read_from_prefix(bytes).ok()?;
@@ -125,14 +125,14 @@ struct AddressHeader {
 
 const _: () = assert!(size_of::<AddressHeader>() + NAME_MAX <= ADDRESS_MAX);
 
-/// The number by which a hello names the listener that has [`Config::secret`](crate::Config::secret).
+/// The number with which a hello names the listener that uses [`Config::secret`](crate::Config::secret).
 pub(crate) const SHARED_LISTENER: u32 = u32::MAX;
 
 /// Where a listener can be reached, as bytes (at most [`ADDRESS_MAX`]) or as text. The application carries it to the other side.
 ///
-/// The text of a TCP listener is `HOST:PORT#KEY`, with several `HOST:PORT` separated by commas if it has several addresses. The key contains
-/// a secret: every process that has the whole address may connect. Ends that both have [`Config::secret`](crate::Config::secret) need
-/// `HOST:PORT` alone, which anyone may know:
+/// The text form of a TCP listener's address is `HOST:PORT#KEY`, with several `HOST:PORT` separated by commas if it has several addresses.
+/// The key contains a secret: any process that has the whole address can connect. If both ends have
+/// [`Config::secret`](crate::Config::secret), `HOST:PORT` alone is enough, and anyone may know it:
 ///
 /// ```
 /// let address: ferrogin_channel::Address = "127.0.0.1:7000".parse()?;
@@ -145,7 +145,7 @@ pub(crate) const SHARED_LISTENER: u32 = u32::MAX;
 pub struct Address {
     pub(crate) carrier: Carrier,
     pub(crate) listener: u32,
-    /// `None`: that of [`Config::secret`](crate::Config::secret).
+    /// `None`: the one of [`Config::secret`](crate::Config::secret).
     pub(crate) secret: Option<u64>,
     pub(crate) name: Box<[u8]>,
 }
@@ -165,7 +165,7 @@ impl Address {
         [header.as_bytes(), &self.name].concat()
     }
 
-    /// The address in `bytes`; bytes after it (padding) are ignored.
+    /// Parses the address in `bytes`; any bytes after it (padding) are ignored.
     ///
     /// # Errors
     /// [`ChannelError::BadAddress`].
@@ -189,7 +189,7 @@ impl Address {
         Ok(Self { carrier, listener: header.listener.get(), secret, name })
     }
 
-    /// The endpoint of the listener, for people.
+    /// The listener's endpoint in readable form.
     pub fn endpoint(&self) -> Arc<str> {
         label(&self.name)
     }
@@ -238,14 +238,14 @@ impl FromStr for Address {
     }
 }
 
-/// The bytes of an even number of hexadecimal digits.
+/// Decodes an even number of hexadecimal digits.
 fn unhex(text: &str) -> Option<Vec<u8>> {
     let digits = text.bytes().map(|digit| (digit as char).to_digit(16)).collect::<Option<Vec<_>>>()?;
     let bytes = digits.chunks(2).map(|pair| Some((pair[0] << 4 | *pair.get(1)?) as u8));
     bytes.collect::<Option<Vec<_>>>().filter(|bytes| !bytes.is_empty())
 }
 
-/// An endpoint name for people: host and port of a socket address, text as it is, anything else in hexadecimal.
+/// An endpoint name in readable form: host and port for a socket address, text as is, anything else in hexadecimal.
 pub(crate) fn label(name: &[u8]) -> Arc<str> {
     if let Some(address) = name::parse(name).first() {
         return address.to_string().into();

@@ -22,12 +22,12 @@ struct Message {
 struct Port {
     posted: Vec<Receive>,
     unexpected: Vec<Message>,
-    /// Events that are not reported yet.
+    /// Events that haven't been reported yet.
     events: Vec<Event>,
     dead: bool,
-    /// Polls panic.
+    /// Polling it panics.
     broken: bool,
-    /// The endpoint takes no sends.
+    /// The endpoint accepts no sends.
     full: bool,
 }
 
@@ -36,7 +36,7 @@ struct State {
     ports: Vec<Port>,
     by_name: HashMap<Vec<u8>, usize>,
     in_flight: Vec<Message>,
-    /// Sends whose bytes are still read: the message leaves at their end, with the bytes of that moment.
+    /// Sends whose bytes are still being read: the message leaves when they end, with the bytes as they are then.
     sending: Vec<(Message, Payload, u64)>,
     hostile: bool,
 }
@@ -50,9 +50,9 @@ pub struct Fake {
     net: Net,
     port: usize,
     pub properties: Properties,
-    /// Bodies of so many bytes are copied: their sends are done at once.
+    /// Bodies of up to this many bytes are copied, so their sends are done at once.
     pub copied: usize,
-    /// Tags of the sends that were taken.
+    /// Tags of the sends that were accepted.
     pub sent: Vec<u64>,
 }
 
@@ -100,17 +100,17 @@ impl Net {
         state.in_flight.retain(|message| message.to != port && message.from != port);
     }
 
-    /// The endpoint takes no sends while `full`.
+    /// While `full`, the endpoint accepts no sends.
     pub fn set_full(&self, port: usize, full: bool) {
         self.state().ports[port].full = full;
     }
 
-    /// The endpoint panics when it is polled next.
+    /// Makes the endpoint panic when it's next polled.
     pub fn break_down(&self, port: usize) {
         self.state().ports[port].broken = true;
     }
 
-    /// Replaces an endpoint by a new one with its name. Messages from and to the old one may still arrive.
+    /// Replaces an endpoint with a new one of the same name. Messages from and to the old one may still arrive.
     pub fn replace(&self, port: usize) -> Fake {
         let mut state = self.state();
         let State { sending, in_flight, .. } = &mut *state;
@@ -152,7 +152,7 @@ impl State {
         }
         let at = self.random.index(self.sending.len());
         let (mut message, body, token) = self.sending.swap_remove(at);
-        // The bytes are read as late as possible, as a retransmission does.
+        // Read the bytes as late as possible, as a retransmission does.
         message.bytes = body.as_slice().to_vec();
         let (from, to) = (message.from, message.to);
         let result = if self.ports[to].dead { Err(refused()) } else { Ok(()) };

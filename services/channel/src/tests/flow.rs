@@ -18,7 +18,7 @@ fn writer(count: usize, len: usize) -> (Outgoing, Fake, Vec<Callback>) {
     (outgoing, fake, Vec::new())
 }
 
-/// `l0p0` and so on.
+/// The order of the sends: `l0p0` and so on.
 fn order(fake: &mut Fake) -> String {
     fake.sent.drain(..).map(|tag| format!("{}{}", if tag >> 32 == 1 { 'l' } else { 'p' }, tag as u32)).collect()
 }
@@ -44,7 +44,7 @@ fn lengths_are_sent_before_long_payloads() {
     assert!(!outgoing.pump(&mut fake, Addr(0), &mut callbacks).unwrap());
     assert_eq!(order(&mut fake), "l0p0l1p1l2l3l4l5");
     assert_eq!(outgoing.bytes_in_flight(), 6 << 20);
-    // The second ends before the first: another payload starts, and no callback is due.
+    // The second ends before the first: another payload starts, but no callback is due.
     outgoing.sent(Operation::SendPayload, 1, Payload::word(0), &mut callbacks);
     outgoing.pump(&mut fake, Addr(0), &mut callbacks).unwrap();
     assert_eq!((order(&mut fake).as_str(), callbacks.len()), ("p2", 0));

@@ -13,7 +13,7 @@ use crate::{ChannelError, Config, Payload, Reason, Violation};
 
 type Got = Arc<Mutex<Vec<Result<Vec<u8>, ChannelError>>>>;
 
-/// An engine (0) with a channel to a good peer (engine 1), and a malformed peer, whose messages the test makes.
+/// An engine (0) with a channel to a good peer (engine 1), and a malformed peer, whose messages the test crafts.
 struct Peers {
     world: World,
     malformed: Fake,
@@ -24,7 +24,7 @@ struct Peers {
     channel: u32,
 }
 
-/// A hello to the listener at `address` from the endpoint `name`.
+/// A hello to the listener at `address`.
 pub fn hello(address: &crate::Address) -> Control {
     Control {
         from: 7,
@@ -93,7 +93,7 @@ impl Peers {
         self.run_as(steps, false);
     }
 
-    /// Asserts that the malformed peer's channel and its reads ended with the error `is`, and that the good one works.
+    /// Asserts that the malformed peer's channel and its reads ended with an error that satisfies `is`, and that the good one works.
     fn ended(mut self, is: impl Fn(&ChannelError) -> bool) {
         self.run(20);
         let got = std::mem::take(&mut *self.got.lock().unwrap());
@@ -186,7 +186,7 @@ fn missing_part_of_message_ends_channel() {
     assert_missing(&[(LENGTH | 1, &[0; 8]), (PAYLOAD | 1, b"")], "length", 0);
 }
 
-/// At most one unsent answer of each kind is kept for a peer.
+/// At most one unsent answer of each kind is kept per peer.
 #[test]
 fn unsendable_pongs_do_not_accumulate() {
     let mut peers = Peers::new();
@@ -217,7 +217,7 @@ fn control_message_with_wrong_secret_is_ignored() {
     peers.ended(|error| matches!(error, ChannelError::Protocol { violation, .. } if *violation == too_long));
 }
 
-/// What a listener answers to a hello of `version`, if it answers.
+/// The reason with which a listener refuses a hello of `version`, if it answers.
 fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason> {
     let mut world = World::new(1, false, 1, &Config::default());
     let mut malformed = world.net.endpoint();
@@ -254,7 +254,7 @@ fn hello_without_secret_gets_no_answer() {
     }
 }
 
-/// Connects to `address` while `answer` gives what the listener's endpoint sends; gives the error.
+/// Connects to `address` while its endpoint sends `answer`; returns the error.
 fn connect_error(address: &crate::Address, answer: Option<Control>) -> ChannelError {
     let mut world = World::new(1, false, 1, &Config::default());
     let mut other = world.net.endpoint();

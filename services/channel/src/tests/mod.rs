@@ -1,4 +1,4 @@
-//! Tests of the engine, without threads, on a network that reorders and delays; and of reactors on that network.
+//! Tests of the engine without threads, on a network that reorders and delays, and of reactors on that network.
 
 mod fake_network;
 mod flow;

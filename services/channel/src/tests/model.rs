@@ -12,14 +12,14 @@ use super::fake_network::Net;
 use crate::proto::{callback::Callback, engine::Engine};
 use crate::{ChannelError, Config};
 
-/// One end of a channel with its expectations.
+/// One end of a channel, with a record of its operations and callbacks.
 #[derive(Default)]
 pub struct End {
     pub written: u64,
-    /// Numbers of writes in the order of their callbacks.
+    /// Numbers of the writes, in the order of their callbacks.
     pub write_calls: Vec<u64>,
     pub asked: u64,
-    /// Messages in the order of their callbacks, with the numbers of the reads.
+    /// Messages in the order of their callbacks, with the numbers of their reads.
     pub read_calls: Vec<(u64, Vec<u8>)>,
     pub cancelled_reads: u64,
     pub failures: Vec<ChannelError>,
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// A channel from engine `from` to engine 0; gives its number at both.
+    /// Opens a channel from engine `from` to engine 0; returns its numbers at engine 0 and at `from`.
     pub fn connect(&mut self, from: usize) -> (u32, u32) {
         let (_, address) = self.engines[0].listen().unwrap();
         let found: Arc<Mutex<[Option<u32>; 2]>> = Arc::default();
@@ -133,7 +133,7 @@ pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
     (1 << 32) + at
 }
 
-/// Reads until every message that was written at either end of a channel has arrived.
+/// Reads until every message written at either end of a channel has arrived.
 pub fn finish(world: &mut World, sides: [(usize, u32); 2], ends: &[Shared; 2]) {
     for round in 0.. {
         let mut done = true;
@@ -162,7 +162,7 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
     let config = Config { depth, start_id, max_message: 1 << 16, ..Config::default() };
     let mut world = World::new(seed, true, peers + 1, &config);
     let mut random = Random::new(!seed);
-    // For each channel: engine and number at both sides.
+    // For each channel: engine and number at both ends.
     let channels: Vec<[(usize, u32); 2]> = (1..=peers)
         .map(|peer| {
             let (local, remote) = world.connect(peer);
@@ -214,7 +214,7 @@ fn run(seed: u64, peers: usize, steps: usize, depth: usize, start_id: u32) {
             }
         }
     }
-    // Remaining reads end once when the channel closes.
+    // Reads that are left end once, when the channel closes.
     for (channel, sides) in ends.iter().enumerate() {
         let (engine, number) = channels[channel][0];
         world.engines[engine].close(number, Duration::from_secs(1), None);
@@ -243,7 +243,7 @@ proptest! {
     }
 }
 
-/// Messages that are sent at once leave no event that continues the queue.
+/// Messages that are sent at once leave no event that would continue the queue.
 #[test]
 fn queue_of_depth_one_continues_after_sends_that_are_done_at_once() {
     run(17626700024149260294, 2, 161, 1, 0);
@@ -254,7 +254,7 @@ fn ids_wrap() {
     run(1, 2, 6000, 16, u32::MAX - 999);
 }
 
-/// Two engines with one channel, `pending` reads and writes at each side.
+/// Two engines with one channel, and `pending` reads at each side.
 fn busy(hostile: bool, pending: u64) -> (World, [(usize, u32); 2], [Shared; 2]) {
     let mut world = World::new(3, hostile, 2, &Config::default());
     let (local, remote) = world.connect(1);
@@ -288,7 +288,7 @@ fn dead_peer_ends_every_callback_once() {
 fn silent_peer_is_given_up() {
     let (mut world, [(engine, number), _], [end, _]) = busy(false, 3);
     let (from, limit) = (world.now, Duration::from_secs(11));
-    // The other engine is not polled any more.
+    // The other engine is no longer polled.
     let silent = world.engines.pop();
     while end.lock().unwrap().failures.is_empty() {
         world.step(Duration::from_millis(100));
@@ -366,7 +366,7 @@ fn messages_read_before_a_close_count_as_written() {
         while reader.lock().unwrap().read_calls.len() < 4 {
             world.step(Duration::from_micros(50));
         }
-        // Two messages are not read. No completion of a write may have arrived yet.
+        // Two messages stay unread. Possibly no write has completed yet.
         world.engines[1].close(remote, Duration::from_secs(1), None);
         for _ in 0..3000 {
             world.step(Duration::from_micros(50));

@@ -1,4 +1,4 @@
-//! One channel after the other between the same two endpoint names, of the same endpoints or later ones.
+//! One channel after another between the same two endpoint names, of the same endpoints or later ones.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ const STEP: Duration = Duration::from_micros(50);
 /// How a channel ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// The client closes, and connects again.
+    /// The client closes and connects again.
     Closed,
-    /// The client closes and is gone; a new endpoint has its name.
+    /// The client closes and goes away; a new endpoint takes its name.
     ClosedAndGone,
-    /// The client dies during traffic; a new endpoint has its name at once.
+    /// The client dies amid traffic; a new endpoint takes its name at once.
     Dead,
 }
 
@@ -76,7 +76,7 @@ fn run(seed: u64) {
         if end != End::Closed {
             world.engines[1] = Engine::new(Box::new(world.net.replace(1)), config.clone(), world.now);
         }
-        // The next channel opens, and every callback of this one has run.
+        // The next channel opens, and by then every callback of this one has run.
         let (local, remote) = world.connect(1);
         assert!(all_called(&ends[0]), "after {end:?}");
         check(&ends, number);

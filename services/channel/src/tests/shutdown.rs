@@ -1,4 +1,4 @@
-//! Requests to reactors that end, cancelled operations, and limits.
+//! Requests to reactors that are ending, cancelled operations, and limits.
 
 use std::future::Future;
 use std::hint;
@@ -17,7 +17,7 @@ use crate::proto::callback::Callback;
 use crate::proto::callback::Opened;
 use crate::{Channel, ChannelError, Config, Listener, Reactor};
 
-/// A handle of a channel that does not exist: every request fails.
+/// A handle to a channel that doesn't exist: every request fails.
 fn nothing(reactor: &Reactor) -> Channel {
     let (sender, receiver) = mpsc::channel();
     let open = Channel::opening(reactor.shared(), move |channel| sender.send(channel.unwrap()).unwrap());
@@ -25,7 +25,7 @@ fn nothing(reactor: &Reactor) -> Channel {
     receiver.recv().unwrap()
 }
 
-/// A sender that finds the engine of an ended reactor locked leaves its request to the holder of the lock.
+/// A sender that finds the engine of an ended reactor locked leaves its request to the lock's holder.
 #[test]
 fn request_to_locked_ended_engine_is_answered() {
     let reactor = open(&Net::new(1, false));
@@ -37,7 +37,7 @@ fn request_to_locked_ended_engine_is_answered() {
     assert!(receive("an answer", &receiver));
 }
 
-/// Requests at the moment of the thread's end are answered by their senders.
+/// Requests made just as the thread ends are answered by their senders.
 #[test]
 fn requests_during_thread_end_are_answered() {
     for seed in 0..50 {
@@ -57,7 +57,7 @@ fn requests_during_thread_end_are_answered() {
                             answered.fetch_add(1, Ordering::SeqCst);
                         });
                         after += gone.load(Ordering::SeqCst);
-                        // Unlimited requests would keep other threads from the lock.
+                        // Unlimited requests would starve other threads of the lock.
                         poll_until("answers", || {
                             asked.load(Ordering::SeqCst) <= answered_yet.load(Ordering::SeqCst) + 20
                         });
@@ -72,7 +72,7 @@ fn requests_during_thread_end_are_answered() {
     }
 }
 
-/// After a panic in the engine no operation waits forever.
+/// After a panic in the engine, no operation waits forever.
 #[test]
 fn panic_in_engine_ends_every_callback() {
     let net = Net::new(1, false);
@@ -85,7 +85,7 @@ fn panic_in_engine_ends_every_callback() {
     assert!(there.connect(listener.address()).wait_for(HANG_LIMIT).is_err());
 }
 
-/// A limit counts from its request, also after a long sleep of the reactor.
+/// A limit counts from its request, even after the reactor slept for a long time.
 #[test]
 fn limit_counts_from_its_request() {
     let mut world = World::new(1, false, 2, &Config::default());
@@ -114,7 +114,7 @@ fn open(net: &Net) -> Reactor {
     Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap()
 }
 
-/// Two reactors of one network, and a channel between them.
+/// Two reactors on one network, and a channel between them.
 fn connected(net: &Net) -> (Reactor, Reactor, Listener, Channel, Channel) {
     let (here, there) = (open(net), open(net));
     let listener = here.listen().unwrap();
@@ -127,7 +127,7 @@ fn next(channel: &Channel) -> u8 {
     channel.receive().wait_for(HANG_LIMIT).unwrap()[0]
 }
 
-/// The message of a read that was dropped after its arrival goes to the next read, in order.
+/// The message of a read that was dropped after the message arrived goes to the next read, in order.
 #[test]
 fn message_of_dropped_read_goes_to_next_read() {
     let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
@@ -137,7 +137,7 @@ fn message_of_dropped_read_goes_to_next_read() {
     for number in 0..6u8 {
         a.send(vec![number]).wait_for(HANG_LIMIT).unwrap();
     }
-    // The earlier reads have their messages.
+    // By now the earlier reads have their messages.
     assert_eq!(receive("a message", &receiver), [3]);
     let [first, second, third] = reads.try_into().ok().unwrap();
     drop((second, first));
@@ -148,7 +148,7 @@ fn message_of_dropped_read_goes_to_next_read() {
     assert_eq!(receive("a message", &receiver), [1]);
     drop((third, fourth));
     assert_eq!((next(&b), next(&b)), (0, 2));
-    // Also after the end of the peer.
+    // The same after the peer has ended.
     let last = [b.receive(), b.receive()];
     let (sender, receiver) = mpsc::channel();
     b.read(move |result| sender.send(result).unwrap());
@@ -185,7 +185,7 @@ fn polled_and_dropped_reads_lose_no_message() {
             };
             let right = message.map(|bytes| bytes == expected.to_le_bytes());
             if right != Ok(true) {
-                // The writer ends as well.
+                // So that the writer ends as well.
                 b.abort();
             }
             assert_eq!(right, Ok(true), "message {expected}");

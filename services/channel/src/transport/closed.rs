@@ -7,7 +7,7 @@ use ferrogin_libfabric::Error;
 use crate::Payload;
 use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveResult, SendResult, Transport};
 
-/// Takes the place of an endpoint that was closed.
+/// Replaces an endpoint that was closed.
 pub(crate) struct Closed(Properties);
 
 impl Closed {

@@ -17,8 +17,8 @@ pub(crate) use closed::Closed;
 /// Opens the transport of the provider that `config` names.
 ///
 /// # Errors
-/// [`Error::NoMatch`] when the provider has no tagged messages that can carry a channel; there is no libfabric; what the provider or the
-/// system answers.
+/// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no libfabric, or from the
+/// provider or the system.
 pub(crate) fn open(config: &Config) -> Result<Box<dyn Transport>, Error> {
     let source = config.source.as_deref();
     if config.provider == "tcp" {

@@ -1,4 +1,4 @@
-//! Tags that the provider matches: every provider with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
+//! Tags matched by the provider, which can be any with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -19,13 +19,13 @@ use crate::proto::transport::{
     Addr, Event, PAYLOAD_WINDOW, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport,
 };
 
-/// `fi_tsendmsg` and `fi_trecvmsg`.
+/// The type of `fi_tsendmsg` and `fi_trecvmsg`.
 type WithMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
 type Inject = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, bindings::fi_addr_t, u64) -> isize;
 
-/// Completions taken from the queue at once.
+/// How many completions are taken from the queue at once.
 const BATCH: usize = 32;
-/// Batches per poll, so that many completions do not keep the caller from its other work.
+/// Batches per poll, limited so that many completions don't keep the caller from its other work.
 const BATCHES: usize = 8;
 
 enum Usage {
@@ -48,7 +48,7 @@ pub(crate) struct ProviderTags {
     // First, so that it is closed before the memory of its operations is freed.
     endpoint: Endpoint,
     queue: TaggedQueue,
-    /// Failures of the endpoint itself, where the provider reports them this way.
+    /// Failures of the endpoint itself, if the provider reports them this way.
     failures: Option<Arc<EventQueue>>,
     av: Arc<AddressVector>,
     /// Endpoint names in the address vector.
@@ -56,18 +56,18 @@ pub(crate) struct ProviderTags {
     send: TaggedSend,
     recv: TaggedRecv,
     inject: Option<Inject>,
-    /// Control messages may be injected. Not where the close of the endpoint may lose what was injected: the confirmation of a close is
-    /// often the last message of an endpoint.
+    /// Whether control messages may be injected. Not if closing the endpoint may lose injected messages: the confirmation of a close is
+    /// often an endpoint's last message.
     injects_control: bool,
     /// For providers that post several sends with one doorbell (`FI_MORE`).
     send_message: Option<WithMessage>,
-    /// None where the provider has no `FI_PEEK`.
+    /// None if the provider has no `FI_PEEK`.
     peek: Option<WithMessage>,
     inject_size: usize,
-    /// The provider reports the senders of messages (`FI_SOURCE`).
+    /// Whether the provider reports the senders of messages (`FI_SOURCE`).
     knows_senders: bool,
     records: Vec<Record>,
-    /// One for each record; boxed, because the provider keeps pointers to them.
+    /// One for each record; boxed because the provider keeps pointers to them.
     #[allow(clippy::vec_box)]
     contexts: Vec<Box<Context<u32>>>,
     free: Vec<u32>,
@@ -78,7 +78,7 @@ pub(crate) struct ProviderTags {
     properties: Properties,
 }
 
-// SAFETY: the function pointers are to code of the provider, which any thread may call; only the provider uses its part of the contexts.
+// SAFETY: the function pointers are to provider code, which any thread may call; only the provider uses its part of the contexts.
 unsafe impl std::marker::Send for ProviderTags {}
 
 impl ProviderTags {
@@ -103,8 +103,8 @@ impl ProviderTags {
         let failures = if is_efa { Some(EventQueue::open(&fabric)?) } else { None };
         if let Some(failures) = &failures {
             endpoint.bind_eq(failures)?;
-            // Within a host the provider takes a shortcut through its shared memory, which crashes when one of two endpoints of a
-            // process closes (libfabric 2.6 main). Messages take the card, as across hosts. An older libfabric does not have the option.
+            // Within a host, the provider takes a shortcut through its shared memory, which crashes when one of two endpoints in a process
+            // closes (libfabric 2.6 main). Messages go through the card instead, as between hosts. An older libfabric lacks the option.
             if let Err(error) = endpoint.set_option(bindings::FI_OPT_SHARED_MEMORY_PERMITTED, false) {
                 log::debug!("shared memory of the provider stays in use: {error}");
             }
@@ -119,9 +119,9 @@ impl ProviderTags {
         let peek = entry!(object, tagged: fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
             properties: Properties {
-                // A stream carries one payload after the other. Other providers carry several payloads at a time.
+                // A stream carries one payload after another. Other providers carry several at a time.
                 payload_window: if provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX },
-                // rxm would read the payload of a long message from the new endpoint, whose connection breaks then.
+                // rxm would read a long message's payload from the new endpoint, which breaks that endpoint's connection.
                 can_discard_stale: !provider.contains("ofi_rxm"),
                 ..Properties::new(endpoint.name()?.into(), provider, info.max_msg_size())
             },
@@ -147,7 +147,7 @@ impl ProviderTags {
         })
     }
 
-    /// Takes a record for an operation: its index and its context.
+    /// Takes a record for an operation; returns its index and its context.
     fn begin(&mut self, token: u64, usage: Usage) -> (u32, *mut c_void) {
         let record = Record { token, usage };
         let index = self.free.pop().unwrap_or(self.records.len() as u32);
@@ -160,7 +160,7 @@ impl ProviderTags {
         (index, self.contexts[index as usize].as_ptr())
     }
 
-    /// Ends an operation: its token and memory.
+    /// Ends an operation; returns its token and memory.
     fn release(&mut self, index: u32) -> (u64, Usage) {
         let record = &mut self.records[index as usize];
         let usage = std::mem::replace(&mut record.usage, Usage::Free);
@@ -227,15 +227,15 @@ impl ProviderTags {
         }
     }
 
-    /// Sends a short message, with the doorbell left to the next send.
+    /// Sends a short message, leaving the doorbell to the next send.
     fn send_with_more(&mut self, send: WithMessage, to: Addr, tag: u64, body: Payload, token: u64) -> SendResult {
         let bytes = body.as_slice();
         let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let (index, context) = self.begin(token, Usage::Copied);
         let message = fi_msg_tagged { msg_iov: &bytes, iov_count: 1, addr: to.0, tag, context, ..Default::default() };
         let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
-        // SAFETY: the endpoint is open; message and bytes live over the call, which copies them (FI_INJECT); the context lives until
-        // the endpoint is closed.
+        // SAFETY: the endpoint is open; message and bytes outlive the call, which copies them (FI_INJECT); the context lives until the
+        // endpoint is closed.
         let code = unsafe { send(self.endpoint.as_ptr(), &message, flags) };
         if code != 0 {
             self.release(index);
@@ -258,12 +258,12 @@ impl ProviderTags {
     }
 }
 
-/// Entries of each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each entry before the
-/// first message, and has 12288 entries unless an application asks for less.
+/// Entries in each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each entry before the first
+/// message, and has 12288 entries unless an application asks for fewer.
 const EFA_QUEUE: usize = 1024;
 
-/// Providers of EFA cards. They ring the doorbell of the card once for several sends (`FI_MORE`). `efa` drops what the card has not
-/// delivered when an endpoint is closed: an injected message, which has no completion, may be lost.
+/// Providers for EFA cards. They ring the card's doorbell once for several sends (`FI_MORE`). When an endpoint is closed, `efa` drops what
+/// the card hasn't delivered, so an injected message, which has no completion, may be lost.
 const CARDS: [&str; 2] = ["efa", "softefa"];
 
 const RETRY: isize = -(bindings::FI_EAGAIN as isize);
@@ -274,7 +274,7 @@ impl Transport for ProviderTags {
     }
 
     fn connect(&mut self, name: &[u8], _: u64) -> Result<Addr, Error> {
-        // The provider reads as many bytes as its own address has.
+        // The provider reads as many bytes as its own addresses have.
         if name.len() != self.properties.name.len() && !self.names_are_text {
             let what = format!(
                 "a peer's address has {} bytes, this endpoint's {}: they are of different providers",
@@ -304,16 +304,16 @@ impl Transport for ProviderTags {
         let may_inject = small && (self.injects_control || tag & CONTROL == 0);
         if let Some(inject) = self.inject.filter(|_| may_inject) {
             let bytes = body.as_slice();
-            // SAFETY: the endpoint is open; the bytes live over the call, which copies them.
+            // SAFETY: the endpoint is open; the bytes outlive the call, which copies them.
             let code = unsafe { inject(endpoint, bytes.as_ptr().cast(), bytes.len(), to.0, tag) };
             return self.copied("fi_tinject", code, body);
         }
-        // The bytes of a word are inside the payload, which moves.
+        // A word's bytes are inside the payload, which moves.
         let body = if body.is_word() { Payload::from(body.as_slice().to_vec()) } else { body };
         let (data, len, send) = (body.as_slice().as_ptr().cast(), body.len(), self.send);
         let (index, context) = self.begin(token, Usage::Send(body));
-        // SAFETY: the endpoint is open; `records` owns the payload, whose bytes are on the heap or static, and the context lives in
-        // `contexts`: both stay until the completion or the close of the endpoint.
+        // SAFETY: the endpoint is open; `records` owns the payload, whose bytes are on the heap or static, and the context is in
+        // `contexts`: both live until the operation completes or the endpoint is closed.
         let code = unsafe { send(endpoint, data, len, ptr::null_mut(), to.0, tag, context) };
         if code == 0 {
             return SendResult::Posted;
@@ -333,8 +333,8 @@ impl Transport for ProviderTags {
         let from = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
         let data = buffer.as_mut_ptr().cast();
         let (index, context) = self.begin(token, Usage::Receive(buffer));
-        // SAFETY: the endpoint is open; `records` owns the buffer, which has `len` bytes of capacity, until the completion or the close of
-        // the endpoint.
+        // SAFETY: the endpoint is open; `records` owns the buffer, which has `len` bytes of capacity, until the operation completes or the
+        // endpoint is closed.
         let code = unsafe { recv(endpoint, data, len, ptr::null_mut(), from, pattern.tag, pattern.ignore, context) };
         if code == 0 {
             return ReceiveResult::Posted;
@@ -351,7 +351,7 @@ impl Transport for ProviderTags {
         let (index, context) = self.begin(token, Usage::Peek);
         let addr = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
         let message = fi_msg_tagged { addr, tag: pattern.tag, ignore: pattern.ignore, context, ..Default::default() };
-        // SAFETY: the endpoint is open; the message has no buffers and lives over the call; the context lives until the endpoint is closed.
+        // SAFETY: the endpoint is open; the message has no buffers and outlives the call; the context lives until the endpoint is closed.
         let code = unsafe { peek(endpoint, &message, bindings::FI_PEEK | bindings::FI_COMPLETION) };
         if code == 0 {
             return true;
@@ -368,7 +368,7 @@ impl Transport for ProviderTags {
         let Ok(cancel) = entry!(self.endpoint.object(), ops: fi_ops_ep, cancel, "fi_cancel") else { return };
         for (record, context) in self.records.iter().zip(&self.contexts) {
             if matches!(record.usage, Usage::Receive(_)) && which(record.token) {
-                // SAFETY: the endpoint is open; the context belongs to an operation that was posted, and lives until the close.
+                // SAFETY: the endpoint is open; the context belongs to a posted operation, and lives until the endpoint is closed.
                 let code = unsafe { cancel(self.endpoint.as_ptr().cast(), context.as_ptr()) };
                 if code != 0 {
                     log::debug!("fi_cancel: {code}");

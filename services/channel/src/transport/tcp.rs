@@ -1,9 +1,9 @@
-//! Channels over TCP: a connection for each channel, which carries nothing before both ends have proved that they know the secret of the
-//! listener ([`ferrogin_rendezvous`]).
+//! Channels over TCP: one connection per channel, which carries nothing until both ends have proved that they know the listener's secret
+//! ([`ferrogin_rendezvous`]).
 //!
-//! A connection carries [frames](frame). It is read all the time, so that control messages and the end of the connection are noticed
-//! although nobody reads messages: a short message without a receive waits here, and a long one is offered, and sent when its receive
-//! is there.
+//! A connection carries [frames](frame). It's read all the time, so that control messages and the end of the connection are noticed even
+//! while nobody reads messages: a short message without a receive waits here, and a long one is offered, and sent once its receive is
+//! posted.
 
 mod frame;
 #[allow(unsafe_code)]
@@ -32,30 +32,30 @@ use crate::proto::wire::{NAME_MAX, VERSION};
 use input::{Ended, Input, Shared};
 use output::Output;
 
-/// What the ends of a connection prove a secret for.
+/// The domain that the proofs of a connection's secret are bound to.
 const DOMAIN: Domain = *b"channel\x06";
 const _: () = assert!(DOMAIN[7] == VERSION);
-/// Bytes of the longest message.
+/// Length of the longest message in bytes.
 const MAX_MESSAGE: usize = 1 << 40;
-/// Bytes of one read whose place is not known yet.
+/// Bytes of one read whose destination isn't known yet.
 const SCRATCH: usize = 64 << 10;
-/// Events of the sockets that are taken at once.
+/// How many socket events are taken at once.
 const BATCH: usize = 64;
-/// The time in which a peer closes a connection that this end has left.
+/// How long a peer may take to close a connection that this end has left.
 const LEAVE_LIMIT: Duration = Duration::from_secs(10);
-/// Time for the last messages when the endpoint is closed.
+/// How long the last messages may take when the endpoint is closed.
 const CLOSE_GRACE: Duration = Duration::from_millis(100);
-/// Time between two looks at connections without a proof.
+/// Time between two checks for connections that aren't proved or closed in time.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The mark of a listener's number among those of connections.
+/// Marks a listener's number among those of connections.
 const LISTENER: u64 = 1 << 63;
 
-/// How far a connection has come.
+/// How far a connection has got.
 enum Stage {
-    /// It is being made.
+    /// Being made.
     Dialing,
     Open(TcpStream),
-    /// It is over. Messages that arrived before may wait.
+    /// Over. Messages that arrived before may still be waiting.
     Over,
 }
 
@@ -64,16 +64,16 @@ struct Connection {
     stage: Stage,
     input: Input,
     output: Output,
-    /// The output waits for room in the socket.
+    /// The output is waiting for room in the socket.
     is_blocked: bool,
-    /// The channel has ended: what arrives is dropped, and at this time the connection is.
+    /// The channel has ended: what arrives is dropped, and at this time so is the connection.
     leaves: Option<Instant>,
 }
 
 /// An endpoint over TCP.
 pub(crate) struct Tcp {
     ready: Epoll,
-    /// Addresses to listen at; port 0 stands for any.
+    /// Addresses to listen on; port 0 stands for any.
     sources: Vec<SocketAddr>,
     listeners: HashMap<u32, Listener>,
     connections: HashMap<Addr, Connection>,
@@ -83,7 +83,7 @@ pub(crate) struct Tcp {
     /// Connections with new output.
     unsent: Vec<Addr>,
     scratch: Box<[u8]>,
-    /// This process has no descriptor for another connection: the listener's stays readable.
+    /// This process has no descriptor for another connection, so the listener's stays readable.
     no_descriptor: bool,
     now: Instant,
     looked: Instant,
@@ -102,7 +102,7 @@ fn argument(what: String) -> Error {
     Error::Argument { what }
 }
 
-/// Waits for `flags` at the socket of a connection.
+/// Watches a connection's socket for `flags`.
 fn watch(ready: &Epoll, socket: impl AsFd, flags: EpollFlags, addr: Addr) -> Result<(), Error> {
     let mut event = EpollEvent::new(flags, addr.0);
     let watched = match ready.add(&socket, event) {
@@ -112,12 +112,12 @@ fn watch(ready: &Epoll, socket: impl AsFd, flags: EpollFlags, addr: Addr) -> Res
     watched.map_err(|errno| failed("epoll_ctl")(errno.into()))
 }
 
-/// The secret of a listener, as both ends prove it.
+/// A listener's secret in the form that both ends prove.
 fn proof_secret(secret: u64) -> Secret {
     Secret::new(u128::from(secret).to_le_bytes())
 }
 
-/// The addresses of `source`, `ip` or `ip:port`; without one those that NCCL's variables choose.
+/// Parses `source`, `ip` or `ip:port`; without one, returns the addresses selected by NCCL's variables.
 fn sources(source: Option<&str>) -> Result<Vec<SocketAddr>, Error> {
     let any_port = |ip: IpAddr| SocketAddr::new(ip, 0);
     let Some(text) = source else {
@@ -131,7 +131,7 @@ fn sources(source: Option<&str>) -> Result<Vec<SocketAddr>, Error> {
 }
 
 impl Tcp {
-    /// An endpoint at `source` that listens nowhere yet.
+    /// Opens an endpoint at `source` that doesn't listen yet.
     pub fn open(source: Option<&str>) -> Result<Self, Error> {
         let now = Instant::now();
         Ok(Self {
@@ -160,7 +160,7 @@ impl Tcp {
         addr
     }
 
-    /// Uses the socket of a connection that was made and proved.
+    /// Starts to use the socket of a connection that has been made and proved.
     fn begin(&mut self, addr: Addr, stream: ferrogin_rendezvous::Stream) {
         let Some(connection) = self.connections.get_mut(&addr) else { return };
         let Some(socket) = stream.into_tcp() else { return };
@@ -172,11 +172,11 @@ impl Tcp {
         }
     }
 
-    /// A connection is over.
+    /// Handles the end of a connection.
     fn lose(&mut self, addr: Addr, error: Error) {
         let Some(connection) = self.connections.get_mut(&addr) else { return };
         if let Stage::Open(socket) = std::mem::replace(&mut connection.stage, Stage::Over) {
-            // A copy of the descriptor in a child process would keep it there.
+            // A copy of the descriptor in a child process would keep it registered.
             let _ = self.ready.delete(&socket);
         }
         connection.output = Output::default();
@@ -196,7 +196,7 @@ impl Tcp {
         };
         let sent = match output.write(socket, &mut self.shared.events) {
             Ok(sent) => sent,
-            // The end of the connection is found by a read, behind what arrived before.
+            // A read finds the end of the connection, after what arrived before it.
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => return *output = Output::default(),
             Err(error) => return self.lose(addr, failed("send")(error)),
         };
@@ -264,14 +264,14 @@ impl Tcp {
         }
     }
 
-    /// Makes connections.
+    /// Advances the connections that are being made.
     fn dial(&mut self) {
         let Self { connections, ready, now, .. } = self;
         let mut ended = Vec::new();
         let flags = |socket: &PollFd<'_>| EpollFlags::from_bits_truncate(socket.events().bits().into());
         self.dials.retain_mut(|(addr, dial)| {
             let result = match dial.poll(*now) {
-                // The channel may have ended meanwhile.
+                // The channel may have ended in the meantime.
                 _ if !connections.contains_key(addr) => return false,
                 Ok(None) if dial.is_refused() => Err(failed("connect")(dial.last_error())),
                 Ok(None) => match dial.interest().map_or(Ok(()), |socket| watch(ready, &socket, flags(&socket), *addr))
@@ -293,7 +293,7 @@ impl Tcp {
         }
     }
 
-    /// Once in a while: gives up connections that are not proved or not closed in time.
+    /// Once in a while, gives up connections that aren't proved or closed in time.
     fn look(&mut self) {
         if self.now.duration_since(self.looked) < LOOK_EVERY {
             return;
@@ -456,7 +456,7 @@ impl Transport for Tcp {
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
-        // A listener that cannot accept stays readable: without a descriptor the caller polls.
+        // A listener that can't accept stays readable; without a descriptor, the caller polls.
         (!self.no_descriptor).then(|| self.ready.0.as_raw_fd())
     }
 
@@ -504,7 +504,7 @@ mod tests {
         events
     }
 
-    /// Something has happened at a socket.
+    /// True if something has happened on a socket.
     fn is_ready(tcp: &Tcp) -> bool {
         tcp.ready.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap() == 1
     }

@@ -1,4 +1,4 @@
-//! Channels over real providers: every byte arrives once and in order; peers close, die, or do not exist.
+//! Channels over real providers: every byte arrives once and in order; peers close, die or don't exist.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 use ferrogin_test_support::wait::receive;
 use ferrogin_test_support::{Random, own_port, repetitions};
 
-/// The id of the first message, so that ids wrap in every exchange.
+/// The first message's id, chosen so that ids wrap in every exchange.
 const START_ID: u32 = u32::MAX - 499;
-/// Peers that are killed at a time.
+/// How many peers are killed at a time.
 const KILLERS: u64 = 5;
 
-/// Messages each way between a server and its four clients together. FERROGIN_CHANNEL_FAULTS chooses one kind of faults of the software card.
+/// Messages each way between a server and its four clients, in total. FERROGIN_CHANNEL_FAULTS selects one kind of software-card faults.
 fn messages(usual: u64, full: u64) -> u64 {
     repetitions("FERROGIN_CHANNEL_MESSAGES", usual, full)
 }
@@ -108,7 +108,7 @@ fn child() {
     }
 }
 
-/// A server and four clients, all of them processes, with ids that soon wrap; `more` is for the environment of all.
+/// A server and four clients, each in its own process, with ids that soon wrap; `more` is added to the environment of all.
 fn four_peers(way: &Way, count: u64, more: &[(&str, String)]) {
     let start = ("FERROGIN_TEST_START", START_ID.to_string());
     let common = [&[start, ("FERROGIN_TEST_COUNT", count.to_string())], more].concat();
@@ -150,7 +150,7 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     }
 }
 
-/// libfabric's own provider for EFA, on the software card below verbs. Its shared memory would be another way to a peer of this host.
+/// libfabric's own EFA provider, on the software card below verbs. Its shared memory would be another path to a peer on this host.
 #[test]
 #[ignore = "make check"]
 fn four_peers_exchange_every_byte_in_order_over_efa() {
@@ -195,7 +195,7 @@ fn futures_and_waits_work_in_one_process() {
         assert!(matches!(receive("the end of a read", &receiver), Err(ChannelError::Cancelled { .. })));
         a.send(b"last").wait().unwrap();
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"last");
-        // Messages that were written before a close are read after it.
+        // Messages written before a close are read after it.
         a.send(b"even later").wait().unwrap();
         a.close(LIMIT).wait().unwrap();
         assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"even later");
@@ -233,7 +233,7 @@ fn endpoints_have_several_channels_over_tcp() {
     exchange_message(&a, &b, 1000);
 }
 
-/// Long messages that nobody reads keep nothing behind them.
+/// Long messages that nobody reads hold up nothing behind them.
 #[test]
 fn short_messages_pass_long_ones_that_nobody_reads() {
     let (_here, _there, a, b) = pair(&config(&Way::tcp()));

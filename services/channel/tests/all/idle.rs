@@ -1,4 +1,4 @@
-//! Reactors that have nothing to do, and the processor time that they take.
+//! Idle reactors, and the CPU time they take.
 
 use std::fs::File;
 use std::net::TcpStream;
@@ -14,21 +14,21 @@ use nix::sys::time::TimeValLike;
 
 /// How long the reactors are idle.
 const IDLE: Duration = Duration::from_secs(2);
-/// Processor time that their threads may take between two waits. A thread that spins never waits.
+/// CPU time that their threads may take between two waits. A thread that spins never waits.
 const BETWEEN_WAITS: Duration = Duration::from_millis(5);
-/// Waits that their threads may begin in a second. Where they must poll, a reactor does so a thousand times a second, and a software card five
-/// thousand times.
+/// Waits that their threads may begin per second. If they have to poll, a reactor does so a thousand times a second, and a software card
+/// five thousand times.
 const WAITS: f64 = 14_000.0;
 
-/// The processor time of this process, whose other threads sleep, and its waits.
+/// This process's CPU time and number of waits, while its other threads sleep.
 fn usage() -> (Duration, i64) {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     let time = usage.user_time() + usage.system_time();
     (Duration::from_micros(time.num_microseconds() as u64), usage.voluntary_context_switches())
 }
 
-/// The processor time that two reactors take between two waits while their channel is idle, and their waits in a second. `disturb` gets the
-/// listener's place before.
+/// The CPU time that two reactors take between two waits while their channel is idle, and their waits per second. Before that, `disturb` is
+/// called with the listener's place.
 fn idle_usage<T>(way: &Way, disturb: impl FnOnce(&str) -> T) -> (Duration, f64) {
     let config = way.config();
     let (here, _there, a, b) = pair(&config);
@@ -39,7 +39,7 @@ fn idle_usage<T>(way: &Way, disturb: impl FnOnce(&str) -> T) -> (Duration, f64) 
     let (since, before) = (Instant::now(), usage());
     std::thread::sleep(IDLE);
     let (after, seconds) = (usage(), since.elapsed().as_secs_f64());
-    // The first wait is that of this thread.
+    // The first wait is this thread's.
     let waits = u32::try_from(after.1 - before.1).unwrap().max(1);
     let between_waits = (after.0 - before.0) / waits;
     let waits = f64::from(waits) / seconds;
@@ -50,7 +50,7 @@ fn idle_usage<T>(way: &Way, disturb: impl FnOnce(&str) -> T) -> (Duration, f64) 
     (between_waits, waits)
 }
 
-/// Measures in a child process, whose only reactors are the idle ones.
+/// Measures in a child process, in which the idle reactors are the only ones.
 fn idle_reactors_rest<T>(test: &str, ways: &[Way], environment: &[(&str, &str)], disturb: fn(&str) -> T) {
     let report = run(test, environment, || {
         for way in ways {
@@ -72,7 +72,7 @@ fn idle_reactors_use_little_cpu() {
     idle_reactors_rest(test, &ways(test)[..1], &[], |_| ());
 }
 
-/// The listener cannot accept, and its socket stays readable.
+/// The listener can't accept, so its socket stays readable.
 #[test]
 #[ignore = "make check"]
 fn reactors_out_of_descriptors_use_little_cpu() {

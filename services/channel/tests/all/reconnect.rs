@@ -1,4 +1,4 @@
-//! Clients one after the other; every second one is killed. Each connects, and gets no message of an earlier one.
+//! One client after another, every second one killed. Each connects, and gets no message meant for an earlier one.
 
 use std::io::Write;
 
@@ -7,9 +7,9 @@ use ferrogin_channel::{Address, Channel, Reactor};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::peer::{Peer as Process, hex, unhex};
 
-/// Clients.
+/// How many clients there are.
 const LIVES: u64 = 4;
-/// Messages each way that are written and not all read when a client dies.
+/// Messages written each way, not all of them read, when a client dies.
 const UNREAD: u64 = 100;
 
 fn body(life: u64, from_client: bool, number: u64) -> Vec<u8> {
@@ -35,7 +35,7 @@ fn read(channel: &Channel, life: u64, from_client: bool, count: u64) {
     }
 }
 
-/// A client ends with a close, or is killed during its traffic.
+/// True if the client ends with a close; otherwise it's killed amid traffic.
 fn ends_cleanly(life: u64) -> bool {
     life % 2 == 1
 }
@@ -61,8 +61,8 @@ fn child() {
     assert!(reactor.shutdown(LIMIT));
 }
 
-/// Clients over one provider, one after the other. `notices_death`: their connections end with them; no other death is noticed, because the
-/// server is patient.
+/// Clients over one provider, one after another. `notices_death`: their connections end when they do; otherwise no death is noticed,
+/// because the server is patient.
 fn lives(way: &Way, notices_death: bool) {
     let reactor = Reactor::open(&way.config()).unwrap();
     let listener = reactor.listen().unwrap();

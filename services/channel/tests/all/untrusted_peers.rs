@@ -1,4 +1,4 @@
-//! A listener beside processes that do not have its address: silent ones by the thousand, and ones that forge messages.
+//! A listener facing processes that don't have its address: thousands of silent ones, and ones that forge messages.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use ferrogin_test_support::child::run;
 use ferrogin_test_support::peer::{Peer, hex, unhex};
 use ferrogin_test_support::{Random, repetitions, resident_bytes, soak, untrusted};
 
-/// Descriptors that the listener's process may have: fewer than silent connections; in a soak run also more.
+/// Descriptors that the listener's process may have: fewer than there are silent connections; in a soak run also more.
 const DESCRIPTORS: [u64; 2] = [512, 20_000];
 /// What the other process runs.
 #[test]
@@ -26,7 +26,7 @@ fn untrusted_process() {
     }
 }
 
-/// A new endpoint connects, and both ends send a message.
+/// Connects a new endpoint, and sends a message from each end.
 fn open(listener: &Listener) -> (Reactor, Channel, Channel) {
     let (accepted, reactor) = (listener.accept(), Reactor::open(&patient()).unwrap());
     let near = reactor.connect(listener.address()).wait_for(LIMIT).unwrap();
@@ -36,7 +36,7 @@ fn open(listener: &Listener) -> (Reactor, Channel, Channel) {
     (reactor, near, far)
 }
 
-/// Not a test: a listener with few descriptors, whose channels echo. The clients have a process of their own, which never lacks one.
+/// Not a test: a listener with few descriptors, whose channels echo. The clients have their own process, which never runs out of them.
 #[test]
 fn echo_server() {
     let Ok(descriptors) = std::env::var("FERROGIN_TEST_DESCRIPTORS") else { return };
@@ -48,11 +48,11 @@ fn echo_server() {
         echo(channel);
         true
     });
-    // Until the test kills this process.
+    // Wait until the test kills this process.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Fewer descriptors than silent connections: without a limit for those, no further peer could connect.
+/// There are fewer descriptors than silent connections: without a limit on those, no other peer could connect.
 #[test]
 fn channels_open_despite_silent_connections() {
     let test = "channels_open_despite_silent_connections";
@@ -90,7 +90,7 @@ fn forged_messages_change_nothing() {
         let rounds = repetitions("FERROGIN_CHANNEL_FORGED", 3000, 100_000);
         let task = format!("forge {} {rounds}", listener.address().endpoint());
         let accepted = listener.accept();
-        // The first campaign warms up what the allocator keeps.
+        // The first campaign fills what the allocator keeps.
         let mut grown = 0;
         for _ in 0..2 {
             let before = resident_bytes();
@@ -107,7 +107,7 @@ fn forged_messages_change_nothing() {
     });
 }
 
-/// Connects to `listener` and sends hellos without its secret, frames without a proof, and bytes without form.
+/// Connects to `listener` and sends hellos without its secret, frames without a proof, and random bytes.
 fn forge(listener: &str, rounds: usize) {
     let mut random = Random::new(16);
     for round in 0..rounds {
@@ -128,7 +128,7 @@ fn forge(listener: &str, rounds: usize) {
             1 => bytes.iter_mut().for_each(|byte| *byte ^= if random.one_in(20) { 0x41 } else { 0 }),
             _ => {}
         }
-        // The listener may close the connection meanwhile.
+        // The listener may close the connection in the meantime.
         let _ = TcpStream::connect(listener).unwrap().write_all(&bytes);
     }
     println!("untrusted process forged {rounds} messages");

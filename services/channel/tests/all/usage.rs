@@ -1,4 +1,4 @@
-//! Unusual uses of the interface, and the errors that they give.
+//! Unusual uses of the interface, and the errors they give.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::common::{LIMIT, pair, patient};
 use ferrogin_channel::{ChannelError, Config, Reactor};
 use ferrogin_test_support::wait::receive;
 
-/// The limit of what never happens.
+/// A limit for what never happens.
 const SHORT: Duration = Duration::from_millis(50);
 
 #[test]
@@ -47,7 +47,7 @@ fn timeout_names_the_operation() {
     assert!(error.to_string().contains(&*dead.endpoint()), "{error}");
 }
 
-/// A wait in a callback fails at once, even while the reactor ends.
+/// Waiting in a callback fails at once, even while the reactor is ending.
 #[test]
 fn wait_in_callback_is_refused() {
     let (here, there, a, b) = pair(&patient());
@@ -72,7 +72,7 @@ fn wait_in_callback_is_refused() {
     drop(here);
 }
 
-/// One channel after the other between the same two endpoints, in either direction, with unread messages of the earlier ones.
+/// One channel after another between the same two endpoints, in either direction, leaving messages of the earlier ones unread.
 #[test]
 fn same_endpoints_connect_repeatedly() {
     let config = patient();
@@ -98,7 +98,7 @@ fn same_endpoints_connect_repeatedly() {
     }
 }
 
-/// Both ends have the secret, so the address is public; a reactor with another secret gets no channel.
+/// Both ends have the secret, so the address may be public; a reactor with another secret gets no channel.
 #[test]
 fn peers_with_the_secret_connect_by_host_and_port() {
     let config = |secret: &str| Config { secret: Some(secret.to_owned()), ..patient() };
@@ -114,7 +114,7 @@ fn peers_with_the_secret_connect_by_host_and_port() {
     a.send(b"hello").wait_for(LIMIT).unwrap();
     assert_eq!(b.receive().wait_for(LIMIT).unwrap(), b"hello");
 
-    // It does not prove the secret, and gets no answer.
+    // It can't prove the secret, and gets no answer.
     let impatient = Config { connect_within: SHORT, ..config("another text") };
     let other = Reactor::open(&impatient).unwrap();
     assert!(other.connect(&address).wait_for(LIMIT).is_err());

@@ -1,4 +1,4 @@
-//! Control messages: how a channel is opened, watched and closed.
+//! Control messages: opening, watching and closing channels.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use crate::proto::transport::{Addr, SendResult};
 use crate::proto::wire::{self, Carrier, Control, Kind, SHARED_LISTENER, VERSION};
 use crate::{ChannelError, Reason};
 
-/// Channels that may wait to be accepted at one listener.
+/// How many channels may wait to be accepted at one listener.
 const BACKLOG: usize = 1024;
-/// Refusals that an endpoint sends. Further refused peers run into their time limit.
+/// How many refusals an endpoint sends. Further refused peers run into their time limit.
 const MAX_REFUSALS: u32 = 4096;
 
 impl Engine {
-    /// Sends a control message to an endpoint, now or when the transport takes it.
+    /// Sends a control message to an endpoint, now or once the transport takes it.
     pub(super) fn send_control_to(&mut self, to: Addr, channel: u32, control: &Control, name: &[u8]) {
         let tag = CONTROL | control.kind as u64;
         let token = token(Operation::SendControl, channel, control.kind as u32);
         let message = (to, tag, control.emit(name).into(), token);
-        // The new message replaces an unsent one of the same kind to the same peer. So a peer that sends pings and receives no
-        // answers does not fill memory.
+        // The new message replaces an unsent one of the same kind to the same peer, so a peer that sends pings but receives no answers
+        // doesn't fill up memory.
         match self.unsent_control.iter_mut().find(|(of, _, _, same)| (*of, *same) == (to, token)) {
             Some(waiting) => *waiting = message,
             None => self.unsent_control.push_back(message),
@@ -39,7 +39,7 @@ impl Engine {
                 SendResult::Posted => self.control_in_flight += 1,
                 SendResult::Done(_) => {}
                 SendResult::Retry(body) => self.unsent_control.push_back((to, tag, body, token)),
-                // A channel with that peer ends by silence.
+                // An open channel with that peer ends later, when the peer stays silent.
                 SendResult::Failed(_, source) => self.unreachable(to, source),
             }
         }
@@ -61,7 +61,7 @@ impl Engine {
         }
     }
 
-    /// Sends the close of a channel that closes, once everything that was written is out.
+    /// Sends a closing channel's close, once everything that was written is out.
     pub(super) fn send_close_when_idle(&mut self, channel: u32) {
         let Some(state) = self.state_of(channel) else { return };
         let idle = state.outgoing.is_idle();
@@ -75,7 +75,7 @@ impl Engine {
         }
     }
 
-    /// Handles a control message of `from`, if the transport knows that; false when the bytes are not one.
+    /// Handles a control message from `from`, if the transport knows the sender; false if the bytes aren't one.
     pub(super) fn control(&mut self, bytes: &[u8], from: Option<Addr>) -> bool {
         let Some((message, name)) = Control::parse(bytes) else { return false };
         if message.kind == Kind::Hello {
@@ -133,14 +133,14 @@ impl Engine {
         }
     }
 
-    /// The peer closes: it has written everything before message `end`, and has read everything before message `unread` of this end.
+    /// Handles the peer's close: it wrote every message before `end`, and read every message of this end before `unread`.
     fn closed_by_peer(&mut self, channel: u32, end: u32, unread: u32) {
         let now = self.now;
         self.send_control(channel, Kind::CloseAck, 0, 0);
         let Some(state) = find(&mut self.channels, channel) else { return };
         let error = state.closed_by_remote();
         if state.closing.is_some() {
-            // Both sides close, and neither side reads any more.
+            // Both sides are closing, and neither reads any more.
             let error = if state.outgoing.is_idle() { state.closed_locally() } else { error };
             self.end(channel, error);
             return;
@@ -153,7 +153,7 @@ impl Engine {
     fn hello(&mut self, message: &Control, name: &[u8], from: Option<Addr>) {
         let to = if message.to == SHARED_LISTENER { self.shared_listener() } else { Some(message.to) };
         let Some(listener) = to.filter(|to| self.secrets.get(*to as usize) == Some(&message.secret)) else {
-            // No answer: the sender may have written the name of any endpoint into the hello.
+            // No answer: the sender may have written any endpoint's name into the hello.
             log::debug!("a hello without the secret of a listener was dropped");
             return;
         };
@@ -206,7 +206,7 @@ impl Engine {
         self.send_control_to(hello.addr, NO_CHANNEL, &refusal, &[]);
     }
 
-    /// Opens a channel to the sender of a hello; gives the number of the channel.
+    /// Opens a channel to the sender of a hello and returns its number.
     pub(super) fn admit(&mut self, hello: &PendingHello) -> Option<u32> {
         if self.listening(hello.listener).is_none() {
             self.refuse(hello, Reason::NotListening);

@@ -1,4 +1,4 @@
-//! Timers: limits for everything that a peer must do, and pings to quiet peers.
+//! Timers: limits on everything a peer must do, and pings to quiet peers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,23 +8,23 @@ use crate::proto::channel_state::Phase;
 use crate::proto::wire::Kind;
 use crate::{ChannelError, Reason};
 
-/// Slowest transfer that does not count as stalled, bytes per second.
+/// The slowest transfer that doesn't count as stalled, in bytes per second.
 const SLOWEST: u64 = 4 << 20;
 
-/// Time that is allowed beyond a limit while so many bytes are in flight.
+/// The time allowed beyond a limit while `bytes` bytes are in flight.
 fn transfer_time(bytes: usize) -> Duration {
     Duration::from_millis((bytes as u64).saturating_mul(1000) / SLOWEST)
 }
 
 impl Engine {
-    /// The time after which [`Engine::poll`] must be given the time again.
+    /// How soon [`Engine::poll`] must be given the time again.
     pub fn timer_interval(&self) -> Duration {
         (self.config.ping_after / 4).min(self.config.lost_after / 8).max(Duration::from_millis(1))
     }
 
-    /// Pings quiet peers, gives up peers that do not answer, and ends everything whose limit is over.
+    /// Pings quiet peers, gives up peers that don't answer, and ends everything that is past its limit.
     pub(super) fn timers(&mut self, now: Instant) {
-        // After a long pause of this thread, an answer may be waiting unread: deadlines start again.
+        // After a long pause of this thread, an answer may be waiting unread, so deadlines start again.
         let away = now.duration_since(self.last_timers) >= self.config.lost_after / 2;
         if now.duration_since(self.last_peek) >= self.timer_interval() {
             self.last_peek = now;

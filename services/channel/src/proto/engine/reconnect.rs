@@ -1,9 +1,8 @@
-//! Channels with endpoints that had a channel before, and with new endpoints at the address of one that is gone.
+//! Channels with endpoints that had one before, and with new endpoints at the address of one that is gone.
 //!
-//! Tags and address are those of the earlier channel, and messages of the earlier channel may still arrive. So the ids of the new channel
-//! begin far from those of the earlier one, in both directions: a message with an id of the earlier channel is stale and is dropped. Any
-//! peer can write any name into a hello, and a hello may arrive late. So the engine challenges the named endpoint before it ends the
-//! earlier channel.
+//! Tags and address are those of the earlier channel, whose messages may still arrive. So the new channel's ids begin far from the earlier
+//! ones, in both directions: a message with an id of the earlier channel is stale and is dropped. Any peer can write any name into a hello,
+//! and a hello may arrive late. So the engine challenges the named endpoint before it ends the earlier channel.
 
 use std::sync::Arc;
 
@@ -15,16 +14,16 @@ use crate::proto::secret::secret;
 use crate::proto::wire::{Control, Kind};
 use crate::{ChannelError, Reason};
 
-/// Hellos that may wait for a path response.
+/// How many hellos may wait for a path response.
 const MAX_PENDING_HELLOS: usize = 1024;
-/// Challenges that are sent for one hello. A challenge may be lost with the connection to an earlier endpoint of that name.
+/// How many challenges are sent for one hello. One may be lost with the connection to an earlier endpoint of that name.
 const MAX_CHALLENGES: u32 = 10;
 
 impl Engine {
     /// Queues a hello from an endpoint name that had a channel before.
     pub(super) fn queue_hello(&mut self, hello: PendingHello) {
         if self.pending_hellos.iter().any(|pending| (pending.addr, pending.remote) == (hello.addr, hello.remote)) {
-            // The same hello again.
+            // A duplicate.
             return;
         }
         if self.pending_hellos.len() >= MAX_PENDING_HELLOS {
@@ -34,7 +33,7 @@ impl Engine {
         self.challenge_pending_hellos();
     }
 
-    /// Sends the first challenge for queued hellos. What a peer wrote before it closed is read first.
+    /// Sends the first challenge for queued hellos, but only after reading what the peer wrote before it closed.
     pub(super) fn challenge_pending_hellos(&mut self) {
         for at in 0..self.pending_hellos.len() {
             let hello = &self.pending_hellos[at];
@@ -52,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Sends challenges without a response once more.
+    /// Repeats challenges that got no response.
     pub(super) fn repeat_challenges(&mut self) {
         for at in 0..self.pending_hellos.len() {
             let is_due = |challenge: &PathChallenge| {
@@ -78,7 +77,7 @@ impl Engine {
         self.send_control_to(addr, NO_CHANNEL, &message, &[]);
     }
 
-    /// The listener has an earlier channel with this endpoint name, and challenges the hello of `channel`.
+    /// Answers the challenge to the hello of `channel`: the listener had an earlier channel with this endpoint name.
     pub(super) fn path_challenge(&mut self, channel: u32, message: &Control) {
         let Some(state) = self.state_of(channel) else { return };
         state.outgoing.start_at(message.id);
@@ -88,7 +87,7 @@ impl Engine {
         self.send_control_to(addr, channel, &response, &[]);
     }
 
-    /// The sender of a hello answered the challenge. An earlier channel that is still open was with an endpoint that is gone.
+    /// Handles the answer to a challenge. If an earlier channel is still open, the endpoint it was with is gone.
     pub(super) fn path_response(&mut self, message: &Control) {
         let is = |challenge: &PathChallenge| challenge.nonce == message.secret;
         let found = self.pending_hellos.iter().position(|hello| hello.challenge.as_ref().is_some_and(is));

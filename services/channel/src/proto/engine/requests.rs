@@ -1,4 +1,4 @@
-//! Requests of users: channels are opened, written, read and closed.
+//! User requests: opening, writing, reading and closing channels.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,7 +48,7 @@ impl Engine {
         self.callbacks.push(Callback::Read(done, result, ticket));
     }
 
-    /// Takes back a message that was delivered and not used: the next read gets it, even if the channel has ended meanwhile.
+    /// Takes back a message that was delivered but not used: the next read gets it, even if the channel has ended since.
     pub fn return_message(&mut self, channel: u32, number: u64, bytes: Vec<u8>) {
         let state = find(&mut self.channels, channel);
         if let Some(state) = state.filter(|state| state.closing.is_none()) {
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    /// Cancels a read whose callback has not run, or a write that has not begun.
+    /// Cancels a read whose callback hasn't run, or a write that hasn't started.
     pub fn cancel(&mut self, channel: u32, ticket: u64) {
         let Some(state) = find(&mut self.channels, channel) else { return };
         let error = ChannelError::Cancelled { peer: Arc::clone(&state.peer) };
@@ -69,14 +69,14 @@ impl Engine {
             self.callbacks.iter().position(|callback| matches!(callback, Callback::Read(_, Ok(_), of) if *of == ticket))
             && let Callback::Read(done, Ok((number, bytes)), _) = self.callbacks.remove(at)
         {
-            // The read has its message, and its callback has not run: the message goes to the next read.
+            // The read has its message, but its callback hasn't run: the next read gets the message.
             self.callbacks.push(Callback::Read(done, Err(error), ticket));
             state.incoming.take_back(number, bytes, &mut self.callbacks);
         }
         self.pump(channel);
     }
 
-    /// Sends everything that was written, then the close, and ends the channel when the peer confirms it.
+    /// Sends everything written so far, then the close, and ends the channel when the peer confirms it.
     pub fn close(&mut self, channel: u32, limit: Duration, done: Option<CloseDone>) {
         let now = self.now;
         let Some(state) = find(&mut self.channels, channel) else {
@@ -115,7 +115,7 @@ impl Engine {
         self.abort_with(channel, error, Reason::Stopped);
     }
 
-    /// The user dropped all handles of the channel.
+    /// Called when the user has dropped all handles to the channel.
     pub fn release(&mut self, channel: u32) {
         let limit = self.config.lost_after;
         let Some(state) = self.state_of(channel) else { return };
@@ -129,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Closes every channel that is open.
+    /// Closes every open channel.
     pub fn close_all(&mut self, limit: Duration) {
         for channel in 0..self.channels.len() as u32 {
             if self.state_of(channel).is_some_and(|state| state.is_live()) {
@@ -138,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// Opens a listener: its number and its address.
+    /// Opens a listener and returns its number and address.
     pub fn listen(&mut self) -> Result<(u32, Address), ChannelError> {
         if let Some(ended) = &self.ended {
             return Err(ended.clone());
@@ -163,7 +163,7 @@ impl Engine {
         Ok((listener, address))
     }
 
-    /// Hands out the next channel that a peer opens to the listener.
+    /// Passes the next channel that a peer opens to the listener to `done`.
     pub fn accept(&mut self, listener: u32, ticket: u64, done: OpenDone) {
         let ended = self.ended.clone();
         let error = match (self.listening(listener), ended) {
@@ -190,7 +190,7 @@ impl Engine {
         }
     }
 
-    /// Takes back a channel that was accepted and not used: the next accept gets it.
+    /// Takes back a channel that was accepted but not used: the next accept gets it.
     pub fn return_channel(&mut self, listener: u32, channel: u32) {
         let live = self.state_of(channel).is_some_and(|state| state.is_live());
         let listening = self.listening(listener).filter(|_| live);
@@ -204,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Closes a listener and aborts the channels that are not accepted yet.
+    /// Closes a listener and aborts the channels that haven't been accepted.
     pub fn close_listener(&mut self, listener: u32) {
         let Some(mut listening) = self.listeners.get_mut(listener as usize).and_then(Option::take) else { return };
         self.transport.unlisten(listener);
@@ -215,14 +215,14 @@ impl Engine {
         }
     }
 
-    /// The secret of [`Config::secret`](crate::Config::secret).
+    /// The secret derived from [`Config::secret`](crate::Config::secret).
     fn shared_secret(&self) -> Option<u64> {
         let secret = Secret::derive("ferrogin channel: Config::secret", self.config.secret.as_ref()?);
         let (bytes, _) = secret.bytes().split_first_chunk()?;
         Some(u64::from_le_bytes(*bytes).max(1))
     }
 
-    /// The open listener that has that secret.
+    /// The open listener that uses that secret.
     pub(super) fn shared_listener(&self) -> Option<u32> {
         let secret = self.shared_secret()?;
         let is_it = |number: &usize| self.secrets[*number] == secret && self.listeners[*number].is_some();
@@ -233,7 +233,7 @@ impl Engine {
         self.listeners.get_mut(listener as usize)?.as_mut()
     }
 
-    /// Hands out a channel that opened.
+    /// Reports an open channel to `done`.
     pub(super) fn opened(&mut self, channel: u32, done: OpenDone) {
         if let Some(state) = find(&mut self.channels, channel) {
             let opened = Opened { channel, peer: Arc::clone(&state.peer), max_write: state.max_write };
@@ -295,13 +295,13 @@ impl Engine {
         self.callbacks.push(Callback::Open(done, Err(error)));
     }
 
-    /// A channel with that endpoint is open.
+    /// True if a channel with that endpoint is open.
     fn has_channel_with(&mut self, name: &[u8]) -> bool {
         let channel = self.by_name.get(name).map(|prior| prior.channel);
         channel.and_then(|channel| self.state_of(channel)).is_some_and(|state| state.is_live())
     }
 
-    /// Bytes of the longest message that this end takes.
+    /// Length of the longest message that this end accepts, in bytes.
     pub(super) fn max_read(&self) -> usize {
         self.config.max_message.min(self.transport.properties().max_message)
     }
@@ -327,7 +327,7 @@ impl Engine {
             scheduled: false,
         };
         self.channels.push(Some(Box::new(state)));
-        // Where each channel has a connection of its own, no message of an earlier one can arrive.
+        // Where each channel has its own connection, no message of an earlier channel can arrive.
         if self.transport.properties().carrier == Carrier::Tags {
             self.by_name.insert(name.into(), PriorChannel { channel, write: start, read: start });
         }

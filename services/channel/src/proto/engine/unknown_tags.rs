@@ -26,21 +26,21 @@ impl Engine {
         });
     }
 
-    /// Receives a message with an unknown tag, where the transport cannot peek or the message belongs to no peer. The next peek
-    /// cancels the receive: a receive that stays posted slows the matching of every other message.
+    /// Receives a message with an unknown tag, if the transport can't peek or the message belongs to no peer. The next peek cancels the
+    /// receive: one that stays posted slows down the matching of every other message.
     fn receive_unknown(&mut self, index: usize) {
         let pattern = self.unknown[index].0;
         self.unknown[index].1 = self.receive_and_drop(Operation::ReceiveUnknown, index as u32, None, pattern);
     }
 
-    /// Receives a message whose contents are not used; false when that is not possible now.
+    /// Receives a message whose contents aren't used; false if that isn't possible now.
     fn receive_and_drop(&mut self, operation: Operation, index: u32, from: Option<Addr>, pattern: Pattern) -> bool {
         let (token, buffer) = (token(operation, NO_CHANNEL, index), Vec::new());
         let receive = Receive { from, pattern, buffer, len: UNKNOWN_BUFFER, token };
         matches!(self.transport.receive(receive), ReceiveResult::Posted)
     }
 
-    /// A peek ended.
+    /// Handles the result of a peek.
     pub(super) fn peeked(
         &mut self,
         operation: Operation,
@@ -76,7 +76,7 @@ impl Engine {
             self.discard(from, tag);
             self.unknown_tag(tag, Some(from));
         } else if self.suspected_tag.replace(tag) == Some(tag) {
-            // The peeks for each peer did not find it: it belongs to no peer.
+            // The peeks for each peer didn't find it, so it belongs to no peer.
             self.suspected_tag = None;
             self.receive_unknown(index);
         } else {

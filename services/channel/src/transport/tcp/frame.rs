@@ -1,10 +1,10 @@
-//! Frames of a connection: a header, and in some kinds bytes behind it.
+//! A connection's frames: a header, followed in some kinds by bytes.
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub(super) const HEADER: usize = size_of::<Header>();
-/// The longest message that is sent before the other end has a receive for it.
+/// The longest message that is sent before the other end has a receive for it, in bytes.
 pub(super) const EAGER_MAX: usize = 64 << 10;
 
 /// Kinds of frames.
@@ -13,21 +13,21 @@ pub(super) const EAGER_MAX: usize = 64 << 10;
 pub(super) enum Kind {
     /// A whole message of at most [`EAGER_MAX`] bytes, which follow.
     Message = 1,
-    /// A longer message waits for a receive.
+    /// A longer message, which waits for a receive.
     Offer = 2,
     /// The sender has a receive for an offered message.
     Request = 3,
-    /// A requested message; its bytes follow.
+    /// A message that was requested; its bytes follow.
     Requested = 4,
 }
 
-/// The header of a frame, as it is sent: all numbers are little endian.
+/// A frame's header, as it is sent: all numbers are little endian.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(C)]
 pub(super) struct Header {
     pub kind: Kind,
     pub tag: u64,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub len: u64,
 }
 
@@ -42,7 +42,7 @@ impl Header {
         zerocopy::transmute!(*self)
     }
 
-    /// None if the bytes are no header.
+    /// None if the bytes aren't a header.
     pub fn parse(bytes: &[u8; HEADER]) -> Option<Self> {
         Self::try_read_from_bytes(bytes).ok()
     }

@@ -1,4 +1,4 @@
-//! The receiving half of a connection: frames are put together, and messages are matched with receives.
+//! The receiving half of a connection: assembles frames, and matches messages with receives.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -12,11 +12,11 @@ use super::output::Output;
 use crate::proto::tags::Pattern;
 use crate::proto::transport::{Addr, Event, Receive, ReceiveError};
 
-/// Messages of a peer that may wait for a receive: twice as many as the unread messages of a channel, with their lengths.
+/// How many of a peer's messages may wait for a receive: twice as many as a channel's unread messages with their lengths.
 const UNMATCHED_MAX: usize = 1024;
-/// The rest of a message that is longer goes from the socket to its memory, without a copy.
+/// If more than this is missing, the rest of a message goes from the socket to its memory without a copy.
 const DIRECT: usize = 16 << 10;
-/// Reads of one poll, so that no peer keeps this end from its other work.
+/// Reads per poll, limited so that no peer keeps this end from its other work.
 const READS: usize = 16;
 
 /// Why a connection ends.
@@ -27,7 +27,7 @@ pub(super) enum Ended {
     Malformed(&'static str),
 }
 
-/// A message that waits for a receive.
+/// A message waiting for a receive.
 enum Unmatched {
     Whole(u64, Vec<u8>),
     Offer(u64, usize),
@@ -49,7 +49,7 @@ enum Sink {
     Nowhere,
 }
 
-/// A message with missing bytes.
+/// A message that isn't complete yet.
 struct Partial {
     tag: u64,
     sink: Sink,
@@ -58,13 +58,13 @@ struct Partial {
 }
 
 impl Partial {
-    /// The rest goes from the socket to its place.
+    /// True if the rest goes straight from the socket to its place.
     fn is_direct(&self) -> bool {
         matches!(self.sink, Sink::Receive(_)) && self.missing > DIRECT
     }
 }
 
-/// A receive whose message was requested.
+/// A receive whose message has been requested.
 struct Requested {
     tag: u64,
     len: usize,
@@ -75,13 +75,13 @@ struct Requested {
 /// What all connections of an endpoint share.
 #[derive(Default)]
 pub(super) struct Shared {
-    /// Receives for messages of any peer.
+    /// Receives for messages from any peer.
     pub any_source: VecDeque<Receive>,
     pub events: Vec<Event>,
 }
 
 impl Shared {
-    /// Cancels receives for messages of any peer.
+    /// Cancels receives for messages from any peer.
     pub fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
         cancel(&mut self.any_source, which, &mut self.events);
     }
@@ -94,7 +94,7 @@ impl Shared {
 /// The receiving half.
 pub(super) struct Input {
     from: Addr,
-    /// The beginning of a header.
+    /// The start of a header.
     header: Vec<u8>,
     partial: Option<Partial>,
     posted: VecDeque<Receive>,
@@ -108,14 +108,14 @@ impl Input {
         Self { from, header: Vec::new(), partial: None, posted, requested: Vec::new(), unmatched }
     }
 
-    /// Posts a receive, or matches it with a message that waits.
+    /// Posts a receive, or matches it with a waiting message.
     pub fn receive(&mut self, receive: Receive, output: &mut Output, shared: &mut Shared) {
         if let Some(receive) = self.receive_waiting(receive, output, shared) {
             self.posted.push_back(receive);
         }
     }
 
-    /// Matches a receive with a message that waits; gives it back if none matches.
+    /// Matches a receive with a waiting message; gives it back if none matches.
     pub fn receive_waiting(&mut self, receive: Receive, output: &mut Output, shared: &mut Shared) -> Option<Receive> {
         let at = self.unmatched.iter().position(|message| receive.pattern.matches(message.tag()));
         match at.and_then(|at| self.unmatched.remove(at)) {
@@ -144,7 +144,7 @@ impl Input {
         }
     }
 
-    /// A message for which no receive is posted.
+    /// Keeps a message for which no receive is posted.
     fn wait(&mut self, message: Unmatched) -> Result<(), Ended> {
         if self.unmatched.len() >= UNMATCHED_MAX {
             return Err(Ended::Malformed("it sent more messages than a channel has unread"));
@@ -153,20 +153,20 @@ impl Input {
         Ok(())
     }
 
-    /// The tag of the first message that waits and matches.
+    /// The tag of the first waiting message that matches.
     pub fn peek(&self, pattern: Pattern) -> Option<u64> {
         self.unmatched.iter().map(Unmatched::tag).find(|tag| pattern.matches(*tag))
     }
 
-    /// Cancels receives. One whose message is requested or arrives is not cancelled.
+    /// Cancels receives, except those whose messages have been requested or are arriving.
     pub fn cancel(&mut self, which: &dyn Fn(u64) -> bool, shared: &mut Shared) {
         cancel(&mut self.posted, which, &mut shared.events);
     }
 
-    /// Reads what has arrived, with `scratch` for bytes whose place is not known yet.
+    /// Reads what has arrived, using `scratch` for bytes whose destination isn't known yet.
     ///
     /// # Errors
-    /// The connection is over. What arrived before was received.
+    /// If the connection is over. What arrived before that has been received.
     pub fn read(
         &mut self,
         socket: &mut TcpStream,
@@ -201,7 +201,7 @@ impl Input {
         Ok(())
     }
 
-    /// Takes bytes that arrived.
+    /// Processes bytes that have arrived.
     fn proceed(&mut self, mut bytes: &[u8], output: &mut Output, shared: &mut Shared) -> Result<(), Ended> {
         loop {
             if let Some(partial) = &mut self.partial {
@@ -226,7 +226,7 @@ impl Input {
         }
     }
 
-    /// The first receive that matches `tag`.
+    /// Takes the first receive that matches `tag`.
     fn take_posted(&mut self, tag: u64, shared: &mut Shared) -> Option<Receive> {
         [&mut self.posted, &mut shared.any_source].into_iter().find_map(|posted| {
             let at = posted.iter().position(|receive| receive.pattern.matches(tag))?;
@@ -234,7 +234,7 @@ impl Input {
         })
     }
 
-    /// A header arrived.
+    /// Handles a header.
     fn begin(&mut self, header: &Header, output: &mut Output, shared: &mut Shared) -> Result<(), Ended> {
         let (tag, len) = (header.tag, usize::try_from(header.len).unwrap_or(usize::MAX));
         let (sink, mut bytes) = match header.kind {
@@ -277,12 +277,12 @@ impl Input {
         Ok(())
     }
 
-    /// A message has arrived as a whole.
+    /// Handles a message that has arrived completely.
     fn complete(&mut self, output: &mut Output, shared: &mut Shared) -> Result<(), Ended> {
         let Some(Partial { tag, sink, bytes, .. }) = self.partial.take() else { return Ok(()) };
         match sink {
             Sink::Receive(token) => shared.received(self.from, token, bytes, tag, Ok(())),
-            // A receive may have been posted while it arrived.
+            // A receive may have been posted while the message was arriving.
             Sink::Unmatched => match self.take_posted(tag, shared) {
                 Some(receive) => self.match_with(Unmatched::Whole(tag, bytes), receive, output, shared),
                 None => self.wait(Unmatched::Whole(tag, bytes))?,
@@ -293,7 +293,7 @@ impl Input {
     }
 }
 
-/// Reads what has arrived on a connection that this end has left.
+/// Reads and drops what has arrived on a connection that this end has left.
 pub(super) fn skip(socket: &mut TcpStream, scratch: &mut [u8]) -> Result<(), Ended> {
     for _ in 0..READS {
         match socket.read(scratch) {
@@ -326,14 +326,14 @@ fn copied(mut buffer: Vec<u8>, bytes: &[u8]) -> Vec<u8> {
     buffer
 }
 
-/// Reads at most `len` bytes to the end of `bytes`, which has room for them.
+/// Appends at most `len` bytes from the socket to `bytes`, which has room for them.
 fn read_into(socket: &TcpStream, bytes: &mut Vec<u8>, len: usize) -> io::Result<usize> {
     let room = bytes.spare_capacity_mut();
     let len = len.min(room.len());
     // SAFETY: `len` bytes of the vector's spare capacity are writable.
     let read = unsafe { libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), len, 0) };
     let read = usize::try_from(read).map_err(|_| io::Error::last_os_error())?;
-    // SAFETY: the system has written so many bytes behind the vector's last one, within its capacity.
+    // SAFETY: the system has written this many bytes after the vector's last one, within its capacity.
     unsafe { bytes.set_len(bytes.len() + read) };
     Ok(read)
 }

@@ -1,4 +1,4 @@
-//! The sending half of a connection: frames in their order, and requested messages behind them.
+//! The sending half of a connection: frames in order, and requested messages after them.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -12,13 +12,13 @@ use super::frame::{EAGER_MAX, Header, Kind};
 use crate::Payload;
 use crate::proto::transport::{Event, SendResult};
 
-/// A message that is not longer is copied: that costs less than to send it from where it lies.
+/// Messages up to this length are copied, which costs less than sending them from where they are.
 const COPIED_MAX: usize = 4 << 10;
-/// Bytes of copied frames in one piece.
+/// The most bytes of copied frames in one piece.
 const PIECE: usize = 64 << 10;
-/// Copied bytes that wait for a peer. A channel has fewer: a peer that makes this end answer and does not read loses its connection.
+/// Copied bytes that may wait for a peer. A channel has fewer; a peer that makes this end answer but doesn't read loses its connection.
 const COPIED_WAITING_MAX: usize = 4 << 20;
-/// Pieces of one system call.
+/// Pieces per system call.
 const PIECES: usize = 32;
 
 enum Piece {
@@ -36,27 +36,27 @@ impl Piece {
     }
 }
 
-/// What waits for room in the socket.
+/// What is waiting for room in the socket.
 #[derive(Default)]
 pub(super) struct Output {
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece that are sent.
+    /// Bytes of the first piece that have been sent.
     sent: usize,
-    /// Bytes of copied pieces.
+    /// Bytes in copied pieces.
     copied: usize,
-    /// Long messages without a request, with their tags and tokens.
+    /// Long messages that haven't been requested, with their tags and tokens.
     offered: Vec<(u64, Payload, u64)>,
-    /// Requested ones. Each goes out when all pieces before it are sent, so that control messages do not wait behind all of them.
+    /// Requested ones. Each goes out once all pieces before it have been sent, so that control messages don't wait behind all of them.
     requested: VecDeque<(u64, Payload, u64)>,
 }
 
 impl Output {
-    /// Nothing waits for room.
+    /// True if nothing is waiting for room.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.requested.is_empty()
     }
 
-    /// The peer takes nothing, and makes this end send ever more.
+    /// True if the peer takes nothing while it makes this end send more and more.
     pub fn is_too_long(&self) -> bool {
         self.copied > COPIED_WAITING_MAX
     }
@@ -89,23 +89,23 @@ impl Output {
         }
     }
 
-    /// The peer has a receive for an offered message. A request that fits none is the peer's loss.
+    /// Called when the peer has a receive for an offered message. A request that matches none is the peer's loss.
     pub fn request(&mut self, tag: u64) {
         if let Some(at) = self.offered.iter().position(|(offered, ..)| *offered == tag) {
             self.requested.push_back(self.offered.remove(at));
         }
     }
 
-    /// Drops what the peer has not begun to receive of long messages.
+    /// Drops the long messages that the peer hasn't begun to receive.
     pub fn drop_long(&mut self) {
         self.offered.clear();
         self.requested.clear();
     }
 
-    /// Writes what the socket takes; true when nothing is left.
+    /// Writes what the socket takes; true if nothing is left.
     ///
     /// # Errors
-    /// The connection is over.
+    /// If the connection is over.
     pub fn write(&mut self, socket: &TcpStream, events: &mut Vec<Event>) -> io::Result<bool> {
         loop {
             if self.pieces.is_empty() {
@@ -134,7 +134,7 @@ impl Output {
         }
     }
 
-    /// The socket took so many bytes.
+    /// Accounts for bytes that the socket took.
     fn taken(&mut self, bytes: usize, events: &mut Vec<Event>) {
         self.sent += bytes;
         while let Some(first) = self.pieces.front()

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
 pub mod traffic;
 
@@ -37,7 +37,7 @@ impl Way {
         Config { libfabric: self.libfabric.clone(), provider: self.provider.clone(), source, ..patient() }
     }
 
-    /// For a child process with another end.
+    /// The environment for a child process with the other end.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let lib = self.libfabric.iter().map(|lib| ("FERROGIN_LIBFABRIC", lib.path().display().to_string()));
         lib.chain([(PROVIDER, self.provider.clone())]).collect()
@@ -46,7 +46,7 @@ impl Way {
 
 const PROVIDER: &str = "FERROGIN_TEST_PROVIDER";
 
-/// In a child process: the way of its parent, with the libfabric that FERROGIN_LIBFABRIC names.
+/// In a child process: its parent's way, with the libfabric that FERROGIN_LIBFABRIC names.
 pub fn way_of_child() -> Way {
     Way { libfabric: None, provider: std::env::var(PROVIDER).unwrap() }
 }
@@ -58,8 +58,8 @@ impl fmt::Display for Way {
     }
 }
 
-/// tcp, and providers of each libfabric from 2.0 on: shm of 1.17 hangs on unexpected tagged messages; its other providers crash when
-/// peers die. Or the provider in FERROGIN_CHANNEL_PROVIDER.
+/// tcp, and providers of each libfabric from 2.0 on: in 1.17, shm hangs on unexpected tagged messages, and other providers crash when peers
+/// die. Or the provider in FERROGIN_CHANNEL_PROVIDER.
 pub fn ways(test: &str) -> Vec<Way> {
     let over = |lib: &Arc<Libfabric>, providers: &[&str]| -> Vec<Way> {
         providers.iter().map(|provider| Way::over(lib, provider)).collect()
@@ -83,7 +83,7 @@ pub fn pair(config: &Config) -> (Reactor, Reactor, Channel, Channel) {
     (here, there, a, b)
 }
 
-/// Sends a message of `len` bytes, and receives it.
+/// Sends a message of `len` bytes and receives it.
 pub fn exchange(from: &Channel, to: &Channel, len: usize) {
     let bytes: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
     let sent = from.send(bytes.clone());
@@ -91,7 +91,7 @@ pub fn exchange(from: &Channel, to: &Channel, len: usize) {
     sent.wait_for(LIMIT).unwrap();
 }
 
-/// Runs the body of `test` in a process that has the software card: libfabric takes its providers from the environment.
+/// Runs the body of `test` in a process that has the software card: libfabric finds its providers through the environment.
 pub fn with_card(test: &str, body: impl FnOnce()) {
     if let Some(dist) = dist(test, &["libsoftefa-fi.so"]) {
         child::run(test, &[("FI_PROVIDER_PATH", dist.to_str().unwrap())], body);

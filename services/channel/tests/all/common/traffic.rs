@@ -1,4 +1,4 @@
-//! Traffic over a channel that checks every message and its order.
+//! Traffic over a channel, with checks of every message and of their order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use ferrogin_channel::{Channel, ChannelError};
 use ferrogin_test_support::Random;
 
-/// Bytes of message `number` of the sender `seed`: every magnitude up to 8 MiB, the larger the rarer; 0 and the largest among them.
+/// Length of message `number` from sender `seed`: every magnitude up to 8 MiB, larger ones more rarely, including 0 and the largest.
 pub fn size_of(seed: u64, number: u64) -> usize {
     let mut random = Random::new(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number);
     let magnitude = random.next_u64().trailing_zeros().min(11);
@@ -17,7 +17,7 @@ pub fn size_of(seed: u64, number: u64) -> usize {
     }
 }
 
-/// The bytes of message `number` of the sender `seed`, in the memory of `room`.
+/// The bytes of message `number` from sender `seed`, in the memory of `room`.
 fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
     let len = size_of(seed, number);
     let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
@@ -51,7 +51,7 @@ struct Direction {
     seed: u64,
     count: u64,
     begun: AtomicU64,
-    /// Locked from the choice of a number to the request, so that numbers are in the order of requests.
+    /// Locked from choosing a number until its request, so that numbers are in the order of requests.
     order: Mutex<()>,
     outcome: Mutex<Option<Outcome>>,
     over: mpsc::Sender<Outcome>,
@@ -74,7 +74,7 @@ impl Direction {
         Some(number)
     }
 
-    /// Callback `number` ran: it must be the next one.
+    /// Records callback `number`, which must be the next one.
     fn called(&self, number: u64, error: Option<&ChannelError>) {
         let mut slot = self.outcome.lock().unwrap();
         let outcome = slot.as_mut().expect("no callback comes after the last");
@@ -105,7 +105,7 @@ pub struct Exchange {
     pub reads: mpsc::Receiver<Outcome>,
 }
 
-/// Writes `count` messages as `local` and reads `count` of `remote`, `depth` at a time each way.
+/// Writes `count` messages as `local` and reads `count` from `remote`, `depth` at a time each way.
 pub fn exchange(channel: &Channel, local: u64, remote: u64, count: u64, depth: u64) -> Exchange {
     let (out, writes) = Direction::new(local, count);
     let (inc, reads) = Direction::new(remote, count);
@@ -124,7 +124,7 @@ fn write(channel: Channel, direction: Arc<Direction>, room: Vec<u8>) {
     channel.clone().write(bytes, move |result| {
         direction.called(number, result.as_ref().err());
         if let Ok(body) = result {
-            // The buffer came back: the peer must not see a later change of it.
+            // The buffer came back, so the peer must not see later changes to it.
             let mut bytes = body.into_vec();
             bytes.fill(0xa5);
             write(channel, direction, bytes);

@@ -11,7 +11,7 @@ use ferrogin_test_support::wait::{poll_until, wait_for};
 use super::OWN_SECRET;
 use super::raw::{CONTROL, IDS, Raw};
 
-/// A connection over TCP, of either end, and the frames that channels send on it.
+/// Either end of a TCP connection, and the frames that channels send on it.
 pub struct Frames {
     listener: Listener,
     place: SocketAddr,
@@ -20,13 +20,13 @@ pub struct Frames {
 }
 
 const DOMAIN: Domain = *b"channel\x06";
-/// Bytes of a frame's header, and of the longest message that need not be offered.
+/// Size of a frame's header, and of the longest message that need not be offered, in bytes.
 const HEADER: usize = 24;
 const EAGER_MAX: usize = 64 << 10;
 const MESSAGE: u64 = 1;
 const OFFER: u64 = 2;
 
-/// The secret of a listener, as it is proved.
+/// A listener's secret, in the form that is proved.
 fn proved(secret: u64) -> Secret {
     Secret::new(u128::from(secret).to_le_bytes())
 }
@@ -57,7 +57,7 @@ impl Frames {
         });
     }
 
-    /// The other end has closed the connection.
+    /// True if the other end has closed the connection.
     pub fn is_over(&mut self) -> bool {
         let Some(socket) = &mut self.socket else { return false };
         let mut bytes = [0; 4096];
@@ -79,7 +79,7 @@ impl Raw for Frames {
 
     fn set_peer(&mut self, name: &[u8], secret: u64) {
         if self.socket.is_some() {
-            // It has connected.
+            // The other end has connected.
             return;
         }
         let ip: [u8; 4] = name[4..8].try_into().unwrap();
@@ -91,7 +91,7 @@ impl Raw for Frames {
     }
 
     fn send(&mut self, tag: u64, bytes: &[u8]) {
-        // No receive of these tests is as long as a message that has to be offered.
+        // No receive in these tests is long enough for a message that has to be offered.
         let offered = bytes.len() > EAGER_MAX;
         self.send_bytes(&header(if offered { OFFER } else { MESSAGE }, tag, bytes.len() as u64));
         self.send_bytes(if offered { &[] } else { bytes });

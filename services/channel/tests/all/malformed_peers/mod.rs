@@ -1,4 +1,4 @@
-//! Peers that violate the protocol, over real providers. A raw endpoint sends the documented bytes to a listener, and then a sequence that no
+//! Peers that violate the protocol, over real providers. A raw endpoint sends a listener the documented bytes, and then a sequence that no
 //! channel sends: its channel must end with an error that names the peer and the violation. Meanwhile a good client and other malformed
 //! peers use the same listener.
 #![allow(unsafe_code)]
@@ -21,9 +21,9 @@ use raw::{CONTROL, Raw, Tagged};
 const LENGTH: u64 = 1 << 32;
 /// Tag of the payload of message 0.
 const PAYLOAD: u64 = 1 << 33;
-/// The longest message that the good side takes.
+/// The longest message that the good side accepts, in bytes.
 const MAX: usize = 1 << 20;
-/// Reads at the good side that wait for a malformed peer.
+/// Reads on the good side that wait for a malformed peer.
 const READS: usize = 3;
 
 const VERSION: u8 = 6;
@@ -34,7 +34,7 @@ const PING: u8 = 4;
 const PONG: u8 = 5;
 const ABORT: u8 = 8;
 
-/// A control message of the documented form.
+/// A control message in the documented format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Control {
     pub version: u8,
@@ -95,9 +95,9 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 /// A raw peer and its channel.
 struct MalformedPeer<R> {
     raw: R,
-    /// The other end's number of the channel and its secret.
+    /// The other end's number for the channel, and its secret.
     remote: (u32, u64),
-    /// The reason in the abort of the other end.
+    /// The reason in the other end's abort.
     aborted: Option<u64>,
 }
 
@@ -126,7 +126,7 @@ impl<R: Raw> MalformedPeer<R> {
         this
     }
 
-    /// The next control message other than a ping or an abort; answers pings.
+    /// Returns the next control message other than a ping or an abort; answers pings.
     fn receive(&mut self) -> Option<Control> {
         let mut other = None;
         for bytes in self.raw.receive() {
@@ -161,7 +161,7 @@ fn config(way: &Way) -> Config {
     Config { max_message: MAX, ping_after: Duration::from_millis(200), ..way.config() }
 }
 
-/// A client that exchanges messages with an echo, about a thousand each second.
+/// A client that exchanges messages with an echo, about a thousand per second.
 struct Good {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -184,14 +184,14 @@ impl Good {
                 let sent = channel.send(bytes.clone());
                 assert!(channel.receive().wait_for(LIMIT).unwrap() == bytes, "round {round}");
                 sent.wait_for(LIMIT).unwrap();
-                // The malformed peers need the processor too.
+                // The malformed peers need the CPU too.
                 thread::sleep(Duration::from_millis(1));
             }
         });
         Self { rounds, stop, thread }
     }
 
-    /// Asserts that it still gets its answers.
+    /// Asserts that it still gets answers.
     fn lives(&self) {
         let before = self.rounds.load(Ordering::Relaxed);
         wait_until("answer for the good client", || {
@@ -240,7 +240,7 @@ macro_rules! case {
     };
 }
 
-/// Violations that are detected after the limit for an answer.
+/// Violations that are detected only after the time limit for an answer.
 #[rustfmt::skip]
 fn missing_parts() -> Vec<Case> {
     use Violation::Missing;
@@ -277,7 +277,7 @@ fn violations() -> Vec<Case> {
     ]
 }
 
-/// A peer's channel at the good side.
+/// A peer's channel on the good side.
 struct Session<R> {
     case: Case,
     peer: MalformedPeer<R>,
@@ -287,7 +287,7 @@ struct Session<R> {
 }
 
 impl<R: Raw> Session<R> {
-    /// Opens a channel, sends one correct message, and then violates the protocol. The `others` answer pings meanwhile.
+    /// Opens a channel, sends one correct message, and then violates the protocol. Meanwhile, the `others` answer pings.
     fn begin(case: Case, raw: R, listener: &Listener, others: &mut [Self]) -> Self {
         let mut answer_pings = || {
             for other in &mut *others {
@@ -309,7 +309,7 @@ impl<R: Raw> Session<R> {
         let (sender, ends) = mpsc::channel();
         for _ in 0..READS + 1 {
             let sender = sender.clone();
-            // After a failed test there is no receiver.
+            // After a failed test, there is no receiver.
             channel.read(move |result| drop(sender.send(result)));
         }
         let mut this = Self { case, peer, channel, ends, errors: Vec::new() };
@@ -323,7 +323,7 @@ impl<R: Raw> Session<R> {
         this
     }
 
-    /// All reads have ended and the peer got an abort.
+    /// True if all reads have ended and the peer got an abort.
     fn has_ended(&mut self) -> bool {
         let name = self.case.name;
         assert_eq!(self.peer.receive(), None, "{name}");
@@ -347,7 +347,7 @@ impl<R: Raw> Session<R> {
 /// A modification of a hello.
 type Change = fn(&mut Control);
 
-/// A refused peer gets the reason, and malformed bytes in place of a hello affect no other peer.
+/// A refused peer gets the reason, and malformed bytes instead of a hello affect no other peer.
 fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
     let silenced: [Change; 3] =
         [|hello| hello.secret ^= 1, |hello| hello.to += 1, |hello| (hello.secret, hello.version) = (0, 0)];
@@ -357,7 +357,7 @@ fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
         let refused = MalformedPeer::hello(open(), listener.address(), change).answer();
         assert_eq!((refused.kind, refused.value), (REFUSE, Reason::Version as u64));
     }
-    // Without the secret there is no answer, also not one that comes later than those.
+    // Without the secret there is no answer, not even one that comes after the refusals.
     assert!(silenced.iter_mut().all(|peer| peer.receive().is_none()), "a hello without the secret is answered");
     let mut malformed =
         MalformedPeer::hello(open(), listener.address(), |hello| (hello.secret, hello.name) = (0, Vec::new()));
@@ -370,7 +370,7 @@ fn hellos_are_refused<R: Raw>(listener: &Listener, open: &dyn Fn() -> R) {
     assert_eq!(malformed.receive(), None);
 }
 
-/// A raw listener that answers a connect as `answer` says; gives the error.
+/// A raw listener that responds to a connect with `answer`; returns the error.
 fn connected_to<R: Raw>(reactor: &Reactor, carrier: u8, mut raw: R, answer: impl Fn(&mut R, &Control)) -> ChannelError {
     let name = raw.name();
     let mut address = [&b"FGCA"[..], &[VERSION, 0], &[name.len() as u8, carrier]].concat();
@@ -383,7 +383,7 @@ fn connected_to<R: Raw>(reactor: &Reactor, carrier: u8, mut raw: R, answer: impl
     let hello = wait_for("a hello", || raw.receive().pop().map(Ok).or_else(|| receiver.try_recv().ok().map(Err)));
     let hello = match hello {
         Ok(hello) => Control::parse(&hello),
-        // The limit ended before the hello was sent.
+        // The limit was over before the hello was sent.
         Err(result) => return result.expect_err("no channel"),
     };
     assert_eq!((hello.kind, hello.to, hello.secret, hello.version), (HELLO, 0, OWN_SECRET, VERSION));
@@ -427,7 +427,7 @@ fn run_all<R: Raw>(listener: &Listener, violations: Vec<Case>, open: &dyn Fn() -
         let session = Session::begin(case, open(), listener, &mut sessions);
         sessions.push(session);
     }
-    // No short circuit: each call answers the pings of its session.
+    // No short circuit: each call answers its session's pings.
     wait_until("end of all channels", || sessions.iter_mut().fold(true, |all, session| session.has_ended() & all));
     sessions.into_iter().for_each(Session::check);
 }
@@ -443,13 +443,13 @@ fn malformed_peers<R: Raw>(config: &Config, open: &dyn Fn() -> R) {
     good.end();
 }
 
-/// The limit for a missing part is that for an answer to a ping, and these peers answer.
+/// The limit for a missing part is the same as for the answer to a ping, and these peers answer.
 fn peers_that_leave_parts_out<R: Raw>(config: &Config, open: &dyn Fn() -> R) {
     let reactor = Reactor::open(&Config { lost_after: Duration::from_secs(5), ..config.clone() }).unwrap();
     run_all(&reactor.listen().unwrap(), missing_parts(), open);
 }
 
-/// What is not a frame, or a frame that no channel sends, ends the connection that it came on.
+/// Anything that is not a frame, or a frame that no channel sends, ends the connection it came on.
 #[test]
 fn malformed_frames_end_their_connection() {
     let config = config(&Way::tcp());
@@ -465,7 +465,7 @@ fn malformed_frames_end_their_connection() {
         // A long message that was not offered, and one that was not requested.
         header(1, PAYLOAD, 65_537).to_vec(),
         header(4, PAYLOAD, 100_000).to_vec(),
-        // More messages than any channel has unread.
+        // More messages than any channel leaves unread.
         lengths.repeat(1100),
     ] {
         let accepted = listener.accept();
@@ -481,7 +481,7 @@ fn malformed_frames_end_their_connection() {
     good.end();
 }
 
-/// A peer that makes the listener answer, and reads nothing, loses its channel before the answers fill memory.
+/// A peer that makes the listener answer but reads nothing loses its channel before the answers fill memory.
 #[test]
 fn peer_that_pings_and_reads_nothing_loses_its_channel() {
     let reactor = Reactor::open(&config(&Way::tcp())).unwrap();
@@ -519,7 +519,7 @@ fn replayed_hello_changes_nothing() {
     }
     peer.send(payload(0, b"abc"));
     peer.send(length(0, 3));
-    // The answer to this ping follows those to the hellos.
+    // The answer to this ping comes after those to the hellos.
     peer.send_control(PING);
     wait_until("answer to the ping", || receive(&mut peer));
     assert_eq!(channel.receive().wait_for(LIMIT).unwrap(), b"abc");

@@ -1,5 +1,4 @@
-//! A raw peer: an endpoint that sends any tag with any bytes. Its knowledge of the protocol is from the documentation and not from the
-//! crate.
+//! A raw peer: an endpoint that sends any bytes with any tag. It knows the protocol from the documentation, not from the crate.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -17,14 +16,14 @@ pub const CONTROL: u64 = 1 << 34;
 pub const IDS: u64 = 0xffff_ffff;
 /// Bytes of the buffer for a control message.
 const BUFFER_BYTES: usize = 256;
-/// Receives for them.
+/// How many receives are posted for them.
 const BUFFERS: usize = 8;
 
 /// Tagged messages to one peer. Only control messages are received.
 pub trait Raw {
     /// The name of the endpoint.
     fn name(&self) -> Vec<u8>;
-    /// Sets the peer by its name. A listener has that secret.
+    /// Sets the peer by its name, and for a listener its secret.
     fn set_peer(&mut self, name: &[u8], secret: u64);
     fn send(&mut self, tag: u64, bytes: &[u8]);
     /// The control messages that have arrived.
@@ -67,7 +66,7 @@ impl Tagged {
     }
 
     fn table(&self) -> &fi_ops_tagged {
-        // SAFETY: the endpoint is open, which its table outlives.
+        // SAFETY: the endpoint is open, and its table outlives it.
         let table = unsafe { (*self.endpoint.as_ptr()).tagged };
         // SAFETY: the table belongs to the open endpoint, and nothing writes to it.
         unsafe { &*table }
@@ -78,7 +77,7 @@ impl Tagged {
         let ReceiveBuffer { context, bytes } = &mut self.buffers[at];
         let (data, context) = (bytes.as_mut_ptr().cast(), ptr::from_mut(&mut **context).cast());
         let (desc, from) = (ptr::null_mut(), FiAddr::UNSPEC.0);
-        // SAFETY: open endpoint; the room lies on the heap until that is closed, and is read after its completion only.
+        // SAFETY: the endpoint is open; the buffer stays on the heap until it is closed, and is read only after its completion.
         let code = unsafe { receive(endpoint, data, BUFFER_BYTES, desc, from, CONTROL, IDS, context) };
         assert_eq!(code, 0);
     }
@@ -100,7 +99,7 @@ impl Tagged {
         }
     }
 
-    /// Offers bytes to libfabric until `offer`, a call with endpoint, bytes, their number, peer and context, takes them.
+    /// Offers bytes to libfabric until it takes them. `offer` is called with the endpoint, the bytes, their number, the peer and a context.
     fn send_by(&mut self, bytes: &[u8], offer: impl Fn(*mut fid_ep, *const c_void, usize, u64, *mut c_void) -> isize) {
         self.sending.push((bytes.into(), Box::default()));
         poll_until("send", || {
@@ -128,7 +127,7 @@ impl Raw for Tagged {
     fn send(&mut self, tag: u64, bytes: &[u8]) {
         let send = self.table().send.unwrap();
         self.send_by(bytes, |endpoint, data, len, to, context| {
-            // SAFETY: open endpoint; bytes and context lie on the heap until it is closed.
+            // SAFETY: the endpoint is open; bytes and context stay on the heap until it is closed.
             unsafe { send(endpoint, data, len, ptr::null_mut(), to, tag, context) }
         });
     }
