@@ -1,9 +1,9 @@
 //! Echo over each transport, alternating in one run: cargo bench -p host-rpc --bench transports [TRANSPORT...]
 //!
-//! Transports: `mlx5`, queue pairs of the software card; `channel/PROVIDER`, the message channel over a provider of libfabric.
-//! The default is mlx5, channel/tcp and channel/softefa. The server is a process of its own. Every answer is compared with its request.
-//! Prints calls per second and the median latency of 64 bytes at 1 and at 32 calls at a time, and of 1 MiB at 1 and at 4, each as
-//! the median of rounds. Loads FERROGIN_LIBFABRIC; softefa is found in FERROGIN_DIST. FERROGIN_ROUNDS sets the rounds.
+//! Transports: `mlx5`, queue pairs of the software card; `channel/PROVIDER`, the message channel over a libfabric provider. The default is
+//! mlx5, channel/tcp and channel/softefa. The server is a separate process. Every answer is compared with its request. Prints calls per
+//! second and median latency, for 64 bytes with 1 and with 32 calls at a time and for 1 MiB with 1 and with 4, each as the median over the
+//! rounds. Loads FERROGIN_LIBFABRIC and finds softefa in FERROGIN_DIST. FERROGIN_ROUNDS sets the number of rounds.
 #![allow(unsafe_code)]
 
 use std::io::{BufRead, BufReader};
@@ -21,7 +21,7 @@ use soft_mlx5::Card;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const MIB: usize = 1 << 20;
-/// The loads: bytes, calls at a time, calls of a round.
+/// The loads: bytes, calls at a time, calls per round.
 const LOADS: [(usize, usize, usize); 4] = [(64, 1, 4000), (64, 32, 20_000), (MIB, 1, 150), (MIB, 4, 300)];
 
 fn main() {

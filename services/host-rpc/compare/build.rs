@@ -1,4 +1,4 @@
-//! Compiles echo.proto. protox does what protoc does, as a crate.
+//! Compiles echo.proto with protox, a crate that does what protoc does.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo::rerun-if-changed=echo.proto");

@@ -61,8 +61,8 @@ impl From<Arc<Vec<u8>>> for Data {
     }
 }
 
-/// A received body, in the memory that the transport received it in. It has one piece, unless the sender split it. Dropping a body returns
-/// long memory to the buffer pool of the channels.
+/// A received body, in the memory that the transport received it in. It has one piece unless the sender split it. Dropping a body returns
+/// long buffers to the channels' buffer pool.
 #[derive(Clone, Default)]
 pub struct Body {
     pieces: Vec<Vec<u8>>,

@@ -20,7 +20,7 @@ enum Done {
     Stream(Arc<Parts>),
 }
 
-/// A call without an answer.
+/// A call that hasn't been answered.
 struct OpenCall {
     method: Method,
     limit: Duration,
@@ -30,7 +30,7 @@ struct OpenCall {
 
 impl OpenCall {
     fn new(method: Method, limit: Duration, done: Done) -> Self {
-        // A limit that no clock can express is no limit.
+        // A limit beyond the clock's range is no limit.
         Self { method, limit, deadline: Instant::now().checked_add(limit), done }
     }
 
@@ -61,20 +61,20 @@ impl OpenCall {
 
 #[derive(Default)]
 struct State {
-    /// Calls that may be sent now.
+    /// How many calls may be sent now.
     credits: u64,
-    /// Bytes of the longest body that the server accepts; `None` before its hello.
+    /// Length of the longest body that the server accepts, in bytes; `None` before its hello.
     max_body: Option<usize>,
     next_call: u64,
-    /// Calls that wait for a credit, in order.
+    /// Calls waiting for a credit, in order.
     queued: VecDeque<(u64, Data, OpenCall)>,
-    /// Calls that are sent and have no answer yet.
+    /// Calls that have been sent but not answered.
     sent: HashMap<u64, OpenCall>,
-    /// Calls that are sent and that the client gave up: their answers are dropped.
+    /// Sent calls that the client gave up: their answers are dropped.
     abandoned: HashSet<u64>,
     /// The server accepts no further calls.
     shutting_down: bool,
-    /// The error of every further call, once the connection has ended.
+    /// The error of every later call, once the connection has ended.
     ended: Option<RpcError>,
 }
 
@@ -90,7 +90,7 @@ struct Inner {
 }
 
 impl Client {
-    /// A client on a connection to a [`crate::Server`].
+    /// Creates a client on a connection to a [`crate::Server`].
     pub fn new(transport: impl Transport, settings: Settings) -> Self {
         let peer = transport.peer().into();
         let inner = Arc::new_cyclic(|inner: &Weak<Inner>| Inner {
@@ -111,8 +111,8 @@ impl Client {
         &self.0.peer
     }
 
-    /// Calls `method` with `body`. The result or an [`RpcError`] comes within `limit`, plus 10 ms at most; the limit includes the time
-    /// that the call waits for a credit.
+    /// Calls `method` with `body`. The result or an [`RpcError`] comes within `limit`, plus at most 10 ms; the limit includes the time that
+    /// the call waits for a credit.
     pub fn call(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> Call {
         let slot = Arc::new(Slot { state: Mutex::new(Answer::Pending(None)), ready: Condvar::new() });
         let of_callback = Arc::clone(&slot);
@@ -126,9 +126,8 @@ impl Client {
         Call { slot, client: Arc::downgrade(&self.0), call }
     }
 
-    /// The same as [`Client::call`] with a callback. The callback runs exactly once: on a thread of the transport, on the thread that checks
-    /// deadlines, or, if the call is refused at once, on this thread. It must not block. Returns the number of the call, for
-    /// [`Client::cancel`].
+    /// Like [`Client::call`], but with a callback, which runs exactly once: on a thread of the transport, on the thread that checks
+    /// deadlines, or, if the call is refused at once, on this thread. It must not block. Returns the call's number, for [`Client::cancel`].
     pub fn call_with(
         &self,
         method: impl Into<Method>,
@@ -141,8 +140,8 @@ impl Client {
         call
     }
 
-    /// Calls a method that was added with [`Server::method_stream`](crate::Server::method_stream): beside `body` and the answer, both ends send
-    /// parts. `limit` is that of the whole call.
+    /// Calls a method that was added with [`Server::method_stream`](crate::Server::method_stream): besides `body` and the answer, both ends
+    /// send parts. `limit` covers the whole call.
     pub fn stream(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> CallStream {
         let call = self.0.new_call();
         let parts = Parts::new(&self.0.connection, call, &self.0.peer, 0, usize::MAX);
@@ -163,7 +162,7 @@ impl Client {
 }
 
 impl Inner {
-    /// The number of the next call.
+    /// Returns the number of the next call.
     fn new_call(&self) -> u64 {
         let mut state = self.state();
         state.next_call += 1;
@@ -188,7 +187,7 @@ impl Inner {
         }
     }
 
-    /// The parts of an open call; `None` if it has ended. A server may send some before it learns that.
+    /// The parts of an open call; `None` if it has ended, since the server may send some before it learns that.
     fn parts(&self, call: u64) -> Result<Option<(Arc<Parts>, usize)>, Violation> {
         let state = self.state();
         match state.sent.get(&call).map(|open| &open.done) {
@@ -210,7 +209,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reason why a call with this body cannot be sent, if there is one.
+    /// The reason why a call with this body can't be sent, if there is one.
     fn refusal(&self, state: &State, data: &Data) -> Option<RpcError> {
         if let Some(error) = &state.ended {
             return Some(error.clone());
@@ -222,7 +221,7 @@ impl Inner {
         (len > max).then(|| RpcError::TooLarge { peer: Arc::clone(&self.peer), len, max })
     }
 
-    /// Sends queued calls as long as there are credits.
+    /// Sends queued calls while there are credits.
     fn send_queued(&self) {
         loop {
             let mut state = self.state();
@@ -243,7 +242,7 @@ impl Inner {
         }
     }
 
-    /// Removes a call that is sent or queued; `None` if the call has ended.
+    /// Removes a sent or queued call; `None` if it has ended.
     fn remove(&self, state: &mut State, call: u64) -> Option<OpenCall> {
         if let Some(open) = state.sent.remove(&call) {
             state.abandoned.insert(call);
@@ -270,7 +269,7 @@ impl Inner {
         self.give_up(call, |_| RpcError::Cancelled);
     }
 
-    /// Ends all calls with `error`, and every later one too.
+    /// Ends all calls with `error`, including later ones.
     fn end_all(&self, error: &RpcError) {
         let all: Vec<OpenCall> = {
             let mut state = self.state();
@@ -376,7 +375,7 @@ enum Answer {
     Taken,
 }
 
-/// The place where the callback of a call leaves the answer for [`Call`].
+/// Where a call's callback leaves the answer for [`Call`].
 struct Slot {
     state: Mutex<Answer>,
     ready: Condvar,
@@ -388,7 +387,7 @@ impl Slot {
     }
 }
 
-/// A call without an answer: a future, which can also be waited for without an executor. Dropping it cancels the call.
+/// A call in progress: a future, which a thread can also block on. Dropping it cancels the call.
 #[must_use = "dropping it cancels the call"]
 pub struct Call {
     slot: Arc<Slot>,
@@ -397,8 +396,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Waits for the answer. Returns [`RpcError::WouldDeadlock`] on a thread that is needed to deliver the answer: in a callback of the same
-    /// transport, and in the callback of a call whose deadline passed.
+    /// Waits for the answer. Returns [`RpcError::WouldDeadlock`] on a thread that is needed to deliver the answer: in a callback of the
+    /// same transport, or in the callback of a call whose deadline passed.
     ///
     /// # Errors
     /// See [`RpcError`].

@@ -1,4 +1,4 @@
-//! One connection: sends frames whole, packs short ones, and reads the frames of the peer. Client and server share it.
+//! One connection: sends frames whole, packs short ones, and reads the peer's frames. Client and server share it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::frame::{Assembler, HEADER, Header, PACK};
 use crate::transport::NO_LIMIT;
 use crate::{Body, Data, RpcError, SendDone, Settings, Transport, TransportError, Violation};
 
-/// Receives that are posted to the transport.
+/// How many receives are posted to the transport.
 const RECEIVES: usize = 16;
 
 /// How a connection ended.
@@ -22,20 +22,20 @@ pub(crate) enum End {
 /// The client or the server behind a connection.
 pub(crate) trait FrameHandler: Send + Sync + 'static {
     fn on_frame(self: Arc<Self>, header: Header, body: Body) -> Result<(), Violation>;
-    /// The connection ended. Called once.
+    /// Called once, when the connection has ended.
     fn on_end(&self, end: End);
 }
 
-/// The send side. While one message of short frames is being sent, further short frames are packed into the next message. A frame that
-/// finds no such message in flight is sent at once.
+/// The send side. While a message of short frames is in flight, further short frames are packed into the next message. A frame that finds
+/// no such message in flight is sent at once.
 #[derive(Default)]
 struct Sending {
-    /// A message of short frames is in flight.
+    /// Whether a message of short frames is in flight.
     in_flight: bool,
     /// The next message of short frames, and how many frames it holds.
     packed: Vec<u8>,
     packed_frames: usize,
-    /// Frames that are not sent yet, packed ones included.
+    /// Frames that haven't been sent, including packed ones.
     unsent: usize,
     /// Receives to post once fewer frames are unsent.
     paused_receives: usize,
@@ -51,14 +51,14 @@ pub(crate) struct Connection {
     inline: usize,
     piece: usize,
     pack: usize,
-    /// While more frames than that are unsent, no further message is received.
+    /// While more frames than this are unsent, no further message is received.
     max_unsent: usize,
 }
 
 impl Connection {
-    /// A connection that delivers frames to `handler` once [`Connection::start`] is called. It stops receiving while more than
-    /// `max_unsent` of its frames are unsent, so that a peer that sends requests and does not receive the answers cannot fill the memory.
-    /// At most one of the two ends may set such a limit.
+    /// Creates a connection that delivers frames to `handler` once [`Connection::start`] is called. It stops receiving while more than
+    /// `max_unsent` of its frames are unsent, so that a peer that sends requests but doesn't receive the answers can't fill up memory. At
+    /// most one of the two ends may set such a limit.
     pub fn new(
         transport: impl Transport,
         settings: &Settings,
@@ -93,7 +93,7 @@ impl Connection {
         self.transport.close(limit.min(NO_LIMIT));
     }
 
-    /// The error of the calls of a connection that has ended. It is closed if its peer broke the protocol.
+    /// The error for the calls of a connection that has ended. Closes the connection if its peer broke the protocol.
     pub fn error(self: &Arc<Self>, peer: Arc<str>, end: End) -> RpcError {
         match end {
             End::Transport(why) => RpcError::Disconnected { peer, why },
@@ -105,7 +105,7 @@ impl Connection {
         }
     }
 
-    /// Sends a frame. If the connection ends first, the handler's `ended` reports the end.
+    /// Sends a frame. If the connection ends first, the handler's `on_end` reports that.
     pub fn send(self: &Arc<Self>, header: Header, data: Data) {
         let len = data.as_slice().len();
         let inline = len <= self.inline;
@@ -159,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message that consists of `frames` frames.
+    /// Sends a message of `frames` frames.
     fn send_packed(self: &Arc<Self>, sending: &mut Sending, message: Vec<u8>, frames: usize) {
         sending.in_flight = true;
         let this = Arc::clone(self);
@@ -177,7 +177,7 @@ impl Connection {
         self.transport.send(message.into(), Box::new(done));
     }
 
-    /// So many frames are sent, or failed.
+    /// Records that `frames` frames were sent, or failed.
     fn frames_sent(self: &Arc<Self>, mut sending: MutexGuard<'_, Sending>, frames: usize) {
         sending.unsent -= frames;
         let receives = if sending.unsent <= self.max_unsent { std::mem::take(&mut sending.paused_receives) } else { 0 };
@@ -213,7 +213,7 @@ impl Connection {
         let Some(handler) = self.handler.upgrade() else { return };
         let frames = {
             let mut assembler = self.assembler.lock().unwrap_or_else(PoisonError::into_inner);
-            // After the end, messages that are still received are dropped.
+            // Messages received after the end are dropped.
             let Some(assembler) = assembler.as_mut() else { return };
             match result {
                 Ok(message) => assembler.message(message).map_err(End::Violation),

@@ -1,10 +1,10 @@
-//! Deadlines: one thread of the process checks all clients a hundred times a second.
+//! Deadlines: one thread per process checks all clients a hundred times a second.
 
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-/// The interval between two checks: a deadline is noticed at most this much late.
+/// The interval between two checks: a deadline is noticed at most this late.
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// An object whose calls have deadlines.

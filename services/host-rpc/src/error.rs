@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::{Method, Status, TransportError};
 
-/// The reason why a call has no result.
+/// Why a call has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RpcError {
-    /// The deadline passed first. The client tells the server; the method may have run or not.
+    /// The deadline passed first. The client tells the server; the method may or may not have run.
     #[error("{peer} did not answer method {method} within {limit:.1?}; the method may have run or not")]
     Timeout {
         /// The server.
@@ -30,7 +30,7 @@ pub enum RpcError {
         /// Its answer.
         status: Status,
     },
-    /// The server answered a streaming call before it took all parts: the answer says why.
+    /// The server answered a streaming call before it took all parts; the answer says why.
     #[error("{peer} has answered and accepts no further parts")]
     Answered {
         /// The server.
@@ -52,16 +52,16 @@ pub enum RpcError {
         /// The violation.
         violation: Violation,
     },
-    /// The server does not accept a body of that length.
+    /// The server does not accept a body that long.
     #[error(
         "a body of {len} bytes is longer than {peer} accepts ({max} bytes); split it, or raise the server's max_body"
     )]
     TooLarge {
         /// The server.
         peer: Arc<str>,
-        /// Bytes of the body.
+        /// Length of the body in bytes.
         len: usize,
-        /// Bytes of the longest body that the server accepts.
+        /// Length of the longest body that the server accepts, in bytes.
         max: usize,
     },
     /// [`crate::Call::wait`] was called on the thread that would deliver the answer. The call is cancelled.
@@ -90,9 +90,9 @@ pub enum Violation {
     /// The body is longer than the receiver accepts.
     #[error("the frame announces a body of {len} bytes, and at most {max} are allowed")]
     TooLarge {
-        /// Bytes that the header announces.
+        /// The length that the header announces, in bytes.
         len: u64,
-        /// Bytes of the longest body that the receiver accepts.
+        /// Length of the longest body that the receiver accepts, in bytes.
         max: usize,
     },
     /// The length of the message contradicts the frame's header.
@@ -112,7 +112,7 @@ pub enum Violation {
     /// The client has more calls open than the server granted.
     #[error("the client has more calls open than the {0} that the server granted")]
     NoCredit(u32),
-    /// More parts of a call arrived than this end takes, or a part after the last one.
+    /// More parts of a call arrived than this end granted, or a part after the last one.
     #[error("a part of a call arrived without a grant from this end")]
     PartNotGranted,
     /// The frame is of a kind that only the other end sends.

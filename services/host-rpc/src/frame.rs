@@ -13,15 +13,15 @@
 //! 28 credits  u32   hello, answer: further calls that the client may open; request, window: further parts that its sender takes
 //! ```
 //!
-//! An inline body follows the header in the same message. Any other body is carried by the messages that follow, `length` bytes together.
-//! A message of at most [`PACK`] bytes may hold several frames with inline bodies, one after the other.
+//! An inline body follows the header in the same message. Any other body is carried by the messages that follow, `length` bytes in total. A
+//! message of at most [`PACK`] bytes may hold several frames with inline bodies, one after another.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
 use crate::{Body, Violation};
 
-/// The header as it is on the wire: any 32 bytes are a value.
+/// The header as it is on the wire: any 32 bytes are valid.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 struct RawHeader {
@@ -39,11 +39,11 @@ mlx5::assert_layout!(RawHeader, size 32, align 1, {
     magic @ 0, version @ 2, kind @ 3, code @ 4, call @ 8, length @ 16, time @ 24, credits @ 28,
 });
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: usize = size_of::<RawHeader>();
 /// Version of the protocol.
 pub const VERSION: u8 = 3;
-/// Bytes of the longest message with more than one frame. The limit bounds the answers that one message can cause.
+/// Length of the longest message with more than one frame, in bytes. The limit bounds how many answers one message can cause.
 pub const PACK: usize = 16 << 10;
 const MAGIC: [u8; 2] = *b"hr";
 /// The bit of `kind` that marks an inline body.
@@ -65,7 +65,7 @@ pub enum Kind {
     Goodbye = 5,
     /// A part of the body of a call or of its answer.
     Part = 6,
-    /// The sender takes further parts.
+    /// The sender accepts further parts.
     Window = 7,
 }
 
@@ -80,16 +80,16 @@ pub struct Header {
     pub code: u32,
     /// The number of the call; in a hello the longest body accepted.
     pub call: u64,
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub length: u64,
     /// Microseconds until the deadline.
     pub time: u32,
-    /// Further calls that the client may open, or further parts that the sender takes.
+    /// How many more calls the client may open, or how many more parts the sender accepts.
     pub credits: u32,
 }
 
 impl Header {
-    /// A header of that kind: no body, no deadline, all other fields zero.
+    /// A header of a kind: no body, no deadline, all other fields zero.
     pub fn new(kind: Kind) -> Self {
         Self { kind, inline: true, code: 0, call: 0, length: 0, time: u32::MAX, credits: 0 }
     }
@@ -109,7 +109,7 @@ impl Header {
         zerocopy::transmute!(raw)
     }
 
-    /// The header at the start of a message.
+    /// Parses the header at the start of a message.
     ///
     /// # Errors
     /// The message does not start with a header of this version.
@@ -144,7 +144,7 @@ pub struct Assembler {
 }
 
 impl Assembler {
-    /// An assembler that accepts bodies of at most `max_body` bytes.
+    /// Creates an assembler that accepts bodies of at most `max_body` bytes.
     pub fn new(max_body: usize) -> Self {
         Self { max_body, partial: None }
     }
@@ -152,7 +152,7 @@ impl Assembler {
     /// Takes the next message and returns the frames that it completes.
     ///
     /// # Errors
-    /// The message does not continue the stream of frames. After an error the stream cannot be read any further.
+    /// The message does not continue the stream of frames. After an error, the stream can't be read any further.
     pub fn message(&mut self, message: Vec<u8>) -> Result<Vec<(Header, Body)>, Violation> {
         if let Some((header, mut pieces, missing)) = self.partial.take() {
             let got = message.len();
@@ -184,7 +184,7 @@ impl Assembler {
                 return Err(Violation::Length { got: available, expected: length });
             }
             if available == length {
-                // The body of a message with one frame stays where it is.
+                // The body of a message with a single frame stays where it is.
                 let body = if frames.is_empty() {
                     Body::after_header(message, HEADER)
                 } else {

@@ -1,11 +1,11 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [`Server`] has named methods, blocking or async; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled. The server grants
-//! credits; a call without a credit waits at the client. Bodies of any length are sent from the memory of the caller and handed over in the
-//! memory that received them. Bodies that should not be in memory at once are sent in parts ([`Client::stream`]).
+//! A [`Server`] has named methods, blocking or async; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled.
+//! The server grants credits; a call without a credit waits at the client. Bodies of any length are sent from the caller's memory and
+//! handed over in the memory that received them. Bodies that shouldn't be in memory all at once are sent in parts ([`Client::stream`]).
 //!
-//! **One call** passes through four modules on its way out and back: the client, the connection, which makes frames ([`frame`]) of calls and
-//! answers, the transport, and the server.
+//! **One call** passes through four modules on its way out and back: the client, the connection, which turns calls and answers into frames
+//! ([`frame`]), the transport, and the server.
 //!
 //! ```text
 //! Client::call ─► Connection::send ─► Transport::send  ~~~►  Connection::received ─► Session::on_request ─► method
@@ -17,8 +17,8 @@
 //! **Frames** have a header of 32 bytes ([`frame`]). A short body follows the header in the same message. A longer body follows in messages
 //! of its own: one up to [`Settings::piece`] bytes, several beyond.
 //!
-//! **End of a call.** Every call ends once: with the result, with a [`Status`] of the server, at its deadline, or with the connection.
-//! Everything that a peer sends is checked. A peer that breaks the protocol loses its connection; other connections are not affected.
+//! **End of a call.** Every call ends once: with the result, with a [`Status`] from the server, at its deadline, or with the connection.
+//! Everything a peer sends is checked. A peer that breaks the protocol loses its connection; other connections are not affected.
 
 mod body;
 mod client;
@@ -46,7 +46,7 @@ pub use status::Status;
 pub use stream::{CallStream, ServerStream};
 pub use transport::{ReceiveDone, SendDone, Transport, TransportError};
 
-/// Compiles the examples of the manual.
+/// Compiles the manual's examples.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/rpc.md")]
 mod manual {}

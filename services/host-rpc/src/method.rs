@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A method, by name (`"echo"`) or by number (`7`). A name travels as its 32-bit hash; the server refuses to start with two methods of one
-/// number.
+/// A method, by name (`"echo"`) or by number (`7`). A name travels as its 32-bit hash; adding two methods with the same number to a server
+/// panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
     number: u32,

@@ -1,5 +1,5 @@
-//! The parts of a streaming call. A sender sends a part only if the receiver has room for it, so neither end holds more than
-//! [`WINDOW`] parts that nobody has read.
+//! The parts of a streaming call. A sender sends a part only if the receiver has room for it, so neither end holds more than [`WINDOW`]
+//! unread parts.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -10,7 +10,7 @@ use crate::connection::Connection;
 use crate::frame::{Header, Kind};
 use crate::{Body, Data, RpcError, Violation};
 
-/// Parts that are sent and not read.
+/// How many parts may be sent but unread.
 pub(crate) const WINDOW: u32 = 8;
 
 #[derive(Default)]
@@ -20,9 +20,9 @@ struct State {
     peer_finished: bool,
     /// This end has sent its last part.
     finished: bool,
-    /// Parts that the peer has room for.
+    /// How many parts the peer has room for.
     window: u32,
-    /// Bytes of the longest part that the peer takes.
+    /// Length of the longest part that the peer accepts, in bytes.
     max: usize,
     /// The result of the call.
     result: Option<Result<Body, RpcError>>,
@@ -57,7 +57,7 @@ impl Parts {
         result
     }
 
-    /// Waits until `ready` gives a value.
+    /// Waits until `ready` returns a value.
     fn when<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> impl Future<Output = T> {
         poll_fn(move |context: &mut Context<'_>| {
             let mut state = self.state();
@@ -73,7 +73,7 @@ impl Parts {
         })
     }
 
-    /// Lets the peer send so many further parts.
+    /// Lets the peer send this many more parts.
     pub fn grant(&self, credits: u32) {
         let header = Header { call: self.call, credits, ..Header::new(Kind::Window) };
         self.connection.send(header, Vec::new().into());
@@ -99,7 +99,7 @@ impl Parts {
         .await
     }
 
-    /// Tells the peer that no part follows.
+    /// Tells the peer that no more parts follow.
     pub fn finish(&self) {
         let mut state = self.state();
         if !std::mem::replace(&mut state.finished, true) && state.result.is_none() {
@@ -108,7 +108,7 @@ impl Parts {
         }
     }
 
-    /// The next part of the peer; `None` after its last.
+    /// Returns the peer's next part; `None` after its last.
     pub async fn next(&self) -> Result<Option<Body>, RpcError> {
         let next = self.when(|state| match (state.received.pop_front(), &state.result) {
             (Some(part), _) => Some(Ok(Some(part))),
@@ -123,12 +123,12 @@ impl Parts {
         Ok(part)
     }
 
-    /// The answer, which can be taken once.
+    /// Returns the answer, which can be taken once.
     pub async fn answer(&self) -> Result<Body, RpcError> {
         self.when(|state| state.result.take()).await
     }
 
-    /// A part arrived: the last one has `code` 1 and no bytes.
+    /// Called when a part has arrived: the last one has `code` 1 and no bytes.
     pub fn received(&self, header: &Header, part: Body) -> Result<(), Violation> {
         self.change(|state| {
             if state.peer_finished || state.received.len() >= WINDOW as usize {
@@ -142,12 +142,12 @@ impl Parts {
         })
     }
 
-    /// The peer has room for so many further parts.
+    /// Called when the peer has room for this many more parts.
     pub fn granted(&self, credits: u32, max: usize) {
         self.change(|state| (state.window, state.max) = (state.window.saturating_add(credits), max));
     }
 
-    /// The call has ended.
+    /// Called when the call has ended.
     pub fn end(&self, result: Result<Body, RpcError>) {
         self.change(|state| {
             state.result.get_or_insert(result);

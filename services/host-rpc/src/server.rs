@@ -17,10 +17,10 @@ use crate::parts::{Parts, WINDOW};
 use crate::transport::deadline_after;
 use crate::{Body, Data, Method, RpcError, ServerStream, Settings, Status, Transport, TransportError, Violation};
 
-/// Time that a shutdown whose limit has passed still gives the goodbyes.
+/// How long the goodbyes may take in a shutdown whose limit has passed.
 const GOODBYE_TIME: Duration = Duration::from_millis(100);
 
-/// What a method gets. `parts` are those of a streaming method.
+/// What a method gets. Only a streaming method gets `parts`.
 struct Request {
     context: Context,
     body: Body,
@@ -35,7 +35,7 @@ struct Handler {
     run: Arc<dyn Fn(Request) + Send + Sync>,
 }
 
-/// The data of a call for its method.
+/// What a method is told about its call.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// The client's name, for log lines and errors.
@@ -81,7 +81,7 @@ impl Drop for Responder {
     }
 }
 
-/// Runs the future of a method on the workers and answers with its output. It is dropped when the call is cancelled.
+/// Runs a method's future on the workers and answers with its output. The future is dropped when the call is cancelled.
 fn spawn(responder: Responder, method: Method, future: impl Future<Output = Result<Data, Status>> + Send + 'static) {
     let Some(session) = responder.session.clone() else { return };
     let (server, call) = (Weak::clone(&session.server), responder.call);
@@ -90,7 +90,7 @@ fn spawn(responder: Responder, method: Method, future: impl Future<Output = Resu
             let result = future.await;
             responder.reply(result);
         },
-        // Without a server the future is dropped.
+        // Without a server, the future is dropped.
         move |runnable| {
             if let Some(server) = server.upgrade() {
                 server.run(move || run_future(runnable, method));
@@ -108,22 +108,22 @@ fn spawn(responder: Responder, method: Method, future: impl Future<Output = Resu
     run_future(runnable, method);
 }
 
-/// Polls the future of a method. If it panics, its responder is dropped.
+/// Polls a method's future. If it panics, its responder is dropped.
 fn run_future(runnable: Runnable, method: Method) {
     if catch_unwind(AssertUnwindSafe(|| runnable.run())).is_err() {
         log::error!("RPC method {method} panicked");
     }
 }
 
-/// A server that is not started yet: its settings and methods.
+/// A server that hasn't been started: its settings and methods.
 pub struct Server {
     settings: Settings,
     methods: HashMap<u32, Handler>,
 }
 
-/// Each method has a number of its own: a function that adds a method with the number of another one panics.
+/// Each method has its own number: adding a method with the number of another one panics.
 impl Server {
-    /// A server without methods.
+    /// Creates a server without methods.
     pub fn new(settings: Settings) -> Self {
         Self { settings, methods: HashMap::new() }
     }
@@ -141,8 +141,8 @@ impl Server {
         })
     }
 
-    /// Adds an async method. Its future runs on the server's workers and is dropped when the caller cancels the call or disconnects. A method
-    /// that needs an executor of its own, for instance tokio's timers and sockets, awaits a task there: `handle.spawn(...).await`.
+    /// Adds an async method. Its future runs on the server's workers and is dropped when the caller cancels the call or disconnects. A
+    /// method that needs its own executor, for instance for tokio's timers and sockets, awaits a task there: `handle.spawn(...).await`.
     #[must_use]
     pub fn method_async<F: Future<Output = Result<Data, Status>> + Send + 'static>(
         self,
@@ -154,7 +154,7 @@ impl Server {
         })
     }
 
-    /// Adds an async method whose request and answer may have parts, for bodies that should not be in memory at once;
+    /// Adds an async method whose request and answer may have parts, for bodies that shouldn't be in memory all at once;
     /// [`Client::stream`](crate::Client::stream) calls it.
     #[must_use]
     pub fn method_stream<F: Future<Output = Result<Data, Status>> + Send + 'static>(
@@ -300,8 +300,8 @@ impl Inner {
     }
 }
 
-/// A running server. Dropping it closes its connections at once and waits for the methods that run, which may ask
-/// [`Context::is_cancelled`]; [`ServerHandle::shutdown`] lets open calls finish first.
+/// A running server. Dropping it closes its connections at once and waits for running methods, which may check [`Context::is_cancelled`];
+/// [`ServerHandle::shutdown`] lets open calls finish first.
 pub struct ServerHandle {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
@@ -335,7 +335,7 @@ impl ServerHandle {
     }
 
     /// Accepts no further calls, waits until the open calls are answered and the answers are sent, and stops, within `limit` plus 200 ms.
-    /// Returns true if every answer is sent: then the transport may be dropped. A method that still runs at the limit goes on, its answer
+    /// Returns true if every answer was sent: then the transport may be dropped. A method still running at the limit continues; its answer
     /// is dropped, and its thread ends with it. On a callback thread of the transport, which would wait for itself, the limit is zero.
     pub fn shutdown(mut self, limit: Duration) -> bool {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -359,7 +359,7 @@ impl ServerHandle {
         self.inner.stop_workers();
         let deadline = deadline.max(deadline_after(Instant::now(), GOODBYE_TIME));
         wait_until(deadline, || self.threads.iter().all(JoinHandle::is_finished));
-        // Drop joins the threads that remain: only those that have ended.
+        // Drop joins the remaining threads: only those that have ended.
         self.threads.retain(JoinHandle::is_finished);
         answered && sent
     }
@@ -391,7 +391,7 @@ impl Drop for ServerHandle {
         }
         self.inner.stop_workers();
         for thread in self.threads.drain(..) {
-            // A method may drop its own server: its thread cannot join itself.
+            // A method may drop its own server, and its thread can't join itself.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
                 log::error!("an RPC worker thread panicked");
             }
@@ -399,7 +399,7 @@ impl Drop for ServerHandle {
     }
 }
 
-/// A call without an answer.
+/// A call that hasn't been answered.
 struct OpenCall {
     cancelled: Arc<AtomicBool>,
     /// The parts of a streaming call.
@@ -409,7 +409,7 @@ struct OpenCall {
 }
 
 impl OpenCall {
-    /// The caller does not wait any more. What this gives must end without the lock, because methods run then.
+    /// Marks the call as cancelled by its caller. The returned value must be ended without holding the lock, because that runs methods.
     fn cancel(&mut self) -> Cancelled {
         self.cancelled.store(true, Ordering::Relaxed);
         Cancelled { parts: self.parts.clone(), task: self.task.take() }
@@ -435,9 +435,9 @@ impl Cancelled {
 struct Calls {
     /// Calls without an answer.
     open: HashMap<u64, OpenCall>,
-    /// Answers that are on their way to the connection.
+    /// Answers on their way to the connection.
     answering: usize,
-    /// Bytes of the longest body that the client accepts; `None` before its hello.
+    /// Length of the longest body that the client accepts, in bytes; `None` before its hello.
     max_body: Option<usize>,
 }
 
@@ -487,14 +487,14 @@ impl Session {
         cancelled.into_iter().for_each(|cancelled| cancelled.end(why));
     }
 
-    /// The parts of an open streaming call, and the bytes of the longest part that the client takes. A client may send the end of its parts to
-    /// any method, and to one that has answered meanwhile.
+    /// The parts of an open streaming call, and the length of the longest part that the client accepts. A client may send the end of its
+    /// parts to any method, and to one that has answered in the meantime.
     fn parts(&self, call: u64) -> Option<(Arc<Parts>, usize)> {
         let calls = self.calls();
         Some((calls.open.get(&call)?.parts.clone()?, calls.max_body.unwrap_or(usize::MAX)))
     }
 
-    /// A call is open, or its answer is not with the connection yet.
+    /// True if a call is open, or its answer hasn't reached the connection yet.
     fn is_busy(&self) -> bool {
         let calls = self.calls();
         !calls.open.is_empty() || calls.answering > 0

@@ -5,17 +5,17 @@ use std::time::Duration;
 /// The settings of a client or a server. The two ends need not agree.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Credits that the server grants: calls that one client may have open at a time.
+    /// Credits that the server grants: how many calls one client may have open at a time.
     pub credits: u32,
-    /// Bytes of the longest body that this end accepts.
+    /// Length of the longest body that this end accepts, in bytes.
     pub max_body: usize,
-    /// Bytes of the longest body that is copied into the message of its header.
+    /// Length of the longest body that is copied into its header's message, in bytes.
     pub inline: usize,
-    /// Bytes of the longest body that is sent as one message of its own; a longer body is split into pieces of that size.
+    /// Length of the longest body that is sent as one message of its own, in bytes; a longer one is split into pieces of this size.
     pub piece: usize,
-    /// Worker threads of the server. Without workers, methods run on the thread of the transport, so they must be quick and not block.
+    /// Worker threads of the server. Without workers, methods run on the transport's thread, so they must be quick and not block.
     pub workers: usize,
-    /// Time limit of closing a connection.
+    /// Time limit for closing a connection.
     pub close_timeout: Duration,
 }
 

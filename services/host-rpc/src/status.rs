@@ -9,7 +9,7 @@ const SHUTTING_DOWN: u32 = 4;
 const FAILED: u32 = 5;
 const NO_ANSWER: u32 = 6;
 
-/// The answer of a server that has no result for the call.
+/// What a server answers if it has no result for the call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Status {
@@ -25,7 +25,7 @@ pub enum Status {
     /// The server is shutting down.
     #[error("the server is shutting down")]
     ShuttingDown,
-    /// The method failed, with an error code and a message of its own.
+    /// The method failed, with its own error code and message.
     #[error("the method failed ({code}): {text}")]
     Failed {
         /// The method's error code.
@@ -61,7 +61,7 @@ impl Status {
         (code, Vec::new())
     }
 
-    /// The status in an answer of `method`; `None` if the answer is a result. An unknown code means [`Status::NoAnswer`].
+    /// Parses the status in an answer of `method`; `None` if the answer is a result. An unknown code means [`Status::NoAnswer`].
     pub(crate) fn parse(code: u32, method: Method, body: &Body) -> Option<Self> {
         Some(match code {
             0 => return None,
@@ -81,7 +81,7 @@ impl Status {
 }
 
 /// For methods that pass on an error of their own [stream](crate::ServerStream): the caller is gone or no longer interested. An error of a
-/// call that the method made itself is its failure.
+/// call that the method itself made counts as its own failure.
 impl From<RpcError> for Status {
     fn from(error: RpcError) -> Self {
         match error {

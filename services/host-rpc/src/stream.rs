@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::parts::Parts;
 use crate::{Body, Client, Data, RpcError};
 
-/// A streaming call at the client: [`Client::stream`]. Sends and receives may run at the same time. At most eight parts of each direction
-/// are sent and not read; further sends wait. Dropping it cancels the call.
+/// A streaming call at the client: [`Client::stream`]. Sends and receives may run at the same time. In each direction, at most eight parts
+/// are sent but unread; further sends wait. Dropping it cancels the call.
 #[must_use = "dropping it cancels the call"]
 pub struct CallStream {
     parts: Arc<Parts>,
@@ -27,12 +27,12 @@ impl CallStream {
         self.parts.send(part.into()).await
     }
 
-    /// Tells the server that no part follows.
+    /// Tells the server that no more parts follow.
     pub fn finish(&self) {
         self.parts.finish();
     }
 
-    /// The next part of the server; `None` after the last one.
+    /// Returns the server's next part; `None` after the last one.
     ///
     /// # Errors
     /// The error that ended the call.
@@ -40,7 +40,7 @@ impl CallStream {
         self.parts.next().await
     }
 
-    /// Finishes, and waits for the answer. Parts that were not read are dropped.
+    /// Finishes, then waits for the answer. Unread parts are dropped.
     ///
     /// # Errors
     /// The error that ended the call.
@@ -57,8 +57,8 @@ impl Drop for CallStream {
     }
 }
 
-/// A streaming call at the server, for a method that was added with [`Server::method_stream`](crate::Server::method_stream). The parts of
-/// the answer end when the method returns.
+/// A streaming call at the server, for a method that was added with [`Server::method_stream`](crate::Server::method_stream). The answer's
+/// parts end when the method returns.
 pub struct ServerStream(Arc<Parts>);
 
 impl ServerStream {
@@ -74,7 +74,7 @@ impl ServerStream {
         self.0.send(part.into()).await
     }
 
-    /// The next part of the client; `None` after the last one.
+    /// Returns the client's next part; `None` after the last one.
     ///
     /// # Errors
     /// The client cancelled the call or is gone before its last part.

@@ -25,21 +25,21 @@ pub type ReceiveDone = Box<dyn FnOnce(Result<Vec<u8>, TransportError>) + Send>;
 ///
 /// Methods do not block; any thread and any callback may call them. The transport calls every callback exactly once, with an error if the
 /// connection ends first. Callbacks of sends run in the order of the sends, callbacks of receives in the order of the receives, one at a
-/// time, on a thread of the transport and never from within a method. The transport need not limit the messages that are sent and not yet
-/// received: the credits of RPC limit them.
+/// time, on a thread of the transport and never from within a method. The transport need not limit how many messages are sent but not yet
+/// received: RPC credits do.
 pub trait Transport: Send + Sync + 'static {
     /// The peer's name, for log lines and errors.
     fn peer(&self) -> &str;
-    /// Bytes of the longest message.
+    /// Length of the longest message in bytes.
     fn max_message(&self) -> usize;
-    /// Sends one message. Two messages that one thread sends one after the other arrive in that order.
+    /// Sends one message. Messages that one thread sends one after another arrive in that order.
     fn send(&self, message: Payload, done: SendDone);
     /// Receives one message.
     fn receive(&self, done: ReceiveDone);
     /// Sends queued messages and then ends the connection, after `limit` at the latest. Outstanding receives end with
     /// [`TransportError::Closed`].
     fn close(&self, limit: Duration);
-    /// True on the thread that runs the callbacks, if the transport can tell. A wait for an answer on that thread would never end.
+    /// True on the thread that runs the callbacks, if the transport can tell. Waiting for an answer on that thread would never end.
     fn is_own_thread(&self) -> bool {
         false
     }

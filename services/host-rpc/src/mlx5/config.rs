@@ -1,19 +1,19 @@
-//! Sizes of a connection, and why one could not be made.
+//! A connection's sizes, and why one could not be made.
 
 use std::io;
 
 use mlx5::device::DeviceError;
 
-/// Sizes of a connection. The two ends need not agree.
+/// A connection's sizes. The two ends need not agree.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
-    /// Bytes of the longest message that is copied into a slot.
+    /// Length of the longest message that is copied into a slot, in bytes.
     pub eager: u32,
-    /// Slots for sends.
+    /// Number of slots for sends.
     pub sends: u16,
-    /// Slots for receives.
+    /// Number of slots for receives.
     pub receives: u16,
-    /// Ask for compressed completions where the device supports them.
+    /// Whether to ask for compressed completions if the device supports them.
     pub compression: bool,
 }
 
@@ -32,13 +32,13 @@ pub enum ConnectError {
     /// A size in [`Config`] is out of range.
     #[error("{0}")]
     Config(&'static str),
-    /// The peer is not such a connection, or has another version.
+    /// The peer is not a connection of this kind, or has another version.
     #[error("the peer's hello is not one of this version of ferrogin; use the same release at both ends")]
     Hello,
     /// The exchange of hellos failed.
     #[error("exchanging hellos with the peer failed: {0}")]
     Exchange(#[from] io::Error),
-    /// The thread of the connection did not start.
+    /// The connection's thread did not start.
     #[error("the thread of the connection did not start: {0}")]
     Thread(#[source] io::Error),
 }

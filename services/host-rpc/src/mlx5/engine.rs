@@ -1,4 +1,4 @@
-//! The thread of a connection: posts work requests, polls completions, runs callbacks.
+//! A connection's thread: posts work requests, polls completions, runs callbacks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,32 +22,32 @@ use super::memory::{ExposedPayload, ReadBuffer, Slots};
 use super::outgoing::{Exposed, Outgoing};
 use crate::{SendDone, TransportError};
 
-/// Work requests for READs, FIN and close frames, beside those for messages.
+/// Work requests for READs, FIN and close frames, in addition to those for messages.
 const CONTROL_REQUESTS: u32 = 64;
-/// Blocks of the send queue that a bind takes. A message takes one.
+/// Blocks of the send queue that a bind takes up. A message takes up one.
 const BIND_BLOCKS: u32 = Umr::BIND_SEGMENTS.div_ceil(4) as u32;
-/// Time that an invalidation waits for a message that can carry it.
+/// How long an invalidation waits for a message that can carry it.
 const INVALIDATE_DELAY: Duration = Duration::from_micros(200);
-/// Time without a completion after which the engine probes the peer.
+/// How long the engine waits without a completion before it probes the peer.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
-/// Time that the close frame may take beyond the limit of a close.
+/// How much longer than the limit of a close the close frame may take.
 const CLOSE_FRAME_TIME: Duration = Duration::from_millis(100);
 /// Rounds without work before the thread parks.
 const SPIN_ROUNDS: u32 = 200;
 /// The first parks and the later ones.
 const SHORT_PARK: Duration = Duration::from_micros(50);
 const LONG_PARK: Duration = Duration::from_millis(1);
-/// Parks before they become long.
+/// Short parks before the long ones.
 const SHORT_PARKS: u32 = 1000;
 
-/// The purpose of a work request, for its completion.
+/// What a work request was posted for, kept until its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Token {
     /// An eager or RTS frame in this slot. `finishes` is the number of the send that this completion finishes.
     Slot { slot: u16, finishes: Option<u64> },
     /// A bind.
     Bind,
-    /// The last READ of the incoming message of this number.
+    /// The last READ of the incoming message with this number.
     LastRead(u64),
     /// An earlier READ, a FIN frame or a probe.
     Ignored,
@@ -66,7 +66,7 @@ enum ExposeError {
     Post(#[from] PostError),
 }
 
-/// A key of the peer that the next message invalidates, or a FIN frame after `deadline`.
+/// A key of the peer to invalidate: with the next message, or with a FIN frame after `deadline`.
 struct Invalidation {
     rkey: u32,
     deadline: Instant,
@@ -91,12 +91,12 @@ pub(super) struct Engine {
     free_send_slots: Vec<u16>,
     // Declared before `outgoing`, so that the windows go before the bytes that they expose.
     windows: Vec<Window>,
-    /// Messages that are not posted yet.
+    /// Messages that haven't been posted.
     unposted: VecDeque<(Payload, SendDone)>,
     outgoing: Outgoing,
     incoming: Incoming,
     invalidations: VecDeque<Invalidation>,
-    /// Work requests that the send queue holds.
+    /// How many work requests the send queue holds.
     max_posts: u32,
     /// The time of the last completion or probe.
     last_activity: Instant,
@@ -112,7 +112,7 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Fails a request that came after the end of the engine.
+/// Fails a request that came after the engine ended.
 pub(super) fn refuse(request: Request) {
     match request {
         Request::Send(_, done) => done(Err(TransportError::Closed)),
@@ -179,13 +179,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The thread: runs until the connection is closed or broken, and every callback has run.
+    /// The thread: runs until the connection is closed or broken and every callback has run.
     pub(super) fn run(mut self, shared: &Shared) {
         let mut idle = 0_u32;
         loop {
             let mut inbox = shared.inbox();
             let requests = std::mem::take(&mut inbox.queue);
-            // The last read of the inbox and this mark are under one lock, so that no request is lost between the two.
+            // The last read of the inbox and this mark happen under one lock, so that no request is lost between the two.
             inbox.ended = self.finished;
             drop(inbox);
             let was_finished = self.finished;
@@ -229,11 +229,11 @@ impl Engine {
         }
     }
 
-    /// Runs every callback that still waits.
+    /// Runs every callback that is still waiting.
     fn finish_callbacks(&mut self) {
         let end = self.ended.clone().unwrap_or(TransportError::Closed);
         self.windows.clear();
-        // Messages that are complete are still delivered.
+        // Complete messages are still delivered.
         self.incoming.deliver();
         self.outgoing.fail(&end);
         self.unposted.drain(..).for_each(|(_, done)| done(Err(end.clone())));
@@ -338,7 +338,7 @@ impl Engine {
         }
     }
 
-    /// A message of the peer invalidated a window: the peer has read the bytes, the window is free, and the send is finished.
+    /// Handles the peer's invalidation of a window: the peer has read the bytes, the window is free, and the send is finished.
     fn on_invalidated(&mut self, rkey: u32) {
         let Some(window) = self.windows.iter().position(|window| window.rkey() == Some(rkey)) else {
             return self.fail(&format!("the peer invalidated key {rkey:#010x}, which no bound window has"));
@@ -431,7 +431,7 @@ impl Engine {
         };
         let sge = [self.send_slots.sge(slot, total)];
         let with = self.invalidations.pop_front().map_or(With::Nothing, |next| With::Invalidate(next.rkey));
-        // After a bind the send queue itself adds the fence that the RTS frame needs.
+        // After a bind, the send queue itself adds the fence that the RTS frame needs.
         let request = Op::Send { data: Data::Sges(&sge[..]), with };
         self.submit(Token::Slot { slot, finishes }, &request);
     }
@@ -447,13 +447,13 @@ impl Engine {
         };
         let exposed = ExposedPayload::new(&*self.device, &self.pd, message)?;
         let range = Range { addr: exposed.mr.addr, length: exposed.mr.length, zero_based: true };
-        // Each bind changes the key's tag, so that the key of an earlier message gives no access.
+        // Each bind changes the key's tag, so that an earlier message's key gives no access.
         let bind = self.windows[at].bind(&self.qp, &exposed.mr, range, MkeyAccess::REMOTE_READ)?;
         self.qp.send().post(Token::Bind, Flags::default(), &bind.post()).map_err(|rejected| rejected.error)?;
         Ok((bind.commit(), (exposed, at)))
     }
 
-    /// Sends the close frame once everything is sent or the time limit has passed. Ends the connection if the frame does not get out.
+    /// Sends the close frame once everything is sent or the time limit has passed. Ends the connection if the frame can't be sent.
     fn close_if_due(&mut self) {
         let Some(by) = self.closing else { return };
         if self.ended.is_some() {
@@ -478,7 +478,7 @@ impl Engine {
         self.submit(Token::Close, &Op::Send { data: Data::Inline(&[&bytes[..]][..]), with: With::Nothing });
     }
 
-    /// Detects a dead peer while no work request is outstanding: a write of no bytes fails if the peer is gone.
+    /// Detects a dead peer while no work request is outstanding: a zero-byte write fails if the peer is gone.
     fn probe_peer(&mut self) {
         if self.last_activity.elapsed() < PROBE_AFTER || self.qp.send().free_posts() != self.max_posts {
             return;

@@ -1,15 +1,15 @@
-//! The formats of an mlx5 connection: the hello that the two ends exchange, and the header in front of each message of the card.
+//! The formats of an mlx5 connection: the hello that the two ends exchange, and the header in front of each of the card's messages.
 
 use mlx5::device::RawEndpoint;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian, little_endian};
 
-/// The hello of one end, big endian.
+/// One end's hello, big endian.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub(super) struct Hello {
     /// [`Hello::MAGIC`].
     pub magic: [u8; 2],
-    /// Bytes of the longest eager message that this end accepts.
+    /// Length of the longest eager message that this end accepts, in bytes.
     pub eager: big_endian::U32,
     /// The queue pair.
     pub endpoint: RawEndpoint,
@@ -17,11 +17,11 @@ pub(super) struct Hello {
 mlx5::assert_layout!(Hello, size 32, align 1, { magic @ 0, eager @ 2, endpoint @ 6 });
 
 impl Hello {
-    /// The name and the version of the format.
+    /// The name and version of the format.
     pub const MAGIC: [u8; 2] = *b"m1";
 }
 
-/// The header in front of every message, little endian: any 24 bytes are a value.
+/// The header in front of every message, little endian: any 24 bytes are valid.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 struct RawHeader {
@@ -29,7 +29,7 @@ struct RawHeader {
     kind: little_endian::U32,
     /// RTS: the key of the window.
     rkey: little_endian::U32,
-    /// Eager, RTS: bytes of the message.
+    /// Eager, RTS: length of the message in bytes.
     length: little_endian::U64,
     /// Zero.
     reserved: [u8; 8],
@@ -41,10 +41,10 @@ const RTS: u32 = 2;
 const FIN: u32 = 3;
 const CLOSE: u32 = 4;
 
-/// Bytes of the header in front of every message.
+/// Size in bytes of the header in front of every message.
 pub(super) const HEADER: usize = size_of::<RawHeader>();
 
-/// The meaning of one message of the card.
+/// The meaning of one of the card's messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
     /// The `length` bytes of the message follow.
@@ -69,7 +69,7 @@ impl Frame {
         zerocopy::transmute!(raw)
     }
 
-    /// The frame of a message of the card, if the message is one. What follows an eager header must be as long as the header says.
+    /// Parses one of the card's messages; None if it isn't a frame. What follows an eager header must be as long as the header says.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let (raw, rest) = RawHeader::ref_from_prefix(message).ok()?;
         let length = raw.length.get();

@@ -18,7 +18,7 @@ pub(super) enum Request {
 #[derive(Default)]
 pub(super) struct Inbox {
     pub queue: VecDeque<Request>,
-    /// The engine has ended and reads no further request.
+    /// The engine has ended and reads no further requests.
     pub ended: bool,
 }
 

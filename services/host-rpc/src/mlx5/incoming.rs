@@ -1,4 +1,4 @@
-//! The messages of the peer, in the order of arrival, and the callbacks that wait for them.
+//! The peer's messages, in order of arrival, and the callbacks waiting for them.
 
 use std::collections::VecDeque;
 
@@ -7,12 +7,12 @@ use mlx5::wqe::{Remote, Sge};
 use super::memory::ReadBuffer;
 use crate::{ReceiveDone, TransportError};
 
-/// Bytes that one READ fetches at most.
+/// The most bytes that one READ fetches.
 const MAX_READ: u64 = 1 << 30;
 
 enum Message {
     Eager(Vec<u8>),
-    /// `requested` bytes are in posted READs; `complete` once the last READ has completed.
+    /// `requested` bytes are in posted READs; `complete` is set once the last READ has completed.
     Rendezvous {
         buffer: ReadBuffer,
         rkey: u32,
@@ -25,7 +25,7 @@ enum Message {
 pub(super) struct Read {
     pub remote: Remote,
     pub into: Sge,
-    /// Of the last READ of a message: the number of the message.
+    /// For a message's last READ: the number of the message.
     pub completes: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Incoming {
     messages: VecDeque<Message>,
     /// The number of the first message.
     first: u64,
-    /// The numbers of messages whose READs are not all posted.
+    /// The numbers of messages whose READs haven't all been posted.
     unread: VecDeque<u64>,
     receivers: VecDeque<ReceiveDone>,
 }
@@ -72,7 +72,7 @@ impl Incoming {
         })
     }
 
-    /// The last READ of a message has completed. Returns the key of its window.
+    /// Called when a message's last READ has completed. Returns the key of its window.
     pub fn complete(&mut self, number: u64) -> Option<u32> {
         let at = number.checked_sub(self.first)?;
         let Some(Message::Rendezvous { rkey, complete, .. }) = self.messages.get_mut(at as usize) else { return None };
@@ -80,7 +80,7 @@ impl Incoming {
         Some(*rkey)
     }
 
-    /// Runs the callbacks of receives with the messages that are complete, in order. Returns whether there were any.
+    /// Runs the callbacks of receives with complete messages, in order. Returns whether there were any.
     pub fn deliver(&mut self) -> bool {
         let mut progress = false;
         while !self.receivers.is_empty()

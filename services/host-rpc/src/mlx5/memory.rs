@@ -41,12 +41,12 @@ impl Slots {
         self.bytes.as_mut_ptr().wrapping_add(at)
     }
 
-    /// Fills a slot that no posted work request uses with `parts`, one after the other.
+    /// Fills a slot that no posted work request uses with `parts`, one after another.
     pub(super) fn write(&mut self, slot: u16, parts: [&[u8]; 2]) {
         let mut to = self.start(slot);
         assert!(parts[0].len() + parts[1].len() <= self.size);
         for part in parts {
-            // SAFETY: the assertion above keeps the copy inside the slot; `self` is borrowed mutably, so `part` lies outside the block.
+            // SAFETY: the assertion above keeps the copy inside the slot; `self` is borrowed mutably, so `part` is outside the block.
             unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
             to = to.wrapping_add(part.len());
         }
@@ -62,11 +62,11 @@ impl Slots {
     }
 }
 
-/// Registers bytes that the caller keeps allocated, and reaches by pointer only, for as long as the region lives.
+/// Registers bytes that the caller keeps allocated, and accesses only by pointer, for as long as the region lives.
 fn register(device: &dyn Device, pd: &Pd, bytes: &mut [u8], access: Access) -> Result<Mr, DeviceError> {
     let addr = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-    // SAFETY: `Slots` and `ReadBuffer`, the only callers, own the bytes beside the region, drop the region first, and make no reference to
-    // the bytes while the card can write to them.
+    // SAFETY: `Slots` and `ReadBuffer`, the only callers, own the bytes along with the region, drop the region first, and create no
+    // reference to the bytes while the card can write to them.
     unsafe { device.register(pd, addr, bytes.len(), access) }
 }
 
@@ -103,8 +103,8 @@ impl ExposedPayload {
     pub(super) fn new(device: &dyn Device, pd: &Pd, payload: Payload) -> Result<Self, DeviceError> {
         let slice = payload.as_slice();
         let addr = NonNull::from(slice).cast();
-        // SAFETY: `payload` lies beside the region and is dropped after it; a payload is never written and its bytes do not move with it,
-        // as long messages are on the heap or static; the card only reads, because neither the region nor a window on it allows more.
+        // SAFETY: `payload` is stored with the region and is dropped after it; a payload is never written, and its bytes do not move with
+        // it, as long messages are on the heap or static; the card only reads, as neither the region nor a window on it allows more.
         let mr = unsafe { device.register(pd, addr, slice.len(), Access::MW_BIND) }?;
         Ok(Self { mr, _payload: payload })
     }

@@ -2,9 +2,9 @@
 //!
 //! A message up to [`Config::eager`] bytes is copied into a registered slot and sent. A longer message stays in the caller's memory: its
 //! bytes are registered, a type-2 window is bound to them for reading, and a ready-to-send frame (RTS) carries the window's key. The peer
-//! fetches the bytes by RDMA READ. The next SEND of the peer invalidates the window: usually the reply of the call, or a frame without
-//! data (FIN) if the peer has nothing to send. So a window lives for one message, and no key is valid twice. Completions are compressed
-//! where the device can compress them.
+//! fetches the bytes by RDMA READ. The peer's next SEND invalidates the window: usually the reply to the call, or a frame without data
+//! (FIN) if the peer has nothing to send. So a window lives for one message, and no key is valid twice. Completions are compressed if the
+//! device supports it.
 //!
 //! The two ends exchange the bytes of [`Connector::hello`] by any means; [`Connector::connect_over`] exchanges them over a stream.
 
@@ -32,12 +32,12 @@ use crate::{ReceiveDone, SendDone, Transport};
 
 pub use self::config::{Config, ConnectError};
 
-/// Time limit of a dropped connection for sending queued messages.
+/// How long a dropped connection may take to send queued messages.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Bytes of the shortest and the longest eager limit.
+/// The smallest and the largest eager limit, in bytes.
 const EAGER_RANGE: std::ops::RangeInclusive<u32> = 64..=1 << 30;
 
-/// Bytes of a hello.
+/// Size of a hello in bytes.
 pub const HELLO: usize = size_of::<Hello>();
 
 /// The queues of one end, before they are connected to a peer.
@@ -72,7 +72,7 @@ impl Connector {
         zerocopy::transmute!(Hello { magic: Hello::MAGIC, eager: self.config.eager.into(), endpoint })
     }
 
-    /// Connects to the peer with this hello. The peer must connect with the hello of this end.
+    /// Connects to the peer with this hello. The peer must connect with this end's hello.
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -104,7 +104,7 @@ impl Connector {
     }
 }
 
-/// A connection. Dropping it closes it, with one second for the messages that are queued.
+/// A connection. Dropping it closes it, with one second to send queued messages.
 #[derive(Debug)]
 pub struct Connection {
     shared: Arc<Shared>,

@@ -1,4 +1,4 @@
-//! The messages that are posted, in the order of sends, and their callbacks.
+//! Posted messages, in the order of sends, and their callbacks.
 
 use std::collections::VecDeque;
 
@@ -8,11 +8,11 @@ use crate::{SendDone, TransportError};
 /// The bytes that the peer reads, and the index of the window that exposes them.
 pub(super) type Exposed = (ExposedPayload, usize);
 
-/// A message that is posted, or whose callback waits for that of an earlier message.
+/// A message that is posted, or whose callback is waiting for an earlier message's.
 struct Message {
     done: SendDone,
     finished: bool,
-    /// Of a rendezvous message that the peer has not read yet.
+    /// Set for a rendezvous message that the peer hasn't read yet.
     exposed: Option<Exposed>,
 }
 
@@ -35,7 +35,7 @@ impl Outgoing {
         number
     }
 
-    /// A message is sent. Runs its callback, after those of the earlier messages.
+    /// Marks a message as sent. Runs its callback, after those of the earlier messages.
     pub fn finish(&mut self, number: u64) {
         if let Some(message) = self.messages.get_mut((number - self.first) as usize) {
             message.finished = true;
@@ -49,7 +49,7 @@ impl Outgoing {
         }
     }
 
-    /// The peer has read the message that this window exposes.
+    /// Called when the peer has read the message that this window exposes.
     pub fn finish_exposed(&mut self, window: usize) {
         let uses_window = |message: &Message| message.exposed.as_ref().is_some_and(|(_, index)| *index == window);
         if let Some(at) = self.messages.iter().position(uses_window) {

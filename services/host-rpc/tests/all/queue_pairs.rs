@@ -1,4 +1,4 @@
-//! Calls over mlx5 queue pairs of the software card, or of the ConnectX card of FERROGIN_MLX5.
+//! Calls over mlx5 queue pairs of the software card, or of the ConnectX card in FERROGIN_MLX5.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +30,7 @@ fn pair(seed: u64, config: &Config) -> (Connection, Connection) {
     (a.connect(&hello_b, "the server").unwrap(), b.connect(&hello_a, "the client").unwrap())
 }
 
-/// Connections of these sizes, each between two cards of its own.
+/// Connections of these sizes, each between its own two cards.
 struct Cards {
     config: Config,
     seed: AtomicU64,
@@ -75,7 +75,7 @@ fn long_bodies_go_through_windows() {
     assert_eq!(Arc::strong_count(&bytes), 1, "the body is no longer shared");
 }
 
-/// The next message of one end.
+/// Receives the next message at one end.
 fn receive(end: &Connection) -> Result<Vec<u8>, TransportError> {
     let (sender, receiver) = mpsc::channel();
     end.receive(Box::new(move |result| sender.send(result).unwrap()));
@@ -201,7 +201,7 @@ fn invalidating_wrong_key_breaks_connection() {
     let end = connector.connect(&peer.hello(), "the peer").unwrap();
     end.send(Payload::from(vec![1; 100_000]), Box::new(drop));
     let (_, rkey) = peer.receive_rts();
-    // Posted before the end, because a later receive ends with `Closed` only.
+    // Posted before the end, because a later receive would only end with `Closed`.
     let (sender, outcome) = mpsc::channel();
     end.receive(Box::new(move |result| sender.send(result).unwrap()));
     // The key of another bind of the same window: the card rejects the invalidation, and both ends fail.
@@ -257,7 +257,7 @@ fn two_processes_echo_short_and_long_bodies() {
     assert!(child.wait().unwrap().success());
 }
 
-/// A stream that ends early is an error and no hang.
+/// A stream that ends early is an error, not a hang.
 #[test]
 fn missing_hello_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -20,7 +20,7 @@ impl TransportFactory for Pipes {
     }
 }
 
-/// Channels, each between two reactors of its own, which live as long as this.
+/// Channels, each between its own two reactors, which live as long as this.
 #[derive(Default)]
 struct Channels {
     reactors: Mutex<Vec<Reactor>>,

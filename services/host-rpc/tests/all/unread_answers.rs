@@ -1,4 +1,4 @@
-//! A client that sends requests and does not receive the answers, on a transport that the test drives by hand.
+//! A client that sends requests but doesn't receive the answers, over a transport that the test drives by hand.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, mpsc};
@@ -8,7 +8,7 @@ use ferrogin_test_support::wait::{receive, wait_until};
 use host_rpc::frame::{Header, Kind};
 use host_rpc::{Payload, ReceiveDone, SendDone, Server, Settings, Transport};
 
-/// Receives that a server posts to its transport, at most.
+/// The most receives that a server posts to its transport.
 const RECEIVES: usize = 16;
 
 #[derive(Default)]
@@ -17,7 +17,7 @@ struct State {
     receives: VecDeque<ReceiveDone>,
 }
 
-/// Keeps every message and receive until the test takes it. A close does nothing.
+/// Keeps every message and receive until the test takes it. Closing it does nothing.
 #[derive(Clone, Default)]
 struct ManualTransport(Arc<Mutex<State>>);
 

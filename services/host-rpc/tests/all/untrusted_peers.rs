@@ -1,4 +1,4 @@
-//! A server beside silent connections of another process.
+//! A server facing silent connections from another process.
 
 use std::io::Read;
 use std::thread;
@@ -10,7 +10,7 @@ use ferrogin_test_support::peer::{Peer, hex, unhex};
 use ferrogin_test_support::untrusted;
 use host_rpc::{Client, Settings};
 
-/// Descriptors that the server's process may have: fewer than silent connections.
+/// Descriptors that the server's process may have: fewer than there are silent connections.
 const DESCRIPTORS: u64 = 512;
 
 /// What the other process runs.
@@ -19,7 +19,7 @@ fn untrusted_process() {
     untrusted::hold();
 }
 
-/// Not a test: a server with few descriptors. The clients have a process of their own, which never lacks one.
+/// Not a test: a server with few descriptors. The clients have their own process, which never runs out of them.
 #[test]
 fn server_with_few_descriptors() {
     if std::env::var_os("FERROGIN_TEST_SERVER").is_none() {
@@ -30,11 +30,11 @@ fn server_with_few_descriptors() {
     let running = server(Settings::default());
     let address = running.listen(reactor.listen().unwrap());
     println!("ADDRESS {}", hex(&address.to_bytes()));
-    // Until the test kills this process.
+    // Wait until the test kills this process.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Without a limit for silent connections, no further client could connect.
+/// Without a limit on silent connections, no other client could connect.
 #[test]
 fn clients_connect_and_call_despite_silent_connections() {
     let test = "clients_connect_and_call_despite_silent_connections";

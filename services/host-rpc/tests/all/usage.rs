@@ -12,7 +12,7 @@ use host_rpc::{Client, RpcError, Server, ServerHandle, Settings, Status};
 
 const LONG: usize = 20 << 20;
 
-/// If a shutdown returns true, the transport may be dropped: every answer is sent.
+/// If a shutdown returns true, every answer has been sent, so the transport may be dropped.
 #[test]
 fn shutdown_returns_after_answers_are_sent() {
     for (round, len) in [0, 100, LONG].into_iter().cycle().take(12).enumerate() {
@@ -40,7 +40,7 @@ fn shutdown_returns_after_answers_are_sent() {
     }
 }
 
-/// A shutdown ends although a method does not.
+/// A shutdown ends even if a method doesn't.
 #[test]
 fn shutdown_does_not_wait_for_endless_methods() {
     let reactor = || Reactor::open(&patient_config()).unwrap();
@@ -64,7 +64,7 @@ fn shutdown_does_not_wait_for_endless_methods() {
     drop(end);
 }
 
-/// A wait on the thread that delivers the answer is refused, and so is a wait there for the end of a server's calls.
+/// Waiting on the thread that delivers the answer is refused, and so is waiting there for a server's calls to end.
 #[test]
 fn waiting_in_callback_is_refused() {
     let reactor = || Reactor::open(&patient_config()).unwrap();

@@ -1,4 +1,4 @@
-//! Calls and their ends over any transport: one list of tests for all transports.
+//! Calls and how they end, over any transport: one list of tests for all transports.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -10,14 +10,14 @@ use ferrogin_test_support::wait::{receive, wait_until};
 use host_rpc::frame::{Header, Kind};
 use host_rpc::{Body, Client, Payload, RpcError, Server, ServerHandle, Settings, Status, Transport, Violation};
 
-/// Makes connections of a transport under test.
+/// Makes connections over a transport under test.
 pub trait TransportFactory {
     type End: Transport;
-    /// Both ends of a new connection.
+    /// Returns both ends of a new connection.
     fn pair(&self) -> (Self::End, Self::End);
 }
 
-/// The tests, as a module of that name, over every transport that an expression gives for the name of a test.
+/// Declares the tests, as a module of that name, over every transport that an expression returns for the name of a test.
 macro_rules! calls {
     ($module:ident, $factories:expr) => {
         calls!(@each $module, $factories, [
@@ -95,7 +95,7 @@ fn pattern(seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + seed) as u8).collect()
 }
 
-/// Many threads, many calls each, answers checked.
+/// Makes many calls from many threads and checks the answers.
 pub fn hammer(client: &Client, threads: usize, calls: usize) {
     thread::scope(|scope| {
         for of in 0..threads {
@@ -189,7 +189,7 @@ pub fn open_calls_never_exceed_credits<W: TransportFactory>(factory: &W) {
         .method(ECHO, move |_, body| {
             let (now, most) = &of_method;
             most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-            // The first three calls wait for each other; a fourth has time to start if credits do not stop it.
+            // The first three calls wait for each other; a fourth would have time to start if credits did not stop it.
             wait_until("three calls", || most.load(Ordering::SeqCst) >= 3);
             thread::sleep(Duration::from_millis(2));
             now.fetch_sub(1, Ordering::SeqCst);
@@ -210,7 +210,7 @@ pub fn deadlines_and_cancellation_free_workers_and_credits<W: TransportFactory>(
     let (_running, client) = connected(factory, &Settings { credits: 2, workers: 2, ..Settings::default() });
     let error = client.call(SLOW, Vec::new(), Duration::from_millis(50)).wait().unwrap_err();
     assert!(matches!(error, RpcError::Timeout { method, .. } if method == SLOW.into()), "{error}");
-    // Two calls hold both workers and both credits. The calls behind them wait, and one of those reaches its deadline.
+    // Two calls hold both workers and both credits. The calls behind them wait, and one of them reaches its deadline.
     let (sender, receiver) = mpsc::channel();
     let numbers: Vec<u64> = (0..2)
         .map(|_| {
@@ -416,7 +416,7 @@ pub fn cancelled_async_methods_are_dropped<W: TransportFactory>(factory: &W) {
         drop(call);
         receive("the end of the method", &is_dropped);
     }
-    // The same if the client goes.
+    // The same if the client goes away.
     let call = client.call("never", "", LIMIT);
     receive("a call", &has_started);
     client.close();
@@ -424,7 +424,7 @@ pub fn cancelled_async_methods_are_dropped<W: TransportFactory>(factory: &W) {
     assert!(call.wait().is_err());
 }
 
-/// Parts of many sizes, more of them than either end takes at a time.
+/// Parts of many sizes, and more of them than either end accepts at a time.
 pub fn bodies_stream_both_ways<W: TransportFactory>(factory: &W) {
     for workers in [0, 2] {
         let (here, there) = factory.pair();
@@ -479,7 +479,7 @@ pub fn streams_end_with_their_call<W: TransportFactory>(factory: &W) {
         })
         .method_stream("until the end", move |_, _, stream| {
             let ended = ended.clone();
-            // A thread of its own, which no cancellation drops, unlike a future that no worker has polled yet.
+            // A separate thread, which no cancellation drops, unlike a future that no worker has polled yet.
             thread::spawn(move || ended.send(block_on(stream.next())).unwrap());
             started.send(()).unwrap();
             std::future::pending()

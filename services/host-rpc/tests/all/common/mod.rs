@@ -1,4 +1,4 @@
-//! A transport in memory, and the settings of channels, for several tests.
+//! A transport in memory, and settings for channels, shared by several tests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -20,11 +20,11 @@ struct State {
     sides: [Side; 2],
     sent: VecDeque<SendDone>,
     closed: bool,
-    /// Ends that were dropped.
+    /// How many ends were dropped.
     dropped: usize,
 }
 
-/// One end of a pipe in memory; a thread of the pipe calls back.
+/// One end of a pipe in memory; the pipe's thread runs the callbacks.
 pub struct Pipe {
     shared: Arc<(Mutex<State>, Condvar)>,
     side: usize,
@@ -100,7 +100,7 @@ impl Drop for Pipe {
     }
 }
 
-/// For tests in which both ends live: a peer that a busy machine delays is not given up.
+/// For tests in which both ends live: no peer is given up because a busy machine delays it.
 pub fn patient_config() -> Config {
     Config { lost_after: HANG_LIMIT, connect_within: HANG_LIMIT, ..Config::default() }
 }

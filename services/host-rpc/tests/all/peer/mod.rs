@@ -13,11 +13,11 @@ use mlx5::sq::Flags;
 use mlx5::wire::{CqeOpcode, Syndrome};
 use mlx5::wqe::{Data, Limits, Op, Remote, Sge, Transport, With, WorkRequest};
 
-/// Bytes of the header in front of every message: kind, key, length, 8 reserved bytes, little endian.
+/// Size in bytes of the header in front of every message: kind, key, length, 8 reserved bytes, little endian.
 const HEADER: usize = 24;
 const EAGER_FRAME: u32 = 1;
 const RTS_FRAME: u32 = 2;
-/// Bytes of the longest eager message.
+/// Length of the longest eager message in bytes.
 const EAGER: u32 = 4096;
 /// Offset of the bytes that READs fill; receives use the bytes before it.
 const READS_AT: u64 = 1 << 16;
@@ -31,7 +31,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A peer of the end with this hello.
+    /// Creates a peer of the end with this hello.
     pub fn new(device: Arc<dyn Device>, hello: &[u8; HELLO]) -> Self {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(&CqAttr { entries: 64, compression: true }).unwrap();
@@ -48,7 +48,7 @@ impl Peer {
         };
         let mut qp = QueuePair::create(&device, &pd, &attr).unwrap();
         let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice()).as_mut_ptr();
-        // SAFETY: the memory is leaked, so it stays mapped; this type reaches it by pointer only.
+        // SAFETY: the memory is leaked, so it stays mapped; this type accesses it only by pointer.
         let mr = unsafe { device.register(&pd, NonNull::new(memory).unwrap(), BYTES, Access::LOCAL_WRITE) }.unwrap();
         let recv = qp.recv().unwrap();
         let length = EAGER + HEADER as u32;
@@ -58,7 +58,7 @@ impl Peer {
         Self { qp, cq: CompletionQueue::new(cq.parts), mr, memory }
     }
 
-    /// The hello of this peer: magic, longest eager message, endpoint.
+    /// This peer's hello: magic, longest eager message, endpoint.
     pub fn hello(&self) -> [u8; HELLO] {
         let endpoint = self.qp.endpoint().unwrap().to_bytes();
         [&b"m1"[..], &EAGER.to_be_bytes(), &endpoint].concat().try_into().unwrap()
@@ -71,7 +71,7 @@ impl Peer {
         (at..at + length).map(|at| unsafe { byte(at).read_volatile() }).collect()
     }
 
-    /// Waits for the next completion; true if it is of a receive.
+    /// Waits for the next completion; true if it belongs to a receive.
     fn next(&mut self) -> Result<bool, Syndrome> {
         let mut seen = None;
         poll_until("completion", || {
