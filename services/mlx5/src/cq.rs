@@ -1,22 +1,22 @@
 //! The completion queue: polling with and without compression, errors, arming.
 //!
-//! Without compression a slot holds a new completion when its owner bit equals the parity of the lap. There are two layouts with
-//! compression ([`Layout`]). In the enhanced one a slot is new when byte 62 equals the low byte of the lap; the owner bit has no meaning.
-//! A block of mini completions stands for up to seven completions; the card writes only the first of their slots. The *title*,
-//! the regular completion before the block, holds the fields that they share.
+//! Without compression, a slot holds a new completion when its owner bit equals the parity of the lap. There are two layouts with
+//! compression ([`Layout`]). In the enhanced one, a slot is new when byte 62 equals the low byte of the lap; the owner bit has no meaning.
+//! A block of mini completions stands for up to seven completions; the card writes only the first of their slots. The *title*, the regular
+//! completion before the block, holds the fields they share.
 //!
-//! In the basic layout a block begins with its own title, which is new by its owner bit and has the number of completions in `byte_cnt`. Arrays
-//! of eight mini completions follow: the first in the slot after the title, the others in the 9th, 17th, ... slot of the block. The card
-//! writes no other slot of the block, and the last bytes of an array are those of a mini completion, so the queue marks the slots of an array
-//! when it copies it.
+//! In the basic layout, a block begins with its own title, which is new by its owner bit and has the number of completions in `byte_cnt`.
+//! Arrays of eight mini completions follow: the first in the slot after the title, the others in the 9th, 17th, ... slot of the block. The
+//! card writes no other slot of the block, and an array's last bytes are those of a mini completion, so the queue marks an array's slots
+//! when it copies the array.
 //!
-//! The card may overwrite a slot once it is released ([`CompletionQueue::release`]). The queue therefore copies the title when its
-//! slot is released or a block starts, whichever is first, and the mini completions when their block starts. The slots that a
-//! block covers get the lap mark of *their own* lap. Without a mark they would seem new when the 8-bit count wraps; with the
-//! title's mark they would stall a block that crosses the end of the queue.
+//! The card may overwrite a slot once it is released ([`CompletionQueue::release`]). So the queue copies the title when its slot is
+//! released or a block starts, whichever comes first, and the mini completions when their block starts. The slots that a block covers get
+//! the lap mark of *their own* lap. Without a mark they would seem new when the 8-bit count wraps; with the title's mark they would stall a
+//! block that crosses the end of the queue.
 //!
-//! The bytes of the enhanced layout are checked by `tests/vectors/mlx5_cqe_zip.json`. Those of the basic one follow the decoders of the kernel's
-//! Ethernet driver and of DPDK, and what a ConnectX-7 wrote in public reports (docs/mlx5.md).
+//! The bytes of the enhanced layout are checked by `tests/vectors/mlx5_cqe_zip.json`. Those of the basic one follow the decoders in the
+//! kernel's Ethernet driver and in DPDK, and what a ConnectX-7 wrote in public reports (docs/mlx5.md).
 
 #[allow(unsafe_code)]
 mod slots;
@@ -38,7 +38,7 @@ pub enum Side {
     Responder,
 }
 
-/// A completion in error. From then on the queue pair is in the error state: the card flushes all its later work requests.
+/// A completion in error. After it, the queue pair is in the error state: the card flushes all its later work requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("work request {wqe_counter:#06x} of queue pair {qpn:#08x} failed: {syndrome} (vendor code {vendor:#04x})")]
 pub struct CompletionError {
@@ -71,7 +71,7 @@ pub enum Layout {
     Enhanced,
 }
 
-/// The card wrote an impossible completion. The queue cannot be read any further.
+/// The card wrote an impossible completion. The queue can't be read any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CorruptQueue {
     /// A block claims more mini completions than fit, or, in the basic layout, fewer than two.
@@ -79,7 +79,7 @@ pub enum CorruptQueue {
     Block {
         /// Index of the block.
         index: u32,
-        /// Mini completions that the block claims.
+        /// The number of mini completions that the block claims.
         minis: u32,
     },
     /// No title precedes the block.
@@ -88,7 +88,7 @@ pub enum CorruptQueue {
         /// Index of the block.
         index: u32,
     },
-    /// The title of a block in the basic layout is no successful completion.
+    /// The title of a block in the basic layout is not a successful completion.
     #[error("the block at index {index} has a title that is no successful completion; close the queue")]
     BadTitle {
         /// Index of the block.
@@ -116,7 +116,7 @@ pub enum Polled<'q> {
     Failed(CompletionError),
 }
 
-/// The parts of a completion queue, which the device provides.
+/// The parts of a completion queue, provided by the device.
 #[derive(Debug)]
 pub struct CqParts {
     /// The slots, initialised.
@@ -133,7 +133,7 @@ pub struct CqParts {
     pub layout: Layout,
     /// Index of the first completion: 0 on a new queue.
     pub start_index: u32,
-    /// Keeps the memory of the queue alive.
+    /// Keeps the queue's memory alive.
     pub keep_alive: Handle,
 }
 
@@ -142,20 +142,20 @@ pub struct CqParts {
 pub struct CompletionQueue {
     slots: Slots,
     consumer: u32,
-    /// Completions of `minis` that the caller has not received yet.
+    /// Completions in `minis` that the caller hasn't received yet.
     left: u32,
     title: Title,
     layout: Layout,
-    /// Slots are new by their lap mark. Also set, with `left`, while a block of the basic layout is open and in a corrupt queue: both disable
-    /// the fast path of [`Self::poll`].
+    /// Whether slots are new by their lap mark. Also set, together with `left`, while a block of the basic layout is open and in a corrupt
+    /// queue: both disable the fast path of [`Self::poll`].
     by_lap: bool,
     corrupt: Option<CorruptQueue>,
     title_copy: TitleCopy,
-    /// The mini completions of the open block; in the basic layout those of its current array.
+    /// The open block's mini completions; in the basic layout, those of its current array.
     minis: [MiniCqe; MINI_ARRAY],
-    /// How many `minis` has.
+    /// The number of completions in `minis`.
     block: u32,
-    /// Completions of the open block of the basic layout behind those in `minis`.
+    /// Completions of the open block of the basic layout that come after those in `minis`.
     rest: u32,
     record: DoorbellRecord,
     arm_record: DoorbellRecord,
@@ -165,17 +165,17 @@ pub struct CompletionQueue {
     _keep_alive: Handle,
 }
 
-/// The place of the title.
+/// Where the title is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Title {
     None,
-    /// In the slot of this index, which is not released.
+    /// In the slot of this index, which hasn't been released.
     Slot(u32),
     /// In `title_copy`.
     Copied,
 }
 
-/// The completions that raise an event of an armed queue.
+/// The completions that raise an event on an armed queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arm {
     /// The next completion.
@@ -187,14 +187,14 @@ pub enum Arm {
 const ARM_SOLICITED: u32 = 1 << 24;
 const ARM_NUMBER_SHIFT: u32 = 28;
 
-/// One completion that the walk over the slots found.
+/// A completion found while walking the slots.
 enum Next {
     Completed(Slot),
     Error(Slot),
 }
 
 impl CompletionQueue {
-    /// A queue made of `parts`.
+    /// Creates a queue from `parts`.
     pub fn new(parts: CqParts) -> Self {
         Self {
             slots: parts.slots,
@@ -232,7 +232,7 @@ impl CompletionQueue {
         self.consumer
     }
 
-    /// A copy of the slot of an index, whatever it has: for tools that show what a card writes.
+    /// Returns a copy of an index's slot, whatever it holds: for tools that show what a card writes.
     pub fn peek(&self, index: u32) -> Cqe {
         self.slots.slot(index).copy()
     }
@@ -267,7 +267,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Passes up to `max` completions to `each`, releases their slots, and returns their number.
+    /// Passes up to `max` completions to `each`, releases their slots, and returns how many there were.
     #[inline(always)]
     pub fn drain(
         &mut self,
@@ -306,7 +306,7 @@ impl CompletionQueue {
         self.arm.set((command as u64) << 32 | self.cqn as u64);
     }
 
-    /// An event of this queue was received: the next [`Self::arm`] uses a new sequence number.
+    /// Call this when an event of this queue was received: the next [`Self::arm`] uses a new sequence number.
     pub fn event_seen(&mut self) {
         self.arm_number = self.arm_number.wrapping_add(1);
     }
@@ -388,8 +388,8 @@ impl CompletionQueue {
         true
     }
 
-    /// Copies the array of mini completions in the slot of an index, and marks the slots of its completions. The array is in one of these, so the
-    /// card doesn't overwrite it before.
+    /// Copies the array of mini completions in an index's slot, and marks the slots of its completions. The array is in one of those, so
+    /// the card doesn't overwrite it first.
     fn open_array(&mut self, array: u32) {
         let minis = self.rest.min(MINI_ARRAY as u32);
         self.minis = self.slots.slot(array).minis();
@@ -398,7 +398,7 @@ impl CompletionQueue {
         self.slots.mark_empty(self.consumer, minis);
     }
 
-    /// After the last completion of an array: the next array of the block, or the end of the block.
+    /// Called after an array's last completion: opens the block's next array, or ends the block.
     #[inline(never)]
     fn end_array(&mut self) {
         if self.rest == 0 {
@@ -484,7 +484,7 @@ impl CompletionQueue {
         self.end(corrupt);
     }
 
-    /// No poll reads the slots from now on.
+    /// Ends the queue: no poll reads the slots from now on.
     #[cold]
     fn end(&mut self, corrupt: CorruptQueue) {
         self.corrupt = Some(corrupt);
@@ -535,7 +535,7 @@ enum SlotState {
     Error,
 }
 
-/// The content of a valid slot by its `op_own` byte. One look-up replaces three comparisons.
+/// What a valid slot holds, by its `op_own` byte. One lookup replaces three comparisons.
 const fn state_table(compressed: bool) -> [SlotState; 256] {
     let mut state_table = [SlotState::Regular; 256];
     let mut op_own = 0;

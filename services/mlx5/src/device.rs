@@ -8,8 +8,8 @@
 //! * A device creates queues and provides their memory as parts: [`SendParts`], [`RecvParts`], [`SrqParts`], [`CqParts`]. Each
 //!   holds a [`Handle`] that keeps the memory mapped, so a queue may outlive the device value that created it.
 //! * A write to the doorbell register makes the device read the send queue. The 8 bytes are the first of the last work request's
-//!   control segment; with BlueFlame the whole work request is written. The doorbell record (16-bit producer index, big endian)
-//!   is stored before. Receive queues have the record only.
+//!   control segment; with BlueFlame, the whole work request is written. The doorbell record (16-bit producer index, big endian) is
+//!   stored first. Receive queues only have the record.
 //! * A device executes work requests in order. [`crate::wqe::parse`] reads them. A work request without a fence may start before an
 //!   earlier UMR has taken effect; the small fence waits for UMRs, the full fence for earlier reads and atomics too.
 //! * It puts completions into the queue: `CqWriter` of the crate `soft-mlx5` does that, with and without compression. Unsignalled
@@ -32,7 +32,7 @@ use std::ptr::NonNull;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Why an operation of a device failed.
+/// Why a device operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// The device lacks a capability.
@@ -83,7 +83,7 @@ pub enum DeviceError {
         /// The names of the devices that exist.
         others: Vec<String>,
     },
-    /// A text that names no device.
+    /// The text names no device.
     #[error("{text} names no device: write mlx5_0, or mlx5_0:PORT:GID-INDEX with numbers up to 255")]
     Name {
         /// The text.
@@ -110,11 +110,11 @@ pub struct Caps {
     pub type2_windows: bool,
     /// Supports 8-byte atomics on the peer's memory.
     pub atomics: bool,
-    /// Work requests can be copied into the doorbell register.
+    /// Whether work requests can be copied into the doorbell register.
     pub blueflame: bool,
-    /// Work requests of the largest send or receive queue.
+    /// Number of work requests in the largest send or receive queue.
     pub max_posts: u32,
-    /// Completions of the largest completion queue.
+    /// Number of completions in the largest completion queue.
     pub max_cqes: u32,
     /// Limits of one work request.
     pub limits: Limits,
@@ -149,7 +149,7 @@ impl Access {
         Self(self.0 | other.0)
     }
 
-    /// All bits of `other` are set.
+    /// True if all bits of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -171,9 +171,9 @@ pub struct Mr {
     pub handle: Handle,
     /// The protection domain.
     pub pd: Pd,
-    /// First byte.
+    /// Address of the first byte.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Rights.
     pub access: Access,
@@ -183,7 +183,7 @@ pub struct Mr {
     pub rkey: u32,
 }
 
-/// A window as the device allocates it, not bound.
+/// A window as the device allocates it, not yet bound.
 #[derive(Debug, Clone)]
 pub struct RawWindow {
     /// The resource.
@@ -201,7 +201,7 @@ pub struct RawWindow {
 pub struct CqAttr {
     /// The minimum number of completions that it holds.
     pub entries: u32,
-    /// Compressed. The creation fails if [`Caps::compression`] is not set.
+    /// Whether it is compressed. Creating it fails if [`Caps::compression`] is not set.
     pub compression: bool,
 }
 
@@ -219,7 +219,7 @@ pub struct RawCq {
 pub struct SrqAttr {
     /// The minimum number of receives that can be posted at a time.
     pub entries: u32,
-    /// Buffers of one receive.
+    /// Number of buffers per receive.
     pub max_sge: u32,
 }
 
@@ -232,17 +232,17 @@ pub struct QpAttr {
     pub send_cq: Handle,
     /// The completion queue of the receive queue.
     pub recv_cq: Handle,
-    /// A shared receive queue in place of a receive queue of its own.
+    /// A shared receive queue, instead of a receive queue of its own.
     pub srq: Option<Handle>,
     /// The minimum number of work requests of the send queue.
     pub max_send: u32,
-    /// The minimum number of receives; without meaning with a shared receive queue.
+    /// The minimum number of receives; meaningless with a shared receive queue.
     pub max_recv: u32,
     /// The minimum limits of one work request.
     pub limits: Limits,
     /// The minimum number of buffers of one receive.
     pub max_recv_sge: u32,
-    /// Every work request gets a completion.
+    /// Whether every work request gets a completion.
     pub signal_all: bool,
 }
 
@@ -273,7 +273,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Bytes of an endpoint.
+    /// Size of an endpoint in bytes.
     pub const SIZE: usize = size_of::<RawEndpoint>();
 
     /// The bytes that a peer reads with [`Endpoint::from_bytes`].
@@ -281,14 +281,14 @@ impl Endpoint {
         zerocopy::transmute!(RawEndpoint::from(self))
     }
 
-    /// From bytes; `None` if a number has more than 24 bits.
+    /// Parses an endpoint; `None` if a number has more than 24 bits.
     pub fn from_bytes(bytes: &[u8; Self::SIZE]) -> Option<Self> {
         let raw: RawEndpoint = zerocopy::transmute!(*bytes);
         Self::try_from(&raw).ok()
     }
 }
 
-/// An endpoint as bytes, big endian: any bytes are a value.
+/// An endpoint as bytes, big endian: any bytes are valid.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RawEndpoint {
@@ -338,7 +338,7 @@ pub trait Device: Send + Sync {
     /// Registers memory.
     ///
     /// # Safety
-    /// The range stays mapped while the region or a window on it lives. With remote rights its bytes change at any time, so no
+    /// The range stays mapped while the region or a window on it lives. With remote rights, its bytes may change at any time, so no
     /// reference to them exists.
     #[allow(unsafe_code)]
     unsafe fn register(&self, pd: &Pd, addr: NonNull<u8>, length: usize, access: Access) -> Result<Mr, DeviceError>;
@@ -358,7 +358,7 @@ pub trait Device: Send + Sync {
     /// The endpoint of the queue pair, for the peer.
     fn endpoint(&self, qp: &Handle) -> Result<Endpoint, DeviceError>;
 
-    /// Connects a reliable queue pair to a peer, which then has the rights that keys give. Both ends must connect.
+    /// Connects a reliable queue pair to a peer, which then has the rights that keys grant. Both ends must connect.
     fn connect(&self, qp: &Handle, peer: &Endpoint) -> Result<(), DeviceError>;
 
     /// Makes a datagram queue pair ready. Peers address it by its number and `qkey`.

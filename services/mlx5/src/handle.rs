@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct Handle(Arc<dyn Any + Send + Sync>);
 
 impl Handle {
-    /// A handle of a value that the device owns. Dropping the last clone drops the value, which destroys the resource.
+    /// Creates a handle to a value that the device owns. Dropping the last clone drops the value, which destroys the resource.
     pub fn new<R: Send + Sync + 'static>(resource: R) -> Self {
         Self(Arc::new(resource))
     }

@@ -10,9 +10,9 @@
 //! * [`mw`]: memory windows, bound and freed by work requests of the side that owns the memory.
 //! * [`mmio`], [`ring`]: access to the memory that a card reads. [`cq`] reads the memory that a card writes.
 //!
-//! The crate guards against two silent traps. First, byte 62 of a slot in a compressed queue, the count of laps, makes the slot
-//! valid; the owner bit does not ([`cq`]). Second, a bind with a wrong size, or a request that overtakes a bind because a fence
-//! is missing, completes without an error and moves no byte ([`wqe::Umr`], [`sq`]).
+//! The crate guards against two silent traps. First, in a compressed queue, byte 62 of a slot, the lap count, makes the slot valid; the
+//! owner bit does not ([`cq`]). Second, a bind with a wrong size, or a request that overtakes a bind because a fence is missing, completes
+//! without an error and moves no byte ([`wqe::Umr`], [`sq`]).
 
 pub mod cq;
 pub mod device;

@@ -39,10 +39,10 @@ pub fn mmio_barrier() {
 /// `to` is 8-byte aligned and writable for 64 bytes.
 #[inline(always)]
 unsafe fn store_block(to: *mut u64, block: &[u64; 8]) {
-    // In one instruction, as rdma-core's `mmio_memcpy_x64`: the card gets one packet of 64 bytes. The loads interleave the
-    // words as the stores do.
+    // In one instruction, like rdma-core's `mmio_memcpy_x64`, so that the card gets one 64-byte packet. The loads interleave the words the
+    // way the stores do.
     #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: this function's caller keeps 64 bytes at `to` writable and aligned, and the block has as many; NEON is part of this target.
+    // SAFETY: this function's caller keeps 64 bytes at `to` writable and aligned, and the block is as long; NEON is part of this target.
     unsafe {
         core::arch::asm!(
             "ld4 {{v0.2d, v1.2d, v2.2d, v3.2d}}, [{from}]",
@@ -75,7 +75,7 @@ impl DoorbellRecord {
         Self(word.cast())
     }
 
-    /// Stores a value, after everything that was stored before.
+    /// Stores a value, after all earlier stores.
     #[inline(always)]
     pub fn set(&self, value: u32) {
         publish();
@@ -84,7 +84,7 @@ impl DoorbellRecord {
     }
 }
 
-/// The work requests that are copied into the register as a whole, instead of their first 8 bytes only.
+/// Which work requests are copied into the register as a whole, instead of only their first 8 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BlueFlame {
     /// None: the page is not write-combining, or the user disabled BlueFlame.
@@ -95,14 +95,14 @@ pub enum BlueFlame {
     Single,
 }
 
-/// The address and the use of a doorbell register.
+/// A doorbell register's address and use.
 #[derive(Debug, Clone, Copy)]
 pub struct DoorbellRegisterParts {
     /// The register: two halves of `buf_size` bytes.
     pub register: NonNull<u64>,
-    /// Bytes of a half; 0 if the register is an 8-byte doorbell only.
+    /// Size of a half in bytes; 0 if the register is only an 8-byte doorbell.
     pub buf_size: u32,
-    /// The work requests that are copied as a whole.
+    /// Which work requests are copied as a whole.
     pub blueflame: BlueFlame,
 }
 
@@ -112,7 +112,7 @@ pub struct DoorbellRegister {
     /// The half for the next write. The other half is `buf_size` bytes away; the register is aligned to `2 * buf_size`.
     at: *mut u64,
     buf_size: usize,
-    /// Bytes of the largest work request that is copied as a whole, without and with inline data; 0 if none is.
+    /// Size in bytes of the largest work request that is copied as a whole, without and with inline data; 0 if none is.
     copied: [usize; 2],
 }
 
@@ -156,7 +156,7 @@ impl DoorbellRegister {
         self.turn();
     }
 
-    /// Copies whole blocks of at most `buf_size` bytes together.
+    /// Copies whole blocks, at most `buf_size` bytes in total.
     #[inline(never)]
     pub fn copy(&mut self, blocks: impl Iterator<Item = [u64; 8]>) {
         mmio_barrier();

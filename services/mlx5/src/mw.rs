@@ -1,11 +1,11 @@
-//! Memory windows: temporary rights of a peer on a part of a region.
+//! Memory windows: a peer's temporary rights to a part of a region.
 //!
-//! The side that owns the memory binds the window by a work request on its send queue; the peer uses the key. Every bind makes a
-//! new key, which differs from the previous one in its low byte, the tag. A type-2 window belongs to the queue pair that bound
-//! it. Only a work request on that queue pair, or the peer's SEND with invalidate on that connection, can free it.
+//! The side that owns the memory binds the window with a work request on its send queue; the peer uses the key. Every bind makes a new key,
+//! which differs from the previous one in its low byte, the tag. A type-2 window belongs to the queue pair that bound it. Only a work
+//! request on that queue pair, or the peer's SEND with invalidate on that connection, can free it.
 //!
-//! [`Window::bind`], [`Window::invalidate`] and [`Window::unbind`] check a change and change nothing. The caller posts the change,
-//! then commits it:
+//! [`Window::bind`], [`Window::invalidate`] and [`Window::unbind`] check a change without making it. The caller posts the change, then
+//! commits it:
 //!
 //! ```
 //! # use mlx5::{device::Mr, mw::{Range, Window, WindowError}, qp::QueuePair, sq::Flags, wire::MkeyAccess};
@@ -31,15 +31,15 @@ use crate::wqe::{Bind, BindError, Op, Umr, UmrKind, WindowType, WorkRequest};
 /// A range of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
-    /// First byte.
+    /// Address of the first byte.
     pub addr: u64,
-    /// Bytes: 1 to 2^31.
+    /// Length in bytes: 1 to 2^31.
     pub length: u64,
     /// The peer addresses bytes by their offset in the window instead of their address. Type 2 only.
     pub zero_based: bool,
 }
 
-/// Why a change of a window is refused. Nothing was changed or posted.
+/// Why a change to a window was refused. Nothing was changed or posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WindowError {
     /// The region or the queue pair belongs to another protection domain.
@@ -59,10 +59,10 @@ pub enum WindowError {
     /// A bound type-2 window must be freed before the next bind.
     #[error("the window is still bound; invalidate it first")]
     StillBound,
-    /// The window is not bound: it was never bound, or is freed already.
+    /// The window is not bound: it was never bound, or has already been freed.
     #[error("the window is not bound, or was already invalidated")]
     NotBound,
-    /// The key is not the key of the window.
+    /// The key is not the window's key.
     #[error("the window has the key {current:#010x}, not {rkey:#010x}")]
     OtherKey {
         /// The key of the change.
@@ -76,9 +76,9 @@ pub enum WindowError {
     /// The range is not inside the region.
     #[error("{length} bytes at {addr:#x} are not inside the region")]
     OutOfRegion {
-        /// First byte.
+        /// Address of the first byte.
         addr: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// The region was registered without the right to bind windows.
@@ -111,7 +111,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Allocates a window that is not bound.
+    /// Allocates an unbound window.
     pub fn alloc(device: &dyn Device, pd: &Pd, window: WindowType) -> Result<Self, DeviceError> {
         let raw = device.alloc_window(pd, window)?;
         Ok(Self { rkey: raw.rkey, raw, state: State::Free { freed_by: None, region: None } })
@@ -180,7 +180,7 @@ impl Window {
         })
     }
 
-    /// Prepares to free the window by a bind of zero bytes, which invalidates the key.
+    /// Prepares to free the window with a bind of zero bytes, which invalidates the key.
     pub fn unbind<T, R>(&mut self, qp: &QueuePair<T, R>) -> Result<WindowChange<'_>, WindowError> {
         self.check_owner(qp)?;
         let tag = next_tag(self.rkey);
@@ -189,7 +189,7 @@ impl Window {
         Ok(WindowChange { umr, kind: UmrKind::Bind, rkey: with_tag(self.rkey, tag), after, window: self })
     }
 
-    /// A peer's message invalidated `rkey`, as its completion reports. The window is free at once.
+    /// Records that a peer's message invalidated `rkey`, as its completion reports. The window is free at once.
     pub fn invalidated(&mut self, rkey: u32) -> Result<(), WindowError> {
         match self.state {
             State::Bound { .. } if self.raw.window == WindowType::Type1 => Err(WindowError::Type1),
@@ -202,7 +202,7 @@ impl Window {
         }
     }
 
-    /// The invalidation or unbind has completed: releases the region, and any queue pair may bind the window.
+    /// Records that the invalidation or unbind has completed: releases the region, and any queue pair may bind the window.
     pub fn mark_completed(&mut self) {
         if let State::Free { .. } = self.state {
             self.state = State::Free { freed_by: None, region: None };
@@ -248,7 +248,7 @@ fn with_tag(rkey: u32, tag: u8) -> u32 {
     rkey & !0xff | tag as u32
 }
 
-/// A change of a window that is checked and not yet posted. Dropping it changes nothing.
+/// A change to a window that has been checked but not posted. Dropping it changes nothing.
 #[derive(Debug)]
 #[must_use = "post the change, then commit it"]
 pub struct WindowChange<'w> {
@@ -265,12 +265,12 @@ impl WindowChange<'_> {
         Op::Umr { umr: self.umr, kind: self.kind }
     }
 
-    /// The key of the window after the change.
+    /// The window's key after the change.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// Records the change, after its work request is posted and rung. Returns the key.
+    /// Records the change, once its work request has been posted and rung. Returns the key.
     pub fn commit(self) -> u32 {
         self.window.rkey = self.rkey;
         self.window.state = self.after;

@@ -1,4 +1,4 @@
-//! A queue pair with both of its queues.
+//! A queue pair with both its queues.
 
 use crate::device::{Device, DeviceError, Endpoint, Handle, Pd, QpAttr};
 use crate::rq::RecvQueue;
@@ -24,7 +24,7 @@ impl<T, R> std::fmt::Debug for QueuePair<T, R> {
 impl<T, R> QueuePair<T, R> {
     /// Creates a queue pair. Receives can be posted at once, work requests of the send queue after [`Self::connect`].
     pub fn create(device: &Arc<dyn Device>, pd: &Pd, attr: &QpAttr) -> Result<Self, DeviceError> {
-        // The attributes are minimums, so zero means one: a queue without entries would look like an error of the device.
+        // The attributes are minimums, so zero means one: a queue without entries would look like a device error.
         let attr = QpAttr {
             max_send: attr.max_send.max(1),
             max_recv: attr.max_recv.max(1),

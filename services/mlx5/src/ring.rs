@@ -1,5 +1,5 @@
-//! Memory that the card reads work requests from. The driver writes it, and reads it back only to copy a work request into the
-//! doorbell register.
+//! Memory from which the card reads work requests. The driver writes it, and reads it back only to copy a work request into the doorbell
+//! register.
 
 use crate::wire::{BLOCK, SEGMENT};
 use crate::wqe::SegmentWriter;
@@ -11,14 +11,14 @@ use zerocopy::{Immutable, IntoBytes};
 #[derive(Debug)]
 pub struct Ring {
     base: NonNull<u8>,
-    /// Bytes of the ring, less one.
+    /// Size of the ring in bytes, less one.
     mask: usize,
-    /// Entries, less one.
+    /// Number of entries, less one.
     last: usize,
     log_entry: u32,
 }
 
-// SAFETY: the caller of `new` gives the ring to one queue only, so moving the queue moves the only access of this process.
+// SAFETY: the caller of `new` gives the ring to one queue only, so moving the queue moves this process's only access to it.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -36,7 +36,7 @@ impl Ring {
         self.last + 1
     }
 
-    /// Bytes of an entry.
+    /// Size of an entry in bytes.
     pub const fn entry_size(&self) -> usize {
         1 << self.log_entry
     }
@@ -58,7 +58,7 @@ impl Ring {
         }
     }
 
-    /// The same ring, of entries of one block, as values that stay in registers.
+    /// The same ring, with entries of one block, as values that stay in registers.
     #[inline(always)]
     pub(crate) fn block_ring(&self) -> BlockRing<'_> {
         BlockRing { base: self.base, blocks: self.last, ring: PhantomData }
@@ -69,7 +69,7 @@ impl Ring {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockRing<'r> {
     base: NonNull<u8>,
-    /// Blocks, less one.
+    /// Number of blocks, less one.
     blocks: usize,
     ring: PhantomData<&'r Ring>,
 }
@@ -127,7 +127,7 @@ impl SegmentWriter for RingPosition<'_> {
         // The first block never wraps, so with a constant index this is one addition.
         let to =
             if offset + size_of::<T>() <= BLOCK { self.first.wrapping_add(offset) } else { self.address(offset).0 };
-        // SAFETY: callers of the trait let no value cross the end of a block, so the value lies inside the ring, which the caller of
+        // SAFETY: callers of the trait let no value cross the end of a block, so the value is inside the ring, which the caller of
         // `Ring::new` keeps mapped.
         unsafe { to.cast::<T>().write_unaligned(value) };
     }

@@ -16,15 +16,15 @@ pub enum RecvError {
     /// The queue is full.
     #[error("the receive queue is full: all {capacity} descriptors are posted; poll for completions first")]
     Full {
-        /// Descriptors of the queue.
+        /// Number of descriptors in the queue.
         capacity: usize,
     },
     /// The receive has more buffers than a descriptor holds.
     #[error("a receive of {count} buffers: a descriptor holds {max}")]
     TooManySges {
-        /// Buffers of the receive.
+        /// Number of buffers in the receive.
         count: usize,
-        /// Buffers that a descriptor holds.
+        /// Number of buffers that a descriptor holds.
         max: usize,
     },
     /// The length of a buffer does not fit 31 bits.
@@ -56,7 +56,7 @@ pub(crate) fn check(sges: &[Sge], max: usize) -> Result<(), RecvError> {
     }
 }
 
-/// Writes the buffers from segment `at` on, and a terminating segment if they are fewer than `max`.
+/// Writes the buffers from segment `at` on, and a terminating segment if there are fewer than `max`.
 pub(crate) fn put(sink: &mut impl SegmentWriter, at: usize, sges: &[Sge], max: usize) {
     let mut place = 0;
     for sge in sges.iter().filter(|sge| sge.length != 0) {
@@ -68,14 +68,14 @@ pub(crate) fn put(sink: &mut impl SegmentWriter, at: usize, sges: &[Sge], max: u
     }
 }
 
-/// The parts of a receive queue, which the device provides.
+/// The parts of a receive queue, provided by the device.
 #[derive(Debug)]
 pub struct RecvParts {
     /// The ring: at most 2^15 entries of 16 to 512 bytes; an entry holds as many buffers as segments.
     pub ring: Ring,
     /// The receive queue's word of the doorbell record: the first.
     pub record: DoorbellRecord,
-    /// Keeps the memory of the queue alive.
+    /// Keeps the queue's memory alive.
     pub keep_alive: Handle,
 }
 
@@ -91,7 +91,7 @@ pub struct RecvQueue<T> {
 }
 
 impl<T> RecvQueue<T> {
-    /// A queue made of `parts`; `None` if their sizes are out of range.
+    /// Creates a queue from `parts`; `None` if their sizes are out of range.
     pub fn new(parts: RecvParts) -> Option<Self> {
         let (entries, bytes) = (parts.ring.entries(), parts.ring.entry_size());
         if entries > 1 << 15 || !(SEGMENT..=512).contains(&bytes) {
@@ -146,7 +146,7 @@ impl<T> RecvQueue<T> {
         self.record.set(self.producer & 0xffff);
     }
 
-    /// The token of the receive that a completion names, which must be the oldest.
+    /// Returns the token of the receive that a completion names, which must be the oldest.
     pub fn complete(&mut self, wqe_counter: u16) -> Result<T, UnknownRequest> {
         let slot = self.slot(self.consumer);
         if self.outstanding() == 0 || wqe_counter != self.consumer as u16 {
@@ -156,7 +156,7 @@ impl<T> RecvQueue<T> {
         self.tokens[slot].take().ok_or(UnknownRequest { wqe_counter })
     }
 
-    /// The tokens of all outstanding receives, oldest first, for a queue pair that no longer exists.
+    /// Takes the tokens of all outstanding receives, oldest first, for a queue pair that no longer exists.
     pub fn take_outstanding(&mut self) -> impl Iterator<Item = T> {
         let (from, to) = (self.consumer, self.producer);
         self.consumer = to;

@@ -1,8 +1,8 @@
-//! The send queue: writes work requests into the ring, rings the doorbell, and frees the work requests that completed.
+//! The send queue: writes work requests into the ring, rings the doorbell, and frees the work requests that have completed.
 //!
-//! A [`Batch`] writes several work requests and rings once; [`SendQueue::post`] is a batch of one. A refused work request returns its
-//! token and changes nothing, neither the index nor the fence of the next work request. Dropping a batch without [`Batch::ring`]
-//! removes its work requests.
+//! A [`Batch`] writes several work requests and rings once; [`SendQueue::post`] is a batch of one. A refused work request returns its token
+//! and changes nothing, not even the index or fence of the next work request. Dropping a batch without [`Batch::ring`] removes its work
+//! requests.
 
 mod batch;
 #[allow(unsafe_code)]
@@ -39,10 +39,10 @@ impl Flags {
     }
 }
 
-/// The part of a work request's kind that the operation code of its completion does not tell.
+/// The part of a work request's kind that its completion's operation code doesn't tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestKind {
-    /// The operation code of the completion tells the kind.
+    /// The completion's operation code tells the kind.
     Plain,
     /// A bind of a window.
     Bind,
@@ -96,10 +96,10 @@ pub struct CompletedRequest<T> {
     pub kind: RequestKind,
 }
 
-/// The parts of a send queue, which the device provides.
+/// The parts of a send queue, provided by the device.
 #[derive(Debug)]
 pub struct SendParts {
-    /// The ring, of entries of one block (64 bytes); at most 2^15 of them.
+    /// The ring, whose entries are blocks (64 bytes); at most 2^15 of them.
     pub ring: Ring,
     /// The send queue's word of the doorbell record: the second.
     pub record: DoorbellRecord,
@@ -111,13 +111,13 @@ pub struct SendParts {
     pub transport: Transport,
     /// Limits of one work request.
     pub limits: Limits,
-    /// The limit of outstanding work requests; the blocks of the ring limit them too.
+    /// How many work requests may be outstanding; the ring's blocks limit them too.
     pub max_posts: u32,
-    /// Every work request gets a completion, as the queue pair was created.
+    /// Whether every work request gets a completion, as set when the queue pair was created.
     pub signal_all: bool,
     /// Index of the first work request: 0 on a new queue pair.
     pub start_index: u32,
-    /// Keeps the memory of the queue alive.
+    /// Keeps the queue's memory alive.
     pub keep_alive: Handle,
 }
 
@@ -154,11 +154,11 @@ struct PostState {
     limit: u32,
     /// The number of outstanding blocks minus the number of outstanding work requests.
     surplus: u32,
-    /// A fence is pending: the next work request gets a small fence, unless it has a full one.
+    /// Whether a fence is pending: the next work request gets a small fence, unless it has a full one.
     fence: bool,
 }
 
-/// Fields that posting reads and does not change.
+/// Fields that posting reads but doesn't change.
 #[derive(Debug, Clone, Copy)]
 struct FixedFields {
     head: CtrlHead,
@@ -196,7 +196,7 @@ impl PostState {
     }
 }
 
-/// A work request that fits the queue, its size and its kind.
+/// A work request that fits the queue, with its size and kind.
 struct AdmittedRequest<'p, 'l> {
     post: &'p WorkRequest<'l>,
     size: Size,
@@ -277,7 +277,7 @@ impl Core {
 }
 
 impl<T> SendQueue<T> {
-    /// A queue made of `parts`; `None` if their sizes are out of range.
+    /// Creates a queue from `parts`; `None` if their sizes are out of range.
     pub fn new(parts: SendParts) -> Option<Self> {
         let blocks = parts.ring.entries();
         let largest = (parts.limits.max_ds() * SEGMENT).div_ceil(BLOCK);

@@ -11,7 +11,7 @@ use crate::sq::UnknownRequest;
 use crate::wire::{SEGMENT, SrqNextSeg};
 use crate::wqe::{SegmentWriter, Sge};
 
-/// The parts of a shared receive queue, which the device provides.
+/// The parts of a shared receive queue, provided by the device.
 #[derive(Debug)]
 pub struct SrqParts {
     /// The ring: 2 to 2^15 entries of 32 to 512 bytes; the first segment of an entry is the link, each other one a buffer.
@@ -33,7 +33,7 @@ pub struct SharedRecvQueue<T> {
     next: Box<[u16]>,
     /// The descriptor that the next post fills.
     head: u16,
-    /// The last descriptor of the list. It stays empty, so that the list never ends while the card walks it.
+    /// The last descriptor of the list. It stays empty, so the list never ends while the card walks it.
     tail: u16,
     posted: u32,
     record: DoorbellRecord,
@@ -41,11 +41,11 @@ pub struct SharedRecvQueue<T> {
     keep_alive: Handle,
 }
 
-/// Segments before the buffers.
+/// Number of segments before the buffers.
 const FIRST_BUFFER: usize = 1;
 
 impl<T> SharedRecvQueue<T> {
-    /// A queue made of `parts`, with the list written into the ring; `None` if their sizes are out of range.
+    /// Creates a queue from `parts`, writing the list into the ring; `None` if their sizes are out of range.
     pub fn new(parts: SrqParts) -> Option<Self> {
         let (entries, bytes) = (parts.ring.entries(), parts.ring.entry_size());
         if !(2..=1 << 15).contains(&entries) || !(2 * SEGMENT..=512).contains(&bytes) {
@@ -84,7 +84,7 @@ impl<T> SharedRecvQueue<T> {
         self.ring.entry_size() / SEGMENT - FIRST_BUFFER
     }
 
-    /// The number of receives that can be posted at a time: one less than the entries of the ring.
+    /// The number of receives that can be posted at a time: one less than the ring's entries.
     pub fn capacity(&self) -> usize {
         self.tokens.len() - 1
     }
@@ -112,7 +112,7 @@ impl<T> SharedRecvQueue<T> {
         self.record.set(self.posted & 0xffff);
     }
 
-    /// The token of the receive that a completion names. Its descriptor can be posted again.
+    /// Returns the token of the receive that a completion names. Its descriptor can be posted again.
     pub fn complete(&mut self, wqe_counter: u16) -> Result<T, UnknownRequest> {
         let token = self.tokens.get_mut(wqe_counter as usize).and_then(Option::take);
         let token = token.ok_or(UnknownRequest { wqe_counter })?;

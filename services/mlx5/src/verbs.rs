@@ -1,8 +1,8 @@
 //! ConnectX hardware, through rdma-core's libibverbs and libmlx5, both loaded at run time.
 //!
-//! rdma-core creates the objects and connects queue pairs. `mlx5dv_init_obj` provides the memory of the queues, which this crate
-//! drives. Compressed completion queues have the basic layout ([`Layout::Basic`]), which is the one that rdma-core creates. Doorbells are
-//! plain, because rdma-core shares BlueFlame registers between queue pairs.
+//! rdma-core creates the objects and connects queue pairs. `mlx5dv_init_obj` provides the queues' memory, which this crate drives.
+//! Compressed completion queues have the basic layout ([`Layout::Basic`]), the one that rdma-core creates. Doorbells are plain, because
+//! rdma-core shares BlueFlame registers between queue pairs.
 
 mod devx;
 mod ffi;
@@ -28,16 +28,16 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The settings of connections.
+/// Connection settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Port, from 1 on.
+    /// Port, starting at 1.
     pub port: u8,
     /// Index of the source GID; on Ethernet it selects the address and the RoCE version.
     pub gid_index: u8,
-    /// Time until a request without an answer is retried: 4.096 µs · 2^timeout.
+    /// Time until an unanswered request is retried: 4.096 µs · 2^timeout.
     pub timeout: u8,
-    /// Retries of a request without an answer, at most 7.
+    /// Retries of an unanswered request, at most 7.
     pub retries: u8,
     /// Retries of a request when the peer has no receive posted; 7 means unlimited.
     pub rnr_retries: u8,
@@ -50,7 +50,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The name of [`Hardware::named`], and the settings behind it.
+    /// Splits a text for [`Hardware::named`] into the name and the settings.
     fn named(text: &str) -> Result<(&str, Self), DeviceError> {
         let wrong = |_: std::num::ParseIntError| DeviceError::Name { text: text.to_owned() };
         let mut parts = text.split(':');
@@ -68,12 +68,12 @@ impl Settings {
     }
 }
 
-/// An RDMA device of the system.
+/// An RDMA device in the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceEntry {
     /// The name.
     pub name: String,
-    /// The device is a ConnectX device that this crate can drive.
+    /// Whether it is a ConnectX device that this crate can drive.
     pub mlx5: bool,
 }
 
@@ -88,8 +88,8 @@ pub fn devices() -> Result<Vec<DeviceEntry>, DeviceError> {
     Ok(all)
 }
 
-/// The forms of compressed completions of rdma-core, by what a mini completion of a receive has besides the length:
-/// `enum mlx5dv_cqe_comp_res_format`. Those of a send queue have the same form in all of them.
+/// rdma-core's forms of compressed completions, by what a receive's mini completion has besides the length: `enum
+/// mlx5dv_cqe_comp_res_format`. Those of a send queue have the same form in all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompressedFormat {
     /// The hash.
@@ -110,7 +110,7 @@ pub struct Hardware {
     context: Arc<Context>,
     settings: Settings,
     caps: Caps,
-    /// Port attributes for connecting.
+    /// Port attributes needed to connect.
     lid: u16,
     ethernet: bool,
     mtu: c_int,
@@ -125,23 +125,22 @@ impl std::fmt::Debug for Hardware {
 
 /// The largest limits that this driver requests; rdma-core refuses limits above the device's.
 const LIMITS: Limits = Limits { max_inline: 512, max_sge: 30 };
-/// Outstanding reads and atomics of a queue pair.
+/// Outstanding reads and atomics per queue pair.
 const MAX_RD_ATOMIC: u8 = 16;
 /// 0.64 ms: the time before a peer retries when no receive is posted.
 const MIN_RNR_TIMER: u8 = 12;
-/// The form of compressed queues: every card with compression has it, and this crate reads nothing that differs.
+/// The form of compressed queues: every card with compression has it, and this crate reads nothing that differs between forms.
 const FORMAT: CompressedFormat = CompressedFormat::Hash;
 const ALL_REMOTE: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
 
 impl Hardware {
-    /// Opens a device by its name, with the port and the index of the source GID behind it if they are not the default ones:
-    /// `mlx5_0`, `mlx5_0:1`, `mlx5_0:1:3`.
+    /// Opens a device by name, optionally followed by the port and the index of the source GID: `mlx5_0`, `mlx5_0:1`, `mlx5_0:1:3`.
     pub fn named(text: &str) -> Result<Self, DeviceError> {
         let (name, settings) = Settings::named(text)?;
         Self::open(Some(name), settings)
     }
 
-    /// Opens the device of that name; without a name the first mlx5 device.
+    /// Opens the device with that name, or without a name the first mlx5 device.
     pub fn open(name: Option<&str>, settings: Settings) -> Result<Self, DeviceError> {
         let api = Api::load()?;
         let mut others = Vec::new();
@@ -183,7 +182,7 @@ impl Hardware {
         };
         let (lid, mtu) = (port.lid, port.active_mtu);
         let ethernet = port.link_layer == ffi::LINK_LAYER_ETHERNET;
-        // First packet numbers differ between processes.
+        // Makes first packet numbers differ between processes.
         let next_psn = AtomicU32::new(std::process::id().wrapping_mul(0x9e37_79b1) & MAX_24_BITS);
         Ok(Self { context, settings, caps, lid, ethernet, mtu, next_psn })
     }
@@ -220,12 +219,12 @@ impl Hardware {
         check_status(status, "ibv_modify_qp")
     }
 
-    /// What the firmware says of compressed queues, also of the enhanced layout, which this crate reads and rdma-core does not create.
+    /// What the firmware says about compressed queues, including the enhanced layout, which this crate reads and rdma-core does not create.
     pub fn firmware_compression(&self) -> Result<FirmwareCompression, DeviceError> {
         devx::compression(&self.context.api, &self.caps.name)
     }
 
-    /// Creates a compressed queue of that form; [`Device::create_cq`] creates those of [`CompressedFormat::Hash`].
+    /// Creates a compressed queue of this form; [`Device::create_cq`] creates those of [`CompressedFormat::Hash`].
     pub fn create_compressed_cq(&self, entries: u32, format: CompressedFormat) -> Result<RawCq, DeviceError> {
         let create = self.context.api.dv.mlx5dv_create_cq;
         let mut attr = ffi::CqInitAttrEx::of(entries);
@@ -234,7 +233,7 @@ impl Hardware {
         self.completions(check_pointer(object, "mlx5dv_create_cq")?, Layout::Basic)
     }
 
-    /// The parts of a queue that was just created.
+    /// The parts of a newly created queue.
     fn completions(&self, object: ffi::Ptr<ffi::Cq>, layout: Layout) -> Result<RawCq, DeviceError> {
         let handle = Handle::new(library::Cq { object, context: self.context.clone() });
         let mut cq = ffi::DvCq {
@@ -283,14 +282,14 @@ impl Hardware {
     }
 }
 
-/// A pointer from the library that must not be null.
+/// Checks that a pointer from the library isn't null.
 fn non_null<T>(pointer: *mut c_void, what: &'static str) -> Result<NonNull<T>, DeviceError> {
     let missing =
         || DeviceError::Library { library: "libmlx5.so.1", why: format!("mlx5dv_init_obj returned no {what}") };
     NonNull::new(pointer.cast()).ok_or_else(missing)
 }
 
-/// The binary logarithm of a size that must be a power of two.
+/// The binary logarithm of a size, which must be a power of two.
 fn log2(size: u32, what: &'static str) -> Result<u32, DeviceError> {
     let odd = || DeviceError::Library {
         library: "libmlx5.so.1",
@@ -380,7 +379,7 @@ impl Device for Hardware {
             srqn: 0,
         };
         self.layout(ffi::DV_SRQ, object.cast(), &mut srq)?;
-        // The list of a new queue leads from the head through all descriptors to the tail.
+        // A new queue's list leads from the head through all descriptors to the tail.
         let queue = ffi::DvQueue { buf: srq.buf, wqe_cnt: srq.tail + 1 - srq.head, stride: srq.stride };
         Ok(SrqParts { ring: ring(&queue)?, record: record(srq.dbrec, 0)?, srqn: srq.srqn, keep_alive })
     }

@@ -1,9 +1,8 @@
 //! The formats that the card reads and writes, byte for byte.
 //!
-//! Raw views: any bytes are a value of every type here, unknown codes included; [`crate::wqe`] and [`crate::cq`] have types whose
-//! values are always valid. All integers are big endian. The layouts are those of `mlx5dv.h` (rdma-core 64) and of
-//! the ConnectX programmer's reference manual (PRM), chapters "Work queue" and "Completion queue"; each definition
-//! names its struct.
+//! Raw views: any bytes are a valid value of every type here, including unknown codes; [`crate::wqe`] and [`crate::cq`] have types whose
+//! values always make sense. All integers are big endian. The layouts are those of `mlx5dv.h` (rdma-core 64) and of the ConnectX
+//! programmer's reference manual (PRM), chapters "Work queue" and "Completion queue"; each definition names its struct.
 
 mod codes;
 mod completion;
@@ -18,11 +17,11 @@ pub use segment::{
     RaddrSeg, SrqNextSeg, UmrCtrlSeg,
 };
 
-/// Bytes of a segment unit: the `ds` field of a work request counts these.
+/// Size in bytes of a segment, the unit of a work request's `ds` field.
 pub const SEGMENT: usize = 16;
-/// Bytes of a work queue basic block (WQEBB): the send queue's index counts these.
+/// Size in bytes of a work queue basic block (WQEBB), the unit of the send queue's index.
 pub const BLOCK: usize = 64;
-/// Segments of a block.
+/// Segments per block.
 pub const BLOCK_SEGMENTS: usize = BLOCK / SEGMENT;
 /// The largest value of the 6-bit `ds` field.
 pub const MAX_DS: usize = 63;

@@ -28,7 +28,7 @@ pub struct Sge {
     pub addr: u64,
     /// Local key.
     pub lkey: u32,
-    /// Bytes, below 2^31. An empty buffer is left out of the work request.
+    /// Length in bytes, below 2^31. An empty buffer is left out of the work request.
     pub length: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct AtomicResult {
     pub lkey: u32,
 }
 
-/// The part of a message beside its data.
+/// What a message carries besides its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum With {
     /// Nothing.
@@ -99,7 +99,7 @@ pub enum Op<S, I> {
     Send {
         /// The message.
         data: Data<S, I>,
-        /// The part beside the data.
+        /// What the message carries besides its data.
         with: With,
     },
     /// A message as a datagram.
@@ -166,7 +166,7 @@ pub type RequestData<'a> = Data<&'a [Sge], &'a [&'a [u8]]>;
 
 /// The memory that receives the segments of one work request.
 pub trait SegmentWriter {
-    /// Stores `value` at segment `index` of the work request. Callers let no value cross the end of a block.
+    /// Stores `value` at segment `index` of the work request. Callers never let a value cross the end of a block.
     fn put<T: IntoBytes + Immutable>(&mut self, index: usize, value: T);
     /// Stores bytes from byte `offset` of the work request on.
     fn put_bytes(&mut self, offset: usize, bytes: &[u8]);
@@ -175,9 +175,9 @@ pub trait SegmentWriter {
 /// The limits of one work request of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Inline bytes.
+    /// Maximum number of inline bytes.
     pub max_inline: u32,
-    /// Buffers.
+    /// Maximum number of buffers.
     pub max_sge: u32,
 }
 
@@ -206,7 +206,7 @@ pub enum BuildError {
         /// The length of the buffer.
         length: u32,
     },
-    /// The transport of the queue pair lacks the operation.
+    /// The queue pair's transport lacks the operation.
     #[error("the transport of this queue pair lacks the operation; datagrams need UD, all other operations RC")]
     Transport,
 }
@@ -219,14 +219,14 @@ pub struct Size {
 }
 
 impl Size {
-    /// Blocks of the ring that the work request occupies.
+    /// Number of ring blocks that the work request occupies.
     #[inline(always)]
     pub const fn blocks(self) -> u32 {
         (self.ds as u32).div_ceil(BLOCK_SEGMENTS as u32)
     }
 }
 
-/// The total bytes of all pieces.
+/// The total length of all pieces in bytes.
 #[inline(always)]
 fn inline_length(pieces: &[&[u8]]) -> usize {
     pieces.iter().map(|piece| piece.len()).sum()
@@ -327,13 +327,13 @@ impl WorkRequest<'_> {
             Op::CompareSwap { .. } | Op::FetchAdd { .. } => ATOMIC + 1,
             Op::Umr { umr, .. } => umr.segments(),
         };
-        // Queues have limits that ensure this (`Limits::fit`).
+        // The limits of a queue ensure this (`Limits::fit`).
         debug_assert!(ds <= MAX_DS);
         Ok(Size { ds: ds as u8 })
     }
 
-    /// The size of a work request for the fast path: on RC, with one buffer that is not empty, so that it fits one block and the limits
-    /// of any queue. `None` for all others.
+    /// The size of a work request for the fast path: on RC, with one nonempty buffer, so that it fits one block and the limits of any
+    /// queue. `None` for all others.
     #[inline(always)]
     pub fn simple_size(&self) -> Option<Size> {
         let (ds, sges) = match self {
@@ -370,7 +370,7 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// Stores all segments after the control segment. Call [`WorkRequest::size`] before, which checks the limits.
+    /// Stores all segments after the control segment. Call [`WorkRequest::size`] first, which checks the limits.
     #[inline(always)]
     pub fn put(&self, sink: &mut impl SegmentWriter) {
         let raddr = |remote: Remote| RaddrSeg::words(remote.addr, remote.rkey);

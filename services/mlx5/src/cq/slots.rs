@@ -1,5 +1,5 @@
-//! The memory of a completion queue. The card writes to it at any time, so this module reads it through raw pointers, the
-//! validity bytes with acquire loads, and never makes a reference to it.
+//! The memory of a completion queue. The card may write to it at any time, so this module reads it through raw pointers, uses acquire loads
+//! for the validity bytes, and never creates a reference to it.
 
 use crate::wire::{Cqe, CqeOpcode, MAX_MINIS, MINI_ARRAY, MiniCqe, OpOwn};
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 use zerocopy::big_endian::{U16, U32};
 
-/// The slots of a queue, a power of two of them.
+/// A queue's slots; their number is a power of two.
 #[derive(Debug)]
 pub struct Slots {
     base: NonNull<Cqe>,
@@ -16,7 +16,7 @@ pub struct Slots {
     log: u32,
 }
 
-// SAFETY: the caller of `new` gives the memory to one queue only, so moving the queue moves the only access of this process.
+// SAFETY: the caller of `new` gives the memory to one queue only, so moving the queue moves this process's only access to it.
 unsafe impl Send for Slots {}
 
 impl Slots {
@@ -36,7 +36,7 @@ impl Slots {
         self.mask + 1
     }
 
-    /// Fills all slots with [`Cqe::INITIAL`]. A device does so before the card may write.
+    /// Fills all slots with [`Cqe::INITIAL`]. A device does this before the card may write.
     pub fn initialise(&mut self) {
         for slot in 0..self.len() {
             let at = self.slot(slot).0.cast_mut();
@@ -74,7 +74,7 @@ impl Slots {
         }
     }
 
-    /// Writes an invalid completion of their own lap into the `count` slots from `index` on, which is never taken for a new one.
+    /// Writes an invalid completion of its own lap into each of the `count` slots from `index` on, so that none is taken for a new one.
     pub(super) fn mark_empty(&mut self, index: u32, count: u32) {
         for index in (0..count).map(|at| index.wrapping_add(at)) {
             let empty = OpOwn::regular(CqeOpcode::Invalid, self.lap(index) & 1 != 0);
@@ -92,8 +92,8 @@ impl Slots {
             if covered == count {
                 break;
             }
-            // SAFETY: `mark_covered` stops at the end of the lap, so the slot lies in the ring, which the caller of `Slots::new`
-            // keeps mapped.
+            // SAFETY: `mark_covered` stops at the end of the lap, so the slot is in the ring, which the caller of `Slots::new` keeps
+            // mapped.
             unsafe { first.after(covered).field::<u8>(offset_of!(Cqe, signature)).write_volatile(mark) };
         }
     }
@@ -104,7 +104,7 @@ impl Slots {
 pub(super) struct Slot(*const Cqe);
 
 impl Slot {
-    /// The slot `slots` further on, which may lie past the end of the ring.
+    /// The slot `slots` further on, which may be past the end of the ring.
     #[inline(always)]
     pub fn after(self, slots: u32) -> Self {
         Self(self.0.wrapping_add(slots as usize))
@@ -148,7 +148,7 @@ impl Slot {
         zerocopy::transmute!(self.words::<8>())
     }
 
-    /// The mini completions of an array; in a block of the enhanced layout all but the last.
+    /// The mini completions of an array; in a block of the enhanced layout, all but the last.
     #[inline(always)]
     pub fn minis(self) -> [MiniCqe; MINI_ARRAY] {
         zerocopy::transmute!(self.words::<MINI_ARRAY>())
@@ -160,8 +160,8 @@ impl Slot {
     }
 }
 
-/// The title of the open block, with the fields that the last mini completion replaced. Completions point to it, so it is on the
-/// heap and reached by pointer only.
+/// The title of the open block, with the fields that the last mini completion replaced. Completions point to it, so it is on the heap and
+/// accessed only by pointer.
 #[derive(Debug)]
 pub(super) struct TitleCopy(NonNull<Aligned>);
 
@@ -220,7 +220,7 @@ impl TitleFields<'_> {
         self.at
     }
 
-    /// Sets the received bytes, in the mini completion's byte order.
+    /// Sets the number of received bytes, in the mini completion's byte order.
     #[inline(always)]
     pub fn set_byte_cnt(&mut self, count: U32) {
         // SAFETY: an aligned field of the allocation that `TitleCopy` owns and `self` borrows.
@@ -277,13 +277,13 @@ impl<'q> Completion<'q> {
     fields! {
         /// Index of the completed work request: its first block in a send queue, its descriptor in a receive queue.
         wqe_counter: u16 = wqe_counter;
-        /// Received bytes.
+        /// Number of received bytes.
         byte_cnt: u32 = byte_cnt;
         /// Immediate data, or the key that the peer invalidated, depending on [`Completion::opcode`].
         imm_or_key: u32 = imm_inval_pkey;
         /// Shared receive queue number, or the user's index of the queue pair.
         srqn_or_index: u32 = srqn_uidx;
-        /// The card's clock; with compression the clock of the title.
+        /// The card's clock; with compression, the title's.
         timestamp: u64 = timestamp;
         /// Operation code (high byte) and queue pair number.
         sop_drop_qpn: u32 = sop_drop_qpn;
@@ -297,7 +297,7 @@ impl<'q> Completion<'q> {
         self.sop_drop_qpn() & crate::wire::MAX_24_BITS
     }
 
-    /// Operation code of a send queue's work request; without meaning for receives.
+    /// Operation code of a send queue's work request; meaningless for receives.
     #[inline(always)]
     pub fn request_opcode(&self) -> u8 {
         (self.sop_drop_qpn() >> 24) as u8
@@ -309,7 +309,7 @@ impl<'q> Completion<'q> {
         OpOwn(self.at.op_own()).opcode()
     }
 
-    /// The whole completion; with compression the title with the fields of the mini completion.
+    /// The whole completion; with compression, the title with the mini completion's fields.
     pub fn to_cqe(&self) -> Cqe {
         self.at.copy()
     }

@@ -6,7 +6,7 @@ use crate::wire::CtrlSeg;
 use crate::wqe::{Data, Op, Size, WorkRequest};
 use std::mem::ManuallyDrop;
 
-/// Work requests that are in the ring and not rung yet. Dropping the batch removes them.
+/// Work requests that are in the ring but haven't been rung. Dropping the batch removes them.
 #[derive(Debug)]
 #[must_use = "a batch that is not rung posts nothing"]
 pub struct Batch<'q, T> {
@@ -17,7 +17,7 @@ pub struct Batch<'q, T> {
     fixed: FixedFields,
     /// The first 8 bytes of the last work request's control segment.
     first: u64,
-    /// At least one work request has inline data.
+    /// Whether any work request has inline data.
     inline: bool,
 }
 
@@ -39,7 +39,7 @@ impl<'q, T> Batch<'q, T> {
             self.first = self.state.put(&mut self.writer, head, always.with(flags.0), token, &admitted);
             return Ok(());
         }
-        // The work request by value and a copy of the state, so that both are in memory on this path only.
+        // Pass the work request by value, and a copy of the state, so that both are in memory only on this path.
         let mut state = self.state;
         self.first = self.core.place_any(&mut state, self.writer.reborrow(), token, flags, *post)?;
         self.state = state;
@@ -62,7 +62,7 @@ impl<'q, T> Batch<'q, T> {
     /// Rings the doorbell for all work requests.
     #[inline(always)]
     pub fn ring(self) {
-        // Without the drop, which would remove the work requests.
+        // Skip the drop, which would remove the work requests.
         let this = &mut *ManuallyDrop::new(self);
         let blocks = this.blocks();
         if blocks == 0 {
@@ -71,7 +71,7 @@ impl<'q, T> Batch<'q, T> {
         let core = &mut *this.core;
         core.state = this.state;
         core.record.set(this.state.producer & 0xffff);
-        // A copy needs a batch of one work request, which then has all blocks. A control segment alone gains nothing from a copy.
+        // Only a batch of one work request can be copied; that request has all the blocks. Copying a control segment alone gains nothing.
         let size = Size { ds: CtrlSeg::ds_of(this.first) };
         if core.register.copies(blocks, this.inline) && size.ds > 1 && blocks == size.blocks() {
             core.copy_last(this.writer.reborrow(), size);

@@ -18,12 +18,12 @@ impl Outstanding {
     const NOTHING: Self = Self { blocks: 0, kind: RequestKind::Plain };
 }
 
-/// The ring, and for each of its blocks an entry in `requests` and in `tokens`.
+/// The ring, and an entry in `requests` and in `tokens` for each of its blocks.
 #[derive(Debug)]
 pub(super) struct Store<T> {
     ring: Ring,
     requests: Box<[Outstanding]>,
-    /// Initialised where `requests` has a number of blocks other than 0.
+    /// Initialised where `requests` has a nonzero number of blocks.
     tokens: Box<[MaybeUninit<T>]>,
 }
 

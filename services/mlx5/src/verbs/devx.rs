@@ -1,4 +1,4 @@
-//! Firmware commands (DEVX) by libmlx5's own calls: what a card says of compressed completion queues.
+//! Firmware commands (DEVX) through libmlx5's own calls: what a card says about compressed completion queues.
 
 use super::ffi::{self, Ptr};
 use super::library::{Api, check_pointer, check_status};
@@ -7,7 +7,7 @@ use crate::device::DeviceError;
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// QUERY_HCA_CAP, and the current values of the general capabilities.
+/// QUERY_HCA_CAP, for the current values of the general capabilities.
 const QUERY_HCA_CAP: u16 = 0x100;
 const GENERAL_CURRENT: u16 = 1;
 
@@ -52,16 +52,16 @@ impl CompressionWord {
     }
 }
 
-/// What a card's firmware says of compressed completion queues.
+/// What a card's firmware says about compressed completion queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirmwareCompression {
     /// Completions of 64 bytes can be compressed.
     pub bytes_64: bool,
     /// Completions of 128 bytes can be compressed.
     pub bytes_128: bool,
-    /// Completions of the largest block.
+    /// Number of completions in the largest block.
     pub max_num: u16,
-    /// Bit 0x5b0, which the kernel's driver calls `enhanced_cqe_compression`.
+    /// Bit 0x5b0, which the kernel driver calls `enhanced_cqe_compression`.
     pub enhanced_by_kernel: bool,
     /// Bit 0x5bb, which UCX and DPDK call `enhanced_cqe_compression`.
     pub enhanced_by_ucx: bool,
@@ -80,7 +80,7 @@ impl From<&QueryOut> for FirmwareCompression {
     }
 }
 
-/// Asks the firmware of the device of that name. It needs the right to issue commands (CAP_NET_RAW, or as the system's driver allows).
+/// Asks the firmware of the named device. This needs the right to issue commands (CAP_NET_RAW, or as the system's driver allows).
 pub(super) fn compression(api: &Api, name: &str) -> Result<FirmwareCompression, DeviceError> {
     let mut attr = ffi::DvContextAttr::DEVX;
     let opened = api.find_device(|device, found, mlx5| {

@@ -1,12 +1,11 @@
-//! Declarations of rdma-core's libibverbs and libmlx5: `infiniband/verbs.h` and `infiniband/mlx5dv.h`, release 64; the
-//! parts used here have been the same since release 28. Offsets are those that a C compiler finds in these headers.
+//! Declarations of rdma-core's libibverbs and libmlx5: `infiniband/verbs.h` and `infiniband/mlx5dv.h`, release 64; the parts used here have
+//! not changed since release 28. Offsets are those that a C compiler finds in these headers.
 
 use crate::assert_layout;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 
-/// An object of the library, which only the library makes. A type of `library.rs` owns the object and destroys it, and calls get it from
-/// there.
+/// An object that only the library creates. A type in `library.rs` owns the object and destroys it, and calls get it from there.
 #[repr(transparent)]
 pub(super) struct Ptr<T>(NonNull<T>);
 
@@ -21,7 +20,7 @@ impl<T> Copy for Ptr<T> {}
 impl<T> Ptr<T> {
     /// The fields that programs read, which the library sets once.
     pub(super) fn get(&self) -> &T {
-        // SAFETY: the object's owner, from which the pointer came, keeps it.
+        // SAFETY: the object's owner, from which the pointer came, keeps it alive.
         unsafe { self.0.as_ref() }
     }
 
@@ -390,7 +389,7 @@ assert_layout!(DvSrq, size 48, align 8, { dbrec @ 8, stride @ 16, head @ 20, tai
 pub(super) const DV_QP: u64 = 1 << 0;
 pub(super) const DV_CQ: u64 = 1 << 1;
 pub(super) const DV_SRQ: u64 = 1 << 2;
-/// `MLX5DV_SRQ_MASK_SRQN`: asks for the number of the queue too.
+/// `MLX5DV_SRQ_MASK_SRQN`: asks for the queue's number too.
 pub(super) const DV_SRQ_MASK_SRQN: u64 = 1 << 0;
 /// `MLX5_CQ_DOORBELL`: offset of the arm register in the user page.
 pub(super) const CQ_DOORBELL: usize = 0x20;
@@ -428,8 +427,8 @@ pub(super) mod mask {
     pub const DEST_QPN: c_int = 1 << 20;
 }
 
-/// Declares the calls of a library by their names. Those that are not unsafe take all values of their types: an object, a struct that the call
-/// reads and sets, `None` for null.
+/// Declares a library's calls by name. Those that aren't unsafe take any values of their types: an object, a struct that the call reads and
+/// sets, `None` for null.
 macro_rules! calls {
     ($name:ident; $($call:ident: $function:ty;)*) => {
         /// Entry points of a library.
@@ -440,12 +439,12 @@ macro_rules! calls {
         }
 
         impl $name {
-            /// Finds every call; the error names the first that is missing.
+            /// Finds every call; the error names the first one that is missing.
             pub(super) fn find(library: libloading::Library) -> Result<Self, String> {
                 Ok(Self {
                     $($call: {
                         let name = concat!(stringify!($call), "\0");
-                        // SAFETY: the header of the library declares the symbol with this type, which says what it takes.
+                        // SAFETY: the library's header declares the symbol with this type, which says what it takes.
                         let symbol = unsafe { library.get(name.as_bytes()) };
                         *symbol.map_err(|error| format!("{} is missing: {error}", stringify!($call)))?
                     },)*
@@ -485,7 +484,7 @@ calls! {
     mlx5dv_open_device: extern "C" fn(Ptr<Device>, &mut DvContextAttr) -> Option<Ptr<Context>>;
     mlx5dv_devx_general_cmd: unsafe extern "C" fn(Ptr<Context>, *const c_void, usize, *mut c_void, usize) -> c_int;
     mlx5dv_query_device: extern "C" fn(Ptr<Context>, &mut DvContext) -> c_int;
-    // An `ibv_cq_ex`, which begins with the fields of an `ibv_cq`.
+    // Returns an `ibv_cq_ex`, which begins with the fields of an `ibv_cq`.
     mlx5dv_create_cq: extern "C" fn(Ptr<Context>, &mut CqInitAttrEx, &mut DvCqInitAttr) -> Option<Ptr<Cq>>;
     mlx5dv_init_obj: unsafe extern "C" fn(*mut DvObj, u64) -> c_int;
 }

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_int};
 use std::sync::Arc;
 
 const VERBS: &str = "libibverbs.so.1";
-/// "Function not implemented": the error of the library if the kernel has no RDMA support.
+/// "Function not implemented": the library's error if the kernel has no RDMA support.
 const ENOSYS: i32 = 38;
 const DV: &str = "libmlx5.so.1";
 
@@ -36,7 +36,7 @@ impl Api {
         let mut count: c_int = 0;
         let list = (self.verbs.ibv_get_device_list)(&mut count);
         if list.is_null() {
-            // A kernel without RDMA support has no devices, which is not an error of the call.
+            // A kernel without RDMA support has no devices, and the call hasn't failed.
             return match last_error() {
                 0 | ENOSYS => Ok(None),
                 errno => Err(DeviceError::Call { call: "ibv_get_device_list", errno }),
@@ -69,12 +69,12 @@ pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
 
-/// The object, or, if there is none, the system error that the call set.
+/// Returns the object or, if there is none, the system error that the call set.
 pub(super) fn check_pointer<T>(object: Option<Ptr<T>>, call: &'static str) -> Result<Ptr<T>, DeviceError> {
     object.ok_or_else(|| DeviceError::Call { call, errno: last_error() })
 }
 
-/// The result of a call that returns an error number.
+/// Checks the result of a call that returns an error number.
 pub(super) fn check_status(status: c_int, call: &'static str) -> Result<(), DeviceError> {
     match status {
         0 => Ok(()),
@@ -133,7 +133,7 @@ owned! {
     Qp(ffi::Qp), ibv_destroy_qp, keeps { datagram: bool, psn: u32, _on: Vec<Handle> };
 }
 
-/// A window, allocated and freed by calls of the driver.
+/// A window, allocated and freed by the driver's calls.
 pub(super) struct Mw {
     pub object: Ptr<ffi::Mw>,
     pub context: Arc<Context>,

@@ -9,9 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const INITIAL_OP_OWN: u8 = 0xf1;
 /// `signature` of a slot that was never written.
 pub const INITIAL_SIGNATURE: u8 = 0xff;
-/// Mini completions of the largest block in the enhanced layout.
+/// Number of mini completions in the largest block of the enhanced layout.
 pub const MAX_MINIS: usize = 7;
-/// Mini completions of an array in the basic layout.
+/// Number of mini completions in an array of the basic layout.
 pub const MINI_ARRAY: usize = 8;
 
 /// The last byte of a completion: operation code or number of minis, format, event and owner bits.
@@ -35,7 +35,7 @@ impl OpOwn {
         Self((minis - 1) << 4 | 0x0c)
     }
 
-    /// The kind of the completion; without meaning in a block of the enhanced layout.
+    /// The kind of the completion; meaningless in a block of the enhanced layout.
     #[inline(always)]
     pub const fn opcode(self) -> CqeOpcode {
         CqeOpcode::from_code(self.0 >> 4)
@@ -99,7 +99,7 @@ pub struct Cqe {
     pub app_op: u8,
     /// Application fields.
     pub app_info: U16,
-    /// Received bytes.
+    /// Number of received bytes.
     pub byte_cnt: U32,
     /// The card's clock.
     pub timestamp: U64,
@@ -107,7 +107,7 @@ pub struct Cqe {
     pub sop_drop_qpn: U32,
     /// Index of the completed work request.
     pub wqe_counter: U16,
-    /// With compression the low byte of the lap: the slot is valid if it matches.
+    /// With compression, the low byte of the lap: the slot is valid if it matches.
     pub signature: u8,
     /// Operation code, format, owner.
     pub op_own: OpOwn,
@@ -183,13 +183,13 @@ impl ErrCqe {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct MiniCqe {
-    /// Index of the completed work request; without meaning after a responder's title.
+    /// Index of the completed work request; meaningless after a responder's title.
     pub wqe_counter: U16,
-    /// Operation code of the work request; without meaning after a responder's title.
+    /// Operation code of the work request; meaningless after a responder's title.
     pub s_wqe_opcode: u8,
     /// Not defined.
     pub reserved: u8,
-    /// Received bytes.
+    /// Number of received bytes.
     pub byte_cnt: U32,
 }
 assert_layout!(MiniCqe, size 8, align 1, { wqe_counter @ 0, s_wqe_opcode @ 2, reserved @ 3, byte_cnt @ 4 });

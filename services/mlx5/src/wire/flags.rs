@@ -46,7 +46,7 @@ macro_rules! bits {
                 Self::new(self.bits() | (other.bits() * on as $int))
             }
 
-            /// All bits of `other` are set.
+            /// True if all bits of `other` are set.
             #[inline(always)]
             pub const fn has(self, other: Self) -> bool {
                 self.bits() & other.bits() == other.bits()

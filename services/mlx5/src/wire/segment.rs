@@ -14,9 +14,9 @@ pub const INLINE_FLAG: u32 = 0x8000_0000;
 pub struct CtrlSeg {
     /// Operation modifier (high byte), index of the first block (16 bits), operation code (low byte).
     pub opmod_idx_opcode: U32,
-    /// Queue pair number (high 24 bits) and size of the request in 16-byte units (low byte; 6 bits count).
+    /// Queue pair number (high 24 bits) and size of the request in 16-byte units (low byte; only 6 bits count).
     pub qpn_ds: U32,
-    /// Signature of the request; zero on queues without.
+    /// Signature of the request; zero on queues without signatures.
     pub signature: u8,
     /// Stream channel of a DC initiator; zero on others.
     pub dci_stream_channel_id: U16,
@@ -42,7 +42,7 @@ impl CtrlSeg {
         [first.to_be(), (tail.0 as u64 | (imm.swap_bytes() as u64) << 32).to_le()]
     }
 
-    /// `ds` of the segment that has this first word.
+    /// `ds` of the segment that starts with this word.
     #[inline(always)]
     pub const fn ds_of(first: u64) -> u8 {
         u64::from_be(first) as u8
@@ -79,12 +79,12 @@ impl CtrlSeg {
 pub struct CtrlHead(u64);
 
 impl CtrlHead {
-    /// The part of a queue pair, whose number has 24 bits.
+    /// The part for a queue pair, whose number has 24 bits.
     pub const fn new(qpn: u32) -> Self {
         Self(((qpn & super::MAX_24_BITS) as u64) << 8)
     }
 
-    /// The queue pair.
+    /// The queue pair number.
     pub const fn qpn(self) -> u32 {
         (self.0 >> 8) as u32
     }
@@ -147,7 +147,7 @@ assert_layout!(AtomicSeg, size 16, align 1, { swap_add @ 0, compare @ 8 });
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DataSeg {
-    /// Bytes; bit 31 is [`INLINE_FLAG`].
+    /// Length in bytes; bit 31 is [`INLINE_FLAG`].
     pub byte_count: U32,
     /// Local key.
     pub lkey: U32,
@@ -168,7 +168,7 @@ impl DataSeg {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct InlineHeader {
-    /// Bytes, with [`INLINE_FLAG`].
+    /// Length in bytes, with [`INLINE_FLAG`].
     pub byte_count: U32,
 }
 assert_layout!(InlineHeader, size 4, align 1, { byte_count @ 0 });
@@ -256,7 +256,7 @@ pub struct MkeyContext {
     pub flags_pd: U32,
     /// First address that the key covers.
     pub start_addr: U64,
-    /// Bytes that the key covers.
+    /// Length in bytes of the range that the key covers.
     pub len: U64,
     /// Zero.
     pub bsf_octword_size: U32,
@@ -298,7 +298,7 @@ impl MkeyContext {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct KlmSeg {
-    /// Bytes, at most 2^31.
+    /// Length in bytes, at most 2^31.
     pub byte_count: U32,
     /// Key of the region under the window.
     pub mkey: U32,

@@ -1,4 +1,4 @@
-//! Makes the address vector of a datagram from address attributes.
+//! Builds a datagram's address vector from address attributes.
 
 use crate::wire::AddressVector;
 
@@ -48,7 +48,7 @@ pub struct AhAttr {
     pub sl: u8,
     /// `enum ibv_rate`, 0 for no limit.
     pub static_rate: u8,
-    /// Global route; needed on Ethernet.
+    /// Global route; required on Ethernet.
     pub grh: Option<Grh>,
 }
 
@@ -66,7 +66,7 @@ fn udp_source_port(flow_label: u32) -> u16 {
 }
 
 impl AhAttr {
-    /// The address vector, with queue key and queue pair number zero. `None` if the link is Ethernet and the global route is missing.
+    /// Returns the address vector, with queue key and queue pair number zero. `None` if the link is Ethernet and there is no global route.
     pub fn address_vector(&self) -> Option<AddressVector> {
         let rate = if self.static_rate == 0 { 0 } else { self.static_rate.wrapping_add(RATE_OFFSET) };
         let mut av = AddressVector::default();

@@ -29,9 +29,9 @@ pub struct Wqe {
     pub ds: u8,
     /// The fence mode.
     pub fence: Fence,
-    /// The work request gets a completion.
+    /// Whether the work request gets a completion.
     pub signaled: bool,
-    /// The peer's completion raises an event.
+    /// Whether the peer's completion raises an event.
     pub solicited: bool,
     /// The operation.
     pub op: Parsed,
@@ -48,7 +48,7 @@ pub enum ParseError {
         /// The available bytes.
         bytes: usize,
     },
-    /// No work request of this operation has that size.
+    /// No work request of this operation has this size.
     #[error("{ds} segments are too few or too many for operation {opcode:#04x}")]
     Size {
         /// The size in the work request.
@@ -56,7 +56,7 @@ pub enum ParseError {
         /// The operation code.
         opcode: u8,
     },
-    /// The transport of the queue pair lacks the operation.
+    /// The queue pair's transport lacks the operation.
     #[error("the transport of this queue pair lacks operation {opcode:#04x} with modifier {opmod:#04x}")]
     Opcode {
         /// The operation code.
@@ -64,7 +64,7 @@ pub enum ParseError {
         /// The modifier.
         opmod: u8,
     },
-    /// A data segment is empty, or inline data are not alone or extend beyond the end of the work request.
+    /// A data segment is empty, or inline data is not alone or extends beyond the end of the work request.
     #[error("the data segments are malformed")]
     Data,
     /// The address vector of a datagram does not have the 48-byte form.
@@ -76,7 +76,7 @@ fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], index:
     T::read_from_prefix(bytes.get(index * SEGMENT..)?).ok().map(|(value, _)| value)
 }
 
-/// Parses the work request at the start of `bytes`, which may be longer. The caller first joins a work request that crosses the end of
+/// Parses the work request at the start of `bytes`, which may be longer. The caller must first join a work request that crosses the end of
 /// a ring.
 pub fn parse(bytes: &[u8], transport: Transport) -> Result<Wqe, ParseError> {
     let ctrl: CtrlSeg = read(bytes, 0).ok_or(ParseError::Short { ds: 1, bytes: bytes.len() })?;
@@ -178,7 +178,7 @@ fn atomic(whole: &[u8], bad_size: ParseError) -> Result<(AtomicSeg, AtomicResult
     }
 }
 
-/// The segments without further checks: the card checks them, and ignores some errors silently.
+/// Reads the segments without further checks: the card checks them, and ignores some errors silently.
 fn umr(whole: &[u8], key: u32, bad_size: ParseError) -> Result<Parsed, ParseError> {
     let ctrl: UmrCtrlSeg = read(whole, super::umr::CTRL_AT).ok_or(bad_size)?;
     let mkey: MkeyContext = read(whole, super::umr::MKEY_AT).ok_or(bad_size)?;

@@ -4,10 +4,10 @@ use super::SegmentWriter;
 use crate::wire::{BLOCK_SEGMENTS, CtrlSeg, KlmSeg, MkeyAccess, MkeyContext, MkeyMask, SEGMENT, UmrCtrlSeg, UmrFlags};
 use zerocopy::big_endian::{U32, U64};
 
-/// Octowords of the translation entries of a bound window: one KLM, padded to a block.
+/// Size in octowords of a bound window's translation entries: one KLM, padded to a block.
 pub const WINDOW_OCTOWORDS: u16 = 4;
 
-/// Bytes that one KLM covers.
+/// The most bytes that one KLM covers.
 pub const MAX_BIND: u64 = 1 << 31;
 
 /// The two kinds of memory windows.
@@ -33,7 +33,7 @@ pub enum UmrKind {
 pub struct Bind {
     /// Type of the window.
     pub window: WindowType,
-    /// The old key of the window.
+    /// The window's old key.
     pub rkey: u32,
     /// The low byte of the new key.
     pub tag: u8,
@@ -41,7 +41,7 @@ pub struct Bind {
     pub lkey: u32,
     /// Address of the first byte.
     pub addr: u64,
-    /// Bytes: 1 to 2^31.
+    /// Length in bytes: 1 to 2^31.
     pub length: u64,
     /// Rights.
     pub access: MkeyAccess,
@@ -58,7 +58,7 @@ pub enum BindError {
     /// The range is longer than one translation entry covers.
     #[error("a window of {length} bytes: the limit is 2^31 bytes; use several windows")]
     TooLong {
-        /// Bytes of the range.
+        /// Length of the range in bytes.
         length: u64,
     },
     /// A type-1 window cannot be zero-based.
@@ -130,7 +130,7 @@ impl Umr {
         Ok(Self { key: bind.rkey, ctrl, mkey, klm: Some(klm) })
     }
 
-    /// Frees a window by a bind of zero bytes: the key becomes invalid, and its tag becomes `tag`.
+    /// Frees a window with a bind of zero bytes: the key becomes invalid, and its tag becomes `tag`.
     pub fn unbind(window: WindowType, rkey: u32, tag: u8) -> Self {
         let (extra_flags, extra_mask) = match window {
             WindowType::Type1 => (UmrFlags::NONE, MkeyMask::NONE),

@@ -15,7 +15,7 @@ fn fill(random: &mut Random, bytes: &mut [u8]) {
     bytes.iter_mut().for_each(|byte| *byte = random.next_u32() as u8);
 }
 
-/// The parsed operation as a work request, to emit it.
+/// Turns the parsed operation into a work request, to emit it.
 fn to_work_request<'a>(parsed: &'a Parsed, pieces: &'a mut Vec<&'a [u8]>) -> WorkRequest<'a> {
     let mut data = |data: &'a Data<Vec<_>, Vec<u8>>| match data {
         Data::Sges(sges) => Data::Sges(&sges[..]),
@@ -78,7 +78,7 @@ fn arbitrary_bytes_parse_or_fail() {
             let post = to_work_request(&wqe.op, &mut pieces);
             let mut out = [0; 16 * MAX_DS];
             let flags = FmCeSe::new(bytes[11]);
-            // The parsed work request may exceed the limits of a queue; this test requires only that nothing panics.
+            // The parsed work request may exceed a queue's limits; this test only requires that nothing panics.
             let Ok(Some(emitted)) = emit(&post, &limits, wqe.index, wqe.qpn, flags, &mut out) else { continue };
             assert_eq!(parse(emitted, transport), Ok(mlx5::wqe::Wqe { ds: emitted[7], ..wqe.clone() }));
         }

@@ -1,4 +1,4 @@
-//! The states of a completion queue: the title of blocks, corruption, and the sequence number of arming.
+//! The states of a completion queue: block titles, corruption, and the sequence number of arming.
 
 use ferrogin_test_support::mlx5_memory::Memory;
 use mlx5::cq::{Arm, CompletionQueue, CorruptQueue, CqParts, Layout, Polled};
@@ -12,7 +12,7 @@ const QPN: u32 = 0x1234;
 /// Queue pair and counter of a completion, or the counter of an error completion.
 type Seen = Result<(u32, u16), u16>;
 
-/// A queue of 8 slots, and its memory.
+/// A queue of 8 slots and its memory.
 struct Fixture {
     queue: CompletionQueue,
     slots: Memory,
@@ -126,7 +126,7 @@ fn regular_completion_after_error_is_the_new_title() {
     }
 }
 
-/// A card that compresses, and a queue that was created without: no completion is made of a block's bytes.
+/// The card compresses, but the queue was created without compression: a block's bytes must not become a completion.
 #[test]
 fn block_in_plain_queue_is_corrupt() {
     for start in [0, 8] {
@@ -157,8 +157,8 @@ fn block_in_plain_queue_is_corrupt() {
     }
 }
 
-/// The layout of rdma-core: the title has the number of completions, and a ring of copyrpc's report on a ConnectX-7, with 8 in place of 32
-/// requests, has the same bytes: a title in slot 0, an array in slot 1, and nothing in slot 2.
+/// rdma-core's layout: the title has the number of completions. A ring in copyrpc's report on a ConnectX-7, with 32 requests instead of 8,
+/// has the same bytes: a title in slot 0, an array in slot 1, and nothing in slot 2.
 #[test]
 fn basic_block_has_its_own_title() {
     for opcode in [CqeOpcode::Req, CqeOpcode::RespSend] {
@@ -185,7 +185,7 @@ fn basic_block_has_its_own_title() {
         for at in 100..104 {
             assert_eq!(cq.poll(), Ok(Some(Ok((QPN, at)))), "{opcode:?}");
         }
-        // The card may use the released slots at once, also that of the array.
+        // The card may use the released slots at once, including the array's.
         cq.queue.release();
         cq.slots.write(6 * 64, &[0x5a; 64]);
         let mut seen = Vec::new();
@@ -196,7 +196,7 @@ fn basic_block_has_its_own_title() {
         });
         assert_eq!(taken, Ok(4));
         assert_eq!(seen, [(104, 104), (105, 105), (106, 106), (107, 107)]);
-        // A slot that the card didn't write is not new, in this lap and in the next.
+        // A slot that the card didn't write is not new, neither in this lap nor in the next.
         assert_eq!(cq.poll(), Ok(None));
         assert_eq!(cq.queue.consumer(), 13);
         cq.write(13, DONE, 9);
@@ -222,7 +222,7 @@ fn impossible_basic_block_is_corrupt() {
     }
 }
 
-/// Inline data are a format too, and no compression.
+/// Inline data is a format too, but not compression.
 #[test]
 fn inline_formats_are_completions_of_plain_queues() {
     let mut cq = Fixture::new(Layout::Plain, 0);
@@ -233,7 +233,7 @@ fn inline_formats_are_completions_of_plain_queues() {
     assert_eq!(cq.poll(), Ok(None));
 }
 
-/// The sequence number has two bits, and changes by one for each event and by nothing else.
+/// The sequence number has two bits; each event changes it by one, and nothing else does.
 #[test]
 fn arm_number_counts_events() {
     let mut cq = Fixture::new(Layout::Plain, 0);

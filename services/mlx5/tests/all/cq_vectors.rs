@@ -1,4 +1,4 @@
-//! `mlx5_cqe_zip.json`: images of rings and the completions that a consumer must return.
+//! `mlx5_cqe_zip.json`: ring images, and the completions that a consumer must return.
 
 use crate::common::*;
 use ferrogin_test_support::mlx5_memory::Memory;
@@ -111,7 +111,7 @@ impl Bench {
         assert_eq!(record, index.wrapping_add(1) & 0xff_ffff, "consumer index in the doorbell record");
     }
 
-    /// Drains the entries that follow one another in one call.
+    /// Drains consecutive entries in one call.
     fn drain(&mut self, wants: &[Value]) {
         let mut at = 0;
         let mut next = self.queue.consumer();
@@ -157,7 +157,7 @@ fn polling_one_by_one_matches_vectors() {
     });
 }
 
-/// All polls of a step are one call, which takes the title from its slot instead of from the copy.
+/// Turns all polls of a step into one call, which takes the title from its slot instead of from the copy.
 #[test]
 fn draining_matches_vectors() {
     each_case("mlx5_cqe_zip.json", |case| each_step(case, Bench::drain));

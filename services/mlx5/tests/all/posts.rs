@@ -115,7 +115,7 @@ fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], tra
     }
 }
 
-/// The error of a work request that no queue accepts.
+/// The error for a work request that no queue accepts.
 fn expected_error(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildError> {
     let own = match post {
         Op::Nop => true,
@@ -146,7 +146,7 @@ fn expected_error(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildE
     }
 }
 
-/// The blocks around the next work request; of a small ring all blocks.
+/// The blocks around the next work request; in a small ring, all blocks.
 fn near(ring: &Memory, producer: u32) -> Vec<u8> {
     let from = (producer.wrapping_sub(4) as usize * BLOCK) % ring.size();
     ring.read_wrapped(from, ring.size().min(20 * BLOCK))
@@ -160,7 +160,7 @@ impl Bench {
         assert_eq!((self.queue.producer(), self.queue.pending_fence()), (producer, self.model.pending()));
     }
 
-    /// A batch of posts, some of them refused, that is rung or dropped.
+    /// Makes a batch of posts, some of them refused, and rings or drops it.
     fn batch(&mut self) {
         let before = (self.model.producer, self.model.fence, self.model.blocks, self.model.outstanding.len());
         let record = self.record.read(0, 8);
@@ -230,7 +230,7 @@ impl Bench {
         }
     }
 
-    /// The completion of an outstanding work request, which covers all earlier ones.
+    /// Completes an outstanding work request, which covers all earlier ones.
     fn complete(&mut self) {
         let outstanding = self.model.outstanding.len();
         let beyond = self.model.producer as u16;

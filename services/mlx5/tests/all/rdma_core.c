@@ -1,5 +1,5 @@
-/* The calls of libibverbs and libmlx5 that open a card and create completion queues, compiled against their headers. A compressed queue holds
-   the bytes that a ConnectX-7 wrote for 32 writes: a title, and every eighth slot an array. */
+/* The libibverbs and libmlx5 calls that open a card and create completion queues, compiled against their headers. A compressed queue holds
+   the bytes that a ConnectX-7 wrote for 32 writes: a title, and an array in every eighth slot. */
 #include <endian.h>
 #include <errno.h>
 #include <infiniband/mlx5dv.h>
@@ -73,7 +73,7 @@ bool mlx5dv_is_supported(struct ibv_device *of) { return of == &device; }
 int mlx5dv_query_device(struct ibv_context *of, struct mlx5dv_context *attr) {
     if (attr->comp_mask != MLX5DV_CONTEXT_MASK_CQE_COMPRESION)
         return EINVAL;
-    /* As large as that of this header: the crate has room for it. */
+    /* As large as in this header: the crate has room for it. */
     memset(attr, 0, sizeof *attr);
     if (!getenv("STUB_WITHOUT_COMPRESSION")) {
         attr->cqe_comp_caps.max_num = 64;
@@ -84,12 +84,12 @@ int mlx5dv_query_device(struct ibv_context *of, struct mlx5dv_context *attr) {
 struct ibv_context *mlx5dv_open_device(struct ibv_device *of, struct mlx5dv_context_attr *attr) {
     return attr->flags == MLX5DV_CONTEXT_FLAGS_DEVX && attr->comp_mask == 0 ? ibv_open_device(of) : NULL;
 }
-/* QUERY_HCA_CAP of the general capabilities. */
+/* QUERY_HCA_CAP for the general capabilities. */
 int mlx5dv_devx_general_cmd(struct ibv_context *of, const void *in, size_t inlen, void *out, size_t outlen) {
     static const uint8_t query[16] = {0x01, 0x00, 0, 0, 0, 0, 0, 1};
     if (inlen != sizeof query || memcmp(in, query, sizeof query) != 0 || outlen != 16 + 4096)
         return EREMOTEIO;
-    /* The word at bit 0x5a0, and then the timeout and the largest number. */
+    /* The word at bit 0x5a0, then the timeout and the largest number. */
     __be32 words[2] = {htobe32(1u << (0x5bf - 0x5b0) | 1), htobe32(5 << 16 | 64)};
     memset(out, 0, outlen);
     memcpy((uint8_t *)out + 16 + 0x5a0 / 8, words, sizeof words);

@@ -1,4 +1,4 @@
-//! Hardware through rdma-core: checks without a device, and, if there is one, of its capabilities.
+//! Hardware through rdma-core: checks without a device and, if there is one, of its capabilities.
 
 use mlx5::cq::CompletionQueue;
 use mlx5::device::{CqAttr, Device, DeviceError};
@@ -49,7 +49,7 @@ fn device_opens_and_creates_queues() {
     assert!(cq.parts.slots.len() >= 64);
 }
 
-/// A directory of rdma-core's libraries with one card, whose compressed queues hold what a card wrote; nothing without a compiler or headers.
+/// Makes a directory with rdma-core's libraries and one card, whose compressed queues hold what a card wrote; `None` without the headers.
 fn stub(test: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/infiniband/mlx5dv.h").is_file() {
         ferrogin_test_support::skip(test, "the headers of rdma-core are not installed (Debian: libibverbs-dev)");
@@ -77,7 +77,7 @@ fn on_stub(test: &str, setting: (&str, &str), body: impl FnOnce()) {
     }
 }
 
-/// The layout of rdma-core, from its calls to the completions, with the bytes that a card wrote.
+/// rdma-core's layout, from its calls to the completions, with the bytes that a card wrote.
 #[test]
 fn compressed_queue_of_rdma_core_is_read() {
     on_stub("compressed_queue_of_rdma_core_is_read", ("STUB", "1"), || {

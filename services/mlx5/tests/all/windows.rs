@@ -24,7 +24,7 @@ struct Bench {
 }
 
 fn region(device: &dyn Device, pd: &Pd, memory: &Memory, access: Access) -> Mr {
-    // SAFETY: the tests keep the memory, and nothing writes to it.
+    // SAFETY: the tests keep the memory alive, and nothing writes to it.
     unsafe { device.register(pd, memory.base(), BYTES, access) }.expect("a region")
 }
 
@@ -54,7 +54,7 @@ impl Bench {
         bind.commit()
     }
 
-    /// The work request at a block of the ring, parsed as by a card.
+    /// The work request at a block of the ring, parsed as a card would.
     fn request(&self, block: usize) -> Parsed {
         let ring = self.fake.rings.lock().expect("not poisoned")[0];
         parse(&ring.read_wrapped(block * 64, 192), Transport::Rc).expect("a request").op

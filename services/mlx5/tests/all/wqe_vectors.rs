@@ -14,10 +14,10 @@ use serde_json::Value;
 use zerocopy::{FromBytes, IntoBytes};
 
 const BLOCK: usize = 64;
-/// The content of the doorbell register before a call, which differs from the poison of an unwritten ring.
+/// What the doorbell register holds before a call; it differs from the poison of an unwritten ring.
 const UNTOUCHED: u8 = !POISON;
 
-/// The queue pair of a case and its memory.
+/// A case's queue pair and its memory.
 struct Bench<'v> {
     queue: SendQueue<u64>,
     limits: Limits,
@@ -82,14 +82,14 @@ fn bench<'v>(qp: &Value) -> Bench<'v> {
     Bench { queue, limits, transport, signal_all, ring, record, register, outstanding: Vec::new() }
 }
 
-/// A post of the vectors, with owned lists.
+/// A post from the vectors, with owned lists.
 struct Asked {
     sges: Vec<Sge>,
     inline: Option<Vec<Vec<u8>>>,
     post: Value,
 }
 
-/// The fields of a post with the expected result.
+/// The fields of a post that hold the expected result.
 const OUTCOME: &[&str] = &[
     "errno",
     "wqe_hex",
@@ -131,7 +131,7 @@ fn check_fields(post: &Value, transport: Transport) {
         other => panic!("unknown opcode {other}"),
     };
     only_fields(post, &known);
-    // The call of the extended API that set the buffers; this crate has only one.
+    // The extended API's call that set the buffers; this crate has only one.
     let setter = post.get("setter").map_or("list", |_| text(post, "setter"));
     assert!(["list", "single"].contains(&setter), "unknown setter {setter}");
 }
@@ -257,7 +257,7 @@ impl Asked {
     }
 }
 
-/// Makes the address vector of the attributes and compares it with that of rdma-core.
+/// Builds the address vector of the attributes and compares it with rdma-core's.
 fn address_vector(ah: &Value) -> AddressVector {
     only_fields(ah, &["link_layer", "gid_type", "dmac", "dlid", "sl", "src_path_bits", "static_rate", "grh", "av_hex"]);
     let grh = optional(ah, "grh", |grh| {
@@ -302,7 +302,7 @@ fn fence(bits: u8) -> Fence {
     }
 }
 
-/// The errno of rdma-core for a post that this crate refuses.
+/// rdma-core's errno for a post that this crate refuses.
 fn errno(refused: &Refused) -> &'static str {
     match refused {
         Refused::Bind(BindError::TooLong { .. }) => "EOPNOTSUPP",
@@ -325,7 +325,7 @@ enum Refused {
 }
 
 impl<'v> Bench<'v> {
-    /// One call of the vectors: its posts in one batch.
+    /// Makes one call of the vectors, with its posts in one batch.
     fn call(&mut self, posts: &[&'v Value]) {
         let [first, ..] = posts else { panic!("a call without posts") };
         self.make_room(posts);
@@ -368,7 +368,7 @@ impl<'v> Bench<'v> {
             (Some(_), "wr_api") => drop(batch),
             _ => batch.ring(),
         }
-        // Expected bytes of a work request that was not posted, or of a doorbell that was not rung, would stay unchecked.
+        // The expected bytes of a work request that wasn't posted, or of a doorbell that wasn't rung, would stay unchecked.
         let unrung = OUTCOME.iter().filter(|field| field.starts_with("doorbell") || field.starts_with("next"));
         for post in &posts[..posts.len() - 1] {
             assert!(post["errno"].is_string() || unrung.clone().all(|field| post[*field].is_null()), "{post}");
@@ -385,7 +385,7 @@ impl<'v> Bench<'v> {
                 assert_eq!(self.register.read(0, self.register.size()), vec![UNTOUCHED; self.register.size()]);
                 return;
             }
-            // The doorbell of the earlier work requests has no expected bytes; its doorbell record has.
+            // The doorbell of the earlier work requests has no expected bytes, but its doorbell record does.
             self.check_ring(&posts[..good], before);
             assert_eq!(self.record.read(4, 4), (self.queue.producer() & 0xffff).to_be_bytes(), "doorbell record");
             return;
@@ -394,7 +394,7 @@ impl<'v> Bench<'v> {
         self.check_doorbell(posts[posts.len() - 1]);
     }
 
-    /// Completes work requests only when later ones need their room: the vectors do not depend on when they complete.
+    /// Completes work requests only when later ones need the room: the vectors do not depend on when they complete.
     fn make_room(&mut self, posts: &[&Value]) {
         let good = || posts.iter().take_while(|post| post["errno"].is_null());
         let blocks: u64 = good().map(|post| u64_of(post, "wqebb_count")).sum();
@@ -403,7 +403,7 @@ impl<'v> Bench<'v> {
         }
     }
 
-    /// Checks that the ring holds the work requests of a call and is otherwise unchanged. They are outstanding from now on.
+    /// Checks that the ring holds a call's work requests and is otherwise unchanged. They are outstanding from then on.
     fn check_ring(&mut self, posts: &[&'v Value], before: Vec<u8>) {
         let mut expected = before;
         for post in posts {

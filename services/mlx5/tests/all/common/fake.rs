@@ -124,7 +124,7 @@ impl Device for Fake {
     }
 }
 
-/// A queue pair of 16 blocks.
+/// Attributes of a queue pair with 16 blocks.
 pub fn attr(device: &dyn Device) -> QpAttr {
     let cq = device.create_cq(&CqAttr { entries: 64, compression: false }).expect("a queue").handle;
     QpAttr {

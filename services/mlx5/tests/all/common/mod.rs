@@ -1,11 +1,11 @@
-//! The vectors of mlx5.
+//! The mlx5 vectors.
 
 pub mod fake;
 
 pub use ferrogin_test_support::vectors::*;
 use serde_json::Value;
 
-/// All files of vectors that the tests read.
+/// All vector files that the tests read.
 const FILES: [&str; 2] = ["mlx5_wqe.json", "mlx5_cqe_zip.json"];
 
 /// Fails if the directory has mlx5 vectors that no test reads.
@@ -18,7 +18,7 @@ pub fn only_known_files() {
     }
 }
 
-/// Runs `check` on every case of a file, and then fails with the names of the failed cases.
+/// Runs `check` on every case of a file, then fails with the names of the failed cases.
 pub fn each_case(name: &str, mut check: impl FnMut(&Value)) {
     assert!(FILES.contains(&name));
     let all = file(name);
