@@ -132,7 +132,7 @@ impl Transport for Connection {
         &self.peer
     }
 
-    /// Bytes that one window covers.
+    /// The bytes that one window covers, less a header.
     fn max_message(&self) -> usize {
         (mlx5::wqe::MAX_BIND - HEADER as u64) as usize
     }
