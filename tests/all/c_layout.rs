@@ -1,7 +1,7 @@
-//! `ferrogin/layout.h` is written from the Rust definitions, so that they and the C++ headers cannot drift apart.
+//! Generates `ferrogin/layout.h` from the Rust definitions, so that these and the C++ headers can't drift apart.
 //!
-//! The test fails when the checked-in header is not what the definitions give; `FERROGIN_REFRESH=1` writes it. C++ asserts
-//! the numbers against NCCL's own structs wherever `ferrogin/nccl_gin.cuh` is compiled.
+//! The test fails if the checked-in header is out of date; `FERROGIN_REFRESH=1` rewrites it. C++ checks the numbers against NCCL's own
+//! structs wherever `ferrogin/nccl_gin.cuh` is compiled.
 
 use efa_dp_direct::queue::{QpV0, QpV1, RqV0, SqV0, SqV1, WqV0, WrCtxV0};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
@@ -13,7 +13,7 @@ use std::path::Path;
 /// One struct: its C name, size, alignment, and the fields with their offsets.
 type Layout = (&'static str, usize, usize, Vec<(&'static str, usize)>);
 
-/// A field whose C name is another is `rust as c`.
+/// A field with a different C name is written `rust as c`.
 macro_rules! layout {
     ($c:literal, $ty:ty, { $($fields:tt)* }) => {
         ($c, size_of::<$ty>(), align_of::<$ty>(), layout!(@ $ty, [] $($fields)*))
@@ -44,7 +44,7 @@ fn handles() -> Vec<Layout> {
     ]
 }
 
-/// The queue structs under the names that a release gives them.
+/// The queue structs, under one NCCL release's names.
 macro_rules! queues {
     ($wq:literal, $sq:literal, $sq_ty:ty, { $($sq_fields:ident),* }, $rq:literal, $qp:literal, $qp_ty:ty) => {
         vec![

@@ -1,5 +1,5 @@
-//! The documentation: links lead somewhere, every block of code but unmarked shell is run, compiled or compared with a tested file, and the
-//! page of settings has all of them. CONTRIBUTING.md, "Documentation", has the comments by which a page says how a block is checked.
+//! Checks the documentation: links resolve, every code block except unmarked shell is run, compiled or compared with a tested file, and the
+//! settings page is complete. CONTRIBUTING.md, "Documentation", lists the comments with which a page says how a block is checked.
 
 mod copied;
 mod page;
@@ -12,16 +12,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-/// Directories without sources of this repository.
+/// Directories that hold none of this repository's sources.
 const NO_SOURCES: &[&str] = &[".cache", ".git", "corpus", "dist", "node_modules", "shared", "target"];
 
-/// The top of the repository.
+/// The repository's root.
 fn workspace() -> &'static Path {
     static ROOT: LazyLock<PathBuf> = LazyLock::new(ferrogin_test_support::workspace);
     &ROOT
 }
 
-/// The files of the repository with one of these extensions.
+/// The repository's files with one of these extensions.
 fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     fn find(directory: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
         for entry in std::fs::read_dir(directory).expect("a directory").map(|entry| entry.expect("an entry").path()) {
@@ -39,15 +39,15 @@ fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
     found
 }
 
-/// All Markdown.
+/// All Markdown pages.
 static PAGES: LazyLock<Vec<Page>> =
     LazyLock::new(|| with_extension(&["md"]).iter().map(|path| Page::read(path)).collect());
 
-/// All sources in Rust, to find names in.
+/// All Rust sources as one text, to search for names.
 static SOURCES: LazyLock<String> =
     LazyLock::new(|| with_extension(&["rs"]).iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect());
 
-/// Passes without `faults`.
+/// Fails if there are `faults`.
 #[track_caller]
 fn none(faults: &[String]) {
     assert!(faults.is_empty(), "mistakes in the documentation: {}\n{}", faults.len(), faults.join("\n"));
@@ -84,7 +84,7 @@ fn summary_lists_every_page() {
     none(&missing.map(|name| format!("docs/SUMMARY.md does not list {name}")).collect::<Vec<_>>());
 }
 
-/// True for a setting, and for a variable that tests and benches read.
+/// Returns whether `name` is a setting, or a variable that tests or benches read.
 fn is_setting(name: &str) -> bool {
     let is_read = |call: &str| SOURCES.contains(&format!("{call}(\"{name}\""));
     settings::all().any(|setting| setting == name) || ["var", "var_os", "repetitions"].into_iter().any(is_read)
@@ -149,7 +149,7 @@ impl Block {
             ("from" | "not run" | "run" | "output", _) => {
                 Err(format!("\"{comment}\" is none of from: FILE, run, output, not run: REASON"))
             }
-            // Other comments belong to the page.
+            // Any other comment is the page's own.
             _ => Ok(Check::ByLanguage),
         }
     }
@@ -161,7 +161,7 @@ impl Block {
             "cpp" => compiles("c++", &["-std=c++17", "-x", "c++"], &self.text),
             "cuda" => is_compiled_by_cuda_stage(page),
             "python" => is_part_of_an_example(&self.text),
-            // A comment marks those that run; the others are prose.
+            // Those that run are marked with a comment; the rest are prose.
             "sh" => Ok(()),
             "json" => {
                 serde_json::from_str::<serde_json::Value>(&self.text).map(drop).map_err(|error| error.to_string())
@@ -196,7 +196,7 @@ fn blocks_are_tested_or_say_why_not() {
     none(&faults);
 }
 
-/// Passes if the lines of `text` follow each other in `file`, all indented alike.
+/// Passes if the lines of `text` appear consecutively in `file`, all indented alike.
 fn is_part_of(text: &str, file: &str) -> Result<(), String> {
     let whole = std::fs::read_to_string(workspace().join(file)).map_err(|error| format!("{file}: {error}"))?;
     let (lines, part) = (whole.lines().collect::<Vec<_>>(), text.lines().collect::<Vec<_>>());
@@ -211,7 +211,7 @@ fn is_part_of(text: &str, file: &str) -> Result<(), String> {
     if found { Ok(()) } else { Err(format!("the block is not part of {file}")) }
 }
 
-/// Passes if the block is a part of a program in Python of a directory of examples or tests.
+/// Passes if the block is part of a Python program in an `examples` or `tests` directory.
 fn is_part_of_an_example(text: &str) -> Result<(), String> {
     let tested = |path: &PathBuf| path.iter().any(|part| part == "examples" || part == "tests");
     let mut examples = with_extension(&["py"]).into_iter().filter(tested);
@@ -221,7 +221,7 @@ fn is_part_of_an_example(text: &str) -> Result<(), String> {
     }
 }
 
-/// Passes if a crate includes `page` in its documentation, so that its blocks are doc tests.
+/// Passes if a crate includes `page` in its documentation, which makes its blocks doc tests.
 fn is_doc_test(page: &Page) -> Result<(), String> {
     let includes = |source: &PathBuf| {
         let text = std::fs::read_to_string(source).unwrap_or_default();
@@ -249,7 +249,7 @@ fn is_compiled_by_cuda_stage(page: &Page) -> Result<(), String> {
     Err(format!("tests/cuda/run.sh does not compile the blocks of {}", page.name))
 }
 
-/// Compiles `text` without making a file.
+/// Checks that `text` compiles, without writing a file.
 fn compiles(compiler: &str, flags: &[&str], text: &str) -> Result<(), String> {
     use std::io::Write;
     let skipped = |why: &str| skip("blocks_are_tested_or_say_why_not", format_args!("{compiler}: {why}"));

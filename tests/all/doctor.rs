@@ -15,7 +15,7 @@ fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &[PLUGIN, PROVIDER])
 }
 
-/// A directory with plugin and provider of its own, removed on drop.
+/// A directory with its own plugin and provider, removed on drop.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -41,7 +41,7 @@ impl Directory {
         self.path(name).to_string_lossy().into_owned()
     }
 
-    /// A file of its own in place of a link.
+    /// Replaces a link with a changed copy of the file.
     fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut bytes = std::fs::read(self.path(name)).expect("a file");
         std::fs::remove_file(self.path(name)).expect("a file");
@@ -61,7 +61,7 @@ impl Directory {
         std::fs::write(path, text).expect("a file");
     }
 
-    /// A shared library from C, or nothing without a compiler.
+    /// Compiles a shared library from C; returns false if there is no compiler.
     fn compile(&self, name: &str, source: &str) -> bool {
         self.write("source.c", source);
         let mut command = Command::new("cc");
@@ -85,11 +85,11 @@ struct Case {
     timeout: u64,
     /// `None` removes the variable.
     environment: Vec<(&'static str, Option<String>)>,
-    /// Runs before the doctor in a shell: limits.
+    /// Shell code that runs before the doctor, for example to set limits.
     shell: &'static str,
-    /// Level, area, and a part of the finding and of its fix.
+    /// Level, area, and text that the finding and its fix must contain.
     expected: (&'static str, &'static str, &'static str, &'static str),
-    /// A part of the lines of other programs.
+    /// Text that the finding's details, the output of other programs, must contain.
     detail: &'static str,
 }
 
@@ -270,13 +270,13 @@ fn doctor_judges_the_nccl_that_would_be_loaded() {
     run(cases);
 }
 
-/// No case of a broken file starts a process that could hang: the doctor reads the files first.
+/// The doctor reads the files first, so no broken file starts a process that could hang.
 #[test]
 fn doctor_names_broken_files_of_plugin_and_provider() {
     let Some(dist) = dist("doctor_names_broken_files_of_plugin_and_provider") else { return };
     let case = |name| Case::new(name, "plugin", Directory::new(Some(&dist)));
     let cut = |bytes: &mut Vec<u8>| bytes.truncate(1_000_000);
-    // The machine's number in the ELF header: SPARC.
+    // The machine number in the ELF header: SPARC.
     let foreign = |bytes: &mut Vec<u8>| bytes[18] = 2;
     let mut cases = Vec::new();
     for (file, area) in [(PLUGIN, "plugin"), (PROVIDER, "provider")] {
@@ -328,7 +328,7 @@ fn doctor_finds_what_only_a_run_shows() {
     let Some(dist) = dist("doctor_finds_what_only_a_run_shows") else { return };
     let case = |name| Case::new(name, "plugin", Directory::new(Some(&dist)));
     let other = case("version");
-    // Of equal length, so that the library stays whole.
+    // The length stays the same, so that the library stays intact.
     let own = format!("ferrogin {}: provider ", env!("CARGO_PKG_VERSION"));
     let digits = own.find(|c: char| c.is_ascii_digit()).expect("a version");
     let patched = |bytes: &mut Vec<u8>| {
@@ -456,7 +456,7 @@ fn doctor_finds_limits_and_devices_that_are_too_small_or_missing() {
         let case = Case::new("no gpu", "gpu", Directory::new(None)).set("FERROGIN_DEVICE", "cuda");
         cases.push(case.problem("GPU", "none: no CUDA driver", "FERROGIN_DEVICE=cpu"));
     }
-    // In a network namespace of its own a process has a loopback interface that is down.
+    // In a new network namespace, the loopback interface is down.
     if Command::new("unshare").args(["-n", "true"]).output().is_ok_and(|output| output.status.success()) {
         let case = limits("loopback").shell("exec unshare -n \"$0\" \"$@\";");
         cases.push(case.warning("loopback", "127.0.0.1 does not work", "ip link set lo up"));

@@ -9,7 +9,7 @@ fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["gpu/libcuda.so.1", "libnccl-gin-ferrogin.so", "libsoftefa-fi.so"])
 }
 
-/// Runs the program on a software GPU, and returns its success and what it wrote.
+/// Runs the program on a software GPU; returns whether it succeeded, and its output.
 fn on_gpu(dist: &Path, program: &[&str], settings: &[(&str, &str)]) -> (bool, String) {
     let mut tool = command();
     tool.args(["gpu", "--"]).args(program).env("FERROGIN_DIST", dist).envs(settings.iter().copied());
@@ -18,7 +18,7 @@ fn on_gpu(dist: &Path, program: &[&str], settings: &[(&str, &str)]) -> (bool, St
     (output.status.success(), text)
 }
 
-/// A software GPU of dist/, with the software card.
+/// Runs the tool on a software GPU from dist/, with the software card.
 fn tool_on_gpu(dist: &Path, args: &[&str], settings: &[(&str, &str)]) -> (bool, String) {
     let plugin = dist.join("libnccl-gin-ferrogin.so").to_string_lossy().into_owned();
     let usual = [("FERROGIN_PROVIDER", "softefa"), ("NCCL_GIN_PLUGIN", &*plugin)];
@@ -34,7 +34,7 @@ fn demo_passes_as_ptx_on_a_software_gpu() {
     for phase in ["PASS (a)", "PASS (b)", "PASS (c)", "All phases passed as PTX on the software GPU"] {
         assert_eq!(text.matches(phase).count(), 1, "{text}");
     }
-    // The times of an interpreter.
+    // They would be an interpreter's times.
     assert!(!text.contains("MB/s") && !text.contains("repetitions in"), "{text}");
 }
 
@@ -52,7 +52,7 @@ fn perf_measures_every_operation_as_ptx_and_says_what_its_times_mean() {
     }
 }
 
-/// Three ranks, and FERROGIN_DEVICE in place of the option.
+/// Three ranks, with FERROGIN_DEVICE instead of the option.
 #[test]
 fn perf_measures_collectives_as_ptx() {
     let Some(dist) = dist("perf_measures_collectives_as_ptx") else { return };
@@ -118,7 +118,7 @@ fn settings_of_the_software_gpu_are_the_listed_ones() {
 fn gpu_without_its_library_or_program_says_so() {
     let Some(dist) = dist("gpu_without_its_library_or_program_says_so") else { return };
     let (good, text) = on_gpu(Path::new("/nonexistent"), &["true"], &[]);
-    // The library may lie beside the tool.
+    // The library may be next to the tool.
     assert!(good || text.contains("make build"), "{text}");
     let (good, text) = on_gpu(&dist, &["/nonexistent/program"], &[]);
     assert!(!good && text.contains("cannot run /nonexistent/program"), "{text}");

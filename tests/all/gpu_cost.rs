@@ -14,7 +14,7 @@ fn costs_of_operations_are_the_checked_in_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let module = root.join("device-kernels/ptx/ferrogin_device.ptx");
     let path = root.join("tests/vectors/gpu-cost.txt");
-    // What several threads cost depends on how they interleave.
+    // With several threads, the costs depend on how they interleave.
     let (good, found) = costs(&["--threads", "1", "--module", module.to_str().expect("a path in UTF-8")]);
     assert!(good, "{found}");
     if std::env::var_os("FERROGIN_REFRESH").is_some() {
@@ -37,7 +37,7 @@ fn costs_of_operations_are_the_checked_in_ones() {
     );
 }
 
-/// The columns are round trips before the reservation, to the doorbell and to the return; the last one is fences of the system.
+/// The columns are round trips up to the reservation, the doorbell and the return; the last one is system-scope fences.
 #[test]
 fn lone_posts_reserve_after_three_round_trips_and_take_two_fences() {
     let (good, found) = costs(&[]);
@@ -68,7 +68,7 @@ fn lanes_of_a_warp_share_one_doorbell() {
         for post in &posts {
             let rows = found.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
             let row = rows.clone().find(|row| row[..3] == ["combining", *post, "32"]).expect(post);
-            // Means of the lanes: 4 atomic operations and a doorbell between 32.
+            // Averages per lane: 32 lanes share 4 atomic operations and one doorbell.
             assert!(row[9].parse::<f64>().unwrap() <= 4.0 / 32.0, "{post}, seed {seed}: {} atomic operations", row[9]);
             assert_eq!(row[10], "0.03", "{post}, seed {seed}: doorbells");
         }

@@ -1,10 +1,10 @@
-//! The tool between ranks on two hosts, which are network namespaces here.
+//! Runs the tool between ranks on two hosts, which are network namespaces here.
 
 use crate::tool::{command, dist};
 use ferrogin_test_support::ranks_on_hosts;
 use ferrogin_test_support::wait::HANG_LIMIT;
 
-/// Runs the tool over `provider` as a rank on each of two hosts, and checks that their output has `expected`.
+/// Runs the tool over `provider`, as one rank on each of two hosts, and checks that the output contains `expected`.
 fn passes(test: &str, provider: &str, arguments: &[&str], expected: &[&str]) {
     let Some(plugin) = dist(test) else { return };
     let mut command = command();

@@ -1,19 +1,19 @@
-//! A layout that programs rely on changes only with its version: `tests/vectors/layouts.txt` has the layouts of each version.
+//! Layouts that programs rely on change only with their version: `tests/vectors/layouts.txt` has those of each version.
 //!
-//! | section | content | version | a change |
+//! | section | content | version | on a change |
 //! |---|---|---|---|
-//! | `handle` | structs and constants of `ferrogin_ffi::device` and `ext` | `HEADER_VERSION` | raises the version |
-//! | `host` | declarations of `ferrogin/host.h` and `ferrogin/gin.h` | the major version of the release, which is in the sonames | additions only |
-//! | `foreign` | the groups of `efa_layout.json`, which foreign headers gave | the group's name | a new NCCL is a new group |
+//! | `handle` | structs and constants of `ferrogin_ffi::device` and `ext` | `HEADER_VERSION` | raise the version |
+//! | `host` | declarations of `ferrogin/host.h` and `ferrogin/gin.h` | the release's major version, as in the sonames | only add |
+//! | `foreign` | the groups of `efa_layout.json`, taken from foreign headers | the group's name | add a group for a new NCCL |
 //!
-//! `FERROGIN_REFRESH=1` adds what is new to the file. It never changes what the file has of a version.
+//! `FERROGIN_REFRESH=1` adds what is new to the file. It never changes what is already there.
 
 use ferrogin_ffi::ext::HEADER_VERSION;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The lines of each section; a section's name is its kind and its version.
+/// Each section's lines; a section's name is its kind and version.
 type Layouts = BTreeMap<String, Vec<String>>;
 
 fn root() -> &'static Path {
@@ -24,12 +24,12 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// `text` with one space in place of each run of white space.
+/// Collapses each run of whitespace to one space.
 fn on_one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Constants, types and layouts of a Rust file, a line each. Functions, comments and derives are none of the layout.
+/// A Rust file's constants, types and layouts, one per line. Functions, comments and derives aren't part of the layout.
 fn rust_items(text: &str) -> Vec<String> {
     let is_code = |line: &&str| !line.trim_start().starts_with("//");
     let mut lines = text.lines().filter(is_code);
@@ -63,7 +63,7 @@ fn rust_items(text: &str) -> Vec<String> {
     items
 }
 
-/// The declarations and constants of a C header, a line each.
+/// A C header's declarations and constants, one per line.
 fn c_items(text: &str) -> Vec<String> {
     let mut code = String::new();
     let mut rest = text;
@@ -75,7 +75,7 @@ fn c_items(text: &str) -> Vec<String> {
     let (mut items, mut item) = (Vec::new(), String::new());
     for line in code.lines() {
         if let Some(define) = line.strip_prefix("#define ") {
-            // Not the guard of the header.
+            // Not the header guard.
             items.extend(define.contains(' ').then(|| format!("#define {}", on_one_line(define))));
         } else if !line.starts_with('#') && !line.starts_with("extern \"C\"") {
             item = format!("{item} {line}");
@@ -84,7 +84,7 @@ fn c_items(text: &str) -> Vec<String> {
                 items.push(on_one_line(&item));
                 item.clear();
             } else if depth < 0 {
-                // The end of `extern "C"`.
+                // The closing brace of `extern "C"`.
                 item.clear();
             }
         }
@@ -97,7 +97,7 @@ fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// A JSON value with the keys of each object in order.
+/// A JSON value as text, with each object's keys sorted.
 fn canonical(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
@@ -109,7 +109,7 @@ fn canonical(value: &Value) -> String {
     }
 }
 
-/// The layouts of the sources.
+/// The layouts that the sources have now.
 fn present() -> Layouts {
     let of_files =
         |files: &[&str], items: fn(&str) -> Vec<String>| files.iter().flat_map(|file| items(&read(file))).collect();
@@ -126,7 +126,7 @@ fn present() -> Layouts {
     layouts
 }
 
-/// A section for each line `[name]`.
+/// Parses the file, in which a line `[name]` starts a section.
 fn parse(text: &str) -> Layouts {
     let mut layouts = Layouts::new();
     let mut name = None;
@@ -139,10 +139,10 @@ fn parse(text: &str) -> Layouts {
     layouts
 }
 
-/// Holds the present layouts against the pinned ones. Returns the pinned ones with what is new.
+/// Compares the present layouts with the pinned ones. Returns the pinned ones plus what is new.
 ///
 /// # Errors
-/// A pinned layout has changed, with what to do.
+/// If a pinned layout has changed; the message says what to do.
 fn compare(pinned: &Layouts, now: &Layouts) -> Result<Layouts, String> {
     let mut all = pinned.clone();
     for (name, items) in now {

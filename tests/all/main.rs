@@ -1,4 +1,4 @@
-//! Tests of the device code as PTX, of the generated C header, of the tool, its doctor, its validation and its trace, and of the packages' manifests.
+//! Tests of the device code's PTX, the layouts and the generated C header, the documentation, the tool, and the packages' manifests.
 
 mod c_layout;
 mod docs;

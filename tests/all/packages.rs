@@ -1,4 +1,4 @@
-//! Every package of the workspace says what it is, can be packaged, has the name of its directory, and depends on the groups below it.
+//! Every package in the workspace says what it is, can be packaged, is named after its directory, and depends only on the groups below it.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn faults(package: &Value) -> Vec<String> {
     faults
 }
 
-/// The packages of the workspace, as cargo reads their manifests.
+/// The workspace's packages, as cargo reads their manifests.
 fn packages() -> Vec<Value> {
     let cargo = std::env::var_os("CARGO").unwrap_or("cargo".into());
     let output = Command::new(cargo)
@@ -54,7 +54,7 @@ fn every_package_has_its_metadata() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// `test = false` spares a library without unit tests another compilation. One that has some would not run them.
+/// `test = false` saves compiling a library without unit tests a second time. A library that has some would never run them.
 #[test]
 fn no_library_hides_its_unit_tests() {
     let packages = packages();
@@ -83,14 +83,14 @@ fn walk(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
 }
 
-/// The directory of a package, relative to the repository: "" for the tool.
+/// A package's directory, relative to the repository: "" for the tool.
 fn directory(manifest: &str) -> &str {
     let manifest = Path::new(manifest).parent().expect("a manifest lies in a directory");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     manifest.strip_prefix(root).ok().and_then(Path::to_str).expect("a package of the repository")
 }
 
-/// Whether the package in the directory `from` may depend on the one in the directory `to`: ARCHITECTURE.md, "Groups".
+/// Returns whether the package in the directory `from` may depend on the one in `to`: see ARCHITECTURE.md, "Groups".
 fn may_depend(from: &str, to: &str) -> bool {
     let group = |directory: &str| match directory.split('/').next() {
         Some(group @ ("services" | "emulators" | "scenarios" | "tests")) => group.to_owned(),

@@ -22,7 +22,7 @@ const OPERATIONS: [&str; 11] = [
 ];
 const SOFTWARE_CARD: (&str, &str) = ("FERROGIN_PROVIDER", "softefa");
 
-/// A directory of one test, removed at its end.
+/// One test's directory, removed on drop.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -57,7 +57,7 @@ fn read_json(path: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("a report")).expect("JSON")
 }
 
-/// The labels of a picture.
+/// The labels in a picture.
 fn labels(svg: &str) -> Vec<String> {
     let texts = svg.split("<text").skip(1).filter_map(|part| part.split_once('>')?.1.split_once("</text>"));
     texts.map(|(text, _)| text.trim().to_owned()).collect()
@@ -131,7 +131,6 @@ fn measures_every_operation(test: &str, job: &str, threads: u64) {
     }
 }
 
-/// One size, and reports on standard output instead of the table.
 #[test]
 fn operations_of_cpus_need_no_card_for_kernels() {
     const TEST: &str = "operations_of_cpus_need_no_card_for_kernels";
@@ -142,11 +141,12 @@ fn operations_of_cpus_need_no_card_for_kernels() {
     };
     let (output, text) = over_tcp("rpc rma-put rma-put-signal");
     assert!(output.status.success(), "{text}");
-    // The GIN plugin takes no tcp.
+    // The GIN plugin doesn't run over tcp.
     let (output, text) = over_tcp("rma-put put");
     assert!(!output.status.success() && text.contains("tcp"), "{text}");
 }
 
+/// One size, and reports on standard output instead of the table.
 #[test]
 fn report_may_take_the_place_of_the_table() {
     let Some(plugin) = dist("report_may_take_the_place_of_the_table") else { return };
@@ -321,7 +321,7 @@ fn plot_lays_runs_over_each_other() {
     }
     assert!(labels.iter().any(|text| text.contains("a &lt; b &amp; c, 2 cores")), "{labels:?}");
     let line = |text: &str| svg.matches(text).count();
-    // Two lines in each panel, for put; the levels of the barrier are dashes.
+    // Two lines per panel, for put; the barrier's levels are dashes.
     assert!(line("<polyline") >= 4 && line("<svg") == 1, "{svg}");
 
     let long = files.write(&format!("{}.json", "x".repeat(100)), &sample().to_string());
@@ -412,7 +412,7 @@ fn invalid_arguments_are_refused_before_ranks_start() {
     assert!(output.status.code() == Some(1) && text.contains("cannot write /nonexistent/directory/x.json"), "{text}");
 }
 
-/// Ranks that are started by hand, with their own arguments.
+/// Starts the ranks by hand, each with its own arguments.
 fn by_hand(plugin: &Path, job: &str, ranks: &[(&str, &str, &str)]) -> Vec<(Option<i32>, String)> {
     let address = format!("perf-test-{job}-{}", std::process::id());
     let start = |&(rank, nranks, args): &(&str, &str, &str)| {

@@ -1,5 +1,4 @@
-//! The device code as PTX and bitcode: the checked-in files are made from the sources, and the tool prints a module that can be
-//! linked.
+//! The device code as PTX and bitcode: the checked-in files match the sources, and the tool prints a module that can be linked.
 
 use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, inline, kernels};
 use ferrogin_test_support::of_process;
@@ -38,7 +37,7 @@ fn checked_in_bitcode_was_made_with_ptx() {
     compile::check_bitcode(&ptx, &bitcode).unwrap_err();
 }
 
-/// Compilers other than rustc link the bitcode with their kernels: it has every function, and the magic number of LLVM.
+/// Other compilers link the bitcode with their kernels, so it must have every function, and LLVM's magic number.
 #[test]
 fn bitcode_has_every_function_of_c_header() {
     let bitcode = bitcode();
@@ -46,18 +45,18 @@ fn bitcode_has_every_function_of_c_header() {
     let functions = functions_of("gin.h");
     assert!(functions.len() >= 12, "{functions:?}");
     for name in functions {
-        // The names of symbols stand after each other, without separators.
+        // Symbol names are stored back to back, without separators.
         assert!(bitcode.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{name} is not in the bitcode");
     }
 }
 
-/// The names of the functions that a header of the C ABI declares.
+/// The names of the functions that a C ABI header declares.
 fn functions_of(header: &str) -> Vec<String> {
     let text = std::fs::read_to_string(root().join("ffi-headers/include/ferrogin").join(header)).unwrap();
     text.lines().filter_map(|line| Some(line.strip_prefix("FGIN_API int ")?.split('(').next()?.to_owned())).collect()
 }
 
-/// The compiler that made the files has to make the same bytes now. Another compiler makes others.
+/// The compiler that made the files must produce the same bytes now. Other compilers produce different ones.
 #[test]
 #[ignore = "make check"]
 fn checked_in_ptx_is_what_its_compiler_makes() {
@@ -94,7 +93,7 @@ fn checked_in_ptx_is_what_its_compiler_makes() {
     );
 }
 
-/// The same for the kernels that clang makes.
+/// The same for the kernels that clang compiles.
 #[test]
 #[ignore = "make check"]
 fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
@@ -118,8 +117,8 @@ fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
     }
 }
 
-/// The hash changes with a file's name and contents, and with each new file. It does not change with line ends, editors' files and
-/// modules of tests.
+/// The hash depends on the files' names and contents, and changes with each new file. Line endings, editors' files and test modules don't
+/// change it.
 #[test]
 fn source_hash_depends_only_on_sources() {
     let copy = of_process(env!("CARGO_TARGET_TMPDIR"), "sources");

@@ -1,4 +1,4 @@
-//! The CUDA driver links the PTX that the tool prints with a kernel, and runs the kernel, on machines with a GPU.
+//! On machines with a GPU, the CUDA driver links the PTX that the tool prints with a kernel, and runs the kernel.
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys;
@@ -12,13 +12,13 @@ const REFUSED: u32 = 1;
 
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, and every pointer leads to a live variable of the type that the call takes.
+        // SAFETY: the driver is loaded, and every pointer points to a live variable of the type that the call takes.
         let result = unsafe { sys::$function($($arg),*) };
         assert_eq!(result, sys::CUresult::CUDA_SUCCESS, "{}", stringify!($function));
     }};
 }
 
-/// True if the machine has a CUDA driver and a GPU.
+/// Returns whether the machine has a CUDA driver and a GPU.
 fn has_gpu() -> bool {
     // SAFETY: the call loads NVIDIA's driver library, whose initialisers any process may run.
     if !unsafe { sys::is_culib_present() } {

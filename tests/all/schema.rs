@@ -1,8 +1,8 @@
-//! A check of a report against docs/perf.schema.json, for the words of JSON Schema that it uses.
+//! Checks a report against docs/perf.schema.json. Knows only the JSON Schema keywords used there.
 
 use serde_json::Value;
 
-/// Checks a report of perf.
+/// Checks a report from `ferrogin perf`.
 pub fn check(report: &Value) -> Result<(), String> {
     let path = ferrogin_test_support::workspace().join("docs/perf.schema.json");
     let schema: Value = serde_json::from_slice(&std::fs::read(path).expect("the schema")).expect("JSON");

@@ -10,7 +10,7 @@ pub fn dist(test: &str) -> Option<PathBuf> {
     Some(ferrogin_test_support::dist(test, &[plugin])?.join(plugin))
 }
 
-/// The tool, without settings of this process.
+/// The tool, without this process's settings.
 pub fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     for (name, _) in std::env::vars_os() {
@@ -21,7 +21,7 @@ pub fn command() -> Command {
             command.env_remove(name);
         }
     }
-    // No wait for another rank ends because the machine is busy.
+    // No wait for another rank times out just because the machine is busy.
     command.env("FERROGIN_TIMEOUT", HANG_LIMIT.as_secs().to_string()).stdin(Stdio::null());
     command
 }
@@ -61,7 +61,7 @@ fn demo_passes(test: &str, args: &[&str]) {
     }
 }
 
-/// Open MPI refuses root and more ranks than cores without these options.
+/// Without these options, Open MPI refuses to run as root, or with more ranks than cores.
 pub const MPIRUN: [&str; 4] = ["--allow-run-as-root", "--oversubscribe", "-np", "2"];
 
 #[test]
@@ -85,7 +85,7 @@ fn demo_runs_ranks_of_launcher() {
     assert!(stderr.contains("--ranks 3, but the launcher that started this process started 2"), "{stderr}");
 }
 
-/// The reader of standard output has left.
+/// The reader of standard output has gone away.
 #[test]
 fn closed_output_ends_tool_quietly() {
     let Some(plugin) = dist("closed_output_ends_tool_quietly") else { return };
@@ -120,7 +120,7 @@ fn full_output_is_an_error() {
     }
 }
 
-/// The kernel keeps no exit status of children if SIGCHLD is ignored, and programs inherit that. dash does not ignore it.
+/// If SIGCHLD is ignored, which programs inherit, the kernel discards the exit status of children. Runs bash, as dash doesn't ignore it.
 #[test]
 fn parent_may_ignore_sigchld() {
     let Some(plugin) = dist("parent_may_ignore_sigchld") else { return };
@@ -136,7 +136,7 @@ fn parent_may_ignore_sigchld() {
     }
 }
 
-/// The rank whose signal is lost waits for as long as FERROGIN_TIMEOUT says.
+/// The rank whose signal is lost waits until FERROGIN_TIMEOUT is over.
 #[test]
 #[ignore = "make check"]
 fn demo_failure_is_reported() {
@@ -165,7 +165,7 @@ fn doctor_reports_mlx5_cards_or_reason_for_none() {
     let (_, text) = ferrogin(Path::new("/nonexistent/x.so"), &["doctor", "--all", "--only", "rdma"], &[]);
     let lines: Vec<_> = text.lines().filter(|line| line.contains(" mlx5 card ")).collect();
     assert!(!lines.is_empty(), "{text}");
-    // An empty library hides that of rdma-core.
+    // An empty library hides rdma-core's.
     let empty = std::env::temp_dir().join(format!("ferrogin-no-mlx5-{}", std::process::id()));
     std::fs::create_dir_all(&empty).expect("a directory");
     std::fs::write(empty.join("libmlx5.so.1"), b"").expect("a file");
@@ -179,7 +179,7 @@ fn doctor_reports_mlx5_cards_or_reason_for_none() {
     assert!(words.contains("apt-get install libibverbs1 ibverbs-providers"), "{text}");
 }
 
-/// The software card reports its settings when it refuses an unknown one.
+/// The software card lists its settings when it refuses an unknown one.
 #[test]
 fn doctor_lists_settings_of_software_card() {
     let Some(plugin) = dist("doctor_lists_settings_of_software_card") else { return };
@@ -214,7 +214,7 @@ fn run_starts_ranks_with_their_variables_and_prefixes_their_output() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("[2] late\n"), "{output:?}");
 }
 
-/// The kernel kills the ranks with their launcher, which has no time to do it.
+/// The kernel kills the ranks along with their launcher, which gets no chance to do it.
 #[test]
 fn ranks_end_with_a_killed_launcher() {
     let mut command = command();

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 
 use crate::tool::command;
 
-/// A file of one test, removed at its end.
+/// One test's file, removed on drop.
 struct File(PathBuf);
 
 impl File {
@@ -41,7 +41,7 @@ fn trace(args: &[&str], input: &str) -> (Output, String, String) {
     let mut child = tool.spawn().expect("the tool starts");
     let mut pipe = child.stdin.take().expect("a pipe");
     let input = input.to_owned();
-    // The tool may write before it has read everything, or end without reading.
+    // The tool may write before it has read everything, or exit without reading.
     let writer = std::thread::spawn(move || {
         let _ = pipe.write_all(input.as_bytes());
     });
@@ -72,7 +72,7 @@ fn list<'a>(value: &'a Value, name: &str) -> &'a Vec<Value> {
     value[name].as_array().unwrap_or_else(|| panic!("a list {name}"))
 }
 
-/// A number, or a number in text after 0x.
+/// Reads a number, or a hex string that starts with 0x.
 fn number(value: &Value) -> u64 {
     let text = || u64::from_str_radix(value.as_str()?.strip_prefix("0x")?, 16).ok();
     value.as_u64().or_else(text).unwrap_or_else(|| panic!("{value} is not a number"))
@@ -214,7 +214,7 @@ fn mlx5_work_requests_are_decoded_as_the_vectors_have_them() {
         for (n, sge) in sges.enumerate() {
             is(&format!("data[{n}].addr"), &sge["addr"]);
             is(&format!("data[{n}].lkey"), &sge["lkey"]);
-            // The result of an atomic always has 8 bytes.
+            // An atomic's result is always 8 bytes.
             let length = if op.starts_with("ATOMIC") { &8.into() } else { &sge["length"] };
             is(&format!("data[{n}].byte_count"), length);
         }

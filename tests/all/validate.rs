@@ -39,7 +39,7 @@ impl Drop for Directory {
     }
 }
 
-/// A validation with the settings of the software card.
+/// A validation with the software card's settings.
 fn validate(dist: &Path, report: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
     for (name, _) in std::env::vars_os() {
@@ -58,7 +58,7 @@ fn validate(dist: &Path, report: &Path, args: &[&str]) -> Command {
     command
 }
 
-/// One rank of two, which meet at `address`.
+/// Starts one of two ranks, which meet at `address`.
 fn rank(command: &mut Command, rank: usize, address: &str) -> Child {
     command.env("FERROGIN_RANK", rank.to_string()).env("FERROGIN_NRANKS", "2").env("FERROGIN_BOOTSTRAP", address);
     command.spawn().expect("the tool starts")
@@ -72,7 +72,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// The files of a report.
+/// The files in a report.
 fn read(report: &Path) -> BTreeMap<String, String> {
     let mut archive = tar::Archive::new(GzDecoder::new(std::fs::File::open(report).expect("a report")));
     let entries = archive.entries().expect("entries").map(|entry| {
@@ -123,7 +123,7 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
     assert_eq!(summary["passed"], true, "{summary:#}");
     let rows = summary["comparison"].as_array().expect("rows");
     assert!(rows.len() > 25, "{rows:#?}");
-    // The record of the software card is what the software card shows. The libfabric and the pages are the machine's.
+    // The software card agrees with its own record, except in what depends on the machine.
     let of_machine = ["libfabric", "counters: highest value", "page size"];
     for row in rows.iter().filter(|row| !of_machine.iter().any(|key| row["key"] == *key)) {
         assert_eq!(row["verdict"], "agrees", "{row:#}");
@@ -162,7 +162,7 @@ fn failing_steps_are_reported_and_stop_no_other() {
     let Some(dist) = dist("failing_steps_are_reported_and_stop_no_other") else { return };
     let directory = Directory::new();
     let mut command = validate(&dist, &directory.report(), &["--quick"]);
-    // Wide requests are the last that fidelity tries, and a card may lack them.
+    // Wide requests are the last thing that fidelity tries, and a card may lack them.
     let output = command
         .env("SOFTEFA_FAULTS", "error_every=20,wqe_size=64")
         .env("FERROGIN_TIMEOUT", "8")
@@ -187,7 +187,7 @@ fn failing_steps_are_reported_and_stop_no_other() {
     assert!(summary["steps"].as_array().is_some_and(|steps| steps.len() == 8), "{summary:#}");
 }
 
-/// The record of the software ConnectX card is what it shows.
+/// The software ConnectX card agrees with its own record.
 #[test]
 fn validation_of_the_software_connectx_card_agrees_with_itself() {
     let Some(dist) = dist("validation_of_the_software_connectx_card_agrees_with_itself") else { return };
@@ -209,7 +209,7 @@ fn validation_of_a_missing_connectx_card_names_it() {
         let mut command = validate(&dist, &directory.report(), &["--mlx5"]);
         let output = command.env("FERROGIN_MLX5", name).output().expect("the tool starts");
         let screen = text(&output);
-        // A machine without rdma-core has another reason.
+        // A machine without rdma-core gives another reason.
         assert!(output.status.code() == Some(1) && (screen.contains(name) || screen.contains("rdma-core")), "{screen}");
     }
 }
@@ -277,7 +277,7 @@ fn rank_that_ends_early_leaves_a_report_of_the_others() {
     let address = address("ends");
     let mut first = rank(&mut validate(&dist, &directory.report(), &["--quick"]), 0, &address);
     let mut second = rank(&mut validate(&dist, &directory.report(), &["--quick"]), 1, &address);
-    // The ranks have met, and the steps begin.
+    // Waits until the ranks have met and the steps begin.
     let (mut reader, mut screen) = (BufReader::new(first.stdout.take().expect("a pipe")), String::new());
     while !screen.lines().last().is_some_and(|line| line.starts_with("Kernels run on")) {
         assert!(

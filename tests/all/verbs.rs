@@ -11,7 +11,7 @@ fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["verbs/libibverbs.so.1", "libnccl-gin-ferrogin.so"])
 }
 
-/// Runs the program on a software card, and returns its success and what it wrote.
+/// Runs the program on a software card; returns whether it succeeded, and its output.
 fn on_card(dist: &Path, program: &[&OsStr], settings: &[(&str, &OsStr)]) -> (bool, String) {
     let mut tool = command();
     tool.args(["verbs", "--"]).args(program).env("FERROGIN_DIST", dist).envs(settings.iter().copied());
@@ -54,12 +54,12 @@ fn verbs_shows_cards_to_a_program_and_to_nothing_else() {
     assert_eq!(Path::new("/sys/class/infiniband/rdmap1s0").exists(), before);
 }
 
-/// A program without the privilege of mounts, as in many containers.
+/// A program that isn't allowed to mount, as in many containers.
 #[test]
 fn verbs_without_mounts_says_what_is_missing_and_runs_the_program() {
     let test = "verbs_without_mounts_says_what_is_missing_and_runs_the_program";
     let Some(dist) = dist(test) else { return };
-    // A user namespace that maps no user has no privilege and permits no namespace within.
+    // A user namespace that maps no user has no privileges, and allows no nested namespace.
     let inner = r#"exec unshare --user "$0" verbs -- sh -c 'echo sysfs is $SYSFS_PATH; ls $SYSFS_PATH/class/infiniband/rdmap0s0'"#;
     let output =
         Command::new("sh").args(["-c", inner, env!("CARGO_BIN_EXE_ferrogin")]).env("FERROGIN_DIST", &dist).output();
@@ -79,7 +79,7 @@ fn verbs_without_mounts_says_what_is_missing_and_runs_the_program() {
 fn verbs_without_its_libraries_or_program_says_so() {
     let Some(dist) = dist("verbs_without_its_libraries_or_program_says_so") else { return };
     let (good, text) = on_card(Path::new("/nonexistent"), &[OsStr::new("true")], &[]);
-    // The libraries may lie beside the tool.
+    // The libraries may be next to the tool.
     assert!(good || text.contains("make build"), "{text}");
     let (good, text) = on_card(&dist, &[OsStr::new("/nonexistent/program")], &[]);
     assert!(!good && text.contains("cannot run /nonexistent/program"), "{text}");
@@ -144,7 +144,7 @@ fn doctor_under_verbs_names_the_software_card_and_needs_no_driver() {
     let program = ["sh", "-c", script, env!("CARGO_BIN_EXE_ferrogin")].map(OsStr::new);
     let settings = [("FERROGIN_PROVIDER", "efa"), ("SOFTEFA_FAULTS", "seed=1"), ("SOFTEFA_NIC", "1")];
     let (good, text) = on_card(&dist, &program, &settings.map(|(name, value)| (name, OsStr::new(value))));
-    // The text has short lines.
+    // The text is wrapped to short lines.
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("software cards through verbs (ferrogin verbs), from "), "{text}");
     assert!(words.contains("faults are active") && words.contains("SOFTEFA_NIC is set"), "{text}");
@@ -155,13 +155,13 @@ fn doctor_under_verbs_names_the_software_card_and_needs_no_driver() {
     assert!(!good && words.contains(": 1 problem,"), "{text}");
 }
 
-/// The last words of a validation below verbs, with the given libfabric or the system's.
+/// Runs a validation under verbs, with the given libfabric or the system's; returns whether it succeeded, and its output.
 fn validation(dist: &Path, name: &str, libfabric: Option<&Path>) -> (bool, String) {
     let report = std::env::temp_dir().join(format!("ferrogin-verbs-{name}-{}.tar.gz", std::process::id()));
     let limit = HANG_LIMIT.as_secs().to_string();
     let arguments = ["validate", "--quick", "--limit", &limit, "--output"].map(OsStr::new);
     let program = [&[OsStr::new(env!("CARGO_BIN_EXE_ferrogin"))], &arguments[..], &[report.as_os_str()]].concat();
-    // A machine without GPUs, and a user without NCCL.
+    // As on a machine without GPUs.
     let mut settings = vec![("FERROGIN_PROVIDER", OsStr::new("efa")), ("CUDA_VISIBLE_DEVICES", OsStr::new(""))];
     settings.extend(libfabric.map(|path| ("FERROGIN_LIBFABRIC", path.as_os_str())));
     let result = on_card(dist, &program, &settings);
@@ -194,7 +194,7 @@ fn validation_under_verbs_needs_a_libfabric_with_gpu_operations() {
     assert!(!good && text.contains("0 of 8 steps passed") && text.contains(fix), "{text}");
 }
 
-/// The lines of the page run as they stand there, in a directory like another project's.
+/// The page's lines run as written, in a directory like another project's.
 #[test]
 fn lines_of_the_page_for_other_projects_run() {
     let test = "lines_of_the_page_for_other_projects_run";
@@ -217,7 +217,7 @@ fn lines_of_the_page_for_other_projects_run() {
     assert!(output.status.success() && text.contains("rdmap0s0"), "{text}");
 }
 
-/// The tool refuses the call without a program.
+/// Without a program, the tool refuses the call.
 #[test]
 fn verbs_needs_a_program() {
     let output = Command::new(env!("CARGO_BIN_EXE_ferrogin")).arg("verbs").output().expect("the tool starts");

@@ -1,4 +1,4 @@
-//! Blocks that are run like a reader's copy of them, and the output that the page promises.
+//! Runs blocks the way a reader who copies them would, and checks that they print what the page promises.
 
 use super::page::{Block, Page};
 use super::{Check, PAGES, none, workspace};
@@ -25,14 +25,13 @@ fn commands_of_other_pages_print_what_the_pages_say() {
     assert!(count > 2, "{count} blocks");
 }
 
-/// Runs the blocks of a page that are marked so, and compares what they print with the output behind them. Returns the number
-/// of the blocks that are marked.
+/// Runs the blocks that a page marks as run, and compares what they print with the output blocks after them. Returns how many it marks.
 fn run_blocks(test: &str, page: &Page) -> usize {
     let marked = page.blocks.iter().filter(|block| matches!(block.check(), Ok(Check::Run))).count();
     let wanted = ["ferrogin", "libferrogin.so", "libsoftefa-fi.so", "libnccl-gin-ferrogin.so"];
     let Some(dist) = (if marked == 0 { None } else { dist(test, &wanted) }) else { return marked };
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
-    // An earlier process of this number may have left it.
+    // An earlier process with the same ID may have left it behind.
     let _ = std::fs::remove_dir_all(&place);
     std::fs::create_dir(&place).expect("a directory");
     for entry in std::fs::read_dir(workspace()).expect("a directory").map(|entry| entry.expect("an entry")) {
@@ -59,7 +58,7 @@ fn run_blocks(test: &str, page: &Page) -> usize {
     marked
 }
 
-/// Runs a block and returns what it printed; `None` without one of its programs. `make build` is left out: `make test` has run it.
+/// Runs a block and returns what it printed, or `None` if one of its programs is missing. Skips `make build`, which `make test` has run.
 fn run(test: &str, place: &Path, block: &Block) -> Option<String> {
     let is_named = |program: &&str| block.text.split_whitespace().any(|word| word == *program);
     let programs = ["cc", "c++", "mpirun", "python3"];
@@ -78,7 +77,7 @@ fn run(test: &str, place: &Path, block: &Block) -> Option<String> {
             shell.env_remove(name);
         }
     }
-    // Open MPI refuses root, and more ranks than cores; a reader need not be root, nor have two cores.
+    // Open MPI refuses to run as root, or with more ranks than cores. A test machine may need both, unlike a reader's.
     for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"] {
         shell.env(name, "1");
     }
@@ -93,13 +92,13 @@ fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
 }
 
-/// True if a line of `printed` has `line` in it, perhaps with other numbers.
+/// Returns whether a line of `printed` contains `line`, whatever the numbers in it are.
 fn has_line(printed: &str, line: &str) -> bool {
     let wanted = without_numbers(line.trim_end_matches("..."));
     printed.lines().any(|line| without_numbers(line).contains(&wanted))
 }
 
-/// The text with one 0 for each number, and one space for several.
+/// Replaces each number with a single 0, and each run of spaces with one space.
 fn without_numbers(line: &str) -> String {
     let mut text = String::new();
     for c in line.trim().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }) {

@@ -1,4 +1,4 @@
-//! A file of Markdown: its headings, links and blocks of code.
+//! A Markdown file: its headings, links and code blocks.
 
 use super::workspace;
 use markdown::{ParseOptions, mdast::Node};
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 
 pub struct Page {
     pub path: PathBuf,
-    /// The path from the top of the repository.
+    /// The path relative to the repository's root.
     pub name: String,
     pub anchors: HashSet<String>,
     pub links: Vec<String>,
     pub blocks: Vec<Block>,
 }
 
-/// A block of code.
+/// A code block.
 pub struct Block {
     /// The page and the line, for messages.
     pub place: String,
-    /// The word behind the fence; empty without one.
+    /// The word after the fence; empty if there is none.
     pub language: String,
     pub text: String,
     /// The comment right before the block.
@@ -41,7 +41,7 @@ impl Page {
         self.visit(&tree, &mut None);
     }
 
-    /// Takes what the node and those below it have; `comment` is that right before the node.
+    /// Collects what is in the node and its descendants; `comment` is the one right before the node.
     fn visit(&mut self, node: &Node, comment: &mut Option<String>) {
         match node {
             Node::Html(html) => {
@@ -70,7 +70,7 @@ fn comment_of(html: &str) -> Option<String> {
     Some(html.trim().strip_prefix("<!--")?.strip_suffix("-->")?.trim().to_owned())
 }
 
-/// The anchor that code hosts and mdBook give a heading.
+/// Returns the anchor that code hosts and mdBook give a heading.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     kept.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).map(|c| if c == ' ' { '-' } else { c }).collect()
