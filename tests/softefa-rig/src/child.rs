@@ -1,8 +1,8 @@
-//! Tests that need an environment of their own.
+//! Tests that need their own environment.
 
 use ferrogin_test_support::{child, have_libfabric};
 
-/// [`child::run`] where libfabric is installed.
+/// Calls [`child::run`] if libfabric is installed.
 pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
     if !have_libfabric(name) {
         return None;

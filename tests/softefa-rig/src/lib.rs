@@ -20,7 +20,7 @@ pub mod wire;
 
 macro_rules! call {
     ($table:expr, $op:ident, $($arg:expr),*) => {{
-        // SAFETY: the table belongs to an open object, and the caller passes what its entry takes.
+        // SAFETY: the table belongs to an open object, and the caller passes the arguments that its entry takes.
         let rc = unsafe { ((*$table).$op.unwrap())($($arg),*) };
         assert!(rc >= 0, "{}: {}", stringify!($op), rc);
         rc
@@ -33,7 +33,7 @@ pub fn close<F>(fid: *mut F) -> i32 {
     unsafe { ((*(*fid).ops).close.unwrap())(fid) }
 }
 
-/// An info of the provider, which is never freed.
+/// One of the provider's infos, which is never freed.
 #[derive(Debug, Clone, Copy)]
 pub struct Info(*mut fi::fi_info);
 
@@ -42,7 +42,7 @@ impl Info {
         self.0
     }
 
-    /// The next info of the list.
+    /// The next info in the list.
     pub fn next(self) -> Self {
         assert!(!self.next.is_null());
         Self(self.next)
@@ -58,7 +58,7 @@ impl Deref for Info {
     }
 }
 
-/// `fi_getinfo` of the provider.
+/// Calls the provider's `fi_getinfo`.
 pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<Info, i32> {
     let provider = softefa_fi::fi_prov_ini();
     let (mut tx, mut rx, mut ep) = (fi::fi_tx_attr::default(), fi::fi_rx_attr::default(), fi::fi_ep_attr::default());
@@ -114,7 +114,7 @@ impl Rig {
         Self { info, fabric, domain, gda: ops.cast() }
     }
 
-    /// The function by which a waiting thread makes the card progress.
+    /// The function that a waiting thread calls to make the card progress.
     pub fn progress(&self) -> Progress {
         let (fid, mut ops): (_, *mut c_void) = (self.domain.cast(), ptr::null_mut());
         call!((*self.domain).fid.ops, ops_open, fid, progress::OPS.as_ptr(), 0, &raw mut ops, ptr::null_mut());
@@ -420,7 +420,7 @@ impl End {
         self.counts.remote.load(Ordering::Acquire)
     }
 
-    /// The next completion entry of a send queue.
+    /// The next completion entry, read as a send queue's.
     pub fn poll_cq(&mut self) -> Option<TxCdesc> {
         let bytes = self.poll_entry()?;
         Some(TxCdesc::from_bytes(bytes[..16].try_into().unwrap()))

@@ -1,4 +1,4 @@
-//! A second process: this test binary again, which executes commands from its standard input.
+//! A second process: this test binary again, executing commands from its standard input.
 
 use std::process::Command;
 
@@ -14,24 +14,24 @@ pub const ROLE: &str = "SOFTEFA_TEST_PEER";
 pub struct Peer {
     process: Process,
     pub name: [u8; 32],
-    /// 4 MiB that may be written and read.
+    /// 4 MiB that peers may write and read.
     pub memory: RemoteMem,
 }
 
 pub const PEER_BUFFER: usize = 4 << 20;
 
 impl Peer {
-    /// Starts this program's test `peer` in another process.
+    /// Starts this program's `peer` test in another process.
     pub fn start(environment: &[(&str, &str)]) -> Self {
         Self::start_test("peer", environment)
     }
 
-    /// Starts the test `test` of this program in another process.
+    /// Starts this program's test `test` in another process.
     pub fn start_test(test: &str, environment: &[(&str, &str)]) -> Self {
         Self::spawn(child::command(test).envs(environment.iter().copied()))
     }
 
-    /// Starts a program that finds itself to be the peer, in another process.
+    /// Starts `command`, whose environment tells it that it is the peer.
     pub fn spawn(command: &mut Command) -> Self {
         let mut process = Process::spawn(command.env(ROLE, "1"));
         let hello = process.wait_for("@");
@@ -63,7 +63,7 @@ impl Peer {
         assert!(!self.process.succeeds());
     }
 
-    /// Stops it, and waits until all of its threads stand still.
+    /// Stops the process, and waits until all of its threads have stopped.
     pub fn stop(&self) {
         self.process.stop();
     }
@@ -73,13 +73,13 @@ impl Peer {
         self.finish_without_word();
     }
 
-    /// It has been told to end.
+    /// Waits for a process that has already been told to exit.
     pub fn finish_without_word(mut self) {
         assert!(self.process.succeeds(), "the peer failed");
     }
 }
 
-/// Prints the first line of the second process.
+/// Prints the second process's first line.
 pub fn hello(name: &[u8], buffer: &crate::Buffer) {
     println!("@{} {} {}", hex(name), buffer.at as u64, buffer.region.rkey);
 }

@@ -1,14 +1,14 @@
-//! Instruction counts: the program runs under valgrind's callgrind and makes it count between two points.
+//! Instruction counts: the program runs under valgrind's callgrind, and tells it where to start and stop counting.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The environment variable of a run under callgrind.
+/// The environment variable that marks a run under callgrind.
 const DIR: &str = "FERROGIN_BENCH_CALLGRIND";
 
-/// Client requests, by their numbers in valgrind's callgrind.h.
+/// Client requests, with their numbers from valgrind's callgrind.h.
 const ZERO_STATS: usize = 0x4354_0001;
 const DUMP_STATS_AT: usize = 0x4354_0003;
 const START_INSTRUMENTATION: usize = 0x4354_0004;
@@ -19,23 +19,23 @@ const STOP_INSTRUMENTATION: usize = 0x4354_0005;
 pub struct Count {
     /// As given to [`count`].
     pub name: String,
-    /// Instructions for each repetition.
+    /// Instructions per repetition.
     pub each: f64,
 }
 
-/// The reason why there are no counts.
+/// Why there are no counts.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Client requests are known for one processor only.
+    /// Client requests are implemented for one processor only.
     #[error("callgrind's requests are only known to this program on x86-64")]
     Processor,
-    /// No valgrind.
+    /// Valgrind isn't installed.
     #[error("valgrind cannot be started ({0}): install valgrind")]
     Missing(io::Error),
     /// Valgrind failed.
     #[error("the run under valgrind failed: {0}")]
     Failed(String),
-    /// Its output.
+    /// Valgrind's output could not be read.
     #[error("{path}: {error}")]
     Output {
         /// File or directory.
@@ -45,7 +45,7 @@ pub enum Error {
     },
 }
 
-/// Returns whether [`run_again`] started this process, under callgrind.
+/// Returns whether this process was started by [`run_again`], under callgrind.
 pub fn running() -> bool {
     std::env::var_os(DIR).is_some()
 }
@@ -53,7 +53,7 @@ pub fn running() -> bool {
 #[cfg(target_arch = "x86_64")]
 fn request(number: usize, argument: usize) {
     let arguments = [number, argument, 0, 0, 0, 0];
-    // SAFETY: valgrind's marker is four rotations that together change nothing, and an exchange of a register with itself;
+    // SAFETY: valgrind's marker is four rotations that cancel out, and an exchange of a register with itself;
     // valgrind reads the six words and returns its answer in rdx.
     unsafe {
         core::arch::asm!(
@@ -66,12 +66,12 @@ fn request(number: usize, argument: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 fn request(_number: usize, _argument: usize) {}
 
-/// Counts the instructions of `work`, which repeats an operation `reps` times, after a short run that is not counted.
+/// Counts the instructions of `work`, which repeats an operation `reps` times, after a short warm-up that isn't counted.
 pub fn count(name: &str, reps: u32, mut work: impl FnMut(u32)) {
     let label = std::ffi::CString::new(format!("{name}|{reps}")).unwrap_or_default();
     work(reps.min(64));
     request(START_INSTRUMENTATION, 0);
-    // A second run under instrumentation, so that the translation is not counted.
+    // A second warm-up, under instrumentation, so that translating the code isn't counted.
     work(reps.min(64));
     request(ZERO_STATS, 0);
     work(reps);
@@ -79,10 +79,10 @@ pub fn count(name: &str, reps: u32, mut work: impl FnMut(u32)) {
     request(STOP_INSTRUMENTATION, 0);
 }
 
-/// Runs this program again under callgrind, with `args`; the counts that it made, in order.
+/// Runs this program again under callgrind, with `args`, and returns its counts in order.
 ///
 /// # Errors
-/// When there is no valgrind, or the run fails.
+/// If valgrind is missing, or the run fails.
 pub fn run_again(args: &[&str], dir: &Path) -> Result<Vec<Count>, Error> {
     if !cfg!(target_arch = "x86_64") {
         return Err(Error::Processor);
@@ -124,7 +124,7 @@ pub fn run_again(args: &[&str], dir: &Path) -> Result<Vec<Count>, Error> {
     Ok(counts)
 }
 
-/// Name and count of one of callgrind's files, if it was asked for by [`count`].
+/// Parses one of callgrind's files; returns `None` unless it comes from [`count`].
 fn parse(text: &str) -> Option<Count> {
     let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
     let label = field("desc: Trigger: Client Request:")?;

@@ -1,4 +1,4 @@
-//! Tests that need a process of their own run again in a child process.
+//! Runs tests that need their own process again, in a child process.
 
 use std::process::Command;
 use std::sync::OnceLock;
@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 const ROLE: &str = "FERROGIN_TEST_ROLE";
 
 /// In the parent process: runs the test `name` again in a child process with `environment`, and returns what the child wrote to
-/// standard error. In the child process: runs `body` and returns nothing.
+/// standard error. In the child process: runs `body` and returns `None`.
 ///
 /// # Panics
-/// The child process failed.
+/// If the child process fails.
 pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Option<String> {
     if std::env::var(ROLE).is_ok_and(|role| role == name) {
         body();
@@ -28,10 +28,10 @@ pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Opt
     Some(errors)
 }
 
-/// Runs the tests whose names contain one of `filters` again in a child process with `environment`, but none of those of `make check`.
+/// Runs the tests whose names contain one of `filters` again in a child process with `environment`, except those that need `make check`.
 ///
 /// # Panics
-/// One of the tests failed, or there is none.
+/// If one of the tests fails, or there are none.
 pub fn run_again(filters: &[&str], environment: &[(&str, &str)]) {
     let mut command = Command::new(program());
     command.args(filters).envs(environment.iter().copied());
@@ -42,21 +42,21 @@ pub fn run_again(filters: &[&str], environment: &[(&str, &str)]) {
     assert!(passed, "{filters:?} with {environment:?} failed:\n{text}\n{errors}");
 }
 
-/// The command that runs only the test `name` of this program.
+/// The command that runs only this program's test `name`.
 ///
 /// # Panics
-/// As [`full_name`].
+/// Like [`full_name`].
 pub fn command(name: &str) -> Command {
     let mut command = Command::new(program());
-    // A test of `make check` is ignored unless the run asks for it.
+    // The tests of `make check` are ignored unless asked for.
     command.args(["--exact", &full_name(name), "--include-ignored", "--nocapture", "--test-threads=1"]);
     command
 }
 
-/// The name of the test `name` as the test runner has it, with the modules of the test.
+/// The full name of the test `name`, with its modules, as the test runner knows it.
 ///
 /// # Panics
-/// This program has no test `name`, or several.
+/// If this program has no test `name`, or several.
 pub fn full_name(name: &str) -> String {
     static TESTS: OnceLock<String> = OnceLock::new();
     let tests = TESTS.get_or_init(|| {

@@ -1,14 +1,14 @@
-//! The corpus of a fuzz target, and seeded bytes.
+//! A fuzz target's corpus, and seeded bytes.
 
 use super::{Random, workspace};
 
-/// Inputs of seeded bytes for each target; FERROGIN_FUZZ_INPUTS sets another number.
+/// Seeded inputs per target, unless FERROGIN_FUZZ_INPUTS sets another number.
 const INPUTS: u64 = 300;
 
-/// Gives `target` each file of `tests/fuzz/corpus/NAME`, then mixtures of such files and seeded bytes.
+/// Runs `target` on each file in `tests/fuzz/corpus/NAME`, then on mixtures of those files, and on seeded bytes.
 ///
 /// # Panics
-/// The corpus has no file, or `target` panics.
+/// If the corpus has no files, or `target` panics.
 pub fn replay(name: &str, target: impl Fn(&[u8])) {
     let dir = workspace().join("tests/fuzz/corpus").join(name);
     let mut files: Vec<_> = std::fs::read_dir(&dir).expect("the corpus").map(|entry| entry.unwrap().path()).collect();
@@ -22,7 +22,7 @@ pub fn replay(name: &str, target: impl Fn(&[u8])) {
     for n in 0..inputs {
         bytes.clear();
         if n % 2 == 0 {
-            // The ends of two files, with a few bytes changed.
+            // The tails of two files, with a few bytes changed.
             for _ in 0..2 {
                 let known = &files[random.below(files.len() as u32) as usize];
                 let from = random.below(known.len() as u32 + 1) as usize;

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-/// The top directory of the workspace.
+/// The workspace's root directory.
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
 }
 
-/// The directory with all of `files`: FERROGIN_DIST, or the workspace's `dist/`. Without them `test` is skipped.
+/// The directory with all of `files`: FERROGIN_DIST, or the workspace's `dist/`. If a file is missing, `test` is skipped.
 pub fn dist(test: &str, files: &[&str]) -> Option<PathBuf> {
     let dist = std::env::var_os("FERROGIN_DIST").map_or_else(|| workspace().join("dist"), PathBuf::from);
     match files.iter().find(|file| !dist.join(file).is_file()) {
@@ -20,12 +20,12 @@ pub fn dist(test: &str, files: &[&str]) -> Option<PathBuf> {
     }
 }
 
-/// The directory of the software GPU's libcuda.so.1, for `LD_LIBRARY_PATH`. Without it `test` is skipped.
+/// The directory of the software GPU's libcuda.so.1, for `LD_LIBRARY_PATH`. If it is missing, `test` is skipped.
 pub fn software_gpu(test: &str) -> Option<String> {
     Some(dist(test, &["gpu/libcuda.so.1"])?.join("gpu").to_string_lossy().into_owned())
 }
 
-/// The environment of a process that finds a software card below verbs, as `ferrogin verbs` sets it. Without the card `test` is skipped.
+/// The environment in which a process finds a software card below verbs, as `ferrogin verbs` sets it. Without the card, `test` is skipped.
 pub fn verbs(test: &str) -> Option<[(&'static str, String); 2]> {
     let verbs = dist(test, &["verbs/libibverbs.so.1"])?.join("verbs");
     let text = |path: PathBuf| path.to_string_lossy().into_owned();

@@ -1,10 +1,10 @@
-//! Arbitrary bytes of a fuzzer, read as numbers.
+//! A fuzzer's arbitrary bytes, read as numbers.
 
-/// The bytes that are left. When none is left, every number is 0.
+/// The bytes that are left. Once they run out, every number is 0.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// Whether no byte is left.
+    /// Returns whether no bytes are left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -40,7 +40,7 @@ impl<'a> Input<'a> {
         self.number(8)
     }
 
-    /// A number at which behaviour may change: 0, a power of two, one below a power of two, a small or a large one.
+    /// A number where behaviour may change: 0, a power of two, one less than a power of two, or a small or large number.
     pub fn edge(&mut self) -> u64 {
         match self.u8() % 8 {
             0 => 0,
@@ -52,7 +52,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// One of `choices`, which is not empty.
+    /// One of `choices`, which must not be empty.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.u8()) % choices.len()]
     }

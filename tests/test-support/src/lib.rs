@@ -33,6 +33,6 @@ use std::io::Write;
 
 /// Reports that `test` was skipped, past the test runner's capture: `cargo xtask test` counts such lines.
 pub fn skip(test: &str, why: impl Display) {
-    // A closed standard output is no reason to fail.
+    // Not worth failing over a closed standard output.
     let _ = writeln!(std::io::stdout(), "SKIP {test}: {why}");
 }

@@ -1,11 +1,11 @@
-//! libfabric as the system has it.
+//! The system's libfabric.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use ferrogin_libfabric::{Error, Libfabric};
 
-/// Loads libfabric into the process, for providers take functions of it. Without libfabric `test` is skipped.
+/// Loads libfabric into the process, because providers call its functions. Without libfabric, `test` is skipped.
 pub fn have_libfabric(test: &str) -> bool {
     static LOADED: OnceLock<Result<Arc<Libfabric>, Error>> = OnceLock::new();
     // This loader keeps the signal dispositions, so that SIGTERM ends the test program.
@@ -16,7 +16,7 @@ pub fn have_libfabric(test: &str) -> bool {
     loaded.is_ok()
 }
 
-/// The installed libfabric, and the one that FERROGIN_LIBFABRIC_ALT names, in `make check`. Without the first, the test is skipped on it.
+/// The installed libfabric, and in `make check` also the one that FERROGIN_LIBFABRIC_ALT names. Reports a skip if the first is missing.
 pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     let mut found = Vec::new();
     match Libfabric::load(None) {
@@ -32,8 +32,8 @@ pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     found
 }
 
-/// The file in FERROGIN_LIBFABRIC, if its own `efa` provider has operations for GPUs. Without such a libfabric, which no package of a system has
-/// today, `test` is skipped.
+/// The file in FERROGIN_LIBFABRIC, if its own `efa` provider has operations for GPUs. Otherwise, `test` is skipped; no system's package
+/// has such a libfabric today.
 pub fn libfabric_for_gpus(test: &str) -> Option<PathBuf> {
     let offers = |path: &PathBuf| {
         let bytes = std::fs::read(path).unwrap_or_default();

@@ -1,18 +1,18 @@
-//! Memory of this process, as /proc/self/statm has it.
+//! This process's memory, according to /proc/self/statm.
 #![allow(unsafe_code)]
 
-/// Bytes that are in memory.
+/// Resident bytes.
 ///
 /// # Panics
-/// /proc is missing.
+/// If /proc is missing.
 pub fn resident_bytes() -> usize {
     statm(1)
 }
 
-/// Bytes of address space, which `RLIMIT_AS` bounds.
+/// Bytes of address space, which `RLIMIT_AS` limits.
 ///
 /// # Panics
-/// /proc is missing.
+/// If /proc is missing.
 pub fn address_space() -> usize {
     statm(0)
 }

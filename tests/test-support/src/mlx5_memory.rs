@@ -1,4 +1,4 @@
-//! Poisoned memory for rings, doorbell records and registers, which a device would map.
+//! Poisoned memory that stands in for a device's rings, doorbell records and registers.
 #![allow(unsafe_code, missing_docs)]
 
 use mlx5::cq::Slots;
@@ -40,7 +40,7 @@ impl Memory {
     }
 
     pub fn fill(&self, byte: u8) {
-        // SAFETY: `base` is an allocation of `len` bytes, which `self` owns.
+        // SAFETY: `base` is an allocation of `size()` bytes, which `self` owns.
         unsafe { self.base.as_ptr().write_bytes(byte, self.size()) };
     }
 
@@ -66,7 +66,7 @@ impl Memory {
         [self.read(offset, here), self.read(0, bytes - here)].concat()
     }
 
-    /// A ring over the whole memory, which must outlive the ring and have only one.
+    /// A ring over the whole memory, which must outlive the ring and back no other.
     pub fn ring(&self, log_entry: u32) -> Ring {
         let entries = self.size() >> log_entry;
         assert!(entries.is_power_of_two());
@@ -82,7 +82,7 @@ impl Memory {
         unsafe { Slots::new(self.base.cast(), slots.trailing_zeros()) }
     }
 
-    /// A doorbell record at a word.
+    /// A doorbell record at the given word.
     pub fn record(&self, word: usize) -> DoorbellRecord {
         assert!(word * 4 < self.size());
         let at = NonNull::new(self.base.as_ptr().wrapping_add(word * 4)).expect("not null");

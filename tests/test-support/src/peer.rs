@@ -1,4 +1,4 @@
-//! Child processes that play a role in a test of several processes.
+//! Child processes that take part in a test.
 #![allow(unsafe_code)]
 
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::{child, wait::HANG_LIMIT};
 
-/// A child process with pipes for its standard input and output. It is killed when this is dropped.
+/// A child process with pipes for its standard input and output, killed on drop.
 pub struct Peer {
     child: Child,
     input: ChildStdin,
@@ -16,18 +16,18 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts a process that runs the test `name` of this program, with additional environment variables.
+    /// Starts a process that runs this program's test `name`, with additional environment variables.
     ///
     /// # Panics
-    /// The process cannot be started, or the program has no test `name`.
+    /// If the process can't be started, or the program has no test `name`.
     pub fn start(name: &str, environment: &[(&str, String)]) -> Self {
         Self::spawn(child::command(name).envs(environment.iter().map(|(name, value)| (name, value))))
     }
 
-    /// Starts the process of a command.
+    /// Starts `command`.
     ///
     /// # Panics
-    /// The process cannot be started.
+    /// If the process can't be started.
     pub fn spawn(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a child process");
         let input = child.stdin.take().expect("a pipe");
@@ -40,7 +40,7 @@ impl Peer {
     /// Waits for a line of output with `word`, and returns the rest of the line.
     ///
     /// # Panics
-    /// The process ended before, or [`HANG_LIMIT`] is over.
+    /// If the process ends first, or after [`HANG_LIMIT`].
     pub fn wait_for(&mut self, word: &str) -> String {
         let began = Instant::now();
         loop {
@@ -52,21 +52,21 @@ impl Peer {
         }
     }
 
-    /// Sends a line to the standard input of the process.
+    /// Sends a line to the process's standard input.
     ///
     /// # Panics
-    /// The process ended before.
+    /// If the process has ended.
     pub fn write_line(&mut self, line: &str) {
         writeln!(self.input, "{line}").expect("the child process reads");
     }
 
     /// Sends a signal to the process.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: the process is a child that was not waited for, so its id belongs to it.
+        // SAFETY: the process is a child that hasn't been waited for, so the ID is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Stops the process, and waits until all of its threads stand still.
+    /// Stops the process, and waits until all of its threads have stopped.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
@@ -78,10 +78,10 @@ impl Peer {
         );
     }
 
-    /// Waits for the end of the process; true if it succeeded.
+    /// Waits for the process to exit; returns whether it succeeded.
     ///
     /// # Panics
-    /// The process cannot be waited for.
+    /// If the process can't be waited for.
     pub fn succeeds(&mut self) -> bool {
         self.child.wait().expect("a child process").success()
     }
@@ -99,10 +99,10 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The bytes of hexadecimal digits.
+/// Decodes hexadecimal digits.
 ///
 /// # Panics
-/// `digits` has another character.
+/// If `digits` has any other character.
 pub fn unhex(digits: &str) -> Vec<u8> {
     (0..digits.len() / 2).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).expect("hex digits")).collect()
 }

@@ -1,10 +1,10 @@
-//! Directories and ports of test programs that use them until they end.
+//! Directories and ports that a test program has to itself until it exits.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The directory of this process with the name `prefix` in `place`, which need not exist yet. Those of test programs that have ended are removed.
+/// This process's directory in `place` whose name starts with `prefix`; neither need exist yet. Removes those of processes that have ended.
 pub fn of_process(place: impl AsRef<Path>, prefix: &str) -> PathBuf {
     let place = place.as_ref();
     let ended = |name: &str| {
@@ -13,20 +13,20 @@ pub fn of_process(place: impl AsRef<Path>, prefix: &str) -> PathBuf {
     };
     for old in std::fs::read_dir(place).into_iter().flatten().flatten() {
         if old.file_name().to_str().is_some_and(ended) {
-            // Another process of these tests may have removed it.
+            // Another test process may have removed it.
             let _ = std::fs::remove_dir_all(old.path());
         }
     }
     place.join(format!("{prefix}-{}", std::process::id()))
 }
 
-/// A loopback address that no other process takes: Linux has at most 2^22 processes.
+/// A loopback address that no other process gets: Linux process IDs stay below 2^22.
 pub fn own_host() -> Ipv4Addr {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, 64 + high, middle, low)
 }
 
-/// A port of this machine, another one at each call: below those that Linux gives out, so that no other process takes it.
+/// A port of this machine, a different one each call. It is below those that Linux hands out, so that no other process takes it.
 pub fn own_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -40,7 +40,7 @@ mod tests {
     #[test]
     fn directories_of_ended_processes_are_removed() {
         let place = std::env::temp_dir().join(format!("ferrogin-places-{}", std::process::id()));
-        // No process has the largest number.
+        // No process has the largest ID.
         for name in ["card-4294967295", "card-1", "cards-4294967295", "card-x"] {
             std::fs::create_dir_all(place.join(name).join("sysfs")).unwrap();
         }

@@ -1,22 +1,22 @@
-//! A strict reader of Prometheus' text format: a file that a scraper could read in two ways is refused.
+//! A strict reader for Prometheus' text format: it refuses a file that scrapers could read in more than one way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The samples of a file: the value of each series. A series is the metric's name and its labels in order.
+/// A file's samples: the value of each series. A series is a metric's name and its labels in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metrics(BTreeMap<(String, BTreeMap<String, String>), u64>);
 
 impl Metrics {
-    /// Reads a file with whole numbers and without timestamps, as ferrogin writes.
+    /// Reads a file with whole numbers and no timestamps, as ferrogin writes them.
     ///
     /// # Errors
-    /// The line that the format does not allow, with the reason.
+    /// The line that isn't allowed, and why.
     pub fn parse(text: &str) -> Result<Self, String> {
         if !text.ends_with('\n') {
             return Err("the last line has no end".to_owned());
         }
         let (mut families, mut samples) = (BTreeSet::new(), BTreeMap::new());
-        // The name in the last HELP line, and the name and type in the last TYPE line.
+        // The name from the last HELP line, and the name and type from the last TYPE line.
         let (mut help, mut family) = (String::new(), (String::new(), String::new()));
         for line in text.lines() {
             let refuse = |why: &str| Err(format!("{why}: {line}"));
@@ -57,7 +57,7 @@ impl Metrics {
         Ok(Self(samples))
     }
 
-    /// The sum of the samples of a metric that have all these labels; `None` if there is no such sample.
+    /// The sum of a metric's samples that have all these labels; `None` if there are none.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<u64> {
         let has = |found: &BTreeMap<String, String>| {
             labels.iter().all(|(label, value)| found.get(*label).is_some_and(|found| found == value))
@@ -72,7 +72,7 @@ fn is_name(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// `a="x",b="y"`, in which a backslash escapes itself, a quote and a line end.
+/// Parses `a="x",b="y"`, where a backslash escapes itself, a quote or a line end.
 fn parse_labels(text: &str) -> Option<BTreeMap<String, String>> {
     let mut labels = BTreeMap::new();
     let mut rest = text;

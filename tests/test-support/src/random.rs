@@ -5,7 +5,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// A generator; equal seeds give equal numbers.
+    /// Creates a generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         // Any state but 0 will do; mixing keeps small seeds apart.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1))
@@ -19,17 +19,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub fn below(&mut self, bound: u32) -> u32 {
         (((self.next_u64() >> 32) * bound as u64) >> 32) as u32
     }
 
-    /// An index of `len` items; 0 if there are none.
+    /// An index into `len` items; 0 if there are none.
     pub fn index(&mut self, len: usize) -> usize {
         (self.next_u64() % len.max(1) as u64) as usize
     }
 
-    /// One of `choices`, which is not empty.
+    /// One of `choices`, which must not be empty.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }

@@ -1,4 +1,4 @@
-//! Processes that are no peers of the program under test, of another user where that is possible.
+//! Processes that aren't peers of the program under test, and belong to another user where possible.
 #![allow(unsafe_code)]
 
 use std::io::Read;
@@ -9,10 +9,10 @@ use std::process::Command;
 use super::{child, peer::Peer, skip, soak};
 
 const TASK: &str = "FERROGIN_TEST_UNTRUSTED";
-/// Descriptors beside the connections, also those that libfabric left open for the process.
+/// Descriptors besides the connections, including those that libfabric leaves open.
 const OTHERS: u64 = 1000;
 
-/// True if this process may start others as the user `nobody`; otherwise `test` is reported as skipped.
+/// Returns whether this process may start others as the user `nobody`; if not, reports `test` as skipped.
 pub fn have_second_user(test: &str) -> bool {
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0);
     let switch =
@@ -24,10 +24,10 @@ pub fn have_second_user(test: &str) -> bool {
     have
 }
 
-/// Runs the test `name` of this program in another process, as the user `nobody` if `as_nobody`. `task` is for [`task`].
+/// Runs this program's test `name` in another process, as the user `nobody` if `as_nobody`. There, [`task`] returns `task`.
 ///
 /// # Panics
-/// The process cannot be started.
+/// If the process can't be started.
 pub fn start(name: &str, task: &str, as_nobody: bool) -> Peer {
     let mut command = child::command(name);
     if as_nobody {
@@ -39,12 +39,12 @@ pub fn start(name: &str, task: &str, as_nobody: bool) -> Peer {
     Peer::spawn(command.env(TASK, task))
 }
 
-/// What the process has to do, if [`start`] started it.
+/// This process's task, if [`start`] started it.
 pub fn task() -> Option<String> {
     std::env::var(TASK).ok()
 }
 
-/// Sets the limit of open descriptors; false when the system refuses it.
+/// Sets the limit on open descriptors; returns false if the system refuses it.
 pub fn limit_descriptors(count: u64) -> bool {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the kernel writes one struct into a local variable.
@@ -55,10 +55,10 @@ pub fn limit_descriptors(count: u64) -> bool {
 }
 
 /// Starts a process that holds `count` TCP connections to `addresses`, in turn, and sends nothing. The kernel has accepted them when this
-/// returns, and they stay as long as the result lives, unless the program closes them. The test `name` of the program must call [`hold`].
+/// returns, and they last as long as the result, unless the program closes them. The program's test `name` must call [`hold`].
 ///
 /// # Panics
-/// The process cannot be started or cannot connect.
+/// If the process can't be started or can't connect.
 pub fn start_silent(name: &str, addresses: &[SocketAddr], count: usize, as_nobody: bool) -> Peer {
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
     let mut process = start(name, &format!("hold {count} {}", addresses.join(" ")), as_nobody);
@@ -66,15 +66,15 @@ pub fn start_silent(name: &str, addresses: &[SocketAddr], count: usize, as_nobod
     process
 }
 
-/// Silent connections in a test.
+/// How many silent connections a test uses.
 pub fn silent() -> usize {
     if soak() { 3000 } else { 1000 }
 }
 
-/// Does what [`start_silent`] asks for, if this process was started for it.
+/// Does what [`start_silent`] asks for, if it started this process.
 ///
 /// # Panics
-/// The connections are not possible.
+/// If the connections can't be opened.
 pub fn hold() {
     let Some(task) = task() else { return };
     let words: Vec<&str> = task.split(' ').collect();

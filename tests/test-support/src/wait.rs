@@ -1,13 +1,13 @@
-//! Waiting for events.
+//! Waits for events.
 
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for an event before it takes the program to be hung. No test passes or fails because of how fast a machine is: this
-/// limit only ends a run that would otherwise never end, so it is far beyond any delay of a busy machine.
+/// How long a test waits for an event before it assumes that the program hangs. No test passes or fails with the machine's speed: this
+/// limit only ends a run that would otherwise never end, so it is far longer than any delay on a busy machine.
 pub const HANG_LIMIT: Duration = Duration::from_secs(240);
 
-/// Between two looks at a condition that cannot be waited for.
+/// The time between two checks of a condition that can only be polled.
 const INTERVAL: Duration = Duration::from_millis(1);
 
 /// Calls `poll` until it returns a value.
@@ -28,7 +28,7 @@ pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     wait_for(what, || ready().then_some(()));
 }
 
-/// Calls `ready` until it returns true, without a pause between calls: for a test whose own calls make the progress that it waits for.
+/// Calls `ready` until it returns true, without pausing between calls: for a test whose own calls make the progress that it waits for.
 ///
 /// # Panics
 /// As [`wait_for`].
@@ -37,7 +37,7 @@ pub fn poll_until(what: &str, mut ready: impl FnMut() -> bool) {
     look(what, &mut || ready().then_some(()), std::thread::yield_now);
 }
 
-/// Calls `poll` until it returns a value, with `pause` between two calls.
+/// Calls `poll` until it returns a value, and `pause` between calls.
 #[track_caller]
 fn look<T>(what: &str, poll: &mut dyn FnMut() -> Option<T>, pause: impl Fn()) -> T {
     let began = Instant::now();
@@ -50,10 +50,10 @@ fn look<T>(what: &str, poll: &mut dyn FnMut() -> Option<T>, pause: impl Fn()) ->
     }
 }
 
-/// The next value that another thread sends.
+/// Receives the next value that another thread sends.
 ///
 /// # Panics
-/// After [`HANG_LIMIT`], or if the thread ended; the message names `what`.
+/// After [`HANG_LIMIT`], or if the thread has ended; the message names `what`.
 #[track_caller]
 pub fn receive<T>(what: &str, values: &Receiver<T>) -> T {
     values.recv_timeout(HANG_LIMIT).unwrap_or_else(|error| panic!("no {what}: {error}"))
