@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs the fuzz targets with the address sanitizer: run.sh [DIST] (DIST is not used).
 #
-# `cargo fuzz run TARGET` does the same with cargo-fuzz and a nightly compiler; this script needs neither. Inputs that fail go to
-# tests/fuzz/artifacts/. New inputs for the corpus stay in the build directory; the script only reads the checked-in corpus. If the sanitizer
-# does not link, or a crate is not available, the script prints the reason and counts the targets as skipped.
+# `cargo fuzz run TARGET` does the same with cargo-fuzz and a nightly compiler; this script needs neither. Failing inputs go to
+# tests/fuzz/artifacts/. New corpus inputs stay in the build directory; the script only reads the checked-in corpus. If the sanitizer
+# doesn't link, or a crate isn't available, the script prints the reason and counts the targets as skipped.
 #
-#   FUZZ_SECONDS=N        seconds for each target [10]
+#   FUZZ_SECONDS=N        seconds per target [10]
 #   FUZZ_TARGETS="a b"    only these targets
 set -uo pipefail
 
@@ -17,7 +17,7 @@ triple=$(uname -m)-unknown-linux-gnu
 passed=0 failed=0 skipped=0
 
 export CARGO_TARGET_DIR=$build
-# RUSTC_BOOTSTRAP makes a stable compiler accept the unstable flags of sanitizer and coverage.
+# RUSTC_BOOTSTRAP makes a stable compiler accept the unstable flags for sanitizer and coverage.
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="--cfg fuzzing -Cdebug-assertions -Zsanitizer=address -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -30,7 +30,7 @@ if ! (cd "$here" && "${CARGO:-cargo}" build --quiet --release --target "$triple"
         echo "SKIP fuzz $target: the targets cannot be built here: $why"
         skipped=$((skipped + 1))
     done
-    # A compile error is a failure, and no defect of the machine.
+    # A compile error is a failure, not a limitation of the machine.
     if grep -qE '^error(\[E[0-9]+\])?: ' "$log" && grep -qE '^ *--> ' "$log"; then
         cat "$log"
         echo "FAIL fuzz: the targets do not compile"

@@ -1,4 +1,4 @@
-//! Attributes of the provider's calls: any values that an application can pass and that are memory-safe.
+//! Attributes for the provider's calls: any values that an application can pass without breaking memory safety.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_void};
@@ -22,14 +22,14 @@ unsafe impl Send for Fixture {}
 
 const WORDS: usize = 1024;
 
-/// `None`: libfabric is not installed. The wire is shared memory: others would open sockets.
+/// `None` if libfabric isn't installed. The wire is shared memory, because TCP would open sockets.
 static FIXTURE: Mutex<Option<Fixture>> = Mutex::new(None);
 
 macro_rules! call {
     ($table:expr, $op:ident, $($arg:expr),*) => {{
-        // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the function's types.
+        // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the types that the function takes.
         match unsafe { (*$table).$op } {
-            // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the function's types.
+            // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the types that the function takes.
             Some(op) => unsafe { op($($arg),*) },
             None => -fi::FI_ENOSYS,
         }
@@ -37,13 +37,13 @@ macro_rules! call {
 }
 
 fn fixture() -> Option<Fixture> {
-    // SAFETY: loading libfabric runs its constructors, which do nothing but register.
+    // SAFETY: loading libfabric runs its constructors, which only register providers.
     let core = unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if core.is_null() {
         return None;
     }
     if std::env::var_os("SOFTEFA_WIRE").is_none() {
-        // SAFETY: no other thread reads the environment now: this is the first call of a fuzzer. Its test runs with the variable.
+        // SAFETY: no other thread reads the environment now, as this is a fuzzer's first call. The test sets the variable itself.
         unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
     }
     let provider = softefa_fi::fi_prov_ini();
@@ -53,7 +53,7 @@ fn fixture() -> Option<Fixture> {
     if call!(provider, getinfo, api, ptr::null(), ptr::null(), 0, ptr::null(), &raw mut info) != 0 {
         return None;
     }
-    // SAFETY: an info of the list that getinfo returned.
+    // SAFETY: an info from the list that getinfo returned.
     let fabric_attr = unsafe { (*info).fabric_attr };
     assert_eq!(call!(provider, fabric, fabric_attr, &raw mut fabric, none), 0);
     // SAFETY: a field of the open fabric, which the core sets after `fi_fabric` returns.
@@ -69,7 +69,7 @@ fn fixture() -> Option<Fixture> {
     Some(Fixture { domain, gda: gda.cast_const().cast(), info, memory })
 }
 
-/// A string that an attribute may be, or null.
+/// A string for an attribute, or null.
 fn name(input: &mut Input<'_>) -> *mut c_char {
     let names = [c"", c"softefa", c"efa", c"efa-direct", c"softefa0-rdm", c"softefa0-dgrm", c"x"];
     match input.u8() {
@@ -79,7 +79,7 @@ fn name(input: &mut Input<'_>) -> *mut c_char {
 }
 
 impl Fixture {
-    /// An address: of the fixture's memory or of none.
+    /// An address in the fixture's memory, or in none.
     fn address(&self, input: &mut Input<'_>) -> *mut u8 {
         match input.u8() % 8 {
             0 => ptr::null_mut(),
@@ -134,7 +134,7 @@ impl Fixture {
         }
     }
 
-    /// Opens one object; null when it is refused.
+    /// Opens one object; returns null if that is refused.
     fn open(&self, input: &mut Input<'_>) -> *mut fi::fid {
         let none = ptr::null_mut::<c_void>();
         // SAFETY: an open domain.
@@ -221,7 +221,7 @@ impl Fixture {
     }
 }
 
-/// Opens, binds and closes with attributes as the bytes say.
+/// Opens, binds and closes objects with the attributes that the bytes select.
 pub fn attributes(data: &[u8]) {
     let mut slot = FIXTURE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     if slot.is_none() {
@@ -271,10 +271,10 @@ pub fn attributes(data: &[u8]) {
             }
         }
     }
-    // An object that another one uses closes after it, so the loop repeats as often as there are objects.
+    // An object closes only after those that use it, so the loop runs once per object.
     for _ in 0..open.len() + 1 {
         open.retain(|fid| {
-            // SAFETY: an object of the provider that is still open.
+            // SAFETY: one of the provider's objects that is still open.
             let ops = unsafe { (**fid).ops };
             call!(ops, close, *fid) != 0
         });

@@ -1,4 +1,4 @@
-//! Arbitrary bytes as a module of PTX.
+//! Arbitrary bytes as a PTX module.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use soft_gpu_ptx::{Launch, Memory, Module, Program, Range, run};
 /// Words that kernels may touch.
 struct Words([AtomicU64; 64], AtomicU64);
 
-// SAFETY: the words live as long as this value, and are atomics, to which references may exist.
+// SAFETY: the words live as long as this value, and are atomics, so references to them may exist.
 unsafe impl Memory for Words {
     fn generation(&self) -> &AtomicU64 {
         &self.1
@@ -23,10 +23,10 @@ unsafe impl Memory for Words {
     }
 }
 
-/// Parses the bytes as PTX, behind a header if they have none, links the module, and runs each kernel for a moment.
+/// Parses the bytes as PTX, with a header added if they lack one, links the module, and runs each kernel briefly.
 ///
 /// # Panics
-/// The interpreter panics, or an error has no cause or a line that the text does not have.
+/// If the interpreter panics, or an error has no cause, or a line beyond the text.
 pub fn module(bytes: &[u8]) {
     let mut text = String::from_utf8_lossy(bytes).into_owned();
     if !text.starts_with(".version") {

@@ -1,4 +1,4 @@
-//! The corpus and seeded bytes: inputs that a fuzzer found are checked in every run.
+//! Replays the corpus and seeded bytes, so that every run checks the inputs that a fuzzer found.
 
 use ferrogin_test_support::{Random, child, have_libfabric, repetitions, replay, workspace};
 
@@ -37,7 +37,7 @@ fn attributes_of_any_values_do_not_panic() {
 
 #[test]
 fn verbs_of_any_attributes_do_not_panic() {
-    // It sets a variable of the environment.
+    // It sets an environment variable.
     child::run("verbs_of_any_attributes_do_not_panic", &[], || replay("verbs", super::verbs));
 }
 
@@ -61,7 +61,7 @@ fn modules_of_any_bytes_end_in_known_errors() {
     replay("ptx", super::module);
 }
 
-/// Texts of the corpus with a few words changed for others of the same texts, which parse further than bytes do.
+/// Corpus texts with a few words replaced by others from the corpus. They get further through the parser than bytes do.
 #[test]
 fn changed_texts_end_in_known_errors() {
     let folder = workspace().join("tests/fuzz/corpus/ptx");

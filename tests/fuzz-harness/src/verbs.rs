@@ -1,8 +1,8 @@
 //! Arbitrary sequences of verbs with arbitrary attributes.
 //!
-//! Pointers are null or of open objects, and memory is mapped or refused: all else is the program's to get right.
+//! Pointers are null or point to open objects, and memory is mapped or refused: anything else is up to the program to get right.
 #![allow(unsafe_code)]
-// A call of a table reads the table and calls the function.
+// Calling through a table reads the table and calls the function.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{c_int, c_uint, c_void};
@@ -16,7 +16,7 @@ use ferrogin_test_support::Input;
 
 use soft_verbs::fuzzing as ib;
 
-/// A parameter or result of a call: null, or an object that is open until [`Run`] destroys it. Only the calls make others than null.
+/// A call's parameter or result: null, or an object that stays open until [`Run`] destroys it. Only the calls create non-null ones.
 #[repr(transparent)]
 struct Open<T>(*mut T);
 
@@ -31,14 +31,14 @@ impl<T> Copy for Open<T> {}
 impl<T> Open<T> {
     const NULL: Self = Self(ptr::null_mut());
 
-    /// The program's struct of the object.
+    /// The object's struct, as the program sees it.
     fn get(&self) -> Option<&T> {
-        // SAFETY: null or open. The fields that the program reads stay.
+        // SAFETY: null or open. The fields that the program reads don't change.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// The size of a struct that the program states: that of a `T`, or less.
+/// The size that the program states for a struct: that of a `T`, or less.
 #[repr(transparent)]
 struct Size<T>(u32, PhantomData<T>);
 
@@ -48,7 +48,7 @@ impl<T> Size<T> {
     }
 }
 
-// The calls as programs of C have them. Those that are not unsafe take null, open objects and structs of the size that they are told.
+// The calls as C programs see them. The safe ones take null, open objects, and structs of the size that they are told.
 unsafe extern "C" {
     safe fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *mut ib::ibv_device;
     fn ibv_open_device(device: *mut ib::ibv_device) -> Open<ib::ibv_context>;
@@ -135,7 +135,7 @@ unsafe extern "C" {
         attr: &mut ib::efadv_rq_depth_attr,
         size: Size<ib::efadv_rq_depth_attr>,
     ) -> c_int;
-    // Each ends the life of its object.
+    // Each of these ends its object's life.
     fn ibv_dealloc_pd(pd: *mut ib::ibv_pd) -> c_int;
     fn ibv_dereg_mr(mr: *mut ib::ibv_mr) -> c_int;
     fn ibv_destroy_ah(ah: *mut ib::ibv_ah) -> c_int;
@@ -146,10 +146,10 @@ unsafe extern "C" {
 }
 
 const SIZE: usize = 64 << 10;
-/// Open objects at most.
+/// The most objects that are open at a time.
 const MAX: usize = 40;
 
-/// What the changes of state on the way to RTS require.
+/// The masks that the state changes on the way to RTS require.
 const TO_INIT: u32 = ib::IBV_QP_STATE | ib::IBV_QP_PKEY_INDEX | ib::IBV_QP_PORT | ib::IBV_QP_QKEY;
 const TO_RTR: u32 = ib::IBV_QP_STATE;
 const TO_RTS: u32 = ib::IBV_QP_STATE | ib::IBV_QP_SQ_PSN;
@@ -166,14 +166,14 @@ enum Kind {
     Cntr,
 }
 
-/// An open object, and the objects that it uses.
+/// An open object, and those that it uses.
 struct Object {
     kind: Kind,
     at: *mut c_void,
     uses: Vec<*mut c_void>,
 }
 
-/// A device that stays open, and memory between pages without access.
+/// A device that stays open, and memory between two inaccessible pages.
 struct Device {
     context: Open<ib::ibv_context>,
     memory: *mut u8,
@@ -188,11 +188,11 @@ static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
 
 impl Device {
     fn open() -> Self {
-        // SAFETY: no other thread reads the environment now: this is the first call of a fuzzer or of its test.
+        // SAFETY: no other thread reads the environment now, as this is the first call of a fuzzer or its test.
         unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
-        // SAFETY: the list has a device, and stays.
+        // SAFETY: the list has a device, and is never freed.
         let device = unsafe { *ibv_get_device_list(None) };
-        // SAFETY: an entry of the list.
+        // SAFETY: an entry from the list.
         let context = unsafe { ibv_open_device(device) };
         assert!(!context.0.is_null());
         let (private, page) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, soft_nic::memory::page_size());
@@ -210,7 +210,7 @@ impl Device {
     }
 }
 
-/// A sequence of calls.
+/// Runs a sequence of calls.
 pub fn verbs(data: &[u8]) {
     ib::QUIET.store(true, Ordering::Relaxed);
     let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,12 +229,12 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Mostly the usual value, else any.
+    /// Mostly the usual value, sometimes any other.
     fn mostly(&mut self, usual: u64) -> u64 {
         if self.input.u8() < 230 { usual } else { self.input.edge() }
     }
 
-    /// Bytes of a struct that the program says it has: the whole, or fewer.
+    /// The size that the program states for a struct: the whole, or less.
     fn size<T>(&mut self) -> Size<T> {
         let whole = size_of::<T>() as u64;
         Size((self.mostly(whole) % (whole + 1)) as u32, PhantomData)
@@ -244,7 +244,7 @@ impl Run<'_> {
         self.objects.iter().filter(move |object| object.kind == kind)
     }
 
-    /// An open object of a kind, or rarely null.
+    /// An open object of this kind, or rarely null.
     fn pick<T>(&mut self, kind: Kind) -> Open<T> {
         let (number, count) = (self.input.u8(), self.all(kind).count());
         if count == 0 || number > 250 {
@@ -322,7 +322,7 @@ impl Run<'_> {
             ibv_reg_dmabuf_mr(pd, at, len, iova, fd, access as c_int)
         } else {
             let iova = if iova % 2 == 0 { addr as u64 } else { iova };
-            // SAFETY: the domain is null or open. The memory ends at pages without access, so what can be registered is the device's.
+            // SAFETY: the domain is null or open. Inaccessible pages surround the memory, so only the device's own can be registered.
             unsafe { ibv_reg_mr_iova2(pd, addr.cast(), len, iova, access) }
         };
         self.keep(Kind::Mr, mr, &[pd.0.cast()]);
@@ -438,7 +438,7 @@ impl Run<'_> {
             (location.ptr, location.dmabuf.fd, location.dmabuf.offset) = (self.address(), self.fd(), self.len());
         }
         let size = self.size::<ib::efadv_comp_cntr_init_attr>();
-        // SAFETY: the context is open, and the attributes are local variables of at least that size. The device's memory stays.
+        // SAFETY: the context is open, and the attributes are local variables of at least that size. The device's memory stays mapped.
         let cntr = unsafe { efadv_create_comp_cntr(self.device.context, &mut attr, &mut dv, size) };
         self.keep(Kind::Cntr, cntr, &[]);
     }
@@ -465,7 +465,7 @@ impl Run<'_> {
         self.keep(Kind::Pd, Open(made), &[attr.pd.cast(), attr.td.cast()]);
     }
 
-    /// Takes a queue pair to RTS, or changes its state in any way.
+    /// Takes a queue pair to RTS, or changes its state arbitrarily.
     fn modify(&mut self) {
         let qp = self.pick(Kind::Qp);
         if self.input.u8() < 128 {
@@ -507,7 +507,7 @@ impl Run<'_> {
         self.mostly(number.into()) as u32
     }
 
-    /// A session of `ibv_wr_*`.
+    /// Posts in one `ibv_wr_*` session.
     fn post_session(&mut self) {
         let open = ibv_qp_to_qp_ex(self.pick(Kind::Qp));
         let (Some(calls), ex) = (open.get(), open.0) else { return };
@@ -521,7 +521,7 @@ impl Run<'_> {
             unsafe { (*ex).wr_flags = self.mostly(ib::IBV_SEND_SIGNALED.into()) as u32 };
             let ((rkey, addr), imm) = (self.remote(), self.input.u32());
             let pick = self.input.u8() % 5;
-            // SAFETY: the queue pair is open and in its session; functions that it lacks are null.
+            // SAFETY: the queue pair is open and in a session; functions that it lacks are null.
             unsafe {
                 match pick {
                     0 => calls.wr_send.map(|call| call(ex)),
@@ -535,7 +535,7 @@ impl Run<'_> {
             let from = self.device.memory.wrapping_add(usize::from(self.input.u8()));
             let (pick, count, len) =
                 (self.input.u8() % 6, usize::from(self.input.u8() % 4), self.len() as usize % SIZE / 2);
-            // SAFETY: the queue pair is open and in its session, lists have as many entries, and inline data is the device's memory.
+            // SAFETY: the queue pair is open and in a session, lists have that many entries, and inline data is the device's memory.
             unsafe {
                 match pick {
                     0 | 1 => calls.wr_set_sge.unwrap()(ex, sges[0].lkey, sges[0].addr, sges[0].length),
@@ -545,14 +545,14 @@ impl Run<'_> {
                 }
             }
             let (ah, qpn, qkey) = (self.pick(Kind::Ah).0, self.qpn(), self.mostly(7) as u32);
-            // SAFETY: the queue pair is open and in its session, and the handle null or open.
+            // SAFETY: the queue pair is open and in a session, and the handle is null or open.
             unsafe { calls.wr_set_ud_addr.unwrap()(ex, ah, qpn, qkey) };
         }
         if self.input.u8() < 240 {
-            // SAFETY: the queue pair is open and in its session.
+            // SAFETY: the queue pair is open and in a session.
             unsafe { complete(ex) };
         } else {
-            // SAFETY: the queue pair is open and in its session.
+            // SAFETY: the queue pair is open and in a session.
             unsafe { abort(ex) };
         }
     }
@@ -561,7 +561,7 @@ impl Run<'_> {
         let qp: Open<ib::ibv_qp> = self.pick(Kind::Qp);
         let mut sges = [self.sge(), self.sge(), self.sge()];
         for sge in &mut sges {
-            // Inline data is read from there.
+            // Inline data is read from the device's memory.
             sge.addr = self.device.memory as u64;
             sge.length %= SIZE as u32;
         }
@@ -602,7 +602,7 @@ impl Run<'_> {
             let poll = self.ops().poll_cq.unwrap();
             let mut wcs = [ib::ibv_wc::default(); 4];
             let count = c_int::from(self.input.u8() % 6) - 1;
-            // SAFETY: the queue is null or open, and there is room for as many completions.
+            // SAFETY: the queue is null or open, and there is room for that many completions.
             let got = unsafe { poll(open.0.cast(), count, wcs.as_mut_ptr()) };
             assert!(got <= count.max(0), "{got} of {count}");
             return;
@@ -614,7 +614,7 @@ impl Run<'_> {
             return;
         }
         for _ in 0..self.input.u8() % 4 {
-            // SAFETY: the queue is open and in its turn; functions that it lacks are null.
+            // SAFETY: the queue is open and being polled; functions that it lacks are null.
             unsafe {
                 calls.read_opcode.unwrap()(cq);
                 calls.read_vendor_err.unwrap()(cq);
@@ -623,12 +623,12 @@ impl Run<'_> {
                 let _ = calls.read_imm_data.map(|read| read(cq));
                 let _ = calls.read_slid.map(|read| read(cq));
             }
-            // SAFETY: the queue is open and in its turn.
+            // SAFETY: the queue is open and being polled.
             if unsafe { calls.next_poll.unwrap()(cq) } != 0 {
                 break;
             }
         }
-        // SAFETY: the queue is open and in its turn.
+        // SAFETY: the queue is open and being polled.
         unsafe { calls.end_poll.unwrap()(cq) };
     }
 
@@ -675,7 +675,7 @@ impl Run<'_> {
         }
     }
 
-    /// Questions, and bytes that the program writes into the rings itself.
+    /// Makes queries, and writes bytes directly into the rings, as a program may.
     fn query(&mut self) {
         let qp: Open<ib::ibv_qp> = self.pick(Kind::Qp);
         let (mut attr, mut init) = (ib::ibv_qp_attr::default(), ib::ibv_qp_init_attr::default());
@@ -705,7 +705,7 @@ impl Run<'_> {
         efadv_get_max_rq_depth(self.device.context, &mut depth, Size::whole());
     }
 
-    /// Destroys an object, which fails exactly if another uses it.
+    /// Destroys an object, which must fail exactly when another one uses it.
     fn destroy(&mut self) {
         if self.objects.is_empty() {
             return;
@@ -740,7 +740,7 @@ impl Run<'_> {
         }
     }
 
-    /// Destroys all: queue pairs first, which may use later counters.
+    /// Destroys everything: queue pairs first, as they may use counters created later.
     fn close(&mut self) {
         while let Some(at) = self.objects.iter().rposition(|object| object.kind == Kind::Qp) {
             self.destroy_at(at);

@@ -1,4 +1,4 @@
-//! The bytes of a completion queue.
+//! Arbitrary bytes in a completion queue.
 
 use mlx5::cq::{CompletionQueue, CqParts, Layout};
 use mlx5::device::Handle;
@@ -7,11 +7,11 @@ use zerocopy::transmute_ref;
 
 use soft_mlx5::fuzzing::{ARM, ARM_REGISTER, CONSUMER, RING, Shared};
 
-/// A card writes arbitrary bytes into a completion queue at arbitrary times: every poll ends and returns at most the requested number
-/// of completions, and a corrupt queue stays corrupt.
+/// A card writes arbitrary bytes into a completion queue at arbitrary times: every poll returns, with no more completions than
+/// requested, and a corrupt queue stays corrupt.
 ///
 /// # Panics
-/// One of these rules is broken.
+/// If one of these rules is broken.
 pub fn completions(data: &[u8]) {
     let Some((&[mode, lap], mut rest)) = data.split_first_chunk::<2>() else { return };
     let log = u32::from(mode >> 1) % 6;
@@ -28,7 +28,7 @@ pub fn completions(data: &[u8]) {
         keep_alive: Handle::new(()),
     });
     let mut card = memory.completions(RING, log, CONSUMER);
-    // Each step writes the bytes of a slot, with or without a valid lap mark in byte 62, or polls.
+    // Each step polls, or writes a slot's bytes, with or without a valid lap mark in byte 62.
     while let Some((&[step, slot], after)) = rest.split_first_chunk::<2>() {
         rest = after;
         if step & 3 != 0 {

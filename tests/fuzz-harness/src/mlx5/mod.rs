@@ -1,4 +1,4 @@
-//! Arbitrary bytes in the queues of the ConnectX card.
+//! Arbitrary bytes in the ConnectX card's queues.
 
 mod completions;
 mod requests;

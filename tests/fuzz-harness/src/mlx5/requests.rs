@@ -1,4 +1,4 @@
-//! The bytes of a send ring.
+//! Arbitrary bytes in a send ring.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -40,21 +40,21 @@ fn fixture() -> &'static Fixture {
         let (before, rest) = vec![GUARD; 3 * BYTES].leak().split_at_mut(BYTES);
         let (region, after) = rest.split_at_mut(BYTES);
         let base = NonNull::from(region).cast();
-        // SAFETY: leaked memory that nothing else reaches: the guards are other slices.
+        // SAFETY: leaked memory that nothing else accesses: the guards are other slices.
         let mr = unsafe { card.register(&pd, base, BYTES, Access(0x1f)) }.expect("a region");
         let window = card.alloc_window(&pd, WindowType::Type2).expect("a window");
         let rkey = window.rkey;
-        // The memory stays mapped as long as the card is open.
+        // The window stays allocated as long as the card is open.
         std::mem::forget(window);
         Fixture { card, pd, mr, window: rkey, guards: [before, after] }
     })
 }
 
-/// Arbitrary bytes in a send ring of the card: it executes or refuses each request, and answers. Bytes outside the registered memory
-/// stay as they are.
+/// Puts arbitrary bytes into one of the card's send rings: it executes or refuses each request, and completes it. Bytes outside the
+/// registered memory don't change.
 ///
 /// # Panics
-/// One of these rules is broken.
+/// If one of these rules is broken.
 pub fn requests(data: &[u8]) {
     let Fixture { card, pd, mr, window, guards } = fixture();
     let Some((&mode, mut rest)) = data.split_first() else { return };
@@ -81,7 +81,7 @@ pub fn requests(data: &[u8]) {
     }
     let mut queue = CompletionQueue::new(cq.parts);
     let (qpn, mut next) = (qp.send.qpn, 0_u32);
-    // Requests: how to repair them, their size in units of 16 bytes, and as many bytes.
+    // Each request: how to repair it, its size in units of 16 bytes, and its bytes.
     while let Some((&[repair, units], after)) = rest.split_first_chunk::<2>() {
         let bytes = (usize::from(units) % 12 + 1) * 16;
         if after.len() < bytes || next > 12 {
@@ -97,7 +97,7 @@ pub fn requests(data: &[u8]) {
             request[0] = 0;
         }
         if repair & 2 != 0 {
-            // Keys that exist, at addresses that may.
+            // Keys that exist, with addresses that may exist.
             let key = if repair & 4 != 0 { *window } else { mr.rkey };
             let addr = mr.addr + u64::from(repair) * 16;
             for (at, value) in [(16, addr.to_be_bytes()), (24, (u64::from(key) << 32).to_be_bytes())] {
@@ -114,7 +114,7 @@ pub fn requests(data: &[u8]) {
         qp.send.ring.at(next).put_bytes(0, &request);
         next += bytes.div_ceil(64) as u32;
     }
-    // The last request is signaled; if the queue pair failed before, it is flushed with one.
+    // The last request is signaled; if the queue pair has failed by then, it completes with a flush error.
     let nop = CtrlSeg::new(0, next as u16, qpn, 1, FmCeSe::CQ_UPDATE, 0);
     qp.send.ring.at(next).put(0, nop);
     qp.send.record.set((next + 1) & 0xffff);
@@ -133,7 +133,7 @@ pub fn requests(data: &[u8]) {
         queue.release();
         last
     };
-    // Many polls between two pauses of the wait.
+    // Polls many times between two pauses of the wait.
     wait_until("answer of the card", || (0..1000).any(|_| is_done()));
     assert!(guards.iter().copied().flatten().all(|byte| *byte == GUARD), "bytes outside the region changed");
 }

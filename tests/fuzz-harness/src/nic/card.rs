@@ -1,4 +1,4 @@
-//! A card whose rings, doorbells and wire get arbitrary bytes.
+//! A card with arbitrary bytes in its rings, doorbells and wire.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use soft_nic::location::Location;
 use soft_nic::random::Random;
 
 const PD: u32 = 1;
-/// Bytes of a region, and of the guard on each side of it.
+/// The size of a region, and of the guard on each side of it, in bytes.
 const LEN: usize = 4096;
 const GUARD: u8 = 0xa5;
 
@@ -32,11 +32,11 @@ const FAULTS: [&str; 6] = [
     "sq_size=16,die_after=9",
 ];
 
-/// Memory of a region with a guard on each side.
+/// A region's memory, with a guard on each side.
 struct Guarded {
     bytes: Box<[u8]>,
     keys: Keys,
-    /// Without the right to write: the bytes must not change.
+    /// Nobody may write the bytes, so they must not change.
     constant: bool,
 }
 
@@ -58,7 +58,7 @@ impl Guarded {
     fn check(&self) {
         let (before, rest) = self.bytes.split_at(LEN);
         let (own, after) = rest.split_at(LEN);
-        // Whole slices, because a loop over bytes would take most of a fuzzer's time.
+        // Compares whole slices, because a loop over bytes would take most of a fuzzer's time.
         assert!(before == [GUARD; LEN] && after == [GUARD; LEN], "a guard was written");
         assert!(!self.constant || own == [1; LEN], "memory without the right was written");
     }
@@ -67,7 +67,7 @@ impl Guarded {
 struct TestCard {
     core: Core,
     qps: Vec<u16>,
-    /// Producer indices of send and receive queues.
+    /// The producer indices of each queue pair's send and receive queues.
     produced: Vec<(u32, u32)>,
     regions: Vec<Guarded>,
     handle: u16,
@@ -84,9 +84,9 @@ impl TestCard {
             Guarded::new(&mut core, PD, all),
             Guarded::new(&mut core, PD, Access::default()),
             Guarded::new(&mut core, PD, Access { remote_read: true, ..Access::default() }),
+            // In the other domain, so no queue pair of this one may use it.
             Guarded::new(&mut core, PD + 1, all),
         ];
-        // A region of the other domain, which no queue pair of this domain may use.
         let handle = core.open_handle(PD, peer).expect("a handle");
         let start = u64::from(core.config.faults.cntr_start);
         let (mut qps, mut produced) = (Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ impl TestCard {
         }
     }
 
-    /// A well-formed request with any keys and ranges.
+    /// A well-formed request with arbitrary keys and ranges.
     fn request(&mut self, which: usize, input: &mut Input<'_>) -> Vec<u8> {
         let target = self.qps[usize::from(input.u8()) % self.qps.len()];
         let qkey = self.core.qp(target).map_or(0, |qp| qp.qkey);
@@ -149,7 +149,7 @@ impl TestCard {
         let mut wqe = SendWqe::new(u64::from(index), dest, op);
         wqe.phase = self.core.qp(self.qps[which]).is_some_and(|qp| qp.sq.phase_of(index) == 1);
         let mut bytes = vec![0; geometry.wqe_size.bytes()];
-        // Data that does not fit is left out, so the request has no payload.
+        // Data that doesn't fit is left out, so that request has no payload.
         let _ = wqe.emit(&geometry, &mut bytes);
         bytes
     }
@@ -206,7 +206,7 @@ impl TestCard {
         }
     }
 
-    /// Actions of software on its queues.
+    /// Does what software does with its queues.
     fn software(&mut self, input: &mut Input<'_>) {
         let which = usize::from(input.u8()) % 2;
         match input.u8() % 9 {
@@ -252,7 +252,7 @@ impl TestCard {
     }
 }
 
-/// A GID that no other card of this machine has.
+/// A GID that no other card on this machine has.
 fn gid(card: u32, side: u32) -> Gid {
     let number = u64::from(std::process::id()) << 32 | u64::from(card.rotate_left(1) ^ side);
     Gid { address: None, secret: number.to_be_bytes() }
@@ -270,9 +270,9 @@ pub fn rings(data: &[u8]) {
     card.poll(40);
 }
 
-/// The peer of the wire, which sends arbitrary bytes.
+/// The peer at the other end of the wire, which sends arbitrary bytes.
 struct MaliciousPeer {
-    /// Connections of the peer and of the card.
+    /// Connections that the peer or the card opened.
     links: Vec<RingPair>,
     accepting: Vec<Accepting>,
     listener: Listener,
@@ -288,7 +288,7 @@ impl MaliciousPeer {
         }
         self.links.retain_mut(|link| link.proceed().is_ok());
         for link in &mut self.links {
-            // The peer reads everything, or the card would have no room.
+            // The peer reads everything, or else the card would run out of room.
             while link.rx.look()
                 && let Ok(Some((header, _))) = link.rx.peek()
             {
@@ -305,7 +305,7 @@ impl MaliciousPeer {
         let Some(link) = self.links.get_mut(at) else { return };
         match input.u8() % 8 {
             0 => {
-                // A word with any value at any place, cursors included.
+                // A word with an arbitrary value, anywhere, including the cursors.
                 let (memory, len) = link.memory();
                 let (area, shift, value) = (input.u8(), input.u16(), input.u64());
                 let at = match area % 4 {
@@ -313,11 +313,11 @@ impl MaliciousPeer {
                     1 => (usize::from(shift) % 512) & !63,
                     _ => 2 * 4096 + usize::from(shift) * 8 % (len - 2 * 4096),
                 } & !7;
-                // SAFETY: the word lies in the mapping of the connection.
+                // SAFETY: the word lies in the connection's mapping.
                 unsafe { soft_nic::memory::store_release(memory.wrapping_add(at).cast(), value) };
             }
             1 => drop(self.links.swap_remove(at)),
-            // SAFETY: `payload` holds the most bytes that a packet has.
+            // SAFETY: `payload` holds as many bytes as the longest packet.
             _ => drop(unsafe { link.tx.push(&header, payload.as_ptr()) }),
         }
         if let Some(link) = self.links.get_mut(at) {
@@ -326,7 +326,7 @@ impl MaliciousPeer {
     }
 }
 
-/// A packet that may name a queue or a request of the card.
+/// A packet that may name one of the card's queues or requests.
 fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     let target = card.qps[usize::from(input.u8()) % card.qps.len()];
     let qkey = card.core.qp(target).map_or(0, |qp| qp.qkey);
@@ -360,7 +360,7 @@ fn packet(card: &mut TestCard, input: &mut Input<'_>) -> Header {
     header
 }
 
-/// A card with a malicious peer: over shared memory, and by packets of a stream.
+/// A card with a malicious peer, over shared memory and with packets from a stream.
 pub fn wires(data: &[u8]) {
     static BENCHES: AtomicU32 = AtomicU32::new(1);
     let number = BENCHES.fetch_add(1, Ordering::Relaxed);

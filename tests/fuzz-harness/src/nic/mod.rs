@@ -1,4 +1,4 @@
-//! Arbitrary bytes for the engine of the EFA card: each function runs them as a small program and checks the invariants.
+//! Arbitrary bytes for the EFA card's engine: each function runs them as a small program and checks the invariants.
 #![allow(unsafe_code)]
 
 mod card;
@@ -14,7 +14,7 @@ use soft_nic::fault::{COUNTER_MASK, Faults, MAX_SQ_SIZE};
 
 pub use card::{rings, wires};
 
-/// Four lines: values of the environment's variables.
+/// Up to four lines, each the value of an environment variable.
 pub fn settings(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let lines: Vec<&str> = text.splitn(4, '\n').collect();
@@ -36,7 +36,7 @@ pub fn settings(data: &[u8]) {
     }
 }
 
-/// Bytes of cards, peers and software, for every parser.
+/// Gives the bytes to every parser of what cards, peers and software write.
 pub fn formats(data: &[u8]) {
     for geometry in [Geometry::V0, Geometry::NARROW, Geometry::WIDE] {
         let size = geometry.wqe_size.bytes();
@@ -44,7 +44,7 @@ pub fn formats(data: &[u8]) {
         let len = data.len().min(size);
         slot[..len].copy_from_slice(&data[..len]);
         if let Ok(request) = wqe::parse(&slot, &geometry) {
-            // A parsed request emits and parses to the same.
+            // A parsed request survives a round trip.
             let mut emitted = vec![0xa5; size];
             request.emit(&geometry, &mut emitted).expect("a parsed request fits");
             assert_eq!(wqe::parse(&emitted, &geometry), Ok(request));
@@ -82,12 +82,12 @@ pub fn formats(data: &[u8]) {
     for value in data.chunks(8) {
         word.add(value.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)));
     }
-    // SAFETY: `word` keeps its memory.
+    // SAFETY: `word` keeps its memory alive.
     let value = unsafe { soft_nic::memory::load_acquire(word.address()) };
     assert!(value <= COUNTER_MASK);
 }
 
-/// Bytes given to both sides of a handshake.
+/// Gives the bytes to both sides of a handshake.
 fn handshakes(data: &[u8], initiator: Gid) {
     let mut target = initiator;
     target.secret[0] ^= 1;
