@@ -1,4 +1,4 @@
-// Puts, values and gets: the bytes arrive at the right place and at no other.
+// Puts, values and gets: the bytes arrive in the right place, and nowhere else.
 #include "scenarios.h"
 
 #include <string.h>
@@ -6,7 +6,7 @@
 static constexpr unsigned char poison = 0xa5;
 
 // Every rank puts blocks of odd sizes at odd offsets to every rank, itself included. NCCL's barrier (flush and weak
-// signals) ends each round. The bytes around the blocks keep their values.
+// signals) ends each round. The bytes around the blocks don't change.
 static void put(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -39,8 +39,8 @@ static void put(Rank& rank) {
   s.close();
 }
 
-// A put with a signal increment: after the signal, the receiver reads the put's bytes. The ranks wait for each other, so that the
-// count identifies the put.
+// A put with a signal increment: once the signal is there, the receiver reads the put's bytes. The ranks wait for each other, so that
+// the count identifies the put.
 static void put_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -70,7 +70,7 @@ static void exchange_values(Session& s, ncclGin& gin, int rounds, size_t offset)
   Rank& rank = s.rank;
   int right = (rank.rank + 1) % rank.nranks;
   int left = (rank.rank + rank.nranks - 1) % rank.nranks;
-  // A value is never 0, so that its arrival shows in cleared memory.
+  // A value is never 0, so that its arrival is visible in cleared memory.
   auto value_of = [](int from, int round) { return T(seed_of(from, 0, round) % 251 + 1 + uint64_t(round) * 256); };
   for (int round = 0; round < rounds; round++) {
     size_t at = offset + size_t(round) * sizeof(T);
@@ -86,7 +86,7 @@ static void exchange_values(Session& s, ncclGin& gin, int rounds, size_t offset)
   CHECK(rank, gin.readSignal(1) == 0, "a value without a signal has raised one");
 }
 
-// A value of each size without a signal; the receiver polls memory.
+// Values of each size without a signal; the receiver polls memory.
 static void put_value(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -98,7 +98,7 @@ static void put_value(Rank& rank) {
   s.close();
 }
 
-// A value with a signal increment: after the signal, the receiver reads the value.
+// A value with a signal increment: once the signal is there, the receiver reads the value.
 static void put_value_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -143,7 +143,7 @@ static void put_value_signal(Rank& rank) {
 }
 
 #if FOREIGN_HAS_GET
-// Gets from each rank into own memory, visible after a flush. Also NCCL's barrier with a get fence.
+// Gets from each rank, visible after a flush. Also NCCL's barrier with a get fence.
 static void get(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -185,7 +185,7 @@ static void get(Rank& rank) {
 }
 #endif
 
-// A put beyond 1 GiB, which the device code splits: the signal proves that all bytes arrived.
+// A put of more than 1 GiB, which the device code splits: the signal proves that all bytes arrived.
 static void large(Rank& rank) {
   Needs needs;
   size_t bytes = (size_t(1) << 30) + 12345;
@@ -215,7 +215,7 @@ static void large(Rank& rank) {
   s.close();
 }
 
-// Windows of the same memory, of different sizes on different ranks, of host memory, and one that is registered late and deregistered
+// Windows over the same memory, of different sizes on different ranks, in host memory, and one that is registered late and deregistered
 // early.
 static void windows(Rank& rank) {
   Session s(rank, Needs());
@@ -241,7 +241,7 @@ static void windows(Rank& rank) {
     exchange(again, 100 + round, 0, 0);
     s.deregister(again);
     rank.barrier();
-    // One of two windows of the same memory is deregistered: the other still works.
+    // One of two windows over the same memory is deregistered: the other still works.
     exchange(uneven, 200 + round, 512, 512);
     Window* host = s.register_window(1 << 16, nullptr, FOREIGN_PTR_HOST);
     exchange(host, 300 + round, 1024, 1024);

@@ -1,10 +1,10 @@
-// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA and the PROXY backend, the generic ncclGin class and its barrier.
+// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA and PROXY backends, the generic ncclGin class and its barrier.
 #pragma once
 
 #define NCCL_OS_LINUX 1
 #define __CUDACC__ 1
 #define NCCL_GIN_EFA_GDA_ENABLE 1
-// Where instructions are counted, there is one backend.
+// With one backend only where instructions are counted.
 #ifdef SHIM_BARE
 #define NCCL_GIN_PROXY_ENABLE 0
 #else
@@ -38,5 +38,5 @@
 #define FOREIGN_HAS_GET 0
 #endif
 
-// Requests of ncclGin methods that have defaults before the flags.
+// For ncclGin methods that have defaults before the flags.
 inline constexpr uint32_t foreign_aggregate = ncclGinOptFlagsAggregateRequests;

@@ -1,5 +1,5 @@
-// A card that fails requests, stops or has too few counters, and a process at one of its limits: the plugin's line names cause and fix in
-// the time of docs/plugin.md, and no call hangs. scenarios/scenario-runner/tests/all/failures.rs has the same table for ferrogin's device code.
+// A card that fails requests, stops or has too few counters, and a process at one of its limits: the plugin's line names cause and fix within
+// the time in docs/plugin.md, and no call hangs. scenarios/scenario-runner/tests/all/failures.rs has the same table for our device code.
 #include "scenarios.h"
 
 #include <stdio.h>
@@ -9,12 +9,12 @@
 // Ends a hang. docs/plugin.md promises 6 s, and the machine may be busy.
 constexpr long long hang_limit = 120ll * 1000 * 1000 * 1000;
 
-// A failure of rank 0, and parts of the line that each rank sees: with kernels on the card, and through the proxy.
+// Rank 0's failure, and parts of the line that each rank sees: with kernels on the card, and through the proxy.
 struct Failure {
   const char* name;
-  // SOFTEFA_FAULTS of rank 0.
+  // Rank 0's SOFTEFA_FAULTS.
   const char* faults;
-  // The limit that rank 0 sets before its first post.
+  // Sets rank 0's limit, before its first post.
   void (*limit)();
   std::vector<const char*> seen[2];
   // Nothing for rank 0: the proxy doesn't have this failure.
@@ -28,7 +28,7 @@ static void set_limit(__rlimit_resource resource, rlim_t value) {
   setrlimit(resource, &now);
 }
 
-// Less room than a connection's shared memory takes.
+// Leaves less room than a connection's shared memory takes.
 static void no_memory() {
   long pages = 0;
   FILE* statm = fopen("/proc/self/statm", "r");
@@ -65,7 +65,7 @@ static const std::vector<Failure> failures = {
    {{"from rank 0 to rank 1", "the peer never answered", "shared memory needs: raise `ulimit -f`"}, {}}},
 };
 
-// On an EFA card the plugin cannot read the ring, which names the peer of NCCL's requests, and does not learn of limits of the process.
+// On an EFA card, the plugin can't read the peer of NCCL's requests from the ring, and doesn't learn of the process's limits.
 static bool known_of_efa(const char* part) {
   return !strstr(part, "to rank") && !strstr(part, "raise") && !strstr(part, "ulimit");
 }

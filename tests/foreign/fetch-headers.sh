@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fetches the headers of one NCCL release from PyPI: fetch-headers.sh VERSION CACHE
 #
-# Places the headers in CACHE/nccl-VERSION/include and deletes the rest of the wheel. Does nothing if the headers exist. Status 3 if
-# PyPI is not reachable.
+# Places the headers in CACHE/nccl-VERSION/include and deletes the rest of the wheel. Does nothing if the headers exist. Exits with status 3
+# if PyPI isn't reachable.
 set -euo pipefail
 
 if [ $# -ne 2 ]; then
@@ -15,7 +15,7 @@ target="$cache/nccl-$version"
 [ -f "$target/include/nccl.h" ] && exit 0
 
 mkdir -p "$cache"
-# Several stages of a test run may ask at once.
+# Several stages of a test run may fetch at the same time.
 exec 9>"$cache/fetch.lock"
 flock 9
 [ -f "$target/include/nccl.h" ] && exit 0

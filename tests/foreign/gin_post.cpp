@@ -1,7 +1,7 @@
 // gin_post VECTORS/efa_dp.json
 //
-// Tests the shim: replays the vectors of section gin_post, which were recorded from NCCL's device code, with the same code as compiled
-// here. Every request in a ring, every doorbell and every cursor must match. The card is a hook under the MMIO stores, which completes
+// Tests the shim: replays the vectors in section gin_post, which were recorded from NCCL's device code, with the same code compiled
+// here. Every request in a ring, every doorbell and every cursor must match. The card is a hook below the MMIO stores, and completes
 // requests at once.
 #include "device_code.h"
 #include "json.h"
@@ -113,7 +113,7 @@ std::vector<std::unique_ptr<Endpoint>> endpoints;
 std::vector<Event> events;
 std::mutex events_lock;
 
-// The card: records stores, and completes requests at a doorbell.
+// The card: records stores, and completes requests when a doorbell is rung.
 void on_store(uint64_t addr, uint64_t value, unsigned bytes) {
   std::lock_guard<std::mutex> guard(events_lock);
   for (auto& ep : endpoints) {
@@ -201,7 +201,7 @@ struct Replay {
       v["mode"].text == "cta" ? NCCL_GIN_RESOURCE_SHARING_CTA : NCCL_GIN_RESOURCE_SHARING_GPU;
   }
 
-  // The structs in `dev` are copies of those in the first two endpoints.
+  // `dev` has copies of the first two endpoints' structs.
   std::string state_of(size_t i) {
     if (i == 0) endpoints[0]->handle.base.submitted_count = dev.data.submitted_count;
     if (i == 1) endpoints[1]->handle.base.submitted_count = dev.pvdata.submitted_count;
@@ -250,7 +250,7 @@ struct Replay {
     }
   }
 
-  // Lanes of one warp run as threads that synchronize where the device code does.
+  // The lanes of a warp run as threads that synchronize where the device code does.
   void lanes(const Json& call) {
     const auto& all = call["lanes"].items;
     if (all.size() == 1) return lane(call, all[0]);
@@ -279,7 +279,7 @@ struct Replay {
     }
     for (const Event& e : events) add(got, e.endpoint->name, e.text);
     if (!one_lane) {
-      // Lanes write at the same time, so requests between two doorbells, and on different queues, have no order.
+      // Lanes write concurrently, so requests between two doorbells, or on different queues, have no order.
       for (auto* list : {&expected, &got}) {
         std::stable_sort(list->begin(), list->end(), [](const std::string& a, const std::string& b) {
           return a.substr(0, a.find(':')) < b.substr(0, b.find(':'));
@@ -376,7 +376,7 @@ int main(int argc, char** argv) {
   int cases = 0, calls = 0;
   for (const Json& v : vectors["gin_post"].items) {
     if (v["release"].text != release) continue;
-    // Requests of 2.31 contain the address of the value pool, which must be the recorded address.
+    // NCCL 2.31's requests contain the value pool's address, so it must be the recorded one.
     auto* wanted = (void*)v["putvalue"]["pool_addr"].number();
     auto* pool = (unsigned char*)mmap(wanted, 1 << 20, PROT_READ | PROT_WRITE,
                                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);

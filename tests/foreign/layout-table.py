@@ -3,14 +3,14 @@
 
 usage: layout-table.py VECTORS/efa_layout.json RELEASE
 
-Covers NCCL's device headers of that release, and the plugin ABI that plugin_abi.h declares. layout_check.cpp includes
-the result: it compiles only when NCCL's own structs, ours, and the vectors agree.
+Covers that release's device headers, and the plugin ABI that plugin_abi.h declares. layout_check.cpp includes
+the result: it compiles only if NCCL's own structs, ours, and the vectors agree.
 """
 
 import json
 import sys
 
-# Structs of the plugin ABI that plugin_abi.h has; NCCL's headers have none of them.
+# The plugin ABI's structs in plugin_abi.h; NCCL's headers have none of them.
 PLUGIN = {
     "ncclNetVDeviceProps_v12_t",
     "ncclNetProperties_v12_t",

@@ -1,10 +1,10 @@
-// Compiles only if NCCL's structs of this release, the plugin ABI of plugin_abi.h, and the layout
-// vectors agree in every size, alignment, offset, enum value and constant.
+// Compiles only if this NCCL release's structs, the plugin ABI in plugin_abi.h, and the layout
+// vectors agree on every size, alignment, offset, enum value and constant.
 #include "device_code.h"
 #include "plugin_abi.h"
 
 #define FOREIGN_VERSION_HEADER "nccl_device/transport/net_efa_gda/efa-dp-direct/include/common/efa_cuda_dp_version.h"
-// 2.31 has these macros beside the types.
+// 2.31 defines these macros next to the types.
 #if __has_include(FOREIGN_VERSION_HEADER)
 #include FOREIGN_VERSION_HEADER
 #endif

@@ -1,4 +1,4 @@
-// Refused calls, and every order of teardown that NCCL may use.
+// Refused calls, and every teardown order that NCCL may use.
 #include "scenarios.h"
 
 #include <dirent.h>
@@ -35,7 +35,7 @@ static int open_files() {
   return n;
 }
 
-// Consecutive communicators in one process, with full teardown, without destroyContext, and without deregMrSym too. Resources do not
+// Consecutive communicators in one process, with full teardown, without destroyContext, and also without deregMrSym. Resource use doesn't
 // grow with their number.
 static void teardown(Rank& rank) {
   int files[2] = {};
@@ -49,7 +49,7 @@ static void teardown(Rank& rank) {
     if (round % 3 == 2) {
       for (int i = 0; i < 10; i++) s.gin().put(s.world(), rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 4096);
     }
-    // NCCL does not tell a rank that another still posts to it. Here all ranks have received their data.
+    // NCCL doesn't tell a rank that another is still posting to it. Here, all ranks have received their data.
     rank.barrier();
     s.close(round % 3 == 0, round % 3 != 2);
     if (round == 2) files[0] = open_files();
@@ -58,7 +58,7 @@ static void teardown(Rank& rank) {
   CHECK(rank, files[1] <= files[0], "%d open files after 3 communicators, %d after 9", files[0], files[1]);
 }
 
-// Two communicators at once in one process, on one init context each.
+// Two communicators at once in one process, each on its own init context.
 static void two_communicators(Rank& rank) {
   Session a(rank, Needs());
   Session b(rank, Needs());
@@ -91,7 +91,7 @@ static void versions(Rank& rank) {
     CHECK(rank, warnings > before_, "%s was refused without a line why", #call); \
   } while (0)
 
-// Wrong arguments make an error and a log line, and the plugin still works.
+// Invalid arguments return an error and log a line, and the plugin still works.
 static void bad_arguments(Rank& rank) {
   setenv("FERROGIN_TIMEOUT", "40", 1);
   expect_warnings = true;
@@ -188,8 +188,8 @@ static void dead_peer(Rank& rank) {
   CHECK(rank, plugin->finalize(ctx) == ncclSuccess, "finalize");
 }
 
-// A rank dies during traffic: queryLastError of a rank that writes to it keeps returning true, and this rank can still close. Data to
-// the other ranks arrives.
+// A rank dies during traffic: on a rank that writes to it, queryLastError keeps reporting the error, and that rank can still close. Data
+// for the other ranks arrives.
 static void peer_dies(Rank& rank) {
   expect_warnings = true;
   Session s(rank, Needs());
@@ -198,19 +198,19 @@ static void peer_dies(Rank& rank) {
   rank.allgather(&own, sizeof(own), pids);
   int dead = rank.nranks - 1;
   if (rank.rank == dead) _exit(0);
-  // Waits until the parent has seen the end of the rank.
+  // Waits until the parent has reaped the rank.
   while (kill(pids[dead], 0) == 0) usleep(1000);
   ncclGin gin = s.gin();
   int right = (rank.rank + 1) % dead;
   for (int i = 0; i < 10; i++) gin.put(s.world(), dead, s.dst->handle(), 0, s.src->handle(), 0, 4096);
   *(uint64_t*)(s.src->base + 8192) = 7777;
   gin.put(s.world(), right, s.dst->handle(), 64, s.src->handle(), 8192, 8, ncclGin_WeakSignalInc{2});
-  // NCCL's proxy ends with the first failure.
+  // NCCL's proxy stops at the first failure.
   if (!through_proxy) {
     WAIT_SIGNAL(s, gin, 2, 1);
     CHECK(rank, s.dst->load<uint64_t>(64) == 7777, "the value from a living rank is wrong");
   }
-  // A rank that closes now could cancel data on its way to a live rank.
+  // A rank that closed now could cancel data on its way to a live rank.
   Rank living = rank;
   living.nranks--;
   living.barrier();
@@ -219,7 +219,7 @@ static void peer_dies(Rank& rank) {
     CHECK(rank, clock64() < deadline, "two minutes after a peer's death queryLastError knows nothing of it");
     usleep(1000);
   }
-  // The host reads the reason from the completion queue, a little later than the counter changes.
+  // The host reads the reason from the completion queue, a little after the counter changes.
   deadline = clock64() + (long long)patience;
   while (__atomic_load_n(&warnings, __ATOMIC_RELAXED) == 0) {
     CHECK(rank, clock64() < deadline, "an operation failed and no line says why");
@@ -229,8 +229,8 @@ static void peer_dies(Rank& rank) {
   s.close();
 }
 
-// A rank is killed at any moment of set-up, during a call or between two: the other ranks get an error within FERROGIN_TIMEOUT, and
-// can close.
+// A rank is killed at an arbitrary point of set-up, during a call or between two: the other ranks get an error within FERROGIN_TIMEOUT,
+// and can close.
 static void killed_in_setup(Rank& rank) {
   constexpr int rounds = 3;
   constexpr long long second = 1000ll * 1000 * 1000;
@@ -247,7 +247,7 @@ static void killed_in_setup(Rank& rank) {
     CHECK(rank, plugin->listen(ctx, 0, mine, &listeners[round]) == ncclSuccess, "listen");
     rank.allgather(mine, sizeof(mine), all[round]);
   }
-  // A time after the first connect, or after the first call that follows the last one.
+  // Kills at a random time, counted from the first connect, or from the first call after the last connect.
   std::thread killer;
   bool late = clock64() / 1000 % 2;
   auto kill_within = [&](unsigned microseconds) {
@@ -271,7 +271,7 @@ static void killed_in_setup(Rank& rank) {
   const char* call = "";
   void* coll = nullptr;
   long long began = 0;
-  // One timed collective call, which ends whichever rank is dead.
+  // One timed collective call, which returns whichever rank is dead.
   auto collective = [&](const char* name, auto&& body) {
     if (result != ncclSuccess) return false;
     call = name;
@@ -317,7 +317,7 @@ static void killed_in_setup(Rank& rank) {
   if (getenv("FOREIGN_DEBUG")) fprintf(stderr, "  [%d] the rank was killed in %s\n", rank.rank, call);
 }
 
-// init and finalize without a communicator, as when NCCL does not use a plugin.
+// init and finalize without a communicator, as when NCCL doesn't use a plugin.
 static void init_finalize(Rank& rank) {
   void* library = dlopen(plugin_path.c_str(), RTLD_NOW | RTLD_LOCAL);
   CHECK(rank, library, "dlopen: %s", dlerror());

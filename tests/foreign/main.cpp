@@ -1,9 +1,9 @@
 // foreign PLUGIN [--proxy] [--ranks N] [--scenario NAME|all|failures] [--except NAME]... [--list]
 //
-// `failures` are scenarios of two ranks, one of which has a fault or a limit of its own; `all` are the other scenarios. With --proxy kernels use
-// the RMA plugin of the library, through NCCL's proxy.
-// Loads a GIN plugin as NCCL does and uses its handles with NCCL's own device code. Prints PASS, FAIL or SKIP for each scenario; status
-// 1 if a scenario failed, 2 for wrong arguments.
+// Loads a GIN plugin as NCCL does and uses its handles with NCCL's own device code. Prints PASS, FAIL or SKIP for each scenario; exits with
+// status 1 if a scenario failed, 2 for invalid arguments.
+// `failures` are scenarios of two ranks, one of which has a fault or a limit of its own; `all` are the others. With --proxy, kernels use
+// the library's RMA plugin, through NCCL's proxy.
 #include "scenarios.h"
 
 #include <stdio.h>
@@ -85,7 +85,7 @@ int main(int argc, char** argv) {
     all.insert(all.end(), failures.begin(), failures.end());
   }
   if (plugin_path.empty() || ranks < 2 || ranks > max_ranks) return usage();
-  // dlopen searches the library path for a name without a slash.
+  // dlopen would search the library path for a name without a slash.
   char* absolute = realpath(plugin_path.c_str(), nullptr);
   if (!absolute) {
     fprintf(stderr, "foreign: %s: no such file\n", plugin_path.c_str());
@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
   plugin_path = absolute;
   free(absolute);
 
-  // The plugin reports once for each card that it has 64-byte requests only.
+  // The plugin reports once per card that it has only 64-byte requests.
   expect_warnings = !values_work();
   int run = 0, failed = 0;
   for (const Scenario& s : all) {

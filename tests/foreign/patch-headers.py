@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Copies NCCL's headers and replaces the PTX of the GIN path by calls of shim/cuda_shim.h.
+"""Copies NCCL's headers and replaces the PTX on the GIN path with calls to shim/cuda_shim.h.
 
 usage: patch-headers.py FROM TO
 
-FROM and TO are include directories. Everything else stays as NCCL ships it. Fails when a file that the test includes
-still has an asm statement, and when a replacement that is expected has nothing to replace: then NCCL has changed, and
-the list below has to follow.
+FROM and TO are include directories. Everything else stays as NCCL ships it. Fails if a file that the test includes
+still has an asm statement, or if a replacement finds nothing to replace: then NCCL has changed, and the list below
+must be updated.
 """
 
 import pathlib
@@ -43,7 +43,7 @@ PATCHES = {
     ],
 }
 
-# What the test includes, beside the files above, and that has to be free of asm.
+# What the test includes besides the files above; none of it may contain asm.
 CLEAN = [
     "nccl.h",
     "nccl_device/gin.h",

@@ -1,8 +1,8 @@
 /* The GIN plugin ABI, for a program that loads a plugin as NCCL does.
  *
- * Written by hand from the layouts in ../vectors/efa_layout.json (group "NCCL plugin API, aws-ofi-nccl headers") and
- * not from ferrogin's code, so that it is an independent check. nccl.h and nccl_device/net_device.h of the NCCL release
- * under test come first; they have ncclResult_t, ncclNetDeviceType and ncclNetDeviceHandle_v11_t. */
+ * Written by hand from the layouts in ../vectors/efa_layout.json (group "NCCL plugin API, aws-ofi-nccl headers"), not
+ * from ferrogin's code, so that it is an independent check. Include nccl.h and nccl_device/net_device.h of the NCCL
+ * release under test first; they have ncclResult_t, ncclNetDeviceType and ncclNetDeviceHandle_v11_t. */
 #ifndef FOREIGN_PLUGIN_ABI_H
 #define FOREIGN_PLUGIN_ABI_H
 

@@ -10,9 +10,9 @@
 
 #include "nccl_device/gin/proxy/gin_proxy_device_host_common.h"
 
-// NCCL takes this number of descriptors of a peer at once.
+// How many of a peer's descriptors NCCL takes at once.
 constexpr int poll_batch = 32;
-// NCCL's requests in flight of a receive.
+// NCCL's requests in flight per receive.
 constexpr int max_requests = 32;
 
 static ncclRmaCalls_v15_t rma;
@@ -52,12 +52,12 @@ struct Issued {
   void* request;
 };
 
-// One context: for each peer a queue of descriptors, by position modulo the queue's size.
+// One context: for each peer, a queue of descriptors, indexed modulo the queue's size.
 struct Queues {
   int id;
   ncclGinProxyGfd_t* descriptors;
   std::vector<Issued> issued;
-  // Descriptors read, and descriptors done, by peer.
+  // How many descriptors have been read, and how many are done, by peer.
   std::vector<uint32_t> seen, consumed;
   // `consumed`, where kernels read it.
   uint32_t* published;
@@ -152,7 +152,7 @@ ncclResult_t create_context(void* of, ncclGinConfig_v14_t* config, void** out, n
     TRY(get_rma_properties(comm->coll, &properties));
     flushes_all = properties.flushesAllPutsOnAnySignal;
   }
-  // A power of two that the plugin takes; NCCL reads NCCL_GIN_PROXY_QUEUE_SIZE.
+  // A power of two that the plugin allows; NCCL reads NCCL_GIN_PROXY_QUEUE_SIZE.
   uint32_t most = uint32_t(max_requests * comm->properties.maxRecvs), asked = uint32_t(config->queueDepth);
   context->queue_size = asked > 0 && asked <= most && !(asked & (asked - 1)) ? asked : most;
   size_t contexts = size_t(config->nContexts), peers = size_t(comm->nranks), slots = peers * context->queue_size;
@@ -164,7 +164,7 @@ ncclResult_t create_context(void* of, ncclGinConfig_v14_t* config, void** out, n
   auto* offsets = on_device<uint64_t>(signals + 1);
   void* unused = nullptr;
   if (signals > 0) {
-    // As NCCL does for device code of backendVersion 2, which resets no word.
+    // As NCCL does for device code of backendVersion 2, which never resets a word.
     uint64_t never_reset = NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0) ? FOREIGN_MR_SIGNAL_NEVER_RESET : 0;
     TRY(register_memory(comm, words, signals * sizeof(uint64_t), FOREIGN_PTR_CUDA, FOREIGN_MR_FORCE_STRICT_ORDER | never_reset,
                         &context->signals_mhandle, &unused));
@@ -210,13 +210,13 @@ ncclResult_t create_context(void* of, ncclGinConfig_v14_t* config, void** out, n
 ncclResult_t destroy_context(void* of) {
   std::unique_ptr<Context> context(static_cast<Context*>(of));
   TRY(rma.destroyContext(context->rma_ctx));
-  // The memory of a context outlives it.
+  // A context's memory outlives it.
   if (context->signals_mhandle) TRY(deregister_memory(context->comm, context->signals_mhandle));
   for (Queues& queues : context->queues) TRY(deregister_memory(context->comm, queues.inlines_mhandle));
   return ncclSuccess;
 }
 
-// Tests the requests of a peer, ticks the counters of those that are done, and tells kernels how far all are done.
+// Tests a peer's requests, increments the counters of those that are done, and tells kernels up to which one all are done.
 ncclResult_t complete(Context& context, Queues& queues, int peer) {
   Issued* row = &queues.issued[size_t(peer) * context.queue_size];
   uint32_t mask = context.queue_size - 1, first = queues.consumed[size_t(peer)];
@@ -226,7 +226,7 @@ ncclResult_t complete(Context& context, Queues& queues, int peer) {
       TRY(rma.test(context.comm->coll, one.request, &one.done));
       if (one.done && one.op & ncclGinProxyOpWithCounter) {
         uint64_t* counter = context.counters + queues.id * context.n_counters + one.counter;
-        // Kernels reset a counter only without operations in flight.
+        // Kernels reset a counter only when no operations are in flight.
         __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + 1, __ATOMIC_RELEASE);
       }
     }
@@ -237,7 +237,7 @@ ncclResult_t complete(Context& context, Queues& queues, int peer) {
   return ncclSuccess;
 }
 
-// Takes the next descriptor of a peer, each word of which has a flag; false if there is none.
+// Takes a peer's next descriptor, each word of which has a flag; returns false if there is none.
 bool take(Context& context, Queues& queues, int peer, ncclGinProxyGfd_t& to, Issued*& issued) {
   size_t slot = size_t(peer) * context.queue_size + (queues.seen[size_t(peer)] & (context.queue_size - 1));
   ncclGinProxyQword_t* words = queues.descriptors[slot].qword;
@@ -302,7 +302,7 @@ ncclResult_t issue(Context& context, Queues& queues, int peer, ncclGinProxyGfd_t
                         signal_op, is_strong, flags, &to.request);
 }
 
-// Takes a batch of a peer's descriptors. The plugin may hold back the doorbell of an operation that another one follows.
+// Takes a batch of a peer's descriptors. The plugin may hold back an operation's doorbell if another operation follows.
 ncclResult_t take_batch(Context& context, Queues& queues, int peer) {
   ncclGinProxyGfd_t now, next;
   Issued *issued, *after;

@@ -80,7 +80,7 @@ bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(
       Rank rank{r, nranks, scenario, (Shared*)page};
       body(rank);
       fflush(nullptr);
-      // exit and not _exit: the plugin's own exit handlers are part of the test.
+      // exit, not _exit: the plugin's exit handlers are part of the test.
       exit(0);
     }
     if (pids[r] < 0) {
@@ -116,7 +116,7 @@ bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(
     if (status == 0) continue;
     good = false;
     ((Shared*)page)->failed = 1;
-    // The other ranks notice in their next barrier; a rank that spins in device code is stopped a little later.
+    // The other ranks notice at their next barrier; a rank that spins in device code is killed a little later.
     if (!kill_at) kill_at = time(nullptr) + 5;
     if (WIFSIGNALED(status) && !(killed && WTERMSIG(status) == SIGKILL)) {
       fprintf(stderr, "  %s, rank %d: killed by signal %d (%s)\n", scenario, r, WTERMSIG(status),

@@ -20,11 +20,11 @@ struct Rank {
   const char* scenario;
   Shared* shared;
 
-  // Waits for all ranks; ends the process if another rank failed.
+  // Waits for all ranks; exits if another rank failed.
   void barrier() const;
-  // `all[r]` gets the `bytes` (at most 1024) of rank r.
+  // `all[r]` gets rank r's `bytes` bytes (at most 1024).
   void allgather(const void* mine, size_t bytes, void* all) const;
-  // Prints one line that names scenario and rank, and ends the process with status 1.
+  // Prints one line that names the scenario and rank, and exits with status 1.
   [[noreturn]] void fail(const char* file, int line, const char* format, ...) const
     __attribute__((format(printf, 4, 5)));
 };
@@ -34,10 +34,10 @@ struct Rank {
     if (!(condition)) (rank).fail(__FILE__, __LINE__, __VA_ARGS__); \
   } while (0)
 
-// Runs `body` in `nranks` processes; true when all of them ended with status 0 within five times
-// `seconds`. The limit ends a hung rank, and leaves time on a busy machine.
+// Runs `body` in `nranks` processes; returns whether all of them exited with status 0 within five times
+// `seconds`. The limit ends a hung rank, and leaves enough time on a busy machine.
 bool run_ranks(const char* scenario, int nranks, unsigned seconds, void (*body)(Rank&));
-// A signal handler calls this function in a rank whose time is over, to print its state.
+// A signal handler calls this function in a rank that runs out of time, to print its state.
 extern void (*on_timeout)();
 // This process's rank, for lines in a log.
 extern int this_rank;

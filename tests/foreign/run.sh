@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Tests the plugin with NCCL's own device code: run.sh [DIST] [-- SCENARIO...]
 #
-# DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release the script fetches the headers from
+# DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release, the script fetches the headers from
 # PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs all scenarios
-# with 2 and 4 ranks, then on cards with faults; then, through NCCL's proxy, those that the RMA plugin has. Prints a line for each test and a
-# last line with the counts; status 1 if a test failed. Without PyPI, pip or a compiler it prints the reason and counts the tests as skipped.
+# with 2 and 4 ranks, then on cards with faults, then the RMA plugin's through NCCL's proxy. Prints a line per test and a final line with
+# the counts; exits with status 1 if a test failed. Without PyPI, pip or a compiler, it prints the reason and counts the tests as skipped.
 #
-#   FERROGIN_PROVIDER=efa   over libfabric's own provider, the one of FERROGIN_LIBFABRIC, with the software card below verbs
+#   FERROGIN_PROVIDER=efa   over the provider of the libfabric in FERROGIN_LIBFABRIC, with the software card below verbs
 #   SOFTEFA_FAULTS=...      only these faults
-#   FOREIGN_RANKS="2 3 4"   the numbers of ranks on a card without faults [2 4; 2 with NCCL 2.31]
+#   FOREIGN_RANKS="2 3 4"   how many ranks to run on a card without faults [2 4; 2 with NCCL 2.31]
 #   FOREIGN_RELEASES=...    only these releases
 #   FERROGIN_VECTORS=DIR    the vectors, instead of tests/vectors
-#   FERROGIN_SOAK=1         2, 3 and 4 ranks, and on cards with faults also the scenarios that wait for seconds
+#   FERROGIN_SOAK=1         2, 3 and 4 ranks; on cards with faults, also the scenarios that wait for seconds
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -27,7 +27,7 @@ releases=${FOREIGN_RELEASES:-2.31.2 2.32.3}
 vectors=${FERROGIN_VECTORS:-$root/tests/vectors}
 passed=0 failed=0 skipped=0
 
-# Prints and counts the lines of a program. A program that ends without a line has failed.
+# Prints and counts a program's lines. A program that exits with an error without printing a FAIL line counts as failed.
 count() {
     local line before=$failed
     while IFS= read -r line; do
@@ -68,7 +68,7 @@ if [ ! -f "$plugin" ]; then
     finish
 fi
 
-# run RANKS SCENARIO [OPTION...], with the present release.
+# run RANKS SCENARIO [OPTION...], with the current release.
 run() {
     local ranks=$1 scenario=$2
     shift 2
@@ -76,7 +76,7 @@ run() {
     count "$log" $? "NCCL $release, $ranks ranks, ${SOFTEFA_FAULTS:-no faults}, $scenario"
 }
 
-# run_proxy RANKS FAULTS [OPTION...]: all scenarios that are chosen, through NCCL's proxy.
+# run_proxy RANKS FAULTS [OPTION...]: all chosen scenarios, through NCCL's proxy.
 run_proxy() {
     local ranks=$1 scenario
     local -x SOFTEFA_FAULTS=$2
@@ -115,20 +115,20 @@ run_release() {
     fi
     "$out/gin_post" "$vectors/efa_dp.json" >"$log"
     count "$log" $? "NCCL $release, gin_post"
-    # Most of their time is waiting, so they run beside the other scenarios.
+    # These mostly wait, so they run alongside the other scenarios.
     local failures=
     if [ "${scenarios[*]}" = all ] && [ -z "${SOFTEFA_FAULTS:-}" ]; then
-        # Through a pipe, because a limit of file sizes bounds what the ranks write to a file.
+        # Through a pipe, because the ranks' file size limit would cut off what they write to a file.
         {
             {
-                "${on_card[@]}" "$out/foreign" "$plugin" --scenario failures
                 [ "$FERROGIN_PROVIDER" != softefa ] || "$out/foreign" "$plugin" --proxy --scenario failures
+                "${on_card[@]}" "$out/foreign" "$plugin" --scenario failures
             } 2>&1 >"$log.failures" | cat >&2
         } &
         failures=$!
     fi
     local ranks="2 4"
-    # With NCCL 2.31, four ranks differ from the three with faults in their number only.
+    # With NCCL 2.31, four ranks add nothing to the three with faults.
     [ "$release" != 2.31.2 ] || ranks=2
     [ -z "${FERROGIN_SOAK:-}" ] || ranks="2 3 4"
     for n in ${FOREIGN_RANKS:-$ranks}; do
@@ -138,12 +138,12 @@ run_release() {
     done
     [ "$FERROGIN_PROVIDER" != softefa ] || [ -z "${SOFTEFA_FAULTS:-}" ] || run_proxy 2 "$SOFTEFA_FAULTS" --except large
     [ -z "${SOFTEFA_FAULTS:-}" ] || return
-    # Deliveries and completions in any order, with 16-bit request ids; a card without 128-byte requests; counters that begin above 0, and
-    # counters that wrap during the run, where scenarios that read a signal or counter are excluded (README.md).
+    # Deliveries and completions in any order, with 16-bit request ids; a card without 128-byte requests; counters that start above 0, and
+    # counters that wrap during the run, without the scenarios that read a signal or counter (README.md).
     for scenario in "${scenarios[@]}"; do
         SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
         [ "$FERROGIN_PROVIDER" != efa ] || SOFTEFA_FAULTS=seed=5,reorder=64,reread=0.2 run 2 "$scenario" "${thin[@]}"
-        # NCCL 2.31 has no other requests, and posts on the same counters.
+        # NCCL 2.31 has only 64-byte requests, and posts on the same counters.
         [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=wqe_size=64 run 2 "$scenario" "${thin[@]}"
         [ ${#thin[@]} -gt 0 ] && [ "$release" = 2.31.2 ] || SOFTEFA_FAULTS=cntr_start=2147400000 run 2 "$scenario" "${thin[@]}"
         case $scenario in
@@ -165,7 +165,7 @@ run_release() {
 
 export FERROGIN_PROVIDER=${FERROGIN_PROVIDER:-softefa}
 export FERROGIN_DEVICE=${FERROGIN_DEVICE:-cpu}
-# The command below which ranks have a card, or why there is none.
+# The command that gives the ranks it runs a card, or why there is none.
 on_card=(env) no_card=
 if [ "$FERROGIN_PROVIDER" = efa ]; then
     on_card=("$dist/ferrogin" verbs --)
@@ -176,12 +176,12 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Scenarios that wait for a time-out of several seconds do not depend on the card's sizes and counters.
+# Scenarios that wait several seconds for a timeout don't depend on the card's sizes and counters.
 thin=()
 if [ -z "${FERROGIN_SOAK:-}" ] && [ "${scenarios[*]}" = all ]; then
     thin=(--except peer_dies --except killed_in_setup --except dead_peer)
 fi
-# The releases run side by side, because much of their time is waiting. Each prints its lines into a file.
+# The releases run side by side, because they mostly wait. Each prints its lines into a file.
 declare -A process
 for release in $releases; do
     log=$work/$release.log

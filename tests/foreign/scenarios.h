@@ -1,4 +1,4 @@
-// The scenarios, which each rank runs with a session. A wrong result ends the rank through CHECK.
+// The scenarios, which each rank runs with a session. CHECK ends the rank on a wrong result.
 #pragma once
 
 #include "session.h"
@@ -9,15 +9,15 @@
 struct Scenario {
   const char* name;
   void (*body)(Rank&);
-  // Several times the duration on an idle machine; run_ranks allows more on a busy one.
+  // Several times what it takes on an idle machine; run_ranks allows even more, for a busy one.
   unsigned seconds;
-  // The reason why this build or number of ranks cannot run the scenario, or null.
+  // Why this build or number of ranks can't run the scenario, or null.
   const char* (*skip)(int nranks);
   // Calls putValue.
   bool values = false;
 };
 
-// The card's faults, from SOFTEFA_FAULTS; empty without faults.
+// The card's faults, from SOFTEFA_FAULTS; empty if there are none.
 inline const char* faults() {
   const char* text = getenv("SOFTEFA_FAULTS");
   return text ? text : "";
@@ -32,30 +32,30 @@ extern const std::vector<Scenario> data_scenarios;
 extern const std::vector<Scenario> signal_scenarios;
 extern const std::vector<Scenario> stress_scenarios;
 extern const std::vector<Scenario> lifecycle_scenarios;
-// Of the proxy alone.
+// For the proxy only.
 extern const std::vector<Scenario> strong_scenarios;
-// Calls of a GIN plugin itself.
+// Call a GIN plugin directly.
 extern const std::vector<Scenario> plugin_scenarios;
-// Two ranks, of which one has a fault or a limit of its own.
+// Two ranks, one of which has a fault or a limit of its own.
 std::vector<Scenario> failure_scenarios();
 
 // Bytes that depend on every part of `seed` and on their position.
 void fill(void* where, size_t bytes, uint64_t seed);
-// Index of the first byte that differs from the bytes of `fill`, or -1.
+// The index of the first byte that differs from what `fill` writes, or -1.
 ptrdiff_t first_difference(const void* where, size_t bytes, uint64_t seed);
-// One number for (from, to, round).
+// A number made from (from, to, round).
 inline uint64_t seed_of(int from, int to, int round) {
   return uint64_t(from + 1) * 1000003 + uint64_t(to + 1) * 10007 + uint64_t(round);
 }
 
-// Reads until `*p == value`; the alarm of the rank bounds it.
+// Reads until `*p == value`, or the rank's alarm goes off.
 template <typename T>
 inline void poll_until(const T* p, T value) {
   while (__atomic_load_n(p, __ATOMIC_ACQUIRE) != value) shim::spun();
   shim::progressed();
 }
 
-// Waits that end before the alarm with a line about the event: NCCL counts `cycles`, the shim nanoseconds.
+// Ends a wait before the alarm, with a line about the event. NCCL counts cycles; the shim counts nanoseconds.
 constexpr uint64_t patience = 120ull * 1000 * 1000 * 1000;
 
 #define WAIT_SIGNAL(session, gin, signal, least)                                                                    \

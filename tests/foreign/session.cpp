@@ -23,7 +23,7 @@ void plugin_logger(int level, unsigned long, const char*, int, const char* forma
   va_start(args, format);
   vsnprintf(text, sizeof(text), format, args);
   va_end(args);
-  // The plugin reports a missing capability of a card once, which is no failure.
+  // The plugin reports a capability that a card lacks once; that's not a failure.
   bool remark = strstr(text, "has no 128-byte requests");
   // The plugin's threads write log lines too.
   if (level == FOREIGN_LOG_WARN && !remark) {
@@ -41,7 +41,7 @@ Session::Session(Rank& rank_, const Needs& needs_) : rank(rank_), needs(needs_) 
   };
   load();
   connect();
-  // NCCL registers the windows that exist, then creates contexts, then registers its own resource window.
+  // NCCL registers the existing windows, then creates contexts, then registers its own resource window.
   src = register_window(needs.window_bytes);
   dst = register_window(needs.window_bytes);
   create_contexts();
@@ -181,10 +181,10 @@ void Session::create_contexts() {
 }
 
 void Session::progress() {
-  // NCCL's thread polls without a pause, which takes too long here, where ranks share cores.
+  // NCCL's thread polls without pausing, which would take too long here, where ranks share cores.
   for (int round = 0; !stopping; round++) {
     for (void* gin_context : gin_contexts) {
-      // NCCL's thread ends too; `has_error` tells.
+      // NCCL's thread ends too; `has_error` reports the error.
       if (plugin->ginProgress(gin_context) != ncclSuccess) return;
     }
     if (round % 64 == 63) usleep(20);
@@ -239,7 +239,7 @@ void Session::close(bool destroy_contexts, bool deregister_all) {
     if (window->owned) munmap(window->base, window->bytes);
     delete window;
   }
-  // NCCL closes a plugin's library after its last use.
+  // NCCL closes a plugin's library after the last use.
   dlclose(library);
 }
 

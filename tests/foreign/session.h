@@ -1,4 +1,4 @@
-// One rank's use of a GIN plugin, in NCCL's order of calls, up to the arguments of a kernel: an ncclDevComm with contexts and windows.
+// One rank's use of a GIN plugin, in NCCL's order of calls, up to a kernel's arguments: an ncclDevComm with contexts and windows.
 #pragma once
 
 #include "device_code.h"
@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-// The requirements of a scenario.
+// What a scenario requires.
 struct Needs {
   int signals = 4;
   int counters = 4;
-  int contexts = 1;     // of each connection
+  int contexts = 1;     // per connection
   int connections = 1;
   int queue_depth = 0;  // 0: the plugin's default
   size_t window_bytes = 1 << 20;
@@ -39,16 +39,16 @@ struct Window {
   }
 };
 
-// The path of the plugin under test.
+// The path to the plugin under test.
 extern std::string plugin_path;
-// Kernels use the RMA plugin of that library, through NCCL's proxy.
+// Kernels use that library's RMA plugin, through NCCL's proxy.
 extern bool through_proxy;
 // Loads the library, and returns the plugin's table.
 const ncclGin_v14_t* load_plugin(Rank& rank, void*& library);
-// The number of WARN lines of the plugin in this process, and the last one.
+// How many WARN lines the plugin logged in this process, and the last one.
 extern int warnings;
 extern char last_warning[2048];
-// Set by a scenario that causes warnings: the logger counts but does not print them.
+// Set by a scenario that causes warnings: the logger counts them without printing them.
 extern bool expect_warnings;
 // The logger for `init`: counts and prints warnings; with FOREIGN_DEBUG it prints all lines.
 void plugin_logger(int level, unsigned long flags, const char* file, int line, const char* format, ...);
@@ -58,10 +58,10 @@ class Session {
   Session(Rank& rank, const Needs& needs);
   Session(const Session&) = delete;
 
-  // The order of NCCL's teardown: ncclDevCommDestroy, ncclCommDestroy, last reference.
+  // Tears down in NCCL's order: ncclDevCommDestroy, ncclCommDestroy, last reference.
   void close(bool destroy_contexts = true, bool deregister = true);
 
-  // Registers `bytes` at `base` (fresh memory when null); collective.
+  // Registers `bytes` at `base` (fresh memory if null); collective.
   Window* register_window(size_t bytes, void* base = nullptr, int type = FOREIGN_PTR_CUDA);
   void deregister(Window* window);
 
@@ -72,12 +72,12 @@ class Session {
     return ncclTeamWorld(dev);
   }
   nccl_ofi_gin_gdaki_dev_handle* device_handle(int context = 0) const;
-  // True if queryLastError of any context returns true.
+  // Returns whether queryLastError reports an error for any context.
   bool has_error() const;
-  // Fails the scenario when a context has seen an error.
+  // Fails the scenario if a context has seen an error.
   void expect_no_error() const;
-  // Flushes every context and waits for the other ranks, so that no rank writes to a closed one. Checks that there was no error, and no
-  // unexpected warning.
+  // Flushes every context and waits for the other ranks, so that no rank writes to a closed one. Checks that there were no errors and no
+  // unexpected warnings.
   void settle() const;
   void dump() const;
 
@@ -87,7 +87,7 @@ class Session {
   void* ctx = nullptr;
   std::vector<void*> colls;
   ncclDevComm dev = {};
-  // The first signal of NCCL's barrier, which follows the requested signals.
+  // The first of the signals for NCCL's barrier, which follow the requested ones.
   ncclGinBarrierHandle barrier = {};
   Window* src = nullptr;
   Window* dst = nullptr;

@@ -1,9 +1,9 @@
-// Signals, counters and NCCL's barrier: each counts only the operations that name it.
+// Signals, counters and NCCL's barrier: each counts only operations that name it.
 #include "scenarios.h"
 
 #include <string.h>
 
-// Signal add n, for which NCCL's EFA backend posts n writes, without and with bytes.
+// Adding n to a signal, for which NCCL's EFA backend posts n writes, without and with bytes.
 static void signal_add(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -39,7 +39,7 @@ static void signal_add(Rank& rank) {
   s.close();
 }
 
-// A counter counts each put that names it once, with any signal. No signal of the peer counts a put without a signal.
+// A counter counts each put that names it exactly once, whatever its signal. A put without a signal raises none at the peer.
 static void counters(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -82,7 +82,7 @@ static void counters(Rank& rank) {
   gin.put(s.world(), right, dst, 0, src, 0, 8, ncclGin_None{}, ncclGin_WeakCounterInc{0});
   WAIT_COUNTER(s, gin, 0, 1);
   CHECK(rank, gin.readCounter(0) == 1, "counter 0 is %llu", (unsigned long long)gin.readCounter(0));
-  // The source may be overwritten after the counter changed.
+  // The source may be overwritten once the counter has changed.
   for (int round = 0; round < 200; round++) {
     fill(s.src->base + 4096, 4096, seed_of(rank.rank, right, round));
     gin.put(s.world(), right, dst, 4096 * size_t(1 + round % 200), src, 4096, 4096, ncclGin_None{},
@@ -100,7 +100,7 @@ static void counters(Rank& rank) {
   s.close();
 }
 
-// Resets, shadows and reads of signals while they change.
+// Resets, shadows, and reading signals while they change.
 static void reset(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -128,7 +128,7 @@ static void reset(Rank& rank) {
   for (int i = 0; i < 10; i++) gin.signal(s.world(), right, ncclGin_WeakSignalInc{1});
   gin.waitSignalMeetShadow(ncclCoopThread(), 1);
   CHECK(rank, gin.readSignal(1) == 210, "%llu", (unsigned long long)gin.readSignal(1));
-  // A wait with a deadline ends if the signal does not arrive.
+  // A wait with a deadline ends if the signal doesn't arrive.
   ncclResult_t result = gin.waitSignal(ncclCoopThread(), 2, 1, 64, cuda::memory_order_acquire, 20 * 1000 * 1000);
   CHECK(rank, result == ncclTimeout, "a wait for nothing returned %d", int(result));
   s.settle();
@@ -162,7 +162,7 @@ static void barrier(Rank& rank) {
   s.close();
 }
 
-// Contexts of several connections have separate signals, counters and values.
+// Contexts on several connections have separate signals, counters and values.
 static void contexts(Rank& rank) {
   Needs needs;
   needs.contexts = 3;
@@ -204,20 +204,20 @@ static void contexts(Rank& rank) {
   s.close();
 }
 
-// Ranks that have more signals or counters than others.
+// Ranks with different numbers of signals and counters.
 static void asymmetric(Rank& rank) {
   Needs needs;
   needs.signals = 2 + 3 * rank.rank;
   needs.counters = rank.rank;
   Session s(rank, needs);
   ncclGin gin = s.gin();
-  // NCCL's barrier signals follow the others, so their numbers differ here, and the test uses the host's barrier.
+  // NCCL's barrier signals follow the others, so their numbers differ between ranks, and the test uses the host's barrier.
   int rounds = 100;
   for (int peer = 0; peer < rank.nranks; peer++) {
     unsigned last = unsigned(2 + 3 * peer + rank.nranks) - 1;
     for (int round = 0; round < rounds; round++) {
       size_t slot = size_t(rank.rank) * rounds + size_t(round);
-      // The device code checks the signal number of a put against its own count, but not that of a value.
+      // The device code checks a put's signal number against its own count, but not a value's.
       gin.putValue(s.world(), peer, s.dst->handle(), 8 * slot, seed_of(rank.rank, peer, round),
                    ncclGin_WeakSignalInc{last});
     }
@@ -248,7 +248,7 @@ static void asymmetric(Rank& rank) {
   s.close();
 }
 
-// No counters at all, and no signals but those of the barrier.
+// No counters at all, and no signals except the barrier's.
 static void bare(Rank& rank) {
   Needs needs;
   needs.signals = 0;

@@ -1,11 +1,11 @@
-// Aggregation, flush, laps of the rings, several threads on one context.
+// Aggregation, flush, laps of the rings, and several threads on one context.
 #include "scenarios.h"
 
 #include <string.h>
 
 #include <thread>
 
-// Eight puts, seven of them aggregated: all arrive, with and without a signal, whatever operation ends the sequence.
+// Eight puts, seven of them aggregated: all arrive, with and without signals, whatever operation ends the sequence.
 static void aggregate(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -28,7 +28,7 @@ static void aggregate(Rank& rank) {
     WAIT_SIGNAL(s, gin, 2, uint64_t(round) + 1);
     FLUSH(s, gin);
   }
-  // Without signals the receiver polls memory. A put without bytes rings the doorbell for the puts before it.
+  // Without signals, the receiver polls memory. A put without bytes rings the doorbell for the puts before it.
   memset(s.dst->base, 0, s.dst->bytes);
   rank.barrier();
   for (int round = 0; round < 200; round++) {
@@ -43,7 +43,7 @@ static void aggregate(Rank& rank) {
     FLUSH(s, gin);
     rank.barrier();
   }
-  // Aggregated puts with counters stay on each counter's endpoint until a plain post rings its doorbell.
+  // Aggregated puts with counters wait on each counter's endpoint until a plain post rings its doorbell.
   for (int round = 0; round < 100; round++) {
     for (int i = 0; i < 8; i++) {
       put_flags(gin, s.world(), right, dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{unsigned(i) % 2},
@@ -56,14 +56,14 @@ static void aggregate(Rank& rank) {
   s.close();
 }
 
-// After a flush the sources may be overwritten: later writes to the sources do not arrive.
+// After a flush, the sources may be overwritten: later writes to them don't arrive.
 static void flush(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
   int right = (rank.rank + 1) % rank.nranks;
   int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr size_t block = 2048;
-  // A flush without posts ends.
+  // A flush without posts returns.
   FLUSH(s, gin);
   for (int round = 0; round < 30; round++) {
     for (int i = 0; i < 256; i++) {
@@ -85,7 +85,7 @@ static void flush(Rank& rank) {
     }
     rank.barrier();
   }
-  // After a flush the counters of all endpoints do not change.
+  // After a flush, no endpoint's counters change any more.
   for (unsigned c = 0; c < 4; c++) {
     uint64_t value = gin.readCounter(c);
     CHECK(rank, value == 16 * 30, "counter %u is %llu behind the flush", c, (unsigned long long)value);
@@ -94,14 +94,14 @@ static void flush(Rank& rank) {
   s.close();
 }
 
-// NCCL 2.31 reuses a value's slot after as many completions as the queue has slots, of any values. With completions out of order this
-// is wrong, and neither plugin nor card can correct it, so the test separates the laps there.
+// NCCL 2.31 reuses a value's slot after as many completions as the queue has slots, whichever values they are for. With completions out of
+// order this is wrong, and neither plugin nor card can fix it, so the test separates the laps there.
 static bool values_need_care() {
   const char* f = faults();
   return !through_proxy && FOREIGN_BACKEND_VERSION == 1 && (strstr(f, "reorder") || strstr(f, "delay_us") || strstr(f, "reread"));
 }
 
-// Many laps of every ring, also with a small queue.
+// Many laps of every ring, with the default and a small queue.
 static void wrap_with(Rank& rank, int queue_depth, int posts) {
   Needs needs;
   needs.queue_depth = queue_depth;
@@ -111,7 +111,7 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
   int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr int slots = 4096;
   for (int i = 0; i < slots; i++) *(uint64_t*)(s.src->base + 8 * i) = seed_of(rank.rank, 0, i);
-  // The value contains its number, which distinguishes it from older values.
+  // A value contains its number, which tells it apart from older ones.
   auto value_of = [](int from, int i) { return seed_of(from, 1, 0) << 32 | uint32_t(i); };
   int value_lap = through_proxy ? 0 : int(s.device_handle()->pvdata.sq_size);
   for (int i = 0; i < posts; i++) {
@@ -122,7 +122,7 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
     gin.putValue(s.world(), right, s.dst->handle(), 8 * slots * 4 + at, value_of(rank.rank, i),
                  ncclGin_WeakSignalInc{2});
     if (values_need_care() && i % value_lap == value_lap - 1) FLUSH(s, gin);
-    // Values arrive in any order, so a word is written only after its last value arrived.
+    // Values arrive in any order, so a word is written again only once its last value has arrived.
     if (i % slots == slots - 1) {
       WAIT_SIGNAL(s, gin, 2, uint64_t(i) + 1);
       rank.barrier();
@@ -155,8 +155,8 @@ static void small_queue(Rank& rank) {
   wrap_with(rank, 16, 5000);
 }
 
-// Many laps of the data endpoint's ring and, with cntr_start near it, across the wrap of its 31-bit counter. The test
-// reads no signal or counter, because NCCL reads all 64 bits of them.
+// Many laps of the data endpoint's ring and, if cntr_start is close, across the wrap of its 31-bit counter. The test
+// reads no signals or counters, because NCCL reads all 64 bits of them.
 static void plain_laps(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -190,7 +190,7 @@ static void plain_laps(Rank& rank) {
   s.close();
 }
 
-// Four threads post on one context: no post is lost or counted twice.
+// Several threads post on one context: no post is lost or counted twice.
 static void threads_with(Rank& rank, int posters, int posts) {
   Session s(rank, Needs());
   std::vector<std::thread> threads;
@@ -228,7 +228,7 @@ static void threads_with(Rank& rank, int posters, int posts) {
   for (std::thread& t : threads) t.join();
   ncclGin gin = s.gin();
   FLUSH(s, gin);
-  // The targets of the posts, by the same rule.
+  // How many posts target this rank, by the same rule.
   uint64_t expected = 0;
   for (int from = 0; from < rank.nranks; from++) {
     for (int t = 0; t < posters; t++) {
@@ -261,7 +261,7 @@ static void threads(Rank& rank) {
   threads_with(rank, 4, 3000);
 }
 
-// The lanes of a warp post together: NCCL's code reserves slots for all lanes on a queue at once, in parts of max_batch.
+// The lanes of a warp post together: NCCL's code reserves slots for all lanes on a queue at once, max_batch at a time.
 static void warp(Rank& rank) {
   constexpr int lanes = 24, rounds = 60;
   Session s(rank, Needs());
@@ -280,7 +280,7 @@ static void warp(Rank& rank) {
         *(uint64_t*)(s.src->base + slot) = seed_of(rank.rank, lane, round);
         put_flags(gin, s.world(), right, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
                   ncclGin_None{}, round % 3 ? foreign_aggregate : 0);
-        // The lanes use different queues here, because they name two counters.
+        // Here the lanes use different queues, because they name two counters.
         gin.put(s.world(), right, s.dst->handle(), 262144 + slot, s.src->handle(), slot, 8, ncclGin_None{},
                 ncclGin_WeakCounterInc{unsigned(lane) % 2});
         gin.putValue(s.world(), right, s.dst->handle(), 524288 + slot, seed_of(rank.rank, lane, round),

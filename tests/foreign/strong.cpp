@@ -1,4 +1,4 @@
-// Strong signals and signals in memory, which NCCL's proxy has.
+// Strong signals and signals in memory, which NCCL's proxy supports.
 #include "scenarios.h"
 
 #include <string.h>
@@ -25,12 +25,12 @@ static void check_blocks(Session& s, int from, int round) {
   CHECK(rank, s.dst->load<uint64_t>(area) == seed_of(from, blocks, round), "round %d: the value is not there", round);
 }
 
-// Waits for an exact count of a word in memory.
+// Waits until a word in memory has this exact count.
 static void wait_word(Session& s, size_t offset, uint64_t count) {
   poll_until((const uint64_t*)(s.dst->base + offset), count);
 }
 
-// A strong signal, with and without a put of its own, covers all puts and values before it.
+// A strong signal, with and without its own put, covers all puts and values before it.
 static void strong_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -53,7 +53,7 @@ static void strong_signal(Rank& rank) {
   s.close();
 }
 
-// Signals in memory: strong ones cover all that came before, weak ones their own put or value, and adds of several peers are exact.
+// Signals in memory: strong ones cover everything before them, weak ones their own put or value, and adds from several peers are exact.
 static void va_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
@@ -67,7 +67,7 @@ static void va_signal(Rank& rank) {
     gin.signal(s.world(), right, ncclGin_StrongVASignalAdd{dst, strong_at, 3});
     wait_word(s, strong_at, 3 * count);
     check_blocks(s, left, round);
-    // NCCL posts the put and its weak signal apart.
+    // NCCL posts the put and its weak signal separately.
     size_t bytes = 1 + size_t(round) * 97 % 9000;
     fill(s.src->base + area, bytes, seed_of(rank.rank, 100, round));
     gin.put(s.world(), right, dst, 2 * area, src, area, bytes, ncclGin_WeakVASignalInc{dst, weak_at});

@@ -1,12 +1,12 @@
 // The part of <cooperative_groups.h> that NCCL's device headers use. A thread is alone in its group, unless it is a
-// lane of a shim::Warp: then all lanes of the warp have to reach each of these calls together.
+// lane of a shim::Warp: then all of the warp's lanes must make each of these calls together.
 #pragma once
 
 #include "cuda_shim.h"
 
 namespace shim {
 
-// A barrier that yields; `members` threads of a warp meet here again and again.
+// A yielding, reusable barrier for `members` threads of a warp.
 struct Meeting {
   uint32_t arrived = 0;
   uint32_t round = 0;
@@ -26,7 +26,7 @@ struct Meeting {
 struct Warp {
   explicit Warp(unsigned lanes_) : lanes(lanes_) {}
   unsigned lanes;
-  Meeting everyone;              // of all lanes: a smaller group may still be busy when others come here
+  Meeting everyone;              // for all lanes: a smaller group may still be busy when others arrive
   Meeting group[32];             // by the group's first lane
   unsigned long long label[32];  // by lane
   uint64_t value[32];            // by the group's first lane

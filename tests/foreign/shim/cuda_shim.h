@@ -1,5 +1,5 @@
-// What NCCL's device headers take for granted from nvcc, for a host C++ compiler: one CPU thread is one CUDA thread
-// that is alone in its warp and its block. Written for this test; nothing here comes from the CUDA toolkit.
+// What NCCL's device headers expect nvcc to provide, for a host C++ compiler: one CPU thread is one CUDA thread that is
+// alone in its warp and block. Written for this test; nothing here comes from the CUDA toolkit.
 #pragma once
 
 #include <sched.h>
@@ -18,7 +18,7 @@
 #define __shared__ static
 #define __forceinline__ inline __attribute__((always_inline))
 
-// Functions of NCCL's headers that use shared memory or other lanes are never called here.
+// Nothing here calls the functions in NCCL's headers that use shared memory or other lanes.
 struct ulonglong2 {
   unsigned long long x, y;
 } __attribute__((aligned(16)));
@@ -35,7 +35,7 @@ struct ulong2 {
 struct shim_dim3 {
   unsigned x = 0, y = 0, z = 0;
 };
-// NCCL puts threadIdx.x into the request id of a WQE: a thread of this test has its own number.
+// NCCL puts threadIdx.x into a WQE's request id, so each thread of the test has its own.
 #ifdef SHIM_BARE
 inline const shim_dim3 threadIdx;
 #else
@@ -90,7 +90,7 @@ inline long long clock64() {
 namespace shim {
 
 #ifdef SHIM_BARE
-// For counting instructions: a thread that is alone, nothing added to NCCL's code, and no hook.
+// For counting instructions: a single thread, nothing added to NCCL's code, and no hook.
 inline void spun() {}
 inline void progressed() {}
 inline void mmio_store_u32(uint64_t addr, uint32_t value) {
@@ -100,8 +100,8 @@ inline void mmio_store_u64(uint64_t addr, uint64_t value) {
   __atomic_store_n((uint64_t*)addr, value, __ATOMIC_RELAXED);
 }
 #else
-// NCCL's spin loops never yield. Loads that follow each other with no store between them are taken for a spin: yield,
-// and later sleep, because yielding alone collapses when there are more threads than cores.
+// NCCL's spin loops never yield. Many loads in a row without a store count as spinning: they yield, and later sleep,
+// because yielding alone collapses when there are more threads than cores.
 inline thread_local uint32_t loads_in_a_row = 0;
 
 inline void spun() {
@@ -117,7 +117,7 @@ inline void progressed() {
   loads_in_a_row = 0;
 }
 
-// Every MMIO store of NCCL's device code ends here; a test that plays the card hooks in.
+// Every MMIO store in NCCL's device code ends up here; a test that plays the card hooks in.
 inline void (*mmio_hook)(uint64_t addr, uint64_t value, unsigned bytes) = nullptr;
 
 inline void mmio_store_u32(uint64_t addr, uint32_t value) {
@@ -137,7 +137,7 @@ inline void red_add_u64(uint64_t* p, uint64_t v) {
 
 }  // namespace shim
 
-// NCCL's store of descriptors: the reader finds a flag in each word of 8 bytes.
+// How NCCL stores descriptors: each 8-byte word has a flag for the reader.
 inline void __stwt(uint4* to, const uint4& value) {
   uint64_t words[2];
   memcpy(words, &value, sizeof(words));
