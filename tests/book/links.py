@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Checks the links of a built book: links.py BOOK
+"""Checks the links in a built book: links.py BOOK
 
-Each link within the book leads to a file, and to an element of its anchor. Each link to the repository names a file of it. Each page
-of docs/ is in the book.
+Each link within the book must lead to a file, and to its anchor in it. Each link to the repository must name one of its files. Each
+page in docs/ must be in the book.
 """
 import sys
 from html.parser import HTMLParser
@@ -44,7 +44,7 @@ def fault(page, link):
     return None
 
 
-# The 404 page has paths from the root of a web server, and the print page is made of the others.
+# The 404 page has paths relative to the web server's root, and the print page consists of the others.
 files = [path for path in sorted(book.rglob("*.html")) if path.name not in ("404.html", "print.html")]
 pages = {path: Page(path) for path in files}
 faults = [f"{page.path.name}: {link}: {why}" for page in pages.values() for link in page.links if (why := fault(page, link))]

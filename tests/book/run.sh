@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the book and checks the links of its pages: run.sh [DIST]; DIST is not used. tests/all/docs.rs checks the links and the code of the
-# Markdown itself. It prints one line for each test, and its status is 1 when a test failed.
+# Builds the book and checks the links in its pages: run.sh [DIST]; DIST isn't used. tests/all/docs.rs checks the links and code in the
+# Markdown itself. Prints a line per test; exits with status 1 if a test failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 

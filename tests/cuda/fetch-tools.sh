@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Fetches the CUDA compiler and NCCL's headers from PyPI: fetch-tools.sh [CACHE]
 #
-# CACHE (default: .cache of the repository) gets cuda-13.0.88/ (nvcc, ptxas, nvlink, cuobjdump, nvdisasm, cudart) and
-# nccl-2.31.2/, nccl-2.32.3/ (headers). Does nothing for what is there, and nothing outside CACHE. Prints the directory
-# of the compiler. Status 3, and the reason, when something cannot be had.
+# CACHE (default: the repository's .cache) gets cuda-13.0.88/ (nvcc, ptxas, nvlink, cuobjdump, nvdisasm, cudart) and
+# nccl-2.31.2/, nccl-2.32.3/ (headers). Leaves alone what is already there, and everything outside CACHE. Prints the
+# compiler's directory. Exits with status 3, and the reason, if something isn't available.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -47,7 +47,7 @@ if [ ! -f "$target/complete" ]; then
     done
     tree=$work/tree/nvidia/cu13
     chmod +x "$tree"/bin/* "$tree"/nvvm/bin/* 2>/dev/null || true
-    # nvcc's and the linker's names for them.
+    # The names that nvcc and the linker expect.
     ln -sfn lib "$tree/lib64"
     for library in "$tree"/lib/lib*.so.*; do
         ln -sf "$(basename "$library")" "${library%.so.*}.so"

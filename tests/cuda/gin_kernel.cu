@@ -1,4 +1,4 @@
-// Every operation of ferrogin/gin.cuh, with every kind of group. nvcc and a host compiler compile it.
+// Every operation in ferrogin/gin.cuh, with every kind of group. Both nvcc and a host compiler compile it.
 #include <ferrogin/gin.cuh>
 
 #ifdef __CUDACC__
@@ -9,7 +9,7 @@
 
 using namespace ferrogin;
 
-// A group of the caller's own: any type with these three functions.
+// The caller's own group: any type with these three functions.
 struct Pair {
   FGIN_DEVICE unsigned thread_rank() const {
     return Thread().thread_rank();

@@ -1,4 +1,4 @@
-// Calls the kernels of gin_kernel.cu as functions: every operation refuses a null context.
+// Calls the kernels in gin_kernel.cu as functions: every operation refuses a null context.
 #include <ferrogin/gin.cuh>
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-// Compiles only if the layouts in ferrogin's headers are those of NCCL's structs.
+// Compiles only if the layouts in ferrogin's headers match NCCL's structs.
 #include <ferrogin/nccl_gin.cuh>
 
 #include <nccl_device/transport/net_efa_gda/efa-dp-direct/include/common/efa_cuda_dp_types.h>

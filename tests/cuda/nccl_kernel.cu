@@ -1,4 +1,4 @@
-// An ordinary kernel for NCCL's device API, which does not name ferrogin.
+// Ordinary kernels for NCCL's device API, which don't mention ferrogin.
 #include <nccl_device.h>
 
 extern "C" __global__ void nccl_put_value(ncclDevComm comm, ncclTeam team, int peer, ncclWindow_t win, size_t off,

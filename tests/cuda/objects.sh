@@ -2,8 +2,8 @@
 # Assembles the device code: objects.sh CUDA PTX OUT
 #
 # CUDA is the compiler's directory (fetch-tools.sh prints it), PTX the module that `ferrogin ptx` prints. OUT gets a copy
-# of it, ferrogin_device.sm_N.o for each architecture, and ferrogin_device.o for all of them: relocatable objects, which
-# nvcc links with kernels that were compiled with -rdc=true.
+# of it, ferrogin_device.sm_N.o for each architecture, and ferrogin_device.o for all of them: relocatable objects that
+# nvcc links with kernels compiled with -rdc=true.
 set -euo pipefail
 
 if [ $# -ne 3 ]; then
@@ -11,9 +11,9 @@ if [ $# -ne 3 ]; then
     exit 2
 fi
 cuda=$1 ptx=$2 out=$3
-# A kernel of 1024 threads has 64 registers for each, and so have the functions that it may call.
+# A kernel of 1024 threads has 64 registers per thread, and so do the functions that it may call.
 limit=-maxrregcount=64
-# 75 is the oldest that ptxas 13 assembles for; the PTX itself asks for 70.
+# 75 is the oldest that ptxas 13 supports; the PTX itself needs 70.
 architectures=(75 80 90 100 103 120)
 
 mkdir -p "$out"

@@ -1,4 +1,4 @@
-// The main function of a program of several translation units, each with a header of ferrogin.
+// The main function of a program with several translation units, each of which includes one of ferrogin's headers.
 #include <ferrogin/gin.cuh>
 #include <ferrogin/nccl_gin.cuh>
 
@@ -10,7 +10,7 @@
 KERNEL void gin_all(void* handle, uint32_t peer, fgin_window dst, fgin_window src, uint64_t bytes, int* status);
 KERNEL void nccl_all(ncclDevComm comm, int peer, ncclWindow_t dst, ncclWindow_t src, size_t bytes, uint64_t* out);
 
-// Without a communicator there is no context, and every operation returns an error for that.
+// Without a communicator there is no context, so every operation returns an error.
 __global__ void refuse(int* status) {
   ferrogin::Gin<> gin(nullptr, 0);
   *status = gin.status() == FGIN_INVALID_ARGUMENT && gin.flush() == FGIN_INVALID_ARGUMENT &&

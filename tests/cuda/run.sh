@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Compiles kernels with nvcc against ferrogin's CUDA C++ headers and counts what they cost: run.sh [DIST]
+# Compiles kernels with nvcc against ferrogin's CUDA C++ headers and counts their costs: run.sh [DIST]
 #
 # DIST (default: dist) holds the ferrogin tool and libferrogin_device.so. Fetches the compiler and NCCL's headers from
-# PyPI once (into .cache/). It links and disassembles what it compiles, which needs no GPU; with a GPU it also runs the program.
-# It prints one line for each test, and a last line with the counts; its status is 1 when a test failed.
+# PyPI once (into .cache/). Links and disassembles what it compiles, which needs no GPU; with a GPU, also runs the program.
+# Prints a line per test and a final line with the counts; exits with status 1 if a test failed.
 #
-#   CUDA_REFRESH=1          writes sass.txt, the table of what the fast path costs, from the counts
+#   CUDA_REFRESH=1          writes the counts to sass.txt, the table of the fast path's costs
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -32,7 +32,7 @@ skip() {
     skipped=$((skipped + 1))
 }
 
-# check NAME COMMAND...: passes when the command does; otherwise prints the command's first errors.
+# check NAME COMMAND...: passes if the command does; otherwise prints its first errors.
 check() {
     local name=$1
     shift
@@ -53,7 +53,7 @@ finish() {
 rm -rf "$out"
 mkdir -p "$out"
 
-# The header on the CPU needs no CUDA.
+# On the CPU, the header needs no CUDA.
 on_the_cpu() {
     local flags=(-std=c++17 -O2 -Wall -Wextra -Werror -I"$include")
     "${CXX:-g++}" "${flags[@]}" -x c++ -c "$here/gin_kernel.cu" -o "$out/gin_kernel.host.o" &&
@@ -85,9 +85,9 @@ esac
 export PATH=$cuda/bin:$PATH
 "$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
 
-# The PTX that the tool prints, and the checked-in file where the two differ. The fast path uses no
-# stack. A function that calls others keeps its return address and a few values, which ptxas counts as spilled; the C functions,
-# what they leave to a call, the slow path and the lanes of a warp keep more.
+# Assembles the PTX that the tool prints, and the checked-in file if it differs. The fast path uses no stack. A function that calls others
+# saves its return address and a few values, which ptxas counts as spilled; the C functions, their continuations, the slow path and the
+# warp functions save more.
 cd "$out" || exit 1
 assemble() {
     ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
@@ -110,8 +110,8 @@ for n in 75 80 90 100 103 120; do
     done
 done
 
-# Lanes of a warp that post together: each operation has one reservation, which the leader makes, and the requests of all lanes; the
-# function that the leader calls then has one fence and one doorbell, and a fence behind it.
+# Lanes of a warp that post together: each operation has one reservation, made by the leader, and all lanes' requests; the function that
+# the leader then calls has one fence and one doorbell, followed by a fence.
 lanes_share_a_doorbell() {
     PYTHONPATH=$here python3 -c '
 import re, sass, sys
@@ -126,13 +126,13 @@ check "lanes of a warp: one reservation, one fence and one doorbell" lanes_share
 check "relocatable objects" "$here/objects.sh" "$cuda" "$out/ferrogin_device.ptx" "$out/objects"
 object=$out/objects/ferrogin_device.sm_90.o
 
-# A kernel in PTX, linked with the module's object as another language would.
+# A kernel in PTX, linked with the module's object as another language would do it.
 linked_ptx() {
     ptxas -c -arch=sm_90 "$here/refuse.ptx" -o refuse.cubin && nvlink -arch=sm_90 refuse.cubin "$object" -o refused.cubin
 }
 check "a kernel in PTX linked with the object" linked_ptx
 
-# The kernels of the scenarios: the programs by rustc, and their calls of gin.cuh by clang; the latter by nvcc too.
+# The scenarios' kernels: rustc compiles the programs, and clang, as well as nvcc, their calls to gin.cuh.
 kernels=$root/scenarios/scenario-kernels
 scenario_kernels() {
     local part=$out/scenarios.$1
@@ -152,7 +152,7 @@ check "kernels of the scenarios with nvcc, by gin.cuh and nccl_gin.cuh: linked f
 
 check "kernels of the bench on a GPU, with nvcc for sm_90" "$root/benches/gpu/build.sh" "$out/bench" 90
 
-# Programs: kernels of both styles, and main, in a translation unit each.
+# Programs: kernels in both styles, and main, each in its own translation unit.
 check "kernels of gin.cuh" "${compile[@]}" -dc "$here/gin_kernel.cu" -o gin.o
 program() {
     local nccl=(-I"$root/.cache/nccl-$1/include")
@@ -170,7 +170,7 @@ for release in $releases; do
     *) fail "NCCL $release: the program on this GPU: $(tail -n 1 "$out/log")" ;;
     esac
 done
-# The program for the real libnccl, with NCCL's backend and with ferrogin's; where a GPU is, it runs.
+# The program for the real libnccl, with NCCL's backend and with ferrogin's; runs if there is a GPU.
 while IFS= read -r line; do
     case $line in
     "PASS "*) pass "${line#PASS }" ;;
@@ -183,7 +183,7 @@ for release in $releases; do
         "$here/layout.cu" -o layout.o
 done
 
-# Every CUDA block of README.md and of the manual.
+# Every CUDA block in README.md and the manual.
 awk -v out="$out/manual" '/^```cuda/ { file = out (++n) ".cu"; print "// " FILENAME > file; next } /^```/ { file = "" } file { print > file }' \
     "$root/README.md" "$root"/docs/*.md
 for block in manual*.cu; do
@@ -191,7 +191,7 @@ for block in manual*.cu; do
     check "$page, $block" "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -dc "$block" -o manual.o
 done
 
-# The examples: host and kernel from one source.
+# The examples, with host code and kernel in one source.
 two_ranks() {
     local rank status=0 ranks=()
     for rank in 0 1; do
@@ -232,8 +232,8 @@ for i in "${!messages[@]}"; do
     fi
 done
 
-# The cost of a post and of a flush, beside NCCL's own backend: kernel, instructions, registers, stack, spilled, loads before the
-# reservation and after the mark, shape, instructions and stack with all that a call can reach (see sass.py).
+# The costs of a post and a flush, next to NCCL's own backend: kernel, instructions, registers, stack, spilled, loads before the
+# reservation and after the mark, shape, and instructions and stack with everything that a call can reach (see sass.py).
 cubin() {
     nvcc -std=c++17 -arch=sm_90 -rdc=true -cubin -Xptxas -v "${@:2}" -o "$1.cubin" >"$1.log" 2>&1 &&
         nvlink -arch=sm_90 "$1.cubin" "$object" -o "$1.linked" >>"$1.link" 2>&1
@@ -250,7 +250,7 @@ costs() {
         python3 "$here/sass.py" nvdisasm own.cubin own.log own.linked nccl_put_value nccl_put nccl_flush | sed 's/^nccl/own_nccl/'
     } >sass.txt
 }
-# The limits are promises; the table has the last counts.
+# The limits are what we promise; the table has the last counts.
 within_limits() {
     awk -F '\t' '$1 ~ /^gin_(put|signal)/ {
                      posts++
@@ -278,9 +278,9 @@ if check "kernels disassembled" costs; then
     fi
 fi
 
-# NCCL's device code, unchanged, over ferrogin on the CPU: the clients of tests/foreign with ferrogin's backend, which post by
-# the functions that a kernel has inline. The generic code of 2.31 differs little, so it runs a part of the scenarios. Values
-# travel through the pool with 2.31, and inline with 2.32.
+# NCCL's device code, unchanged, over ferrogin on the CPU: the clients in tests/foreign with ferrogin's backend, which post through
+# the functions that kernels inline. 2.31's generic code differs little, so it runs only some of the scenarios. Values go
+# through the pool with 2.31, and inline with 2.32.
 declare -A scenarios=(
     [2.31.2]="put_value_signal signal_add counters aggregate"
     [2.32.3]="put put_signal put_value put_value_signal get windows signal_add counters reset barrier contexts asymmetric \

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Counts what kernels cost: sass.py NVDISASM CUBIN LOG LINKED KERNEL...
+"""Counts kernels' costs: sass.py NVDISASM CUBIN LOG LINKED KERNEL...
 
-LOG is what `ptxas -v` said when it made CUBIN, and LINKED is CUBIN linked with what it calls. One line for each KERNEL of CUBIN,
+LOG is what `ptxas -v` printed when it made CUBIN, and LINKED is CUBIN linked with what it calls. Prints a line for each KERNEL in CUBIN,
 tab-separated:
 
     kernel  instructions  registers  stack  spilled  before  after  shape  with callees  their stack
 
-Instructions are the kernel's own, whatever is inlined included and whatever it calls not; NOPs, which only pad, are left
-out. "With callees" has the instructions of every function that a call can reach too, each once, and then the bytes of the deepest stack, which
-each function takes from R1. Stack and spilled are in bytes. `before` is the longest chain of loads from global memory that the first atomic operation, the
-reservation, depends on, by its operands or by a branch; `after` is the number of loads behind the second one, the mark. The
-shape has, in the order of the code, what costs most: A for an atomic operation,
-Wn for n stores of 8 bytes to the card's queue, F for a system-scope fence, D for a doorbell.
+Instructions are the kernel's own, including what is inlined but not what it calls; NOPs, which are only padding, don't count. "With
+callees" adds the instructions of every function that a call can reach, each once; the last column is the deepest stack, which each
+function takes from R1. Stack and spilled are in bytes. `before` is the longest chain of loads from global memory that the first atomic
+operation, the reservation, depends on, through its operands or a branch; `after` is the number of loads after the second one, the mark.
+The shape lists what costs most, in code order: A for an atomic operation, Wn for n stores of 8 bytes to the card's queue, F for a
+system-scope fence, D for a doorbell.
 
-A chain is followed in the order of the code: a register has the depth of its last writer, and everything behind a branch or an
-exit the depth of its condition.
+Chains follow the order of the code: a register has the depth of its last writer, and everything after a branch or exit has the depth of
+its condition.
 """
 
 import re
@@ -45,7 +45,7 @@ def instructions(nvdisasm, cubin):
 
 
 def reachable(code, kernel):
-    """The instructions of a kernel of a linked image and of all functions that it can reach, and the deepest stack in bytes."""
+    """The instructions of a linked image's kernel and of all functions that it can reach, and the deepest stack in bytes."""
     callees, frames = {}, {}
     for name, instructions in code.items():
         calls = [operands for opcode, _, operands in instructions if opcode.startswith("CALL")]
@@ -54,7 +54,7 @@ def reachable(code, kernel):
             sys.exit(f"{name} has a call whose target is not known")
         steps = [re.match(r"\s*R1,(?: PT, PT,)? R1, -0x([0-9a-f]+)", operands) for _, _, operands in instructions]
         frames[name] = sum(int(step[1], 16) for step in steps if step)
-    # CUDA's own, which the driver has and which ends the kernel.
+    # CUDA's own function, which the driver provides and which ends the kernel.
     code, callees["__assertfail"], frames["__assertfail"] = code | {"__assertfail": []}, set(), 0
     found, waiting = set(), [kernel]
     while waiting:
@@ -89,7 +89,7 @@ def written(opcode, operands):
     if re.match(r"ST|RED|MEMBAR|BRA|EXIT|CALL|BSSY|BSYNC|CCTL", opcode):
         return [], operands
     parts = operands.split(",")
-    # A comparison writes two predicates, and some additions write a carry behind their result.
+    # A comparison writes two predicates, and some additions write a carry after their result.
     outputs = 1
     while outputs < len(parts) and re.fullmatch(r"\s*U?P(\d|T)\s*", parts[outputs - 1 if outputs == 1 else outputs]):
         outputs += 1
@@ -103,7 +103,7 @@ def written(opcode, operands):
 
 
 def chains(code):
-    """The chain of loads before the first atomic, and the number of loads behind the second one."""
+    """The chain of loads before the first atomic, and the number of loads after the second one."""
     depth, control, atomics, before, after = {}, 0, 0, 0, 0
     for opcode, predicate, operands in code:
         outputs, inputs = written(opcode, operands)

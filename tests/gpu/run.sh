@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# All tests that need a GPU, as `make test-gpu` runs them: run.sh [DIST] [NAME...]
+# Runs all tests that need a GPU, as `make test-gpu` does: run.sh [DIST] [NAME...]
 #
-# DIST (default: dist) is what `make build` made; two ranks share the GPU, and the software card takes the place of EFA. First come two values
-# from the PTX that ships, then the two-rank test with NCCL's library (two_ranks/), then the scenarios: from the PTX, and from machine code that nvcc
-# makes of ferrogin/gin.cuh and of ferrogin/nccl_gin.cuh; on both policies, all layouts and groups, on cards with faults, and below
-# compute-sanitizer. The posting rate comes last (benches/gpu/run.sh). nvcc, NCCL and compute-sanitizer come from PyPI (into .cache/)
-# unless they are there. With names, only tests whose names contain one.
+# DIST (default: dist) is the output of `make build`; two ranks share the GPU, and the software card takes the place of EFA. First come two
+# values with the shipped PTX, then the two-rank test with NCCL's library (two_ranks/), then the scenarios, with the PTX and with machine
+# code that nvcc makes from ferrogin/gin.cuh and ferrogin/nccl_gin.cuh: with both policies, all layouts and groups, on cards with faults,
+# and under compute-sanitizer. The posting rate comes last (benches/gpu/run.sh). nvcc, NCCL and compute-sanitizer are fetched from PyPI
+# (into .cache/) unless they're already there. Given names, runs only the tests whose names contain one of them.
 #
-# Prints a line for each test, a line with the counts, and the report to send: target/gpu/ferrogin-gpu-report.tar.gz, with the output of each test,
-# which also stays in target/gpu/logs/. The status is 1 if a test failed, and 3 with the reason if there is no GPU that could run them.
+# Prints a line per test, a line with the counts, and the report to send: target/gpu/ferrogin-gpu-report.tar.gz, with each test's output,
+# which also stays in target/gpu/logs/. Exits with status 1 if a test failed, and 3, with the reason, if no GPU here can run them.
 #
 #   GPU_SCENARIOS=PROGRAM   scenario-runner [target/release/scenario-runner]
 #   GPU_REPS=N              repetitions of each step [60]
-#   GPU_PREBUILT=1          on a machine without nvcc or a network: the machine code in target/gpu/images (images.sh), and the two-rank programs and
-#                           NCCL's libraries (GPU_SM=N two_ranks/build.sh), as another machine left them
-#   SOFTWARE_GPU=1          on the software GPU of DIST: without machine code and compute-sanitizer, and the two-rank test without NCCL's library
+#   GPU_PREBUILT=1          on a machine without nvcc or a network: uses what another machine built, the machine code in target/gpu/images
+#                           (images.sh), and the two-rank programs and NCCL's libraries (GPU_SM=N two_ranks/build.sh)
+#   SOFTWARE_GPU=1          on DIST's software GPU: without machine code and compute-sanitizer, and the two-rank test without NCCL's library
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -30,7 +30,7 @@ logs=$out/logs
 report=$out/ferrogin-gpu-report.tar.gz
 began=$SECONDS
 releases="2.31.2 2.32.3"
-# compute-sanitizer of the compiler's release.
+# compute-sanitizer from the compiler's release.
 sanitizer_version=13.0.85
 passed=0 failed=0 skipped=0
 
@@ -71,11 +71,11 @@ rm -rf "$logs"
 mkdir -p "$logs"
 echo "test-gpu: $machine" | tee "$logs/summary.txt"
 nvidia-smi >"$logs/nvidia-smi.txt" 2>&1
-# The first values need no tool.
+# A DIST without the tool will do.
 has_tool() { [ -x "$dist/ferrogin" ]; }
 if has_tool; then "$dist/ferrogin" doctor --json >"$logs/doctor.json" 2>"$logs/doctor.txt"; fi
 
-# run NAME [SETTING=VALUE...] -- OPTION...: the ranks pass all scenarios that the options choose.
+# run NAME [SETTING=VALUE...] -- OPTION...: the ranks must pass all scenarios that the options select.
 run() {
     local name=$1 settings=() log
     shift
@@ -91,7 +91,7 @@ run() {
 }
 below=()
 
-# ends NAME SETTING TEXT OPTION...: the ranks fail, within their time, with the text.
+# ends NAME SETTING TEXT OPTION...: the ranks must fail in time, with this text.
 ends() {
     local name=$1 setting=$2 text=$3 log
     shift 3
@@ -106,7 +106,7 @@ ends() {
     fi
 }
 
-# All tests of one build of the kernels: its name, the API, and the options for the build.
+# All tests for one build of the kernels: its name, the API, and the build's options.
 build() {
     local name=$1 options=(--api "$2" "${@:3}") threads layout
     for threads in one tile warp block; do
@@ -124,12 +124,12 @@ build() {
     run "$name, card without 128-byte requests over tcp" SOFTEFA_WIRE=tcp SOFTEFA_FAULTS=qp_caps=0 -- "${options[@]}"
 }
 
-# The shortest proof comes first.
+# The shortest check comes first.
 usual=$reps reps=10
 run "first values, PTX" -- --api c --only value-poll --only value-signal
 reps=$usual
 
-# The lines of another script, which prints its own.
+# Counts the lines of another script, which prints its own.
 lines_of() {
     local word line
     while read -r word line; do
@@ -206,7 +206,7 @@ else
     fi
 fi
 
-# The bench prints its figures; on the software GPU they would mean nothing, so it only counts posts there.
+# The bench prints its figures. They would mean nothing on the software GPU, so there it only counts posts.
 if wanted "posting rate" && [ -z "${GPU_BENCH:-}" ] && ! command -v "${CARGO:-cargo}" >/dev/null; then
     skip "posting rate: no cargo on this machine, and no GPU_BENCH (benches/gpu/run.sh)"
 elif wanted "posting rate"; then

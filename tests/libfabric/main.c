@@ -1,4 +1,4 @@
-// Runs each test in two child processes, and prints PASS or FAIL with its name.
+// Runs each test in two child processes, and prints PASS or FAIL with the test's name.
 #include "pair.h"
 
 #include <signal.h>

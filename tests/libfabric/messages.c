@@ -1,4 +1,4 @@
-// Messages of libfabric's protocol, and of the card.
+// Messages over libfabric's protocol, and directly over the card.
 #include "pair.h"
 
 #include <unistd.h>
@@ -89,7 +89,7 @@ static void truncated(struct pair *pair) {
   }
 }
 
-// With FI_MORE the provider may delay the doorbell until the last message; a message without a successor goes out at the next poll.
+// With FI_MORE, the provider may delay the doorbell until the last message; if none follows, the message goes out at the next poll.
 static void with_more(struct pair *pair) {
   enum { COUNT = 40 };
   static uint32_t numbers[COUNT];
@@ -112,7 +112,7 @@ static void with_more(struct pair *pair) {
   }
 }
 
-// More messages at once than any queue has room for, so that order and retries matter.
+// More messages at once than fit in any queue, so that order and retries matter.
 static void many(struct pair *pair) {
   enum { COUNT = 3000 };
   static uint32_t numbers[COUNT];
@@ -168,7 +168,7 @@ void test_tagged(void) {
     POST(&pair, fi_tsend(pair.ep, out, 30, NULL, pair.peer, 0x44, &context));
     for (int i = 0; i < 3; i++) pair_wait(pair.tx, NULL);
   } else {
-    // In reverse order: order matters only among messages that match the same receive.
+    // In reverse: order matters only among messages that match the same receive.
     POST(&pair, fi_trecv(pair.ep, in, LONGEST, NULL, pair.peer, 0x44, 0, &context[0]));
     CHECK(pair_wait(pair.rx, NULL).len == 30, "the message with tag 0x44");
     POST(&pair, fi_trecv(pair.ep, in, LONGEST, NULL, pair.self, 0x22, 0, &context[1]));
@@ -234,7 +234,7 @@ void test_direct_messages(void) {
     close(standard_error);
     CHECK(fi_tsend(pair.ep, out, 8, from, pair.peer, 1, NULL) == -FI_ENOSYS, "the card knows no tags");
     POST(&pair, fi_injectdata(pair.ep, out, 32, 0xfeedface, pair.peer));
-    // The card keeps no order, so the longer message could take the first receive.
+    // The card doesn't preserve order, so the longer message could take the first receive.
     pair_barrier();
     POST(&pair, fi_send(pair.ep, out, 200, from, pair.peer, &context));
     struct fi_cq_err_entry error = pair_wait_error(pair.tx);
@@ -254,7 +254,7 @@ void test_direct_messages(void) {
   pair_close(&pair);
 }
 
-// One process asks, the other replies. Completions of both kinds come to one queue.
+// One process asks, the other replies. Send and receive completions go to one queue.
 void test_order(void) {
   static const size_t sizes[] = {0, 64, 9000, 100000};
   struct pair pair;
@@ -279,7 +279,7 @@ void test_multi_recv(void) {
   char context;
   if (pair_rank == 0) {
     for (int i = 0; i < COUNT; i++) {
-      // Some are long, which the rendezvous protocol sends.
+      // Some are long enough for the rendezvous protocol.
       size_t len = i % 5 == 4 ? 20000 : 500;
       pair_fill(out, len, i);
       POST(&pair, fi_send(pair.ep, out, len, NULL, pair.peer, NULL));
@@ -320,7 +320,7 @@ void test_cancel(void) {
   pair_close(&pair);
 }
 
-// The receiver dies after the announcement of a message: the sender gets an error for this message and for the next one.
+// The receiver dies after a message is announced: the sender gets an error for that message and for the next one.
 void test_dead_peer(void) {
   struct pair pair;
   struct wish wish = {"efa", FI_MSG, FI_CQ_FORMAT_DATA, FI_WAIT_UNSPEC, FI_SEND, 0, 0};
@@ -329,7 +329,7 @@ void test_dead_peer(void) {
   if (pair_rank == 1) {
     pair_barrier();
     struct fi_cq_data_entry entry;
-    // Time for the announcement to arrive.
+    // Gives the announcement time to arrive.
     CHECK(fi_cq_sread(pair.rx, &entry, 1, NULL, 200) == -FI_EAGAIN, "nothing was posted");
     _exit(0);
   }

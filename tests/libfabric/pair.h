@@ -1,4 +1,4 @@
-// Two processes with an endpoint each, for all tests.
+// Two processes with one endpoint each, for all tests.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Fails the test, with the place and the values.
+// Fails the test, and prints where and with which values.
 #define CHECK(condition, ...)                                           \
   do {                                                                  \
     if (!(condition)) {                                                 \
@@ -30,7 +30,7 @@
     long long rc_ = (call);                                             \
     CHECK(rc_ >= 0, "%s gave %lld (%s)", #call, rc_, fi_strerror((int)-rc_)); \
   } while (0)
-// Calls that may return -FI_EAGAIN.
+// For calls that may return -FI_EAGAIN.
 #define POST(pair, call)                                                \
   do {                                                                  \
     long long rc_;                                                      \
@@ -38,7 +38,7 @@
     CHECK(rc_ == 0, "%s gave %lld (%s)", #call, rc_, fi_strerror((int)-rc_)); \
   } while (0)
 
-// The requirements of a test.
+// What a test requires.
 struct wish {
   const char *fabric;
   uint64_t caps;
@@ -46,9 +46,9 @@ struct wish {
   enum fi_wait_obj wait;
   // FI_SEND, FI_REMOTE_WRITE, ...: a counter for each.
   uint64_t counters;
-  // More flags of the queue for sends; FI_RECV: it takes receives too.
+  // More flags for the send queue; FI_RECV: it takes receive completions too.
   uint64_t cq_flags;
-  // Inline bytes of operations.
+  // Inline bytes per operation.
   size_t inject;
 };
 
@@ -67,15 +67,15 @@ struct pair {
 
 extern int pair_rank;
 
-// Opens an endpoint, exchanges addresses with the other process.
+// Opens an endpoint, and exchanges addresses with the other process.
 void pair_open(struct pair *pair, const struct wish *wish);
 void pair_close(struct pair *pair);
-// Closes the endpoint after the other process ended.
+// Closes the endpoint after the other process has exited.
 void pair_leave(struct pair *pair);
-// A barrier of both processes, and an exchange of `len` bytes.
+// A barrier between the two processes, and an exchange of `len` bytes.
 void pair_barrier(void);
 void pair_swap(const void *mine, void *theirs, size_t len);
-// The counter of one event.
+// The counter for one event.
 struct fid_cntr *pair_counter(struct pair *pair, uint64_t event);
 // Drives the provider's progress.
 void pair_progress(struct pair *pair);
@@ -87,7 +87,7 @@ struct fi_cq_err_entry pair_wait_error(struct fid_cq *cq);
 void pair_wait_count(struct pair *pair, struct fid_cntr *counter, uint64_t value);
 // Registers memory for all operations.
 struct fid_mr *pair_register(struct pair *pair, void *buf, size_t len, uint64_t access);
-// Bytes that distinguish messages.
+// Bytes that tell messages apart.
 void pair_fill(void *buf, size_t len, uint32_t seed);
 bool pair_matches(const void *buf, size_t len, uint32_t seed);
 

@@ -27,7 +27,7 @@ static void write_and_read(const char *fabric) {
   pair_open(&pair, &wish);
   struct fid_mr *mine = pair_register(&pair, target, LEN, ALL);
   struct fid_mr *source = pair_register(&pair, local, LEN, ALL);
-  // The protocol registers memory itself; the card requires registered memory.
+  // The protocol registers memory itself; the card needs it registered.
   void *desc = direct ? fi_mr_desc(source) : NULL;
   struct window there = swap_windows(mine);
   char context;
@@ -82,7 +82,7 @@ static void write_and_read(const char *fabric) {
 void test_rma(void) { write_and_read("efa"); }
 void test_direct_rma(void) { write_and_read("efa-direct"); }
 
-// With more inline bytes than 64-byte requests carry, writes have some too.
+// An application that asks for more inline bytes than 64-byte requests hold gets them in writes too.
 void test_wide_requests(void) {
   struct pair pair;
   struct wish wish = {"efa-direct", FI_MSG | FI_RMA, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 80};
@@ -148,7 +148,7 @@ void test_rma_errors(void) {
       }
       POST(&pair, fi_read(pair.ep, local, 8, desc, pair.peer, there.addr, there.key, &context));
       pair_wait(pair.tx, NULL);
-      // A request that the card refuses is counted too.
+      // Requests that the card refuses are counted too.
       void *nothing = (void *)0x123456;
       POST(&pair, fi_write(pair.ep, local, 8, nothing, pair.peer, there.addr, there.key, &context));
       struct fi_cq_err_entry error = pair_wait_error(pair.tx);

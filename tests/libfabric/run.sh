@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs ordinary libfabric programs on the provider softefa: run.sh [DIST]
+# Runs ordinary libfabric programs over the provider softefa: run.sh [DIST]
 #
 # DIST (default: dist) has libsoftefa-fi.so. With the system's libfabric and with the one that scripts/fetch-libfabric-alt.sh fetches,
-# and over each wire, the script runs fi_info, fi_pingpong with a check of the data, and the clients of this directory, also on cards
-# with faults. FABTESTS_DIR names a directory with programs of libfabric's fabtests (fi_rdm, fi_rma_bw, ...); the script then runs those
-# of the list below too. Prints a line for each test and a last line with the counts; status 1 if a test failed. It prints and counts a
-# missing program as skipped.
+# and over each wire, the script runs fi_info, fi_pingpong with data checks, and the clients in this directory, also on cards with
+# faults. If FABTESTS_DIR names a directory with programs from libfabric's fabtests (fi_rdm, fi_rma_bw, ...), it also runs those that are
+# listed below. Prints a line per test and a final line with the counts; exits with status 1 if a test failed. Reports missing programs
+# as skipped.
 #
 #   FERROGIN_LIBFABRIC_ALT=FILE   the second libfabric.so.1, instead of the fetched one
 #   LIBFABRIC_WIRES="shm tcp"     the wires
-#   LIBFABRIC_FAULTS="..."        the faults, separated by blanks, instead of the list below
+#   LIBFABRIC_FAULTS="..."        the faults, separated by spaces, instead of the list below
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -60,10 +60,10 @@ listens() {
     awk -v port="$hex" '$4 == "0A" && index($2, port) { found = 1 } END { exit !found }' /proc/net/tcp /proc/net/tcp6 2>/dev/null
 }
 
-# Ports below the range that the kernel uses for connections.
+# Ports below the range from which the kernel picks ports for connections.
 next_port=$((15000 + $$ % 15000))
 
-# two NAME SERVER-OPTION CLIENT-OPTION PROGRAM ARGS...: a server and a client; the options get the port appended.
+# two NAME SERVER-OPTION CLIENT-OPTION PROGRAM ARGS...: a server and a client; the port is appended to the options.
 two() {
     local name=$1 server_option=$2 client_option=$3 server status
     shift 3
@@ -78,7 +78,7 @@ two() {
     if [ "$status" -eq 0 ]; then pass "$name"; else fail "$name: status $status" "$work/server" "$work/client"; fi
 }
 
-# clients NAME: runs the clients of this directory, which print a line for each test.
+# clients NAME: runs the clients in this directory, which print a line per test.
 clients() {
     local line status
     timeout 600 "$work/clients" >"$work/out" 2>"$work/err"
@@ -92,7 +92,7 @@ clients() {
     [ -s "$work/out" ] || fail "$1: status $status" "$work/err"
 }
 
-# Programs of fabtests with their arguments. -E exchanges addresses outside the fabric, as real EFA needs it.
+# The fabtests programs with their arguments. -E exchanges addresses outside the fabric, which real EFA needs.
 fabtests() {
     cat <<'LIST'
 fi_rdm
@@ -122,7 +122,7 @@ fi_rdm_multi_client -C 3
 fi_av_xfer
 fi_resmgmt_test
 LIST
-    # Newer programs offer FI_CONTEXT2 and can use the card without a protocol.
+    # Newer programs offer FI_CONTEXT2, and can use the card directly.
     [ -x "$FABTESTS_DIR/fi_flood" ] || return
     cat <<'LIST'
 fi_flood
@@ -167,7 +167,7 @@ run_fabtests() {
     [ "$found" -eq 1 ] || skip "$name: fabtests: $FABTESTS_DIR holds none of the programs"
 }
 
-# Runs all tests with the libfabric of the environment.
+# Runs all tests with the libfabric that the environment selects.
 with_libfabric() {
     local label=$1 wire fault
     for wire in $wires; do

@@ -11,7 +11,7 @@ static struct fi_info *hints_for(uint64_t caps) {
   return hints;
 }
 
-// Calls fi_getinfo and frees the hints. Returns the number of offers, or the error.
+// Calls fi_getinfo and frees the hints. Returns the number of infos, or the error.
 static int ask(uint32_t version, struct fi_info *hints, struct fi_info **first) {
   struct fi_info *info = NULL;
   int rc = fi_getinfo(version, NULL, NULL, 0, hints, &info);

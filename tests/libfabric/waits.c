@@ -14,7 +14,7 @@ static struct fid_mr *open_registered(struct pair *pair, const char *fabric, enu
   return pair_register(pair, buffer, sizeof buffer, FI_SEND | FI_RECV);
 }
 
-// Makes it likely that the other side waits already. Either way the test passes.
+// Makes it likely that the other side is already waiting. The test passes either way.
 static void nap(void) { nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL); }
 
 static void *interrupt(void *cq) {
@@ -49,7 +49,7 @@ void test_sread(void) {
   pair_close(&pair);
 }
 
-// The wait that fi_trywait(3) describes.
+// Waits as fi_trywait(3) describes.
 static struct fi_cq_msg_entry wait_on(struct pair *pair, struct fid_cq *cq) {
   struct fi_cq_msg_entry entry;
   int fd;

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs tests/mpi/smoke.c on the software card under other projects' MPIs: run.sh [DIST]
 #
-# The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI: impi-rt), which runs the
-# program that MPICH's compiler made: both have the same ABI. mpi4py (PyPI) runs smoke.py under MPICH, and Intel MPI its own benchmarks (IMB), which
-# check no data. Packages of PyPI are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and with SOFTEFA_FAULTS below; no
-# rank may use anything but the card to reach another. Open MPI also runs on two hosts, which are network namespaces. With the first MPI that is
-# there, the script also runs the first lines of docs/card-in-ci.md. All MPIs also run over libfabric's own provider efa, on the card below verbs.
-# Prints a line for each test and a last line with the counts; status 1 if a test failed. A run that does not end in time is a failure. An MPI that
-# cannot be had is counted as skipped.
+# The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI: impi-rt), which
+# runs the program built with MPICH's compiler, as both have the same ABI. mpi4py (PyPI) runs smoke.py under MPICH, and Intel MPI its own
+# benchmarks (IMB), which check no data. PyPI packages are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and
+# with those below; ranks may reach each other only through the card. Open MPI also runs on two hosts, which are network namespaces. MPICH
+# also runs the first lines of docs/card-in-ci.md. All MPIs also run over libfabric's own provider efa, on the card below verbs.
+# Prints a line per test and a final line with the counts; exits with status 1 if a test failed. A run that doesn't finish in time fails.
+# An MPI that isn't available counts as skipped.
 #
 #   FERROGIN_SOAK=1   50 runs each instead of one
 #   MPI_RUNS=N        N runs each
@@ -19,13 +19,13 @@ dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 soak=${FERROGIN_SOAK:-0}
 runs=${MPI_RUNS:-$([ "$soak" = 1 ] && echo 50 || echo 1)}
 faults=seed=3,reorder=32,reread=0.2
-limit=300 # seconds of a run; one takes less than one on an idle machine
+limit=300 # seconds per run; on an idle machine, a run takes less than one
 passed=0 failed=0 skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR
 export FI_PROVIDER_PATH=$dist FI_PROVIDER=softefa
-# For MPICH and Intel MPI: every message goes through libfabric. Open MPI gets the same by its options.
+# Makes MPICH and Intel MPI send every message through libfabric. Open MPI's options below do the same.
 export MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 I_MPI_FABRICS=ofi I_MPI_OFI_PROVIDER=softefa
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 openmpi_options=(--oversubscribe --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include softefa --mca osc pt2pt --mca btl self)
@@ -40,14 +40,14 @@ pass() {
     passed=$((passed + 1))
 }
 
-# fail NAME: prints the last lines of the run.
+# fail NAME: prints the run's last lines.
 fail() {
     echo "FAIL $1"
     tail -n 20 "$work/log" | sed 's/^/    /'
     failed=$((failed + 1))
 }
 
-# package NAME: installs a package of PyPI, unless it is there. Sets `place`.
+# package NAME: installs a PyPI package, unless it's already there. Sets `place`.
 package() {
     place=$root/.cache/mpi/$1
     [ -d "$place" ] && return
@@ -68,10 +68,10 @@ compile() {
     return 1
 }
 
-# The line of a run that has done all.
+# What a complete run prints.
 expected='all data right'
 
-# repeat NAME COMMAND...: the command must print the line in each of the runs.
+# repeat NAME COMMAND...: the command must print that in every run.
 repeat() {
     local name=$1 run status
     shift
@@ -93,26 +93,26 @@ both() {
     shift
     repeat "$name" "$@"
     repeat "$name, $faults" env SOFTEFA_FAULTS=$faults "$@"
-    # The card refuses this, so a command that never opens it is caught.
+    # The card refuses this setting, which catches a command that never opens the card.
     if SOFTEFA_NICS=none timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1 || ! grep -q 'SOFTEFA_NICS' "$work/log"; then
         fail "$name: the messages do not go through the card"
     fi
 }
 
-# below_verbs NAME COMMAND...: the same over libfabric's own provider efa, that of the MPI's own libfabric if it has one. Its shared memory would be another
-# way to a rank of this host.
+# below_verbs NAME COMMAND...: the same over libfabric's own provider efa, from the MPI's own libfabric if it has one. The provider's shared
+# memory is off, as it would bypass the card between ranks on one host.
 below_verbs() {
     both "$1, efa below verbs" env -u FI_PROVIDER_PATH FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 "$dist/ferrogin" verbs -- "${@:2}"
 }
 
-# reads_pci NAME: succeeds if `ferrogin verbs` shows the PCI devices of the cards, which this MPI reads.
+# reads_pci NAME: succeeds if `ferrogin verbs` shows the cards' PCI devices, which this MPI reads.
 reads_pci() {
     "$dist/ferrogin" verbs -- sh -c 'test -e /sys/bus/pci/devices/$(basename $(readlink -f /sys/class/infiniband/rdmap0s0/device))' 2>/dev/null && return
     skip "$1, efa below verbs: \`ferrogin verbs\` shows no PCI device of the card in /sys/bus/pci, and this MPI reads it"
     return 1
 }
 
-# The lines of the page run as they stand there, in a directory like another project's.
+# The page's lines run as written, in a directory like another project's.
 documented() {
     mkdir "$work/ci" && cp -R "$dist" "$work/ci/dist" && cp "$1" "$work/ci/your-program"
     awk '/^```sh$/ { inside = 1; next } inside && /^```$/ { exit } inside' "$root/docs/card-in-ci.md" >"$work/lines"
@@ -149,7 +149,7 @@ if package mpich && compile mpich "$place/bin/mpicc"; then
     if ! command -v lstopo-no-graphics >/dev/null; then
         skip "$version, efa below verbs: no lstopo-no-graphics (Debian: hwloc-nox)"
     elif reads_pci "$version"; then
-        # The hwloc in MPICH's wheel sees no PCI devices, also real ones, and MPICH then aborts.
+        # The hwloc in MPICH's wheel sees no PCI devices, not even real ones, and MPICH then aborts.
         below_verbs "$version" sh -c 'lstopo-no-graphics --force --of xml "$0" && HWLOC_XMLFILE=$0 HWLOC_THISSYSTEM=1 exec "$@"' "$work/topology.xml" \
             "$mpich/bin/mpiexec" -n 2 "$work/mpich"
     fi

@@ -1,18 +1,18 @@
 /* An MPI program whose ranks check every byte that they receive: smoke [ROUNDS]
  *
- * Any number of ranks from two. Each prints what it finds wrong and ends the job; rank 0 prints one line when all is right. */
+ * Takes two or more ranks. Each prints what it finds wrong and aborts the job; rank 0 prints one line if all is right. */
 
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* More than any protocol's limit for short messages, and no multiple of a page or packet. */
+/* Above every protocol's limit for short messages, and not a multiple of a page or packet. */
 #define LONG 80000
 #define BURST 100
 
 static int rank, ranks;
 
-/* Byte i of a message from a rank, number n. */
+/* Byte i of message number n from a rank. */
 static unsigned char byte_of(int from, int n, int i) {
     return (unsigned char)(from * 89 + n * 31 + i * 7 + (i >> 8));
 }
@@ -56,7 +56,7 @@ static void send_receive(unsigned char *out, unsigned char *in) {
     }
 }
 
-/* Bursts of messages of all lengths, which are received in the reverse order of their tags. */
+/* Bursts of messages of all lengths, received in reverse order of their tags. */
 static void burst(unsigned char *out, unsigned char *in) {
     MPI_Request requests[2 * BURST];
     int length = 10007;
@@ -84,7 +84,7 @@ static void reduce(void) {
         }
 }
 
-/* Each rank puts into the next one's window and gets from it; between fences, and with a lock. */
+/* Each rank puts into the next one's window and gets from it, between fences and with a lock. */
 static void one_sided(unsigned char *out, unsigned char *in) {
     static const int lengths[] = {8, 5000, LONG};
     unsigned char *memory;

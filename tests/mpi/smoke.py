@@ -1,4 +1,4 @@
-"""Messages of mpi4py whose receivers check them: pickled objects, buffers, collectives and a window."""
+"""mpi4py messages that their receivers check: pickled objects, buffers, collectives and a window."""
 
 from mpi4py import MPI
 

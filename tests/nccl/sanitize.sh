@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The plugin's tests with a sanitizer in the plugin, the software card and the tests: sanitize.sh [DIST] [address|thread]
+# Runs the plugin's tests with a sanitizer in the plugin, the software card and the tests: sanitize.sh [DIST] [address|thread]
 #
 # The script ignores DIST and builds everything into target/sanitize-KIND. `address` (the default) takes a minute or two. `thread`
-# takes several minutes, because it compiles the standard library too, whose source must be installed (rustup component add
-# rust-src). Prints a line for each test and a last line with the counts; status 1 if a test failed. Without a sanitizer in the
-# toolchain it prints SKIP.
+# takes several minutes, because it also compiles the standard library, whose source must be installed (rustup component add
+# rust-src). Prints a line per test and a final line with the counts; exits with status 1 if a test failed. If the toolchain has
+# no sanitizer, it prints SKIP.
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -41,7 +41,7 @@ if [ "$kind" = thread ]; then
 fi
 
 # RUSTC_BOOTSTRAP makes a stable compiler accept the unstable sanitizer flags. The test programs contain the runtime, which the
-# plugin and the software card use when they are loaded.
+# plugin and the software card use once they are loaded.
 export RUSTC_BOOTSTRAP=1
 export RUSTFLAGS="-Zsanitizer=$kind -Clink-arg=-Wl,--export-dynamic -Cforce-frame-pointers=yes"
 export CARGO_TARGET_DIR=$root/target/sanitize-$kind
@@ -51,7 +51,7 @@ trap 'rm -f "$log"' EXIT
 
 if ! cargo build --release --locked "${std[@]}" --target "$host" -p ferrogin-host-plugin -p softefa >"$log" 2>&1; then
     tail -n 20 "$log"
-    # cargo fetches the sources of the standard library's dependencies from the registry once.
+    # cargo fetches the standard library's dependencies from the registry once.
     grep -qiE "download|network|resolve host" "$log" && skip "the crates of the standard library cannot be fetched"
     echo "FAIL $kind sanitizer: building"
     failed=1
@@ -74,14 +74,14 @@ export FERROGIN_TEST_SETUPS=${FERROGIN_TEST_SETUPS:-20} FERROGIN_TEST_CYCLES=${F
 cargo test --release --locked "${std[@]}" --target "$host" -p ferrogin-host-plugin --lib --tests --no-fail-fast -- --include-ignored --test-threads=2 \
     >"$log" 2>&1
 status=$?
-# A failed test prints the lines of its child process too, so only the first line of each test counts.
+# A failed test also prints its child process's lines, so only the first line for each test counts.
 declare -A seen
 while IFS= read -r line; do
     name=${line#test }
     name=${name%% ...*}
     case $line in
     "test "*" ... ok")
-        # A line with SKIP has the name without modules.
+        # A SKIP line has the name without modules.
         [ -n "${seen[$name]:-}${seen[${name##*::}]:-}" ] && continue
         echo "PASS $kind: $name" && passed=$((passed + 1)) && seen[$name]=1
         ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the packages of scripts/packages.sh, installs each below an empty directory, and removes it again: run.sh DIST
+# Builds the packages with scripts/packages.sh, installs each below an empty directory, and removes it again: run.sh DIST
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -16,7 +16,7 @@ try() {
     if "${@:2}" >"$work/log" 2>&1; then pass "$1"; else fail "$1"; fi
 }
 
-# What is left below $work/root of the package, apart from the package manager's own files.
+# What the package leaves below $work/root, apart from the package manager's own files.
 left() { (cd "$work/root" && find . ! -type d -name '*ferrogin*' ! -path './var/*'); }
 
 installed() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Transfers of Mooncake's transfer engine between two processes: mooncake_transfers.py listen|connect ADDRESS PORT
+"""Transfers with Mooncake's transfer engine between two processes: mooncake_transfers.py listen|connect ADDRESS PORT
 
-Both initialize an engine for EFA. The one that connects writes blocks into the other's memory and reads them back; both compare all bytes.
+Both initialize an engine for EFA. The one that connects writes blocks into the other's memory and reads them back; both check all bytes.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Transfers of NIXL's back end LIBFABRIC between two agents: nixl_transfers.py listen|connect ADDRESS PORT
+"""Transfers with NIXL's back end LIBFABRIC between two agents: nixl_transfers.py listen|connect ADDRESS PORT
 
-The agent that connects writes a block into the other's memory and reads one back in each round; both compare all bytes.
+In each round, the agent that connects writes a block into the other's memory and reads one back; both check all bytes.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The other process of a test: a stream on which both exchange one JSON value at a time."""
+"""A test's other process: a stream on which the two exchange one JSON value at a time."""
 
 import json
 import socket
@@ -6,7 +6,7 @@ import time
 
 
 class Peer:
-    """`listen ADDRESS PORT` waits for the process that is started as `connect ADDRESS PORT`."""
+    """`listen ADDRESS PORT` waits for the process started as `connect ADDRESS PORT`."""
 
     def __init__(self, role, address, port):
         self.first = role == "listen"
@@ -15,12 +15,12 @@ class Peer:
                 self.stream = server.accept()[0]
         else:
             self.stream = connect(address, int(port))
-        # The address by which the other process reaches this one.
+        # The address at which the other process reaches this one.
         self.own = self.stream.getsockname()[0]
         self.lines = self.stream.makefile("r")
 
     def exchange(self, value=None):
-        """Sends a value and returns the peer's. Both wait here for each other."""
+        """Sends a value and returns the peer's. Both wait for each other here."""
         self.stream.sendall(f"{json.dumps(value)}\n".encode())
         line = self.lines.readline()
         if not line:
@@ -29,7 +29,7 @@ class Peer:
 
 
 def connect(address, port):
-    """Connects as soon as the other process listens; a test has a time limit of its own."""
+    """Connects as soon as the other process listens; the test has its own time limit."""
     while True:
         try:
             return socket.create_connection((address, port))
@@ -38,13 +38,13 @@ def connect(address, port):
 
 
 def pattern(length, number):
-    """The bytes of transfer `number`: they differ from each other transfer's at every place."""
+    """The bytes of transfer `number`, which differ from every other transfer's at every position."""
     block = bytes((at * 7 + (at >> 8) + number * 31) & 0xFF for at in range(65536))
     return (block * (length // len(block) + 1))[:length]
 
 
 def check(what, got, length, number):
-    """Ends the process if the bytes are not those of transfer `number`."""
+    """Exits if the bytes aren't those of transfer `number`."""
     expected = pattern(length, number)
     if got != expected:
         at = next(at for at in range(length) if got[at] != expected[at])

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Runs programs of other projects on the software card below verbs: run.sh [DIST]
+# Runs other projects' programs on the software card below verbs: run.sh [DIST]
 #
-# The programs are Mooncake's transfer engine (PyPI: mooncake-transfer-engine-efa-non-cuda) and NIXL's back end LIBFABRIC (PyPI: nixl-cu12), as
-# they come from PyPI, each in an environment of its own below .cache/programs/. Two processes move blocks through libfabric's provider efa and
-# compare all bytes: on one host without faults and with SOFTEFA_FAULTS below, and in two network namespaces. Prints a line for each test and a
-# last line with the counts; status 1 if a test failed. What cannot be had is counted as skipped.
+# The programs are Mooncake's transfer engine (PyPI: mooncake-transfer-engine-efa-non-cuda) and NIXL's back end LIBFABRIC (PyPI: nixl-cu12),
+# as they come from PyPI, each in its own environment below .cache/programs/. Two processes move blocks through libfabric's provider efa and
+# compare all bytes: on one host without faults and with the faults below, and in two network namespaces. Prints a line per test and a final
+# line with the counts; exits with status 1 if a test failed. What isn't available counts as skipped.
 #
-#   FERROGIN_LIBFABRIC=FILE   a libfabric.so.1 with the provider efa, for both programs; without it they get 2.5.1
+#   FERROGIN_LIBFABRIC=FILE   a libfabric.so.1 with the provider efa, for both programs [2.5.1]
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 faults=seed=3,reorder=32,reread=0.2
-limit=1800 # seconds of a run; one takes less than a minute on an idle machine, and many beside other work
+limit=1800 # seconds per run, which takes less than a minute on an idle machine, and many minutes on a busy one
 passed=0 failed=0 skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR FI_PROVIDER FI_PROVIDER_PATH
-# libfabric's own shared memory would be another way between two processes of one host.
+# libfabric's own shared memory would bypass the card between two processes on one host.
 export FI_EFA_ENABLE_SHM_TRANSFER=0 PYTHONPATH=$here
 
 skip() {
@@ -26,7 +26,7 @@ skip() {
     skipped=$((skipped + 1))
 }
 
-# environment NAME PACKAGE...: installs packages of PyPI without what they depend on, unless they are there. Sets `python`.
+# environment NAME PACKAGE...: installs PyPI packages without their dependencies, unless they're already there. Sets `python`.
 environment() {
     local place=$root/.cache/programs/$1
     python=$place/bin/python
@@ -42,7 +42,7 @@ environment() {
     return 1
 }
 
-# A free port, for both processes of a test.
+# A free port for a test's two processes.
 port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
@@ -61,7 +61,7 @@ judge() {
     fi
 }
 
-# one_host NAME COMMAND...: two processes, of which one listens and the other connects.
+# one_host NAME COMMAND...: two processes; one listens and the other connects.
 one_host() {
     local name=$1 status=0 listener port
     shift
@@ -74,7 +74,7 @@ one_host() {
     judge "$name" "$status"
 }
 
-# two_hosts NAME COMMAND...: the same in two network namespaces, which reach each other by TCP alone.
+# two_hosts NAME COMMAND...: the same in two network namespaces, which can reach each other only over TCP.
 two_hosts() {
     local name=$1 status=0
     shift
@@ -84,7 +84,7 @@ two_hosts() {
     judge "$name" "$status"
 }
 
-# each NAME COMMAND...: all runs of a program.
+# each NAME COMMAND...: all of a program's runs.
 each() {
     one_host "$1" "${@:2}"
     SOFTEFA_FAULTS=$faults one_host "$1, $faults" "${@:2}"
@@ -97,7 +97,7 @@ if [ ! -f "$dist/verbs/libibverbs.so.1" ]; then
     exit 1
 fi
 
-# The libfabric of all programs. Sets `libfabric`.
+# The libfabric for all programs. Sets `libfabric`.
 if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/log")}; then
     skip "Mooncake and NIXL: no libfabric newer than 1.17: $(tail -n 1 "$work/log")"
     echo "programs: $passed passed, $failed failed, $skipped skipped"
@@ -119,7 +119,7 @@ nixl() {
     grep -q FABRIC_1.10 "$libfabric" && version=1.5.1
     environment "nixl-$version" "nixl==$version" "nixl-cu12==$version" nvidia-cuda-runtime-cu12 numpy || return
     libraries=$("$python" -c 'import nvidia, os; print(os.path.join(list(nvidia.__path__)[0], "cuda_runtime", "lib"))')
-    # Its back end links the CUDA driver, which the software GPU is.
+    # Its back end links the CUDA driver, whose place the software GPU takes.
     LD_LIBRARY_PATH=$libraries:${libfabric%/*} each "NIXL $version" \
         "$dist/ferrogin" gpu -- "$dist/ferrogin" verbs -- "$python" "$here/nixl_transfers.py"
 }

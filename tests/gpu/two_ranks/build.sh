@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Builds the two-rank test: build.sh [--software] [DIST]
 #
-# With nvcc, for NCCL 2.31.2 and 2.32.3, each with NCCL's own device code for EFA and with ferrogin's: target/gpu/two_ranks-RELEASE-nccl and
-# two_ranks-RELEASE-ferrogin. Compiler, headers and libraries of NCCL come from PyPI once (into .cache/). --software builds the programs for the
-# software GPU with clang instead: two_ranks-software-nccl, two_ranks-software-ferrogin, and two_ranks-software-proxy, which uses the RMA plugin.
-# DIST (default: dist) is what `make build` made.
-# Prints the programs. Status 3, with the reason, if a compiler or a package cannot be had.
+# Uses nvcc, for NCCL 2.31.2 and 2.32.3, each with NCCL's own device code for EFA and with ferrogin's: target/gpu/two_ranks-RELEASE-nccl and
+# two_ranks-RELEASE-ferrogin. The compiler and NCCL's headers and libraries are fetched from PyPI once (into .cache/). --software builds
+# programs for the software GPU with clang instead: two_ranks-software-nccl, two_ranks-software-ferrogin, and two_ranks-software-proxy,
+# which uses the RMA plugin. DIST (default: dist) is the output of `make build`.
+# Prints the programs' paths. Exits with status 3, and the reason, if a compiler or package isn't available.
 #
-#   GPU_SM=N         machine code for this GPU, of another machine [that of this one; 90 without one, and then without NCCL's libraries]
-#   GPU_RELEASES=... only these releases of NCCL
+#   GPU_SM=N         machine code for this GPU, of another machine [this machine's; without one, 90, and without NCCL's libraries]
+#   GPU_RELEASES=... only these NCCL releases
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -40,7 +40,7 @@ if [ -n "$software" ]; then
         [ $status -ne 3 ] || say_why "$why"
         [ $status -eq 0 ] || { echo "$why" >&2 && exit 1; }
         if [ $backend = proxy ]; then
-            # NCCL's headers take the stand-ins of CUDA's, which software.cu has from elsewhere.
+            # NCCL's headers need stand-ins for CUDA's, which software.cu gets from elsewhere.
             for source in "$here/proxy_ranks.cpp" "$root/tests/foreign/proxy.cpp"; do
                 object=$out/$(basename "$source" .cpp).o
                 "${CXX:-g++}" -std=c++17 -O1 -Wall -Wextra -DNCCL_OS_LINUX=1 -I"$root/tests/foreign/shim" -isystem "$root/.cache/nccl-2.32.3/include" \
@@ -57,7 +57,7 @@ if [ -n "$software" ]; then
     exit
 fi
 
-# The library, beside the headers that other tests use.
+# The library, apart from the headers, which other tests use too.
 fetch_library() {
     local target=$root/.cache/libnccl-$1 work
     [ -f "$target/libnccl.so.2" ] && return
@@ -81,7 +81,7 @@ for release in ${GPU_RELEASES:-2.31.2 2.32.3}; do
         options=()
         [ $backend = nccl ] || options=(-I"$root/ffi-headers/include" -include ferrogin/nccl_gin.cuh)
         program=$out/two_ranks-$release-$backend
-        # Without NCCL's other backends, which take most of the time.
+        # Without NCCL's other backends, which take most of the compile time.
         "$cuda/bin/nvcc" -std=c++17 -arch="sm_$sm" -rdc=true -Werror all-warnings -DNCCL_GIN_EFA_GDA_ENABLE=1 -DNCCL_GIN_PROXY_ENABLE=0 \
             -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -I"$root/.cache/nccl-$release/include" "${options[@]}" "$here/nccl.cu" "$out/device.o" \
             -Xlinker -rpath="$root/.cache/libnccl-$release" -Xlinker --disable-new-dtags -o "$program"

@@ -1,4 +1,4 @@
-// What a launcher tells a rank, and how two ranks of one host meet. C++17, Linux.
+// What a launcher tells a rank, and how two ranks on one host meet. C++17, Linux.
 #pragma once
 
 #include <errno.h>
@@ -36,11 +36,11 @@ struct Launcher {
   Variable local = first_of({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID", "LOCAL_RANK"});
 
   Launcher() {
-    // Across hosts, every launcher but a script names the local rank.
+    // Across hosts, every launcher except a script sets the local rank.
     if (!local.name) local = rank;
   }
 
-  // True if this is one of two ranks; otherwise it prints how to start them.
+  // Returns whether this is one of two ranks; if not, prints how to start them.
   bool started_two_ranks() const {
     if (!ranks.name || !rank.name) {
       fprintf(stderr, "two_ranks: no launcher started this process: run mpirun -np 2 PROGRAM\n");
@@ -53,10 +53,10 @@ struct Launcher {
   }
 };
 
-// Two ranks of one host, which meet at a name of this job that no file has.
+// Two ranks on one host, which meet at an abstract socket named after their job.
 class Meeting {
  public:
-  // Waits until the other rank is there; after `seconds`, or if a call fails, `is_open` is false.
+  // Waits for the other rank; after `seconds`, or if a call fails, `is_open` returns false.
   Meeting(long rank, int seconds) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;

@@ -1,8 +1,8 @@
-// Two ranks with NCCL's library, a GPU each, on one host or on two: kernels call NCCL's device API over the GIN plugin. The same source compiles
-// with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with ferrogin's. build.sh compiles it; README.md says how to start it.
+// Two ranks with NCCL's library and a GPU each, on one or two hosts: kernels call NCCL's device API over the GIN plugin. The same source
+// compiles with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with ferrogin's. See build.sh, and README.md to start it.
 //
-// Prints PASS or FAIL for each phase, and the counts. Status 0: all passed; 1: something failed; 2: not two ranks; 3, with one line that says
-// why: this machine cannot run it.
+// Prints PASS or FAIL for each phase, and the counts. Status 0: all passed; 1: something failed; 2: not two ranks; 3, with a line that
+// says why: this machine can't run it.
 #include <nccl.h>
 #include <nccl_device.h>
 
@@ -16,7 +16,7 @@ static const int usual_rounds = 1000, storm_rounds = 50;
 // Seconds that a rank waits for the other one, and that the whole test may take.
 static const int meeting_limit = 60, test_limit = 300;
 
-// Both libraries are loaded here, so that a machine without one gets a line that says so.
+// Both libraries are loaded at run time, so that a machine without one gets a line that says so.
 #define DRIVER_CALLS(call) \
   call(cuInit, int, (unsigned)) call(cuDeviceGetCount, int, (int*)) call(cuDriverGetVersion, int, (int*)) \
   call(cuDeviceGetName, int, (char*, int, int)) call(cuDeviceGetPCIBusId, int, (char*, int, int)) \
@@ -54,10 +54,10 @@ static const char* find(void* handle, Nccl& library) {
 
 static Launcher launcher;
 static long rank = 0;
-// True once the other rank has met this one: from then on both know the same, and rank 0 speaks.
+// Set once the ranks have met: from then on both know the same, and only rank 0 prints.
 static bool has_met = false;
 
-// This machine cannot run the test. One rank of a host says so.
+// This machine can't run the test. One rank per host says so.
 template <typename... Values>
 [[noreturn]] static void refuse(const char* format, Values... values) {
   if (has_met ? rank == 0 : launcher.local.value == 0) {
@@ -66,7 +66,7 @@ template <typename... Values>
     printf("\n");
     fflush(stdout);
   } else {
-    // A launcher ends the job with the first rank that fails, and the line comes first.
+    // A launcher ends the job when the first rank fails, so the line must come first.
     sleep(1);
   }
   _exit(3);
@@ -98,13 +98,13 @@ __global__ void run(ncclDevComm comm, ncclWindow_t window, Arguments arguments, 
   run_phase(comm, window, arguments, phase);
 }
 
-// A GPU and its driver, as ranks tell each other.
+// A GPU and its driver, as the ranks exchange them.
 struct Gpu {
   int number, major, minor, version;
   char name[64], address[32];
 };
 
-// The GPU of the local rank, by calls of the driver alone.
+// Chooses the local rank's GPU, with driver calls only.
 static Gpu choose_gpu() {
   Gpu gpu{};
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
@@ -155,11 +155,11 @@ int main() {
   if (!launcher.started_two_ranks()) return 2;
   rank = launcher.rank.value;
   const int other = int(1 - rank);
-  // What ends a rank whose peer is gone; the phases have limits of their own.
+  // Ends a rank whose peer is gone; the phases have their own limits.
   alarm(test_limit);
   Gpu gpu = choose_gpu();
   ncclUniqueId id{};
-  // Ranks of two hosts meet at NCCL_COMM_ID, as NCCL does.
+  // Ranks on two hosts meet at NCCL_COMM_ID, as in NCCL.
   if (!getenv("NCCL_COMM_ID")) {
     Meeting meeting(rank, meeting_limit);
     Gpu others{};
@@ -184,7 +184,7 @@ int main() {
     check_gpu(gpu);
     NCCL(ncclGetUniqueId, &id);
   }
-  // The plugin's type, and no kernels of NCCL's own, which need signals that EFA lacks.
+  // The plugin's type, and none of NCCL's own kernels, which need signals that EFA lacks.
   setenv("NCCL_GIN_TYPE", "5", 0);
   setenv("NCCL_SYM_GIN_KERNELS_ENABLE", "0", 0);
   CUDA(cudaSetDevice(gpu.number));
@@ -227,7 +227,7 @@ int main() {
   // The phases after a failed one didn't run.
   printf("rank %ld: %d of %d phases passed\n", rank, passed, int(PHASES));
   fflush(stdout);
-  // The peer of a failed rank may be gone, so nothing is torn down with it.
+  // A failed rank's peer may be gone, so nothing is torn down, as that would involve it.
   if (passed != PHASES) _exit(1);
   NCCL(ncclDevCommDestroy, comm, &device);
   NCCL(ncclCommWindowDeregister, comm, window);

@@ -1,4 +1,4 @@
-// The phases of the two-rank test: kernels of NCCL's device API, which any EFA backend runs. nccl.cu runs them with NCCL's library, and
+// The two-rank test's phases: kernels that use NCCL's device API, with any EFA backend. nccl.cu runs them with NCCL's library, and
 // software.cu on the software GPU. Each rank sends to the other and checks what it receives; no wait outlasts `limit`.
 #pragma once
 
@@ -12,14 +12,14 @@ static const char* const phase_names[PHASES] = {
   "puts by 132 thread blocks on one queue",
 };
 
-// What a phase found. The peer's last value is in `found` if it is not the expected one.
+// A phase's result. `found` is the peer's last value, if it isn't the expected one.
 struct Result {
   int rounds;
   int slot;
   int expected, found;
 };
 
-// What kernels get.
+// The kernels' arguments.
 struct Arguments {
   int rank;
   int rounds;
@@ -29,23 +29,23 @@ struct Arguments {
 
 // The window: what the peer writes, then what this rank sends.
 static constexpr unsigned values_at = 0, block = 4096, block_at = block, parts_at = 64 << 10, source_at = 1 << 20, window_bytes = 2 << 20;
-// Values of a phase; a round takes the next ones.
+// Values per phase; each round uses the next ones.
 static constexpr int slots = 64;
-// The blocks of the last phase, the bytes of each of their puts.
+// The last phase's blocks, and the bytes in each of their puts.
 static constexpr int blocks = 132, block_threads = 64;
 static constexpr unsigned part = 64;
 
-// Byte `i` of this rank's part of the window before the first phase.
+// Every byte of what this rank sends, before the first phase.
 static inline unsigned char source_byte(int rank) {
   return (unsigned char)(0xa0 + rank);
 }
 
 #ifdef __CUDACC__
 
-// Cycles of a wait: half a minute of a GPU.
+// How many cycles a wait may take: half a minute on a GPU.
 static constexpr unsigned long long limit = 60ull * 1000 * 1000 * 1000;
 
-// Number `k` of a round of a rank: never 0, and different from all others.
+// Value `k` of a rank's round: never 0, and different from all others.
 static __device__ int value(int rank, int round, int k) {
   return (rank + 1) << 28 | round << 4 | k;
 }
@@ -71,7 +71,7 @@ static __device__ bool is_signalled(const ncclGin& gin, const Arguments& a, nccl
   return false;
 }
 
-// No rank sends a round before it has the peer's values of the last one, so no value is overwritten before it is read.
+// No rank sends a round before it has the peer's values for the last one, so no value is overwritten before it is read.
 static __device__ bool values(const ncclGin& gin, ncclWindow_t window, const Arguments& a, Phase phase, int round) {
   int peer = 1 - a.rank, count = phase == AGGREGATED ? 8 : 1;
   int first = int(phase) * slots + round * count % slots;
@@ -116,7 +116,7 @@ static __device__ bool puts(const ncclGin& gin, ncclWindow_t window, const Argum
   return is_signalled(gin, a, 2, round + 1);
 }
 
-// Every block puts by all of its threads, some flush in between, and the signal counts the puts of all.
+// Every block puts with all of its threads and flushes now and then, and the signal counts all blocks' puts.
 static __device__ void storm(const ncclGin& gin, ncclWindow_t window, const Arguments& a) {
   size_t at = parts_at + size_t(part) * blockIdx.x;
   for (int i = 0; i < a.rounds; i++) {
@@ -147,7 +147,7 @@ static __device__ void run_phase(const ncclDevComm& comm, ncclWindow_t window, c
 
 #endif
 
-// The host's part: prints the line of a phase, and returns whether it passed.
+// The host's part: prints a phase's line, and returns whether it passed.
 #include <stdio.h>
 
 static inline bool report(int rank, Phase phase, int rounds, const Result& result) {

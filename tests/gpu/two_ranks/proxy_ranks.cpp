@@ -42,7 +42,7 @@ ProxyRanks::ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void
   State& s = *state;
   void* library = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
   if (!library) throw std::runtime_error(dlerror());
-  // The plugin finds the dma-bufs of GPU memory itself.
+  // The plugin finds GPU memory's dma-bufs itself.
   s.plugin = proxy_over(library, {host.shared, host.device, process_memory.dma_buf});
   must(s.plugin, "dlsym of ncclRmaPlugin_v16");
   MUST(s.plugin->init(&s.ctx, 1, print_line));

@@ -5,7 +5,7 @@
 
 #include <memory>
 
-// What the program gives: memory that host and GPU use, zeroed memory of the GPU, and an exchange with the other rank.
+// What the program provides: memory that host and GPU share, zeroed GPU memory, and an exchange with the other rank.
 struct ProxyHost {
   void* (*shared)(size_t bytes);
   void* (*device)(size_t bytes);
@@ -14,14 +14,14 @@ struct ProxyHost {
 
 class ProxyRanks {
  public:
-  // Connects, and registers `bytes` of GPU memory at `window`. Throws std::runtime_error with the failed call.
+  // Connects, and registers `bytes` of GPU memory at `window`. Throws std::runtime_error that names the failed call.
   ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void* window, size_t bytes, int signals, int counters);
   ~ProxyRanks();
 
   // For kernels: the device contexts, and the window.
   void* handle() const;
   void* window() const;
-  // True once an operation has failed.
+  // Returns whether an operation has failed.
   bool has_failed() const;
 
  private:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the two-rank test over the software card: run.sh [DIST]
 #
-# Builds the programs (build.sh) and runs each; without a CUDA driver they are only built. The ranks have a GPU each, or share one. A run passes
-# if every phase does on both ranks, by way of the plugin. Prints a line for each phase and a last line with the counts; status 1 if something
-# failed. The output of each run stays in target/gpu/logs/.
+# Builds the programs (build.sh) and runs each; without a CUDA driver, only builds them. The ranks have a GPU each, or share one. A run
+# passes if every phase passes on both ranks, through the plugin. Prints a line per phase and a final line with the counts; exits with
+# status 1 if something failed. Each run's output stays in target/gpu/logs/.
 #
 #   FERROGIN_PROVIDER=efa   over EFA cards
-#   GPU_PREBUILT=1          runs the programs of target/gpu/ and the libraries of .cache/ that another machine left there, and fetches nothing
-#   SOFTWARE_GPU=1          the programs for the software GPU, on it
+#   GPU_PREBUILT=1          uses the programs in target/gpu/ and the libraries in .cache/ that another machine left, and fetches nothing
+#   SOFTWARE_GPU=1          runs the programs for the software GPU, on it
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -33,7 +33,7 @@ finish() {
     exit
 }
 
-# start PROGRAM: two ranks, by mpirun or, without one, as a script starts them.
+# start PROGRAM: starts two ranks with mpirun or, if there is none, as a script would.
 start() {
     if command -v mpirun >/dev/null; then
         local options=()
@@ -67,7 +67,7 @@ fi
 for program in "${programs[@]}"; do
     name=$(basename "$program") log=$out/logs/$(basename "$program").txt
     if [ -n "${SOFTWARE_GPU:-}" ]; then
-        # The clock of the software GPU counts instructions, so the limit of a phase is long there: its watchdog ends a kernel that waits in vain.
+        # The software GPU's clock counts instructions, so a phase's limit is long there; its watchdog ends a kernel that waits in vain.
         export LD_LIBRARY_PATH=$dist/gpu FERROGIN_DEVICE=cuda SOFTGPU_WATCHDOG=${SOFTGPU_WATCHDOG:-120}
     elif ! ldconfig -p | grep libcuda.so.1 >/dev/null; then
         say PASS "$name: the program compiles"

@@ -1,5 +1,5 @@
-// The phases on the software GPU: the kernels as PTX, by clang, and the host's part by the driver API and ferrogin's host API in NCCL's place.
-// build.sh --software compiles both; PTX names the files that the driver links. With THROUGH_PROXY kernels use the RMA plugin, through NCCL's proxy.
+// The phases on the software GPU: clang compiles the kernels to PTX; the host uses the driver API and, in place of NCCL, the host API.
+// build.sh --software compiles both; PTX lists the files that the driver links. With THROUGH_PROXY, kernels use the RMA plugin through NCCL's proxy.
 #ifdef __CUDACC__
 
 #if defined(NCCL_OWN_BACKEND) || defined(THROUGH_PROXY)
@@ -69,7 +69,7 @@ static void must(CUresult result, const char* call) {
 static ferrogin::Comm* job;
 static const Meeting* meeting;
 
-// GPU memory that a card may register is the host API's; both ranks allocate it in the same order.
+// GPU memory that a card can register comes from the host API; both ranks allocate it in the same order.
 static void* allocate(size_t bytes) {
   static std::vector<ferrogin::Window> windows;
   windows.push_back(job->allocate(bytes, ferrogin::Memory::Device));
