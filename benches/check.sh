@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A short run of the bench `gpu` on the software GPU of DIST: check.sh [DIST]. The other benches are not part of a check: what a post
-# costs a CPU says nothing of a GPU, and doorbells per post depend on the scheduler.
+# Runs the `gpu` bench briefly on DIST's software GPU: check.sh [DIST]. The other benches are not part of the check: what a post costs on a
+# CPU says nothing about a GPU, and doorbells per post depend on the scheduler.
 #
-# Prints one line for each result and a last line with the counts; the status is 1 when one failed.
+# Prints a line per result, then a line with the counts. Exits with 1 if any failed.
 set -uo pipefail
 
 dist=${1:-dist}

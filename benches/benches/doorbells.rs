@@ -1,9 +1,9 @@
 //! Doorbells per post when many threads post on one endpoint: `cargo bench -p ferrogin-benches --bench doorbells`.
 //!
-//! Eight threads post without a pause; the card completes rung requests at once. Both posting policies and NCCL's device code run
-//! one after another, five rounds, in one process, FERROGIN_BENCH_MS (500) milliseconds each. Rates are ratios to NCCL's. With `--check` the
-//! program prints PASS or FAIL: at most half a doorbell for each post in the round with the fewest, for threads that the
-//! system ran one after another did not meet.
+//! Eight threads post back to back; the card completes rung requests at once. Each of five rounds runs both posting policies and NCCL's
+//! device code in turn, in one process, for FERROGIN_BENCH_MS (500) milliseconds each. Rates are also shown relative to NCCL's. With
+//! `--check` the program prints PASS if the combining policy's best round takes less than half a doorbell per post, and otherwise FAIL:
+//! threads that the scheduler happens to run one after another don't contend.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::arch;
@@ -23,14 +23,14 @@ const THREADS: usize = 8;
 const ROUNDS: u32 = 5;
 const ENTRIES: u32 = 256;
 const MAX_BATCH: u32 = 16;
-/// Most doorbells for each post of the combining policy.
+/// Limit on the combining policy's doorbells per post.
 const BUDGET: f64 = 0.5;
 
-/// A word on a cache line of its own, so that threads do not share lines without need.
+/// A value on its own cache line, to avoid false sharing.
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// An endpoint whose doorbell is counted.
+/// An endpoint that counts its doorbells.
 struct Endpoint {
     cursor: Apart<AtomicU64>,
     state: Apart<AtomicU64>,
@@ -47,7 +47,7 @@ struct Endpoint {
     ring: *mut [u64; 8],
 }
 
-// SAFETY: the ring is written by the poster that the policy admitted, through stores that may meet others.
+// SAFETY: only a poster that the policy admitted writes the ring, through stores that are allowed to race.
 unsafe impl Sync for Endpoint {}
 
 impl Endpoint {
@@ -73,7 +73,7 @@ impl Endpoint {
         let write = |idx: u32| {
             let slot = self.ring.wrapping_add((idx % ENTRIES) as usize).cast::<u64>();
             for i in 0..8 {
-                // SAFETY: a word of the ring, which lives for good.
+                // SAFETY: a word of the ring, which is never freed.
                 unsafe { arch::mmio_store_u64(slot.wrapping_add(i), value) };
             }
         };
@@ -145,15 +145,14 @@ impl locked::LockedQueue for &Endpoint {
     }
 }
 
-/// Posts a second, and doorbells per post.
+/// Posts per second, and doorbells per post.
 #[derive(Clone, Copy, Default)]
 struct Measured {
     rate: f64,
     doorbells: f64,
 }
 
-/// Runs `work` on all threads at once, again and again for that long; `work` posts [`POSTS`] times. The posts in all,
-/// and the seconds that they took.
+/// Runs `work`, which posts [`POSTS`] times, in a loop on all threads for `time`. Returns the total posts and the seconds they took.
 fn all_at_once(time: Duration, work: impl Fn() + Sync) -> (u64, f64) {
     let start = Barrier::new(THREADS);
     let stop = AtomicBool::new(false);
@@ -196,7 +195,7 @@ fn measure_nccl(library: &Path, time: Duration) -> Result<Measured, Box<dyn std:
     // SAFETY: the function reads a counter and has no precondition.
     let before = unsafe { doorbells() };
     let (posts, seconds) = all_at_once(time, || {
-        // SAFETY: the card keeps context and windows alive during the bench, and any thread may post.
+        // SAFETY: the card keeps the context and windows alive during the bench, and any thread may post.
         unsafe { put(nccl.handle(), list.as_ptr(), POSTS as u32 - 1, POSTS as u32) }
     });
     // SAFETY: the function reads a counter and has no precondition.

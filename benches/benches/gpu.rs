@@ -1,9 +1,9 @@
-//! Posts of kernels on a GPU against a card that only counts: ferrogin's device code by both of its headers, and NCCL's own, on queues of one
-//! kind in the same run; and the parts of a post by themselves.
+//! Kernels on a GPU post to a card that only counts: ferrogin's device code through each of its headers, and NCCL's own, on the same kind
+//! of queue in one run. The parts of a post are also measured separately.
 //!
-//! `benches/gpu/run.sh` compiles the kernels and starts the bench. Two cards: `memory`, whose doorbell of a queue is the low half of its completion
-//! counter in GPU memory, so that it takes no time; and `thread`, whose rings, doorbells and counters are host memory that is mapped into the
-//! GPU, and whose counters a thread of the host advances.
+//! `benches/gpu/run.sh` compiles the kernels and starts the bench. There are two cards. With `Memory::Gpu`, a queue's doorbell is the low
+//! half of its completion counter in GPU memory, so requests complete in no time. With `Memory::Host`, rings, doorbells and counters are
+//! host memory mapped into the GPU, and a host thread advances the counters.
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys as cu;
@@ -20,9 +20,9 @@ const DEVICE_CODE: &str = include_str!("../../device-kernels/ptx/ferrogin_device
 
 /// The builds of `posts.cu`; the last one is the baseline.
 const BUILDS: [(&str, &str); 3] = [("gin", "gin.cuh"), ("nccl", "nccl_gin.cuh"), ("own", "NCCL's own")];
-/// The operations of `posts.cu`, in its order.
+/// The operations of `posts.cu`, in the same order.
 const OPERATIONS: [&str; 4] = ["putValue", "put of 1 KiB", "putValue, 16 a doorbell", "putValue and flush"];
-/// Name, blocks, threads of a block, and whether each block has a queue of its own.
+/// Name, blocks, threads per block, and whether each block has its own queue.
 const SHAPES: [(&str, u32, u32, bool); 6] = [
     ("one thread", 1, 1, false),
     ("one warp", 1, 32, false),
@@ -32,9 +32,9 @@ const SHAPES: [(&str, u32, u32, bool); 6] = [
     ("132 blocks, a queue each", 132, 1, true),
 ];
 const CONTEXTS: u32 = 132;
-/// The most threads of a launch.
+/// Most threads in one launch.
 const THREADS: usize = 132 * 32;
-/// The parts of `parts.cu`, in its order, and their threads.
+/// The parts of `parts.cu`, in the same order, with their thread counts.
 const PARTS: [(&str, u32); 14] = [
     ("fence.acq_rel.sys", 1),
     ("fence.sc.sys", 1),
@@ -58,16 +58,16 @@ fn check(call: &str, result: cu::CUresult) -> Outcome<()> {
     if result == cu::CUresult::CUDA_SUCCESS { Ok(()) } else { Err(format!("{call} failed: {result:?}")) }
 }
 
-/// A call of the driver.
+/// Calls a driver function and checks the result.
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, every pointer leads to a live variable of the type that the call takes, and handles are
-        // those that the driver gave.
+        // SAFETY: the driver is loaded, every pointer is to a live variable of the type the call takes, and every handle
+        // came from the driver.
         check(stringify!($function), unsafe { cu::$function($($arg),*) })
     }};
 }
 
-/// The first GPU's primary context, current on this thread; its name for the header.
+/// Makes the first GPU's primary context current on this thread. Returns the GPU's name for the header.
 fn open() -> Outcome<String> {
     // SAFETY: the call loads NVIDIA's driver library, whose initialisers any process may run.
     if !unsafe { cu::is_culib_present() } {
@@ -115,21 +115,21 @@ fn function(module: cu::CUmodule, name: &CStr) -> Outcome<cu::CUfunction> {
     Ok(function)
 }
 
-/// Runs a kernel to its end. Narrower parameters are in the low halves of the words.
+/// Runs a kernel to completion. Narrower parameters are in the low halves of their words.
 fn launch<const N: usize>(kernel: cu::CUfunction, blocks: u32, threads: u32, mut parameters: [u64; N]) -> Outcome<()> {
     let mut at: [*mut c_void; N] = parameters.each_mut().map(|word| (&raw mut *word).cast());
     cuda!(cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, null_mut(), at.as_mut_ptr(), null_mut()))?;
     cuda!(cuCtxSynchronize())
 }
 
-/// The kind of memory of a card's queues.
+/// Where a card's queues are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Memory {
     Gpu,
     Host,
 }
 
-/// Zeroed memory that is handed out in lines of 128 bytes and freed with the process.
+/// Zeroed memory, handed out in multiples of 128 bytes and freed when the process exits.
 struct Arena {
     base: u64,
     host: *mut u8,
@@ -169,16 +169,16 @@ fn words(from: u64, count: usize) -> Outcome<Vec<u64>> {
     Ok(words)
 }
 
-/// Contexts in GPU memory, whose queues only count.
+/// Contexts in GPU memory, with queues that only count.
 struct Card {
     handle: u64,
     window: u64,
     counters: Arena,
-    /// Offsets of the doorbell and the counter of each queue, for the thread of the host; the doorbells are in the same memory.
+    /// Offsets in `counters` of each queue's doorbell and counter, for the host thread; empty if the counters are the doorbells.
     queues: Vec<(usize, usize)>,
 }
 
-/// A card's host memory, for its thread.
+/// A card's host memory, for the host thread.
 struct Queues<'a>(&'a Card);
 
 // SAFETY: the memory is mapped until the process ends, and every access is atomic.
@@ -205,7 +205,7 @@ impl Card {
         let plan = Plan::new(&spec);
         let block = rest.place(plan.size());
         let image = plan.fill(&spec, block).map_err(|error| error.to_string())?;
-        // SAFETY: a block's image is bytes, which are all written.
+        // SAFETY: a block's image is plain bytes, all of them initialised.
         let bytes = unsafe { std::slice::from_raw_parts(image.bytes().as_ptr().cast::<u8>(), plan.size()) };
         write(block, bytes)?;
         let window = rest.place(WINDOW_BYTES);
@@ -213,15 +213,15 @@ impl Card {
         Ok(Card { handle: block + plan.handles_offset() as u64, window, counters, queues })
     }
 
-    /// The requests that all queues have completed.
+    /// Total requests completed on all queues.
     fn completed(&self) -> Outcome<u64> {
         let all = words(self.counters.base, self.counters.used / 8)?;
-        // A doorbell of host memory follows its counter.
+        // In host memory, each counter is followed by its doorbell.
         let step = if self.queues.is_empty() { 16 } else { 32 };
         Ok(all.iter().step_by(step).map(|count| count & 0xffff_ffff).sum())
     }
 
-    /// Runs `act` while the thread of the host advances the counters, if they need one.
+    /// Runs `act`, while a host thread advances the counters if they need one.
     fn alive<T>(&self, act: impl FnOnce() -> T) -> T {
         let (queues, stop) = (Queues(self), AtomicBool::new(false));
         if self.queues.is_empty() {
@@ -250,13 +250,13 @@ impl Card {
     }
 }
 
-/// Median, least and most.
+/// Median, minimum and maximum.
 fn spread(mut samples: Vec<f64>) -> (f64, f64, f64) {
     samples.sort_by(f64::total_cmp);
     (samples[samples.len() / 2], samples[0], samples[samples.len() - 1])
 }
 
-/// A build of `posts.cu` with a card of its own.
+/// A build of `posts.cu`, with its own card.
 struct Build {
     name: &'static str,
     card: Card,
@@ -265,17 +265,17 @@ struct Build {
 
 struct Bench {
     modules: PathBuf,
-    /// Small counts and no figures.
+    /// Uses small counts and prints no figures.
     is_check: bool,
     runs: usize,
-    /// Runs before those.
+    /// Runs before the measured ones.
     warmup: usize,
     times: u64,
     checked: u64,
 }
 
 impl Bench {
-    /// Nanoseconds from the first beginning to the last end of `threads` threads.
+    /// Nanoseconds from the first start to the last end among `threads` threads.
     fn elapsed(&self, threads: usize) -> Outcome<f64> {
         let times = words(self.times, 2 * threads)?;
         let begin = times.iter().step_by(2).min().copied().unwrap_or(0);
@@ -283,7 +283,7 @@ impl Bench {
         Ok(end.saturating_sub(begin).max(1) as f64)
     }
 
-    /// All shapes and operations on cards of one kind of memory.
+    /// Measures all shapes and operations on cards with one kind of memory.
     fn posts(&mut self, memory: Memory) -> Outcome<()> {
         let mut builds = Vec::new();
         for (file, name) in BUILDS {
@@ -302,7 +302,7 @@ impl Bench {
         for (shape, blocks, threads, has_queues) in SHAPES.into_iter().take(most) {
             for (number, operation) in OPERATIONS.iter().enumerate() {
                 let count: u32 = match (self.is_check, blocks * threads) {
-                    // More than the ring has slots.
+                    // More posts than the ring has slots.
                     (true, 1) => 272,
                     (true, _) => 16,
                     (false, 1) => 32_000,
@@ -335,7 +335,7 @@ impl Bench {
         Ok(())
     }
 
-    /// One run: posts per second. The card must have counted each post.
+    /// Does one run and returns posts per second. Fails if the card didn't count every post.
     fn post(&mut self, build: &Build, shape: (u32, u32, bool), (operation, count): (u32, u32)) -> Outcome<f64> {
         let ((blocks, threads, has_queues), card) = (shape, &build.card);
         let before = card.completed()?;
@@ -356,7 +356,7 @@ impl Bench {
         Ok(posts as f64 * 1e9 / self.elapsed((blocks * threads) as usize)?)
     }
 
-    /// The parts of a post on one kind of memory.
+    /// Measures the parts of a post on one kind of memory.
     fn parts(&mut self, memory: Memory) -> Outcome<()> {
         let kernel = function(load(&self.modules, "parts")?, c"parts")?;
         let (mut arena, rounds) = (Arena::new(memory, 1 << 20)?, Arena::new(Memory::Gpu, 128)?.place(8));

@@ -1,9 +1,8 @@
-//! Instructions of one post beside NCCL's device code: `cargo bench -p ferrogin-benches --bench posts`.
+//! Instructions per post, compared with NCCL's device code: `cargo bench -p ferrogin-benches --bench posts`.
 //!
-//! Each figure is the mean of many posts and counts every instruction of one post: arguments, call, return and the check of the
-//! status. The card takes no instruction. The loop around the post, with the loads of the arguments from a list, is counted by
-//! itself and subtracted, from NCCL's figures too. The program prints PASS or FAIL for each operation that both have, and fails when
-//! ours takes more instructions than NCCL's.
+//! Each figure is the mean over many posts and counts every instruction of a post: arguments, call, return and status check. The card adds
+//! none. The loop around the post, which loads the arguments from a list, is counted separately and subtracted, from NCCL's figures too.
+//! The program prints PASS or FAIL for each operation that both have, and fails unless ours takes fewer instructions than NCCL's.
 #![allow(unsafe_code)]
 
 use ferrogin_bench::card::{Card, PEER, Values};
@@ -20,14 +19,14 @@ use std::process::ExitCode;
 /// The number of counted posts; a multiple of the largest batch.
 const REPS: u32 = 8192;
 
-/// Flags of the C ABI, and NCCL's.
+/// Flags of the C ABI; NCCL's have the same values.
 const DEFAULT: u32 = 0;
 const AGGREGATE: u32 = 2;
 /// Sharing modes of the C ABI.
 const GPU: u32 = 0;
 const SHARING_THREAD: u32 = 0x200;
 
-/// Posting functions, by their columns.
+/// Columns: the posting functions.
 const C: &str = "C";
 const INLINE: &str = "inlined";
 const THREAD: &str = "THREAD";
@@ -37,7 +36,7 @@ const LOCKED: &str = "locked C";
 const THREAD_C: &str = "THREAD C";
 const COLUMNS: [&str; 7] = [C, INLINE, THREAD_C, THREAD, LOCKED, NCCL_C, NCCL_INLINE];
 
-/// Operations, by their rows.
+/// Rows: the operations.
 const ROWS: [&str; 18] = [
     "put",
     "put, aggregated",
@@ -58,20 +57,20 @@ const ROWS: [&str; 18] = [
     PUT_AND_FLUSH[0],
     PUT_AND_FLUSH[1],
 ];
-/// Operations with an emulated signal, a word of memory.
+/// Operations with an emulated signal, which is a word in memory.
 const MEMORY: [&str; 3] = ["put with memory signal", "putValue with memory sig", "signal in memory"];
-/// A wait for a signal that was raised.
+/// A wait for a signal that has already been raised.
 const WAIT: &str = "wait, satisfied";
-/// A put and the flush that follows it, with few signals and with many.
+/// A put and the flush after it, with few signals and with many.
 const PUT_AND_FLUSH: [&str; 2] = ["put and flush", "put and flush, 1024"];
-/// Signals of the contexts whose flushes are counted.
+/// Numbers of signals of the contexts whose flushes are counted.
 const FLUSHED: [usize; 4] = [2, 16, 64, 1024];
 
-/// Loops without a post, by the arguments that they load.
+/// Empty loops, named after the operation whose arguments they load.
 const LOOPS: [&str; 3] = ["put", "putValue", "signal"];
 const LOOP: &str = "loop";
 
-/// ferrogin's columns, each with the column of NCCL that it is compared with.
+/// ferrogin's columns, each with the NCCL column it is compared with.
 const COMPARED: [(&str, &str); 2] = [(C, NCCL_C), (INLINE, NCCL_INLINE)];
 
 fn main() -> ExitCode {
@@ -118,19 +117,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// The count of a row and column, with the loop.
+/// The count for a row and column, including the loop.
 fn raw(counts: &[Count], row: &str, column: &str) -> Option<f64> {
     let name = format!("{row}/{column}");
     counts.iter().find(|count| count.name == name).map(|count| count.each)
 }
 
-/// The loop of a row; flushes and waits have none to speak of.
+/// A row's loop; for flushes and waits it is negligible.
 fn loop_of(row: &str) -> Option<&'static str> {
     let row = row.replace("get", "put");
     LOOPS.into_iter().rev().find(|name| row.starts_with(name) && !row.starts_with(PUT_AND_FLUSH[0]))
 }
 
-/// The count of a row and column, without the loop.
+/// The count for a row and column, without the loop.
 fn find(counts: &[Count], row: &str, column: &str) -> Option<f64> {
     Some(raw(counts, row, column)? - loop_of(row).map_or(Some(0.0), |name| raw(counts, name, LOOP))?)
 }
@@ -200,7 +199,7 @@ fn post(posts: &[Post; POSTS], i: u32) -> &Post {
     &posts[i as usize % POSTS]
 }
 
-/// A loop that loads the arguments of a post, and does not post.
+/// A loop that loads a post's arguments but doesn't post.
 macro_rules! empty_loop {
     ($name:ident, $($field:expr),+) => {
         #[inline(never)]
@@ -240,7 +239,7 @@ fn loops(card: &Card) {
     count("signal", LOOP, |n| loop_of_signals(&list, n));
 }
 
-/// Posts by the C ABI: `fgin_*` by their addresses, so that the compiler inlines nothing.
+/// Posts through the C ABI: calls `fgin_*` through pointers, so that the compiler inlines nothing.
 fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), Failure> {
     let put = black_box(capi::fgin_put as unsafe extern "C" fn(_, _, _, _, _, _, _, _, _) -> _);
     let put_value = black_box(capi::fgin_put_value as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
@@ -255,7 +254,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
         move |n: u32| {
             for i in 0..n {
                 let p = post(&list, i);
-                // SAFETY: the card keeps context and windows alive during the bench.
+                // SAFETY: the card keeps the context and windows alive during the bench.
                 let code = unsafe { put(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, action, flags) };
                 assert!(code == 0);
             }
@@ -271,7 +270,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
         count(row, column, |n| {
             for i in 0..n {
                 let p = post(&list, i);
-                // SAFETY: the card keeps context and windows alive during the bench.
+                // SAFETY: the card keeps the context and windows alive during the bench.
                 let code = unsafe { put_value(ctx, p.peer, p.dst.0, p.dst_off, p.value, bytes, action, flags) };
                 assert!(code == 0);
             }
@@ -281,7 +280,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     count("putValue with signal", column, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             let code = unsafe { put_value(slots_ctx, p.peer, p.dst.0, p.dst_off, p.value, 8, action, flags) };
             assert!(code == 0);
         }
@@ -289,7 +288,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     count("get", column, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             let code = unsafe { get(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, flags) };
             assert!(code == 0);
         }
@@ -297,7 +296,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     let action = black_box(Action::signal_inc(1).bits());
     count("signal", column, |n| {
         for i in 0..n {
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             let code = unsafe { signal(ctx, post(&list, i).peer, action, flags) };
             assert!(code == 0);
         }
@@ -305,7 +304,7 @@ fn by_call(column: &str, mode: u32, inline: &Card, slots: &Card) -> Result<(), F
     Ok(())
 }
 
-/// Posts with an emulated signal, by the C ABI.
+/// Posts with an emulated signal, through the C ABI.
 fn with_memory_signal(column: &str, mode: u32, card: &Card) -> Result<(), Failure> {
     let put = black_box(capi::fgin_put as unsafe extern "C" fn(_, _, _, _, _, _, _, _, _) -> _);
     let put_value = black_box(capi::fgin_put_value as unsafe extern "C" fn(_, _, _, _, _, _, _, _) -> _);
@@ -316,7 +315,7 @@ fn with_memory_signal(column: &str, mode: u32, card: &Card) -> Result<(), Failur
     count(MEMORY[0], column, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             let code = unsafe { put(ctx, p.peer, p.dst.0, p.dst_off, p.src.0, p.src_off, p.bytes, action, flags) };
             assert!(code == 0);
         }
@@ -324,7 +323,7 @@ fn with_memory_signal(column: &str, mode: u32, card: &Card) -> Result<(), Failur
     count(MEMORY[1], column, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             let code = unsafe { put_value(ctx, p.peer, p.dst.0, p.dst_off, p.value, 8u32, action, flags) };
             assert!(code == 0);
         }
@@ -339,8 +338,8 @@ fn with_memory_signal(column: &str, mode: u32, card: &Card) -> Result<(), Failur
     Ok(())
 }
 
-/// Flushes of a context whose endpoints were all used and are idle, a put and its flush, and a wait for a signal that was
-/// raised, by the C ABI.
+/// Through the C ABI: flushes of a context whose endpoints have all been used and are idle, a put and its flush, and a wait for a signal
+/// that has already been raised.
 fn completion(column: &str, policy: u32) -> Result<(), Failure> {
     let flush = black_box(capi::fgin_flush as unsafe extern "C" fn(_) -> _);
     let wait = black_box(capi::fgin_wait_signal as unsafe extern "C" fn(_, _, _) -> _);
@@ -386,7 +385,7 @@ fn completion(column: &str, policy: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A loop of its own for each case, as a kernel has it.
+/// Gives each case its own loop, as in a kernel.
 macro_rules! stream {
     ($name:ident, $context:ident, $p:ident, $post:expr) => {
         #[inline(never)]
@@ -467,7 +466,7 @@ macro_rules! streams {
 streams!(gpu, inlined, INLINE, Sharing::Gpu);
 streams!(thread, exclusive, THREAD, Sharing::Thread);
 
-/// NCCL's code, on a context of its own.
+/// NCCL's code, on its own context.
 fn baseline(library: &Path) -> Result<(), Failure> {
     let card = Card::new(POLICY_COMBINING, Values::Inline)?;
     let nccl = Nccl::open(library, &card)?;
@@ -485,7 +484,7 @@ fn baseline(library: &Path) -> Result<(), Failure> {
         count(row, NCCL_C, |n| {
             for i in 0..n {
                 let p = post(&list, i);
-                // SAFETY: the card keeps context and windows alive during the bench.
+                // SAFETY: the card keeps the context and windows alive during the bench.
                 unsafe { function(handle, p.peer, p.dst, p.dst_off, p.src, p.src_off, p.bytes, last) };
             }
         });
@@ -496,7 +495,7 @@ fn baseline(library: &Path) -> Result<(), Failure> {
     count("signal", NCCL_C, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench; a signal has no bytes.
+            // SAFETY: the card keeps the context and windows alive during the bench; a signal has no bytes.
             unsafe { signal(handle, p.peer, p.dst, p.dst_off, p.src, p.src_off, 0, id) };
         }
     });
@@ -508,7 +507,7 @@ fn baseline(library: &Path) -> Result<(), Failure> {
     count("putValue with signal", NCCL_C, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             unsafe { put_value_signal(handle, p.peer, p.dst, p.dst_off, p.value, id) };
         }
     });
@@ -524,7 +523,7 @@ fn baseline(library: &Path) -> Result<(), Failure> {
     count("putValue, inline", NCCL_C, |n| {
         for i in 0..n {
             let p = post(&list, i);
-            // SAFETY: the card keeps context and windows alive during the bench.
+            // SAFETY: the card keeps the context and windows alive during the bench.
             unsafe { put_value(handle, p.peer, p.dst, p.dst_off, p.value, flags) };
         }
     });
@@ -539,7 +538,7 @@ fn baseline(library: &Path) -> Result<(), Failure> {
     ] {
         // SAFETY: posts.cpp defines the function with this type.
         let function: Loop = unsafe { nccl.function(name) }?;
-        // SAFETY: the card keeps context and windows alive during the bench.
+        // SAFETY: the card keeps the context and windows alive during the bench.
         count(row, NCCL_INLINE, |n| unsafe { function(handle, list.as_ptr(), POSTS as u32 - 1, n) });
     }
     Ok(())

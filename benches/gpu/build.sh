@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Compiles the kernels of the bench `gpu`: build.sh OUT [SM]
+# Compiles the kernels of the `gpu` bench: build.sh OUT [SM]
 #
-# With SM, the GPU as 90: by nvcc of PyPI (tests/cuda/fetch-tools.sh), as linked machine code. Otherwise by clang 22, as PTX. OUT gets gin, nccl,
-# own and parts. Status 3, with the reason, if a compiler or NCCL's headers cannot be had.
+# With SM (such as 90), nvcc from PyPI (tests/cuda/fetch-tools.sh) compiles and links them to machine code; otherwise clang 22 makes PTX.
+# Writes gin, nccl, own and parts to OUT. Exits with 3 and the reason if a compiler or NCCL's headers are unavailable.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -28,7 +28,7 @@ build() {
     nvcc -std=c++17 -arch="sm_$sm" -rdc=true -cubin -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DNDEBUG \
         -I"$root/ffi-headers/include" -isystem "$root/.cache/nccl-2.32.3/include" "$@" "$here/$file" -o "$parts/$name.cubin"
     nvlink -arch="sm_$sm" "$parts/$name.cubin" "$parts/device.cubin" -o "$out/$name.cubin"
-    # The linker takes what it does not know for nothing.
+    # nvlink silently ignores input it doesn't recognise.
     if ! cuobjdump -res-usage "$out/$name.cubin" 2>&1 | grep 'Function p[a-z]*:' >/dev/null; then
         echo "error: $out/$name.cubin has no kernel" >&2
         return 1

@@ -1,5 +1,5 @@
-// The parts of a post by themselves: fences, atomics, doorbells, and ways to store a work request of 64 bytes. One thread, or eight for the ways
-// that share a request. The host program is benches/benches/gpu.rs, whose `PARTS` has the names.
+// Measures the parts of a post separately: fences, atomics, doorbells, and ways to store a 64-byte work request. One thread runs, or eight
+// where they share a request. The host program is benches/benches/gpu.rs, whose `PARTS` has the names.
 #include <stdint.h>
 
 static __device__ uint64_t now() {
@@ -16,7 +16,7 @@ static __device__ void mmio(uint64_t* at, uint64_t value) {
   asm volatile("st.mmio.relaxed.sys.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// `word` is a counter or a doorbell, `ring` has 256 requests of 64 bytes. Each round adds one to `rounds`.
+// `word` is a counter or a doorbell, and `ring` has 256 requests of 64 bytes. `rounds` gets the number of rounds.
 extern "C" __global__ void parts(uint32_t part, uint32_t count, uint64_t* ring, uint64_t* word, uint64_t* times, uint64_t* rounds) {
   uint64_t begin = now(), seen = 0;
   for (uint32_t i = 0; i < count; i++) {
@@ -69,7 +69,7 @@ extern "C" __global__ void parts(uint32_t part, uint32_t count, uint64_t* ring, 
         for (int at = 0; at < 8; at++) asm volatile("st.global.wt.b64 [%0], %1;" ::"l"(slot + at), "l"(uint64_t(i)) : "memory");
         fence();
         break;
-      // Eight threads store a word each, and the first one fences.
+      // Eight threads store a word each, then the first one fences.
       case 12:
         mmio(slot + threadIdx.x, i);
         __syncwarp(0xff);
@@ -85,7 +85,7 @@ extern "C" __global__ void parts(uint32_t part, uint32_t count, uint64_t* ring, 
   if (threadIdx.x == 0) {
     times[0] = begin;
     times[1] = end;
-    // The compiler keeps what was read.
+    // Uses `seen`, so that the compiler keeps the reads.
     *rounds = seen == ~0ull ? 0 : count;
   }
 }

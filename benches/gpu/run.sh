@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Posts of kernels on a GPU, ferrogin's device code beside NCCL's: run.sh [--check]
+# Measures posts from GPU kernels, with ferrogin's device code and NCCL's: run.sh [--check]
 #
-# On a machine with a GPU it compiles the kernels with nvcc (benches/gpu/build.sh) and prints medians, spread and ratios. With --check it compiles
-# them with clang and runs a few posts of each kind on the software GPU of FERROGIN_DIST (default: dist): the
-# bench must run and the cards must count each post. It prints no figures then, because those of a software GPU mean nothing.
+# On a machine with a GPU it compiles the kernels with nvcc (benches/gpu/build.sh) and prints medians, spread and ratios. With --check it
+# compiles them with clang and runs a few posts of each kind on FERROGIN_DIST's software GPU (default: dist). The bench must then run and
+# the cards must count every post; it prints no figures, which would mean nothing on a software GPU.
 #
 #   GPU_BENCH=PROGRAM   on a machine without cargo, nvcc or a network: the bench as `cargo bench -p ferrogin-benches --bench gpu --no-run` leaves it
 #                       in target/release/deps, with the kernels that `benches/gpu/build.sh target/gpu-bench/nvcc SM` left

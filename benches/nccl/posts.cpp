@@ -1,6 +1,6 @@
-// NCCL's own device code as C functions: one post for each call with arguments at run time, and loops that have it
-// inlined. Built twice: bare (SHIM_BARE), where nothing is added to NCCL's code, to count instructions; and with waits
-// that yield and doorbells that are counted, for many threads on few processors.
+// NCCL's own device code as C functions: one post per call, with run-time arguments, and loops with the post inlined. Built twice: bare
+// (SHIM_BARE), with nothing added to NCCL's code, to count instructions; and with yielding waits and counted doorbells, to run many threads
+// on few processors.
 #include "device_code.h"
 
 #include <atomic>
@@ -9,7 +9,7 @@ namespace {
 
 constexpr auto scope = cuda::thread_scope_thread;
 
-// Arguments of one post, as the caller has them in memory.
+// One post's arguments, as laid out by the caller.
 struct Post {
   uint32_t peer;
   uint32_t signal;  // id
@@ -21,7 +21,7 @@ struct Post {
   uint64_t value;
 };
 
-// A context with one backend, which the compiler knows: NCCL's cheapest form.
+// A context with a single backend that the compiler knows: NCCL's cheapest form.
 using Ctx = ncclGinCtx_M<(1u << int(NCCL_NET_DEVICE_GIN_EFA_GDA))>;
 
 struct Handle {
@@ -124,7 +124,7 @@ API void nccl_get(const Handle* h, uint32_t peer, ncclGinWindow_t remote, uint64
   get(h->ctx, peer, remote, remote_off, local, local_off, bytes, flags);
 }
 
-// The same, inlined: flags and what is announced are known to the compiler, the rest comes from memory each time.
+// The same, inlined: the compiler knows the flags and whether there is a signal; the rest is loaded from memory each time.
 
 API void nccl_inline_put(const Handle* h, const Post* posts, uint32_t mask, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
@@ -176,7 +176,7 @@ API void nccl_inline_signal(const Handle* h, const Post* posts, uint32_t mask, u
 }
 
 #ifndef SHIM_BARE
-// Counts doorbells from here on; returns those so far.
+// Starts counting doorbells; returns the count so far.
 API uint64_t nccl_doorbells() {
   shim::mmio_hook = on_store;
   return doorbells.load(std::memory_order_relaxed);

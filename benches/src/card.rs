@@ -1,7 +1,7 @@
 //! A device context in plain memory, made by the plugin's own code, with a card that takes no time.
 //!
-//! The doorbell of each queue *is* the low half of its completion counter, so a doorbell for `n` requests completes them. No code
-//! has to run beside the measured code, and the card adds no instruction to it.
+//! The doorbell of each queue *is* the low half of its completion counter, so ringing it for `n` requests completes them. Nothing runs
+//! alongside the measured code, and the card adds no instruction to it.
 
 use efa_dp_direct::queue::InitError;
 use ferrogin_device::{Context, Status, Window};
@@ -31,7 +31,7 @@ pub enum Values {
     Slots,
 }
 
-/// A context and all that its addresses point to.
+/// A context and everything its addresses point to.
 pub struct Card {
     block: Box<[Line]>,
     handles_offset: usize,
@@ -46,14 +46,14 @@ struct Line([u64; 16]);
 
 /// Bytes of a window with one rail.
 pub const WINDOW_BYTES: usize = HANDLE + size_of::<MrHandle>() + RANKS * size_of::<MrPeer>();
-/// The place of the window's handle in it.
+/// Offset of a window's handle in the window.
 const HANDLE: usize = window_handle_offset(1, 0, RANKS);
 
 /// A window at the address `at`, as words.
 pub fn window_at(at: u64) -> [u64; WINDOW_BYTES / 8] {
     let (handle, local, remote) = (at + HANDLE as u64, 0x1000_0000, 0x2000_0000);
-    // The array of handles, which a second one fills up; the fields of `MrHandle`: the local key and the number of ranks, the
-    // local address; those of `MrPeer`: the address and the key.
+    // The array of handles, padded with a second one; then `MrHandle`: the local key and the number of ranks, the local address; then an
+    // `MrPeer` per rank: the address and the key.
     [handle, handle, 0x55 | (RANKS as u64) << 32, local, remote, 0x66, remote, 0x66]
 }
 
@@ -64,20 +64,20 @@ const _: () = assert!(
         && std::mem::offset_of!(MrPeer, rkey) == 8
 );
 
-/// A part of a card for which [`block_spec`] asks for memory.
+/// A part of a card that [`block_spec`] requests memory for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// A ring of work requests.
     Ring,
     /// A completion counter.
     Counter,
-    /// The doorbell of the queue whose counter is there.
+    /// The doorbell of the queue whose counter is at this address.
     Doorbell(u64),
     /// Anything else.
     Rest,
 }
 
-/// The block of `contexts` contexts with that many signals each. `place` gives the address of fresh zeroed memory.
+/// Describes a block of `contexts` contexts with `signals` signals each. `place` returns the address of fresh zeroed memory.
 pub fn block_spec(
     policy: u32,
     values: Values,
@@ -136,26 +136,26 @@ fn memory(bytes: usize) -> Box<[Line]> {
 }
 
 impl Card {
-    /// A context with that `policy` (`POLICY_*`) and [`SIGNALS`].
+    /// Makes a context with this `policy` (`POLICY_*`) and [`SIGNALS`] signals.
     ///
     /// # Errors
-    /// A layout that the plugin's code refuses.
+    /// The plugin's code refuses the layout.
     pub fn new(policy: u32, values: Values) -> Result<Card, InitError> {
         Self::with_signals(policy, values, SIGNALS)
     }
 
-    /// A context with [`SIGNALS`] emulated signals.
+    /// Makes a context with [`SIGNALS`] emulated signals.
     ///
     /// # Errors
-    /// A layout that the plugin's code refuses.
+    /// The plugin's code refuses the layout.
     pub fn emulated(policy: u32, values: Values) -> Result<Card, InitError> {
         Self::make(policy, values, 0, true)
     }
 
-    /// A context with that number of signals.
+    /// Makes a context with `signals` signals.
     ///
     /// # Errors
-    /// A layout that the plugin's code refuses.
+    /// The plugin's code refuses the layout.
     pub fn with_signals(policy: u32, values: Values, signals: usize) -> Result<Card, InitError> {
         Self::make(policy, values, signals, false)
     }
@@ -189,17 +189,17 @@ impl Card {
         let mut block = memory(plan.size());
         let base = block.as_mut_ptr();
         let image = plan.fill(&spec, base as u64)?;
-        // SAFETY: the block has `size` bytes, and so has the image; both are ours.
+        // SAFETY: the block and the image both have `size` bytes, and both are ours.
         unsafe { base.cast::<u8>().copy_from_nonoverlapping(image.bytes().as_ptr().cast(), plan.size()) };
         Ok(Card { handles_offset: plan.handles_offset(), block, window: window as *mut c_void, _rest: rest })
     }
 
-    /// The array of device handles, as `createContext` would give it.
+    /// The array of device handles, as `createContext` would return it.
     pub fn handle(&self) -> *mut c_void {
         self.block.as_ptr().wrapping_byte_add(self.handles_offset).cast_mut().cast()
     }
 
-    /// The context, as the device API opens it.
+    /// Opens the context through the device API.
     ///
     /// # Errors
     /// The device API refuses the handle.

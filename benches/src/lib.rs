@@ -1,6 +1,7 @@
-//! Instruction counts and rates, each beside its baseline.
+//! Instruction counts and rates, each next to its baseline.
 //!
-//! [`card`] is a device context in plain memory, whose card completes rung requests at once, at no cost. [`nccl`] is NCCL's own device code, compiled for this processor, on the same context.
+//! [`card`] is a device context in plain memory, whose card completes rung requests at once and at no cost.
+//! [`nccl`] is NCCL's own device code, compiled for this processor, on the same context.
 
 #[allow(unsafe_code)]
 pub mod card;
@@ -10,13 +11,13 @@ pub mod nccl;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A directory of that name beside this program, created if it does not exist.
+/// Returns the directory `name` in cargo's target directory, created if it doesn't exist.
 ///
 /// # Errors
 /// The directory cannot be created.
 pub fn target_dir(name: &str) -> io::Result<PathBuf> {
     let program = std::env::current_exe()?;
-    // In target/release/deps.
+    // The program is in target/release/deps.
     let dir = program.ancestors().nth(3).unwrap_or(Path::new(".")).join(name);
     std::fs::create_dir_all(&dir)?;
     Ok(dir)
