@@ -1,9 +1,9 @@
-//! Puts the device code as PTX where the tool embeds it: compiled from the sources if a compiler is there that can, and
-//! otherwise the checked-in `device-kernels/ptx/ferrogin_device.ptx`, which a line of the build says. `FERROGIN_PTX=checked-in` always takes the
-//! latter. A checked-in file that was made from other sources is a warning of the build.
+//! Makes the PTX of the device code that the tool embeds: compiled from the sources if there is a suitable compiler, and otherwise the
+//! checked-in `device-kernels/ptx/ferrogin_device.ptx`, with a line in the build output that says so. `FERROGIN_PTX=checked-in` always
+//! takes the checked-in file. The build warns if that file was made from other sources.
 //!
-//! With NVCC, the path of nvcc, or CUDA_HOME, its directory, it also makes the objects that nvcc links with kernels, one for each
-//! architecture: `cuda/` of the build's directory, which `make build` copies to dist/cuda/. No build looks for nvcc elsewhere.
+//! If NVCC (the path of nvcc) or CUDA_HOME (its directory) is set, also makes the objects that nvcc links with kernels, one per
+//! architecture, in `cuda/` of the build directory; `make build` copies them to dist/cuda/. No build looks for nvcc anywhere else.
 
 use ferrogin_ptx::{self as compile, CHECKED_IN, Compiler};
 use std::env;
@@ -50,14 +50,14 @@ fn compiled(root: &Path, out: &Path) -> Result<String, String> {
     Ok(compile::with_provenance(&module, compile::source_hash(root, &compile::SOURCES)?, &compiler.version))
 }
 
-/// Cargo runs this script again after a compiler that can build the PTX appears or goes: rustup's component rust-src, or Debian's Rust.
+/// Has cargo rerun this script when a compiler that can build the PTX appears or goes away: rustup's rust-src component, or Debian's Rust.
 fn watch(rustc: &Path) {
     let sysroot = Command::new(rustc).args(["--print", "sysroot"]).output();
     let sysroot = sysroot.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     for sysroot in [sysroot.unwrap_or_default().as_str(), "/usr"].map(Path::new) {
         let libraries = sysroot.join("lib/rustlib");
         let core = libraries.join("src/rust/library/core/src/lib.rs");
-        // A path that does not exist would make every build run this script: its nearest directory changes when it appears.
+        // Watching a missing path would rerun this script in every build. Its nearest existing directory changes when the path appears.
         let found = core.ancestors().take_while(|path| path.starts_with(&libraries)).find(|path| path.exists());
         let found = found.map_or_else(|| sysroot.join("bin"), Path::to_path_buf);
         if found.exists() {
@@ -70,7 +70,7 @@ fn watch(rustc: &Path) {
 fn objects(root: &Path, ptx: &Path, out: &Path) -> Result<(), String> {
     let named = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let (cuda, name) = match (named("NVCC"), named("CUDA_HOME")) {
-        // The linker and the assembler lie beside nvcc.
+        // The linker and the assembler are next to nvcc.
         (Some(nvcc), _) => (nvcc.parent().and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default(), "NVCC"),
         (None, Some(cuda)) => (cuda, "CUDA_HOME"),
         (None, None) => return Ok(()),
@@ -83,7 +83,7 @@ fn objects(root: &Path, ptx: &Path, out: &Path) -> Result<(), String> {
         ));
     }
     println!("cargo::rerun-if-changed={}", nvcc.display());
-    // OUT_DIR is build/PACKAGE/out of the directory that has the tool.
+    // OUT_DIR is build/PACKAGE/out in the directory that will hold the tool.
     let to = out.ancestors().nth(3).ok_or("OUT_DIR is not in a build's directory")?.join("cuda");
     let output = Command::new("bash").arg(root.join(OBJECTS)).args([cuda.as_path(), ptx, &to]).output();
     let output = output.map_err(|error| format!("bash: {error}"))?;

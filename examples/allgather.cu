@@ -1,6 +1,6 @@
-// Ring all-gather: every rank has a block, and all ranks get all blocks. In each of ranks - 1 steps a rank passes on the
-// block that it received in the step before. Each step has its own signal: several blocks of a neighbour may be in flight,
-// the card delivers them in any order, and a signal counts puts without saying which.
+// Ring all-gather: every rank has a block, and every rank gets all blocks. In each of ranks - 1 steps, a rank passes on the block that it
+// received in the previous step. Each step has its own signal: several blocks from a neighbour may be in flight, the card delivers them in
+// any order, and a signal counts puts without saying which.
 #include "example.h"
 
 using namespace ferrogin;
@@ -11,13 +11,13 @@ FGIN_API uint64_t word(uint64_t rank, uint64_t i) {
   return (rank + 1) << 32 | i;
 }
 
-// The window has the blocks of all ranks.
+// The window has all ranks' blocks.
 KERNEL allgather(Outcome* outcome, void* handle, fgin_window window, uint64_t* blocks, uint32_t rank, uint32_t ranks) {
   Gin<Sharing::Cta> gin(handle, 0);
   Block block;
   for (uint64_t i = block.thread_rank(); i < WORDS; i += block.size()) blocks[rank * WORDS + i] = word(rank, i);
   for (uint32_t step = 0; step + 1 < ranks; step++) {
-    // The block that this rank passes on comes from `step` ranks before it.
+    // The block to pass on comes from the rank `step` places back.
     uint64_t at = (rank + ranks - step) % ranks * BYTES;
     if (step > 0) TRY(gin.waitSignal(step - 1, 1, block));
     TRY(gin.put((rank + 1) % ranks, window, at, window, at, BYTES, SignalInc{step}, None{}, block));

@@ -1,7 +1,6 @@
-// Barrier of the kernels of all ranks, without the host. In round r of log2(ranks) rounds a rank signals the rank 2^r
-// further on and waits for the signal of the rank 2^r before it. Each round has its own signal, which counts the barriers, so
-// nothing is reset. Between two barriers every rank writes a value to every other rank, and checks after the barrier that
-// all values are there.
+// A barrier between the kernels of all ranks, without the host. In round r of log2(ranks) rounds, a rank signals the rank 2^r ahead and
+// waits for the signal from the rank 2^r behind. Each round has its own signal, which counts the barriers, so nothing needs a reset.
+// Between barriers, every rank writes a value to every other rank, and after each barrier it checks that all values have arrived.
 #include "example.h"
 
 using namespace ferrogin;
@@ -14,7 +13,7 @@ KERNEL barriers(Outcome* outcome, void* handle, fgin_window window, volatile uin
   Gin<Sharing::Cta> gin(handle, 0);
   Block block;
   for (int n = 1; n <= BARRIERS; n++) {
-    // Values alternate between two places, because a fast rank writes the next ones while a slow rank is still reading.
+    // Values alternate between two places: a fast rank already writes the next ones while a slow rank is still reading.
     uint64_t place = n % 2 * ranks;
     for (uint32_t peer = 0; peer < ranks; peer++) {
       TRY(gin.putValue(peer, window, (place + rank) * sizeof(uint64_t), uint64_t(n), None{}, block));

@@ -1,8 +1,8 @@
-// What the examples share: a kernel is launched on a GPU, by CUDA's runtime (nvcc) or by the driver as PTX (clang, and PTX names the files),
-// or called on the CPU (g++ -x c++); then its status is checked.
+// Shared by the examples. Launches a kernel on a GPU, through CUDA's runtime (nvcc) or through the driver as PTX (clang; PTX names the
+// files), or calls it on the CPU (g++ -x c++), then checks its status.
 #pragma once
 
-// clang's own <new> for CUDA needs this one first.
+// clang's own <new> for CUDA needs this first.
 #include <cstdlib>
 
 #include <ferrogin/gin.cuh>
@@ -10,20 +10,20 @@
 
 #include <cstdio>
 
-// The status of a kernel, and the first operation that failed.
+// A kernel's status, and the line of the first operation that failed.
 struct Outcome {
   int status;
   int line;
 };
 
-// Keeps the first failure. Every thread makes every later call too, because the others of its block wait for it; after a failure, waits
-// of the context end at once.
+// Keeps the first failure. Every thread still makes all later calls, because the other threads of its block wait for it; after a failure,
+// the context's waits end at once.
 #define TRY(operation) note(gin, outcome, (operation), __LINE__)
 
 #ifdef __CUDACC__
 #define KERNEL extern "C" __global__ void
 #ifdef PTX
-// NVIDIA's headers have it, and clang compiles without them.
+// NVIDIA's headers define it, and clang compiles without them.
 __device__ inline int atomicCAS(int* word, int expected, int value) {
   __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
@@ -45,7 +45,7 @@ void note(const Context& gin, Outcome* outcome, int status, int line) {
 }
 #endif
 
-// Ends the program if an operation of the kernel failed.
+// Exits if one of the kernel's operations failed.
 inline void check(const Outcome& outcome) {
   if (outcome.status == FGIN_OK) return;
   std::fprintf(stderr, "the kernel's operation in line %d returned %s\n", outcome.line, fgin_status_name(outcome.status));
@@ -56,7 +56,7 @@ inline void check(const Outcome& outcome) {
 
 #if defined(PTX) && defined(__CUDACC__)
 
-// clang compiles the kernels alone.
+// clang only compiles the kernels.
 template <typename... Arguments>
 void launch(const char* name, Arguments... arguments);
 
@@ -95,7 +95,7 @@ void launch(const char* name, void (*)(Outcome*, Parameters...), Arguments... ar
   MUST(cuModuleGetFunction(&function, module, name));
   MUST(cuMemHostAlloc(&outcome, sizeof(Outcome), 0));
   auto* found = new (outcome) Outcome{FGIN_OK, 0};
-  // With the types of the kernel's parameters.
+  // Converts the arguments to the types of the kernel's parameters.
   std::tuple<Outcome*, Parameters...> values(found, arguments...);
   std::apply([&](auto&... value) {
     void* parameters[] = {&value...};

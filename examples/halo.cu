@@ -1,7 +1,6 @@
-// Ring halo exchange. A periodic grid is divided into bands of rows, one for each rank. In each step, a rank puts its first
-// and last row into the halo rows of its neighbours, waits for theirs, and replaces every cell by the mean of its
-// neighbours. The kernel does all steps; the host does nothing meanwhile. At the end each rank compares its band with the
-// whole grid computed by itself.
+// Ring halo exchange. A periodic grid is divided into bands of rows, one per rank. In each step, a rank puts its first and last row into
+// its neighbours' halo rows, waits for theirs, and replaces every cell by the mean of its neighbours. The kernel runs all steps without the
+// host. At the end, each rank compares its band with the whole grid, which it computes alone.
 #include "example.h"
 
 #include <cmath>
@@ -11,8 +10,8 @@ using namespace ferrogin;
 
 constexpr int ROWS = 16, COLUMNS = 64, STEPS = 100;
 constexpr uint64_t ROW = COLUMNS * sizeof(float);
-// A band with a halo row above and below. There are two: a step reads one and writes the other, so the rows that a neighbour
-// puts for the next step never overwrite rows that this step reads.
+// A band with a halo row above and below. There are two: a step reads one and writes the other, so the rows that a neighbour puts for the
+// next step never overwrite rows that this step reads.
 constexpr int BAND = (ROWS + 2) * COLUMNS;
 
 enum : uint32_t { FROM_ABOVE, FROM_BELOW, SIGNALS };
@@ -30,7 +29,7 @@ KERNEL smooth(Outcome* outcome, void* handle, fgin_window window, float* bands, 
     const float* now = bands + step % 2 * BAND;
     float* next = bands + (step + 1) % 2 * BAND;
     uint64_t at = uint64_t(step % 2) * BAND * sizeof(float);
-    // The first row to the halo below the rank above, and the last row to the halo above the rank below.
+    // The first row goes to the halo below the rank above, and the last row to the halo above the rank below.
     TRY(gin.put(above, window, at + (ROWS + 1) * ROW, window, at + ROW, ROW, SignalInc{FROM_BELOW}, None{}, block));
     TRY(gin.put(below, window, at, window, at + ROWS * ROW, ROW, SignalInc{FROM_ABOVE}, None{}, block));
     TRY(gin.waitSignal(FROM_ABOVE, step + 1, block));
@@ -38,12 +37,12 @@ KERNEL smooth(Outcome* outcome, void* handle, fgin_window window, float* bands, 
     for (int cell = block.thread_rank(); cell < ROWS * COLUMNS; cell += block.size()) {
       next[COLUMNS + cell] = mean(now, 1 + cell / COLUMNS, cell % COLUMNS);
     }
-    // The rows that were put are written again in the step after the next.
+    // The next step overwrites the rows that were put.
     TRY(gin.flush(block));
   }
 }
 
-// Cell of the whole grid before the first step.
+// A cell of the whole grid before the first step.
 static float initial(int row, int column) {
   return std::sin(0.3f * row) + std::cos(0.7f * column * row);
 }

@@ -1,6 +1,6 @@
-// Mixture of experts, dispatch and combine: each rank has tokens and one expert. Dispatch puts each token to the rank of its
-// expert, combine puts the expert's result back. Counts of tokens travel as values and tokens as puts by warps; both may
-// arrive in any order, so an expert first waits for the counts of all ranks, adds them up, and waits for that many tokens.
+// Mixture of experts, dispatch and combine: each rank has tokens and one expert. Dispatch puts each token to its expert's rank, and combine
+// puts the expert's result back. Token counts travel as values, and tokens as puts by warps. Both may arrive in any order, so an expert
+// first waits for the counts of all ranks, adds them up, and waits for that many tokens.
 #include "example.h"
 
 using namespace ferrogin;
@@ -10,16 +10,16 @@ constexpr uint64_t ROW = HIDDEN * sizeof(float);
 
 enum : uint32_t { COUNTED, DISPATCHED, COMBINED, SIGNALS };
 
-// Byte offsets in the window. Tables of `ranks` by TOKENS rows have a place for every token of every rank.
+// Byte offsets in the window. Tables of `ranks` by TOKENS rows have a row for every token of every rank.
 struct Layout {
-  uint64_t counts;    // of this rank's expert: tokens of each rank
-  uint64_t sent;      // values that were put to the other ranks' counts
-  uint64_t experts;   // of each token of this rank: its expert
-  uint64_t slots;     // of each token of this rank: its number among those of its expert
-  uint64_t tokens;    // of this rank
-  uint64_t inbox;     // of the expert: tokens of all ranks, by rank and slot
-  uint64_t results;   // of the expert: by rank and slot
-  uint64_t combined;  // of this rank: results, by expert and slot
+  uint64_t counts;    // how many tokens each rank has for this rank's expert
+  uint64_t sent;      // how many tokens this rank has for each expert; put to the ranks' `counts`
+  uint64_t experts;   // the expert of each of this rank's tokens
+  uint64_t slots;     // each token's number among those this rank has for the same expert
+  uint64_t tokens;    // this rank's tokens
+  uint64_t inbox;     // the expert's tokens from all ranks, by rank and slot
+  uint64_t results;   // the expert's results, by rank and slot
+  uint64_t combined;  // the results for this rank's tokens, by expert and slot
   uint64_t bytes;
 
   FGIN_API explicit Layout(uint64_t ranks)
@@ -34,7 +34,7 @@ struct Layout {
       bytes(combined + ranks * TOKENS * ROW) {}
 };
 
-// What the expert of rank `expert` computes from a number.
+// What rank `expert`'s expert computes from a number.
 FGIN_API float apply(uint32_t expert, float x) {
   return x * float(expert + 2) + 1;
 }

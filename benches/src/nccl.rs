@@ -1,7 +1,6 @@
 //! NCCL's own device code, compiled for this processor: the baseline.
 //!
-//! The headers come from NCCL's PyPI package, which the bench fetches when it runs. The shim in `tests/foreign` defines what nvcc
-//! would.
+//! The headers come from NCCL's PyPI package, which the bench fetches when it runs. The shim in `tests/foreign` replaces what nvcc defines.
 
 use crate::card::{Card, PEER, RANKS};
 use ferrogin_device::Window;
@@ -10,24 +9,24 @@ use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The release that figures are compared with.
+/// The NCCL release that serves as the baseline.
 pub const RELEASE: &str = "2.32.3";
 
-/// Arguments of one post, as the caller has them in memory.
+/// One post's arguments, as laid out by the caller.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Post {
-    /// Rank.
+    /// The peer's rank.
     pub peer: u32,
     /// Signal id.
     pub signal: u32,
-    /// Window that is written, or read by a get.
+    /// The window that is written, or that a get reads.
     pub dst: Window,
-    /// Offset in it.
+    /// The offset in it.
     pub dst_off: u64,
-    /// Window of the local bytes.
+    /// The window with the local bytes.
     pub src: Window,
-    /// Offset in it.
+    /// The offset in it.
     pub src_off: u64,
     /// Bytes of a put or get.
     pub bytes: u64,
@@ -35,7 +34,7 @@ pub struct Post {
     pub value: u64,
 }
 
-/// Posts to repeat; a power of two.
+/// Number of different posts, which the loops repeat; a power of two.
 pub const POSTS: usize = 64;
 
 /// Posts with different offsets, sizes and values.
@@ -56,10 +55,10 @@ pub fn posts(card: &Card) -> [Post; POSTS] {
     })
 }
 
-/// The reason why there is no baseline.
+/// Why there is no baseline.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A program that builds it failed.
+    /// A program that the build runs failed.
     #[error("{program}: {why}")]
     Make {
         /// The program.
@@ -70,7 +69,7 @@ pub enum Error {
     /// The library cannot be loaded.
     #[error("cannot load NCCL's device code: {0}")]
     Load(#[from] libloading::Error),
-    /// An opened context is null.
+    /// The opened context is null.
     #[error("NCCL's device code cannot open the context")]
     Open,
 }
@@ -80,11 +79,11 @@ pub enum Error {
 pub enum Build {
     /// Nothing is added to NCCL's code.
     Bare,
-    /// Waits yield, doorbells are counted.
+    /// Waits yield, and doorbells are counted.
     Threads,
 }
 
-/// Runs a program to its end.
+/// Runs a program to completion.
 fn run(command: &mut Command) -> Result<(), Error> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| Error::Make { program: program.clone(), why: error.to_string() })?;
@@ -99,7 +98,7 @@ fn run(command: &mut Command) -> Result<(), Error> {
 /// Fetches the headers, compiles the code into `dir`, and returns the library's path.
 ///
 /// # Errors
-/// When PyPI, python or a compiler is missing.
+/// PyPI, Python or a compiler is missing.
 pub fn make(root: &Path, dir: &Path, build: Build) -> Result<PathBuf, Error> {
     let foreign = root.join("tests/foreign");
     let cache = root.join(".cache");
@@ -135,7 +134,7 @@ pub type Put = unsafe extern "C" fn(Opaque, u32, Window, u64, Window, u64, u64, 
 pub type PutValue = unsafe extern "C" fn(Opaque, u32, Window, u64, u64, u32);
 /// Context.
 pub type Flush = unsafe extern "C" fn(Opaque);
-/// Context, posts, their number less one, how many.
+/// Context, posts, the number of posts less one, how many to post.
 pub type Loop = unsafe extern "C" fn(Opaque, *const Post, u32, u32);
 
 /// NCCL's code on one context.
@@ -145,39 +144,39 @@ pub struct Nccl<'card> {
     _card: &'card Card,
 }
 
-// SAFETY: the handle is only read, and NCCL's code may be called by any thread of a rank.
+// SAFETY: the handle is only read, and any thread of a rank may call NCCL's code.
 unsafe impl Sync for Nccl<'_> {}
 
 impl<'card> Nccl<'card> {
     /// Loads the library that [`make`] built, and opens the card's context.
     ///
     /// # Errors
-    /// When it cannot be loaded.
+    /// The library cannot be loaded, or it cannot open the context.
     pub fn open(library: &Path, card: &'card Card) -> Result<Self, Error> {
         // SAFETY: our own library, whose initialisers do nothing.
         let library = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }?;
         type Open = unsafe extern "C" fn(Opaque, i32, i32) -> Opaque;
-        // SAFETY: the type is that of posts.cpp.
+        // SAFETY: posts.cpp defines the function with this type.
         let open: Symbol<Open> = unsafe { library.get(b"nccl_open\0") }?;
-        // SAFETY: the handle of a context that lives for 'card.
+        // SAFETY: the handle is that of a context that lives for 'card.
         let handle = unsafe { open(card.handle(), 0, RANKS as i32) };
         if handle.is_null() { Err(Error::Open) } else { Ok(Nccl { library, handle, _card: card }) }
     }
 
-    /// A function of posts.cpp.
+    /// Looks up a function of posts.cpp.
     ///
     /// # Safety
     /// `F` is its type there: [`Put`], [`PutValue`], [`Flush`] or [`Loop`].
     ///
     /// # Errors
-    /// When there is none of that name.
+    /// There is no function with this name.
     pub unsafe fn function<F: Copy>(&self, name: &str) -> Result<F, Error> {
         // SAFETY: the caller vouches for the type.
         let symbol: Symbol<F> = unsafe { self.library.get(name.as_bytes()) }?;
         Ok(*symbol)
     }
 
-    /// The first argument of its functions.
+    /// The first argument of the library's functions.
     pub fn handle(&self) -> *mut c_void {
         self.handle
     }
