@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class Hook(BuildHookInterface[Any]):
-    """Makes the wheel one of a platform."""
+    """Makes the wheel platform-specific."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         try:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Tests the Python package: test.sh [--check] [DIST] [ARGUMENTS OF PYTEST...]
 #
-# Builds the wheel from DIST (default: dist), installs it in an environment of its own (.cache/python/tests) with pinned packages from
-# PyPI, and runs python/tests; with --check only python/tests/check, whose packages are large (.cache/python/check). Prints a line for each
-# test, and a last line with the counts; status 1 if a test failed. Without python3-venv or PyPI it prints the reason and counts one skip.
+# Builds the wheel from DIST (default: dist), installs it in its own environment (.cache/python/tests) with pinned packages from PyPI, and
+# runs python/tests; with --check only python/tests/check, whose packages are large (.cache/python/check). Prints a line per test and a last
+# line with the counts; exits with 1 if a test failed. Without python3-venv or PyPI it prints the reason and counts one skip.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +23,7 @@ fi
 log=$(mktemp -d)
 trap 'rm -rf "$log"' EXIT
 
-# Ends the run where something cannot be had (status 3), or fails.
+# Ends the run because something is unavailable (status 3) or failed.
 give_up() {
     if [ "$1" -eq 3 ]; then
         echo "SKIP python package: $(tail -n 1 "$log/error")"
@@ -48,7 +48,7 @@ echo "PASS wheel: $(basename "$wheel") is of the platform that auditwheel finds"
 "$tests/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$wheel" >"$log/error" 2>&1 ||
     give_up 1 "installation of the wheel"
 cd "$here" || exit 1
-# The tests print the counts; the wheel is one more test.
+# The tests print the counts; the wheel counts as one more test.
 "$tests/bin/python" -m pytest -q "$selection" "$@" 2>&1 | awk '
     /^python: [0-9]+ passed, / { $2 = $2 + 1; counts = $0; next }
     { print }

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Builds the Python wheel: wheel.sh [DIST] [OUT]. Prints its path.
 #
-# DIST (default: dist) is what `make build` made; OUT (default: DIST) gets the wheel. It has the stripped libraries and the tool, the
-# headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has those of the same sources. Its platform is that of
-# the libraries, with the oldest glibc that has all their symbols. Fetches the build backend from PyPI once (into .cache/).
-# Status 3, and the reason, when something cannot be had.
+# DIST (default: dist) is what `make build` made; OUT (default: DIST) gets the wheel. The wheel has the stripped libraries and the tool, the
+# headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has those made from the same sources. Its platform tag
+# is that of the libraries, with the oldest glibc that has all symbols they use. Fetches the build backend from PyPI once (into .cache/).
+# Exits with 3 and the reason if something is unavailable.
 #
-#   STRIP=aarch64-linux-gnu-strip   for libraries of another processor
+#   STRIP=aarch64-linux-gnu-strip   for another processor's libraries
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -35,13 +35,13 @@ trap 'rm -rf "$work"' EXIT
 files=$work/files wheels=$work/wheels
 mkdir -p "$files"/{bin,cuda,include/ferrogin,lib} "$out"
 
-# pip copies no links. The linker takes the library under the name that programs load.
+# pip doesn't copy links, so the library has the name that programs load, and a linker script the name that they link.
 "$strip" --strip-unneeded "$dist/libferrogin.so" -o "$files/lib/libferrogin.so.0"
 echo 'INPUT(-l:libferrogin.so.0)' >"$files/lib/libferrogin.so"
 for library in "${libraries[@]:1}"; do
     "$strip" --strip-unneeded "$dist/$library" -o "$files/lib/$library"
 done
-# Where the tool finds them, for `ferrogin gpu` and `ferrogin verbs`. A wheel has no links: the command `ferrogin verbs` makes those of `links`.
+# Where `ferrogin gpu` and `ferrogin verbs` look for them. A wheel has no links, so `ferrogin verbs` makes the ones listed in `links`.
 mkdir "$files/lib/ferrogin"
 cp -RP "$dist/gpu" "$dist/verbs" "$files/lib/ferrogin/"
 rm "$files/lib/ferrogin/gpu/libcuda.so"
@@ -74,7 +74,7 @@ FERROGIN_WHEEL_FILES=$files FERROGIN_WHEEL_PLATFORM=$platform SOURCE_DATE_EPOCH=
     "$tools/bin/python" -m hatchling build --target wheel --directory "$wheels" >&2
 wheel=$(echo "$wheels"/*.whl)
 "$tools/bin/auditwheel" show "$wheel" >"$work/audit" 2>&1 || say_why "auditwheel does not read the wheel: $(tail -n 1 "$work/audit")" 1
-# auditwheel names the oldest platform that the wheel runs on.
+# auditwheel prints the oldest platform that the wheel runs on.
 grep -q "\"$platform\"" "$work/audit" || say_why "auditwheel does not find the wheel to be of $platform: $(tr '\n' ' ' <"$work/audit")" 1
 mv "$wheel" "$out/"
 echo "$out/$(basename "$wheel")"

@@ -20,7 +20,7 @@ os.environ["FERROGIN_DEVICE"] = "cpu"
 for name in ("FERROGIN_RANK", "FERROGIN_NRANKS", "FERROGIN_BOOTSTRAP", "SOFTEFA_FAULTS"):
     os.environ.pop(name, None)
 
-# How long a test waits for an event, in seconds: it only ends a run that would otherwise never end.
+# How long a test waits for an event, in seconds: it only ends runs that would otherwise hang.
 HANG_LIMIT = 240
 
 Run = Callable[..., "list[subprocess.CompletedProcess[str]]"]
@@ -36,7 +36,7 @@ def wait_until(ready: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """Runs a program, or the text of one, as two ranks. It returns when all have ended."""
+    """Runs a program, or a program's text, as two ranks, and returns when all have exited."""
     processes: list[subprocess.Popen[str]] = []
 
     def ranks(program: Path | str, ranks: int = 2, check: bool = True, **settings: str):

@@ -1,4 +1,4 @@
-"""Wrong input: an exception with cause and fix, on all ranks, and no hang."""
+"""Bad input raises an exception with cause and fix, on all ranks, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from conftest import HANG_LIMIT, Run, wait_until
 
 
 class Cuda:
-    """An array that says that it is on a GPU."""
+    """An array that claims to be on a GPU."""
 
     def __init__(self, **changes: Any) -> None:
         self.__cuda_array_interface__ = {"shape": (8,), "typestr": "<f4", "data": (4096, False), "version": 3, **changes}
 
 
 class Export:
-    """An array with DLPack alone."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -123,7 +123,7 @@ def test_call_is_refused(comm: ferrogin.Comm, function: Callable[..., Any], kind
         with pytest.raises(kind) as error:
             function(comm, window, gin)
         assert text in str(error.value)
-        # The context works as before.
+        # The context still works.
         gin.set_timeout(HANG_LIMIT)
         gin.put(0, window, window, 8, dst_offset=8, signal=0)
         gin.wait_signal(0)

@@ -25,7 +25,7 @@ def test_ten_lines_move_an_array_between_two_processes(run: Run) -> None:
     assert "rank 1 received [0.00000e+00 1.00000e+00 2.00000e+00" in loud.stdout
 
 
-# Whoever started the tests may ignore SIGINT.
+# The process that started the tests may ignore SIGINT.
 INTERRUPTED = """
 import ferrogin, os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -198,7 +198,7 @@ def test_exported_memory_moves_between_two_processes(run: Run, export: str) -> N
 
 
 def test_ranks_meet_at_a_port(run: Run) -> None:
-    # Below the ports that Linux gives out.
+    # Below Linux's ephemeral ports.
     port = 20_000 + os.getpid() % 10_000
     run(
         f"""
@@ -218,7 +218,7 @@ def test_ranks_meet_by_mpi4py() -> None:
     environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=2 * HANG_LIMIT)
     assert result.returncode == 0, result.stderr
-    # mpirun may put the line end of one rank behind the text of another.
+    # mpirun may print one rank's line end after another's text.
     assert sorted(re.findall(r"rank . of 2 received \d\.\d", result.stdout)) == ["rank 0 of 2 received 1.5", "rank 1 of 2 received 0.5"]
 
 
@@ -273,7 +273,7 @@ def test_window_keeps_its_memory(comm: ferrogin.Comm) -> None:
     assert gone() is not None
     view = window.view()
     window.free()
-    # A view of registered memory keeps the memory, and not the registration.
+    # A view of registered memory keeps the memory alive, but not the registration.
     gc.collect()
     assert gone() is not None and view[0] == 0
     del view

@@ -20,7 +20,7 @@ ROOT = EXAMPLES.parent.parent
 
 
 def output(*command: str) -> str:
-    # FERROGIN_DIST would name the libraries of the build.
+    # FERROGIN_DIST would point at the build's libraries.
     env = {name: value for name, value in os.environ.items() if name != "FERROGIN_DIST"}
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=2 * HANG_LIMIT, env=env).stdout
 
@@ -101,7 +101,7 @@ def test_c_program_compiles_and_links_with_the_package(run: Run, tmp_path: Path)
 
 
 def declarations(header: str) -> dict[str, int]:
-    """The functions of a header with the numbers of their parameters."""
+    """A header's functions and how many parameters each has."""
     text = re.sub(r"/\*[\s\S]*?\*/|(?m:^#.*$)", "", (paths.include() / "ferrogin" / header).read_text())
     found = re.findall(r"(?m)^[\w *]*?\b(ferrogin_\w+|fgin_\w+)\(([^)]*)\);", text)
     return {name: 0 if parameters == "void" else parameters.count(",") + 1 for name, parameters in found}
@@ -109,9 +109,9 @@ def declarations(header: str) -> dict[str, int]:
 
 def test_every_function_of_the_headers_is_declared() -> None:
     headers = {**declarations("host.h"), **declarations("gin.h")}
-    # ferrogin_context_device takes its place, and a CPU thread has no group that divides a flush.
+    # ferrogin_context_device takes fgin_open's place, and a CPU thread has no group to split a flush.
     assert (headers.pop("fgin_open"), headers.pop("fgin_flush_part")) == (3, 3)
-    # Nor does it belong to a warp.
+    # Nor is it part of a warp.
     assert [headers.pop(f"fgin_warp_{name}") for name in ("put", "put_value", "signal")] == [10, 9, 5]
     assert headers == {name: len(arguments) for name, (_, arguments) in _library._SIGNATURES.items()}
 

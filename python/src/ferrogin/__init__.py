@@ -1,10 +1,10 @@
-"""Windows and contexts for kernels that drive network cards, in Python: the host API of ferrogin.
+"""ferrogin's host API in Python: windows and contexts for kernels that drive network cards.
 
     with ferrogin.Comm.open_env() as comm:
         window = comm.register(array)
         context = comm.context(signals=1)
 
-docs/python.md describes the package; docs/host-api.md the rules of the calls.
+docs/python.md describes the package; docs/host-api.md has the rules for the calls.
 """
 
 from importlib.metadata import version as _version

@@ -20,7 +20,7 @@ _PARTS = {
 
 
 def main() -> int:
-    """Prints one path, or all."""
+    """Prints the paths of the named parts, or of all."""
     names = sys.argv[1:]
     if any(name not in _PARTS for name in names):
         print(f"usage: python -m ferrogin [{'|'.join(_PARTS)}]...", file=sys.stderr)
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _make_links(directory: Path) -> None:
-    """Makes the symbolic links of the directory, which a wheel cannot have: the file `links` has their paths and targets."""
+    """Makes the directory's symbolic links, which a wheel cannot contain: the file `links` lists their paths and targets."""
     for line in (directory / "links").read_text().splitlines():
         path, target = line.split("\t")
         try:
@@ -51,7 +51,7 @@ def _make_links(directory: Path) -> None:
 
 
 def run_tool() -> None:
-    """Becomes the ferrogin tool, with the same arguments."""
+    """Replaces this process with the ferrogin tool, with the same arguments."""
     tool = str(paths.tool())
     if sys.argv[1:2] == ["verbs"]:
         _make_links(paths.lib() / "ferrogin" / "verbs")

@@ -12,12 +12,12 @@ from ferrogin._library import call
 
 _Self = TypeVar("_Self", bound="Owned")
 
-# Guards the handles and the counts of uses.
+# Guards the handles and the use counts.
 _lock = threading.Lock()
 
 
 class Owned:
-    """A handle of the library that is closed once, and not while a thread uses it."""
+    """A handle of the library, which is closed once and never while a thread uses it."""
 
     _kind = "object"
     _close_with = "close"
@@ -28,7 +28,7 @@ class Owned:
 
     @property
     def closed(self) -> bool:
-        """True after it was closed."""
+        """Whether it has been closed."""
         return self._handle is None
 
     def _require(self) -> int:
@@ -52,7 +52,7 @@ class Owned:
         raise NotImplementedError
 
     def _close_by(self, name: str, owned: Iterable[Owned]) -> None:
-        """Calls a function that closes this handle, and with it `owned`. After an error they are open as before."""
+        """Calls a function that closes this handle and, with it, `owned`. If it fails, they all stay open."""
         with _lock:
             handle = self._require()
             group = (self, *owned)
@@ -71,7 +71,7 @@ class Owned:
             one._release()
 
     def _release(self) -> None:
-        """Drops what the object kept while it was open."""
+        """Drops what the object held while it was open."""
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -84,13 +84,13 @@ class Owned:
         try:
             self.close()
         except (errors.Error, BufferError):
-            # The exception that ends the block is the cause, and its traceback keeps views alive.
+            # The exception that ended the block is the cause, and its traceback keeps views alive.
             if kind is None:
                 raise
 
 
 class Owner(Owned):
-    """A handle that others belong to: the communicator, as its windows and contexts know it."""
+    """A handle that owns others: the communicator, as its windows and contexts see it."""
 
     ranks: int
     _children: set[Owned]
@@ -98,7 +98,7 @@ class Owner(Owned):
 
 @contextmanager
 def using(*objects: Owned) -> Iterator[None]:
-    """Keeps objects open during a call that gets addresses and no handles."""
+    """Keeps objects open during a call that takes addresses instead of handles."""
     with _lock:
         for owned in objects:
             owned._require()

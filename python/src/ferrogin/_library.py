@@ -1,4 +1,4 @@
-"""libferrogin.so by ctypes: the functions of ferrogin/host.h, and those of ferrogin/gin.h for CPU threads."""
+"""libferrogin.so through ctypes: the functions of ferrogin/host.h, and those of ferrogin/gin.h for CPU threads."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @lru_cache(maxsize=None)
 def load() -> ctypes.CDLL:
-    """The library, with the types of its functions."""
+    """Loads the library and sets its functions' types."""
     library = ctypes.CDLL(str(paths.host_library()))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
@@ -116,7 +116,7 @@ def version() -> str:
 
 
 def last_error() -> str:
-    """The cause and the fix of this thread's last error."""
+    """The cause of this thread's last error, and its fix."""
     text: bytes = load().ferrogin_error()
     return text.decode(errors="replace")
 
@@ -141,7 +141,7 @@ LAST_ID = 65533
 
 
 def unsigned(name: str, value: SupportsIndex, bits: int) -> int:
-    """`value` as a number of C. ctypes would cut it to its low bits."""
+    """Returns `value` as an unsigned C integer. ctypes would silently truncate it."""
     try:
         number = operator.index(value)
     except TypeError:

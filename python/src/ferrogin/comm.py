@@ -20,16 +20,16 @@ from ferrogin.window import Window
 Blocks = Union[bytes, bytearray, Sequence[bytes]]
 
 class Memory(IntEnum):
-    """The memory that `Comm.allocate` allocates."""
+    """The kind of memory that `Comm.allocate` allocates."""
 
     HOST = 1
-    """Host memory; beside a GPU it is pinned, and kernels can access it."""
+    """Host memory; on a machine with a GPU it is pinned, and kernels can access it."""
     DEVICE = 2
-    """Memory of the device that kernels run on: of a GPU, or host memory if kernels run on CPU threads."""
+    """Memory of the device that kernels run on: GPU memory, or host memory if kernels run on CPU threads."""
 
 
 class Comm(Owner):
-    """The ranks of a job, connected. Collective calls are made by all ranks in the same order."""
+    """The connected ranks of a job. All ranks make collective calls in the same order."""
 
     _kind = "communicator"
 
@@ -39,16 +39,16 @@ class Comm(Owner):
         call("ferrogin_rank", handle, byref(rank), byref(ranks))
         self.rank: int = rank.value
         self.ranks: int = ranks.value
-        # A window stays registered, and its memory allocated, until it is freed or the communicator is closed.
+        # Holds windows and contexts: a window stays registered, and its memory allocated, until it is freed or the communicator is closed.
         self._children: set[Owned] = set()
         self._forgotten = weakref.finalize(self, _close_forgotten, handle)
         self._forgotten.atexit = False
 
     @classmethod
     def open(cls, rank: int, ranks: int, allgather: Callable[[bytes], Blocks], *, card: int = 0) -> Comm:
-        """Collective: opens a communicator with the caller's exchange, which is called once.
+        """Collective: opens a communicator through the caller's allgather, which is called once.
 
-        `allgather(own)` returns the bytes of all ranks by rank, as a list or joined. mpi4py's `MPI.COMM_WORLD.allgather` is one.
+        `allgather(own)` returns the bytes of all ranks in rank order, as a list or concatenated. mpi4py's `MPI.COMM_WORLD.allgather` works.
         """
         number, number_of_ranks = unsigned("rank", rank, 32), unsigned("ranks", ranks, 32)
         failures: list[BaseException] = []
@@ -78,7 +78,7 @@ class Comm(Owner):
 
     @classmethod
     def open_at(cls, address: str, rank: int, ranks: int, *, card: int = 0) -> Comm:
-        """Collective: the ranks meet at `host:port` of rank 0, or on one host at an abstract Unix socket with any other name."""
+        """Collective: the ranks meet at rank 0's `host:port`, or, on one host, at an abstract Unix socket with any other name."""
         if not isinstance(address, str) or "\0" in address:
             raise TypeError(f'address is {address!r}: pass a str such as "host:7700"')
         number, number_of_ranks = unsigned("rank", rank, 32), unsigned("ranks", ranks, 32)
@@ -86,7 +86,7 @@ class Comm(Owner):
 
     @classmethod
     def open_env(cls, *, card: int = 0) -> Comm:
-        """Collective: rank, number of ranks and address come from mpirun, torchrun, or FERROGIN_RANK and FERROGIN_NRANKS."""
+        """Collective: takes rank, number of ranks and address from mpirun, torchrun, or FERROGIN_RANK and FERROGIN_NRANKS."""
         return cls._opened("ferrogin_open_env", card)
 
     @classmethod
@@ -101,11 +101,11 @@ class Comm(Owner):
         return f"<ferrogin.Comm, rank {self.rank} of {self.ranks}{', closed' if self.closed else ''}>"
 
     def barrier(self) -> None:
-        """Collective: returns when all ranks have called it. It orders no operation of a context: flush before."""
+        """Collective: returns when all ranks have called it. It doesn't order a context's operations: flush first."""
         call("ferrogin_barrier", self._require())
 
     def allocate(self, nbytes: int, memory: Memory = Memory.HOST) -> Window:
-        """Collective: allocates zeroed memory on each rank, and registers it. Ranks may allocate different sizes."""
+        """Collective: allocates zeroed memory on each rank and registers it. Sizes may differ between ranks."""
         out = c_void_p()
         with self._or_fail_everywhere("ferrogin_window_allocate", 0, Memory.HOST, byref(out)) as handle:
             kind, size = Memory(memory), unsigned("nbytes", nbytes, 64)
@@ -115,8 +115,8 @@ class Comm(Owner):
     def register(self, obj: object) -> Window:
         """Collective: registers the memory of an array, which the window keeps alive.
 
-        `obj` has the buffer protocol (numpy, bytearray), `__cuda_array_interface__` (cupy, numba, torch on a GPU) or DLPack. Its memory
-        is writable and contiguous in C order; otherwise TypeError or ValueError, and the call fails on the other ranks too.
+        `obj` supports the buffer protocol (numpy, bytearray), `__cuda_array_interface__` (cupy, numba, torch on a GPU) or DLPack. Its
+        memory must be writable and C-contiguous; otherwise this raises TypeError or ValueError, and the call fails on the other ranks too.
         """
         out = c_void_p()
         with self._or_fail_everywhere("ferrogin_window_register", None, 0, Memory.HOST, byref(out)) as handle:
@@ -139,7 +139,7 @@ class Comm(Owner):
 
     @contextmanager
     def _or_fail_everywhere(self, name: str, *invalid: Any) -> Iterator[int]:
-        """If the body refuses the arguments of a collective call, makes the call with invalid ones, so that the other ranks do not wait."""
+        """If the body rejects a collective call's arguments, makes the call with invalid ones, so that the other ranks don't wait."""
         handle = self._require()
         try:
             yield handle
@@ -163,9 +163,9 @@ class Comm(Owner):
         traffic_class: int = 0,
         timeout: Optional[float] = None,
     ) -> Context:
-        """Collective: creates contexts, each with `signals`, `counters` and queues of `depth` requests (0: 1024) of its own.
+        """Collective: creates contexts, each with its own `signals`, `counters` and queues of `depth` requests (0: 1024).
 
-        `timeout` is the limit in seconds of one wait of a kernel or a CPU thread, 0 for none; None is FERROGIN_WAIT_TIMEOUT (default 60).
+        `timeout` limits each wait of a kernel or CPU thread, in seconds; 0 is no limit, and None means FERROGIN_WAIT_TIMEOUT (default 60).
         """
         numbers = {
             "contexts": contexts,
@@ -188,10 +188,10 @@ class Comm(Owner):
         return context
 
     def close(self) -> None:
-        """Closes the contexts and windows that are still open, and the communicator.
+        """Closes the communicator, and its contexts and windows that are still open.
 
-        Peers may use this rank's windows until they return from a barrier: call `barrier` before. UsageError while another thread uses
-        a context; BufferError while a view of an allocated window lives.
+        Peers may use this rank's windows until they return from a barrier: call `barrier` first. Raises UsageError while another thread
+        uses a context, and BufferError while a view of an allocated window exists.
         """
         self._close_by("ferrogin_close", tuple(self._children))
         self._children.clear()
@@ -199,7 +199,7 @@ class Comm(Owner):
 
 
 def _milliseconds(seconds: float) -> int:
-    """`timeout_ms` of the options."""
+    """Converts seconds to the `timeout_ms` option."""
     ns = nanoseconds(seconds)
     return min(-(-ns // 1_000_000), NO_TIMEOUT - 1) if ns else NO_TIMEOUT
 

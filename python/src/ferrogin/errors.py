@@ -1,6 +1,6 @@
-"""The exceptions of the package. Each text has the cause and the fix.
+"""The package's exceptions. Each message names the cause and the fix.
 
-Wrong Python arguments are TypeError, ValueError or BufferError, before the library is called.
+Invalid Python arguments raise TypeError, ValueError or BufferError before the library is called.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Status(IntEnum):
-    """The codes of `ferrogin_status` in ferrogin/host.h, which are those of ncclResult_t."""
+    """The codes of `ferrogin_status` in ferrogin/host.h, the same as those of ncclResult_t."""
 
     CUDA_ERROR = 1
     SYSTEM_ERROR = 2
@@ -55,19 +55,19 @@ class ArgumentError(Error, ValueError):
 
 
 class UsageError(Error, RuntimeError):
-    """The machine, the settings or the order of calls do not allow the call."""
+    """The machine, the settings or the order of calls doesn't allow the call."""
 
 
 class RemoteError(Error, ConnectionError):
-    """Another rank failed, ended, or did not answer in time."""
+    """Another rank failed, exited, or did not answer in time."""
 
 
 class GinError(Error):
-    """An operation of a CPU thread on a context failed. `status` is a GinStatus."""
+    """A CPU thread's operation on a context failed. `status` is a GinStatus."""
 
 
 class GinTimeout(GinError, TimeoutError):
-    """A wait of a CPU thread did not end within the timeout of the context."""
+    """A CPU thread's wait did not finish within the context's timeout."""
 
 
 _BY_STATUS = {
@@ -80,12 +80,12 @@ _BY_STATUS = {
 }
 
 def of_status(call: str, status: int, text: str) -> Error:
-    """The exception of a failed function of ferrogin/host.h."""
+    """Returns the exception for a failed function of ferrogin/host.h."""
     kind = _BY_STATUS.get(Status(status), InternalError) if status in list(Status) else InternalError
     return kind(f"{call}: {text}", status)
 
 
 def of_gin_status(status: int, text: str) -> GinError:
-    """The exception of a failed function of ferrogin/gin.h."""
+    """Returns the exception for a failed function of ferrogin/gin.h."""
     kind = GinTimeout if status == GinStatus.TIMEOUT else GinError
     return kind(text, GinStatus(status) if status in list(GinStatus) else status)

@@ -1,6 +1,6 @@
-"""Contexts, and the operations of kernels for CPU threads: ferrogin/gin.h.
+"""Contexts, and the kernel operations for CPU threads: ferrogin/gin.h.
 
-A put or get is complete after a flush, a peer's data are there when its signal has arrived. A failed operation raises GinError.
+A put or get is complete after a flush; a peer's data has arrived once its signal has. A failed operation raises GinError.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _STRONG = 0x400
 
 
 def nanoseconds(seconds: float) -> int:
-    """A time limit for the library; 0 is none."""
+    """Converts a time limit for the library; 0 is no limit."""
     if not 0 <= seconds < 1e9:
         raise ValueError(f"the timeout is {seconds}: pass seconds, or 0 for no limit")
     return max(1, int(seconds * 1e9)) if seconds else 0
 
 
 class Context(Owned):
-    """The queues, signals and counters that kernels post on. `Comm.context` makes it."""
+    """The queues, signals and counters that kernels use. Created by `Comm.context`."""
 
     _kind = "context"
     _close_with = "destroy"
@@ -41,7 +41,7 @@ class Context(Owned):
         """The handle for kernels: the first argument of `fgin_open`."""
 
     def gin(self, context: int = 0) -> Gin:
-        """The operations of context number `context` for CPU threads. UsageError if kernels run on a GPU."""
+        """Returns the operations of context number `context`, for CPU threads. Raises UsageError if kernels run on a GPU."""
         number = unsigned("context", context, 32)
         out = c_void_p()
         call("ferrogin_context_device", self._require(), number, byref(out))
@@ -49,11 +49,11 @@ class Context(Owned):
         return Gin(self, out.value)
 
     def check(self) -> None:
-        """UsageError after a request of the context has failed."""
+        """Raises UsageError if one of the context's requests has failed."""
         call("ferrogin_context_check", self._require())
 
     def destroy(self) -> None:
-        """Destroys the context, which no kernel uses any more. UsageError while another thread uses it."""
+        """Destroys the context, which no kernel may still be using. Raises UsageError while another thread uses it."""
         self._close_by("ferrogin_context_destroy", ())
         self._comm._children.discard(self)
 
@@ -66,7 +66,7 @@ class Context(Owned):
 
 
 class Gin:
-    """One context, for CPU threads. `Context.gin` makes it; any thread may call any method."""
+    """One context, for CPU threads. Created by `Context.gin`; any thread may call any method."""
 
     def __init__(self, context: Context, address: int) -> None:
         self._context = context
@@ -77,14 +77,14 @@ class Gin:
         return f"<ferrogin.Gin of {self._context!r}>"
 
     def _call(self, name: str, *arguments: Any, windows: tuple[Window, ...] = ()) -> None:
-        """Calls a function with this context. `windows` stay open meanwhile."""
+        """Calls a function on this context, and keeps `windows` open during the call."""
         with using(self._context, *windows):
             status = getattr(self._library, name)(self._address, *arguments)
         if status != 0:
             raise errors.of_gin_status(status, _library.last_error())
 
     def set_timeout(self, seconds: float) -> None:
-        """Later waits of this context fail after `seconds` with GinTimeout; 0 is no limit."""
+        """Makes later waits on this context raise GinTimeout after `seconds`; 0 is no limit."""
         self._call("fgin_set_timeout", nanoseconds(seconds))
 
     def _peer(self, peer: SupportsIndex) -> int:
@@ -126,7 +126,7 @@ class Gin:
         return (_AGGREGATE if aggregate else 0) | (_STRONG if strong else 0)
 
     def _word(self, at: tuple[Window, SupportsIndex], signal: Optional[int]) -> tuple[Window, int]:
-        """The window and the offset of a signal in the memory of a window."""
+        """The window and offset of a signal that is a word in a window."""
         if signal is not None:
             raise ValueError(f"signal is {signal}, and at names a word in a window: pass only one of them")
         if not isinstance(at, tuple) or len(at) != 2:
@@ -137,7 +137,7 @@ class Gin:
         return window, offset
 
     def _part(self, name: str, window: Window, offset: SupportsIndex, nbytes: Optional[SupportsIndex]) -> tuple[int, int]:
-        """The offset and size of a part of a window of this rank."""
+        """The offset and size of a part of one of this rank's windows."""
         start = unsigned(f"{name}_offset", offset, 64)
         size = window.nbytes - start if nbytes is None else unsigned("nbytes", nbytes, 64)
         if start > window.nbytes or size > window.nbytes - start:
@@ -162,12 +162,12 @@ class Gin:
         counter: Optional[int] = None,
         aggregate: bool = False,
     ) -> None:
-        """Writes `nbytes` bytes (by default the rest of `src`) of this rank's window `src` to the window `dst` of `peer`.
+        """Writes `nbytes` bytes (by default the rest of `src`) from this rank's window `src` to `peer`'s window `dst`.
 
-        `signal` of the peer is raised by `add` when the bytes have arrived; `counter` of this rank when the operation is complete.
+        The peer's `signal` is raised by `add` once the bytes have arrived, and this rank's `counter` once the operation is complete.
 
-        With emulated signals (FERROGIN_SIGNALS=emulated) `at`, a window and an offset in it, takes the place of `signal`: `add` is added to the
-        8 bytes there. A `strong` signal comes after all earlier operations of this context to `peer` have arrived, and this call waits for them.
+        With emulated signals (FERROGIN_SIGNALS=emulated), `at`, a window and an offset in it, can replace `signal`: `add` is added to the 8
+        bytes there. A `strong` signal arrives after all earlier operations of this context to `peer`, and this call waits for them.
         """
         target, source = self._window("dst", dst), self._window("src", src)
         start, size = self._part("src", source, src_offset, nbytes)
@@ -195,9 +195,9 @@ class Gin:
         strong: bool = False,
         aggregate: bool = False,
     ) -> None:
-        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to the window `dst` of `peer`, at `dst_offset`.
+        """Writes an int of `nbytes` bytes (1, 2, 4 or 8), or a numpy scalar of its own size, to `peer`'s window `dst` at `dst_offset`.
 
-        The signal is that of `put`.
+        Signals work as in `put`.
         """
         window = self._window("dst", dst)
         if isinstance(value, int):
@@ -235,7 +235,7 @@ class Gin:
         local_offset: int = 0,
         aggregate: bool = False,
     ) -> None:
-        """Reads `nbytes` bytes (by default the rest of `local`) of the window `remote` of `peer`; they are there after `flush`."""
+        """Reads `nbytes` bytes (by default the rest of `local`) from `peer`'s window `remote`; they have arrived after `flush`."""
         source, target = self._window("remote", remote), self._window("local", local)
         start, size = self._part("local", target, local_offset, nbytes)
         place = unsigned("remote_offset", remote_offset, 64)
@@ -253,7 +253,7 @@ class Gin:
         strong: bool = False,
         aggregate: bool = False,
     ) -> None:
-        """Raises a signal of `peer`, without bytes: `signal`, or the one `at` a window and an offset, as `put` does."""
+        """Raises one of `peer`'s signals without sending bytes: `signal`, or the word `at` a window and an offset, as in `put`."""
         flags = self._flags(aggregate, strong, True)
         if at is not None:
             window, offset = self._word(at, signal)
@@ -264,7 +264,7 @@ class Gin:
             self._call("fgin_signal", self._peer(peer), self._action(signal, add), flags)
 
     def ring(self) -> None:
-        """Rings the doorbells that aggregated operations left, and waits for nothing."""
+        """Rings the doorbells that aggregated operations left, and doesn't wait."""
         self._call("fgin_ring")
 
     def flush(self) -> None:
@@ -272,33 +272,33 @@ class Gin:
         self._call("fgin_flush")
 
     def flush_async(self) -> Request:
-        """A flush in two steps: the request is complete when the operations before it are."""
+        """Starts a flush: the request is complete when the operations before it are."""
         words = _library.RequestWords()
         self._call("fgin_flush_async", byref(words))
         return Request(self, words)
 
     def read_signal(self, signal: int) -> int:
-        """The count of a signal since its last reset, modulo 2^31; of an emulated one modulo 2^64."""
+        """Returns a signal's count since its last reset, modulo 2^31, or 2^64 for an emulated signal."""
         return self._read("fgin_read_signal", self._id("signal", signal, self._context.signals))
 
     def wait_signal(self, signal: int, least: int = 1) -> None:
-        """Waits until the count of a signal is at least `least`, modulo 2^31; of an emulated one modulo 2^64."""
+        """Waits until a signal's count is at least `least`, modulo 2^31, or 2^64 for an emulated signal."""
         self._call("fgin_wait_signal", self._id("signal", signal, self._context.signals), unsigned("least", least, 64))
 
     def reset_signal(self, signal: int) -> None:
-        """Sets the count of a signal to 0."""
+        """Sets a signal's count to 0."""
         self._call("fgin_reset_signal", self._id("signal", signal, self._context.signals))
 
     def read_counter(self, counter: int) -> int:
-        """The number of complete operations that named the counter since its last reset, modulo 2^31."""
+        """Returns how many operations with this counter have completed since its last reset, modulo 2^31."""
         return self._read("fgin_read_counter", self._id("counter", counter, self._context.counters))
 
     def wait_counter(self, counter: int, least: int = 1) -> None:
-        """Waits until the count of a counter is at least `least`, modulo 2^31."""
+        """Waits until a counter's count is at least `least`, modulo 2^31."""
         self._call("fgin_wait_counter", self._id("counter", counter, self._context.counters), unsigned("least", least, 64))
 
     def reset_counter(self, counter: int) -> None:
-        """Sets the count of a counter to 0."""
+        """Sets a counter's count to 0."""
         self._call("fgin_reset_counter", self._id("counter", counter, self._context.counters))
 
     def _read(self, name: str, number: int) -> int:
@@ -308,7 +308,7 @@ class Gin:
 
 
 class Request:
-    """A flush that was started by `Gin.flush_async`."""
+    """A flush started by `Gin.flush_async`."""
 
     def __init__(self, gin: Gin, words: ctypes.Structure) -> None:
         self._gin = gin

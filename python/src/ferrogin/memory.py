@@ -1,4 +1,4 @@
-"""The memory behind arrays of other packages: the buffer protocol, `__cuda_array_interface__` and DLPack."""
+"""The memory behind other packages' arrays: the buffer protocol, `__cuda_array_interface__` and DLPack."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COPY = "copy it to an array that is, and register the copy"
 
 
 def span_of(obj: object) -> Span:
-    """The memory of `obj`.
+    """Returns the memory of `obj`.
 
-    TypeError: `obj` has no memory that a window can name. ValueError: its memory is read-only, empty or not contiguous.
+    Raises TypeError if `obj` has no memory that a window can use, and ValueError if its memory is read-only, empty or not contiguous.
     """
     name = type(obj).__name__
     try:
@@ -46,7 +46,7 @@ def span_of(obj: object) -> Span:
 
 
 def _checked(span: Span, name: str, strides: Optional[Sequence[int]], readonly: bool) -> Span:
-    """`span`, if a window can have it. `strides` are in bytes; None is the C order."""
+    """Returns `span` if a window can use it. `strides` are in bytes; None means C order."""
     if readonly:
         raise ValueError(f"{name} is read-only, and peers write to windows: pass writable memory (copy it)")
     if span.nbytes == 0:
@@ -74,7 +74,7 @@ _FLOATS = {"e": "float16", "f": "float32", "d": "float64", "g": "longdouble"}
 
 
 def _dtype_of_format(name: str, text: str, itemsize: int) -> str:
-    """The name of a type in the notation of the module struct, as numpy has it."""
+    """Converts a type from the struct module's notation to numpy's name."""
     order, code = (text[0], text[1:]) if text[:1] in "@=<>!" else ("@", text)
     if order not in ">!" or itemsize == 1:
         if code == "?":
@@ -96,7 +96,7 @@ def _dtype_of_format(name: str, text: str, itemsize: int) -> str:
 def _of_buffer(name: str, obj: object, view: memoryview) -> Span:
     dtype = _dtype_of_format(name, view.format, view.itemsize)
     shape = tuple(view.shape or ())
-    # The ctypes object holds the buffer, so that a bytearray, for instance, keeps its size.
+    # The ctypes object holds the buffer, so that a bytearray, for instance, can't be resized.
     holds: Any = None
     if not view.readonly and view.nbytes and view.c_contiguous:
         holds = ctypes.c_char.from_buffer(obj)  # type: ignore[arg-type]
@@ -186,7 +186,7 @@ def _of_dlpack(name: str, obj: Any) -> Span:
         raise TypeError(f"{name} is on DLPack device {tensor.device_type}: pass memory of the host or of a CUDA GPU")
     if flags & _IS_COPIED:
         raise TypeError(f"{name} exports a copy of its memory by DLPack, and not the memory itself: {_COPY}")
-    # Code 6 is a bool; codes above are small floats, of which only the size matters.
+    # Code 6 is a bool; higher codes are small floats, where only the size matters.
     if tensor.code == 3 or tensor.lanes != 1 or tensor.bits % 8 or tensor.bits == 0:
         raise TypeError(
             f"{name} has elements of DLPack type {tensor.code} with {tensor.bits} bits and {tensor.lanes} lanes: pass numbers of whole bytes"
@@ -195,7 +195,7 @@ def _of_dlpack(name: str, obj: Any) -> Span:
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = [tensor.strides[i] * itemsize for i in range(tensor.ndim)] if tensor.strides else None
     dtype = "bool" if tensor.code == 6 else f"{_CODES.get(tensor.code, 'float')}{tensor.bits}"
-    # The capsule frees the exported memory when it goes, so it is an owner.
+    # The capsule frees the exported memory when it is collected, so the span holds it.
     on_gpu = tensor.device_type in (_CUDA, _CUDA_MANAGED)
     span = Span((tensor.data or 0) + tensor.byte_offset, _count(shape) * itemsize, shape, dtype, itemsize, on_gpu, (obj, capsule))
     return _checked(span, name, strides, bool(flags & _READ_ONLY))

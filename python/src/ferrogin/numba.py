@@ -1,7 +1,7 @@
 """The device API for Numba kernels: the functions of ferrogin/gin.h, linked from PTX.
 
-Each function is a call of one thread and returns an `fgin_status`. Addresses of contexts and windows are uint64 (`Context.handle`,
-`Window.handle`). An output is a pointer: `ffi.from_buffer(array)` of cffi. docs/python.md has an example.
+Each function is called by one thread and returns an `fgin_status`. Addresses of contexts and windows are uint64 (`Context.handle`,
+`Window.handle`). Outputs are passed as pointers: cffi's `ffi.from_buffer(array)`. docs/python.md has an example.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT = 0
 AGGREGATE = 2
 """The flag that leaves the doorbell to a later operation."""
 STRONG = 0x400
-"""The flag of an emulated signal that comes after all earlier operations of the context to that peer."""
+"""The flag for an emulated signal that arrives after all earlier operations of the context to that peer."""
 
 _u32, _u64 = types.uint32, types.uint64
 _out = types.CPointer(types.uint64)
@@ -59,19 +59,19 @@ reset_counter = _function("fgin_reset_counter", _u64, _u32)
 
 
 def signal_add(signal: int, add: int) -> int:
-    """The action that raises a signal of the peer by `add`. Actions are combined with |. Kernels get the number as an argument.
+    """The action that raises a peer's signal by `add`. Combine actions with |. Kernels take the number as an argument.
 
     Raises `ValueError` for an id above 65533 or an `add` of more than 32 bits."""
     return unsigned("add", add, 32) << 32 | _slot("signal", signal)
 
 
 def signal_inc(signal: int) -> int:
-    """The action that raises a signal of the peer by one."""
+    """The action that raises a peer's signal by one."""
     return signal_add(signal, 1)
 
 
 def counter_inc(counter: int) -> int:
-    """The action that raises a counter of this rank by one. Raises `ValueError` for an id above 65533."""
+    """The action that raises one of this rank's counters by one. Raises `ValueError` for an id above 65533."""
     return _slot("counter", counter) << 16
 
 

@@ -17,12 +17,12 @@ _NO_WHEEL = "this is not an installed wheel of ferrogin; make wheel builds one, 
 
 
 def include() -> Path:
-    """The directory for -I: it has ferrogin/host.h, ferrogin/gin.h and the C++ and CUDA headers."""
+    """The directory for -I, with ferrogin/host.h, ferrogin/gin.h and the C++ and CUDA headers."""
     return _existing(_ROOT / "include", _NO_WHEEL)
 
 
 def lib() -> Path:
-    """The directory for -L, -Wl,-rpath and FI_PROVIDER_PATH: it has all libraries."""
+    """The directory for -L, -Wl,-rpath and FI_PROVIDER_PATH, with all libraries."""
     return _existing(_ROOT / "lib", _NO_WHEEL)
 
 

@@ -2,9 +2,9 @@
 
     kernel[grid](..., extern_libs=ferrogin.triton.extern_libs())
 
-Each operation is one of the whole program (thread block): all of its threads synchronise, one thread makes the call, and all threads
-get its status, an `fgin_status`. So a program may call it anywhere but in a part that only some of its warps run. Addresses of contexts
-and windows are int64 (`Context.handle`, `Window.handle`). docs/python.md has an example.
+Each operation belongs to the whole program (thread block): all of its threads synchronise, one thread makes the call, and all threads get
+its status, an `fgin_status`. So a program may call it anywhere except in code that only some of its warps run. Addresses of contexts and
+windows are int64 (`Context.handle`, `Window.handle`). docs/python.md has an example.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 7):
 AGGREGATE = tl.constexpr(2)
 """The flag that leaves the doorbell to a later operation."""
 STRONG = tl.constexpr(0x400)
-"""The flag of an emulated signal that comes after all earlier operations of the context to that peer."""
+"""The flag for an emulated signal that arrives after all earlier operations of the context to that peer."""
 
 
 def extern_libs() -> dict[str, str]:
-    """The option `extern_libs` of a kernel that calls functions of this module."""
+    """The `extern_libs` option for a kernel that calls functions of this module."""
     return {"ferrogin": str(paths.bitcode())}
 
 
 def _function(symbol: str, *types: Any) -> Callable[..., Any]:
-    """A function of the bitcode, of the C ABI, as one thread calls it. It returns an int32."""
+    """Declares a C function of the bitcode, as called by one thread. It returns an int32."""
 
     def function(*arguments: Any, _semantic: Any = None) -> Any:
         values = [_semantic.cast(_semantic.to_tensor(value), kind) for value, kind in zip(arguments, types)]
@@ -63,13 +63,13 @@ _reset_counter = _function("fgin_reset_counter", _i64, _i32)
 
 @triton.jit
 def _is_first():
-    """After a barrier, true in thread 0 of the program. The card sends what any thread of the program wrote before."""
+    """Waits at a barrier, then is true in thread 0 of the program. The card sends what any of its threads wrote before."""
     tl.debug_barrier()
     thread = tl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r", [], dtype=tl.int32, is_pure=True, pack=1)
     return thread == 0
 
 
-# A status has three bits, and a barrier with a reduction passes one on. Not `.aligned`: the compiler may move a copy of the
+# A status has three bits, and a barrier with a reduction passes one on. It isn't `.aligned`: the compiler may move a copy of the
 # instructions into both branches of the call.
 _TO_ALL = tl.constexpr(
     """
@@ -103,27 +103,27 @@ def _to_all(status):
 
 @triton.jit
 def signal_add(signal, add):
-    """The action that raises a signal of the peer by `add`, below 2^32. Actions are combined with |. An operation refuses ids above 65533."""
+    """The action that raises a peer's signal by `add`, below 2^32. Combine actions with |. Operations refuse ids above 65533."""
     return (tl.cast(add, tl.int64) << 32) | tl.minimum(tl.cast(signal, tl.int64) + 1, 65535)
 
 
 @triton.jit
 def signal_inc(signal):
-    """The action that raises a signal of the peer by one."""
+    """The action that raises a peer's signal by one."""
     return signal_add(signal, 1)
 
 
 @triton.jit
 def counter_inc(counter):
-    """The action that raises a counter of this rank by one."""
+    """The action that raises one of this rank's counters by one."""
     return tl.minimum(tl.cast(counter, tl.int64) + 1, 65535) << 16
 
 
 @triton.jit
 def open(handle, context_id, scratch):
-    """The address of context `context_id`, which the other functions take; 0 if there is none.
+    """Returns the address of context `context_id`, which the other functions take, or 0 if there is no such context.
 
-    `handle` is `Context.handle`; `scratch` a pointer to an int64 in GPU memory that was 0 and that no other handle uses.
+    `handle` is `Context.handle`; `scratch` is a pointer to an int64 in GPU memory that starts as 0 and that no other handle uses.
     """
     status = 0
     if _is_first():
@@ -134,7 +134,7 @@ def open(handle, context_id, scratch):
 
 @triton.jit
 def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags=0):
-    """Writes bytes of this rank's window `src` to the window `dst` of `peer`."""
+    """Writes bytes from this rank's window `src` to `peer`'s window `dst`."""
     status = 0
     if _is_first():
         status = _put(context, peer, dst, dst_offset, src, src_offset, nbytes, action, flags)
@@ -143,7 +143,7 @@ def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags
 
 @triton.jit
 def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0):
-    """Writes the low 1, 2, 4 or 8 bytes of the integer `value` to the window `dst` of `peer`; `action` names no counter."""
+    """Writes the low 1, 2, 4 or 8 bytes of the integer `value` to `peer`'s window `dst`; `action` names no counter."""
     status = 0
     if _is_first():
         status = _put_value(context, peer, dst, dst_offset, value, nbytes, action, flags)
@@ -152,7 +152,7 @@ def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0
 
 @triton.jit
 def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags=0):
-    """Reads bytes of the window `remote` of `peer` to this rank's window `local`; they are there after `flush`."""
+    """Reads bytes from `peer`'s window `remote` into this rank's window `local`; they have arrived after `flush`."""
     status = 0
     if _is_first():
         status = _get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags)
@@ -161,7 +161,7 @@ def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags
 
 @triton.jit
 def signal(context, peer, action, flags=0):
-    """Carries out `action` on `peer`, without bytes."""
+    """Performs `action` on `peer`, without sending bytes."""
     status = 0
     if _is_first():
         status = _signal(context, peer, action, flags)
@@ -170,7 +170,7 @@ def signal(context, peer, action, flags=0):
 
 @triton.jit
 def put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter=0, flags=0):
-    """`put`, and `add` is added to the 8 bytes at `word_offset` of the window `word` of `peer`; `counter` is an action or 0."""
+    """Does a `put`, then adds `add` to the 8 bytes at `word_offset` in `peer`'s window `word`; `counter` is an action or 0."""
     status = 0
     if _is_first():
         status = _put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter, flags)
@@ -179,7 +179,7 @@ def put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word,
 
 @triton.jit
 def put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags=0):
-    """`put_value`, and `add` is added to the 8 bytes at `word_offset` of the window `word` of `peer`."""
+    """Does a `put_value`, then adds `add` to the 8 bytes at `word_offset` in `peer`'s window `word`."""
     status = 0
     if _is_first():
         status = _put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags)
@@ -188,7 +188,7 @@ def put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, wor
 
 @triton.jit
 def signal_at(context, peer, word, word_offset, add, flags=0):
-    """Adds `add` to the 8 bytes at `word_offset` of the window `word` of `peer`."""
+    """Adds `add` to the 8 bytes at `word_offset` in `peer`'s window `word`."""
     status = 0
     if _is_first():
         status = _signal_at(context, peer, word, word_offset, add, flags)
@@ -197,7 +197,7 @@ def signal_at(context, peer, word, word_offset, add, flags=0):
 
 @triton.jit
 def ring(context):
-    """Rings the doorbells that operations with the aggregate flag left, on all queues, and waits for nothing."""
+    """Rings the doorbells that operations with the aggregate flag left, on all queues, and doesn't wait."""
     status = 0
     if _is_first():
         status = _ring(context)
@@ -215,7 +215,7 @@ def flush(context):
 
 @triton.jit
 def set_timeout(context, ns):
-    """Later waits of the context fail after `ns` nanoseconds; 0 is no limit."""
+    """Makes later waits on the context fail after `ns` nanoseconds; 0 is no limit."""
     status = 0
     if _is_first():
         status = _set_timeout(context, ns)
@@ -224,7 +224,7 @@ def set_timeout(context, ns):
 
 @triton.jit
 def read_signal(context, number, out):
-    """Writes the count of a signal to the int64 at the pointer `out`."""
+    """Writes a signal's count to the int64 that `out` points to."""
     status = 0
     if _is_first():
         status = _read_signal(context, number, out)
@@ -233,7 +233,7 @@ def read_signal(context, number, out):
 
 @triton.jit
 def wait_signal(context, number, least):
-    """Waits until the count of a signal is at least `least`, modulo 2^31; of an emulated one modulo 2^64."""
+    """Waits until a signal's count is at least `least`, modulo 2^31, or 2^64 for an emulated signal."""
     status = 0
     if _is_first():
         status = _wait_signal(context, number, least)
@@ -242,7 +242,7 @@ def wait_signal(context, number, least):
 
 @triton.jit
 def reset_signal(context, number):
-    """Sets the count of a signal to 0."""
+    """Sets a signal's count to 0."""
     status = 0
     if _is_first():
         status = _reset_signal(context, number)
@@ -251,7 +251,7 @@ def reset_signal(context, number):
 
 @triton.jit
 def read_counter(context, number, out):
-    """Writes the count of a counter to the int64 at the pointer `out`."""
+    """Writes a counter's count to the int64 that `out` points to."""
     status = 0
     if _is_first():
         status = _read_counter(context, number, out)
@@ -260,7 +260,7 @@ def read_counter(context, number, out):
 
 @triton.jit
 def wait_counter(context, number, least):
-    """Waits until the count of a counter is at least `least`, modulo 2^31."""
+    """Waits until a counter's count is at least `least`, modulo 2^31."""
     status = 0
     if _is_first():
         status = _wait_counter(context, number, least)
@@ -269,7 +269,7 @@ def wait_counter(context, number, least):
 
 @triton.jit
 def reset_counter(context, number):
-    """Sets the count of a counter to 0."""
+    """Sets a counter's count to 0."""
     status = 0
     if _is_first():
         status = _reset_counter(context, number)

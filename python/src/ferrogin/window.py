@@ -1,4 +1,4 @@
-"""Windows: memory that the kernels of all ranks can name."""
+"""Windows: memory that the kernels of all ranks can access."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Scalar = TypeVar("_Scalar", bound="generic")
 
 
 class Window(Owned):
-    """Memory that the kernels of all ranks can name. `Comm.allocate` and `Comm.register` make it."""
+    """Memory that the kernels of all ranks can access. Created by `Comm.allocate` and `Comm.register`."""
 
     _kind = "window"
     _close_with = "free"
@@ -31,13 +31,13 @@ class Window(Owned):
         self._view: Optional[weakref.ref[Any]] = None
         self.nbytes = nbytes
         self.handle: int = pointer("ferrogin_window_handle", handle)
-        """The window for kernels: the `fgin_window` of ferrogin/gin.h."""
+        """The handle for kernels: the `fgin_window` of ferrogin/gin.h."""
         self.address: int = pointer("ferrogin_window_address", handle)
-        """The address of the first byte for kernels."""
+        """The address of the first byte, as kernels see it."""
 
     @property
     def dtype(self) -> str:
-        """The type of the elements of a registered array; "uint8" of allocated memory."""
+        """The element type of a registered array; "uint8" for allocated memory."""
         return self._span.dtype if self._span else "uint8"
 
     @property
@@ -52,20 +52,20 @@ class Window(Owned):
 
     @property
     def host_address(self) -> int:
-        """The address of the first byte for the host. UsageError for memory of a GPU."""
+        """The address of the first byte, as the host sees it. Raises UsageError for GPU memory."""
         return pointer("ferrogin_window_host_address", self._require())
 
     def view(self) -> memoryview:
-        """The bytes of the window, without a copy. UsageError for memory of a GPU.
+        """Returns the window's bytes, without a copy. Raises UsageError for GPU memory.
 
-        While a view of allocated memory lives, the window cannot be freed.
+        A window of allocated memory cannot be freed while it has views.
         """
         address = self.host_address
         buffer = self._view() if self._view else None
         if buffer is None:
             kind: Any = ctypes.c_ubyte * self.nbytes
             buffer = kind.from_address(address)
-            # The view keeps the registered memory, or the window that allocated it.
+            # The view keeps the registered memory alive, or the window that allocated it.
             buffer.owner = self if self._span is None else self._span
             self._view = weakref.ref(buffer)
         return memoryview(buffer).cast("B")
@@ -77,9 +77,9 @@ class Window(Owned):
     def numpy(self, dtype: Any = None, shape: Union[int, Sequence[int], None] = None) -> NDArray[Any]: ...
 
     def numpy(self, dtype: Any = None, shape: Union[int, Sequence[int], None] = None) -> NDArray[Any]:
-        """The window as a numpy array, without a copy. UsageError for memory of a GPU.
+        """Returns the window as a numpy array, without a copy. Raises UsageError for GPU memory.
 
-        `dtype` and `shape` are by default those of the registered array, or bytes. ValueError if they do not fit the window.
+        `dtype` and `shape` default to those of the registered array, or to bytes. Raises ValueError if they don't fit the window.
         """
         import numpy
 
@@ -100,7 +100,7 @@ class Window(Owned):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The bytes of a window in GPU memory, for cupy, torch and numba; they must not be used after free()."""
+        """The bytes of a window in GPU memory, for cupy, torch and numba; don't use them after free()."""
         handle = self._require()
         if _library.load().ferrogin_window_host_address(handle) is not None:
             raise AttributeError("the window is in host memory: use numpy() or view()")
@@ -121,8 +121,8 @@ class Window(Owned):
     def free(self) -> None:
         """Deregisters the window, and frees memory that `Comm.allocate` allocated.
 
-        UsageError, and the window stays open, while requests of the communicator's contexts are not complete, or while another
-        thread uses it; BufferError while a view of allocated memory lives.
+        Raises UsageError, and leaves the window open, while requests of the communicator's contexts are incomplete or another thread uses
+        it; raises BufferError while a view of allocated memory exists.
         """
         self._close_by("ferrogin_window_free", ())
         self._comm._children.discard(self)

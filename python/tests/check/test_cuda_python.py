@@ -1,4 +1,4 @@
-"""A program of NVIDIA's Python bindings of the driver API on the software GPU: it loads PTX, copies and launches."""
+"""A program that uses NVIDIA's Python bindings of the driver API runs on the software GPU: it loads PTX, copies and launches."""
 
 from __future__ import annotations
 

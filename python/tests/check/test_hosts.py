@@ -1,4 +1,4 @@
-"""Ranks on two hosts, which are network namespaces here."""
+"""Ranks on two hosts, simulated as network namespaces."""
 
 from __future__ import annotations
 

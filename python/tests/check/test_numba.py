@@ -1,4 +1,4 @@
-"""Numba kernels with the PTX, compiled and linked for GPUs that are not there."""
+"""Numba kernels linked with the PTX, without a GPU."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_declarations_are_those_of_the_header() -> None:
     with open(gin.__file__) as file:
         source = file.read()
     found = {symbol: arguments.count(", ") + 1 for symbol, arguments in re.findall(r'_function\("(\w+)", (.*)\)\n', source)}
-    # Names of statuses are for host programs.
+    # Status names are for host programs.
     assert {**found, "fgin_status_name": 1} == declarations("gin.h")
     assert (gin.signal_add(3, 7), gin.signal_inc(0), gin.counter_inc(2)) == (7 << 32 | 4, 1 << 32 | 1, 3 << 16)
     assert gin.signal_inc(65533) == 1 << 32 | 65534
@@ -82,7 +82,7 @@ def test_declarations_are_those_of_the_header() -> None:
 def test_kernel_without_the_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from cuda.bindings import nvjitlink
 
-    # Any PTX in the place of the module.
+    # Some other PTX instead of the module.
     monkeypatch.setattr(ferrogin.paths, "ptx", lambda: numba_kernel_without_functions)
     with pytest.raises(nvjitlink.nvJitLinkError):
         numba_kernel.compile_for(numba_kernel.send, numba_kernel.SIGNATURE, (9, 0))

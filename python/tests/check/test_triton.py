@@ -1,4 +1,4 @@
-"""Triton kernels with the bitcode, compiled for GPUs that are not there."""
+"""Triton kernels compiled with the bitcode, without a GPU."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(compiled: Any, architecture: str) -> str:
-    """Checks that all functions are in the module, with the fast path of a post. Returns the PTX of the kernel."""
+    """Checks that all functions are in the module, with the fast path of a post. Returns the kernel's PTX."""
     ptx = compiled.asm["ptx"]
     assert re.search(rf"\.target {architecture}a?\b", ptx)
     assert ".extern .func" not in ptx and ".visible .func" not in ptx
     (kernel,) = re.findall(r"\.visible \.entry (?:.|\n)*?\n}\n", ptx)
     assert "st.mmio.relaxed.sys.global" in ptx, "the kernel writes no work request"
-    # ptxas has resolved what the kernel calls.
+    # ptxas has resolved the kernel's calls.
     assert compiled.asm["cubin"].startswith(b"\x7fELF")
     return kernel
 
@@ -79,7 +79,7 @@ def every_function(handle, scratch, peer, window, out, statuses):
 def test_every_function_compiles() -> None:
     types = {"handle": "i64", "scratch": "*i64", "peer": "i32", "window": "i64", "out": "*i64", "statuses": "*i32"}
     kernel = check(triton_kernel.compile_for(every_function, types, 90), "sm_90")
-    # The calls of 16 functions pass their status on, in three bits each. A call of another type than its function would end the kernel.
+    # 16 functions pass on their status, in three bits each. A call whose type differs from its function's would end the kernel.
     assert kernel.count("barrier.red.or.pred") == 3 * 16
 
 
@@ -99,7 +99,7 @@ def test_module_has_the_functions_of_the_header() -> None:
     found = {symbol: types.count(",") + 1 for symbol, types in re.findall(r'_function\("(\w+)", (.*?)\)', source)}
     assert len(found) >= 13
     assert found == {name: headers[name] for name in found}
-    # A flush of one thread is enough for a program; a request has no place in a program, and lanes have no operations of their own.
+    # A flush by one thread is enough for a program; requests make no sense in one, and lanes have no operations of their own.
     of_threads = {"fgin_flush_part", "fgin_flush_async", "fgin_wait_request", "fgin_test_request"}
     of_lanes = {"fgin_warp_put", "fgin_warp_put_value", "fgin_warp_signal"}
     assert headers.keys() - found.keys() == of_threads | of_lanes | {"fgin_status_name"}

@@ -1,4 +1,4 @@
-"""mypy finds a type for everything."""
+"""mypy finds a type for everything in the package."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-/// A communicator of all ranks of a job over one device of a plugin.
+/// A communicator of all of a job's ranks over one device of a plugin.
 #[derive(Debug)]
 pub struct Comm {
     connection: Arc<Connection>,
@@ -23,9 +23,9 @@ pub struct Comm {
     gin_properties: GinPropertiesV14,
 }
 
-// SAFETY: the pointers in the properties lead to constant strings of the plugin, which the connection keeps loaded.
+// SAFETY: the pointers in the properties are to constant strings of the plugin, which the connection keeps loaded.
 unsafe impl Send for Comm {}
-// SAFETY: the pointers in the properties lead to constant strings of the plugin, which several threads may read.
+// SAFETY: the pointers in the properties are to constant strings of the plugin, which several threads may read.
 unsafe impl Sync for Comm {}
 
 impl Comm {
@@ -38,8 +38,8 @@ impl Comm {
         Comm::connect(Arc::new(Instance::init(plugin, hash)?), bootstrap, device)
     }
 
-    /// Collective among the ranks of `bootstrap`: another communicator with the same `init`, like a split that shares resources, or a
-    /// second connection of the same ranks. The last communicator finalizes.
+    /// Collective among the ranks of `bootstrap`: makes another communicator with the same `init`, like a split that shares resources, or a
+    /// second connection between the same ranks. The last communicator finalizes.
     ///
     /// # Errors
     /// As for [`init`](Comm::init).
@@ -52,7 +52,7 @@ impl Comm {
     fn connect(instance: Arc<Instance>, bootstrap: Arc<Bootstrap>, device: c_int) -> Result<Comm, Error> {
         let plugin = &Arc::clone(&instance.plugin);
         let (rank, nranks) = (bootstrap.rank(), bootstrap.nranks());
-        // NCCL uses a plugin only if all ranks have the same type.
+        // NCCL uses a plugin only if its type is the same on all ranks.
         let first = get_properties(plugin, 0)?;
         let gin_properties = get_gin_properties(plugin)?;
         let types = bootstrap.allgather(&first.net_device_type.to_le_bytes())?;
@@ -68,7 +68,7 @@ impl Comm {
 
         let mut handle = [0u8; nccl::HANDLE_MAXSIZE];
         let mut listen = std::ptr::null_mut();
-        // SAFETY: `init` returned `ctx`. The plugin writes 128 bytes into `handle` and a pointer into `listen`, local variables.
+        // SAFETY: `init` returned `ctx`. The plugin writes 128 bytes to `handle` and a pointer to `listen`, both local variables.
         let code =
             unsafe { (plugin.table.listen)(instance.ctx, device, handle.as_mut_ptr().cast::<c_void>(), &mut listen) };
         check("listen", code)?;
@@ -84,8 +84,8 @@ impl Comm {
         }
         let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
         let mut coll = std::ptr::null_mut();
-        // SAFETY: `init` and `listen` returned the first and fifth argument. `pointers` has `nranks` pointers to handles of 128
-        // bytes, which live until the call returns, and `coll` is a local variable.
+        // SAFETY: the first and fifth arguments came from `init` and `listen`. `pointers` has `nranks` pointers to 128-byte
+        // handles, which live until the call returns, and `coll` is a local variable.
         let code = unsafe {
             (plugin.table.connect)(
                 instance.ctx,
@@ -109,10 +109,10 @@ impl Comm {
         Ok(Comm { connection, bootstrap, properties, gin_properties })
     }
 
-    /// NCCL's calls before any connection: init, devices, getProperties, finalize. Returns the names of the devices.
+    /// Makes NCCL's calls before any connection: init, devices, getProperties, finalize. Returns the device names.
     ///
     /// # Errors
-    /// A call fails; NCCL would not use the plugin then.
+    /// A call fails; NCCL would then not use the plugin.
     pub fn probe(plugin: &Arc<Plugin>) -> Result<Vec<String>, Error> {
         let mut instance = Instance::init(plugin, 1)?;
         let devices = plugin.devices()?;
@@ -153,7 +153,7 @@ impl Comm {
         ffi::text_of(self.properties.name).unwrap_or_default()
     }
 
-    /// `getGinProperties`. For a v13 plugin NCCL assumes all properties.
+    /// `getGinProperties`. For a v13 plugin, NCCL assumes that it has all properties.
     pub fn gin_properties(&self) -> GinPropertiesV14 {
         self.gin_properties
     }
@@ -174,7 +174,7 @@ impl Comm {
         Window::register(Arc::clone(&self.connection), memory, flags)
     }
 
-    /// Collective: registers all of `memory` by its file descriptor (`regMrSymDmaBuf`).
+    /// Collective: registers all of `memory` through its file descriptor (`regMrSymDmaBuf`).
     ///
     /// # Errors
     /// The call fails, or returns a null handle, or the plugin has no such function.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Pause between two calls of `ginProgress`.
+/// Pause between calls of `ginProgress`.
 const PROGRESS_PAUSE: Duration = Duration::from_micros(50);
 
 /// The result of one `createContext`, destroyed on drop.

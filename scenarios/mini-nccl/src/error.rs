@@ -3,7 +3,7 @@
 use ferrogin_rendezvous::BootstrapError;
 use std::path::PathBuf;
 
-/// Failure of a call of this crate.
+/// A call of this crate failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The dynamic loader refused the plugin.
@@ -22,7 +22,7 @@ pub enum Error {
         /// The symbol.
         symbol: &'static str,
     },
-    /// A function that NCCL calls is missing in the plugin's table.
+    /// The plugin's table lacks a function that NCCL calls.
     #[error("the plugin's table has no function {entry}")]
     NullEntry {
         /// Name of the function.
@@ -46,7 +46,7 @@ pub enum Error {
         /// The violation.
         violation: String,
     },
-    /// An argument of the caller is not valid.
+    /// The caller passed an invalid argument.
     #[error("{0}")]
     Usage(String),
     /// A system call for memory failed.

@@ -12,7 +12,7 @@ unsafe extern "C" {
 /// The logger for `init`.
 pub const LOGGER: nccl::DebugLogger = Some(mini_nccl_logger);
 
-/// logger.c calls this function with a formatted line.
+/// Called by logger.c with a formatted line.
 #[unsafe(no_mangle)]
 extern "C" fn mini_nccl_log_line(level: c_int, flags: c_ulong, file: *const c_char, line: c_int, text: *const c_char) {
     crate::log::push(crate::log::Line {
@@ -25,7 +25,7 @@ extern "C" fn mini_nccl_log_line(level: c_int, flags: c_ulong, file: *const c_ch
     });
 }
 
-/// Copies a C string of a plugin or of logger.c; `None` if the pointer is null.
+/// Copies a C string from a plugin or logger.c; `None` if the pointer is null.
 pub fn text_of(pointer: *const c_char) -> Option<String> {
     if pointer.is_null() {
         return None;
@@ -40,7 +40,7 @@ pub fn read<T: Copy>(pointer: *const T) -> Option<T> {
     if pointer.is_null() || !pointer.is_aligned() {
         return None;
     }
-    // SAFETY: the pointer is aligned and not null. NCCL's contract makes it a `T` that the plugin keeps until the object of the
-    // call is closed, which is after this copy.
+    // SAFETY: the pointer is aligned and not null. By NCCL's contract it is a `T` that the plugin keeps until the call's object
+    // is closed, which is after this copy.
     Some(unsafe { *pointer })
 }
