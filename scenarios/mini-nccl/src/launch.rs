@@ -1,8 +1,8 @@
-//! Launchers: start N ranks of a command on this host, as child processes or through an mpirun on PATH.
+//! Launchers: start N ranks of a command on this host, as child processes or through the mpirun on PATH.
 //!
-//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (an abstract socket name that no other job has), and both
-//! set FERROGIN_SECRET, which [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads. When a rank fails, the other ranks have a grace period to end by
-//! themselves, and the launcher kills them afterwards; at once if the rank's output was closed. The ranks die with the launcher.
+//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (a unique abstract socket name), and both launchers set
+//! FERROGIN_SECRET; [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads them. When a rank fails, the others get a grace period to
+//! exit before the launcher kills them, or none if the rank failed because its output was closed. The ranks die with the launcher.
 
 use ferrogin_rendezvous::Secret;
 pub use nix::sys::signal::Signal;
@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Exit code of a job that exceeded its time limit, as of timeout(1).
+/// Exit code of a job that exceeded its time limit, as with timeout(1).
 pub const EXIT_TIMEOUT: i32 = 124;
 
-/// The launcher of a job.
+/// What launches a job's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Launcher {
     /// mpirun if it is on PATH, otherwise the built-in launcher.
@@ -29,17 +29,17 @@ pub enum Launcher {
     Auto,
     /// mpirun, or an error.
     Mpirun,
-    /// This module.
+    /// The built-in launcher.
     Builtin,
 }
 
-/// The destination of the ranks' output.
+/// Where the ranks' output goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Output {
     /// The launcher's own output, unchanged.
     #[default]
     Inherit,
-    /// The launcher's own output, each line with its rank's number.
+    /// The launcher's own output, each line prefixed with its rank.
     Prefix,
     /// [`Outcome::lines`].
     Capture,
@@ -71,18 +71,18 @@ pub struct Line {
     pub rank: Option<usize>,
     /// True for a line on standard error.
     pub stderr: bool,
-    /// The text, without the line's end.
+    /// The text, without the line ending.
     pub text: String,
 }
 
-/// The end of a job.
+/// How a job ended.
 #[derive(Debug)]
 pub struct Outcome {
     /// 0 if all ranks returned 0; otherwise the code of the first failure (128 + n for signal n; [`EXIT_TIMEOUT`]).
     pub code: i32,
     /// The first failure.
     pub failure: Option<String>,
-    /// The exit status of each rank; under mpirun one, that of mpirun.
+    /// Each rank's exit status; under mpirun only mpirun's.
     pub statuses: Vec<Option<ExitStatus>>,
     /// The captured lines, in order of arrival.
     pub lines: Vec<Line>,
@@ -100,7 +100,7 @@ impl Outcome {
     }
 }
 
-/// The description of a job.
+/// A job to run.
 #[derive(Debug, Clone)]
 pub struct Job {
     program: PathBuf,
@@ -114,7 +114,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// `ranks` ranks of `program`, with a time limit of an hour, and 5 s of grace after a failure.
+    /// Describes `ranks` ranks of `program`, with a time limit of an hour, and 5 s of grace after a failure.
     pub fn new(program: impl Into<PathBuf>, ranks: usize) -> Job {
         Job {
             program: program.into(),
@@ -140,13 +140,13 @@ impl Job {
         self
     }
 
-    /// Sets an environment variable of the ranks.
+    /// Sets an environment variable for the ranks.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Job {
         self.env.push((name.as_ref().to_os_string(), Some(value.as_ref().to_os_string())));
         self
     }
 
-    /// Removes an environment variable of the ranks.
+    /// Removes an environment variable for the ranks.
     pub fn env_remove(mut self, name: impl AsRef<OsStr>) -> Job {
         self.env.push((name.as_ref().to_os_string(), None));
         self
@@ -158,7 +158,7 @@ impl Job {
         self
     }
 
-    /// Sets the destination of the output.
+    /// Sets where the output goes.
     pub fn output(mut self, output: Output) -> Job {
         self.output = output;
         self
@@ -170,16 +170,16 @@ impl Job {
         self
     }
 
-    /// Sets the time that the other ranks have to end after a failure.
+    /// Sets how long the other ranks have to exit after a failure.
     pub fn grace(mut self, grace: Duration) -> Job {
         self.grace = grace;
         self
     }
 
-    /// Starts the job and waits for its end.
+    /// Starts the job and waits until it ends.
     ///
     /// # Errors
-    /// The job does not start. A job that fails is an [`Outcome`].
+    /// The job does not start. A job that starts and fails is an [`Outcome`].
     pub fn run(self) -> Result<Outcome, LaunchError> {
         Ok(self.start()?.wait())
     }
@@ -224,7 +224,7 @@ impl Job {
         Ok(running)
     }
 
-    /// The job's variables, with a secret of its own that its ranks prove to each other.
+    /// Applies the job's variables, and its own secret, which its ranks prove to each other.
     fn apply_env(&self, command: &mut Command, secret: Secret) {
         command.env("FERROGIN_SECRET", secret.to_hex());
         for (name, value) in &self.env {
@@ -246,7 +246,7 @@ impl Job {
             if self.output == Output::Prefix {
                 command.arg("--tag-output");
             }
-            // Ranks on this host inherit the environment; ranks on other hosts get only the variables of -x.
+            // Ranks on this host inherit the environment; ranks on other hosts only get the variables passed with -x.
             let own = std::env::vars_os().map(|(name, _)| name).chain(self.env.iter().map(|(name, _)| name.clone()));
             let own = own.chain(["FERROGIN_SECRET".into()]);
             let mut names: Vec<String> = own
@@ -263,7 +263,7 @@ impl Job {
         }
         command.arg(&self.program).args(&self.args);
         self.apply_env(&mut command, secret);
-        // In a job within a job, mpirun sets the ranks' identity.
+        // mpirun sets the ranks' identity; the variables would be those of an enclosing job.
         for name in INHERITED_IDENTITY {
             command.env_remove(name);
         }
@@ -355,7 +355,7 @@ impl Running {
         }));
     }
 
-    /// Sends a signal to one rank. Does nothing under mpirun, or after the rank ended.
+    /// Sends a signal to one rank. Does nothing under mpirun, or if the rank has ended.
     pub fn signal(&mut self, rank: usize, signal: Signal) {
         self.poll();
         if let Some(process) = self.children.iter().find(|process| process.rank == Some(rank)) {
@@ -377,7 +377,7 @@ impl Running {
         self.children.iter().all(|process| process.status.is_some())
     }
 
-    /// Waits for the end of the job.
+    /// Waits until the job ends.
     pub fn wait(mut self) -> Outcome {
         let mut failure: Option<(i32, String)> = None;
         let mut kill_at = self.deadline;
@@ -389,7 +389,7 @@ impl Running {
                     && let Some(status) = process.status
                 {
                     failure = Some((code_of(status), format!("{}: {}", process.name(), describe(status))));
-                    // After a closed output no rank has anything to say.
+                    // With a closed output, nothing that the ranks could still say would be seen.
                     let is_closed_output = status.signal() == Some(Signal::SIGPIPE as i32);
                     let grace = if is_closed_output { Duration::ZERO } else { self.grace };
                     kill_at = kill_at.min(Instant::now() + grace);
@@ -423,7 +423,7 @@ impl Running {
         Outcome { code, failure, statuses, lines: self.captured() }
     }
 
-    /// Kills all processes. mpirun first has time to end its ranks and to remove its files.
+    /// Kills all processes. mpirun first gets time to end its ranks and remove its files.
     fn kill_all(&mut self) {
         if self.children.iter().any(|process| process.rank.is_none()) {
             self.children.iter().for_each(|process| process.signal(Signal::SIGTERM));
@@ -483,7 +483,7 @@ fn is_open_mpi(mpirun: &Path) -> bool {
 fn set_parent_death_signal(command: &mut Command) {
     let parent = std::process::id();
     let hook = move || {
-        // SAFETY: prctl takes no pointers here, and is async-signal-safe, as a function between fork and exec must be.
+        // SAFETY: prctl takes no pointers here, and is async-signal-safe, which is required between fork and exec.
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
             return Err(std::io::Error::last_os_error());
         }

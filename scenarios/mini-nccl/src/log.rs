@@ -1,7 +1,7 @@
-//! The debug logger: collects the lines of a plugin, and prints them as NCCL does.
+//! The debug logger: collects a plugin's lines, and prints them as NCCL does.
 //!
-//! NCCL's logger has no user pointer, so all ranks of a process share one log. NCCL_DEBUG (NONE, WARN, INFO, TRACE; default WARN)
-//! selects the lines that go to standard error. The log keeps all lines, up to [`CAPACITY`].
+//! NCCL's logger has no user pointer, so all ranks of a process share one log. NCCL_DEBUG (NONE, WARN, INFO, TRACE; default WARN) selects
+//! the lines that go to standard error. The log keeps all lines, up to [`CAPACITY`].
 
 use ferrogin_ffi::nccl;
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::io::Write;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 
-/// The number of lines that the log keeps; it drops older ones.
+/// How many lines the log keeps; older ones are dropped.
 pub const CAPACITY: usize = 4096;
 
 /// One line of a plugin.
@@ -60,7 +60,7 @@ pub(crate) fn push(line: Line) {
             nccl::LOG_INFO => "INFO",
             _ => "TRACE",
         };
-        // One write for each line, so that lines of several ranks do not mix.
+        // One write per line, so that lines from several ranks don't mix.
         let whole = format!("{} NCCL {name} {}\n", std::process::id(), line.text);
         let _ = std::io::stderr().write_all(whole.as_bytes());
     }
@@ -81,13 +81,13 @@ pub fn take() -> Vec<Line> {
     lines().drain(..).collect()
 }
 
-/// The newest WARN line in the log, other than that of a kernel's failure, which comes before or after the card's report and says less.
+/// The newest WARN line in the log. Skips a kernel's failure line, which says less than the card's report and may come before or after it.
 pub fn last_warn() -> Option<String> {
     let is_report = |line: &&Line| line.is_warn() && !line.text.contains("the first failure of a kernel");
     lines().iter().rev().find(is_report).map(|line| line.text.clone())
 }
 
-/// The newest WARN line of the calling thread: that of its call which has failed, and not of another rank's in this process.
+/// The newest WARN line from the calling thread: it's about the call that failed here, not about another rank in this process.
 pub(crate) fn last_warn_of_this_thread() -> Option<String> {
     let is_own = |line: &&Line| line.is_warn() && line.thread == thread::current().id();
     lines().iter().rev().find(is_own).map(|line| line.text.clone())

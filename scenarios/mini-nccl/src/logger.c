@@ -1,4 +1,4 @@
-/* The logger that mini-nccl passes to a plugin. Stable Rust cannot define a variadic function, so this one formats the line. */
+/* The logger that mini-nccl passes to a plugin. It formats the line here because stable Rust cannot define a variadic function. */
 #include <stdarg.h>
 #include <stdio.h>
 

@@ -1,8 +1,8 @@
 //! Memory for windows: page-aligned, zeroed, and written by a card and its owner at once.
 //!
-//! It is host memory behind a memfd, which cards register as they register a GPU's dma-buf; or a GPU's memory, which the caller
-//! allocates. All access is by checked offset. It is through raw pointers, because a peer can write the memory at any time, or by
-//! copies of the GPU's driver.
+//! It is either host memory behind a memfd, which cards register the way they register a GPU's dma-buf, or GPU memory that the caller
+//! allocates. All access is by checked offset: through raw pointers, because a peer can write the memory at any time, or through copies by
+//! the GPU's driver.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -15,10 +15,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Sizes are rounded up to a multiple of this, like those of device memory.
+/// Sizes are rounded up to a multiple of this, as for device memory.
 pub const GRANULARITY: usize = 64 << 10;
 
-/// One allocation of a GPU, freed on drop, and the copies from and to it.
+/// One GPU allocation, freed on drop, and the copies from and to it.
 pub trait GpuMemory: Send + Sync {
     /// The address for kernels and cards.
     fn address(&self) -> u64;
@@ -43,7 +43,7 @@ pub trait GpuMemory: Send + Sync {
     /// The driver fails.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), String>;
 
-    /// A dma-buf with the memory, and the offset of the memory's first byte in it.
+    /// A dma-buf of the memory, and the offset of the memory's first byte in it.
     fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
         None
     }
@@ -67,7 +67,7 @@ impl std::fmt::Debug for DeviceMemory {
     }
 }
 
-// SAFETY: this value alone owns the mapping, and any thread may access and unmap it.
+// SAFETY: only this value owns the mapping, and any thread may access and unmap it.
 unsafe impl Send for DeviceMemory {}
 // SAFETY: shared methods access the mapping through raw pointers and atomics, never through references to plain memory.
 unsafe impl Sync for DeviceMemory {}
@@ -93,7 +93,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Memory of a GPU.
+    /// Wraps GPU memory.
     pub fn of_gpu(memory: Box<dyn GpuMemory>) -> DeviceMemory {
         let base = NonNull::new(memory.address() as *mut u8).expect("the driver allocates at no null address");
         DeviceMemory { base, len: memory.len(), home: Home::Gpu(memory) }
@@ -114,7 +114,7 @@ impl DeviceMemory {
         self.len == 0
     }
 
-    /// The file descriptor for `regMrSymDmaBuf`, and the offset of the first byte in it.
+    /// The file descriptor for `regMrSymDmaBuf`, and the first byte's offset in it.
     pub fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
         match &self.home {
             Home::Host(fd) => Some((fd.as_fd(), 0)),
@@ -140,8 +140,8 @@ impl DeviceMemory {
         assert!(matches!(self.home, Home::Host(_)), "the host has no words of a GPU's memory: use read and write");
         let at = self.at(offset, 8).cast::<u64>();
         assert!(at.is_aligned(), "offset {offset} is not a multiple of 8");
-        // SAFETY: the assert checked the alignment, `at` the bounds, and `self` keeps the memory mapped. Concurrent writers, the card
-        // among them, write whole words.
+        // SAFETY: the assert checked the alignment, `at` the bounds, and `self` keeps the memory mapped. Concurrent writers, including the
+        // card, write whole words.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -155,7 +155,7 @@ impl DeviceMemory {
         self.word(offset).store(value, Ordering::Release);
     }
 
-    /// Replaces the 8-byte word at `offset` in one step, and returns its former value. Panics out of bounds.
+    /// Atomically replaces the 8-byte word at `offset` and returns its old value. Panics out of bounds.
     pub fn swap(&self, offset: usize, value: u64) -> u64 {
         self.word(offset).swap(value, Ordering::AcqRel)
     }
@@ -166,7 +166,7 @@ impl DeviceMemory {
         if let Home::Gpu(memory) = &self.home {
             return memory.write(offset, bytes).expect("the driver copies to the GPU");
         }
-        // SAFETY: `at` checked the bounds of `to`. A borrowed slice does not overlap the mapping, of which no references exist.
+        // SAFETY: `at` checked the bounds of `to`. A borrowed slice does not overlap the mapping, which no reference points into.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -176,7 +176,7 @@ impl DeviceMemory {
         if let Home::Gpu(memory) = &self.home {
             return memory.read(offset, bytes).expect("the driver copies from the GPU");
         }
-        // SAFETY: `at` checked the bounds of `from`. A borrowed slice does not overlap the mapping, of which no references exist.
+        // SAFETY: `at` checked the bounds of `from`. A borrowed slice does not overlap the mapping, which no reference points into.
         unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), bytes.as_mut_ptr(), bytes.len()) };
     }
 
@@ -193,7 +193,7 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Home::Host(_) = self.home {
-            // SAFETY: `alloc` made this mapping, and only this drop ends it; borrows of `self` have ended.
+            // SAFETY: `alloc` made this mapping, and only this drop unmaps it; borrows of `self` have ended.
             unsafe { libc::munmap(self.as_ptr(), self.len) };
         }
     }
@@ -205,7 +205,7 @@ mod tests {
     use std::panic::AssertUnwindSafe;
     use std::sync::Mutex;
 
-    /// A driver whose copies the test sees.
+    /// A driver whose copies the test can see.
     struct Copies(Mutex<Vec<u8>>);
 
     impl GpuMemory for Copies {

@@ -1,4 +1,4 @@
-//! The loader: dlopen, NCCL's symbols, and the plugin's table of functions.
+//! The loader: dlopen, NCCL's symbols, and the plugin's function table.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -26,7 +26,7 @@ pub(crate) enum CreateContext {
     V13(nccl::CreateContextV13Fn),
 }
 
-/// The functions of a plugin. NCCL requires those that are not optional.
+/// A plugin's functions. NCCL requires those that are not optional.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Table {
     pub init: nccl::InitFn,
@@ -50,14 +50,14 @@ pub(crate) struct Table {
     pub finalize: nccl::HandleFn,
 }
 
-/// A required function of a table.
+/// Takes a required function from a table.
 macro_rules! entry {
     ($table:ident . $field:ident) => {
         $table.$field.ok_or(Error::NullEntry { entry: stringify!($field) })?
     };
 }
 
-/// The functions of a table of either version.
+/// Takes the functions from a table of either version.
 macro_rules! table {
     ($table:ident, $create_context:path, $get_gin_properties:expr) => {
         Table {
@@ -88,14 +88,14 @@ pub struct Plugin {
     abi: AbiVersion,
     name: String,
     path: PathBuf,
-    /// Number of devices, which the loader asks for once; -1 before.
+    /// Number of devices, which the loader queries once; -1 until then.
     devices: AtomicI32,
     /// The last field, because the table points to the library's code.
     library: Library,
 }
 
 impl Plugin {
-    /// Loads a library as NCCL does, with `ncclGinPlugin_v14`, or else `ncclGinPlugin_v13`. The dynamic loader searches for a `path`
+    /// Loads a library as NCCL does: through `ncclGinPlugin_v14`, or else `ncclGinPlugin_v13`. The dynamic loader searches for a `path`
     /// without a slash.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Plugin {
         }
     }
 
-    /// Loads a library with `ncclGinPlugin_v13` only, like a NCCL without v14.
+    /// Loads a library through `ncclGinPlugin_v13` only, like an NCCL without v14.
     ///
     /// # Errors
     /// Those of [`load`](Plugin::load).
@@ -118,11 +118,11 @@ impl Plugin {
         Plugin::from_v13_library(path, open(path)?)
     }
 
-    /// Loads the first plugin of a NCCL_GIN_PLUGIN list that loads. Each entry is a library's name or path, or the NAME of
+    /// Loads the first plugin in a NCCL_GIN_PLUGIN list that loads. Each entry is a library's name or path, or the NAME in
     /// `libnccl-gin-NAME.so`.
     ///
     /// # Errors
-    /// The error of the last entry, if no entry loads. An empty list and `none` are errors too.
+    /// The last entry's error, if no entry loads. An empty list and `none` are errors too.
     pub fn find(list: &str) -> Result<Arc<Plugin>, Error> {
         let mut last = Error::Usage(format!("NCCL_GIN_PLUGIN={list} names no plugin"));
         for entry in list.split(',').filter(|entry| !entry.is_empty() && *entry != "none").take(13) {
@@ -148,7 +148,7 @@ impl Plugin {
     }
 
     fn from_v13_library(path: &Path, library: Library) -> Result<Arc<Plugin>, Error> {
-        // SAFETY: NCCL's contract makes the symbol of this name a `ncclGin_v13_t`, whose layout `GinV13` has.
+        // SAFETY: by NCCL's contract, the symbol with this name is a `ncclGin_v13_t`, and `GinV13` has its layout.
         let symbol = unsafe { library.get::<*const GinV13>(b"ncclGinPlugin_v13\0") };
         let pointer = symbol.map(|symbol| symbol.into_raw().cast::<GinV13>().cast_const()).ok();
         let t = pointer
@@ -190,7 +190,7 @@ impl Plugin {
         self.abi
     }
 
-    /// The number of devices, which the loader asks for once, after the first `init`.
+    /// The number of devices, which the loader queries once, after the first `init`.
     pub(crate) fn devices_once(&self) -> Result<i32, Error> {
         let known = self.devices.load(Ordering::Acquire);
         if known >= 0 {
@@ -204,7 +204,7 @@ impl Plugin {
     /// `devices`.
     ///
     /// # Errors
-    /// The call fails or the plugin has no device. NCCL does not use the plugin then.
+    /// The call fails, or the plugin has no device. NCCL then does not use the plugin.
     pub fn devices(&self) -> Result<i32, Error> {
         let mut n = 0;
         // SAFETY: the plugin writes one int into a local variable.
@@ -228,7 +228,7 @@ pub(crate) fn check(call: &'static str, code: nccl::Result) -> Result<(), Error>
 }
 
 pub(crate) fn open(path: &Path) -> Result<Library, Error> {
-    // SAFETY: loading runs the library's initialisers, and the caller names a library that is made to be loaded.
+    // SAFETY: loading runs the library's initialisers, and the caller names a library that is meant to be loaded.
     unsafe { Library::open(Some(AsRef::<OsStr>::as_ref(path)), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
         let mut text = error.to_string();
         if let Some(source) = std::error::Error::source(&error) {
@@ -241,7 +241,7 @@ pub(crate) fn open(path: &Path) -> Result<Library, Error> {
 }
 
 fn v14_table(library: &Library) -> Option<Result<GinV14, Error>> {
-    // SAFETY: NCCL's contract makes the symbol of this name a `ncclGin_v14_t`, whose layout `GinV14` has.
+    // SAFETY: by NCCL's contract, the symbol with this name is a `ncclGin_v14_t`, and `GinV14` has its layout.
     let symbol = unsafe { library.get::<*const GinV14>(b"ncclGinPlugin_v14\0") }.ok()?;
     let pointer = symbol.into_raw().cast::<GinV14>().cast_const();
     Some(ffi::read(pointer).ok_or(Error::NullEntry { entry: "ncclGinPlugin_v14" }))

@@ -1,5 +1,5 @@
-//! RMA plugins, driven as NCCL's progress threads drive them: the loader's search for a version, the call order of a communicator, and
-//! the data calls of the host.
+//! RMA plugins, driven as NCCL's progress threads drive them: the loader's version search, a communicator's call order, and the host's data
+//! calls.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -36,7 +36,7 @@ macro_rules! call {
             Table::V13(table) => table.$entry,
         };
         match function {
-            // SAFETY: the callers pass handles that the plugin returned and that are open, and pointers to local variables.
+            // SAFETY: the callers pass open handles that the plugin returned, and pointers to local variables.
             Some(function) => check(stringify!($entry), unsafe { function($($arg),*) }),
             None => Err(Error::NullEntry { entry: stringify!($entry) }),
         }
@@ -56,7 +56,7 @@ macro_rules! by_version {
     (@call $plugin:expr, $entry:ident, { $($version:pat => ($table:ident; $($arg:expr),*),)* }) => {
         match &$plugin.table {
             $($version => match $table.$entry {
-                // SAFETY: the callers pass handles that the plugin returned and that are open, and pointers to local variables.
+                // SAFETY: the callers pass open handles that the plugin returned, and pointers to local variables.
                 Some(function) => check(stringify!($entry), unsafe { function($($arg),*) }),
                 None => Err(Error::NullEntry { entry: stringify!($entry) }),
             },)*
@@ -73,7 +73,7 @@ pub struct RmaPlugin {
 }
 
 impl RmaPlugin {
-    /// Loads a library as NCCL 2.32 does: with the newest of versions 16, 15, 14 and 13 that it has.
+    /// Loads a library as NCCL 2.32 does: at the newest of versions 16, 15, 14 and 13 that it has.
     ///
     /// # Errors
     /// The library does not load, or has no such symbol.
@@ -85,7 +85,7 @@ impl RmaPlugin {
             .map_or_else(|| Self::load_version(path, 13), Ok)
     }
 
-    /// Loads one version of a library, like a NCCL without later ones.
+    /// Loads one version of a library, like an NCCL without later ones.
     ///
     /// # Errors
     /// The library does not load, or has no symbol of that version.
@@ -93,7 +93,7 @@ impl RmaPlugin {
         let path = path.as_ref();
         let library = open(path)?;
         fn table<T: Copy>(library: &Library, symbol: &'static str, path: &Path) -> Result<T, Error> {
-            // SAFETY: NCCL's contract makes the symbol of this name a table of the version, whose layout `T` has.
+            // SAFETY: by NCCL's contract, the symbol with this name is a table of the version, and `T` has its layout.
             let found = unsafe { library.get::<*const T>(symbol.as_bytes()) };
             let pointer = found.map(|symbol| symbol.into_raw().cast::<T>().cast_const()).ok();
             pointer.and_then(ffi::read).ok_or_else(|| Error::NoSymbol { path: path.to_path_buf(), symbol })
@@ -158,16 +158,16 @@ impl Drop for Shared {
     }
 }
 
-/// A communicator of all ranks of a job.
+/// A communicator of all of a job's ranks.
 #[derive(Debug, Clone)]
 pub struct RmaComm {
     shared: Arc<Shared>,
     properties: NetPropertiesV12,
 }
 
-// SAFETY: the pointers in the properties lead to constant strings of the plugin, which the communicator keeps loaded.
+// SAFETY: the pointers in the properties are to constant strings of the plugin, which the communicator keeps loaded.
 unsafe impl Send for RmaComm {}
-// SAFETY: the pointers in the properties lead to constant strings of the plugin, which several threads may read.
+// SAFETY: the pointers in the properties are to constant strings of the plugin, which several threads may read.
 unsafe impl Sync for RmaComm {}
 
 impl RmaComm {
@@ -225,12 +225,12 @@ impl RmaComm {
         &self.properties
     }
 
-    /// The handle of the communicator, for calls that NCCL does not make.
+    /// The communicator's handle, for calls that NCCL does not make.
     pub fn handle(&self) -> *mut c_void {
         self.shared.comm
     }
 
-    /// `getRmaProperties`; before v16 NCCL assumes false.
+    /// `getRmaProperties`; before v16, NCCL assumes false.
     ///
     /// # Errors
     /// The call fails.
@@ -238,7 +238,7 @@ impl RmaComm {
         let Table::V16(table) = self.plugin().table else { return Ok(false) };
         let mut properties = RmaPropertiesV16::default();
         let function = table.get_rma_properties.ok_or(Error::NullEntry { entry: "get_rma_properties" })?;
-        // SAFETY: `connect` returned the communicator, and the plugin writes a local variable.
+        // SAFETY: `connect` returned the communicator, and the plugin writes to a local variable.
         check("getRmaProperties", unsafe { function(self.shared.comm, &mut properties) })?;
         Ok(properties.flushes_all_puts_on_any_signal != 0)
     }
@@ -256,7 +256,8 @@ impl RmaComm {
         &self.shared.bootstrap
     }
 
-    /// Collective: registers all of `memory` as NCCL does: GPU memory as a dma-buf where plugin and memory have it, host memory by address.
+    /// Collective: registers all of `memory` as NCCL does: GPU memory as a dma-buf if the plugin and the memory support it, host memory by
+    /// address.
     ///
     /// # Errors
     /// The call fails, or returns a null handle.
@@ -293,7 +294,7 @@ impl RmaComm {
         Ok(RmaMemory { shared: self.shared.clone(), memory: memory.clone(), handle })
     }
 
-    /// Collective: `createContext` of `contexts` contexts.
+    /// Collective: calls `createContext` for `contexts` contexts.
     ///
     /// # Errors
     /// The call fails, or returns a null handle.
@@ -376,28 +377,28 @@ pub struct Transfer<'a> {
     pub context: c_int,
     /// The peer.
     pub peer: usize,
-    /// Bytes of this rank.
+    /// Where this rank's bytes are.
     pub here: Place<'a>,
-    /// Bytes of the peer.
+    /// Where the peer's bytes are.
     pub there: Place<'a>,
     /// Number of bytes.
     pub size: usize,
-    /// Another operation for this peer follows.
+    /// Whether another operation to this peer follows.
     pub aggregate: bool,
 }
 
-/// A signal: a word of the peer and the amount to add.
+/// A signal: a word on the peer, and the amount to add to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Signal<'a> {
     /// The word.
     pub word: Place<'a>,
     /// The amount.
     pub value: u64,
-    /// Strong; before v14 all signals are.
+    /// Whether it's strong; before v14, all signals are.
     pub strong: bool,
 }
 
-/// A request that `test` has not called done yet.
+/// A request that `test` has not yet reported as done.
 #[derive(Debug)]
 #[must_use]
 pub struct Request(*mut c_void);
@@ -414,7 +415,7 @@ pub struct RmaContext {
 
 // SAFETY: this crate never dereferences the handle, and NCCL's contract lets any thread pass it to the plugin.
 unsafe impl Send for RmaContext {}
-// SAFETY: this crate never dereferences the handle, and the plugin has to take queryLastError of any thread at any time.
+// SAFETY: this crate never dereferences the handle, and the plugin must accept queryLastError from any thread at any time.
 unsafe impl Sync for RmaContext {}
 
 impl RmaContext {
@@ -469,7 +470,7 @@ impl RmaContext {
         Self::request("iput", request)
     }
 
-    /// `iget`: bytes of the peer to this rank.
+    /// `iget`: reads the peer's bytes into this rank's memory.
     ///
     /// # Errors
     /// The call fails, or returns no request.
@@ -489,7 +490,7 @@ impl RmaContext {
         Self::request("iget", request)
     }
 
-    /// `iflush`; `None` if it is done at once.
+    /// `iflush`; `None` if it's already done.
     ///
     /// # Errors
     /// The call fails.
@@ -499,7 +500,7 @@ impl RmaContext {
         Ok((!request.is_null()).then_some(Request(request)))
     }
 
-    /// `test`: true if the request is done, which ends it.
+    /// `test`: true if the request is done, which also frees it.
     ///
     /// # Errors
     /// The call fails.
@@ -509,7 +510,7 @@ impl RmaContext {
         Ok(done != 0)
     }
 
-    /// Calls `test` until the request is done, as NCCL's flush of graphs does.
+    /// Calls `test` until the request is done, as NCCL's flush for graphs does.
     ///
     /// # Errors
     /// The call fails.

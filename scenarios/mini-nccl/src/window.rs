@@ -32,8 +32,8 @@ impl Window {
     ) -> Result<Window, Error> {
         let (mut mhandle, mut gin_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         let register = connection.plugin.table.reg_mr_sym;
-        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it. The outputs are local
-        // variables.
+        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it. The outputs are
+        // local variables.
         let code = unsafe {
             register(
                 connection.coll,
@@ -59,7 +59,7 @@ impl Window {
         let dma_buf = memory.dma_buf();
         let (fd, offset) = dma_buf.ok_or_else(|| Error::Usage("this memory of a GPU has no dma-buf".into()))?;
         // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it, and the descriptor
-        // covers the memory from the offset on. The outputs are local variables.
+        // covers the memory from `offset` on. The outputs are local variables.
         let code = unsafe {
             register(
                 connection.coll,

@@ -41,7 +41,7 @@ fn other_ranks_may_end_during_grace_period() {
 
 #[test]
 fn closed_output_ends_job_without_grace() {
-    // Rank 0 would end by itself in the grace period.
+    // Rank 0 would exit on its own within the grace period.
     let script = "if [ $FERROGIN_RANK = 1 ]; then kill -PIPE $$; fi; exec sleep 60";
     let outcome = sh(script, 2).grace(HANG_LIMIT).run().unwrap();
     let signals: Vec<_> = outcome.statuses.iter().map(|status| status.unwrap().signal()).collect();
