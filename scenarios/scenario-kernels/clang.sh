@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Compiles CUDA C++ with NCCL's headers to PTX, without CUDA's headers: clang.sh FILE OUT [OPTION...]
 #
-# The headers are those of NCCL 2.32.3, which tests/foreign/fetch-headers.sh fetches from PyPI once (into .cache/). Status 3, with the reason,
-# if they cannot be had, or if there is no clang 22: the LLVM of clang 19 has no code for acquiring loads of a GPU.
+# The headers are those of NCCL 2.32.3, which tests/foreign/fetch-headers.sh fetches from PyPI once (into .cache/). Exits with 3 and the
+# reason if they are unavailable, or if there is no clang 22: clang 19's LLVM can't compile acquiring loads for a GPU.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

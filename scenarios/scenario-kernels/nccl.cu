@@ -1,5 +1,5 @@
-// The functions of gin.cu by NCCL's device API: a kernel for ncclGin, which the programs of the scenarios call with `Api::Cuda` where this
-// file takes the place of gin.cu. It has ferrogin's backend, or NCCL's own with -DNCCL_OWN_BACKEND.
+// gin.cu's functions, through NCCL's device API: kernels for ncclGin, which the scenarios' programs call with `Api::Cuda` when this file
+// takes gin.cu's place. The backend is ferrogin's, or NCCL's own with -DNCCL_OWN_BACKEND.
 #include <ferrogin/gin.h>
 #include <ferrogin/layout.h>
 
@@ -7,7 +7,7 @@
 #define REFUSED 0
 #include <nccl_device.h>
 #else
-// NCCL's functions return nothing. A misuse leaves its status here, for the one thread of the scenario `bad-input`.
+// NCCL's functions return nothing. Misuse leaves its status here, for the single thread of the scenario `bad-input`.
 static __device__ int refused;
 #define REFUSED refused
 #define FGIN_ON_MISUSE(status) (refused = (status))
@@ -16,16 +16,16 @@ static __device__ int refused;
 
 // What a program gets from ncclDevCommCreate and ncclCommWindowRegister.
 __device__ ncclDevComm comm;
-// The window of the scenarios, and one that stands for none.
+// The scenarios' window, and one that stands for no window.
 __device__ ncclWindow_vidmem windows[2];
 
-// Cycles of a wait, about ten seconds of a GPU.
+// Limit of a wait in cycles: about ten seconds on a GPU.
 static constexpr uint64_t limit = 20ull * 1000 * 1000 * 1000;
 
 // `Threads` of plan.rs.
 enum Threads : uint32_t { One, Tile, Warps, Blocks };
 
-// Emulated signals of the first context, or null.
+// The first context's emulated signals, or null.
 static __device__ const char* emulated_of(const char* handle) {
   auto first = *reinterpret_cast<const uint64_t*>(handle - FGIN_HEADER_SIZE + FGIN_HEADER_CONTEXTS_OFFSET);
   return reinterpret_cast<const char*>(*reinterpret_cast<const uint64_t*>(first + FGIN_CONTEXT_EMULATED_OFFSET));
@@ -36,7 +36,7 @@ static __device__ uint32_t signals_of(const char* handle, const nccl_ofi_gin_gda
   return emulated ? *reinterpret_cast<const uint32_t*>(emulated + FGIN_EMULATED_N_SIGNALS_OFFSET) : context.nSignals;
 }
 
-// Fills in the communicator, before the kernel of the scenario runs.
+// Fills in the communicator before the scenario's kernel runs.
 extern "C" __global__ void gin_setup(void* handle, void* window, int rank, int nranks) {
   auto* context = static_cast<nccl_ofi_gin_gdaki_dev_handle*>(handle);
   comm.rank = rank;
@@ -88,7 +88,7 @@ static __device__ bool is_leader(Threads threads) {
   }
 }
 
-// The thread of rank 0 carries an operation out, between two barriers of the group: the other threads call gin_flush_async for theirs.
+// The thread of rank 0 runs an operation between two barriers of the group. For their part, the other threads call gin_flush_async.
 template <typename Operation>
 static __device__ int lead(Threads threads, Operation operation) {
   int status = FGIN_OK;
@@ -108,7 +108,7 @@ static __device__ uint32_t counter_slot(fgin_action action) {
   return action >> 16 & 0xffff;
 }
 
-// ncclGin makes signals of the card strong by a flush, and ferrogin's own functions refuse them.
+// ncclGin would make the card's signals strong with a flush, but ferrogin's own functions refuse them.
 static __device__ bool must_refuse(uint32_t flags) {
   return flags & FGIN_STRONG && !emulated_of(static_cast<const char*>(comm.ginHandles[0]));
 }
@@ -183,7 +183,7 @@ EXPORT gin_put_value(const fgin_context* ctx, uint32_t peer, fgin_window dst, ui
   });
 }
 
-// ncclGin has no operations of lanes: these are those of gin.h. Lanes that call ncclGin at the same time post together all the same.
+// ncclGin has no operations for lanes, so these are the ones of gin.h. Lanes that call ncclGin at the same time still post together.
 
 EXPORT gin_warp_put(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
                     fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags) {
@@ -217,7 +217,7 @@ static __device__ void raise(const fgin_context*, uint32_t, ncclGin_None, uint32
 EXPORT gin_signal(const fgin_context* ctx, uint32_t peer, fgin_action action, uint32_t flags, Threads threads) {
   return lead(threads, [&] {
     uint32_t slot = action & 0xffff;
-    // ncclGin's signal has neither counters nor none.
+    // ncclGin's signal takes no counter, and can't be omitted.
     if (counter_slot(action) || slot == 0 || must_refuse(flags)) return fgin_signal(ctx, peer, action, flags);
     return with_signal(action, flags, [&](auto signal) { raise(ctx, peer, signal, flags); });
   });
@@ -238,7 +238,7 @@ EXPORT gin_flush(const fgin_context* ctx, Threads threads) {
 EXPORT gin_flush_async(const fgin_context* ctx, fgin_request* request, Threads threads) {
   return lead(threads, [&] {
     static_assert(sizeof(ncclGinRequest_t) <= sizeof(*request), "the request has room");
-    // A request of NCCL's may need more alignment.
+    // NCCL's request may need more alignment.
     ncclGinRequest_t begun;
     gin_of(ctx).flushAsync(ncclTeamWorld(comm), 0, &begun);
     memcpy(request, &begun, sizeof(begun));
@@ -260,7 +260,7 @@ static __device__ int status_of(ncclResult_t result) {
 }
 
 #ifndef NCCL_OWN_BACKEND
-// True if an emulated signal has its value where DeepEP reads it: through NCCL's struct of another backend.
+// True if an emulated signal's value is where DeepEP reads it: through NCCL's struct for another backend.
 static __device__ bool is_found_by_cast(const ncclGin& gin, uint32_t id) {
   auto* context = static_cast<struct ncclGinGdakiGPUContext*>(gin._ginHandle) + gin.contextId;
   auto* words = reinterpret_cast<uint64_t*>(__ldg(reinterpret_cast<uint64_t*>(&context->signals_table.buffer)));

@@ -1,5 +1,5 @@
-//! Contexts made by hand, as `createContext` lays them out, over plain memory.
-// The models have no contexts.
+//! Contexts over plain memory, built by hand and laid out as `createContext` does.
+// The loom models have no contexts.
 #![cfg(not(loom))]
 #![allow(unsafe_code, missing_docs)]
 
@@ -18,14 +18,14 @@ use std::mem::{MaybeUninit, offset_of, zeroed};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Largest transfer of one request in these contexts.
+/// Largest transfer per request in these contexts.
 pub const MAX_RDMA: u32 = 1 << 30;
-/// The time limit of waits that do not time out, in nanoseconds: four minutes, as that of tests that hang.
+/// The time limit, in nanoseconds, for waits that shouldn't time out: four minutes, the same as the tests' hang limit.
 pub const NO_TIMEOUT_NS: u64 = 240_000_000_000;
-/// Index of the endpoint for values.
+/// Index of the value endpoint.
 pub const VALUE: usize = 1;
 
-/// Gives a thread that does not wait as it must the time to show it. No event is waited for.
+/// Gives a thread that fails to wait a chance to show it. Doesn't wait for any event.
 pub fn let_threads_run() {
     std::thread::sleep(std::time::Duration::from_millis(1));
 }
@@ -36,13 +36,13 @@ pub struct EndpointSpec {
     pub entries: u32,
     pub wide: bool,
     pub max_batch: u32,
-    /// First value slot, or 0 where there are none.
+    /// Address of the first value slot, or 0 if there are none.
     pub value_base: u64,
-    /// The number of the first post.
+    /// The first post's number.
     pub start: u32,
 }
 
-/// This rank's part of a window, and its peers'.
+/// This rank's part of a window, and its peers' parts.
 #[derive(Debug, Clone)]
 pub struct WindowSpec {
     pub lkey: u32,
@@ -66,7 +66,7 @@ pub struct Spec {
     pub scratch: WindowSpec,
 }
 
-/// The memory of one endpoint that a card would read and write.
+/// The memory of an endpoint that a card would read and write.
 #[derive(Debug, Clone, Copy)]
 pub struct Ring {
     words: *mut u64,
@@ -98,7 +98,7 @@ impl Ring {
     /// Reserves, writes, rings and releases `n` posts, as NCCL's device code does.
     pub fn nccl_posts(&self, n: u32) {
         let field = |offset: usize| {
-            // SAFETY: an aligned word of the leaked queue struct, which is only accessed atomically while a test posts.
+            // SAFETY: an aligned word of the leaked queue struct, which is accessed only atomically while a test posts.
             unsafe { AtomicU32::from_ptr(self.queue.cast_mut().cast::<u8>().wrapping_add(offset).cast()) }
         };
         let end = field(offset_of!(WqV0, pc)).fetch_add(n, Ordering::Relaxed).wrapping_add(n);
@@ -109,14 +109,14 @@ impl Ring {
 
     /// The cursors that NCCL's device code sees: reserved, released, rung.
     pub fn cursors(&self) -> [u32; 3] {
-        // SAFETY: the queue lies in the leaked endpoint; no thread posts while a test reads.
+        // SAFETY: the queue is in the leaked endpoint, and no thread posts while a test reads.
         let wq = unsafe { self.queue.read_volatile() };
-        // The `locked` policy counts its pending requests beside `pc`.
+        // The `locked` policy counts its pending requests separately from `pc`.
         [wq.pc.wrapping_add(wq.wqes_pending), wq.wqes_completed, wq.wqes_posted]
     }
 }
 
-/// A context, its rings, and the counts of its signals and counters. All of it is leaked, because tests are short.
+/// A context, its rings, and its signals' and counters' counts. All of it is leaked, because tests are short.
 pub struct TestContext {
     pub context: Context<'static>,
     pub rings: Vec<Ring>,
@@ -127,7 +127,7 @@ pub struct TestContext {
 }
 
 unsafe extern "C" fn count_call(calls: *mut c_void) -> bool {
-    // SAFETY: the counter that `make_context` leaked for this context.
+    // SAFETY: `calls` is the counter that `make_context` leaked for this context.
     unsafe { &*calls.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
     false
 }
@@ -136,7 +136,7 @@ pub fn leak<T>(value: T) -> *mut T {
     Box::leak(Box::new(value))
 }
 
-/// Leaked memory of `n` copies of `value`.
+/// Leaks `n` copies of `value`.
 fn leak_all<T: Clone>(value: T, n: usize) -> *mut T {
     vec![value; n].leak().as_mut_ptr()
 }
@@ -155,24 +155,24 @@ fn value_path(policy: u32, endpoint: &EndpointSpec) -> u32 {
     }
 }
 
-/// Bytes from a window to its handle on `rail`, the last one.
+/// Offset of a window's handle for `rail`, the last one.
 fn handle_offset(rail: u32, nranks: usize) -> usize {
     window_handle_offset(rail as usize + 1, rail as usize, nranks)
 }
 
-/// A handle and its peers.
+/// Writes a handle and its peers.
 fn write_handle(spec: &WindowSpec, handle: *mut MrHandle) {
     let head = MrHandle { lkey: spec.lkey, nranks: spec.peers.len() as i32, local_addr: spec.addr, peers: [] };
-    // SAFETY: callers have leaked memory with room for the handle and its peers.
+    // SAFETY: callers leak memory with room for the handle and its peers.
     unsafe { handle.write(head) };
     let peers = handle.wrapping_add(1).cast::<MrPeer>();
     for (i, &(remote_addr, rkey)) in spec.peers.iter().enumerate() {
-        // SAFETY: callers have leaked memory with room for `spec.peers.len()` entries behind the handle.
+        // SAFETY: callers leak memory with room for `spec.peers.len()` entries after the handle.
         unsafe { peers.wrapping_add(i).write(MrPeer { remote_addr, rkey, pad: 0 }) };
     }
 }
 
-/// A window as `regMrSym` gives it: one pointer for each rail, null except that of `rail`, and the handles.
+/// Makes a window as `regMrSym` does: one pointer per rail, all null except that for `rail`, then the handles.
 pub fn window(spec: &WindowSpec, rail: u32) -> Window {
     let bytes = handle_offset(rail + 1, spec.peers.len());
     let window = leak_all(0u128, bytes.div_ceil(16));
@@ -184,7 +184,7 @@ pub fn window(spec: &WindowSpec, rail: u32) -> Window {
     Window(rails.cast())
 }
 
-/// The endpoint and the handle that NCCL's device code would use.
+/// Makes an endpoint, and the handle that NCCL's device code would use.
 fn endpoint(
     spec: &Spec,
     (of, index): (&EndpointSpec, u32),
@@ -196,7 +196,7 @@ fn endpoint(
     let start = u64::from(of.start);
     let doorbell: &AtomicU32 = Box::leak(Box::new(AtomicU32::new(of.start)));
     let completed: &AtomicU64 = Box::leak(Box::new(AtomicU64::new(start & 0x7fff_ffff)));
-    // SAFETY: the struct has numbers and pointers, for which zero is a value.
+    // SAFETY: the struct consists of numbers and pointers, for which zero is valid.
     let mut qp: QpV0 = unsafe { zeroed() };
     qp.sq = SqV0 {
         wq: WqV0 {
@@ -215,7 +215,7 @@ fn endpoint(
         },
         ..qp.sq
     };
-    // SAFETY: the struct has numbers and pointers, for which zero is a value.
+    // SAFETY: the struct consists of numbers and pointers, for which zero is valid.
     let base = EndpointHandle { submitted_count: start, sq_size: of.entries, ..unsafe { zeroed() } };
     let handle = leak(CounterHandle { base, cntr_value: completed.as_ptr().cast(), cntr_offset: 0 });
     let submitted = handle.cast::<EndpointHandle>().wrapping_byte_add(offset_of!(EndpointHandle, submitted_count));
@@ -247,22 +247,22 @@ fn endpoint(
         context,
         reserved: 0,
     };
-    // SAFETY: the struct has atomic integers, for which zero is a value.
+    // SAFETY: the struct consists of atomic integers, for which zero is valid.
     let mut posting: PostingState = unsafe { zeroed() };
     posting.state = AtomicU64::new(start << STATE_RUNG_SHIFT);
-    // Beside another barrier than the first, as the plugin does.
+    // For a barrier other than the first, as the plugin does.
     posting.bound = AtomicU64::new((start << 32 | start).wrapping_sub(1 << 32));
     posting.barrier = AtomicU32::new(of.start);
     let queue = QueueMemory(std::array::from_fn(|_| AtomicU64::new(0)));
     let ext = EndpointExt { config, posting, queue };
-    // SAFETY: `QueueMemory` has more bytes than a `QpV0` and its alignment, and no other thread has `ext` yet.
+    // SAFETY: `QueueMemory` is larger than a `QpV0` and has its alignment, and no other thread has `ext` yet.
     unsafe { ptr::from_ref(&ext.queue).cast_mut().cast::<QpV0>().write(qp) };
     let ring =
         Ring { words, spec_entries: of.entries as usize, wide: of.wide, doorbell, completed, queue: ptr::null() };
     (ext, ring, handle)
 }
 
-/// What a context has besides; null where it has none, or a word of zeros.
+/// Optional parts of a context; a null pointer means none, or a word of zeros.
 pub struct Extras {
     pub emulated: *const EmulatedSignals,
     pub abort: *mut u32,
@@ -313,7 +313,7 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
         })
         .collect();
     let nranks = spec.nranks as usize;
-    // SAFETY: the struct has numbers and pointers, for which zero is a value.
+    // SAFETY: the struct consists of numbers and pointers, for which zero is valid.
     let mut block: Block = unsafe { zeroed() };
     let dev = &mut block.dev;
     dev.n_counters = spec.n_counters as i32;
@@ -362,7 +362,7 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
             emulated: extras.emulated,
         })
     };
-    // SAFETY: the handle has the header and the tables that the plugin makes, all leaked.
+    // SAFETY: the handle has the header and the tables that the plugin makes; all of them are leaked.
     let context = unsafe { Context::from_handle(dev.cast(), 0) }.unwrap();
     TestContext { context, rings, signals, counters, progress_calls }
 }

@@ -1,4 +1,4 @@
-// The part of <cooperative_groups.h> that NCCL's EFA backend uses: some lanes of a warp.
+// The part of <cooperative_groups.h> that NCCL's EFA backend uses: groups of a warp's lanes.
 #pragma once
 
 #include "device.h"

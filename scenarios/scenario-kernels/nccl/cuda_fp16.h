@@ -1,2 +1,2 @@
-// NCCL's public header includes <cuda_fp16.h>; GIN needs nothing of it.
+// NCCL's public header includes <cuda_fp16.h>; GIN needs nothing from it.
 #pragma once

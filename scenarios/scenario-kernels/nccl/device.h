@@ -1,5 +1,5 @@
-// What NCCL's device headers take for granted from nvcc, for clang without NVIDIA's headers. Beside it: the parts of CUDA's headers that
-// NCCL's include by name.
+// What NCCL's device headers expect from nvcc, for clang without NVIDIA's headers. Next to this file are the parts of CUDA's headers that
+// NCCL's headers include by name.
 #pragma once
 
 #include <assert.h>
@@ -53,7 +53,7 @@ DEVICE T __ldg(const T* p) {
   return *p;
 }
 
-// NCCL's store of descriptors for its proxy, which finds a flag in each word of 8 bytes.
+// NCCL's store of descriptors for its proxy, which looks for a flag in each 8-byte word.
 DEVICE void __stwt(uint4* to, const uint4& value) {
   auto* words = (uint64_t*)to;
   __scoped_atomic_store_n(words, uint64_t(value.y) << 32 | value.x, __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);

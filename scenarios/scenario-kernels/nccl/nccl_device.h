@@ -1,4 +1,4 @@
-// The part of <nccl_device.h> that has GIN. The rest needs CUDA's types of small floating-point numbers.
+// The part of <nccl_device.h> with GIN. The rest needs CUDA's types for small floating-point numbers.
 #pragma once
 
 #include <nccl.h>
