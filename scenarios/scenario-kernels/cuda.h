@@ -11,7 +11,7 @@
 #define __shared__ __attribute__((shared))
 #define __forceinline__ __inline__ __attribute__((always_inline))
 
-// The special registers are built in; clang's own header names them threadIdx, blockDim and so on.
+// The special registers are builtins; clang's own header names them threadIdx, blockDim and so on.
 #include <__clang_cuda_builtin_vars.h>
 
 __device__ inline void __syncwarp(unsigned mask = 0xffffffff) {

@@ -1,9 +1,9 @@
-// The operations of ferrogin/gin.cuh as functions, which the programs of the scenarios call with `Api::Cuda`.
+// The operations of ferrogin/gin.cuh as functions, which the scenarios' programs call with `Api::Cuda`.
 #include <ferrogin/gin.cuh>
 
 using namespace ferrogin;
 
-// `Threads` of plan.rs: 8 threads of a warp are a group of the kernel's own, the others are those of the header.
+// `Threads` of plan.rs: 8 threads of a warp are a group that the kernel defines; the others are the header's.
 enum Threads : uint32_t { One, Tile, Warps, Blocks };
 
 struct Group {
@@ -37,7 +37,7 @@ struct Group {
 
 #define EXPORT extern "C" __device__ int
 
-// Calls `operation` with the context in the sharing mode of the flags.
+// Calls `operation` with the context in the flags' sharing mode.
 template <typename Operation>
 __device__ int in_mode(const fgin_context* ctx, uint32_t flags, Operation operation) {
   if (flags & FGIN_SHARING_CTA) return operation(Gin<Sharing::Cta>(ctx));
@@ -45,7 +45,7 @@ __device__ int in_mode(const fgin_context* ctx, uint32_t flags, Operation operat
   return operation(Gin<>(ctx));
 }
 
-// Calls `operation` with the signal of a packed action, which the flags may make strong.
+// Calls `operation` with a packed action's signal, which the flags may make strong.
 template <typename Operation>
 __device__ int with_signal(fgin_action action, uint32_t flags, Operation operation) {
   uint32_t slot = action & 0xffff, amount = action >> 32;
@@ -159,7 +159,7 @@ EXPORT gin_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window word, u
   });
 }
 
-// The operations of lanes, each its own; an action that the header's operation does not have is that of gin.h.
+// The operations of lanes, each with its own arguments; actions that the header's operations don't support go to gin.h.
 
 EXPORT gin_warp_put(const fgin_context* ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
                     fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags) {

@@ -5,14 +5,14 @@ pub use cpu::{Context, put_by_lanes, put_value_by_lanes, sibling, signal_by_lane
 #[cfg(target_arch = "nvptx64")]
 pub use gpu::{Context, Group, Order, put_by_lanes, put_value_by_lanes, sibling, signal_by_lanes};
 
-/// The operations of a CPU thread's context.
+/// Operations on a CPU thread's context.
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu {
     use crate::plan::Plan;
     pub use ferrogin_device::Context;
     use ferrogin_device::{Action, Flags, Span, Status};
 
-    /// Another context of the handle.
+    /// Opens another context of the handle.
     ///
     /// # Safety
     /// As for [`Context::from_handle`].
@@ -21,7 +21,7 @@ mod cpu {
         unsafe { Context::from_handle(plan.handle, id) }
     }
 
-    // The operations of lanes of a warp, which has one thread here.
+    // The operations for a warp's lanes; here the warp has one thread.
 
     /// As [`Context::put`].
     pub fn put_by_lanes(
@@ -55,8 +55,8 @@ mod cpu {
     }
 }
 
-/// The operations of a GPU's context, which a group of threads calls. The programs run in the thread of rank 0. Its operations are
-/// orders to the other threads of the group, which call the same operation.
+/// Operations on a GPU's context, called by a group of threads. The programs run in the thread of rank 0, which orders the group's other
+/// threads to call the same operations.
 #[cfg(target_arch = "nvptx64")]
 mod gpu {
     use crate::plan::{Api, Plan, Threads};
@@ -70,13 +70,13 @@ mod gpu {
 
     type Ptr = *mut c_void;
 
-    /// A context that is open, as C has it.
+    /// An open context, as in C.
     #[derive(Clone, Copy)]
     #[repr(transparent)]
     struct Ctx(*const ContextExt);
 
-    // The functions of ferrogin/gin.h, in the module that ships. As the methods of the Rust crate, all but that which opens the context are
-    // safe to call with a context that is open: they check what they are given.
+    // The functions of ferrogin/gin.h, in the module that ships. Like the Rust crate's methods, all but the one that opens the context are
+    // safe to call with an open context: they check their arguments.
     #[rustfmt::skip]
     unsafe extern "C" {
         fn fgin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
@@ -103,7 +103,7 @@ mod gpu {
         safe fn fgin_reset_counter(ctx: Ctx, id: u32) -> c_int;
     }
 
-    // The functions of gin.cu, by ferrogin/gin.cuh. `by` is the group that calls.
+    // The functions of gin.cu, through ferrogin/gin.cuh. `by` is the calling group.
     #[rustfmt::skip]
     unsafe extern "C" {
         fn gin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
@@ -136,7 +136,7 @@ mod gpu {
         })
     }
 
-    /// What the thread of rank 0 wants of the others, and the status of theirs that failed.
+    /// What the thread of rank 0 wants from the others, and the status of one of them that failed.
     #[repr(C)]
     pub struct Order {
         call: AtomicU32,
@@ -145,11 +145,11 @@ mod gpu {
 
     /// No more calls.
     const END: u32 = 0;
-    /// An operation that the thread of rank 0 carries out.
+    /// An operation that the thread of rank 0 runs.
     const LEAD: u32 = 1;
-    /// A flush, of which each thread does a part.
+    /// A flush, which all threads share.
     const FLUSH: u32 = 2;
-    /// Bits of a call in an order. The context's id is above them.
+    /// Bits of an order's call. The context's id is above them.
     const CALL_BITS: u32 = 8;
 
     /// A group of threads.
@@ -157,7 +157,7 @@ mod gpu {
     pub struct Group<'a> {
         /// The kind of group.
         pub threads: Threads,
-        /// A word of global memory of this group alone.
+        /// Global memory used by this group only.
         pub order: &'a Order,
     }
 
@@ -180,14 +180,14 @@ mod gpu {
             }
         }
 
-        // Only called, so that the kernel is a third as long.
+        // Not inlined, which makes the kernel a third as long.
         #[inline(never)]
         fn sync(&self) {
             match self.threads {
                 Threads::One => Thread.sync(),
                 Threads::Tile => {
                     let mask = 0xffu32 << (Warp.rank() & 24);
-                    // SAFETY: the 8 lanes of the mask, this one among them, make the call.
+                    // SAFETY: the mask's 8 lanes, including this one, make the call.
                     unsafe { core::arch::asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) };
                 }
                 Threads::Warp => Warp.sync(),
@@ -206,7 +206,7 @@ mod gpu {
         raw: ferrogin_device::Context<'a>,
     }
 
-    /// Another context of the handle, for the same group.
+    /// Opens another context of the handle, for the same group.
     ///
     /// # Safety
     /// As for [`ferrogin_device::Context::from_handle`].
@@ -216,7 +216,7 @@ mod gpu {
     }
 
     impl<'a> Context<'a> {
-        /// Context `id` of a handle.
+        /// Opens context `id` of a handle.
         ///
         /// # Safety
         /// As for [`ferrogin_device::Context::from_handle`].
@@ -239,7 +239,7 @@ mod gpu {
             Ok(Context { api, handle, id, group, raw })
         }
 
-        /// Orders of the thread of rank 0, in the other threads, until the end.
+        /// Follows the orders of the thread of rank 0, in the other threads, until it ends.
         pub fn obey(&self) {
             let (group, mut words) = (&self.group, FlushRequest::default());
             loop {
@@ -253,7 +253,7 @@ mod gpu {
                 let ordered =
                     if id == self.id { Ok(*self) } else { unsafe { Context::open(self.api, self.handle, id, *group) } };
                 let result = ordered.and_then(|context| match (call, self.api) {
-                    // Threads of another rank than 0 only synchronise.
+                    // Threads other than that of rank 0 only synchronise.
                     (LEAD, Api::Cuda) => checked(gin_flush_async(context.ctx(), &mut words, group.threads)),
                     (LEAD, _) => context.raw.lead(group, |_| Ok(())),
                     _ => context.flush_part(),
@@ -279,7 +279,7 @@ mod gpu {
             result
         }
 
-        /// An operation that this thread alone carries out, between two barriers of the group.
+        /// Runs an operation in this thread only, between two barriers of the group.
         #[inline(always)]
         fn lead(
             &self,
@@ -294,7 +294,7 @@ mod gpu {
             })
         }
 
-        /// An operation of one thread, which gin.cuh passes on to the functions of gin.h.
+        /// Runs a one-thread operation, which gin.cuh passes on to gin.h.
         fn alone<T: Default>(
             &self,
             rust: impl FnOnce(&ferrogin_device::Context<'a>) -> Result<T, Status>,
@@ -443,7 +443,8 @@ mod gpu {
             self.raw.emulates_signals()
         }
 
-        /// The lanes of this warp that run programs, which call the `*_by_lanes` together; this lane alone if its program is a group's.
+        /// The lanes of this warp that run programs and call the `*_by_lanes` functions together; only this lane if its program is a
+        /// group's.
         fn lanes(&self) -> Lanes {
             match self.group.threads {
                 Threads::One => {
@@ -454,7 +455,7 @@ mod gpu {
             }
         }
 
-        /// A flush by all threads of the group; the status is this thread's, or that of another thread that failed.
+        /// Flushes with all threads of the group. Returns this thread's status, or that of another thread that failed.
         #[inline(never)]
         pub fn flush(&self) -> Result<(), Status> {
             self.group.order.failed.store(0, Ordering::Relaxed);
@@ -518,7 +519,7 @@ mod gpu {
         pub fn set_timeout_ns(&self, ns: u64) {
             match self.api {
                 Api::Rust => self.raw.set_timeout_ns(ns),
-                // The call fails for no context that is open.
+                // The call never fails for an open context.
                 _ => drop(fgin_set_timeout(self.ctx(), ns)),
             }
         }
@@ -543,7 +544,7 @@ mod gpu {
             self.alone(|context| context.reset_counter(id), |ctx, ()| fgin_reset_counter(ctx, id))
         }
 
-        /// Waits a moment, in a loop that polls.
+        /// Waits a moment in a polling loop.
         pub fn relax(&self, _round: u32) {
             platform::relax(0, || false);
         }

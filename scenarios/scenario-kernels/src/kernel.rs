@@ -7,14 +7,13 @@ use core::arch::asm;
 use ferrogin_device::Coop;
 use ferrogin_device::coop::Cta;
 
-/// Runs the plans of a rank, `lanes` of them: group `n` of the grid runs plan `n`, and writes report `n`. All plans have the same
-/// kind of group.
+/// Runs a rank's `lanes` plans: group `n` of the grid runs plan `n` and writes report `n`. All plans have the same kind of group.
 ///
 /// # Safety
-/// The arrays have `lanes` elements in memory that the GPU may access. `orders` is zeroed.
+/// The arrays have `lanes` elements, in memory that the GPU may access. `orders` is zeroed.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn scenario(plans: *const Plan, reports: *mut Report, orders: *const Order, lanes: u32) {
-    // SAFETY: there is a plan at least.
+    // SAFETY: there is at least one plan.
     let threads = unsafe { (*plans).threads };
     let block: u32;
     // SAFETY: reads a special register and touches no memory.
@@ -38,7 +37,7 @@ pub unsafe extern "ptx-kernel" fn scenario(plans: *const Plan, reports: *mut Rep
     let context = unsafe { Context::open(plan.api, plan.handle, plan.context_id, group) };
     if group.rank() == 0 {
         let report = program::run(plan, context);
-        // SAFETY: `lane` is below `lanes`, and no other group has this element.
+        // SAFETY: `lane` is below `lanes`, and no other group uses this element.
         unsafe { reports.add(lane).write(report) };
         if let Ok(context) = context {
             context.end();

@@ -1,17 +1,17 @@
-//! The arguments and the result of a device program: plain data, the same for CPU threads and for a kernel launch.
+//! A device program's arguments and result: plain data, the same for CPU threads and for a kernel launch.
 
 use core::ffi::c_void;
 use ferrogin_device::{Status, Window};
 
 /// Bytes of the window that each peer may write on a rank.
 pub const INBOX: u64 = 2 << 20;
-/// Last bytes of each inbox, which no program writes.
+/// Bytes at the end of each inbox that no program writes.
 pub const GUARD: u64 = 4096;
-/// The value of each byte of the guards.
+/// The value of every guard byte.
 pub const GUARD_BYTE: u8 = 0xa5;
-/// Bytes of the window that a rank sends from, after the inboxes.
+/// Bytes of the window, after the inboxes, that a rank sends from.
 pub const OUTBOX: u64 = 2 << 20;
-/// Bytes of an inbox that one lane uses, where a program has lanes.
+/// Bytes of an inbox per lane, in programs with lanes.
 pub const LANE: u64 = 8 << 10;
 /// Largest put.
 pub const LARGEST: u64 = 1 << 20;
@@ -30,11 +30,11 @@ pub enum Program {
     PutSignal,
     /// Puts whose source changes immediately after a flush, then a signal.
     FlushReuse,
-    /// Many times more posts than the ring has slots, without a pause.
+    /// Back-to-back posts, many times more than the ring has slots.
     Flood,
     /// Signals that are reset each round.
     SignalReset,
-    /// Signals raised by five, and by nothing.
+    /// Signals raised by 4, 0 and 1.
     SignalAdd,
     /// Buffers of many sizes, which the receiver gets after a signal.
     Get,
@@ -44,47 +44,46 @@ pub enum Program {
     Stream,
     /// Samples barriers of all ranks.
     Barrier,
-    /// Barriers after each of which the values that all ranks wrote before it must be there.
+    /// Barriers; after each one, the values that all ranks wrote before it must have arrived.
     BarrierOfValues,
-    /// Samples exchanges of a block from each rank to each other rank.
+    /// Samples exchanges in which each rank sends a block to every other rank.
     AllToAll,
     /// Resets the signals below [`Measured::signals`].
     ResetSignals,
     /// Reads the signal [`Measured::awaited`].
     ReadSignal,
-    /// Threads of a rank post values on one endpoint and flush at different times; after each flush the values are read
-    /// back from the peer.
+    /// A rank's threads post values on one endpoint and flush at different times; after each flush the values are read back from the peer.
     ValueStorm,
-    /// As `ValueStorm`, each value with a signal.
+    /// Like `ValueStorm`, but each value has a signal.
     ValueStormSignal,
-    /// Puts whose source changes after the wait for an earlier asynchronous flush; more puts follow the flush.
+    /// Puts whose source changes once an earlier asynchronous flush is done; more puts follow that flush.
     FlushAsync,
     /// Operations that the device API must refuse.
     BadInput,
-    /// Threads of a rank post together, as lanes of a warp on a GPU: values, puts and signals to different peers and queues.
+    /// A rank's threads post together, as a warp's lanes on a GPU: values, puts and signals to different peers and queues.
     Lanes,
-    /// Puts and values, then a signal that covers all of them: a strong one where signals are emulated, otherwise one after a flush.
+    /// Puts and values, then a signal that covers all of them: strong if signals are emulated, otherwise after a flush.
     Strong,
-    /// Resets signals and counters, and finds the slots of the endpoint of values.
+    /// Resets signals and counters, and reads the value endpoint's number of slots.
     Reset,
-    /// Barriers and all-to-all, as NCCL's device code and examples have them.
+    /// Barriers and all-to-all, as in NCCL's device code and examples.
     Barriers,
-    /// Dispatch and combine of tokens in DeepEP's pattern.
+    /// Token dispatch and combine in DeepEP's pattern.
     DeepEp,
-    /// Dispatch of tokens in the pattern of Amazon's variant of DeepEP, without signals in memory.
+    /// Token dispatch in the pattern of Amazon's DeepEP variant, without signals in memory.
     DeepEpIndexed,
-    /// Dispatch of tokens in nccl_ep's pattern, in which the amount of one signal is a number of tokens.
+    /// Token dispatch in nccl_ep's pattern, where a signal's amount is a number of tokens.
     NcclEp,
 }
 
 impl Program {
-    /// True of the patterns of other projects' programs, which need emulated signals.
+    /// True for other projects' patterns, which need emulated signals.
     pub fn is_workload(self) -> bool {
         matches!(self, Program::Barriers | Program::DeepEp | Program::DeepEpIndexed | Program::NcclEp)
     }
 }
 
-/// A deliberate fault of a workload, which its checks have to find.
+/// A deliberate fault in a workload, which its checks must find.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Spoil {
@@ -97,20 +96,20 @@ pub enum Spoil {
     Lost,
     /// One signal is raised twice.
     Doubled,
-    /// One reset of a signal has no effect.
+    /// One signal reset has no effect.
     Reset,
-    /// A flush covers the requests of its own thread only.
+    /// A flush covers only its own thread's requests.
     Flush,
 }
 
-/// The threads that run a program together on a GPU: the first one runs it, and all call its operations. On a CPU it is one thread.
+/// The threads that run a program together on a GPU: the first one runs it, and all call its operations. On a CPU, it's one thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Threads {
     /// One thread.
     #[default]
     One = 0,
-    /// 8 threads of a warp: a group of the kernel's own.
+    /// 8 threads of a warp: a group that the kernel defines.
     Tile,
     /// A warp.
     Warp,
@@ -118,7 +117,7 @@ pub enum Threads {
     Block,
 }
 
-/// The form of the device API that a program calls on a GPU. On a CPU it is the Rust crate.
+/// The form of the device API that a program calls on a GPU. On a CPU, it's the Rust crate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Api {
@@ -131,7 +130,7 @@ pub enum Api {
     Cuda,
 }
 
-/// The order of sending and receiving in a round.
+/// Whether a round sends or receives first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Turn {
@@ -155,14 +154,14 @@ pub enum Pattern {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
-    /// A put; its latency is the time until the end of the flush after it.
+    /// A put; its latency includes the flush after it.
     #[default]
     Put = 0,
     /// A put with a signal; its latency is half a round trip.
     PutSignal,
-    /// A value; its latency is half a round trip, in which the ranks poll memory. Values of a stream have a signal.
+    /// A value; its latency is half a round trip in which the ranks poll memory. In a stream, values have a signal.
     PutValue,
-    /// A get; its latency is the time until the end of the flush after it.
+    /// A get; its latency includes the flush after it.
     Get,
     /// A signal without bytes; its latency is half a round trip.
     Signal,
@@ -170,7 +169,7 @@ pub enum Operation {
     Flush,
 }
 
-/// What the measuring programs repeat, and the places in the window.
+/// What the measuring programs repeat, and where in the window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Measured {
@@ -182,13 +181,13 @@ pub struct Measured {
     pub awaited: u32,
     /// Signals of the context.
     pub signals: u32,
-    /// Offset of the bytes to send; of those for rank 0, where each rank gets others.
+    /// Offset of the bytes to send; where each rank gets its own, those for rank 0.
     pub from: u64,
-    /// Offset on the peer to which this thread writes.
+    /// Offset on the peer that this thread writes to.
     pub to: u64,
-    /// Offset on this rank to which the peer writes; of the bytes of rank 0, where all ranks write.
+    /// Offset on this rank that the peer writes to; where all ranks write, that of rank 0's bytes.
     pub inbox: u64,
-    /// Bytes from the place of one rank to that of the next.
+    /// Distance between the places of consecutive ranks, in bytes.
     pub stride: u64,
 }
 
@@ -202,13 +201,13 @@ pub struct Plan {
     pub turn: Turn,
     /// The pairs of ranks that communicate.
     pub pattern: Pattern,
-    /// Context of the handle.
+    /// Which of the handle's contexts to use.
     pub context_id: u32,
     /// The plugin's device contexts.
     pub handle: *mut c_void,
-    /// The window, on every rank: [`INBOX`] bytes for each rank, then [`OUTBOX`] bytes.
+    /// The window, on every rank: [`INBOX`] bytes per rank, then [`OUTBOX`] bytes.
     pub window: Window,
-    /// This rank's window as memory.
+    /// The memory of this rank's window.
     pub memory: *mut u8,
     /// This rank.
     pub rank: u32,
@@ -216,15 +215,15 @@ pub struct Plan {
     pub nranks: u32,
     /// Number of rounds.
     pub reps: u32,
-    /// Values or puts of a round.
+    /// Values or puts per round.
     pub burst: u32,
     /// If not 0, all values of a round but the last have the aggregate flag.
     pub aggregate: u32,
     /// Sharing mode, as flags of the device API: see [`ferrogin_device::Flags`].
     pub sharing: u32,
-    /// Part of the inbox that this thread uses.
+    /// This thread's part of the inbox.
     pub lane: u32,
-    /// Threads of each rank.
+    /// Threads per rank.
     pub lanes: u32,
     /// Bytes of a put, if the program does not choose them.
     pub bytes: u32,
@@ -234,7 +233,7 @@ pub struct Plan {
     pub threads: Threads,
     /// The form of the device API on a GPU.
     pub api: Api,
-    /// Limit of one wait in nanoseconds.
+    /// Time limit of one wait, in nanoseconds.
     pub deadline_ns: u64,
     /// `[reps - warmup]` times in nanoseconds, or null.
     pub samples: *mut u64,
@@ -244,8 +243,8 @@ pub struct Plan {
     pub spoil: Spoil,
 }
 
-// SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program's accesses are
-// volatile or atomic.
+// SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program accesses them with
+// volatile or atomic operations.
 #[allow(unsafe_code)]
 unsafe impl Send for Plan {}
 
@@ -255,12 +254,12 @@ impl Plan {
         u64::from(rank) * INBOX + u64::from(self.lane) * LANE
     }
 
-    /// Offset, in every window, of the outbox, which its owner sends from.
+    /// Offset, in every window, of the outbox that its owner sends from.
     pub fn outbox(&self) -> u64 {
         u64::from(self.nranks) * INBOX
     }
 
-    /// Offset of a word, behind all that programs use, which is not 0 when a thread or a rank of a workload has failed.
+    /// Offset of a word, after everything that programs use, which is nonzero once a thread or rank of a workload has failed.
     pub fn stop(&self) -> u64 {
         self.outbox() + OUTBOX - 8
     }
@@ -285,7 +284,7 @@ impl Plan {
     }
 }
 
-/// The reason why a program stopped.
+/// Why a program stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Verdict {
@@ -301,7 +300,7 @@ pub enum Verdict {
     CountLate,
     /// A signal or counter is beyond its value.
     CountWrong,
-    /// Another thread or rank failed before.
+    /// Another thread or rank failed earlier.
     Stopped,
 }
 
@@ -315,18 +314,18 @@ pub struct Report {
     pub rep: u32,
     /// The peer.
     pub peer: u32,
-    /// Thread of the rank.
+    /// The rank's thread.
     pub lane: u32,
-    /// Offset in the window; or the number of the signal or counter.
+    /// Offset in the window, or the number of the signal or counter.
     pub at: u64,
     /// The expected value.
     pub expected: u64,
     /// The value found.
     pub got: u64,
-    /// The clock at the first operation of a stream.
+    /// The clock at a stream's first operation.
     pub began: u64,
-    /// Nanoseconds from the first operation to the last, if the program measures; the slots that [`Program::Reset`] finds; the count that
-    /// [`Program::ReadSignal`] reads.
+    /// Nanoseconds from the first operation to the last, if the program measures; the number of slots for [`Program::Reset`]; the count for
+    /// [`Program::ReadSignal`].
     pub measured: u64,
 }
 
@@ -349,7 +348,7 @@ impl Report {
         self.verdict == Verdict::Passed
     }
 
-    /// The status of the device API, if that is the reason.
+    /// The device API's status, if that is the reason.
     pub fn status(&self) -> Option<Status> {
         let all = [
             Status::InvalidArgument,
@@ -363,7 +362,7 @@ impl Report {
         all.into_iter().find(is_got)
     }
 
-    /// The message of rank `rank`.
+    /// The message for rank `rank`.
     #[cfg(feature = "host")]
     pub fn describe(&self, rank: usize) -> String {
         let Report { rep, peer, lane, at, expected, got, .. } = *self;

@@ -1,9 +1,9 @@
 //! The device programs, which use only the device API and plain memory.
 //!
-//! Most programs consist of rounds: send to the targets, receive from the sources, acknowledge, wait for acknowledgements. EFA
-//! delivers in any order, and a signal's count proves only how many messages arrived. Therefore no rank sends the next round before
-//! the present round is acknowledged. Signal `s`, less than the number of ranks, means that rank `s` has sent; signal `nranks + s`
-//! means that rank `s` has read. Each context needs [`signals`] signals.
+//! Most programs consist of rounds: send to the targets, receive from the sources, acknowledge, wait for acknowledgements. EFA delivers in
+//! any order, and a signal's count only says how many messages have arrived, so no rank sends the next round before the current one is
+//! acknowledged. Signal `s`, below the number of ranks, means that rank `s` has sent; signal `nranks + s` means that rank `s` has read.
+//! Each context needs [`signals`] signals.
 
 use crate::api::Context;
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
@@ -20,21 +20,21 @@ mod storm;
 mod strong;
 pub mod workloads;
 
-/// Signals that the programs need of each context.
+/// Signals that the programs need in each context.
 pub const fn signals(nranks: u32) -> u32 {
     2 * nranks
 }
 
-/// Counters that the programs need of each context.
+/// Counters that the programs need in each context.
 pub const COUNTERS: u32 = 1;
 
-/// Words of a lane, which the rounds use in turn.
+/// Words per lane, which the rounds use in turn.
 const SLOTS: u64 = 512;
 
-/// Sizes of puts; large sizes are rarer.
+/// Sizes of puts; large ones are rarer.
 const SIZES: [u64; 16] = [8, 1, 64, 7, 4096, 16, 100, 8, 3, 4097, 65_536, 8, 64, 9, 1000, LARGEST];
 
-/// Runs a plan on its context to its end, or to the first failure.
+/// Runs a plan on its context until it ends or fails.
 pub fn run(plan: &Plan, context: Result<Context<'_>, Status>) -> Report {
     let mut report = Report { lane: plan.lane, ..Report::PASSED };
     let result = context.map_err(|status| Failure::of(status, plan.rank)).and_then(|context| {
@@ -49,14 +49,14 @@ pub fn run(plan: &Plan, context: Result<Context<'_>, Status>) -> Report {
     report
 }
 
-/// The value that `source` sends as number `k` of round `rep`: distinct, never 0, and readable in a report.
+/// The value that `source` sends as number `k` in round `rep`: unique, never 0, and readable in a report.
 pub fn value(source: u32, lane: u32, rep: u32, k: u32) -> u64 {
     (u64::from(source) + 1) << 56 | u64::from(lane & 0xff) << 48 | (u64::from(rep) + 1) << 16 | u64::from(k & 0xffff)
 }
 
-/// Byte `i` of the buffer that `source` sends as number `k` of round `rep`.
+/// Word `i` of the buffer that `source` sends as number `k` in round `rep`.
 fn pattern_word(source: u32, rep: u32, k: u32, i: u64) -> u64 {
-    // splitmix64's finaliser: neighbouring inputs differ in all bytes.
+    // splitmix64's finaliser: neighbouring inputs give results that differ in all bytes.
     let mut z = value(source, 0, rep, k).wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -86,7 +86,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// What the report has as `began` and `measured`.
+    /// Returns the report's `began` and `measured`.
     fn dispatch(&self, rep: &mut u32) -> Result<(u64, u64), Failure> {
         match self.plan.program {
             Program::ValuePoll => self.rounds(rep, Run::send_values, Run::poll_values, |_, _| Ok(()))?,
@@ -124,7 +124,7 @@ impl Run<'_> {
     fn rounds(
         &self,
         rep: &mut u32,
-        // No function pointers, so that the kernel has no indirect calls.
+        // Not function pointers, so that the kernel has no indirect calls.
         send: impl Fn(&Self, u32) -> Step,
         receive: impl Fn(&Self, u32) -> Step,
         finish: impl Fn(&Self, u32) -> Step,
@@ -154,7 +154,7 @@ impl Run<'_> {
         if self.plan.aggregate != 0 && k + 1 < self.plan.burst { Flags::AGGREGATE } else { Flags::NONE }
     }
 
-    /// Offset in its inbox of value `k` of a round.
+    /// Offset in the window of value `k` of a round.
     fn slot(&self, source: u32, rep: u32, k: u32) -> u64 {
         let index = u64::from(rep) * u64::from(self.plan.burst) + u64::from(k);
         self.plan.inbox(source) + index % SLOTS * 8
@@ -176,12 +176,12 @@ impl Run<'_> {
         self.context.signal(peer, action, Flags::NONE).map_err(|status| Failure::of(status, peer))
     }
 
-    /// The signal that this rank has sent.
+    /// The action that signals that this rank has sent.
     fn sent(&self) -> Action {
         Action::signal_inc(self.plan.rank as u16)
     }
 
-    /// The signal that this rank has read.
+    /// Signals `source` that this rank has read.
     fn ack(&self, source: u32) -> Step {
         self.raise(source, Action::signal_inc((self.plan.nranks + self.plan.rank) as u16))
     }
@@ -201,8 +201,8 @@ impl Run<'_> {
     fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8));
         let at = self.plan.memory.wrapping_add(offset as usize).cast::<u64>();
-        // SAFETY: the word is aligned and within the window, which `World` keeps mapped during the run. The access is volatile,
-        // because the card writes the word concurrently.
+        // SAFETY: the word is aligned and within the window, which `World` keeps mapped during the run. The access is atomic, because the
+        // card writes the word concurrently.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -214,7 +214,7 @@ impl Run<'_> {
         self.word(offset).store(value, Ordering::Relaxed);
     }
 
-    /// Polls a word until it has the value `expected`. Before that it may only have the value `before`.
+    /// Polls a word until its value is `expected`. Until then it may only be `before`.
     fn poll_word(&self, offset: u64, expected: u64, before: u64, peer: u32) -> Step {
         let (mut round, mut began) = (0u32, 0);
         loop {
@@ -248,8 +248,8 @@ impl Run<'_> {
         clock_ns().wrapping_sub(began) > self.plan.deadline_ns || has_failed()
     }
 
-    /// Waits for a signal with this program's deadline, so that its number can be reported, then as kernels do. The deadline begins
-    /// again with each increment, because the peer may have a whole program to run before the last one.
+    /// Waits for a signal with this program's deadline, so that its count can be reported, then as kernels do. The deadline restarts with
+    /// each increment, because the peer may have a whole program to run before the last one.
     fn await_signal(&self, id: u32, least: u64, peer: u32) -> Step {
         let (mut round, mut began, mut before) = (0u32, 0, 0);
         loop {
@@ -334,7 +334,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Value `k` goes to byte `SIZE_AT[k]` of its 16-byte cell, with `SIZE_OF[k]` bytes.
+    /// Value `k` is `SIZE_OF[k]` bytes at byte `SIZE_AT[k]` of its 16-byte cell.
     const SIZE_AT: [u64; 4] = [3, 2, 4, 8];
     const SIZE_OF: [u32; 4] = [1, 2, 4, 8];
 
@@ -370,14 +370,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Fills whole words of the outbox from `offset` with a buffer of `bytes`.
+    /// Fills the outbox from `offset`, in whole words, with a buffer of `bytes`.
     fn fill(&self, offset: u64, bytes: u64, rep: u32, k: u32) {
         for i in 0..bytes.div_ceil(8) {
             self.store(offset + i * 8, pattern_word(self.plan.rank, rep, k, i));
         }
     }
 
-    /// Compares a buffer of `bytes`. The bytes after it, up to a whole word, must be 0.
+    /// Checks a buffer of `bytes`. The bytes after it, up to a whole word, must be 0.
     fn expect_buffer(&self, offset: u64, bytes: u64, source: u32, rep: u32, k: u32) -> Step {
         for i in 0..bytes.div_ceil(8) {
             let word = pattern_word(source, rep, k, i);
@@ -388,7 +388,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Clears the words of a buffer for the next round, whose buffer may be shorter.
+    /// Clears a buffer's words for the next round, whose buffer may be shorter.
     fn clear(&self, offset: u64, bytes: u64) {
         for i in 0..bytes.div_ceil(8) {
             self.store(offset + i * 8, 0);
@@ -461,7 +461,7 @@ impl Run<'_> {
                     self.store(from + i * 8, !0);
                 }
             }
-            // A weak signal after a flush proves that all earlier data arrived.
+            // A weak signal after a flush proves that all earlier data has arrived.
             self.raise(target, self.sent())?;
         }
         Ok(())
@@ -523,7 +523,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All ranks post at once: values and puts with a signal in turn, then puts with a counter.
+    /// All ranks post at once: alternating values and puts with a signal, and some puts with a counter.
     fn flood(&self, rep: &mut u32) -> Step {
         let Plan { rank, reps, .. } = *self.plan;
         let outbox = self.plan.outbox();
@@ -572,13 +572,13 @@ impl Run<'_> {
             self.context.reset_counter(counter).map_err(failed)?;
         }
         let handle = self.plan.handle.cast::<DevHandle>();
-        // SAFETY: the context is open, so the handle is one of the plugin, whose field is constant.
+        // SAFETY: the context is open, so the handle is the plugin's, and this field is constant.
         Ok((0, unsafe { (*handle).pvdata.sq_size }.into()))
     }
 }
 
-// A put of the largest size, and all writes of a flood, end before the inbox's guard.
+// The largest put, and all of a flood's writes, end before the inbox's guard.
 const _: () = assert!(LARGEST + crate::plan::GUARD <= INBOX && LANE >= SLOTS * 8 && LARGEST <= OUTBOX);
 const _: () = assert!(OUTBOX >= INBOX, "every lane has a part of the outbox, too");
-// In a ring, a rank is ahead of its source by less than the number of ranks, which is less than a lap.
+// In a ring, a rank gets ahead of its source by less than the number of ranks, which is less than a lap.
 const _: () = assert!(SLOTS >= 64 && Pattern::Ring as u32 == 0);

@@ -1,4 +1,4 @@
-//! Timed operations between two ranks: the loops by which the demo and `ferrogin perf` measure.
+//! Timed operations between two ranks: the measuring loops of the demo and `ferrogin perf`.
 
 use crate::api::Context;
 use crate::plan::Operation;
@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Flags, Status, Window};
 
-/// Words that the values of one lane use in turn.
+/// Words that one lane's values use in turn.
 pub const VALUE_SLOTS: u32 = 512;
 
 /// One thread's part of an operation: its places in the window, and its peer.
@@ -15,25 +15,25 @@ pub const VALUE_SLOTS: u32 = 512;
 pub struct Lane<'a> {
     /// The context that the thread posts on.
     pub context: Context<'a>,
-    /// The rank at the other end.
+    /// The other rank.
     pub peer: u32,
     /// The window, on both ranks.
     pub window: Window,
-    /// This rank's window as memory.
+    /// The memory of this rank's window.
     pub memory: *mut u8,
     /// Offset of the bytes to send, and of those that the peer gets.
     pub from: u64,
-    /// Offset on the peer to which this thread writes.
+    /// Offset on the peer that this thread writes to.
     pub to: u64,
-    /// Offset on this rank to which the peer writes, and to which this thread gets. A multiple of 8.
+    /// Offset on this rank that the peer writes to, and that this thread's gets write to. A multiple of 8.
     pub inbox: u64,
-    /// Bytes of one operation.
+    /// Bytes per operation.
     pub bytes: u64,
     /// The peer's signal that this thread raises.
     pub raised: u16,
     /// The signal that the peer raises.
     pub awaited: u32,
-    /// Limit of one wait in nanoseconds.
+    /// Time limit of one wait, in nanoseconds.
     pub deadline_ns: u64,
 }
 
@@ -43,8 +43,8 @@ unsafe impl Send for Lane<'_> {}
 unsafe impl Sync for Lane<'_> {}
 
 impl Lane<'_> {
-    /// Runs `warmup` rounds and then `rounds`, and calls `sample` with the latency of each of the latter; on the second rank not
-    /// where only the first measures.
+    /// Runs `warmup` rounds, then `rounds` more, and calls `sample` with the latency of each of the latter. If only the first rank
+    /// measures, does nothing on the second.
     ///
     /// # Errors
     /// An operation fails, or the peer does not answer in time.
@@ -72,7 +72,7 @@ impl Lane<'_> {
         self.context.flush()
     }
 
-    /// The first rank sends, the second one answers.
+    /// The first rank sends, and the second one answers.
     fn round_trip(&self, operation: Operation, first: bool, round: u32) -> Result<u64, Status> {
         let start = clock_ns();
         if first {
@@ -98,8 +98,8 @@ impl Lane<'_> {
         Ok(clock_ns().wrapping_sub(start))
     }
 
-    /// The first rank posts `warmup` operations and flushes, then does the same with `posts` as fast as it can; the second one waits
-    /// for the signals, if the operation has any. Of `burst` posts all but the last have the aggregate flag. Returns the times of the
+    /// The first rank posts `warmup` operations and flushes, then does the same with `posts` as fast as it can; the second one waits for
+    /// the signals, if the operation has any. In each `burst` of posts, all but the last have the aggregate flag. Returns the times of the
     /// first post after the warm-up and of the end of the flush.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl Lane<'_> {
         Ok(begin..clock_ns())
     }
 
-    /// Waits for all signals of a stream. The time limit begins again with each increment.
+    /// Waits for all of a stream's signals. The time limit restarts with each increment.
     fn await_signals(&self, least: u64) -> Result<(), Status> {
         let mut before = 0;
         loop {
@@ -184,13 +184,13 @@ impl Lane<'_> {
     }
 }
 
-/// The value of a round: not 0, and another one than that of the round before at the same place.
+/// A round's value: nonzero, and different from the previous value in the same place.
 pub fn value(round: u32, bytes: u64) -> u64 {
     let lap = round / VALUE_SLOTS;
     (u64::from(lap % 255 + 1) * 0x0101_0101_0101_0101) & mask(bytes)
 }
 
-/// Offset in the inbox of the value of a round.
+/// Offset of a round's value in the inbox.
 pub fn value_offset(round: u32) -> u64 {
     u64::from(round % VALUE_SLOTS) * 8
 }
@@ -205,7 +205,7 @@ pub fn repetitions(of_small: u32, bytes: u64) -> u32 {
     (of_small / divisor).max(50)
 }
 
-/// The sample below which `per_mille` of all samples lie; 0 without samples.
+/// The smallest sample that at least `per_mille` of all samples do not exceed; 0 without samples.
 pub fn percentile(sorted: &[u64], per_mille: usize) -> u64 {
     let index = (sorted.len() * per_mille).div_ceil(1000).saturating_sub(1);
     sorted.get(index).copied().unwrap_or(0)

@@ -4,12 +4,11 @@ use super::{Failure, Run, Step};
 use crate::plan::{LANE, Plan};
 use ferrogin_device::{Action, Flags, Status};
 
-/// Bytes of one put.
+/// Bytes per put.
 const BYTES: u64 = 256;
 
 impl Run<'_> {
-    /// Posts `burst` puts, starts a flush, and posts `burst` more puts. The sources of the first puts change immediately after the
-    /// wait for the flush.
+    /// Posts `burst` puts, starts a flush, and posts `burst` more puts. The first puts' sources change right after the wait for the flush.
     pub(super) fn send_async(&self, rep: u32) -> Step {
         let Plan { rank, burst, .. } = *self.plan;
         let failed = |status: Status| Failure::of(status, rank);
@@ -21,7 +20,7 @@ impl Run<'_> {
             for i in 0..u64::from(burst) * BYTES / 8 {
                 self.store(self.plan.outbox() + i * 8, !0);
             }
-            // A second wait for a finished flush returns at once.
+            // A second wait for the finished flush returns at once.
             self.context.wait_flush(&begun).map_err(failed)?;
             let ended = self.context.test_flush(&begun).map_err(failed)?;
             self.exactly(0, 1, Ok(ended.into()), target)?;
@@ -31,7 +30,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Posts put number `first` and the following ones, each with its own source.
+    /// Posts `burst` puts from number `first` on, each with its own source.
     fn put_row(&self, target: u32, rep: u32, first: u32) -> Step {
         let Plan { rank, burst, .. } = *self.plan;
         for k in first..first + burst {

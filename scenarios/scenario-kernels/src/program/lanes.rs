@@ -1,4 +1,4 @@
-//! Threads of a rank that post together: the lanes of a warp on a GPU.
+//! Posts that a rank's threads make together: on a GPU, as the lanes of a warp.
 
 use super::{COUNTERS, Failure, Run, Step, signals, value};
 use crate::api;
@@ -6,30 +6,30 @@ use crate::plan::{LANE, Plan, Verdict};
 use core::ptr::null_mut;
 use ferrogin_device::{Action, Flags, Status, Window};
 
-/// Values and puts of a round.
+/// Values per round, and puts per round.
 const ROW: u32 = 8;
-/// Bytes of a put of lane 0; those of other lanes have more.
+/// Bytes per put of lane 0; other lanes' puts may be longer.
 const BYTES: u64 = 16;
-/// Offset in a lane's part of an inbox of the puts, behind the values.
+/// Offset of the puts in a lane's part of an inbox, after the values.
 const PUTS: u64 = LANE / 2;
-/// Offset in a lane's part of the outbox of the puts that it gets back.
+/// Offset, in a lane's part of the outbox, of the puts that it gets back.
 const COPY: u64 = PUTS + LANE / 4;
 
 impl Run<'_> {
-    /// In each of `reps` rounds every lane posts a row of values and of puts to each target, the lanes in different orders of
-    /// targets; values have a signal in one round of two, and puts a counter in one of three. Lanes whose operations are refused
-    /// take part in each round. After a flush the lane gets all of it back and compares it. The signals count exactly.
+    /// In each of `reps` rounds, every lane posts a row of values and a row of puts to each target; the lanes take the targets in different
+    /// orders. Values have a signal in every second round, and puts a counter in every third. Lanes whose operations are refused take part
+    /// in each round. After a flush, the lane gets everything back and compares it. The signal counts must be exact.
     pub(super) fn together(&self, rep: &mut u32) -> Step {
         let Plan { lanes, reps, rank, nranks, .. } = *self.plan;
         let (mut counted, ntargets) = (0, self.plan.targets().count() as u32);
-        // A lane that has failed goes on to make the calls that the other lanes wait for.
+        // A lane that has failed still makes the calls that the other lanes wait for.
         let mut failed = Ok(());
         for round in 0..reps {
             if failed.is_ok() {
                 *rep = round;
             }
             for turn in 0..ntargets {
-                // Other lanes have other peers at the same time.
+                // Each lane has a different peer at any given time.
                 let target = self.plan.targets().nth(((turn + self.plan.lane) % ntargets) as usize).unwrap_or(rank);
                 let row = self.row(target, round);
                 let refused = self.refused_of_one_lane(target);
@@ -51,7 +51,7 @@ impl Run<'_> {
         }
         failed?;
         self.flush()?;
-        // Half of the rounds raise the signal by the row's values; then every lane raises it once.
+        // In half of the rounds, each of the row's values raises the signal; at the end, every lane raises it once.
         let raised = u64::from(lanes) * (u64::from(reps.div_ceil(2)) * u64::from(ROW) + 1);
         for source in self.plan.sources() {
             self.await_signal(source, raised, source)?;
@@ -63,7 +63,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All lanes but one in each four of a row aggregate, so groups of both kinds meet on a queue.
+    /// All but every fourth lane aggregate, so both kinds of groups meet on a queue.
     fn mode(&self, k: u32) -> Flags {
         let aggregate = if (k + self.plan.lane).is_multiple_of(4) { 0 } else { Flags::AGGREGATE.bits() };
         Flags::from_bits(self.plan.sharing | if k + 1 < ROW { aggregate } else { 0 })
@@ -105,7 +105,7 @@ impl Run<'_> {
         failed
     }
 
-    /// An operation that is valid in some lanes only.
+    /// Posts an operation that is valid only in some lanes.
     fn refused_of_one_lane(&self, target: u32) -> Step {
         let Plan { lane, nranks, window, rank, .. } = *self.plan;
         let to = self.plan.inbox(rank) + LANE - 8;
@@ -145,7 +145,7 @@ impl Run<'_> {
             for word in 0..self.length() / 8 {
                 self.expect_word(at + word * 8, sent ^ word << 40, target)?;
             }
-            // The word behind a put.
+            // The word after a put.
             self.expect_word(at + self.length(), 0, target)?;
         }
         self.expect_word(here + LANE - 8, if lane % 7 < 5 { 0 } else { !u64::from(lane) }, target)

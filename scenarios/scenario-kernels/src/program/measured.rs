@@ -1,4 +1,4 @@
-//! The programs that measure: the loops of [`timed`](crate::timed) between ranks 0 and 1, and operations of all ranks.
+//! The measuring programs: the loops of [`timed`](crate::timed) between ranks 0 and 1, and operations of all ranks.
 
 use super::{Failure, Run, Step};
 use crate::plan::{Measured, Plan};
@@ -6,7 +6,7 @@ use crate::timed::Lane;
 use ferrogin_device::platform::clock_ns;
 use ferrogin_device::{Action, Flags, Status};
 
-/// The signals of [`Run::all_to_all`]: blocks that arrived, and ranks that have read theirs.
+/// The signals of [`Run::all_to_all`]: blocks that have arrived, and ranks that have read theirs.
 const ARRIVED: u16 = 0;
 const READ: u16 = 1;
 
@@ -29,7 +29,7 @@ impl Run<'_> {
         }
     }
 
-    /// Repetitions of the warm-up, and those after it.
+    /// The repetitions of the warm-up, and those after it.
     fn counts(&self) -> (u32, u32) {
         (self.plan.warmup, self.plan.reps - self.plan.warmup)
     }
@@ -58,7 +58,7 @@ impl Run<'_> {
         result.map_err(|status| Failure::of(status, 1 - rank))
     }
 
-    /// The begin and the time of the stream.
+    /// Returns the stream's start and duration.
     pub(super) fn stream(&self) -> Result<(u64, u64), Failure> {
         let Plan { rank, burst, measured, .. } = *self.plan;
         if rank > 1 {
@@ -68,8 +68,8 @@ impl Run<'_> {
         time.map(|time| (time.start, time.end - time.start)).map_err(|status| Failure::of(status, 1 - rank))
     }
 
-    /// In round r a rank signals the rank 2^r further and waits for the one 2^r before it. `number` counts the barriers, from 1, because no
-    /// signal is reset.
+    /// In round r, a rank signals the rank 2^r ahead and waits for the one 2^r behind. `number` counts the barriers from 1, because the
+    /// signals are never reset.
     fn barrier(&self, number: u32) -> Result<(), Status> {
         let Plan { rank, nranks, .. } = *self.plan;
         let (mut round, mut distance) = (0, 1);
@@ -81,7 +81,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs `operation` for each repetition, and samples its time.
+    /// Runs `operation` for each repetition and samples its time.
     fn timed(&self, rep: &mut u32, operation: impl Fn(u32) -> Result<(), Status>) -> Step {
         self.context.set_timeout_ns(self.plan.deadline_ns);
         for round in 0..self.plan.reps {
@@ -104,7 +104,7 @@ impl Run<'_> {
         let failed = |status| Failure::of(status, rank);
         for number in 1..=reps {
             *rep = number;
-            // Two places in turn, since a fast rank writes its next value while a slow rank still reads.
+            // Two alternating places, since a fast rank writes its next value while a slow rank is still reading.
             let place = |rank: u32| measured.inbox + u64::from(number % 2 * nranks + rank) * 8;
             for peer in 0..nranks {
                 self.put_value(peer, place(rank), number.into(), 8, Action::NONE, Flags::NONE)?;
@@ -118,13 +118,13 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Each rank puts a block to each other rank. One signal counts the blocks that arrived, in any order, and another one the ranks that
-    /// have read theirs, so that no rank overwrites a block that is not read.
+    /// Each rank puts a block to every other rank. One signal counts the blocks that have arrived, in any order; another counts the ranks
+    /// that have read theirs, so that no rank overwrites an unread block.
     pub(super) fn all_to_all(&self, rep: &mut u32) -> Step {
         let Plan { rank, nranks, window, bytes, measured, .. } = *self.plan;
         let others = u64::from(nranks - 1);
         let at = |base: u64, rank: u32| window.at(base + u64::from(rank) * measured.stride);
-        // Every rank begins with another peer, so that not all put to one rank at a time.
+        // Each rank starts with a different peer, so that they don't all put to the same rank at once.
         let peers = || (1..nranks).map(|distance| (rank + distance) % nranks);
         self.timed(rep, |round| {
             let context = &self.context;

@@ -1,4 +1,4 @@
-//! Invalid operations of a kernel.
+//! Invalid operations in a kernel.
 
 use super::{COUNTERS, Failure, Run, Step, signals};
 use crate::plan::{Plan, Verdict};
@@ -6,8 +6,8 @@ use core::ptr::null_mut;
 use ferrogin_device::{Action, Flags, Status, Window};
 
 impl Run<'_> {
-    /// Calls each operation with arguments out of range, then sends a signal. An operation that is not refused would change a counter
-    /// or memory.
+    /// Calls each operation with out-of-range arguments, then sends a signal. An operation that isn't refused would change a counter or
+    /// memory.
     pub(super) fn send_refused(&self, _rep: u32) -> Step {
         let Plan { rank, nranks, window, .. } = *self.plan;
         let (context, none) = (&self.context, Window(null_mut()));

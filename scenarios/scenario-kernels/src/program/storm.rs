@@ -1,18 +1,18 @@
-//! Values from several threads on one endpoint, which reuse value slots and flush while others post.
+//! Values from several threads on one endpoint, which reuse value slots and flush while other threads post.
 
 use super::{Failure, Run, Step, value};
 use crate::plan::{LANE, Plan};
 use ferrogin_device::{Action, Flags};
 
 const AGGREGATE: u32 = 2;
-/// Words of a thread's part of the inbox.
+/// Words in a thread's part of the inbox.
 const CELLS: u32 = (LANE / 8) as u32;
 
 impl Run<'_> {
-    /// Posts `reps` rounds of at most `burst` different values to each target; the lengths of the rounds differ between threads. A
-    /// flush ends each round; then the thread gets the target's words and compares them. A flush that returns early, or a slot that
-    /// is overwritten while the card still needs it, results in a wrong value. If values carry a signal, its count at the end is
-    /// the number of values of all threads.
+    /// Posts `reps` rounds of up to `burst` different values to each target; the rounds' lengths differ between threads. Each round ends
+    /// with a flush; then the thread gets the target's words and compares them. A flush that returns early, or a slot that is overwritten
+    /// while the card still needs it, causes a wrong value. If values carry a signal, its final count is the number of values from all
+    /// threads.
     pub(super) fn storm(&self, rep: &mut u32, signalled: bool) -> Step {
         let Plan { lane, lanes, burst, reps, .. } = *self.plan;
         let action = if signalled { self.sent() } else { Action::NONE };
@@ -40,7 +40,7 @@ impl Run<'_> {
         let there = self.plan.inbox(rank);
         let here = self.plan.outbox() + u64::from(lane) * LANE;
         for k in 0..length {
-            // Sequences of aggregated posts, longer than a small batch, between plain posts.
+            // Runs of aggregated posts, longer than a small batch, between plain posts.
             let plain = (k + lane).is_multiple_of(7) || (lane == 0 && lanes > 1);
             let flags = Flags::from_bits(sharing | if plain { 0 } else { AGGREGATE });
             self.put_value(target, there + u64::from(k) * 8, value(rank, lane, round, k), 8, action, flags)?;

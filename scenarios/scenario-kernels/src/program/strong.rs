@@ -1,25 +1,25 @@
-//! Strong signals and signals in memory. Where the card counts signals, they must be refused, and a flush takes their place.
+//! Strong signals and signals in memory. If the card counts signals, these must be refused, and a flush takes their place.
 
 use super::{Failure, Run, Step, value};
 use crate::plan::{LANE, Plan, Verdict};
 use ferrogin_device::{Action, Flags, Status};
 
-/// Words of an inbox behind the values: one that strong signals add to, and one of weak signals.
+/// Words in an inbox, after the values: one for strong signals and one for weak ones.
 const STRONG_WORD: u64 = LANE;
 const WEAK_WORD: u64 = LANE + 8;
-/// A place behind them, for the puts of signals.
+/// A place after them for puts that carry signals.
 const SPARE: u64 = LANE + 16;
-/// What a signal adds to a word in memory, in both of its halves.
+/// What a signal adds to a word in memory; both halves change.
 const STEP: u64 = 0x0003_0000_0002_0001;
 
 impl Run<'_> {
-    /// What the round adds to a signal; in each second round more than an immediate holds.
+    /// What the round adds to a signal; in every second round, more than an immediate holds.
     fn amount(&self, rep: u32) -> u32 {
         if self.context.emulates_signals() && rep % 2 == 1 { 70_000 } else { 3 }
     }
 
-    /// Posts a burst to each target, by values, puts and puts with a counter in turn, some of which are deferred. Then come two strong
-    /// signals, one in memory and one of an id, and a weak one in memory.
+    /// Posts a burst to each target, alternating between values, puts, and puts with a counter, some of them deferred. Then come two strong
+    /// signals, one in memory and one by id, and a weak one in memory.
     pub(super) fn send_strong(&self, rep: u32) -> Step {
         let Plan { rank, lane, burst, window, .. } = *self.plan;
         let word = |at| window.at(self.plan.inbox(rank) + at);
@@ -55,7 +55,7 @@ impl Run<'_> {
             (window.at(inbox + STRONG_WORD), window.at(inbox + SPARE), window.at(self.plan.outbox()));
         match rep % 3 {
             0 => context.signal_at(target, word, STEP, strong)?,
-            // In some rounds there are no bytes, and the counter counts the signal.
+            // In some rounds there are no bytes, so the counter counts the signal.
             1 => {
                 let bytes = if rep.is_multiple_of(2) { 8 } else { 0 };
                 context.put_signal_at(target, to, from, bytes, word, STEP, Action::counter(0), strong)?
@@ -90,7 +90,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Finds the burst behind each strong signal.
+    /// Checks the burst after each strong signal.
     pub(super) fn take_strong(&self, rep: u32) -> Step {
         let sum = |rounds| (0..rounds).map(|round| u64::from(self.amount(round))).sum();
         let words = u64::from(rep).wrapping_mul(STEP);
@@ -110,7 +110,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits for a signal, which is `before` and then `after`, and nothing between.
+    /// Waits for a signal that goes from `before` straight to `after`.
     pub(super) fn await_step(&self, id: u32, before: u64, after: u64) -> Step {
         let (mut round, mut began) = (0u32, 0);
         loop {

@@ -1,7 +1,7 @@
-//! Programs whose signals are words of memory (FERROGIN_SIGNALS=emulated): the patterns of NCCL's barriers, DeepEP and nccl_ep.
+//! Programs whose signals are words in memory (FERROGIN_SIGNALS=emulated): the patterns of NCCL's barriers, DeepEP and nccl_ep.
 //!
-//! Each checks all bytes and all counts against a reference, which is made of the numbers of the round, the ranks and the token. A rank
-//! sends to itself too. With [`Spoil`] a program makes a mistake, to show that the checks find it.
+//! Each checks all bytes and counts against a reference computed from the round, the ranks and the token. Ranks also send to themselves.
+//! With [`Spoil`], a program makes a deliberate mistake, to show that the checks find it.
 
 use super::{Failure, Run, Step, pattern_word, value};
 use crate::api;
@@ -9,49 +9,49 @@ use crate::plan::{GUARD, INBOX, LANE, OUTBOX, Plan, Spoil, Verdict};
 use core::sync::atomic::Ordering;
 use ferrogin_device::{Action, Flags, Span};
 
-/// Contexts that the workloads need: one for barriers, and one for each channel.
+/// Contexts that the workloads need: one for barriers, and one per channel.
 pub const CONTEXTS: u32 = 1 + CHANNELS;
-/// Most ranks of a workload.
+/// Most ranks in a workload.
 pub const MAX_RANKS: u32 = 8;
 
-/// Signals that the workloads need of each context.
+/// Signals that the workloads need in each context.
 pub const fn signals(nranks: u32) -> u32 {
     let indexed = (EXPERTS + 1) * nranks;
     if indexed < SIGNALS { SIGNALS } else { indexed }
 }
 
-/// Bytes of a block of [`Run::exchange`].
+/// Bytes per block of [`Run::exchange`].
 const BLOCK: u64 = 512;
-/// Bytes of a token of DeepEP's patterns; its first word is a header.
+/// Bytes per token in DeepEP's patterns; the first word is a header.
 const TOKEN: u64 = 128;
-/// Most tokens of a channel to one rank.
+/// Most tokens in a channel to one rank.
 const MAX: u64 = 15;
 /// Tokens between two signals of a channel.
 const INTERVAL: u64 = 6;
-/// Channels of [`Run::deep_ep`], each with a context.
+/// Channels of [`Run::deep_ep`], each with its own context.
 const CHANNELS: u32 = 16;
-/// Channels of [`Run::deep_ep_indexed`], each with a context.
+/// Channels of [`Run::deep_ep_indexed`], each with its own context.
 const INDEXED_CHANNELS: u32 = 11;
-/// Signals of a context of [`Run::deep_ep_indexed`]: tokens of each rank, numbers of tokens of each rank, and ranks that have taken theirs.
+/// Signals per context of [`Run::deep_ep_indexed`]: each rank's tokens, each rank's token counts, and the ranks that have taken theirs.
 const SIGNALS: u32 = 21;
 const NUMBERS: u32 = MAX_RANKS;
 const TAKEN: u32 = SIGNALS - 1;
-/// Experts of [`Run::nccl_ep`], each with a signal for each rank.
+/// Experts of [`Run::nccl_ep`], each with a signal per rank.
 const EXPERTS: u32 = 6;
-/// Room for the words that an expert has from one rank. More than an immediate can tell.
+/// Most words that an expert gets from one rank; more than an immediate can hold.
 const MAX_WORDS: u64 = 4500;
-/// Words of one put of [`Run::nccl_ep`].
+/// Words per put of [`Run::nccl_ep`].
 const PIECE: u64 = 2000;
 
-/// The round in which a fault spoils a signal or a reset. It has puts with signals in [`Run::exchange`].
+/// The round in which a fault spoils a signal or a reset. In [`Run::exchange`], its puts have signals.
 const SPOILT: u32 = 1;
 
-/// Offsets in the inbox of a rank: tokens, replies, and words.
+/// Offsets in a rank's inbox of the replies, after the tokens, and the words.
 const REPLIES: u64 = CHANNELS as u64 * MAX * TOKEN;
 const WORDS: u64 = 2 * REPLIES;
-/// Offset in the outbox of the words that the threads of a rank share, behind all sources.
+/// Offset in the outbox, after all sources, of the words that a rank's threads share.
 const SHARED: u64 = OUTBOX - LANE;
-/// The number of the first of them that tells what a thread has seen.
+/// Number of the first shared word that records what a thread has seen.
 const SEEN: u32 = 512;
 
 const _: () = {
@@ -61,7 +61,7 @@ const _: () = {
     assert!(INBOX / LANE + CHANNELS as u64 <= SEEN as u64 && ((SEEN + CHANNELS * MAX_RANKS) as u64) < LANE / 8);
 };
 
-/// A token's place beside others, and its number in the reference.
+/// Identifies a token: its place among the others, and its number in the reference.
 #[derive(Clone, Copy)]
 struct Token {
     from: u32,
@@ -76,7 +76,7 @@ impl Token {
         u32::from(self.is_reply) << 15 | self.channel << 10 | self.to << 7 | self.index as u32
     }
 
-    /// Offset in the inbox of its sender.
+    /// Offset in the inbox for its sender.
     fn place(self) -> u64 {
         (if self.is_reply { REPLIES } else { 0 }) + (u64::from(self.channel) * MAX + self.index) * TOKEN
     }
@@ -86,31 +86,31 @@ impl Token {
     }
 }
 
-/// A number of tokens, and whether it is the last one, in one word.
+/// Packs a number of tokens, and whether it is final, into one word.
 fn packed(tail: u64, is_finished: bool) -> u64 {
     tail << 32 | u64::from(is_finished)
 }
 
-/// The number of tokens of a channel in a round.
+/// The number of tokens in a channel in a round.
 fn tokens(round: u32, channel: u32, from: u32, to: u32) -> u64 {
     pattern_word(from, round, Token { from, to, channel, index: 0, is_reply: false }.number(), TOKEN) % (MAX + 1)
 }
 
-/// The number of words for an expert in a round: in most cases few.
+/// The number of words for an expert in a round: usually few.
 fn words(round: u32, expert: u32, from: u32, to: u32) -> u64 {
     let random = pattern_word(from, round, expert << 8 | to, MAX_WORDS);
     (random >> 3) % if random.is_multiple_of(8) { MAX_WORDS + 1 } else { 41 }
 }
 
 impl Run<'_> {
-    /// Runs a workload. A failure ends the waits of all threads of all ranks.
+    /// Runs a workload. A failure ends the waits of all threads on all ranks.
     pub(super) fn workload(&self, rep: &mut u32, body: impl Fn(&Self, &mut u32) -> Step) -> Step {
         body(self, rep).map_err(|failure| {
             if self.load(self.plan.stop()) != 0 {
                 return Failure { verdict: Verdict::Stopped, ..failure };
             }
             for peer in self.everyone() {
-                // A context that has failed may refuse to.
+                // A failed context may refuse.
                 let _ = self.put_value(peer, self.plan.stop(), 1, 8, Action::NONE, Flags::NONE);
             }
             self.store(self.plan.stop(), 1);
@@ -124,14 +124,14 @@ impl Run<'_> {
         (1..=nranks).map(move |step| (rank + step) % nranks)
     }
 
-    /// The same in the context `id`.
+    /// The same run on context `id`.
     fn on(&self, id: u32) -> Result<Self, Failure> {
         // SAFETY: the `World` that made the plan keeps all contexts open until the run ends.
         let context = unsafe { api::sibling(&self.context, self.plan, id) };
         context.map(|context| Run { context, ..*self }).map_err(|status| Failure::of(status, self.plan.rank))
     }
 
-    /// The channels below `end` of this thread, of those that are not below `first`.
+    /// This thread's channels below `end`, which are shared by the threads from `first` on.
     fn own(&self, first: u32, end: u32) -> impl Iterator<Item = u32> + use<> {
         let Plan { lane, lanes, .. } = *self.plan;
         (0..end).filter(move |channel| channel % (lanes - first) == lane - first)
@@ -141,7 +141,7 @@ impl Run<'_> {
         if self.plan.spoil == Spoil::Weak { Flags::NONE } else { Flags::STRONG }
     }
 
-    /// How often to do what is done once, in the round and channel that a fault spoils.
+    /// How often to do something that is normally done once: differs in the round and channel that a fault spoils.
     fn times(&self, round: u32, channel: u32, to: u32) -> u32 {
         let is_victim = (self.plan.rank, round, channel, to) == (0, SPOILT, 0, 1);
         match self.plan.spoil {
@@ -155,7 +155,7 @@ impl Run<'_> {
         self.plan.spoil == Spoil::Reset && (self.plan.rank, round, channel) == (0, SPOILT, 0)
     }
 
-    /// The place of an inbox that no thread has for itself.
+    /// Offset in an inbox that isn't divided between threads.
     fn at(&self, from: u32, offset: u64) -> u64 {
         u64::from(from) * INBOX + offset
     }
@@ -168,7 +168,7 @@ impl Run<'_> {
         self.context.signal(peer, action, flags).map_err(|status| Failure::of(status, peer))
     }
 
-    /// A signal `first + rank` to each rank, then one of each. `count` is the number of this barrier, from 1.
+    /// Sends signal `first + rank` to each rank, then waits for one from each. `count` is this barrier's number, from 1.
     fn meet(&self, first: u32, count: u32, flags: Flags) -> Step {
         for peer in self.everyone() {
             self.raise_with(peer, Action::signal_inc((first + self.plan.rank) as u16), flags)?;
@@ -176,8 +176,8 @@ impl Run<'_> {
         (0..self.plan.nranks).try_for_each(|peer| self.await_signal(first + peer, count.into(), peer))
     }
 
-    /// Barriers and all-to-all in turn. The puts are announced by strong signals of a barrier without a flush, then by a weak signal of each
-    /// put, then by a flush and weak signals of a barrier.
+    /// Alternates barriers and all-to-all. The puts are announced in turn by a barrier's strong signals without a flush, by a weak signal
+    /// with each put, and by a flush and a barrier's weak signals.
     pub(super) fn exchange(&self, rep: &mut u32) -> Step {
         let Plan { rank, nranks, reps, lane, lanes, .. } = *self.plan;
         let from = |peer: u32| self.plan.outbox() + u64::from(peer * lanes + lane) * BLOCK;
@@ -215,7 +215,7 @@ impl Run<'_> {
         self.exactly(nranks, puts, self.context.read_signal(nranks), rank)
     }
 
-    /// The source of a token.
+    /// Where a token is sent from.
     fn source(&self, token: Token) -> u64 {
         self.plan.outbox() + u64::from(token.to) * WORDS + token.place()
     }
@@ -237,12 +237,12 @@ impl Run<'_> {
         self.put(token.to, self.at(token.from, token.place()), self.source(token), TOKEN, action, flags)
     }
 
-    /// The word of `channel` that rank `from` adds to: tails of dispatches, or ends of combines.
+    /// The word of `channel` that rank `from` adds to: dispatch tails, or combine ends.
     fn told_at(&self, is_combine: bool, channel: u32, from: u32) -> u64 {
         self.at(from, WORDS + 8 * u64::from(u32::from(is_combine) * CHANNELS + channel))
     }
 
-    /// A word that the threads of this rank share: of a channel, of a thread, and of the rank.
+    /// A word that this rank's threads share: per channel, per thread, or for the rank.
     fn shared(&self, number: u32) -> u64 {
         self.plan.outbox() + SHARED + 8 * u64::from(number)
     }
@@ -251,7 +251,7 @@ impl Run<'_> {
         self.word(offset).store(value, Ordering::Release);
     }
 
-    /// Threads 1 and up dispatch and combine in their channels. Thread 0 flushes what they posted, announces it, and meets other ranks.
+    /// Threads 1 and up dispatch and combine in their channels. Thread 0 flushes their posts, announces them, and meets the other ranks.
     pub(super) fn deep_ep(&self, rep: &mut u32) -> Step {
         let Plan { rank, lane, lanes, reps, .. } = *self.plan;
         let (posted, done, go) = (0, CHANNELS, CHANNELS + lanes);
@@ -280,7 +280,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Tokens with their headers in band, then a strong signal with the number since the last one.
+    /// Sends tokens with in-band headers; strong signals give the number of tokens since the previous one.
     fn send_tokens(&self, round: u32, channel: u32) -> Step {
         let Plan { rank, window, .. } = *self.plan;
         for to in self.everyone() {
@@ -305,10 +305,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Takes tokens as their tails grow, and posts the reply to each at once.
+    /// Takes tokens as their tails grow, and immediately posts a reply to each.
     fn take_and_reply(&self, round: u32, channel: u32) -> Step {
         let Plan { rank, nranks, .. } = *self.plan;
-        // What this thread has seen of each rank.
+        // What this thread has seen from each rank.
         let seen_of = |from: u32| self.shared(SEEN + channel * MAX_RANKS + from);
         (0..nranks).for_each(|from| self.store(seen_of(from), 0));
         let (mut left, mut polls, mut began) = (nranks, 0, 0);
@@ -353,7 +353,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Flushes the replies that another thread posted, which need no sources then. A weak signal tells each rank.
+    /// Flushes the replies that another thread posted, whose sources are then free, and tells each rank with a weak signal.
     fn end_combine(&self, round: u32, channel: u32) -> Step {
         let Plan { rank, window, .. } = *self.plan;
         if self.plan.spoil != Spoil::Flush {
@@ -383,7 +383,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Each put has a signal, which it raises by one. A value with another signal tells the number of tokens.
+    /// Each put raises a signal by one. A value with another signal gives the number of tokens.
     pub(super) fn deep_ep_indexed(&self, rep: &mut u32) -> Step {
         for round in 0..self.plan.reps {
             *rep = round;
@@ -424,14 +424,14 @@ impl Run<'_> {
             }
             self.exactly(from, so_far, self.context.read_signal(from), from)?;
         }
-        // All ranks have taken their tokens when the last signals of this one are raised.
+        // Once this rank's last signals are raised, all ranks have taken their tokens.
         for peer in self.everyone() {
             self.raise_with(peer, Action::signal_add(TAKEN as u16, 1), Flags::NONE)?;
         }
         self.await_signal(TAKEN, u64::from(round + 1) * u64::from(nranks), rank)
     }
 
-    /// The amount of one strong signal is the number of tokens and one more, and the receiver takes the first value that is not 0.
+    /// The amount of one strong signal is the number of tokens plus one, and the receiver takes the first nonzero value.
     pub(super) fn nccl_ep(&self, rep: &mut u32) -> Step {
         let Plan { nranks, reps, .. } = *self.plan;
         for round in 0..reps {
