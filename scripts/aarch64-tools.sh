@@ -1,15 +1,15 @@
-# To be sourced by bash in the root of the repository: what builds for aarch64 Linux on another machine.
+# Sourced by bash in the root of the repository: finds tools that build for aarch64 Linux on another machine.
 #
-# aarch64_tools sets `cargo`, RUSTC, `options` (for cargo build) and the linker, or returns 1 with the reason in `why`. It takes the first of
+# aarch64_tools sets `cargo`, RUSTC, `options` (for cargo build) and the linker, or returns 1 with the reason in `why`. It uses the first of
 #   cargo and rustc on PATH with the target's std (`rustup target add aarch64-unknown-linux-gnu`),
-#   the same with the source of std (`rustup component add rust-src`), from which std is built,
+#   the same with std's source (`rustup component add rust-src`), from which std is built,
 #   /usr/bin/cargo and /usr/bin/rustc with either (Debian: rustc-web, cargo-web, rust-web-src),
 # with aarch64-linux-gnu-gcc as the linker (Debian: gcc-aarch64-linux-gnu, libc6-dev-arm64-cross).
 target=aarch64-unknown-linux-gnu
 gnu=aarch64-linux-gnu
 oldest=1.88
 
-# Sets cargo, RUSTC and build_std when these tools can compile for the target.
+# Sets cargo, RUSTC and build_std if these tools can compile for the target.
 try_tools() {
     command -v "$1" >/dev/null && command -v "$2" >/dev/null || return 1
     local version
@@ -20,7 +20,7 @@ try_tools() {
     build_std=()
     compgen -G "$("$2" --print target-libdir --target "$target")/libstd-*" >/dev/null && return 0
     [ -f "$("$2" --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock" ] || return 1
-    # A flag of nightly compilers by name; the others know it too.
+    # Officially a nightly flag; stable compilers accept it too.
     export RUSTC_BOOTSTRAP=1
     build_std=(-Zbuild-std=std,panic_unwind)
 }
@@ -39,7 +39,7 @@ aarch64_tools() {
         return 1
     fi
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=$gnu-gcc
-    # What compiles the PTX here is not part of the target.
+    # The PTX compiler here is not part of the target.
     export FERROGIN_PTX=checked-in
     options=(--target "$target" ${build_std[@]+"${build_std[@]}"})
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A preprocessor of mdBook. Links to files outside docs/ become links to the repository, because the book has no such files. docs/README.md is
-the page index.html, and mdBook changes no link with an anchor to it. Blocks of CUDA get the colours of C++."""
+"""An mdBook preprocessor. Links to files outside docs/ become links to the repository, because the book doesn't have those files.
+docs/README.md becomes index.html, and mdBook doesn't rewrite links to it that have an anchor. CUDA code blocks are highlighted as C++."""
 import json
 import re
 import sys

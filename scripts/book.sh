@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation as a book, target/book/index.html. A warning of mdBook is an error. Installs mdBook once, into .cache/.
-# Exits with status 3, and the reason, if mdBook cannot be installed.
+# Builds the documentation as a book, target/book/index.html. mdBook's warnings are errors. Installs mdBook once, into .cache/. Exits with 3
+# and the reason if mdBook cannot be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ say_why() {
 if [ ! -x "$mdbook" ]; then
   echo "book: installing mdBook $version into .cache/ (70 s of one core, once)" >&2
   mkdir -p .cache
-  # Without optimisation it is built in a third of the time, and builds the book in half a second.
+  # Unoptimised, it builds in a third of the time, and still builds the book in half a second.
   env -u CARGO_TARGET_DIR CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_DEBUG=false timeout 600 \
     "${CARGO:-cargo}" install --quiet --locked --no-track --no-default-features --features search --root ".cache/mdbook-$version" \
     "mdbook@$version" >&2 || say_why "cargo could not install mdbook@$version; the lines above have the reason"

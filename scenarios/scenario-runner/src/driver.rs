@@ -1,4 +1,4 @@
-//! Calls of the CUDA driver.
+//! Calls to the CUDA driver.
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys as cu;
@@ -16,11 +16,11 @@ pub(crate) fn check(call: &str, result: cu::CUresult) -> Result<(), String> {
     Err(format!("{call} failed: {} ({})", text.to_string_lossy(), result as u32))
 }
 
-/// A call of the driver.
+/// Calls a driver function and checks the result.
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, every pointer leads to a live variable of the type that the call takes, and handles are
-        // those that the driver gave.
+        // SAFETY: the driver is loaded, every pointer is to a live variable of the type the call takes, and every handle
+        // came from the driver.
         check(stringify!($function), unsafe { cu::$function($($arg),*) })
     }};
 }

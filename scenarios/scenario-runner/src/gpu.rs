@@ -1,7 +1,7 @@
-//! The programs as kernels on a GPU, through the CUDA driver, which is loaded at run time.
+//! Runs the programs as kernels on a GPU, through the CUDA driver, which is loaded at run time.
 //!
-//! The driver links three modules of PTX: the programs, their calls of `gin.cuh`, and the device code that ships. Another build may take the
-//! place of the second one, or an image of machine code that of all three.
+//! The driver links three PTX modules: the programs, their calls to `gin.cuh`, and the device code that ships. Another build can replace
+//! the second one, and an image of machine code can replace all three.
 #![allow(unsafe_code)]
 
 use crate::RunError;
@@ -26,7 +26,7 @@ const MODULES: [(&CStr, &str); 3] = [
     (c"gin.ptx", include_str!("../../scenario-kernels/ptx/gin.ptx")),
 ];
 
-/// Threads of a block that runs a program together.
+/// Threads per block, if a block runs a program together.
 const BLOCK: u32 = 64;
 
 /// How a GPU runs the programs.
@@ -36,20 +36,20 @@ pub struct Launch {
     pub threads: Threads,
     /// The form of the device API.
     pub api: Api,
-    /// All programs of a rank run in one block, as those of the sharing mode CTA always do.
+    /// Runs all of a rank's programs in one block, as sharing mode CTA always does.
     pub packed: bool,
-    /// PTX of the functions of `gin.cu`, in place of this program's own.
+    /// PTX of `gin.cu`'s functions, replacing the built-in one.
     pub gin: Option<PathBuf>,
-    /// A linked image of all kernels for this GPU, in place of PTX.
+    /// A linked image of all kernels for this GPU, replacing the PTX.
     pub image: Option<PathBuf>,
 }
 
 impl Launch {
-    /// The group, and the blocks and threads of a grid, for `lanes` programs in the sharing mode of `plan`.
+    /// The group, and the grid's blocks and threads per block, for `lanes` programs in the sharing mode of `plan`.
     fn grid(&self, plan: &Plan, lanes: u32) -> (Threads, u32, u32) {
         let is_cta = plan.sharing & CTA != 0;
         let in_one = lanes > 1 && (self.packed || is_cta);
-        // Several programs cannot have a block each in one block.
+        // In a single block, several programs cannot each have a block.
         let threads = if in_one && self.threads == Threads::Block { Threads::Warp } else { self.threads };
         let size = match threads {
             Threads::One => 1,
@@ -61,12 +61,12 @@ impl Launch {
     }
 }
 
-/// The runner for the device that the plugin chooses by FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
+/// Returns the runner for the device that the plugin chooses with FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
 ///
 /// # Errors
 /// There is no such device, or the driver refuses the kernels.
 pub fn runner_from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
-    // The plugin refuses a setting that is not valid, in its log.
+    // The plugin refuses invalid settings, and says so in its log.
     let Ok(config) = Config::from_env() else { return Ok(Box::new(CpuThreads)) };
     let device = open_local(&config).map_err(|error| RunError::Gpu(error.to_string()))?;
     Ok(match device.kind() {
@@ -75,8 +75,8 @@ pub fn runner_from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
     })
 }
 
-/// The device that the settings choose; of several GPUs the one of this rank's place on its host. Its context becomes current on this thread,
-/// because the plugin takes the GPU of the current context, as NCCL sets it.
+/// Opens the device that the settings choose; with several GPUs, the one for this rank's local rank. Its context becomes current on this
+/// thread, because the plugin takes the GPU of the current context, which NCCL sets.
 ///
 /// # Errors
 /// There is no such device.
@@ -110,7 +110,7 @@ pub struct Gpu {
     stream: cu::CUstream,
     module: cu::CUmodule,
     kernel: cu::CUfunction,
-    /// A kernel of the build of `gin.cu` that runs before the programs, or null.
+    /// A kernel in some builds of `gin.cu` that runs before the programs, or null.
     setup: cu::CUfunction,
 }
 
@@ -118,7 +118,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// The parameters of a kernel: the address of each.
+/// A kernel's parameters, as the address of each.
 fn addresses<const N: usize>(parameters: [&mut u64; N]) -> [*mut c_void; N] {
     parameters.map(|parameter| (&raw mut *parameter).cast())
 }
@@ -137,7 +137,7 @@ impl Gpu {
         let machine = Machine::of(ordinal)?;
         let mut context = null_mut();
         cuda!(cuDevicePrimaryCtxRetain(&mut context, ordinal))?;
-        // From here on the drop of `gpu` releases what there is.
+        // From here on, dropping `gpu` releases what has been created.
         let mut gpu = Gpu {
             device,
             launch,
@@ -205,7 +205,7 @@ impl Gpu {
         })
     }
 
-    /// Memory that host and kernel use.
+    /// Allocates memory that the host and the kernel share.
     fn shared(&self, bytes: usize) -> Result<Box<dyn DeviceBuffer>, String> {
         self.device.allocate(bytes.max(1), Use::Shared).map_err(|error| error.to_string())
     }
@@ -232,14 +232,14 @@ impl Gpu {
         let reports = self.shared(size_of::<Report>() * plans.len())?;
         let orders = self.shared(size_of::<u64>() * plans.len())?;
         if !self.setup.is_null() {
-            // The last two are ints, in the low half of the words.
+            // The last two are ints, in the low halves of their words.
             let mut values = [first.handle as u64, first.window.0 as u64, first.rank.into(), first.nranks.into()];
             let mut parameters = addresses(values.each_mut());
             let parameters = parameters.as_mut_ptr();
             cuda!(cuLaunchKernel(self.setup, 1, 1, 1, 1, 1, 1, 0, self.stream, parameters, null_mut()))?;
         }
         let [mut a, mut r, mut o] = [&arguments, &reports, &orders].map(|buffer| buffer.device_address());
-        // A u32 of the kernel, in the low half of the word.
+        // A u32 in the kernel, in the low half of its word.
         let mut count = u64::from(lanes);
         let mut parameters = addresses([&mut a, &mut r, &mut o, &mut count]);
         let parameters = parameters.as_mut_ptr();

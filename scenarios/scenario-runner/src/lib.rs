@@ -1,10 +1,10 @@
-//! Scenarios for two and more ranks, run on CPU threads or as kernels on a GPU through the plugin.
+//! Scenarios for two or more ranks, run on CPU threads or as kernels on a GPU, through the plugin.
 //!
-//! A scenario is a row of [`scenario::SCENARIOS`]: a few [`step`]s. Each step sets up the window, runs a device [`program`] on all ranks
-//! at once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`]. They are in
-//! the crate `scenario-kernels`, which compiles for CPU threads and to PTX; the [`runner::Runner`]s launch them.
+//! A scenario is a row of [`scenario::SCENARIOS`]: a few [`step`]s. Each step sets up the window, runs a device [`program`] on all ranks at
+//! once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`]. They are in the crate
+//! `scenario-kernels`, which compiles for CPU threads and to PTX; the [`runner::Runner`]s launch them.
 //!
-//! [`world`] is a rank's communicator, window and contexts. [`measure`] measures latencies and rates by the loops of [`timed`].
+//! [`world`] holds a rank's communicator, window and contexts. [`measure`] measures latencies and rates with the loops of [`timed`].
 
 mod driver;
 pub mod gpu;
@@ -19,13 +19,13 @@ pub use scenario_kernels::{plan, program, timed};
 
 use mini_nccl::{BootstrapError, Error};
 
-/// The error of a run of scenarios.
+/// Why a run of scenarios failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A call of the plugin, or the exchange between ranks, failed.
+    /// A call to the plugin, or the exchange between ranks, failed.
     #[error(transparent)]
     Nccl(#[from] Error),
-    /// The device of the setting FERROGIN_DEVICE, or its driver, failed.
+    /// The device that FERROGIN_DEVICE selects, or its driver, failed.
     #[error("{0}")]
     Gpu(String),
     /// A program failed on a rank.

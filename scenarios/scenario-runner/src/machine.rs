@@ -1,4 +1,4 @@
-//! A GPU and its driver: whether kernels run there, and the reason where they do not.
+//! A GPU and its driver: whether kernels run there, and if not, why.
 #![allow(unsafe_code)]
 
 use crate::driver::{check, cuda};
@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::ptr::null_mut;
 
-/// The module of the device code, whose PTX version every driver must have.
+/// The device code's module; every driver must support its PTX version.
 const DEVICE_CODE: &str = include_str!("../../../device-kernels/ptx/ferrogin_device.ptx");
-/// The oldest GPU for which nvcc of CUDA 13 makes machine code.
+/// The oldest GPU that CUDA 13's nvcc makes machine code for.
 const OLDEST: (c_int, c_int) = (7, 5);
 
 /// A GPU and its driver.
@@ -23,7 +23,7 @@ pub struct Machine {
     pub capability: (c_int, c_int),
     /// The CUDA release of the driver.
     pub cuda: (c_int, c_int),
-    /// The release of the software GPU, whose times mean nothing; none of hardware.
+    /// The software GPU's release, whose times mean nothing; `None` for hardware.
     pub software: Option<String>,
 }
 
@@ -35,10 +35,10 @@ impl fmt::Display for Machine {
 }
 
 impl Machine {
-    /// The GPU that the plugin takes.
+    /// The GPU that the plugin would use.
     ///
     /// # Errors
-    /// There is no GPU or no driver, or the GPU or its driver is too old for the tests on a GPU.
+    /// There is no GPU or no driver, or the GPU or its driver is too old for the GPU tests.
     pub fn first() -> Result<Machine, String> {
         let device = CudaDevice::open(true).map_err(|error| error.to_string())?;
         let machine = Machine::of(device.gpu().map_or(0, |(ordinal, _)| ordinal as cu::CUdevice))?;
@@ -47,7 +47,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The GPU of this number; the driver is loaded.
+    /// The GPU with this number; the driver must be loaded.
     pub(crate) fn of(ordinal: cu::CUdevice) -> Result<Machine, String> {
         use cu::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
@@ -78,10 +78,10 @@ impl Machine {
         ))
     }
 
-    /// Whether the driver and the GPU take this PTX.
+    /// Checks that the driver and the GPU support this PTX.
     ///
     /// # Errors
-    /// The driver or the GPU is older than the PTX asks for.
+    /// The driver or the GPU is older than the PTX requires.
     pub fn takes(&self, ptx: &str) -> Result<(), String> {
         let after = |word: &str| ptx.lines().find_map(|line| line.trim().strip_prefix(word)).map(str::trim);
         if let Some(version) = after(".version ").and_then(pair)
@@ -108,14 +108,14 @@ impl Machine {
     }
 }
 
-/// The release of the software GPU, if that answers. NVIDIA's driver does not know the function.
+/// The software GPU's release, if it is the driver. NVIDIA's driver doesn't know this function.
 fn software_gpu() -> Option<String> {
     let (mut function, mut found) = (null_mut(), cu::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS);
     cuda!(cuGetProcAddress_v2(c"cuSoftGpuRelease".as_ptr(), &mut function, 12080, 0, &mut found)).ok()?;
     if function.is_null() {
         return None;
     }
-    // SAFETY: the software GPU's function of this name has this type, and no other driver has one.
+    // SAFETY: the software GPU's function with this name has this type, and no other driver has one.
     let version: extern "C" fn() -> *const c_char = unsafe { std::mem::transmute(function) };
     // SAFETY: it returns a constant string that ends with a NUL byte.
     Some(unsafe { CStr::from_ptr(version()) }.to_string_lossy().into_owned())
@@ -127,7 +127,7 @@ fn pair(text: &str) -> Option<(c_int, c_int)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The first CUDA release whose driver has a version of PTX, by the release notes of NVIDIA's manual of PTX.
+/// The first CUDA release whose driver supports a PTX version, according to the release notes in NVIDIA's PTX manual.
 fn release_of(version: (c_int, c_int)) -> (c_int, c_int) {
     match version {
         (8, minor @ 0..=5) => (12, minor),

@@ -1,4 +1,4 @@
-//! Runs the scenarios, as one rank of a launcher's job, or as the launcher of a new job.
+//! Runs the scenarios, as one rank in a launcher's job, or as the launcher of a new job.
 
 use clap::Parser;
 use clap::builder::{PossibleValuesParser, TypedValueParser};

@@ -12,18 +12,18 @@ use std::fmt::Write;
 pub struct Row {
     /// The operation.
     pub operation: String,
-    /// Bytes of one operation.
+    /// Bytes per operation.
     pub bytes: u32,
     /// One-way latency in nanoseconds: median and 99th percentile. `None` if only the rate is meaningful.
     pub latency_ns: Option<(u64, u64)>,
-    /// Operations of a stream per second.
+    /// Operations per second in a stream.
     pub rate: f64,
 }
 
 /// Sizes of the measured puts.
 const SIZES: [u32; 6] = [8, 64, 512, 4 << 10, 64 << 10, 1 << 20];
 
-/// Collective: measures all rows, with about `reps` repetitions of the small operations; rank 0 gets them.
+/// Collective: measures all rows, with about `reps` repetitions of small operations; rank 0 gets the rows.
 ///
 /// # Errors
 /// An operation fails.

@@ -7,12 +7,12 @@ use crate::program;
 use ferrogin_device::Context;
 use mini_nccl::DeviceMemory;
 
-/// Runs the device programs of one rank at once, each in its own thread or group of threads.
+/// Runs one rank's device programs at once, each in its own thread or group of threads.
 pub trait Runner {
     /// The name for messages: "kernels on ...".
     fn name(&self) -> String;
 
-    /// The GPU.
+    /// The GPU, if there is one.
     fn gpu(&self) -> Option<&Machine> {
         None
     }
@@ -25,7 +25,7 @@ pub trait Runner {
         Ok(DeviceMemory::alloc(bytes)?)
     }
 
-    /// Runs all plans to their end. Returns one report for each plan, in order.
+    /// Runs all plans to completion. Returns one report per plan, in order.
     ///
     /// # Errors
     /// The device failed.

@@ -12,25 +12,25 @@ impl Scenario {
     }
 }
 
-/// A row of the list.
+/// A scenario in the list.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
     /// The name for `--only`.
     pub name: &'static str,
     /// The description.
     pub description: &'static str,
-    /// The phase in `ferrogin demo`, if it is one of the three.
+    /// The phase in `ferrogin demo`, if it's one of the three.
     pub phase: Option<char>,
-    /// The programs, which run one after another.
+    /// The programs, run one after another.
     pub steps: &'static [Step],
 }
 
 const POLL: Step = Step::new(Program::ValuePoll);
 const SIGNAL: Step = Step::new(Program::ValueSignal);
 
-/// Maximum of values between two flushes of a thread in `value-storm`.
+/// Maximum values between two flushes of a thread in `value-storm`.
 pub const STORM_BURST: u32 = 500;
-/// Threads of a rank in `value-storm`.
+/// Threads per rank in `value-storm`.
 pub const STORM_LANES: u32 = 4;
 
 /// All scenarios, in order of difficulty.
@@ -173,7 +173,7 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The patterns of programs that need emulated signals (FERROGIN_SIGNALS=emulated), and more contexts than scenarios have.
+/// The patterns of programs that need emulated signals (FERROGIN_SIGNALS=emulated) and more contexts than the scenarios.
 pub const WORKLOADS: &[Scenario] = &[
     Scenario {
         name: "barriers",
@@ -201,7 +201,7 @@ pub const WORKLOADS: &[Scenario] = &[
     },
 ];
 
-/// The scenario or workload with this name.
+/// Finds the scenario or workload with this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {
     SCENARIOS.iter().chain(WORKLOADS).find(|scenario| scenario.name == name)
 }

@@ -1,11 +1,11 @@
-//! One program on all ranks: a step of a scenario.
+//! A step of a scenario: one program on all ranks.
 
 use crate::plan::{Pattern, Program, Turn};
 
-/// The ranks that send before they receive.
+/// Which ranks send before they receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Rank 0 sends first and each other rank answers, so that one message is under way at a time.
+    /// Rank 0 sends first and each other rank answers, so that one message is in flight at a time.
     FirstBegins,
     /// The last rank sends first.
     LastBegins,
@@ -34,15 +34,15 @@ pub struct Step {
     pub order: Order,
     /// The pairs of ranks that communicate.
     pub pattern: Pattern,
-    /// Values or puts of a round.
+    /// Values or puts per round.
     pub burst: u32,
-    /// All values of a round but the last have the aggregate flag.
+    /// Whether all values of a round but the last have the aggregate flag.
     pub aggregate: bool,
-    /// Threads of each rank.
+    /// Threads per rank.
     pub lanes: u32,
-    /// Threads use different contexts.
+    /// Whether the threads use different contexts.
     pub spread: bool,
-    /// Sharing mode of the values of a storm, as flags of the device API.
+    /// Sharing mode of a storm's values, as flags of the device API.
     pub sharing: u32,
     /// The number of rounds is the number of repetitions divided by this.
     pub divisor: u32,
@@ -53,7 +53,7 @@ pub(crate) const CTA: u32 = 0x100;
 pub(crate) const THREAD: u32 = 0x200;
 
 impl Step {
-    /// One thread, one value a round to the next rank; all ranks send first.
+    /// One thread, one value per round to the next rank; all ranks send first.
     pub const fn new(program: Program) -> Step {
         Step {
             program,

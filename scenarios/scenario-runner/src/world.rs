@@ -1,4 +1,4 @@
-//! A rank: its communicator, window and contexts, and the run of a step on all ranks at once.
+//! A rank: its communicator, window and contexts. Runs steps on all ranks at once.
 
 use crate::RunError;
 use crate::plan::{
@@ -21,21 +21,21 @@ pub struct Config {
     pub plugin: String,
     /// Layout of the device structs: 0, 1 or 2.
     pub backend_version: i32,
-    /// Work requests in flight; small, so that rings wrap often. 0 means the plugin's default.
+    /// Work requests in flight: small, so that rings wrap often. 0 means the plugin's default.
     pub queue_depth: i32,
-    /// Limit of one wait of a program.
+    /// Time limit of one wait in a program.
     pub deadline: Duration,
-    /// Threads of each rank, at most [`MAX_LANES`], in steps that have several threads on a context; by default the step's own
-    /// number. All threads together send as many values as those of the step.
+    /// Threads per rank, at most [`MAX_LANES`], in steps that have several threads on a context; by default, the step's own number. All
+    /// threads together send as many values as those of the step.
     pub lanes: Option<u32>,
-    /// Contexts and signals for workloads too.
+    /// Whether to create the contexts and signals for workloads too.
     pub workloads: bool,
-    /// A deliberate fault of workloads.
+    /// A deliberate fault in the workloads.
     pub spoil: Spoil,
 }
 
 impl Config {
-    /// The plugin of [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less. No workloads.
+    /// The plugin from [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less. No workloads.
     pub fn from_env() -> Config {
         let deadline = mini_nccl::timeout_from_env().min(Duration::from_secs(30));
         let plugin = plugin_from_env();
@@ -44,8 +44,8 @@ impl Config {
     }
 }
 
-/// The value of NCCL_GIN_PLUGIN, or the path of the plugin in FERROGIN_DIST, in the executable's directory, or in a directory of
-/// libraries beside that directory, in this order. `make install` leaves the executable in `bin` and the plugin in `lib`, or in its LIBDIR.
+/// The value of NCCL_GIN_PLUGIN, or the plugin's path in FERROGIN_DIST, in the executable's directory, or in a library directory next to
+/// that, in this order. `make install` puts the executable in `bin` and the plugin in `lib`, or in LIBDIR.
 pub fn plugin_from_env() -> String {
     const PLUGIN: &str = "libnccl-gin-ferrogin.so";
     if let Some(list) = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()) {
@@ -62,10 +62,10 @@ pub fn plugin_from_env() -> String {
     directory.join(PLUGIN).to_string_lossy().into_owned()
 }
 
-/// Threads of a rank that have room in an inbox.
+/// Most threads per rank that an inbox has room for.
 pub const MAX_LANES: u32 = ((INBOX - GUARD) / LANE) as u32;
 
-/// Contexts of scenarios.
+/// Contexts for the scenarios.
 const CONTEXTS: u32 = 2;
 
 /// One rank of a job. Fields are dropped in the order of NCCL's teardown.
@@ -84,11 +84,11 @@ pub struct World {
 }
 
 impl World {
-    /// Collective: loads the plugin, connects, registers a window and creates contexts. A rank then waits for the others for the
-    /// timeout of `bootstrap`, and for four deadlines of the configuration.
+    /// Collective: loads the plugin, connects, registers a window and creates contexts. From then on, a rank waits for the others as long
+    /// as `bootstrap`'s timeout plus four of the configuration's deadlines.
     ///
     /// # Errors
-    /// A call of the plugin fails, or a rank is missing.
+    /// A call to the plugin fails, or a rank is missing.
     pub fn open(config: &Config, bootstrap: Bootstrap, runner: Box<dyn Runner>) -> Result<World, RunError> {
         let nranks = bootstrap.nranks();
         if !(2..=64).contains(&nranks) {
@@ -104,7 +104,7 @@ impl World {
             return Err(RunError::Usage(format!("workloads take at most {most} ranks, but this job has {nranks}")));
         }
         let plugin = Plugin::find(&config.plugin)?;
-        // A step takes as long as its slowest rank, which may wait several times. The bootstrap notices a rank that dies at once.
+        // A step takes as long as its slowest rank, which may wait several times. If a rank dies, the bootstrap notices at once.
         let timeout = bootstrap.timeout() + config.deadline * 4;
         let bootstrap = bootstrap.with_timeout(timeout);
         let comm = Comm::init(&plugin, Arc::new(bootstrap), 0)?;
@@ -152,12 +152,12 @@ impl World {
         &self.comm
     }
 
-    /// Work requests in flight of the value endpoint.
+    /// The value endpoint's send queue slots.
     pub fn ring_slots(&self) -> u32 {
         self.ring_slots
     }
 
-    /// The runner of the programs.
+    /// What runs the programs.
     pub fn runner(&self) -> &dyn Runner {
         &*self.runner
     }
@@ -173,7 +173,7 @@ impl World {
         Ok(self.comm.barrier()?)
     }
 
-    /// Resets signals and counters. Returns the slots of the value endpoint.
+    /// Resets signals and counters. Returns the value endpoint's number of slots.
     fn reset(&self) -> Result<u32, RunError> {
         let step = Step { spread: true, ..Step::new(Program::Reset) };
         let plans: Vec<_> = (0..self.contexts).map(|id| self.plan(&step, 1, id)).collect();
@@ -189,7 +189,7 @@ impl World {
         (1..=self.nranks() as u64).map(|end| (end * INBOX - GUARD) as usize)
     }
 
-    /// Threads of each rank in a step.
+    /// Threads per rank in a step.
     pub fn lanes(&self, step: &Step) -> u32 {
         if step.lanes > 1 && !step.spread { self.lanes.unwrap_or(step.lanes) } else { step.lanes }
     }
@@ -223,14 +223,14 @@ impl World {
         }
     }
 
-    /// Collective: runs this rank's `plans`, and exchanges the results of all ranks.
+    /// Collective: runs this rank's `plans` and exchanges the results of all ranks.
     ///
     /// # Errors
     /// A program failed on a rank, a guard was written, or the plugin reports an error.
     pub fn run(&self, name: &str, plans: &[Plan]) -> Result<Vec<Report>, RunError> {
         self.prepare()?;
         let outcome = self.runner.run(plans);
-        // Other ranks may still send to this one, so the check of the guards waits for all.
+        // Other ranks may still be sending to this one, so the guards are checked after a barrier.
         self.comm.barrier()?;
         let mut failures: Vec<String> = match &outcome {
             Ok(reports) => {
@@ -265,7 +265,7 @@ impl World {
         })
     }
 
-    /// Collective: destroyContext, deregMrSym, closeColl and finalize, with a check of each result.
+    /// Collective: deregMrSym, destroyContext, closeColl and finalize, checking each result.
     ///
     /// # Errors
     /// A call fails.

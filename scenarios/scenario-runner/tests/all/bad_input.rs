@@ -1,4 +1,4 @@
-//! Invalid settings and arguments: each makes an error and a WARN line with cause and fix, and no hang or crash.
+//! Invalid settings and arguments: each causes an error and a WARN line with cause and fix, and nothing hangs or crashes.
 
 use crate::common::{child, dist, must_pass, not_over_efa, over_efa, report, role, scenarios};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinV14};
@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Asserts that each rank ends with an error, and that a WARN line has all `words`, if there are any.
+/// Asserts that each rank exits with an error, and that some WARN line has all `words`, if there are any.
 fn must_fail(job: Job, words: &[&str]) -> Outcome {
     let outcome = job.run().expect("the job starts");
     let text = report(&outcome);
@@ -48,7 +48,7 @@ fn invalid_settings_are_refused() {
         ("SOFTEFA_NICS", "none", "1 to 64"),
     ] {
         let job = scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]);
-        // libfabric's own provider does not tell the plugin why it has no card.
+        // libfabric's own provider doesn't tell the plugin why it has no card.
         let words: &[&str] = if over_efa() { &["fi_info -p efa"] } else { &[name, value, "check or unset"] };
         let outcome = must_fail(job, words);
         let reported = outcome.lines.iter().any(|line| line.text.starts_with("softefa") && line.text.contains(fix));
@@ -75,7 +75,7 @@ fn missing_libfabric_is_reported() {
     let Some(dist) = dist("missing_libfabric_is_reported") else { return };
     let missing = "/nonexistent/libfabric.so.1";
     must_fail(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", missing), &[missing, "libfabric1"]);
-    // Another library than libfabric.
+    // A library other than libfabric.
     must_fail(scenarios(&dist, 2).env("FERROGIN_LIBFABRIC", "libm.so.6"), &["libm.so.6", "FERROGIN_LIBFABRIC"]);
 }
 
@@ -110,17 +110,17 @@ fn rank_killed_in_connect_is_named() {
     }
 }
 
-/// Calls the plugin as `Comm::init` does, up to the exchange of handles, and exits.
+/// Calls the plugin as `Comm::init` does, until the handles have been exchanged, then exits.
 #[allow(unsafe_code)]
 fn exit_in_connect() -> ! {
     let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").unwrap()).unwrap();
     let bootstrap = Bootstrap::from_env(HANG_LIMIT).unwrap();
     let table = plugin.raw_table().unwrap();
     let (mut ctx, mut listen, mut handle) = (null_mut(), null_mut(), [0u8; nccl::HANDLE_MAXSIZE]);
-    // SAFETY: the plugin writes one pointer into a local variable.
+    // SAFETY: the plugin writes one value to a local variable.
     assert_eq!(unsafe { table.init.unwrap()(&mut ctx, 1, None) }, nccl::SUCCESS);
     bootstrap.allgather(&nccl::NET_DEVICE_GIN_EFA_GDA.to_le_bytes()).unwrap();
-    // SAFETY: `init` returned `ctx`. The plugin writes a handle and a pointer into local variables.
+    // SAFETY: `init` returned `ctx`. The plugin writes a handle and a pointer to local variables.
     assert_eq!(unsafe { table.listen.unwrap()(ctx, 0, handle.as_mut_ptr().cast(), &mut listen) }, nccl::SUCCESS);
     bootstrap.allgather(&handle).unwrap();
     std::process::exit(0);
@@ -170,9 +170,9 @@ fn pass_invalid_arguments() {
     refused!(t.create_context(bogus, &mut config, &mut out, &mut dev));
 
     let mut ctx = null_mut();
-    // SAFETY: the plugin writes one pointer into a local variable.
+    // SAFETY: the plugin writes one value to a local variable.
     assert_eq!(unsafe { t.init.unwrap()(&mut ctx, 1, None) }, nccl::SUCCESS);
-    // SAFETY: the plugin writes one int into a local variable.
+    // SAFETY: the plugin writes one value to a local variable.
     assert_eq!(unsafe { t.devices.unwrap()(&mut number) }, nccl::SUCCESS);
     let mut properties = std::mem::MaybeUninit::zeroed();
     refused!(t.get_properties(-1, properties.as_mut_ptr()));

@@ -1,5 +1,5 @@
-//! A card that fails requests, stops or has too few counters, and a process at one of its limits: the error names cause and fix, and no wait
-//! hangs. tests/foreign has the same table for NCCL's own device code.
+//! A card that fails requests, stops, or has too few counters, and a process at one of its limits: the error names cause and fix, and no
+//! wait hangs. tests/foreign has the same table for NCCL's own device code.
 #![allow(unsafe_code)]
 
 use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role};
@@ -10,18 +10,18 @@ use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin, log};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A failure of rank 0, and what the ranks see of it.
+/// A failure on rank 0, and what each rank sees of it.
 struct Failure {
     name: &'static str,
-    /// SOFTEFA_FAULTS of rank 0.
+    /// Rank 0's SOFTEFA_FAULTS.
     faults: &'static str,
-    /// A limit that rank 0 sets before its first post: a resource, and the value.
+    /// A limit that rank 0 sets before its first post: the resource and the value.
     limit: Option<(libc::__rlimit_resource_t, fn() -> u64)>,
-    /// Parts of the WARN line of rank 0 and of rank 1.
+    /// Parts of the WARN lines of rank 0 and rank 1.
     seen: [&'static [&'static str]; 2],
 }
 
-/// A rank that cannot accept a connection looks like this to the other.
+/// How a rank that cannot accept a connection looks to the other.
 const NO_ANSWER: &[&str] = &["write to rank 0", "the peer never answered", "check that the peer runs, its log"];
 
 const FAILURES: [Failure; 2] = [
@@ -42,7 +42,7 @@ const FAILURES: [Failure; 2] = [
     },
 ];
 
-/// Failures that a rank learns of when the software card has waited for 5 s.
+/// Failures that a rank notices only after the software card has waited for 5 s.
 const SLOW_FAILURES: [Failure; 5] = [
     Failure {
         name: "dead card",
@@ -72,7 +72,7 @@ const SLOW_FAILURES: [Failure; 5] = [
     Failure {
         name: "no memory",
         faults: "",
-        // The C library ends a process whose thread finds no memory for its thread-local data.
+        // The C library kills the process if a thread finds no memory for its thread-local data.
         limit: Some((libc::RLIMIT_AS, || address_space() as u64 + (512 << 10))),
         seen: [&["write to rank 1", "the peer never answered", "no memory: raise", "`ulimit -v`"], NO_ANSWER],
     },
@@ -127,12 +127,12 @@ fn set_limit(resource: libc::__rlimit_resource_t, value: u64) {
     assert_eq!(unsafe { libc::setrlimit(resource, &limit) }, 0);
 }
 
-/// One rank: set-up, then posts to the other rank until the failure shows.
+/// Runs one rank: set-up, then posts to the other rank until the failure shows.
 fn rank(failure: &Failure) {
     let bootstrap = Bootstrap::from_env(HANG_LIMIT).expect("a launcher");
     let me = bootstrap.rank();
     if me == 0 && !failure.faults.is_empty() {
-        // SAFETY: the test runner's thread, the only other one, waits and uses no environment.
+        // SAFETY: the only other thread is the test runner's, which waits and doesn't use the environment.
         unsafe { std::env::set_var("SOFTEFA_FAULTS", failure.faults) };
     }
     let plugin = Plugin::find(&std::env::var("NCCL_GIN_PLUGIN").expect("set")).expect("the plugin");
@@ -145,14 +145,14 @@ fn rank(failure: &Failure) {
         if let Some((resource, value)) = failure.limit.filter(|_| me == 0) {
             set_limit(resource, value());
         }
-        // The other rank's first post makes a connection, which is to meet the limit.
+        // The other rank's first post makes a connection, which should hit the limit.
         comm.barrier().expect("all ranks");
         // SAFETY: `createContext` returned the handle, and the context is open.
         let kernel = unsafe { Context::from_handle(context.handle(), 0) }.expect("a handle");
         kernel.set_timeout_ns(HANG_LIMIT.as_nanos() as u64);
         let target = DeviceWindow(window.gin_handle());
         let sees_nothing = failure.seen[me].is_empty();
-        // The rank that sees nothing sends some values too, which arrive.
+        // The rank that sees nothing also sends some values, which arrive.
         for round in 0u64.. {
             let sent = kernel.put_value(1 - me as u32, target.at(0), round, 8, Action::NONE, Flags::NONE);
             let sent = sent.and_then(|_| if round % 8 == 7 { kernel.flush() } else { Ok(()) });
@@ -166,13 +166,13 @@ fn rank(failure: &Failure) {
     }
     let line = log::last_warn().unwrap_or_default();
     println!("saw {line}");
-    // Only `softefa` tells the plugin which limit the card met.
+    // Only `softefa` tells the plugin which limit the card hit.
     let known = |part: &&&str| !over_efa() || !part.contains("raise") && !part.contains("ulimit");
     for part in failure.seen[me].iter().filter(known) {
         assert!(line.contains(part), "{part:?} in {line:?}");
     }
     assert!(!failure.seen[me].is_empty() || line.is_empty(), "{line}");
-    // A rank that closes takes its endpoints away from the other.
+    // A rank that closes takes its endpoints away from the other one.
     comm.barrier().expect("all ranks");
     drop(context.map(|context| context.destroy().expect("destroyed")));
     window.deregister().expect("deregistered");

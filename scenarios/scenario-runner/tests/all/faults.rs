@@ -1,5 +1,5 @@
-//! SIGKILL and SIGSTOP of one rank at a seeded moment of set-up, traffic or teardown. The other ranks end by themselves, and no message
-//! blames another rank than the killed or stopped one.
+//! SIGKILL or SIGSTOP to one rank at a seeded moment of set-up, traffic or teardown. The other ranks end on their own, and no message
+//! blames a rank other than the killed or stopped one.
 
 use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
@@ -15,16 +15,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const NAME: &str = "rank_killed_or_stopped_is_named";
-/// Jobs at the same time, because a job mostly waits; the second number is for a soak.
+/// Concurrent jobs: a job mostly waits. The second number is for a soak.
 const JOBS: [usize; 2] = [12, 20];
-/// FERROGIN_TIMEOUT of the ranks, in seconds: a rank that is silent for a quarter of it is reported.
+/// The ranks' FERROGIN_TIMEOUT, in seconds: a rank that is silent for a quarter of it is reported.
 const TIMEOUT: u64 = 20;
-/// The file for which a rank waits that has noticed the fault: closing takes its endpoints away from those that have not.
+/// The file that a rank waits for after it has noticed the fault: closing takes its endpoints away from ranks that have not noticed yet.
 const RELEASE: &str = "FERROGIN_TEST_RELEASE";
-/// Spinning processes for each core, while there is load.
+/// Spinning processes per core, under load.
 const SPINNERS: usize = 4;
 
-/// The moments that a fault is tied to: a call of the victim begins.
+/// The moments a fault is tied to: the start of one of the victim's calls.
 const MOMENTS: [&str; 8] =
     ["init", "init", "regMrSym", "createContext", "traffic", "traffic", "destroyContext", "closeColl"];
 
@@ -37,7 +37,7 @@ fn rank_killed_or_stopped_is_named() {
     let Some(dist) = dist(NAME) else { return };
     let number = repetitions("FERROGIN_KILLS", 50, 500);
     let first = repetitions("FERROGIN_KILLS_FIRST", 0, 0);
-    // In a soak the second half runs on a loaded machine.
+    // In a soak, the second half runs on a loaded machine.
     let halves = if soak() { vec![number / 2, number - number / 2] } else { vec![number] };
     let (mut seed, mut failures, mut tally) = (first, Vec::new(), Tally::default());
     for (half, trials) in halves.into_iter().enumerate() {
@@ -72,17 +72,17 @@ fn rank_killed_or_stopped_is_named() {
         seed += trials;
     }
     assert!(failures.is_empty(), "{} of {number} trials failed:\n{}", failures.len(), failures.join("\n"));
-    // A campaign in which no message blames the victim checks nothing.
+    // A campaign where no message blames the victim checks nothing.
     assert!(number < 20 || tally.named > 0, "{tally:?}");
 }
 
-/// What the survivors of trials saw.
+/// What the trials' survivors saw.
 #[derive(Debug, Default)]
 struct Tally {
     survivors: u64,
     /// Messages that blame the victim.
     named: u64,
-    /// Messages of the plugin that blame no rank.
+    /// The plugin's messages that blame no rank.
     unknown: u64,
 }
 
@@ -94,7 +94,7 @@ impl Tally {
     }
 }
 
-/// Processes that spin, killed on drop.
+/// Spinning processes, killed on drop.
 struct Load(Vec<Child>);
 
 impl Load {
@@ -189,7 +189,7 @@ impl Trial {
     }
 }
 
-/// Waits for lines of the ranks, at most for [`HANG_LIMIT`]: the caller reports with all lines what is missing.
+/// Waits for output from the ranks, up to [`HANG_LIMIT`]: the caller then reports what is missing, with all lines.
 fn await_lines(running: &Running, ready: impl Fn(&Running) -> bool) {
     let began = Instant::now();
     while !ready(running) && began.elapsed() < HANG_LIMIT {
@@ -201,7 +201,7 @@ fn has_line(running: &Running, rank: usize, start: &str) -> bool {
     running.captured().iter().any(|line| line.rank == Some(rank) && line.text.starts_with(start))
 }
 
-/// The ranks that a message of the plugin blames. A rank that closed its communicator, or that passes a report on, is not blamed.
+/// The ranks that a message from the plugin blames. A rank that closed its communicator, or that passes on a report, is not blamed.
 fn blamed(message: &str) -> Vec<usize> {
     let mut ranks = Vec::new();
     for (at, word) in message.match_indices("rank ") {
@@ -236,7 +236,7 @@ fn blamed_ranks_are_found_in_messages() {
     }
 }
 
-/// Makes a call, and prints its begin and its result.
+/// Makes a call, and prints its start and its result.
 fn call<T>(name: &str, body: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     println!("begin {name}");
     let result = body();
@@ -245,9 +245,9 @@ fn call<T>(name: &str, body: impl FnOnce() -> Result<T, String>) -> Result<T, St
     result
 }
 
-/// One rank: set-up, traffic to all other ranks, teardown.
+/// Runs one rank: set-up, traffic to all other ranks, teardown.
 fn rank() {
-    // Errors of the calls are printed.
+    // The calls' errors are printed.
     let _ = calls();
     println!("end");
 }
@@ -275,12 +275,12 @@ fn calls() -> Result<(), String> {
     destroyed.and(deregistered).and(closed)
 }
 
-/// Sends values to all other ranks, until the device code reports an error. The last ones are not flushed.
+/// Sends values to all other ranks until the device code reports an error. The last ones are not flushed.
 #[allow(unsafe_code)]
 fn traffic(comm: &Comm, context: &mini_nccl::GinContext, window: DeviceWindow) -> Result<(), String> {
     // SAFETY: `createContext` returned the handle, and the caller keeps the context open.
     let kernel = unsafe { Context::from_handle(context.handle(), 0) }.map_err(|status| status.to_string())?;
-    // The card reports a dead peer before.
+    // The card reports a dead peer earlier.
     kernel.set_timeout_ns(HANG_LIMIT.as_nanos() as u64);
     let peers = || (0..comm.nranks()).filter(|peer| *peer != comm.rank());
     let result = (0u64..2000).try_for_each(|round| {

@@ -1,5 +1,5 @@
-//! SIGKILL of a rank at any moment, also during set-up: the other rank ends by itself, with an error, before its deadline. A rank that
-//! gets SIGTERM ends by it, and one that is stopped is named.
+//! SIGKILL to a rank at any moment, even during set-up: the other rank exits on its own, with an error, before its deadline. A rank that
+//! gets SIGTERM dies from it, and one that is stopped is named.
 
 use crate::common::{dist, over_efa, report, scenarios};
 use ferrogin_test_support::{repetitions, wait};
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Jobs at the same time, because a run mostly waits.
+/// Concurrent jobs: a job mostly waits.
 const JOBS: usize = 4;
 
 #[test]
@@ -39,7 +39,7 @@ fn rank_killed_at_any_moment_fails_other_rank() {
 }
 
 fn kill(dist: &Path, number: u64) -> Result<(), String> {
-    // splitmix64's multiplier spreads the moments, which are the same in each run.
+    // splitmix64's multiplier spreads the moments, which are the same in every run.
     let moment = Duration::from_micros(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44);
     let (victim, wire) = ((number % 2) as usize, if number % 4 < 3 || over_efa() { "shm" } else { "tcp" });
     let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "3"]).output(Output::Capture);
@@ -56,7 +56,7 @@ fn kill(dist: &Path, number: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The outcome of a job whose rank 1 gets `signal` after set-up.
+/// Runs a job whose rank 1 gets `signal` after set-up.
 fn outcome_after(dist: &Path, signal: Signal, grace: Duration) -> Outcome {
     let job = scenarios(dist, 2).args(["--reps", "20000", "--deadline", "2"]).env("FERROGIN_TIMEOUT", "20");
     let mut running = job.grace(grace).start().expect("the job starts");
@@ -66,7 +66,7 @@ fn outcome_after(dist: &Path, signal: Signal, grace: Duration) -> Outcome {
     running.wait()
 }
 
-/// A handler that a library of libfabric installed would catch the signal, and SIGINT too, which the parent of the tests may ignore.
+/// A handler installed by one of libfabric's libraries would catch the signal, and also SIGINT, which the tests' parent may ignore.
 #[test]
 fn rank_dies_by_its_own_signal() {
     let Some(dist) = dist("rank_dies_by_its_own_signal") else { return };
@@ -76,7 +76,7 @@ fn rank_dies_by_its_own_signal() {
     assert_eq!(seen, (Some(1), Some(Signal::SIGTERM as i32)), "{}", report(&outcome));
 }
 
-/// The limit is FERROGIN_TIMEOUT and four deadlines.
+/// The limit is FERROGIN_TIMEOUT plus four deadlines.
 #[test]
 #[ignore = "make check"]
 fn stopped_rank_is_named_after_timeout() {

@@ -1,5 +1,5 @@
-//! No files remain in /dev/shm or /tmp after success or after a rank is killed. The test runs in its own mount namespace, where both
-//! directories are empty at first.
+//! No files remain in /dev/shm or /tmp after success, or after a rank is killed. The test runs in its own mount namespace, where both
+//! directories start out empty.
 
 use crate::common::{ROLE, dist, must_pass, on_software_card, over_efa, report, reps, role, seconds, wires};
 use ferrogin_test_support::child::full_name;
@@ -8,7 +8,7 @@ use mini_nccl::launch::{Job, Running, Signal};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The directory of the programs in the namespace.
+/// Where the programs are in the namespace.
 const STAGE: &str = "/mnt";
 
 #[test]
@@ -60,7 +60,7 @@ fn in_namespace(name: &str, body: impl FnOnce()) {
          exec {STAGE}/test --exact {test} --include-ignored --nocapture",
         work.display()
     );
-    // Any user may use a user namespace. Root may work without one where they are not available, as in a chroot.
+    // Any user may use a user namespace. Where those are not available, as in a chroot, root may do without one.
     let attempts: [&[&str]; 2] = [&["--mount", "--user", "--map-root-user"], &["--mount"]];
     let mut refusals = Vec::new();
     let output = attempts.iter().find_map(|flags| {
@@ -105,13 +105,13 @@ fn assert_no_files(after: &str) {
     }
 }
 
-/// Runs the scenarios to their end.
+/// Runs the scenarios to completion.
 fn run(wire: &str) {
     must_pass(&scenarios(&reps(200).to_string()).env("SOFTEFA_WIRE", wire).run().unwrap());
     assert_no_files("success");
 }
 
-/// Kills one rank during the scenarios. The other rank must end by itself, with an error.
+/// Kills one rank during the scenarios. The other rank must exit on its own, with an error.
 fn killed(wire: &str, victim: usize) {
     let job = scenarios("20000").args(["--deadline", "5"]).env("SOFTEFA_WIRE", wire);
     let mut running: Running = job.start().unwrap();

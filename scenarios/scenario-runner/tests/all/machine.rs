@@ -1,11 +1,11 @@
-//! A GPU or a driver on which kernels cannot run: one line with the versions and the fix.
+//! A GPU or driver that cannot run the kernels gets one line with the versions and the fix.
 
 use crate::common::{not_over_efa, report, scenarios};
 use crate::on_gpu::{gpu, has_driver, kernels};
 use std::path::Path;
 use std::process::Command;
 
-/// What `--gpu` prints on a software GPU with these settings, and its status.
+/// Returns the exit status and output of `--gpu` on a software GPU with these settings.
 fn machine(dist: &Path, settings: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_scenario-runner"));
     command.arg("--gpu").env("LD_LIBRARY_PATH", dist.join("gpu")).envs(settings.iter().copied());
@@ -36,7 +36,7 @@ fn old_or_missing_gpu_is_refused_with_fix() {
     }
 }
 
-/// nvcc's newer PTX on an older driver, and machine code on another GPU: each rank ends with the file, the versions and the fix.
+/// Newer PTX from nvcc on an older driver, and machine code on another GPU: each rank exits with the file, the versions and the fix.
 #[test]
 fn kernels_for_another_machine_are_refused_with_versions() {
     let name = "kernels_for_another_machine_are_refused_with_versions";

@@ -1,4 +1,4 @@
-//! The tests of the scenarios.
+//! Tests of the scenarios.
 
 mod bad_input;
 mod common;

@@ -1,4 +1,4 @@
-//! The scenarios as kernels, on the GPU that the CUDA driver has; where there is none, on the software GPU. No test knows the driver.
+//! The scenarios as kernels, on the CUDA driver's GPU, or if there is none, on the software GPU. The tests don't know which.
 
 use crate::common::{dist, must_pass, must_pass_all, not_over_efa, repeated, report, scenarios};
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
@@ -23,7 +23,7 @@ pub fn has_driver() -> bool {
     *HAS_DRIVER
 }
 
-/// The launcher of an MPI. Without one `test` says so, and runs its ranks by the built-in launcher.
+/// MPI's launcher. If there is none, says so and returns the built-in launcher.
 fn mpirun(test: &str) -> Launcher {
     if find_mpirun().is_some() {
         return Launcher::Mpirun;
@@ -32,7 +32,7 @@ fn mpirun(test: &str) -> Launcher {
     Launcher::Builtin
 }
 
-/// The scenarios as kernels.
+/// A job that runs the scenarios as kernels.
 pub fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
     on_gpu(dist, repeated(dist, ranks, 60).args(options.iter().copied()))
 }
@@ -49,7 +49,7 @@ pub fn all_pass(job: Job) -> Outcome {
     outcome
 }
 
-/// Also where the launcher numbers the ranks of a host beyond its GPUs.
+/// Also holds if the launcher numbers a host's ranks beyond its GPUs.
 #[test]
 fn rank_uses_gpu_of_its_local_rank() {
     let name = "rank_uses_gpu_of_its_local_rank";
@@ -79,7 +79,7 @@ fn kernels_pass_with_each_api() {
     }
 }
 
-/// More posts than the ring has slots.
+/// Posts more than the ring has slots.
 #[test]
 #[ignore = "make check"]
 fn floods_of_kernels_pass_with_each_api() {
@@ -90,7 +90,7 @@ fn floods_of_kernels_pass_with_each_api() {
     }
 }
 
-/// The card and the plugin reach memory of the GPU by the driver's copies alone.
+/// The card and the plugin reach GPU memory only through the driver's copies.
 #[test]
 fn kernels_pass_where_cpu_cannot_touch_memory_of_gpu() {
     let Some(dist) = gpu("kernels_pass_where_cpu_cannot_touch_memory_of_gpu") else { return };
@@ -148,7 +148,7 @@ fn kernels_pass_with_four_ranks() {
     all_pass(kernels(&dist, 4, &["--api", "cuda"]).launcher(mpirun(name)));
 }
 
-/// 132 blocks post on one endpoint and flush while others post; and 132 threads of one block do, in the mode CTA.
+/// 132 blocks post on one endpoint and flush while others post, and so do 132 threads of one block, in mode CTA.
 #[test]
 #[ignore = "make check"]
 fn many_blocks_share_one_endpoint() {
@@ -160,8 +160,7 @@ fn many_blocks_share_one_endpoint() {
     }
 }
 
-/// Lanes of a warp: in `lanes` they make the calls of lanes together, and in `value-storm` gin.cuh joins those that post at the same
-/// time.
+/// Lanes of a warp: in `lanes` they make calls together as lanes, and in `value-storm` gin.cuh combines those that post at the same time.
 fn lanes_pass(dist: &Path, api: &str, layout: &str, policy: &str, memory: &str, faults: &str) {
     let options = ["--api", api, "--backend-version", layout, "--packed", "--lanes", "32"];
     let job = kernels(dist, 2, &options).args(["--only", "lanes", "--only", "value-storm"]);
@@ -175,7 +174,7 @@ fn lanes_of_warp_post_together() {
     lanes_pass(&dist, "cuda", "1", "combining", "weak", "seed=7,reorder=32,delay_us=0..200,reread=0.2,max_batch=32");
 }
 
-/// Cards that take batches of 32, of 4 and of 16.
+/// With cards whose batches are limited to 32, 4 and 16.
 #[test]
 #[ignore = "make check"]
 fn lanes_of_warp_post_together_with_each_api() {
@@ -187,7 +186,7 @@ fn lanes_of_warp_post_together_with_each_api() {
 
 const FAILED: &[&str] = &["the card completed a work request in error", "aborted by the host"];
 
-/// The job fails with one of the statuses that are expected. The plugin may abort the kernels before they see the card's error.
+/// Checks that the job fails with one of the expected statuses. The plugin may abort the kernels before they see the card's error.
 fn ends_with(dist: &Path, faults: &str, options: &[&str], expected: &[&str]) {
     let outcome = kernels(dist, 2, options).env("SOFTEFA_FAULTS", faults).run().expect("the job starts");
     let is_named = expected.iter().any(|status| outcome.text().contains(status));
@@ -200,7 +199,7 @@ fn kernels_end_with_status_of_failure() {
     ends_with(&dist, "error_every=2", &["--api", "cuda", "--only", "flood"], FAILED);
 }
 
-/// A wait ends with the status for the reason, and the next job runs.
+/// A wait ends with the status for its cause, and the next job runs.
 #[test]
 #[ignore = "make check"]
 fn kernels_of_each_api_end_with_status_of_failure() {

@@ -1,4 +1,4 @@
-//! The scenarios with ranks that are threads of one process, as with several GPUs in a process.
+//! The scenarios with ranks that are threads of one process, as in a process with several GPUs.
 
 use crate::common::{child, dist, must_pass, role};
 use ferrogin_test_support::wait::HANG_LIMIT;

@@ -91,7 +91,7 @@ fn scenarios_pass_with_all_faults() {
     passes_with_faults("scenarios_pass_with_all_faults", &cards);
 }
 
-/// At the end of a storm a rank waits for all values of the others. The card of one rank is so slow that this takes longer than the deadline.
+/// At the end of a storm, a rank waits for all of the others' values. One rank's card is so slow that this takes longer than the deadline.
 /// No deadline outlasts every pause of the machine, so a longer one follows.
 #[test]
 #[ignore = "make check"]
@@ -119,7 +119,7 @@ fn storm_with_slow_rank(seconds: u64) {
     if bootstrap.rank() == 1 {
         let delay = 5000 * seconds;
         let faults = format!("sq_size=16,max_batch=4,delay_us={delay}..{delay}");
-        // SAFETY: the test runner's thread, the only other one, waits and uses no environment.
+        // SAFETY: the only other thread is the test runner's, which waits and doesn't use the environment.
         unsafe { std::env::set_var("SOFTEFA_FAULTS", faults) };
     }
     let config = Config { deadline: Duration::from_secs(seconds), ..Config::from_env() };
@@ -128,7 +128,7 @@ fn storm_with_slow_rank(seconds: u64) {
     world.close().unwrap();
 }
 
-/// A card without completion counters in hardware: `init` fails, so that NCCL goes on without the plugin, and names the fix.
+/// On a card without hardware completion counters, `init` fails, so that NCCL goes on without the plugin, and names the fix.
 #[test]
 fn init_fails_without_counters() {
     let Some(dist) = dist("init_fails_without_counters") else { return };

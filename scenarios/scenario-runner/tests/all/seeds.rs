@@ -1,8 +1,8 @@
-//! The scenarios on cards with faults, one run for each seed.
+//! The scenarios on cards with faults, one run per seed.
 //!
-//! The seed determines the faults, the wire, the sizes of queues, the posting policy and the layout. Most runs must deliver every byte despite
-//! the faults. In some runs requests fail, and each rank that posted one must report it. In a few runs a card stops responding, and all ranks
-//! must end.
+//! The seed determines the faults, the wire, the queue sizes, the posting policy and the layout. Most runs must deliver every byte despite
+//! the faults. In some runs requests fail, and each rank that posted one must report it. In a few runs a card stops responding, and all
+//! ranks must exit.
 //!
 //! `FERROGIN_SEEDS_FIRST=17 FERROGIN_SEEDS=1 cargo test --release -p scenario-runner --test all seeds::campaign -- --ignored` repeats seed 17.
 
@@ -12,14 +12,14 @@ use mini_nccl::launch::Outcome;
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The expected end of a run.
+/// How a run should end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// All data arrives.
     Exact,
     /// Requests fail, and each rank that posted one reports it.
     Errors,
-    /// A card stops responding, and all ranks end.
+    /// A card stops responding, and all ranks exit.
     Death,
 }
 
@@ -49,7 +49,7 @@ impl Run {
         let delay = random.of(&["", "", "delay_us=0..5", "delay_us=0..50", "delay_us=20..200"]);
         fault(delay);
         fault(random.of(&["", "reread=0.01", "reread=0.2", "reread=1"]));
-        // Counters start near both ends of the range, and anywhere.
+        // Counters start near either end of the range, or anywhere.
         let start = [0x7fff_ffff - random.below(600), random.below(0x8000_0000), 0x8000_0000 - 4096 - random.below(64)];
         if !random.one_in(4) {
             fault(&format!("cntr_start={}", random.of(&start)));
@@ -84,12 +84,12 @@ impl Run {
             .env("FERROGIN_POST", self.post)
             .env("SOFTEFA_WIRE", self.wire)
             .env("SOFTEFA_FAULTS", &self.faults);
-        // Waits of a rank whose requests failed end by this time, in seconds.
+        // A rank whose requests failed stops waiting after this time, in seconds.
         let job = if self.kind == Kind::Exact { job } else { job.args(["--deadline", "10"]) };
         job.run().expect("the job starts")
     }
 
-    /// What is wrong with the end of the run.
+    /// What is wrong with how the run ended.
     fn problem(&self, outcome: &Outcome) -> Option<String> {
         let text = outcome.text();
         if let Some(word) = ["panicked", "is a bug in softefa", "expected 0x"].iter().find(|word| text.contains(**word))

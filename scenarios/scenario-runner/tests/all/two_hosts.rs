@@ -1,4 +1,4 @@
-//! Ranks on two and on four hosts, which are network namespaces here.
+//! Ranks on two and four hosts, simulated as network namespaces.
 
 use crate::common::{dist, not_over_efa, seconds};
 use ferrogin_test_support::ranks_on_hosts;
@@ -6,7 +6,7 @@ use ferrogin_test_support::wait::HANG_LIMIT;
 use scenario_runner::scenario::SCENARIOS;
 use std::process::Command;
 
-/// Runs scenarios between `hosts` with `each` ranks; `arguments` are for the program. Nothing happens where the machine has no namespaces.
+/// Runs scenarios on `hosts` hosts with `each` ranks; the program gets `arguments`. Does nothing if the machine has no namespaces.
 fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
     let Some(dist) = dist(test) else { return };
     if not_over_efa(test, "it chooses its providers itself") {
@@ -30,7 +30,7 @@ fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variabl
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}");
     assert_eq!(text.matches("PASS ").count(), expected, "{text}");
-    // Each rank has a card of its own, and each card is inserted once, whatever the number of contexts and signals.
+    // Each rank has its own card, and each card's address is inserted once, however many contexts and signals there are.
     let inserted: Vec<_> = text.lines().filter(|line| line.contains(" peer addresses")).collect();
     let each_card = format!(" {} peer addresses", hosts * each);
     assert!(!inserted.is_empty() && inserted.iter().all(|line| line.contains(&each_card)), "{inserted:?}");
@@ -42,7 +42,7 @@ fn scenarios_pass_across_network_namespaces() {
     across("scenarios_pass_across_network_namespaces", (2, 1), &["--reps", "300"], &[], SCENARIOS.len());
 }
 
-/// Within a host the cards take shared memory, and across hosts the address.
+/// Cards use shared memory within a host, and addresses across hosts.
 #[test]
 fn two_hosts_of_two_ranks_pass_scenarios() {
     across("two_hosts_of_two_ranks_pass_scenarios", (2, 2), FEW, &[], 3);

@@ -1,5 +1,5 @@
-//! Values from four threads on one endpoint, on a card that completes in any order and reads sources again, across the wrap of its
-//! counters. Another test shows that such a run detects a value slot that is reused too early.
+//! Values from four threads on one endpoint, on a card that completes in any order and rereads sources, while its counters wrap. Another
+//! test shows that such a run detects a value slot that is reused too early.
 
 use crate::common::{child, dist, must_pass, role, scenarios};
 use ferrogin_device::Context;
@@ -17,12 +17,12 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Values of a long run; a million takes a minute or two.
+/// Values in a long run; a million takes a minute or two.
 fn many() -> u32 {
     repetitions("FERROGIN_VALUES", 100_000, 100_000) as u32
 }
 
-/// Settings of a card that completes in any order and reads sources again, and whose counters wrap during the posts of an endpoint.
+/// Sets up a card that completes in any order and rereads sources, and whose counters wrap while an endpoint posts.
 fn with_hard_faults(job: Job, values: u32) -> Job {
     let start = (1u32 << 31) - values / 4;
     job.env("SOFTEFA_FAULTS", format!("seed=11,reorder=64,reread=0.2,cntr_start={start}"))
@@ -30,7 +30,7 @@ fn with_hard_faults(job: Job, values: u32) -> Job {
 
 fn storm(test: &str, policy: &str, layout: &str, values: u32) {
     let Some(dist) = dist(test) else { return };
-    // Two steps; a step's divisor is 20, and a round has three quarters of the burst on average.
+    // There are two steps with a divisor of 20, and a round has three quarters of the burst on average.
     let rounds = (values / (2 * STORM_LANES * STORM_BURST * 3 / 4)).max(1);
     let job = scenarios(&dist, 2).env("FERROGIN_POST", policy);
     let job = job.args(["--only", "value-storm", "--backend-version", layout, "--reps", &(rounds * 20).to_string()]);
@@ -60,8 +60,8 @@ fn many_values_arrive_with_locked_policy() {
     storm("many_values_arrive_with_locked_policy", "locked", "1", many());
 }
 
-/// A run whose posts do not wait for the previous lap, so that a slot is written while the card may still read it. The run must
-/// fail, and must pass on an unchanged copy.
+/// If posts don't wait for the previous lap, a slot is written while the card may still read it. Such a run must fail, and must pass on an
+/// unchanged copy.
 #[test]
 #[ignore = "make check"]
 fn early_slot_reuse_is_detected() {
@@ -73,14 +73,14 @@ fn early_slot_reuse_is_detected() {
     let Some(dist) = dist(name) else { return };
     let job = |role| with_hard_faults(child(&dist, name, role, 2), 1 << 20);
     must_pass(&job("guarded").run().expect("the job starts"));
-    // On a loaded machine the card may be ahead of the posts for a whole run.
+    // On a loaded machine, the card may stay ahead of the posts for a whole run.
     wait_until("wrong value in a run without the guard", || {
         let outcome = job("unguarded").run().expect("the job starts");
         !outcome.success() && outcome.text().contains("expected 0x")
     });
 }
 
-/// Like operations over 1 GiB, with less memory: one request carries at most 1000 bytes.
+/// Like operations over 1 GiB, but with less memory: a request carries at most 1000 bytes.
 #[test]
 fn large_operations_are_split() {
     large_operations_pass("large_operations_are_split", "combining");
@@ -113,13 +113,13 @@ fn rank_on_a_copy(edit: Edit, names: &[&str], reps: u32) {
     world.close().expect("teardown");
 }
 
-/// The change in a copy of ferrogin's part of the device block.
+/// A change to a copy of ferrogin's part of the device block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Edit {
     Nothing,
-    /// The policy does not know that values use slots.
+    /// The policy doesn't know that values use slots.
     NoSlotGuard,
-    /// One request carries at most 1000 bytes.
+    /// A request carries at most 1000 bytes.
     SmallRequests,
 }
 
@@ -132,7 +132,7 @@ struct OnCopy {
 #[repr(C)]
 struct Block {
     header: HandleHeader,
-    /// The array that handles are computed from. Only the reset reads it, for a number of slots that these tests do not use.
+    /// The array that handles are computed from. Only the reset reads it, for a number of slots that these tests don't use.
     devs: [u8; size_of::<DevHandle>()],
 }
 

@@ -1,6 +1,6 @@
-//! Programs whose signals are words of memory (FERROGIN_SIGNALS=emulated), on a card with faults: the workloads of the scenarios, which are
-//! the patterns of NCCL's barriers, DeepEP and nccl_ep, on CPU threads and as kernels; and a campaign of mixed signals on CPU threads. Each
-//! checks all bytes and all counts against a reference.
+//! Programs whose signals are words in memory (FERROGIN_SIGNALS=emulated), on a card with faults: the scenarios' workloads, which are the
+//! patterns of NCCL's barriers, DeepEP and nccl_ep, on CPU threads and as kernels; and a campaign of mixed signals on CPU threads. Each
+//! checks all bytes and counts against a reference.
 #![allow(unsafe_code)]
 
 mod campaign;
@@ -19,7 +19,7 @@ use scenario_runner::world::plugin_from_env;
 use std::sync::Arc;
 
 const FAULTS: &str = "seed=21,reorder=512,reread=0.5,delay_us=0..50";
-/// Delays that let a thread see any order. The longer ones are for a machine so busy that the thread looks too late for the others.
+/// Delays that let a thread see any order. The longer ones are for a machine so busy that the thread would otherwise look too late.
 const SLOW: [&str; 3] = [
     "seed=21,reorder=512,reread=0.5,delay_us=0..20000",
     "seed=21,reorder=512,reread=0.5,delay_us=0..100000",
@@ -62,20 +62,20 @@ fn workloads_pass_as_kernels() {
     }
 }
 
-/// A workload with a deliberate fault fails because of a byte or a count. A soak run takes the `long` faults too, and the workload also passes
-/// without the fault on the same card.
+/// Checks that a workload with a deliberate fault fails because of a byte or a count. A soak run also takes the `long` faults, and checks
+/// that the workload passes on the same card without the fault.
 fn finds(job: impl Fn() -> Job, workload: &str, usual: &[&str], long: &[&str]) {
     for &spoil in usual.iter().chain(long.iter().filter(|_| soak())) {
         let is_order = ["weak", "flush"].contains(&spoil);
         let cards = if is_order { &SLOW[..] } else { &[FAULTS] };
         let run = |spoil: &str, deadline: &str, card: &str| {
             let job = job().args(["--only", workload, "--reps", "6", "--queue-depth", "16"]);
-            // A thread for each channel of `deepep`, which looks at nothing else meanwhile.
+            // One thread per channel of `deepep`, so that it looks at nothing else meanwhile.
             let job = if is_order && workload == "deepep" { job.args(["--lanes", "17"]) } else { job };
             let job = job.args(["--spoil", spoil, "--deadline", deadline]).env("FERROGIN_SIGNALS", "emulated");
             job.env("SOFTEFA_FAULTS", card).run().expect("the job starts")
         };
-        // The waiter of a lost signal is late, but for `deepep`, where the next signal tells.
+        // A lost signal makes its waiter late, except in `deepep`, where the next signal reveals it.
         let patience = seconds(HANG_LIMIT);
         let (deadline, found) = match spoil {
             "lost" if workload != "deepep" => ("5", ": waited for "),
@@ -95,7 +95,7 @@ fn finds(job: impl Fn() -> Job, workload: &str, usual: &[&str], long: &[&str]) {
     }
 }
 
-/// On CPU threads.
+/// Does the same for several workloads, on CPU threads.
 fn find(name: &str, faults: &[(&str, &[&str], &[&str])]) {
     let Some(dist) = dist(name) else { return };
     if not_over_efa(name, "verbs have no faults") {
@@ -131,7 +131,7 @@ fn kernels_find_deliberate_faults() {
     finds(|| on_gpu(&dist, scenarios(&dist, 2)), "deepep", &["weak", "flush"], &["lost", "doubled", "reset"]);
 }
 
-/// One rank of a job, which is a thread of the test's child process.
+/// One rank of a job, run by a thread of the test's child process.
 struct Rank {
     comm: Comm,
     memory: Arc<DeviceMemory>,
@@ -146,12 +146,12 @@ struct Needs {
     ranks: usize,
     contexts: i32,
     signals: i32,
-    /// Of the window.
+    /// Bytes of the window.
     bytes: usize,
     depth: i32,
 }
 
-/// Runs `body` in every rank of a job that has this process to itself, so that the process has the job's settings and no others.
+/// Runs `body` on every rank of a job that has this process to itself, so that only the job's settings apply to the process.
 fn ranks(needs: Needs, body: impl Fn(&Rank) + Sync) {
     let body = &body;
     std::thread::scope(|scope| {
@@ -187,7 +187,7 @@ fn ranks(needs: Needs, body: impl Fn(&Rank) + Sync) {
     });
 }
 
-// SAFETY: the handle of the contexts and the window are for all threads.
+// SAFETY: any thread may use the contexts' handle and the window.
 unsafe impl Sync for Rank {}
 
 impl Rank {
@@ -202,7 +202,7 @@ impl Rank {
         self.window.at(offset as u64)
     }
 
-    /// Polls until `is_done`, with the pauses of the device code.
+    /// Polls until `is_done`, with the device code's pauses.
     fn poll(&self, context: &Context<'_>, what: &str, mut is_done: impl FnMut() -> bool) {
         let mut round = 0u32;
         wait_until(what, || {

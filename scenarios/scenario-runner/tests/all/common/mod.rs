@@ -21,13 +21,13 @@ pub const ONE_CONTEXT: GinConfigV14 = GinConfigV14 {
     rank_stride: 1,
 };
 
-/// True if the jobs use libfabric's own provider `efa`, with the software card below verbs (FERROGIN_PROVIDER=efa); otherwise they use the
+/// Whether the jobs use libfabric's own provider `efa`, with the software card below verbs (FERROGIN_PROVIDER=efa), instead of the
 /// provider `softefa`.
 pub fn over_efa() -> bool {
     std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "efa")
 }
 
-/// The directory that `make build` fills. Without the plugin there, or without a libfabric for the jobs' provider, `test` is skipped.
+/// The directory that `make build` fills. Skips `test` if it lacks the plugin, or if there is no libfabric for the jobs' provider.
 pub fn dist(test: &str) -> Option<PathBuf> {
     if over_efa() {
         libfabric_for_gpus(test)?;
@@ -35,7 +35,7 @@ pub fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "verbs/libibverbs.so.1", "ferrogin"])
 }
 
-/// The wires of the software card. Cards below verbs reach each other on one host only.
+/// The software card's wires. Cards below verbs only reach each other on one host.
 pub fn wires() -> &'static [&'static str] {
     if over_efa() { &["shm"] } else { &["shm", "tcp"] }
 }
@@ -48,10 +48,10 @@ pub fn not_over_efa(test: &str, why: &str) -> bool {
     over_efa()
 }
 
-/// `ranks` ranks of `program` with the settings that a test of the plugin on the software card needs, and without all others.
+/// A job with `ranks` ranks of `program`, with the settings that a plugin test on the software card needs and no others.
 pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) -> Job {
     let job = if over_efa() {
-        // Each rank becomes the program.
+        // `ferrogin verbs` replaces itself with the program.
         Job::new(dist.join("ferrogin"), ranks).args(["verbs", "--"]).arg(program.into())
     } else {
         Job::new(program, ranks)
@@ -65,7 +65,7 @@ pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) 
     };
     job.env("NCCL_GIN_PLUGIN", dist.join("libnccl-gin-ferrogin.so"))
         .env("FERROGIN_DEVICE", "cpu")
-        // No wait for another rank ends because the machine is busy.
+        // No wait for another rank may time out because the machine is busy.
         .env("FERROGIN_TIMEOUT", seconds(HANG_LIMIT))
         .output(Output::Capture)
         // A job has many waits.
@@ -73,27 +73,27 @@ pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) 
         .grace(HANG_LIMIT)
 }
 
-/// A number of seconds as text.
+/// A duration in seconds, as text.
 pub fn seconds(time: Duration) -> String {
     time.as_secs().to_string()
 }
 
-/// The scenarios' program with `ranks` ranks.
+/// A job that runs the scenarios with `ranks` ranks.
 pub fn scenarios(dist: &Path, ranks: usize) -> Job {
     on_software_card(env!("CARGO_BIN_EXE_scenario-runner"), dist, ranks).args(["--deadline", &seconds(HANG_LIMIT)])
 }
 
-/// Repetitions of each step: `full` in a soak run, a twentieth of that otherwise. FERROGIN_REPS sets another number.
+/// Repetitions of each step: `full` in a soak run, otherwise a twentieth of that. FERROGIN_REPS overrides it.
 pub fn reps(full: u64) -> u64 {
     repetitions("FERROGIN_REPS", full / 20, full)
 }
 
-/// As [`scenarios`], with [`reps`] of `full`.
+/// Like [`scenarios`], with [`reps`] of `full`.
 pub fn repeated(dist: &Path, ranks: usize, full: u64) -> Job {
     scenarios(dist, ranks).args(["--reps", &reps(full).to_string()])
 }
 
-/// The test `name` of this executable in child processes, as `ranks` ranks with the role `role`.
+/// Runs this executable's test `name` in child processes, as `ranks` ranks with the role `role`.
 pub fn child(dist: &Path, name: &str, role: &str, ranks: usize) -> Job {
     let program = std::env::current_exe().expect("the path of this test");
     let job = on_software_card(program, dist, ranks).args([
@@ -110,12 +110,12 @@ pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Asserts that the job passed. The message has the ranks' output.
+/// Asserts that the job passed. The message includes the ranks' output.
 pub fn must_pass(outcome: &Outcome) {
     assert!(outcome.success(), "{}\n{}", outcome.failure.as_deref().unwrap_or_default(), report(outcome));
 }
 
-/// Asserts that the job passed with that many `PASS` lines.
+/// Asserts that the job passed with `count` `PASS` lines.
 pub fn must_pass_all(outcome: &Outcome, count: usize) {
     must_pass(outcome);
     assert_eq!(passes(outcome), count, "{}", report(outcome));

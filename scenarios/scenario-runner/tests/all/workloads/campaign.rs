@@ -1,13 +1,13 @@
-//! Mixed signals of mixed senders: strong and weak, indexed and VA, with a put, with a value and alone. Words are reset while signals for them
-//! are under way.
+//! Mixed signals from mixed senders: strong and weak, indexed and VA, with a put, with a value and alone. Words are reset while signals for
+//! them are in flight.
 //!
-//! The oracle knows the plans of all ranks. A value that it sees is torn if its halves differ, and early or doubled if it counts more signals
-//! than bytes have landed for. A signal is lost if the sums at the end are too low. Words are reset in three ways:
+//! The oracle knows the plans of all ranks. A value that it sees is torn if its halves differ, and early or doubled if it counts more
+//! signals than have had their bytes land. A signal is lost if the final sums are too low. Words are reset in three ways:
 //!
-//! * by an exchange, at any time: what was taken out is part of the sum, which is exact;
-//! * by a plain store, at any time: adds between the owner's read and its store are lost, so the sum is at most the exact one. A signal proxy
-//!   that undoes a reset makes it greater;
-//! * by a plain store while the only sender of that word waits, and signals for its neighbours come: the word's sum is exact.
+//! * by an exchange, at any time: what was taken out is part of the sum, which must be exact;
+//! * by a plain store, at any time: adds between the owner's read and its store are lost, so the sum is at most the exact one. If a signal
+//!   proxy undoes a reset, it's greater;
+//! * by a plain store while the word's only sender waits, and signals for its neighbours arrive: the word's sum must be exact.
 
 use super::{FAULTS, Needs, Rank, ranks};
 use crate::common::{child, dist, must_pass, not_over_efa, role};
@@ -19,21 +19,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const RANKS: usize = 4;
 const CONTEXTS: u32 = 2;
-/// Threads of a rank. Two post on each context.
+/// Threads per rank. Two post on each context.
 const LANES: u32 = 4;
-/// Operations of a round, from a thread to each rank: as many have a place of 8 bytes.
+/// Operations per round from a thread to each rank; each has a place of 8 bytes.
 const OPERATIONS: usize = 64;
-/// Words for weak signals with bytes, which all senders share. With it the receiver counts those of one sort.
+/// Words for weak signals with bytes, shared by all senders.
 const SHARED: usize = 3;
-/// The shared word that its owner resets by a plain store.
+/// The shared word that its owner resets with a plain store.
 const STORED: usize = 0;
-/// A VA add whose halves are the same as long as it was whole, and one of an indexed signal, which no immediate holds.
+/// A VA add, whose halves stay equal as long as it is whole, and an add to an indexed signal that doesn't fit in an immediate.
 const BOTH_HALVES: u64 = 1 << 32 | 1;
 const BOTH_QUARTERS: u32 = 1 << 16 | 1;
 
-/// Words of a thread, in both kinds: shared ones, one of signals without bytes, and one of strong signals for each sender.
+/// Words per thread, of either kind: shared ones, one for signals without bytes, and one per sender for strong signals.
 const WORDS: usize = SHARED + 1 + RANKS;
-/// Indexed words have a second set of shared ones, for amounts that travel as messages, and one for each peer that grants rounds.
+/// There is a second set of shared indexed words, for amounts that travel as messages, and one indexed word per peer that grants rounds.
 const GRANTS: usize = WORDS + SHARED;
 const INDEXED: usize = GRANTS + RANKS;
 const PLACES: usize = RANKS * OPERATIONS * 8;
@@ -60,7 +60,7 @@ struct Operation {
     aggregate: bool,
 }
 
-/// A word of a thread: its number in its kind.
+/// One of a thread's words: its number within its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Word {
     number: usize,
@@ -86,7 +86,7 @@ impl Word {
         self.number < SHARED || self.number >= WORDS
     }
 
-    /// The sender, of a word for strong signals.
+    /// The sender, if the word is for strong signals.
     fn sender(self) -> Option<usize> {
         (SHARED + 1..WORDS).contains(&self.number).then(|| self.number - SHARED - 1)
     }
@@ -95,7 +95,7 @@ impl Word {
         self.is_shared() && self.number % WORDS == STORED
     }
 
-    /// The signals in a value; any value of the word without bytes stands for itself.
+    /// The number of signals in a value; for the word without bytes, the value itself.
     fn count(self, seen: u64) -> Result<u64, u64> {
         let halves = match self {
             Self { number: SHARED, .. } => return Ok(seen),
@@ -114,7 +114,7 @@ struct Sign {
     amount: u64,
 }
 
-/// The operations of a rank to another, which both know.
+/// A rank's operations to another, which both know.
 fn plan(round: u64, lane: u32, from: usize, to: usize) -> Vec<Operation> {
     let mut random = Random::new(round << 16 | u64::from(lane) << 8 | (from * RANKS + to) as u64);
     let operation = |_| {
@@ -140,12 +140,12 @@ fn value_of(round: u64, from: usize, index: usize) -> u64 {
     1 << 63 | round << 16 | (from * OPERATIONS + index) as u64
 }
 
-/// A round of one sender, as its receiver sees it.
+/// A sender's round, as its receiver sees it.
 #[derive(Default)]
 struct Incoming {
     round: u64,
     plan: Vec<Operation>,
-    /// Operations whose bytes have not landed, in order.
+    /// Operations whose bytes have not landed yet, in order.
     missing: Vec<usize>,
 }
 
@@ -155,7 +155,7 @@ impl Incoming {
         Self { round, plan, missing }
     }
 
-    /// Strong signals of this kind, and those of them that all bytes before have landed for.
+    /// The number of strong signals of this kind, and how many of them have had all earlier bytes land.
     fn strong(&self, is_va: bool) -> (u64, u64) {
         let landed = self.missing.first().copied().unwrap_or(OPERATIONS);
         let signs = self.plan.iter().enumerate().filter_map(|(i, operation)| Some((i, operation.signal?)));
@@ -164,16 +164,16 @@ impl Incoming {
     }
 }
 
-/// The signals of a word.
+/// A word's signals.
 #[derive(Default, Clone, Copy)]
 struct Account {
     /// What resets took out.
     taken: u64,
-    /// Signals whose bytes have landed; the sum of the amounts, of the word without bytes.
+    /// Signals whose bytes have landed; for the word without bytes, the sum of the amounts.
     due: u64,
 }
 
-/// A thread of a rank, and its part of the context and the window.
+/// A rank's thread, and its part of the context and the window.
 struct Lane<'a> {
     rank: &'a Rank,
     me: usize,
@@ -185,7 +185,7 @@ struct Lane<'a> {
     accounts: [Account; WORDS + GRANTS],
     random: Random,
     signals: u64,
-    /// Posts, and those of them that found the send queue full.
+    /// Posts, and how many of them found the send queue full.
     posts: [u64; 2],
     resets: u64,
 }
@@ -210,7 +210,7 @@ impl<'a> Lane<'a> {
         lane
     }
 
-    /// The next round of a sender begins.
+    /// Starts a sender's next round.
     fn expect(&mut self, from: usize, round: u64) {
         self.incoming[from] = Incoming::new(round, plan(round, self.id, from, self.me));
         for signal in self.incoming[from].plan.iter().filter_map(|operation| operation.signal) {
@@ -268,16 +268,16 @@ impl<'a> Lane<'a> {
     }
 
     fn ext(&self) -> &ContextExt {
-        // SAFETY: the context keeps the struct.
+        // SAFETY: the context keeps the struct alive.
         unsafe { &*self.context.as_ptr() }
     }
 
-    /// Returns whether the send queue of puts and signals has no room.
+    /// Returns whether the send queue for puts and signals is full.
     fn is_full(&self) -> bool {
-        // SAFETY: the context keeps its structs. The data endpoint is the first one.
+        // SAFETY: the context keeps its structs alive. The data endpoint is the first one.
         let endpoint = unsafe { &*self.ext().routes.endpoints };
         let rung = (endpoint.posting.state.load(Ordering::Relaxed) >> STATE_RUNG_SHIFT) as u32;
-        // SAFETY: the counter is in host memory here, and the context keeps it.
+        // SAFETY: the counter is in host memory here, and the context keeps it alive.
         let completed = unsafe { AtomicU64::from_ptr(endpoint.config.completed.cast_mut()) }.load(Ordering::Relaxed);
         // The counter has 31 bits.
         rung.wrapping_sub(completed as u32) & 0x7fff_ffff >= endpoint.config.sq_size
@@ -300,7 +300,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Takes the value out of a word in one step.
+    /// Atomically takes the value out of a word.
     fn exchange(&self, word: Word) -> u64 {
         if word.is_va {
             return self.rank.memory.swap(self.va_word(word.number), 0);
@@ -312,7 +312,7 @@ impl<'a> Lane<'a> {
         word.swap(0, Ordering::AcqRel)
     }
 
-    /// Reads a word that all senders share, and resets it now and then. Returns the signals so far.
+    /// Reads a word that all senders share, and sometimes resets it. Returns the signals so far.
     fn observe(&mut self, word: Word) -> Result<u64, Status> {
         let resets = self.random.one_in(4);
         let seen = if resets && !word.is_stored() { self.exchange(word) } else { self.read(word)? };
@@ -330,7 +330,7 @@ impl<'a> Lane<'a> {
         Ok(sum)
     }
 
-    /// Compares what has come with the bytes that have landed, and lets senders go on whose round is over.
+    /// Compares what has arrived with the bytes that have landed, and grants senders their next round once theirs is over.
     fn check(&mut self) -> Result<(), Status> {
         let mut seen = [0; WORDS + GRANTS];
         for word in Word::ALL {
@@ -376,7 +376,7 @@ impl<'a> Lane<'a> {
             missing.retain(|&index| {
                 let seen = self.rank.memory.load(self.base + (from * OPERATIONS + index) * 8);
                 let has_landed = seen == value_of(*round, from, index);
-                // Of an earlier round at most.
+                // From an earlier round, if anything.
                 let is_old = seen == 0 || seen == value_of(seen << 1 >> 17, from, index) && seen << 1 >> 17 < *round;
                 assert!(has_landed || is_old, "rank {}: {seen:#x} in a place", self.me);
                 if let Some(signal) = plan[index].signal.filter(|signal| has_landed && !signal.is_strong) {
@@ -387,7 +387,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Returns whether all rounds of all senders are over and all sums are exact.
+    /// Returns whether all senders' rounds are over and all sums are exact.
     fn is_settled(&self) -> bool {
         let exact = |word: Word| {
             let Account { taken, due } = self.accounts[word.at()];
@@ -414,7 +414,7 @@ impl<'a> Lane<'a> {
                     self.check()?;
                 }
             }
-            // A card that finds no receive for a signal writes the bytes of its put again later. They are final once the put has completed.
+            // If a card finds no receive for a signal, it writes its put's bytes again later. They are final once the put has completed.
             context.flush()?;
         }
         rank.poll(&context, "sum of all signals", || {
@@ -425,7 +425,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// A rank with all its threads. Rank 0 asserts that posts found the send queue full, if they should.
+/// Runs a rank with all its threads. Rank 0 asserts that posts found the send queue full, if they should.
 fn campaign(rank: &Rank, wanted: u64, fills_queues: bool) {
     let per_round = (LANES as usize * RANKS * RANKS * OPERATIONS * 6 / 7) as u64;
     let rounds = wanted.div_ceil(per_round);
@@ -452,20 +452,20 @@ fn campaign(rank: &Rank, wanted: u64, fills_queues: bool) {
     }
 }
 
-/// What a campaign is short of.
+/// What a campaign runs short of.
 #[derive(Clone, Copy, PartialEq)]
 enum Short {
     Receives,
     SendQueues,
 }
 
-/// Runs the campaign with that many signals.
+/// Runs the campaign with `wanted` signals.
 fn mixed_signals(test: &str, short: Short, wanted: u64) {
     let (depth, receives) = if short == Short::Receives { (16, ",rq_size=2") } else { (2, "") };
     if let Some(role) = role() {
         let wanted = role.parse().expect("a number of signals");
         ranks(Needs { depth, ..NEEDS }, |rank| campaign(rank, wanted, short == Short::SendQueues));
-        // The last communicator wrote it.
+        // Written by the last communicator.
         let path = std::env::var("FERROGIN_METRICS").expect("set").replace("{rank}", "0");
         let metrics = Metrics::parse(&std::fs::read_to_string(path).expect("the metrics")).expect("the metrics");
         let number = |name| metrics.sum(name, &[]).expect("a number");
@@ -491,7 +491,7 @@ fn mixed_signals(test: &str, short: Short, wanted: u64) {
     said.for_each(|text| println!("{test}: {text}"));
 }
 
-/// The signals of a long campaign.
+/// Signals in a long campaign.
 fn many() -> u64 {
     repetitions("FERROGIN_SIGNALS_WANTED", 500_000, 5_000_000)
 }

@@ -1,5 +1,5 @@
-//! SIGKILL of a rank while its signals and signals to it are under way: waits of the others end with a status, a WARN line names the peer,
-//! no signal that arrived was early or is torn, and no other memory was changed.
+//! SIGKILL to a rank while signals from and to it are in flight: the others' waits end with a status, a WARN line names the peer, no signal
+//! that arrived was early or torn, and no other memory was changed.
 
 use super::{FAULTS, Rank};
 use crate::common::{child, dist, not_over_efa, report, role};
@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex};
 
 const RANKS: usize = 3;
 const VICTIM: u32 = 2;
-/// Operations to each peer at most, each with a place of 8 bytes. The last word of the window of each sender is for VA signals.
+/// Most operations to each peer, each with a place of 8 bytes. The last word of each sender's part of the window is for VA signals.
 const OPERATIONS: usize = 2047;
 const PART: usize = (OPERATIONS + 1) * 8;
 /// Words that no signal names.
 const GUARD: usize = 1 << 16;
 const BOTH_HALVES: u64 = 1 << 32 | 1;
 
-/// A signal of operation `i`.
+/// The kind of an operation's signal.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Weak,
@@ -37,7 +37,7 @@ fn kind(i: usize) -> Kind {
     }
 }
 
-/// The bytes of operation `i`, which are not 0.
+/// The bytes of operation `i`, which are nonzero.
 fn value(sender: u32, i: usize) -> u64 {
     (u64::from(sender + 1) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -55,7 +55,7 @@ fn post(rank: &Rank, peer: u32, i: usize) -> Result<(), Status> {
     }
 }
 
-/// What has come from a sender is whole, and not early.
+/// Checks that what has arrived from a sender is whole and not early.
 fn check(rank: &Rank, sender: u32) {
     let (context, base) = (rank.context(0), sender as usize * PART);
     let read = |id: u32| context.read_signal(id).expect("a signal");
@@ -112,7 +112,7 @@ fn rank(die_at: usize) {
             (0..RANKS as u32).for_each(|sender| check(&rank, sender));
         }
     }
-    // A rank may be done before the victim dies. It writes a value again until a request fails.
+    // A rank may be done before the victim dies. It then rewrites a value until a request fails.
     wait_until("failed request to the dead rank", || {
         if end.is_err() {
             return true;
