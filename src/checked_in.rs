@@ -1,4 +1,4 @@
-//! The completions and man pages that `make install` installs: made from the options here, and checked in so that an installation for
+//! The completions and man pages that `make install` installs: generated from the options, and checked in so that an installation for
 //! another processor has them too.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-/// The files below `scripts/install/`, by path.
+/// Generates the files below `scripts/install/`, by path.
 fn files() -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     let command = crate::Args::command();

@@ -1,4 +1,4 @@
-//! Child processes with a time limit: a library that crashes, hangs or floods its output harms only the child.
+//! Child processes with a time limit: if a library crashes, hangs or floods its output, only the child suffers.
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -8,22 +8,22 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of each output that are kept: the last ones.
+/// How many bytes of each output are kept: the last ones.
 const KEPT: usize = 256 << 10;
-/// The time that a killed child and its output have to end.
+/// How long a killed child and its output have to end.
 const AFTERWARDS: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(3);
 
-/// The end of a child.
+/// How a child ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
-    /// It ended with this code.
+    /// It exited with this code.
     Exited(i32),
-    /// This signal ended it.
+    /// This signal killed it.
     Crashed(String),
     /// It was killed at its time limit.
     TimedOut(Duration),
-    /// It did not start, or its end is unknown.
+    /// It did not start, or how it ended is unknown.
     Unknown(String),
 }
 
@@ -36,7 +36,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// The end in words; `None` for exit code 0.
+    /// How it ended, in words; `None` for exit code 0.
     pub fn failure(&self) -> Option<String> {
         match &self.end {
             End::Exited(0) => None,
@@ -54,7 +54,7 @@ impl Ended {
     }
 }
 
-/// A command of this program.
+/// A command that runs this program.
 ///
 /// # Errors
 /// The path of this program is unknown.
@@ -63,10 +63,10 @@ pub fn this_program() -> Result<Command, String> {
     Ok(Command::new(program))
 }
 
-/// Runs `command` to its end, or until `limit`. Its children are killed with it.
+/// Runs `command` until it ends, or until `limit`. Its children are killed with it.
 pub fn run(mut command: Command, limit: Duration) -> Ended {
     let began = Instant::now();
-    // Its own process group, so that the time limit ends what it started, too.
+    // In its own process group, so that the time limit also ends what it started.
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let mut child = match command.spawn() {
         Ok(child) => child,
@@ -81,7 +81,7 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
         None => {
             // The child is not reaped yet, so the number of its group is still its own.
             let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-            // A child in an uninterruptible system call stays; this program does not wait for it.
+            // A child in an uninterruptible system call remains; this program does not wait for it.
             let _ = wait(&mut child, Instant::now() + AFTERWARDS);
             End::TimedOut(limit)
         }
@@ -112,7 +112,7 @@ fn describe(status: ExitStatus) -> End {
     }
 }
 
-/// The end of a stream, which a thread reads. A process that inherited the stream may keep it open forever, so the thread is not joined.
+/// The last bytes of a stream, read by a thread. A process that inherited the stream may keep it open forever, so the thread isn't joined.
 struct Tail(Arc<Mutex<(Vec<u8>, bool)>>);
 
 impl Tail {
@@ -150,9 +150,9 @@ impl Tail {
     }
 }
 
-/// Ends this process when its parent ends, and at the latest after `limit`. For the start of a child.
+/// Kills this process when its parent dies, and at the latest after `limit`. To be called when a child starts.
 pub fn end_with_parent(limit: Duration) {
-    // Without it the time limit below still ends the process.
+    // If this fails, the time limit below still ends the process.
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
     std::thread::spawn(move || {
         std::thread::sleep(limit);
@@ -179,7 +179,7 @@ mod tests {
         assert!(matches!(run(Command::new("/nonexistent/x"), POLL).end, End::Unknown(_)));
     }
 
-    /// The child ignores signals, and its child holds the output open. Both would live longer than any test.
+    /// The child ignores signals, and its own child holds the output open. Both would outlive any test.
     #[test]
     fn stubborn_child_ends_at_its_limit() {
         let limit = Duration::from_secs(1);
@@ -198,7 +198,7 @@ mod tests {
     fn output_held_open_by_survivor_does_not_hold_up_the_end() {
         let ended = shell("setsid sleep 300 & echo $!", HANG_LIMIT);
         let survivor: i32 = ended.stdout.trim().parse().expect("a process id");
-        // A process that has ended has no command line.
+        // A process that has exited has no command line.
         let lives = std::fs::read(format!("/proc/{survivor}/cmdline")).is_ok_and(|line| !line.is_empty());
         let _ = nix::sys::signal::kill(Pid::from_raw(survivor), Signal::SIGKILL);
         assert!(lives && ended.end == End::Exited(0), "{ended:?}");

@@ -1,5 +1,5 @@
-//! `ferrogin demo`: the three phases through the plugin, by kernels on CPU threads or, as PTX, on a GPU; then a table of latencies and
-//! rates, unless the GPU is software.
+//! `ferrogin demo`: runs the three phases through the plugin, with kernels on CPU threads or, as PTX, on a GPU; then prints a table of
+//! latencies and rates, unless the GPU is software.
 
 use crate::{launch, stdout};
 use clap::ValueEnum;
@@ -51,7 +51,7 @@ pub fn run(args: &DemoArgs) -> ExitCode {
     match launch::run(args.ranks.unwrap_or(2), launcher, &defaults) {
         Ok((code, None)) => code.into(),
         Ok((_, Some(failure))) => {
-            // The message below tells the failure if standard output is full.
+            // If standard output is full, the message below still reports the failure.
             let _ = stdout::print("FAIL\n");
             failed(&format!("{failure}; run `ferrogin doctor` to see what this machine is missing"))
         }

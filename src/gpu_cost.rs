@@ -1,4 +1,4 @@
-//! `ferrogin gpu-cost`: what the operations of the device code cost, counted by the interpreter of the software GPU.
+//! `ferrogin gpu-cost`: what the device code's operations cost, as counted by the software GPU's interpreter.
 #![allow(unsafe_code)]
 
 use crate::ptx::PTX;
@@ -61,14 +61,14 @@ enum Operation {
 
 const ENTRIES: u32 = 4096;
 const NRANKS: u32 = 2;
-/// Words of the wrapper's memory before the results.
+/// Words in the wrapper's memory before the results.
 const ARGUMENTS: usize = 16;
 const AGGREGATE: u64 = 2;
 /// Signal 0, raised by 1.
 const SIGNAL: u64 = 1 << 32 | 1;
 
 impl Operation {
-    /// The function, and the widths of its arguments.
+    /// The function's name, and its arguments' widths.
     fn function(self) -> (&'static str, &'static [u32]) {
         match self {
             Self::Put | Self::PutAggregate | Self::PutSignal => ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32]),
@@ -120,7 +120,7 @@ impl Operation {
         }
     }
 
-    /// The code that calls the continuation where the result of the fast path says so.
+    /// The code that calls the continuation if the fast path's result says so.
     fn continuation(self) -> Option<String> {
         // The bytes are an argument of the fast path.
         let bytes = match self {
@@ -145,13 +145,13 @@ impl Operation {
         matches!(self, Self::KernelPutMemorySignal | Self::KernelPutValueMemorySignal | Self::KernelMemorySignal)
     }
 
-    /// The call before, which is not counted: it takes what only a first call does.
+    /// The preceding call, which is not counted: it absorbs the cost of a first call.
     fn before(self) -> Self {
         if self == Self::Flush { Self::Put } else { self }
     }
 }
 
-/// A kernel for each function: all threads call it with the same words, and each stores its result.
+/// Makes a kernel per function: all threads call it with the same words, and each stores its result.
 fn wrappers() -> String {
     let parameters: Vec<_> = (0..7).map(|at| format!(".param .b{} c{at}", if at < 5 { 64 } else { 32 })).collect();
     let parameters = parameters.join(", ");
@@ -207,7 +207,7 @@ fn wrappers() -> String {
 }
 
 fn context(policy: u32, is_emulated: bool) -> TestContext {
-    // Data, values in wide requests, and the signal, whose values are in slots.
+    // Data, values in wide requests, and the signal, whose values go through slots.
     let slots = plain_context::leak([0u64; ENTRIES as usize]) as u64;
     let n_signals = u32::from(!is_emulated);
     let endpoints = &[(false, 0), (true, 0), (false, slots)][..2 + n_signals as usize];
@@ -237,7 +237,7 @@ fn context(policy: u32, is_emulated: bool) -> TestContext {
     plain_context::make_with(&spec, &plain_context::Extras { emulated, ..plain_context::NO_EXTRAS })
 }
 
-/// Runs the operation on a context of its own. The cost of each thread.
+/// Runs the operation on its own context. Returns each thread's cost.
 fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, seed: u64) -> Result<Vec<Cost>, String> {
     let context = context(policy, operation.is_emulated());
     let peers = (0..NRANKS).map(|rank| (0x2000_0000 + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
@@ -257,11 +257,11 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
         let mut launch = Launch::new([1, 1, 1], [threads, 1, 1], (words as u64).to_le_bytes().to_vec());
         launch.seed = seed;
         launch.watchdog = Some(Duration::from_secs(60));
-        // SAFETY: the context and the words are leaked, and no reference to them but to atomics exists while the kernel runs.
+        // SAFETY: the context and the words are leaked, and only atomics in them are referenced while the kernel runs.
         let memory = unsafe { Process::new() };
         let stop = AtomicBool::new(false);
         costs = cost(loaded, kernel, &launch, &memory, &stop, &doorbells).map_err(|trap| trap.to_string())?;
-        // SAFETY: the words are leaked, and no kernel runs now.
+        // SAFETY: the words are leaked, and no kernel is running now.
         let results = unsafe { std::slice::from_raw_parts(words.wrapping_add(ARGUMENTS), threads as usize) };
         if let Some(bad) = results.iter().find(|result| **result != 0) {
             return Err(format!("{name} returned {bad}"));
@@ -273,7 +273,7 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
 const HEADINGS: [&str; 11] =
     ["reserve", "doorbell", "return", "instr", "loads", "stores", "atomics", "bells", "cta", "gpu", "sys"];
 
-/// A row: the longest chains of any thread, and the mean of the counts.
+/// Formats a row: the longest chains of any thread, and the means of the counts.
 fn row(costs: &[Cost]) -> String {
     let chains = [|cost: &Cost| cost.reservation, |cost: &Cost| cost.doorbell, |cost: &Cost| Some(cost.end)];
     let counts = [

@@ -1,4 +1,4 @@
-//! Ranks of a subcommand: this process is one if a launcher started it, and otherwise starts them.
+//! A subcommand's ranks: this process is one if a launcher started it; otherwise it starts them.
 
 use mini_nccl::bootstrap::Identity;
 pub use mini_nccl::launch::Launcher;
@@ -8,17 +8,17 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The exit code of a rank whose output was closed, as of a shell.
+/// The exit code of a rank whose output was closed, as in a shell.
 const CLOSED_OUTPUT: u8 = 128 + Signal::SIGPIPE as u8;
 
-/// Variables with the values that they have in all ranks, unless they are set already.
+/// Variables, and the values that they get in all ranks unless they are already set.
 pub type Defaults<'a> = &'a [(&'a str, OsString)];
 
-/// The rank that a launcher gave this process; `None` without a launcher. A rank that lacks a default executes this program again
-/// with it, because the environment of a running process must not change.
+/// The rank that a launcher gave this process; `None` without a launcher. A rank that lacks a default re-executes this program with it,
+/// because a running process must not change its environment.
 ///
 /// # Errors
-/// The launcher's variables are contradictory, or name another number of ranks than `ranks`.
+/// The launcher's variables contradict each other, or give a number of ranks other than `ranks`.
 pub fn identity(ranks: Option<u32>, defaults: Defaults<'_>) -> Result<Option<Identity>, String> {
     let Some(identity) = Identity::from_env().map_err(|error| error.to_string())? else { return Ok(None) };
     if let Some(ranks) = ranks.filter(|ranks| *ranks as usize != identity.nranks) {
@@ -36,7 +36,7 @@ pub fn identity(ranks: Option<u32>, defaults: Defaults<'_>) -> Result<Option<Ide
     Err(format!("this program cannot execute itself with a rank's settings: {error}"))
 }
 
-/// Runs `ranks` ranks of this same command, and returns when all have ended: the exit code of the job, and its first failure.
+/// Runs this same command as `ranks` ranks. Returns when all have ended, with the job's exit code and its first failure.
 ///
 /// # Errors
 /// A rank does not start.
@@ -47,7 +47,7 @@ pub fn run(ranks: u32, launcher: Launcher, defaults: Defaults<'_>) -> Result<(u8
         job = job.env(name, value);
     }
     let outcome = job.run().map_err(|error| error.to_string())?;
-    // The reader of standard output has left, and needs no message.
+    // The reader of standard output has gone, and needs no message.
     let is_closed = |status: &Option<_>| {
         status.is_some_and(|status: std::process::ExitStatus| status.signal() == Some(Signal::SIGPIPE as i32))
     };

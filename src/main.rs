@@ -128,13 +128,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lets SIGPIPE end the process, as it ends other programs: Rust ignores the signal. Also takes SIGCHLD from a parent that ignores it:
-/// the kernel would keep no exit status of children.
+/// Lets SIGPIPE end the process, as for other programs: Rust ignores it. Also resets SIGCHLD, which the parent may ignore: the kernel would
+/// then not keep the children's exit statuses.
 #[allow(unsafe_code)]
 fn reset_signals() {
     for reset in [Signal::SIGPIPE, Signal::SIGCHLD] {
-        // SAFETY: the default action runs no handler, and no other thread runs yet.
-        // The call fails for an unknown signal only.
+        // SAFETY: the default action runs no handler, and no other thread is running yet.
+        // The call only fails for an unknown signal.
         let _ = unsafe { signal(reset, SigHandler::SigDfl) };
     }
 }

@@ -3,14 +3,14 @@
 use mlx5::device::{Caps, Device, DeviceError};
 use mlx5::verbs::{DeviceEntry, Hardware, Settings, devices};
 
-/// An entry of the report: a line, or how to fix what the line before says.
+/// An entry of the report: a line, or a fix for what the previous line says.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Report {
     Line(String),
     Fix(String),
 }
 
-/// The report of the cards of this machine.
+/// Reports on this machine's cards.
 pub fn report() -> Vec<Report> {
     describe(devices(), |name| Hardware::open(Some(name), Settings::default()).map(|card| card.caps().clone()))
 }
@@ -57,7 +57,7 @@ fn without_a_card() -> Report {
     )
 }
 
-/// The capabilities of a card.
+/// Describes a card's capabilities.
 fn capabilities(caps: &Caps) -> [Report; 3] {
     let yes = |able: bool| if able { "yes" } else { "no" };
     let Caps { name, max_posts, max_cqes, limits, .. } = caps;

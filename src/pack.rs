@@ -1,4 +1,4 @@
-//! `ferrogin pack`: the archive of a directory, as `ferrogin validate` writes one.
+//! `ferrogin pack`: packs a directory into an archive like those of `ferrogin validate`.
 
 use crate::validate::archive::{Output, Redaction};
 use crate::validate::machine;

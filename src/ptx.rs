@@ -1,14 +1,14 @@
-//! The device code as PTX, for kernels that are linked by Triton, Numba, CuTe, nvJitLink or the CUDA driver.
+//! The device code as PTX, for kernels that Triton, Numba, CuTe, nvJitLink or the CUDA driver link.
 
 use crate::stdout;
 use std::process::ExitCode;
 
 /// The module: the functions of `ferrogin/gin.h`.
 pub const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/ferrogin_device.ptx"));
-/// The origin of the PTX: compiled with the tool, or checked in and the reason.
+/// The PTX's origin: compiled with the tool, or checked in, with the reason.
 const ORIGIN: &str = env!("FERROGIN_PTX_ORIGIN");
 
-/// Prints the module, or with `about` its origin.
+/// Prints the module, or its origin with `about`.
 pub fn run(about: bool) -> ExitCode {
     let written = if about {
         let lines: Vec<&str> = PTX.lines().take_while(|line| line.starts_with("// ")).collect();

@@ -1,11 +1,11 @@
-//! `ferrogin run`: starts the ranks of a program on this host.
+//! `ferrogin run`: starts a program's ranks on this host.
 
 use mini_nccl::launch::{Job, Output};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// No job runs for longer.
+/// Longer than any job runs.
 const YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
 
 /// The arguments of `ferrogin run`.
@@ -19,7 +19,7 @@ pub struct RunArgs {
     command: Vec<OsString>,
 }
 
-/// Runs the ranks, and returns the exit code of the first that failed.
+/// Runs the ranks. Returns the exit code of the first one that failed.
 pub fn run(args: &RunArgs) -> ExitCode {
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let job = Job::new(program, args.ranks as usize).args(arguments).output(Output::Prefix).timeout(YEARS);

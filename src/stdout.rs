@@ -1,4 +1,4 @@
-//! Standard output, which may be full. The print macros would panic.
+//! Standard output, which may be full: the print macros would panic.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -14,7 +14,7 @@ pub struct Error(#[from] io::Error);
 /// Standard output is full or cannot be written.
 pub fn print(text: impl Display) -> Result<(), Error> {
     let mut out = io::stdout().lock();
-    // In one piece, because several processes write.
+    // A single write, because several processes write.
     out.write_all(text.to_string().as_bytes())?;
     Ok(out.flush()?)
 }

@@ -17,10 +17,10 @@ pub struct VerbsArgs {
 }
 
 const LIBRARY: &str = "libibverbs.so.1";
-/// What stands for /sys, beside the library.
+/// Stands in for /sys, next to the library.
 const SYSFS: &str = "sysfs";
 
-/// A directory of libraries for other programs: in FERROGIN_DIST, beside this executable, or in the libraries' directory of an installation.
+/// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an installation's library directory.
 pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     let from_environment = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join(part));
     let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
@@ -38,7 +38,7 @@ pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
         )
     })?;
     let directory = found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))?;
-    // The loader ends an entry of LD_LIBRARY_PATH at both, has no escape for them, and takes what follows for a relative directory.
+    // Both characters end an entry of LD_LIBRARY_PATH, can't be escaped, and make the loader take the rest for a relative directory.
     if let Some(separator) = directory.as_os_str().as_bytes().iter().find(|byte| b":;".contains(byte)) {
         return Err(format!(
             "{} cannot be in LD_LIBRARY_PATH, because its name contains `{}`: install ferrogin in a directory without it",
@@ -49,7 +49,7 @@ pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     Ok(directory)
 }
 
-/// `directory` before the libraries' directories that the environment names.
+/// Puts `directory` before the library directories in the environment.
 pub(crate) fn library_path(directory: PathBuf) -> OsString {
     let mut path = directory.into_os_string();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
@@ -59,7 +59,7 @@ pub(crate) fn library_path(directory: PathBuf) -> OsString {
     path
 }
 
-/// The directory of the card's libraries, where `ferrogin verbs` runs this process.
+/// The directory of the card's libraries, if this process runs under `ferrogin verbs`.
 pub fn below() -> Option<PathBuf> {
     let libraries = std::env::var_os("LD_LIBRARY_PATH")?;
     let is_card = |path: &PathBuf| path.join(LIBRARY).is_file() && path.join(SYSFS).is_dir();

@@ -1,10 +1,10 @@
-//! A library's file, read without loading it: a broken file can hang or crash the process that loads it.
+//! Checks a library's file without loading it: a broken file can hang or crash the process that loads it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// A library's defect: the fact, and the fix.
+/// A library's defect, and its fix.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Defect {
     pub what: String,
@@ -22,11 +22,11 @@ const MACHINE: u16 = 183;
 
 const HEADER: usize = 64;
 const SEGMENT: usize = 56;
-/// Above the number of segments of any library.
+/// More segments than any library has.
 const SEGMENTS_MAX: u16 = 256;
 const LOAD: u32 = 1;
 
-/// The defect of the file at `path`, if it has one that shows without loading it.
+/// Returns the defect of the file at `path`, if it has one that shows without loading it.
 pub fn defect(path: &Path) -> Option<Defect> {
     let broken = |what: String, fix| Some(Defect { what: format!("{} {what}", path.display()), fix });
     let meta = match path.metadata() {

@@ -1,18 +1,18 @@
-//! Findings, and the two forms of a report: text and JSON.
+//! Findings, and the two formats of a report: text and JSON.
 
 use anstyle::{AnsiColor, Style};
 use nccl_gin_ferrogin::log::counted;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The weight of a finding.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// A fact, or a check that passed.
     Ok,
-    /// It does not keep NCCL from the plugin, but is slow, untested or likely a mistake.
+    /// NCCL can use the plugin, but this is slow, untested or likely a mistake.
     Warning,
-    /// NCCL cannot use the plugin with it, or a job would fail.
+    /// NCCL cannot use the plugin, or a job would fail.
     Problem,
 }
 
@@ -37,7 +37,7 @@ impl Level {
 /// One result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The checked part of the machine or of the settings.
+    /// The part of the machine or the settings that was checked.
     pub area: &'static str,
     pub level: Level,
     /// The fact.
@@ -46,7 +46,7 @@ pub struct Finding {
     pub why: String,
     /// The fix; empty only at level ok.
     pub fix: String,
-    /// Lines of other programs: standard error of a child.
+    /// Other programs' output: a child's standard error.
     pub details: Vec<String>,
 }
 
@@ -84,7 +84,7 @@ impl Finding {
         Finding { details, ..self }
     }
 
-    /// The finding with a note on its effect.
+    /// Adds a note on the finding's effect.
     pub fn why(self, why: impl Into<String>) -> Finding {
         Finding { why: why.into(), ..self }
     }
@@ -103,7 +103,7 @@ pub struct Report {
     pub only: Vec<String>,
 }
 
-/// The version of the JSON form.
+/// The version of the JSON format.
 const FORM: u32 = 1;
 
 impl Report {
@@ -147,7 +147,8 @@ impl Report {
         })
     }
 
-    /// The report for people, with colours, at most `WIDTH` columns wide: the verdict, then the problems, the warnings, and with `all` the facts.
+    /// The report for people, in colour and at most `WIDTH` columns wide: the verdict, the problems, the warnings, and with `all` the
+    /// facts.
     pub fn text(&self, all: bool) -> String {
         let mut text = String::new();
         wrap(&mut text, "", &self.verdict());
@@ -194,7 +195,7 @@ const INDENT: usize = 24;
 /// Columns of the report.
 const WIDTH: usize = 80;
 
-/// Writes `text` behind `head`, in lines that continue below its beginning.
+/// Writes `text` after `head`, wrapped into lines that are indented to its start.
 fn wrap(into: &mut String, head: &str, text: &str) {
     let indent = head.chars().count() + usize::from(!head.is_empty() && !head.ends_with(' '));
     let mut line = format!("{head:<indent$}");

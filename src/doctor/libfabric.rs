@@ -6,7 +6,7 @@ use super::machine::{Machine, variable};
 use crate::probe;
 use std::path::Path;
 
-/// The first libfabric whose `efa` provider has all operations that kernels need.
+/// The first libfabric whose `efa` provider has everything that kernels need.
 const EFA_NEEDS: (u32, u32) = (2, 6);
 /// The first libfabric that the software card runs on.
 const SOFTEFA_NEEDS: (u32, u32) = (1, 17);

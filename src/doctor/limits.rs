@@ -1,4 +1,4 @@
-//! Limits of the process, shared memory, the loopback interface, and the size of pages.
+//! Process limits, shared memory, the loopback interface, and the page size.
 
 use super::finding::Finding;
 use super::machine::Machine;
@@ -10,13 +10,13 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
-/// Descriptors of a rank with some hundred peers.
+/// Descriptors for a rank with a few hundred peers.
 const DESCRIPTORS: u64 = 1024;
-/// Memory that an EFA card locks for a job's windows; small limits are left from a default.
+/// Memory that an EFA card locks for a job's windows; a lower limit is probably just the default.
 const LOCKED: u64 = 1 << 30;
-/// NCCL takes about 10 MiB of /dev/shm for each rank of a host; 64 MiB is a container's default.
+/// NCCL takes about 10 MiB of /dev/shm per rank on a host; 64 MiB is a container's default.
 const SHARED: u64 = 512 * MIB;
-/// Above the size of a file between two software cards.
+/// More than the size of a file shared by two software cards.
 const FILE: u64 = 64 * MIB;
 const AREA: &str = "limits";
 

@@ -1,14 +1,14 @@
-//! What the checks are given.
+//! The checks' inputs.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The inputs of the checks.
+/// The checks' inputs.
 pub struct Machine {
     pub root: PathBuf,
     /// FERROGIN_PROVIDER, or its default.
     pub provider: String,
-    /// The directory of the software card's libraries, where `ferrogin verbs` runs this process.
+    /// The directory of the software card's libraries, if this process runs under `ferrogin verbs`.
     pub verbs: Option<PathBuf>,
     pub nccl: String,
     pub limit: Duration,
@@ -24,12 +24,12 @@ impl Machine {
         Some(std::fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
     }
 
-    /// The software card is that of libfabric's provider softefa.
+    /// Whether the card is libfabric's provider softefa.
     pub fn is_software_card(&self) -> bool {
         self.provider == "softefa"
     }
 
-    /// The card is software: provider softefa, or below verbs.
+    /// Whether the card is software: provider softefa, or below verbs.
     pub fn has_software_card(&self) -> bool {
         self.is_software_card() || self.verbs.is_some()
     }

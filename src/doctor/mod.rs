@@ -3,13 +3,13 @@
 //! | module | checks |
 //! |---|---|
 //! | [`finding`] | the result of a check; the report as text and JSON |
-//! | [`machine`] | what the checks are given |
-//! | [`plugin`] | the files of plugin and provider ([`elf`]), their versions, an exchange of a rank with itself |
+//! | [`machine`] | the checks' inputs |
+//! | [`plugin`] | the files of the plugin and the provider ([`elf`]), their versions, a rank's exchange with itself |
 //! | [`libfabric`] | libfabric, its providers |
 //! | [`rdma`] | RDMA devices, mlx5 cards |
 //! | [`gpu`] | GPUs and their driver |
-//! | [`nccl`] | NCCL's settings and its library, what a program must set |
-//! | [`limits`] | limits of the process, shared memory, loopback, pages |
+//! | [`nccl`] | NCCL's settings, its library, and what a program must set |
+//! | [`limits`] | process limits, shared memory, loopback, pages |
 //! | [`settings`] | environment variables |
 //!
 //! Everything that runs foreign code is a [`probe`](crate::probe), a child process with a time limit.
@@ -37,10 +37,10 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// The limit of a check in a child process without FERROGIN_TIMEOUT, and its greatest value.
+/// Seconds that a check in a child process may take without FERROGIN_TIMEOUT, and the most that FERROGIN_TIMEOUT may set.
 const LIMIT_DEFAULT: u64 = 30;
 const LIMIT_MAX: u64 = 60;
-/// Time for an area beside its children.
+/// Time that an area may take on top of its children.
 const FILES_LIMIT: Duration = Duration::from_secs(8);
 
 #[derive(Debug, clap::Args)]
@@ -77,17 +77,17 @@ enum Area {
     Settings,
 }
 
-/// The limit of a check in a child process.
+/// The time limit for a check in a child process.
 fn limit(option: Option<u64>) -> Duration {
     let setting = || variable("FERROGIN_TIMEOUT")?.parse::<u64>().ok().filter(|seconds| *seconds > 0);
     Duration::from_secs(option.or_else(|| setting().map(|seconds| seconds.min(LIMIT_MAX))).unwrap_or(LIMIT_DEFAULT))
 }
 
-/// Prints the report. The exit code is 0 if no finding is a problem.
+/// Prints the report. The exit code is 0 unless a finding is a problem.
 pub fn run(args: &DoctorArgs) -> ExitCode {
     let report = examine(args);
     let text = if args.json { format!("{:#}\n", report.json()) } else { report.text(args.all) };
-    // A closed standard output changes no result. Colours are for terminals, and not with NO_COLOR.
+    // A closed standard output doesn't affect the result. Colours are only for terminals, and not with NO_COLOR.
     let _ = std::io::Write::write_all(&mut anstream::stdout(), text.as_bytes());
     if report.usable() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -109,7 +109,8 @@ fn examine(args: &DoctorArgs) -> Report {
         std::thread::spawn(move || drop(sender.send((area, check(area, &machine)))));
     }
     drop(sender);
-    // An area has at most two children, one after the other. Its own reads of files may hang too, as on a network file system without its server.
+    // An area runs at most two children, one after the other. Its own file reads may hang too, as on a network file system that lost its
+    // server.
     let deadline = Instant::now() + 2 * machine.limit + FILES_LIMIT;
     let mut done = HashMap::new();
     while let Ok((area, findings)) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -117,7 +118,7 @@ fn examine(args: &DoctorArgs) -> Report {
     }
     let of_area = |area: &Area| done.remove(area).unwrap_or_else(|| vec![not_ended(*area)]);
     let mut findings: Vec<Finding> = areas.iter().flat_map(of_area).collect();
-    // A card that exchanged data needs no file that the rules of the areas miss.
+    // If a card has exchanged data, files that the RDMA checks miss aren't needed.
     let is_proven = findings.iter().any(|finding| finding.area == plugin::EXCHANGE && finding.level == Level::Ok);
     for finding in findings.iter_mut().filter(|finding| is_proven && finding.area == rdma::AREA) {
         finding.level = finding.level.min(Level::Warning);

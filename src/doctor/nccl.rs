@@ -9,11 +9,11 @@ const AREA: &str = "NCCL";
 /// The releases that the plugin was tested with.
 const OLDEST: i64 = 23_007;
 const NEWEST: i64 = 23_203;
-/// NCCL's number of the type of EFA plugins.
+/// NCCL's type number for EFA plugins.
 const EFA_GDA: &str = "5";
-/// NCCL's number of its proxy, which calls an RMA plugin.
+/// NCCL's type number for its proxy, which calls an RMA plugin.
 const PROXY: &str = "2";
-/// NCCL tries this number of entries of NCCL_GIN_PLUGIN, of below this number of bytes.
+/// NCCL tries this many entries of NCCL_GIN_PLUGIN, each shorter than this many bytes.
 const ENTRIES_MAX: usize = 13;
 const ENTRY_BYTES: usize = 255;
 
@@ -25,14 +25,14 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// What chooses between the two plugins in the library.
+/// Which of the library's two plugins a job uses.
 #[derive(Debug, PartialEq, Eq)]
 enum Route {
     /// The GIN plugin.
     Kernels,
     /// The RMA plugin, because of this setting.
     Host(String),
-    /// The GIN plugin where it can be used, or else the RMA plugin.
+    /// The GIN plugin if it can be used, otherwise the RMA plugin.
     Either,
 }
 
@@ -156,7 +156,7 @@ fn variables() -> Vec<Finding> {
     findings
 }
 
-/// What the loader finds, which plugins that NCCL looks for, and whether this plugin is among them.
+/// Which NCCL the loader finds, which plugins it looks for, and whether this plugin is among them.
 fn library(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["nccl", &machine.nccl], &[], machine.limit);
     if let Some(reason) = probed.failure() {
@@ -219,12 +219,12 @@ fn library(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// True with FERROGIN_SIGNALS=emulated.
+/// Whether FERROGIN_SIGNALS=emulated is set.
 fn emulated() -> bool {
     variable("FERROGIN_SIGNALS").is_some_and(|value| value == "emulated")
 }
 
-/// The requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted lines are from NCCL 2.32.
+/// The requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted messages are from NCCL 2.32.
 fn programs() -> Vec<Finding> {
     const AREA: &str = "programs";
     if let Route::Host(_) = Route::of_settings() {

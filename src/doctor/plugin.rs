@@ -1,4 +1,4 @@
-//! The plugin and the provider: their files, their versions, and an exchange of one rank with itself through both.
+//! The plugin and the provider: their files, their versions, and a rank's exchange with itself through both.
 
 use super::elf::{self, Defect};
 use super::finding::Finding;
@@ -9,7 +9,7 @@ use scenario_runner::world::plugin_from_env;
 use std::path::{Path, PathBuf};
 
 const PLUGIN: &str = "plugin";
-/// The area of the exchange, whose success proves the card.
+/// The area of the exchange, which proves that the card works if it succeeds.
 pub const EXCHANGE: &str = "exchange";
 const OWN_NAME: &str = "ferrogin";
 const NO_PLUGIN: &str = "NCCL runs without the plugin, or the job fails";
@@ -60,7 +60,8 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// The defects of the files that libfabric loads as providers from the plugin's directory and FI_PROVIDER_PATH, and whether there are any.
+/// Finds defects in the files that libfabric loads as providers from the plugin's directory and FI_PROVIDER_PATH. Also returns whether
+/// there are any defects.
 fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>, bool) {
     let setting = variable("FI_PROVIDER_PATH").unwrap_or_default();
     let listed = setting.split(':').filter(|dir| !dir.is_empty()).map(|dir| PathBuf::from(dir.trim_start_matches('@')));
@@ -89,7 +90,7 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
     let why = "libfabric loads each provider of this directory; a broken file crashes the program, or makes it hang";
     let findings = defects.into_iter().map(|Defect { what, fix }| match machine.is_software_card() {
         true => Finding::problem("provider", what, why, fix),
-        // With EFA cards libfabric does not look into the plugin's directory.
+        // With EFA cards, libfabric does not look in the plugin's directory.
         false => Finding::warning("provider", what, why, fix),
     });
     (findings.collect(), broken)
@@ -103,7 +104,7 @@ fn card_area(provider: &str) -> &'static str {
     }
 }
 
-/// The findings of the probe with the present settings.
+/// The findings from the probe with the current settings.
 fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(plugin) = probed.all("plugin").next() {
@@ -125,7 +126,7 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     let provider =
         probed.texts("provider").into_iter().find_map(|entry| entry.strip_prefix("softefa ").map(str::to_owned));
     if machine.is_software_card() {
-        // libfabric carries two of the three numbers of a version.
+        // libfabric reports two of a version's three numbers.
         let own: Vec<&str> = env!("CARGO_PKG_VERSION").splitn(3, '.').collect();
         let own = own[..2].join(".");
         if let Some(version) = provider.filter(|version| *version != own) {
@@ -152,7 +153,7 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     findings
 }
 
-/// The version in the plugin's INFO line of `init`.
+/// The version from the INFO line of the plugin's `init`.
 fn plugin_version(probed: &Probed) -> Option<String> {
     probed.texts("info").iter().find_map(|line| {
         let (_, rest) = line.split_once("ferrogin ").filter(|(_, rest)| rest.contains(": provider "))?;
@@ -172,7 +173,7 @@ fn mismatch(subject: &str, version: Option<&str>) -> Option<Finding> {
     })
 }
 
-/// The finding of a probe that failed.
+/// The finding for a failed probe.
 fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Finding {
     let opened = probed.all("opened").next().is_some();
     let (area, why) = match (opened, cards.is_empty()) {
@@ -209,7 +210,7 @@ fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Fi
     Finding::problem(area, what, why, fix)
 }
 
-/// With kernels on a GPU, the exchange runs in a second child with kernels on the CPU.
+/// If kernels run on a GPU, runs the exchange in a second child with kernels on the CPU.
 fn beside_gpu(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["plugin"], &[("FERROGIN_DEVICE", "cpu")], machine.limit);
     let errors = probed.ended.last_errors(LINES);
@@ -234,7 +235,7 @@ fn beside_gpu(machine: &Machine) -> Vec<Finding> {
     vec![opened, exchange.details(errors)]
 }
 
-/// The finding of the provider that is not selected.
+/// The finding for the provider that is not selected.
 fn not_selected(provider: &str, probed: &Probed) -> Finding {
     let what = match probed.failure() {
         None => format!("usable, not selected: {}", probed.texts("card").join(", ")),

@@ -1,4 +1,4 @@
-//! RDMA devices, as the kernel lists them, and what the mlx5 cards among them can do.
+//! RDMA devices as listed by the kernel, and what the mlx5 cards among them can do.
 
 use super::finding::Finding;
 use super::machine::Machine;
@@ -26,7 +26,7 @@ fn devices(machine: &Machine) -> Vec<Finding> {
     {
         findings.push(Finding::ok("machine", machine_type));
     }
-    // Devices that may be EFA cards: one whose vendor is not known may be one too.
+    // Counts devices that may be EFA cards, including those whose vendor is not known.
     let mut efa = 0;
     for device in &devices {
         let name = device.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -88,7 +88,7 @@ fn software(directory: &Path, class: &Path, hidden: bool) -> Finding {
     )
 }
 
-/// The device files through which a process opens RDMA devices.
+/// Checks the device files through which a process opens RDMA devices.
 fn verbs(directory: &Path) -> Option<Finding> {
     let why = "libfabric opens EFA cards through these files";
     let entries =
@@ -107,7 +107,7 @@ fn verbs(directory: &Path) -> Option<Finding> {
              --device=/dev/infiniband/uverbs0)",
         ));
     }
-    // Only the right is asked for: opening a device file may have effects.
+    // Only checks the permission: opening a device file may have effects.
     let both = nix::unistd::AccessFlags::R_OK | nix::unistd::AccessFlags::W_OK;
     let refused = files.iter().find(|path| nix::unistd::access(*path, both).is_err())?;
     Some(Finding::problem(
@@ -127,7 +127,7 @@ fn mlx5(machine: &Machine) -> Vec<Finding> {
         return vec![Finding::warning(AREA, reason, why, fix).details(probed.ended.last_errors(8))];
     }
     let mut findings: Vec<Finding> = probed.texts("line").into_iter().map(|text| Finding::ok(AREA, text)).collect();
-    // Fixes follow their lines; for cards that the plugin does not need they are notes.
+    // Each fix follows its line; the plugin doesn't need these cards, so the fixes become notes.
     if let Some(last) = findings.last_mut() {
         last.why = probed.texts("fix").join("; ");
     }

@@ -1,6 +1,6 @@
 //! Environment variables: ferrogin's own, and those of libfabric that change how the plugin works.
 //!
-//! Values are printed of known variables only: a report may leave the machine, and another variable may hold a secret.
+//! Only known variables' values are printed: a report may leave the machine, and another variable may hold a secret.
 
 use super::finding::{Finding, Level};
 use super::machine::{Machine, variable};
@@ -8,7 +8,7 @@ use ferrogin_ffi::settings;
 
 const AREA: &str = "setting";
 
-/// The variables whose values a report has. No prefix is enough: a variable with a secret may begin with NCCL_ or FI_.
+/// The variables whose values go into a report. A prefix is not enough: a variable with a secret may begin with NCCL_ or FI_.
 pub const VARIABLES: [&str; 55] = [
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",

@@ -1,4 +1,4 @@
-//! The command line, and the settings on which all ranks agree.
+//! The command line, and the settings that all ranks agree on.
 
 use super::error::Error;
 use super::operation::Operation;
@@ -7,11 +7,11 @@ use super::settings::{Device, Settings};
 use super::units::bytes_text;
 use std::path::PathBuf;
 
-/// Largest size: what one work request of EFA carries.
+/// Largest size: the most that one EFA work request carries.
 const LARGEST: u64 = 1 << 30;
-/// Sizes of the default range.
+/// The default range of sizes.
 const DEFAULT_SIZES: (u64, u64) = (8, 1 << 20);
-/// The name for all operations.
+/// The name that stands for all operations.
 const ALL: &str = "all";
 
 #[derive(Debug, clap::Args)]
@@ -67,7 +67,7 @@ impl PerfArgs {
     /// The settings of these arguments.
     ///
     /// # Errors
-    /// The sizes are no range, or an operation has none of them; no kernel does the operation.
+    /// The sizes are not a range, or an operation has none of them; kernels cannot do the operation.
     pub fn settings(&self) -> Result<Settings, Error> {
         let usage = |text: String| Err(Error::Usage(text));
         let device = self.device.unwrap_or_else(|| match std::env::var("FERROGIN_DEVICE").as_deref() {
@@ -142,10 +142,10 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Checks what can be checked without a measurement.
+    /// Checks what can be checked without measuring.
     ///
     /// # Errors
-    /// Two of them are standard output; a picture would be empty.
+    /// Two outputs are standard output; a plot would be empty.
     pub fn check(&self, settings: &Settings) -> Result<(), Error> {
         if self.files.iter().filter(|(path, _)| path.as_os_str() == "-").count() > 1 {
             let text = "two outputs are standard output (-): write one of them to a file";
@@ -160,7 +160,7 @@ impl Outputs {
         Ok(())
     }
 
-    /// Checks that the files can be written, before a measurement.
+    /// Checks, before a measurement, that the files can be written.
     ///
     /// # Errors
     /// A file cannot be opened.

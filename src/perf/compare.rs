@@ -1,4 +1,4 @@
-//! `ferrogin compare`: the ratios of two reports.
+//! `ferrogin compare`: the ratios between two reports.
 
 use super::error::Error;
 use super::report::{Report, Row};
@@ -8,9 +8,9 @@ use nccl_gin_ferrogin::log::counted;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The exit code of reports that cannot be compared.
+/// The exit code for reports that cannot be compared.
 const REFUSED: u8 = 3;
-/// The exit code of a figure below `--fail-below`.
+/// The exit code for a figure below `--fail-below`.
 const WORSE: u8 = 4;
 
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ fn part(text: &str) -> Result<f64, String> {
     number.ok_or("a ratio is a number above 0 and at most 1, such as 0.9".to_owned())
 }
 
-/// Prints a line for each operation and size of both reports.
+/// Prints a line for each operation and size that is in both reports.
 pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     let (before, after) = (Report::read(&args.before)?, Report::read(&args.after)?);
     if let Some(reason) = refusal(&before, &after) {
@@ -79,7 +79,7 @@ pub fn run(args: &CompareArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// Four digits or more.
+/// Formats a figure with at least four digits.
 fn figure(value: f64) -> String {
     match value {
         value if value < 10.0 => format!("{value:.3}"),
@@ -97,7 +97,7 @@ fn pairs<'a>(before: &'a Report, after: &'a Report) -> impl Iterator<Item = (&'a
     after.rows.iter().filter_map(move |new| Some((before.rows.iter().find(|old| same(old, new))?, new)))
 }
 
-/// The reason why two runs cannot be compared: they answer different questions.
+/// Why two runs cannot be compared: they answer different questions.
 fn refusal(before: &Report, after: &Report) -> Option<String> {
     let (a, b) = (&before.settings, &after.settings);
     let differences = [
@@ -135,7 +135,7 @@ fn faults(report: &Report) -> String {
         .map_or("none".to_owned(), String::clone)
 }
 
-/// What may differ between runs that are compared.
+/// Describes what may differ between comparable runs.
 fn describe(report: &Report) -> String {
     let about = &report.about;
     let gpu = about.gpu.as_ref().map_or(String::new(), |gpu| format!(", {}", gpu.name));

@@ -1,4 +1,4 @@
-//! The errors of a measurement, with their fixes.
+//! A measurement's errors, with their fixes.
 
 use crate::stdout;
 use ferrogin_device::Status;
@@ -58,7 +58,7 @@ pub enum Error {
         /// The driver's error.
         text: String,
     },
-    /// Calls between CPUs failed.
+    /// A call between CPUs failed.
     #[error("rank {rank}: rpc failed: {text}")]
     Rpc {
         /// This rank.
@@ -74,7 +74,7 @@ pub enum Error {
         /// The error.
         text: String,
     },
-    /// `--verify` found other data than was sent.
+    /// `--verify` found data other than what was sent.
     #[error(
         "rank {rank}: {operation} of {bytes} bytes left wrong data: {what}. Please report it: data must be right \
          after a flush and a signal"

@@ -1,4 +1,4 @@
-//! One rank of a job: the exchange with the other ranks, the settings on which they agree, and the processor that posts.
+//! One rank of a job: the exchange with the other ranks, the settings they agree on, and the processor that posts.
 
 use super::error::Error;
 use super::machine::{self, Machine};
@@ -17,11 +17,11 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-/// Limit of a phase: a rank that does not end it in time is lost.
+/// Time limit of a phase: a rank that does not finish it in time is lost.
 const PHASE_LIMIT: Duration = Duration::from_secs(600);
-/// Limit of one wait for a peer; FERROGIN_TIMEOUT if that is less.
+/// Time limit of one wait for a peer, unless FERROGIN_TIMEOUT is less.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
-/// The release in the agreement of the ranks.
+/// The release that the ranks must agree on.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// A rank.
@@ -73,7 +73,7 @@ impl Job {
         })
     }
 
-    /// Collective: checks that the windows of all ranks, with so many bytes each, fit into memory.
+    /// Collective: checks that the windows of all ranks, of `bytes` each, fit into memory.
     ///
     /// # Errors
     /// They do not fit, on this host or another one; a rank was lost.
@@ -81,7 +81,7 @@ impl Job {
         let on_this_host = self.on_this_host;
         let needed = bytes.saturating_mul(on_this_host as u64);
         let fits = machine::available_memory().is_none_or(|available| needed < available);
-        // All ranks take the same decision, so that none waits for the others.
+        // All ranks make the same decision, so that none waits for the others.
         if self.bootstrap.all(fits).map_err(Error::Meet)? {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl Job {
         )))
     }
 
-    /// What a report says of the run.
+    /// What a report says about the run.
     pub fn about(&self) -> About {
         let provider = std::env::var("FERROGIN_PROVIDER").ok().filter(|name| !name.is_empty());
         let provider = provider.unwrap_or_else(|| "efa".to_owned());
@@ -122,7 +122,7 @@ impl Job {
         self.bootstrap.clone()
     }
 
-    /// Limit of one wait.
+    /// Time limit of one wait.
     pub fn wait_limit(&self) -> Duration {
         self.wait_limit
     }
@@ -143,10 +143,10 @@ impl Job {
         self.bootstrap.barrier().map_err(Error::Lost)
     }
 
-    /// Runs `body` in each thread, at once; one thread is this one.
+    /// Runs `body` in all threads at once; a single thread is this one.
     ///
     /// # Errors
-    /// The first error of a thread.
+    /// A thread's error; the first one if several fail.
     pub fn threads<T: Send, E: Send>(&self, body: impl Fn(u32) -> Result<T, E> + Sync) -> Result<Vec<T>, E> {
         let threads = self.settings.threads;
         if threads == 1 {
@@ -165,13 +165,13 @@ impl Job {
         })
     }
 
-    /// The error of data that are wrong.
+    /// The error for wrong data.
     pub fn wrong(&self, operation: Operation, bytes: u64, what: String) -> Error {
         Error::WrongData { rank: self.rank(), operation: operation.name(), bytes, what }
     }
 }
 
-/// What runs the programs: threads of this process, or the GPU of FERROGIN_DEVICE.
+/// Opens what runs the programs: threads of this process, or the GPU that FERROGIN_DEVICE selects.
 fn open_runner(device: Device) -> Result<Box<dyn Runner>, Error> {
     let launch = Launch { api: Api::Cuda, ..Launch::default() };
     let runner = gpu::runner_from_env(launch).map_err(|error| Error::Usage(error.to_string()))?;
@@ -186,7 +186,7 @@ fn open_runner(device: Device) -> Result<Box<dyn Runner>, Error> {
     Ok(runner)
 }
 
-/// The introductions of all ranks, which agree with `own`.
+/// Exchanges the introductions of all ranks and checks that they agree with `own`.
 fn compare(rank: usize, own: &Introduction, bootstrap: &Bootstrap) -> Result<Vec<Introduction>, Error> {
     let block = serde_json::to_vec(own).map_err(|error| Error::Usage(error.to_string()))?;
     let blocks = bootstrap.allgather(&block).map_err(Error::Meet)?;

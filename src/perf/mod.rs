@@ -1,18 +1,18 @@
-//! `ferrogin perf`: latencies, rates and bandwidths between ranks, by the device API on CPU threads or on a GPU; `ferrogin compare` and
-//! `ferrogin plot` read what it wrote.
+//! `ferrogin perf`: latencies, rates and bandwidths between ranks, through the device API on CPU threads or on a GPU. `ferrogin compare`
+//! and `ferrogin plot` read its reports.
 //!
 //! | module | content |
 //! |---|---|
 //! | [`arguments`] | the command line |
-//! | [`settings`] | the settings on which the ranks agree |
+//! | [`settings`] | the settings that the ranks agree on |
 //! | [`operation`] | the list of operations |
 //! | [`job`] | one rank: the exchange with the other ranks, and what they agree on |
 //! | [`session`] | its communicator, window and context for device code; the phases of a measurement |
 //! | [`operations`] | how each operation is measured |
-//! | [`rpc`], [`rma`] | calls between CPUs; puts and signals by the RMA plugin |
+//! | [`rpc`], [`rma`] | calls between CPUs; puts and signals through the RMA plugin |
 //! | [`statistics`] | latencies and rates from samples |
 //! | [`report`], [`output`] | the table, JSON, CSV; the files |
-//! | [`plot`], [`compare`] | pictures and ratios of reports |
+//! | [`plot`], [`compare`] | plots and ratios of reports |
 
 mod arguments;
 mod compare;
@@ -51,7 +51,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The exit code of arguments that are not valid, as of clap.
+/// The exit code for invalid arguments, as in clap.
 const USAGE: u8 = 2;
 
 /// Measures as a rank if a launcher started this process; otherwise starts the ranks and waits for them.
@@ -80,7 +80,7 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     }
 }
 
-/// The directory of the software card, if that is the card to use: it lies beside the plugin, which need not be beside this program.
+/// The software card's directory, if that card is used: it is next to the plugin, which may not be next to this program.
 fn software_card_dir() -> Option<PathBuf> {
     let is_used = std::env::var_os("FERROGIN_PROVIDER").is_some_and(|provider| provider == "softefa");
     let plugin = PathBuf::from(scenario_runner::world::plugin_from_env());
@@ -88,7 +88,7 @@ fn software_card_dir() -> Option<PathBuf> {
     is_used.then(|| dir.to_owned())
 }
 
-/// Draws the reports of files.
+/// Plots the reports in files.
 pub fn plot(args: &PlotArgs) -> ExitCode {
     plot::run(args).map_or_else(|error| failed(&error, 1), |()| ExitCode::SUCCESS)
 }
@@ -99,7 +99,7 @@ pub fn compare(args: &CompareArgs) -> ExitCode {
 }
 
 fn failed(reason: &dyn std::fmt::Display, code: u8) -> ExitCode {
-    // In one piece, because several ranks write.
+    // A single write, because several ranks write.
     let _ = std::io::stderr().write_all(format!("ferrogin: {reason}\n").as_bytes());
     code.into()
 }
@@ -108,7 +108,7 @@ fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(
     let is_first = identity.rank == 0;
     let destinations = if is_first { outputs.open()? } else { Vec::new() };
     let job = Job::open(settings, identity)?;
-    // Operations of CPUs need no card for kernels.
+    // Operations between CPUs need no card for kernels.
     let needs_session = settings.operations.iter().any(|operation| !operation.is_of_cpus());
     let session = needs_session.then(|| Session::open(&job)).transpose()?;
     let mut report = Report::new(job.about(), settings);
@@ -138,7 +138,7 @@ fn rank(settings: &Settings, outputs: &Outputs, identity: &Identity) -> Result<(
                 each_size(&mut |bytes| rma.measure(&job, operation, bytes))?;
             }
             (_, Some(session)) => each_size(&mut |bytes| operations::measure(session, operation, bytes))?,
-            // It is open if there is such an operation.
+            // The session is open if there is such an operation.
             (_, None) => {}
         }
     }

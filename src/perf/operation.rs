@@ -53,7 +53,7 @@ impl Operation {
         }
     }
 
-    /// What its latency is.
+    /// What its latency means.
     pub fn latency(self) -> &'static str {
         match self {
             Self::Put => "ranks 0 and 1; latency: one put and the flush after it",
@@ -72,7 +72,7 @@ impl Operation {
         }
     }
 
-    /// Whether it carries bytes, and so has sizes.
+    /// Whether it carries bytes, and therefore has sizes.
     pub fn has_bytes(self) -> bool {
         !matches!(self, Self::Signal | Self::Barrier)
     }
@@ -82,7 +82,7 @@ impl Operation {
         self.has_bytes() && self != Self::Flush
     }
 
-    /// True of operations between CPUs, which no device code has.
+    /// Whether it is an operation between CPUs, which device code doesn't have.
     pub fn is_of_cpus(self) -> bool {
         matches!(self, Self::Rpc | Self::RmaPut | Self::RmaPutSignal)
     }
@@ -101,7 +101,7 @@ impl Operation {
     }
 }
 
-/// Rounds of a barrier: the first power of two that is no less than the number of ranks has this exponent.
+/// A barrier's rounds: the base-2 logarithm of the number of ranks, rounded up.
 pub fn barrier_rounds(ranks: u32) -> u32 {
     ranks.next_power_of_two().ilog2()
 }

@@ -1,4 +1,4 @@
-//! The operations, and how each is measured.
+//! How each operation is measured.
 
 use super::error::Error;
 use super::operation::Operation;
@@ -8,13 +8,13 @@ use super::statistics::mops;
 use scenario_runner::plan::{self, Measured, Plan, Program};
 use scenario_runner::timed::{VALUE_SLOTS, value, value_offset};
 
-/// Rounds in which a barrier is verified.
+/// Rounds that verify a barrier.
 const VERIFIED_BARRIERS: u32 = 100;
 
 /// Collective: measures one size; rank 0 gets the figures.
 ///
 /// # Errors
-/// An operation failed, data are wrong, or a rank was lost.
+/// An operation failed, data is wrong, or a rank was lost.
 pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
     if let Some(of_pair) = operation.of_pair() {
         return pairs(session, operation, of_pair, bytes);
@@ -27,7 +27,7 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
     Ok((session.job.rank() == 0).then(|| Row::new(operation, (bytes, session.job.ranks() - 1), 1, samples, rate)))
 }
 
-/// Latencies, then the rate of a stream.
+/// Measures latencies, then the rate of a stream.
 fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, bytes: u64) -> Result<Option<Row>, Error> {
     let first = session.job.rank() == 0;
     let polls = operation == Operation::PutValue;
@@ -46,7 +46,7 @@ fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, byte
     session.phase(polls, || run(plans), || check(false))?;
     let posts = u64::from(iterations) * u64::from(threads);
     let nanoseconds = match operation {
-        // The posts between flushes are no part of the operation, and so the threads' own times are its time.
+        // The posts between flushes are not part of the operation, so its time is the sum of the flushes' own times.
         Operation::Flush => samples.iter().sum::<u64>() / u64::from(threads),
         _ => {
             let plans = (0..threads).map(plan(Program::Stream)).collect();
@@ -91,7 +91,8 @@ fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32,
     Ok(())
 }
 
-/// Each word has the value of the last round that wrote it. The values of a stream arrive in any order, so it may be that of any.
+/// Checks that each word has the value of the last round that wrote it. A stream's values arrive in any order, so there it may be any
+/// round's.
 fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stream: bool) -> Result<(), Error> {
     for slot in 0..rounds.min(VALUE_SLOTS) {
         let found = session.read(session.inbox(thread) + value_offset(slot), 8)?;
@@ -107,7 +108,7 @@ fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stre
     Ok(())
 }
 
-/// The times of an operation of all ranks, of which `check` verifies the data.
+/// Times an operation of all ranks; `check` verifies its data.
 fn of_all_ranks(
     session: &Session,
     operation: Operation,

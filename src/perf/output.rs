@@ -1,4 +1,4 @@
-//! The files of a measurement.
+//! A measurement's output files.
 
 use super::error::Error;
 use super::plot;
@@ -8,7 +8,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The form of an output.
+/// An output's format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     Json,
@@ -23,7 +23,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Checks that the file can be written. A file that exists keeps its content until [`write`](Self::write).
+    /// Checks that the file can be written. An existing file keeps its content until [`write`](Self::write).
     ///
     /// # Errors
     /// The file cannot be opened.

@@ -1,4 +1,4 @@
-//! `ferrogin plot`: latency and bandwidth against size, of one or more reports, as SVG.
+//! `ferrogin plot`: plots latency and bandwidth against size, from one or more reports, as SVG.
 
 use super::error::Error;
 use super::operation::Operation;
@@ -21,7 +21,7 @@ pub struct PlotArgs {
     output: PathBuf,
 }
 
-/// The parser of a picture's path: a file with the name of another format would not be one.
+/// Parses a plot's path: a file named for another format would not be one.
 pub fn svg_file() -> impl TypedValueParser<Value = PathBuf> {
     clap::builder::PathBufValueParser::new().try_map(|path: PathBuf| {
         let is_svg =
@@ -34,7 +34,7 @@ pub fn svg_file() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// Draws the reports into one picture.
+/// Draws the reports into one plot.
 pub fn run(args: &PlotArgs) -> Result<(), Error> {
     let label = |path: &PathBuf| path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let reports = args.reports.iter().map(|path| Ok((label(path), Report::read(path)?)));
@@ -47,13 +47,14 @@ pub fn run(args: &PlotArgs) -> Result<(), Error> {
 const WIDTH: u32 = 1200;
 const TITLE: u32 = 64;
 const PANEL: u32 = 460;
-/// Height of a line of the legend, and the width of one of its columns.
+/// Height of a legend line, and width of a legend column.
 const LINE: u32 = 22;
 const COLUMN: u32 = 290;
 const FONT: &str = "sans-serif";
-/// The figures that an axis shows, in µs or GB/s. Near the limits of f64 plotters never finishes an axis, and no measurement comes close to these.
+/// The figures that an axis can show, in µs or GB/s. Near f64's limits plotters never finishes an axis; no measurement comes close to
+/// these.
 const AXIS: RangeInclusive<f64> = 1e-15..=1e15;
-/// Colours that also differ for a reader without sight of red and green (Okabe and Ito).
+/// Colours that colour-blind readers can tell apart too (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -66,12 +67,12 @@ const COLOURS: [RGBColor; 9] = [
     RGBColor(0, 0, 0),
 ];
 
-/// The rows of one operation of one report.
+/// One report's rows for one operation.
 struct Series {
     label: String,
     operation: Operation,
     colour: RGBColor,
-    /// The number of the report, which chooses the marker.
+    /// The report's number, which selects the marker.
     report: usize,
     rows: Vec<Row>,
 }
@@ -79,7 +80,7 @@ struct Series {
 /// Draws named reports.
 ///
 /// # Errors
-/// No report has an operation with sizes, or a figure fits on no axis.
+/// No report has an operation with sizes, or a figure doesn't fit on any axis.
 pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
     let series = series(reports);
     series.iter().try_for_each(check)?;
@@ -114,7 +115,7 @@ pub fn draw(reports: &[(String, Report)]) -> Result<String, Error> {
 
 fn series(reports: &[(String, Report)]) -> Vec<Series> {
     let mut all = Vec::new();
-    // The runs of an operation stand side by side in the legend.
+    // An operation's runs are next to each other in the legend.
     for operation in Operation::ALL {
         for (at, (name, report)) in reports.iter().enumerate() {
             let rows: Vec<Row> = report.rows.iter().filter(|row| row.operation == operation).cloned().collect();
@@ -132,7 +133,7 @@ fn series(reports: &[(String, Report)]) -> Vec<Series> {
         }
         seen
     });
-    // One operation: a colour for each run. Several: a colour for each operation, and a marker for each run.
+    // With one operation, a colour per run; with several, a colour per operation and a marker per run.
     for series in &mut all {
         let of_operation = operations.iter().position(|operation| *operation == series.operation).unwrap_or(0);
         let number = if operations.len() == 1 { series.report } else { of_operation };
@@ -141,7 +142,7 @@ fn series(reports: &[(String, Report)]) -> Vec<Series> {
     all
 }
 
-/// Refuses figures beyond [`AXIS`]. An operation that was too fast for the clock has the latency 0.
+/// Refuses figures outside [`AXIS`]. An operation that was too fast for the clock has a latency of 0.
 fn check(series: &Series) -> Result<(), Error> {
     for row in &series.rows {
         let figures = [("latency", "µs", Some(row.latency_us.median)), ("bandwidth", "GB/s", row.bandwidth_gbs)];
@@ -200,14 +201,14 @@ fn panel(
         let figures = series.rows.iter().filter_map(|row| Some((row.bytes as f64, figure(row)?)));
         match series.operation.has_bytes() {
             true => figures.filter(|(_, figure)| *figure > 0.0).collect(),
-            // An operation without sizes is a level.
+            // An operation without sizes is a horizontal line.
             false => figures.flat_map(|(_, figure)| [(least, figure), (most, figure)]).collect(),
         }
     };
     let figures = series.iter().flat_map(points).map(|(_, figure)| figure);
     let low = figures.clone().fold(f64::INFINITY, f64::min);
     let high = figures.fold(0.0, f64::max);
-    // Whole decades, and a little more, so that the axis has labels at its ends.
+    // Whole decades and a little more, so that the axis has labels at its ends.
     let (low, high) = if high > 0.0 { (decade(low, f64::floor), decade(high, f64::ceil)) } else { (1.0, 10.0) };
     // A single decade would have a label for each digit.
     let low = if high < low * 50.0 { low / 10.0 } else { low };
@@ -255,7 +256,7 @@ fn marker<'a, C: Clone + 'static>(series: &Series, at: C) -> DynElement<'static,
     }
 }
 
-/// The length of the dashes of a level, by report.
+/// The dash length of a horizontal line, by report.
 fn dash(series: &Series) -> u32 {
     [12, 7, 3, 1][series.report % 4]
 }
@@ -279,7 +280,7 @@ fn legend(area: &Area<'_>, series: &[Series], columns: usize) -> Drawn {
     Ok(())
 }
 
-/// A label of the legend, which fits into a column.
+/// Shortens a legend label to fit a column.
 fn shorten(label: &str) -> String {
     const MAX: usize = 36;
     if label.chars().count() <= MAX {
@@ -294,14 +295,14 @@ fn decade(figure: f64, round: fn(f64) -> f64) -> f64 {
     10f64.powf(round(figure.log10()))
 }
 
-/// A power of ten without an exponent: "0.01", "1000".
+/// Formats a power of ten without an exponent: "0.01", "1000".
 fn decimal(figure: f64) -> String {
     let digits = (-figure.log10().floor()).max(0.0) as usize;
     format!("{figure:.digits$}")
 }
 
-/// Takes the place of the C library's function, which plotters calls by `f32::hypot`: its newest version would need glibc 2.35, and Amazon Linux
-/// 2023 has 2.34.
+/// Replaces the C library's function, which plotters calls through `f32::hypot`: its newest version needs glibc 2.35, and Amazon Linux 2023
+/// has 2.34.
 // SAFETY: the function has the C library's signature and meaning.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]

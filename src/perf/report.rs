@@ -1,4 +1,4 @@
-//! The results: a table as they come, and a report as JSON, CSV or a picture.
+//! The results: a table, printed row by row, and a report as JSON, CSV or a plot.
 
 use super::error::Error;
 use super::machine::Machine;
@@ -17,36 +17,36 @@ use std::path::Path;
 /// The version of the JSON; docs/perf.schema.json describes it.
 pub const VERSION: u32 = 1;
 
-/// A run: what it was, and a row for each operation and size.
+/// A run: its description, and a row for each operation and size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// [`VERSION`].
     pub version: u32,
     /// The release of ferrogin.
     pub ferrogin: String,
-    /// The path and the machine.
+    /// The network path and the machine.
     #[serde(flatten)]
     pub about: About,
     /// The options.
     pub settings: Settings,
-    /// Variables of rank 0 that change how ferrogin and the software card work, without those of the launcher.
+    /// Rank 0's variables that affect ferrogin and the software card, without the launcher's.
     pub environment: std::collections::BTreeMap<String, String>,
     /// The figures.
     pub rows: Vec<Row>,
 }
 
-/// The path and the machine of a run.
+/// The network path and the machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// libfabric's provider of the cards.
+    /// The cards' libfabric provider.
     pub provider: String,
     /// The wire between the cards.
     pub wire: String,
     /// libfabric's version.
     pub libfabric: String,
-    /// The machine of rank 0.
+    /// Rank 0's machine.
     pub machine: Machine,
-    /// The GPU of rank 0, if kernels posted.
+    /// Rank 0's GPU, if kernels posted.
     #[serde(default)]
     pub gpu: Option<Gpu>,
     /// Number of ranks.
@@ -60,12 +60,12 @@ pub struct About {
 pub struct Gpu {
     /// Its name.
     pub name: String,
-    /// The release of the software GPU, whose times mean nothing; `None` for hardware.
+    /// The software GPU's release, whose times mean nothing; `None` for hardware.
     pub software: Option<String>,
 }
 
 impl About {
-    /// The release of the software GPU, if that posted.
+    /// The software GPU's release, if it posted.
     pub fn software_gpu(&self) -> Option<&str> {
         self.gpu.as_ref()?.software.as_deref()
     }
@@ -86,12 +86,12 @@ pub struct Row {
     pub latency_us: Latency,
     /// Millions of operations per second.
     pub rate_mops: f64,
-    /// Bytes per second over 10^9, if the operation has a bandwidth.
+    /// Bandwidth in 10^9 bytes per second, if the operation has one.
     pub bandwidth_gbs: Option<f64>,
 }
 
 impl Row {
-    /// `blocks` is the number of blocks of `bytes` that one operation carries.
+    /// Makes a row. `blocks` is the number of blocks of `bytes` that one operation carries.
     pub fn new(
         operation: Operation,
         (bytes, blocks): (u64, usize),
@@ -127,10 +127,10 @@ impl Report {
         }
     }
 
-    /// The report in a file.
+    /// Reads a report from a file.
     ///
     /// # Errors
-    /// The file cannot be read, or is no report of this version.
+    /// The file cannot be read, or is not a report of this version.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let failed = |text: String| Error::File { action: "read", path: path.to_owned(), text };
         let text = std::fs::read(path).map_err(|error| failed(error.to_string()))?;
@@ -149,7 +149,7 @@ impl Report {
     /// The report as JSON.
     ///
     /// # Errors
-    /// A figure has no form in JSON.
+    /// A figure cannot be represented in JSON.
     pub fn json(&self) -> Result<String, Error> {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| Error::Usage(error.to_string()))
     }
@@ -174,10 +174,10 @@ impl Report {
     }
 }
 
-/// The table on standard output, and the progress on a terminal.
+/// Prints the table on standard output, and the progress on a terminal.
 pub struct Printer {
     prints: bool,
-    /// On standard error, if it is a terminal.
+    /// Whether to show progress on standard error, which is a terminal.
     progress: bool,
     done: usize,
     total: usize,
@@ -190,7 +190,7 @@ impl Printer {
         Self { prints, progress: prints && std::io::stderr().is_terminal(), done: 0, total }
     }
 
-    /// The lines before the first table.
+    /// Prints the lines before the first table.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -229,7 +229,7 @@ impl Printer {
         Ok(stdout::print(text)?)
     }
 
-    /// The heading of an operation.
+    /// Prints an operation's heading.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -245,7 +245,7 @@ impl Printer {
         Ok(stdout::print(format_args!("\n{}: {about}\n{columns}\n", operation.name()))?)
     }
 
-    /// A measurement begins.
+    /// Shows that a measurement begins.
     pub fn measuring(&self, operation: Operation, bytes: u64) {
         if self.progress {
             const WIDTH: usize = 24;
@@ -255,7 +255,7 @@ impl Printer {
         }
     }
 
-    /// A line of the table.
+    /// Prints a line of the table.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -271,9 +271,9 @@ impl Printer {
     }
 }
 
-/// A row as a line of the table.
+/// Formats a row as a line of the table.
 fn line(row: &Row) -> String {
-    // A wait lasts 30 s at most, so whole microseconds fit where decimals would not.
+    // A wait lasts at most 30 s, so whole microseconds fit where decimals would not.
     let [min, median, p99, p999, max] =
         row.latency_us.all().map(|us| if us < 1e5 { format!("{us:.2}") } else { format!("{us:.0}") });
     let rate = if row.rate_mops < 0.01 { format!("{:.6}", row.rate_mops) } else { format!("{:.4}", row.rate_mops) };

@@ -1,4 +1,4 @@
-//! Puts and signals between ranks 0 and 1 by the RMA plugin, called as NCCL's threads call it.
+//! Puts and signals between ranks 0 and 1 through the RMA plugin, called as NCCL's threads call it.
 
 use super::error::Error;
 use super::job::Job;
@@ -14,23 +14,23 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The word of signals, behind the bytes that a rank sends and those that its peer writes.
+/// Size of the signal word, which comes after the bytes that a rank sends and those that its peer writes.
 const WORD: usize = 8;
 
-/// A rank's end, with memory of the host.
+/// A rank's end, with host memory.
 pub struct Rma {
     context: RmaContext,
     memory: RmaMemory,
     half: usize,
     rank: usize,
     limit: Duration,
-    /// Signals of the peer that this rank has waited for.
+    /// The peer's signals that this rank has waited for.
     heard: u64,
     requests: VecDeque<Request>,
 }
 
 impl Rma {
-    /// Collective: connects all ranks through the plugin of `perf`'s own settings.
+    /// Collective: connects all ranks through the plugin from `perf`'s own settings.
     ///
     /// # Errors
     /// The plugin fails; a rank was lost.
@@ -53,7 +53,7 @@ impl Rma {
     /// Collective: measures puts of `bytes`, or puts with a signal, one after another and then in a stream; rank 0 gets the figures.
     ///
     /// # Errors
-    /// The plugin fails, or other data arrive; a rank was lost.
+    /// The plugin fails, or wrong data arrives; a rank was lost.
     pub fn measure(&mut self, job: &Job, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
         let counts = job.settings.iterations(bytes);
         let depth = job.settings.depth as usize;
@@ -81,7 +81,7 @@ impl Rma {
         Error::Rma { rank: self.rank, text: error.to_string() }
     }
 
-    /// Starts a put to the other rank of the pair.
+    /// Starts a put to the pair's other rank.
     fn start(&mut self, size: usize, has_signal: bool) -> Result<(), Error> {
         let (here, there) = (self.memory.at(0), self.memory.at(self.half));
         let transfer = Transfer { context: 0, peer: 1 - self.rank, here, there, size, aggregate: false };
@@ -122,13 +122,13 @@ impl Rma {
         self.poll("the completion", |this| this.requests.len() <= left)
     }
 
-    /// Waits for `count` signals of the peer.
+    /// Waits for `count` signals from the peer.
     fn hear(&mut self, count: u64) -> Result<(), Error> {
         self.heard += count;
         self.poll("a signal", |this| this.memory.memory().load(2 * this.half) >= this.heard)
     }
 
-    /// The times of puts, each until its request is done. Rank 1 polls until rank 0 ends.
+    /// Times puts, each until its request is done. Rank 1 polls until rank 0 finishes.
     fn one_by_one(&mut self, size: usize, (warmup, measured): (u32, u32)) -> Result<Vec<u64>, Error> {
         let mut samples = Vec::new();
         match self.rank {
@@ -150,7 +150,7 @@ impl Rma {
         Ok(samples)
     }
 
-    /// Half of the times of round trips.
+    /// Times round trips; returns half of each time.
     fn round_trips(&mut self, size: usize, (warmup, measured): (u32, u32)) -> Result<Vec<u64>, Error> {
         let mut samples = Vec::new();
         for round in 0..if self.rank < 2 { warmup + measured } else { 0 } {
@@ -170,7 +170,7 @@ impl Rma {
         Ok(samples)
     }
 
-    /// The begin and the end of `count` puts, `depth` in flight.
+    /// Returns the start and end of `count` puts with `depth` in flight.
     fn stream(&mut self, size: usize, count: u32, depth: usize, signals: bool) -> Result<Range<u64>, Error> {
         let begin = clock_ns();
         match self.rank {

@@ -1,4 +1,4 @@
-//! Calls between the CPUs of ranks 0 and 1, by `host-rpc` over the card.
+//! Calls between the CPUs of ranks 0 and 1, with `host-rpc` over the card.
 
 use super::error::Error;
 use super::job::Job;
@@ -13,9 +13,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The method, which answers a call with its body.
+/// The method, which answers a call with the call's body.
 const ECHO: u32 = 1;
-/// Bytes of calls that one thread has open at a time.
+/// Most bytes that one thread's open calls may have.
 const OPEN_BYTES: u64 = 64 << 20;
 
 /// A rank's end of the connection.
@@ -34,7 +34,7 @@ impl Rpc {
         let rank = job.rank();
         let failed = |error: &dyn std::fmt::Display| Error::Rpc { rank, text: error.to_string() };
         let perf = &job.settings;
-        // The server grants as many calls as all threads have open.
+        // The server grants as many calls as all threads can have open.
         let settings = Settings { workers: 0, credits: perf.depth * perf.threads, ..Settings::default() };
         let mut rpc = Self { client: None, server: None, reactor: None };
         let mut own = Vec::new();
@@ -61,7 +61,7 @@ impl Rpc {
     /// Collective: measures calls with bodies of `bytes`, one after another and then several at a time; rank 0 gets the figures.
     ///
     /// # Errors
-    /// A call failed or returned another body; a rank was lost.
+    /// A call failed or returned a different body; a rank was lost.
     pub fn measure(&self, job: &Job, bytes: u64) -> Result<Option<Row>, Error> {
         let body: Arc<Vec<u8>> = Arc::new((0..bytes).map(|at| (at % 251) as u8).collect());
         let (rank, settings, limit) = (job.rank(), &job.settings, job.wait_limit());
@@ -99,7 +99,7 @@ impl Rpc {
     }
 }
 
-/// The calls of a thread, with bodies of one size. Only the client makes any.
+/// A thread's calls, with bodies of one size. Only the client makes any.
 struct Calls<'a> {
     rank: usize,
     settings: &'a super::settings::Settings,
@@ -109,7 +109,7 @@ struct Calls<'a> {
 }
 
 impl Calls<'_> {
-    /// The latency of each call after the warm-up.
+    /// Returns the latency of each call after the warm-up.
     fn one_by_one(&self) -> Result<Vec<u64>, Error> {
         let Some(client) = self.client else { return Ok(Vec::new()) };
         let (warmup, iterations) = self.settings.iterations(self.body.len() as u64);
@@ -125,7 +125,7 @@ impl Calls<'_> {
         Ok(samples)
     }
 
-    /// The begin and the end of calls of which `depth` are open at a time.
+    /// Returns the start and end of calls with `depth` open at a time.
     fn overlapping(&self) -> Result<Range<u64>, Error> {
         let Some(client) = self.client else { return Ok(0..0) };
         let bytes = self.body.len() as u64;

@@ -1,4 +1,4 @@
-//! What measures the operations of device code: communicator, window and context, and the phases that all ranks begin together.
+//! Measures the device code's operations: communicator, window and context, and the phases that all ranks begin together.
 
 use super::error::Error;
 use super::job::Job;
@@ -9,12 +9,12 @@ use scenario_runner::plan::{self, Api, Measured, Pattern, Plan, Program, Report,
 use scenario_runner::timed::VALUE_SLOTS;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes after each place of the window, which must stay 0.
+/// Bytes after each place in the window, which must stay 0.
 const GUARD: u64 = 8;
 /// Bytes that are written or compared at a time.
 const CHUNK: u64 = 1 << 20;
 
-/// What measures the operations of device code on a rank.
+/// Measures the device code's operations on a rank.
 pub struct Session<'a> {
     // Dropped in this order.
     context: Context,
@@ -22,11 +22,11 @@ pub struct Session<'a> {
     _comm: Comm,
     pub job: &'a Job,
     layout: Layout,
-    /// Number of the fill of the window: each has other bytes.
+    /// Number of the last fill of the window: each fill has different bytes.
     fill: AtomicU64,
 }
 
-/// The places of a window: an inbox for each thread, or for each rank in alltoall, then as many outboxes.
+/// The places in a window: an inbox for each thread, or for each rank in alltoall, then as many outboxes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Layout {
     places: u64,
@@ -34,13 +34,13 @@ struct Layout {
 }
 
 impl Layout {
-    /// Places that no address space holds have the largest size.
+    /// Lays out the places. Those that don't fit in any address space get the largest size.
     fn new(settings: &Settings, ranks: usize) -> Self {
         let has = |operation| settings.operations.contains(&operation);
         let of_ranks = if has(Operation::Alltoall) { ranks as u64 } else { 0 };
         let places = of_ranks.max(settings.threads.into());
         let sizes = settings.operations.iter().flat_map(|operation| settings.sizes(*operation));
-        // An inbox also holds the values of a thread, and two of each rank to verify a barrier.
+        // An inbox also holds a thread's values, and two values from each rank to verify a barrier.
         let largest = sizes.max().unwrap_or(0).max(u64::from(VALUE_SLOTS) * 8).max(16 * ranks as u64);
         let stride = largest.saturating_add(GUARD).checked_next_multiple_of(4096).unwrap_or(u64::MAX);
         Self { places, stride }
@@ -77,7 +77,7 @@ impl<'a> Session<'a> {
             ..Default::default()
         })?;
         let session = Self { context, window, _comm: comm, job, layout, fill: AtomicU64::new(0) };
-        // Pages that no program wrote share one page of zeros, which would be read faster than data.
+        // Pages that were never written share one page of zeros, which would be read faster than data.
         session.fill_outboxes()?;
         session.clear_inboxes()?;
         Ok(session)
@@ -93,8 +93,8 @@ impl<'a> Session<'a> {
         self.layout.outbox(place)
     }
 
-    /// Collective: one phase of a measurement. Before it signals are 0 and, with `--verify` or if the phase `polls` memory, inboxes
-    /// are 0 and outboxes have new bytes. `body` runs on all ranks at once. When all are done, `check` verifies on each rank.
+    /// Collective: runs one phase of a measurement. Before it, signals are 0; inboxes are 0 with `--verify` or if the phase `polls` memory;
+    /// and outboxes have new bytes with `--verify`. `body` runs on all ranks at once. When all are done, `check` verifies on each rank.
     ///
     /// # Errors
     /// `body` or `check` failed; a rank was lost. A rank that failed leaves the job, which ends the other ranks.
@@ -123,7 +123,7 @@ impl<'a> Session<'a> {
         Ok(result)
     }
 
-    /// The plan of a program with operations of `bytes`, and `repetitions` of its warm-up and after it.
+    /// The plan for a program with operations of `bytes`, and with `repetitions` for its warm-up and after it.
     pub fn plan(&self, program: Program, bytes: u64, repetitions: (u32, u32)) -> Plan {
         Plan {
             program,
@@ -157,7 +157,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The same for a thread of ranks 0 and 1, which uses its own place and signal.
+    /// The same for a thread of rank 0 or 1, which uses its own place and signal.
     pub fn plan_of_pair(
         &self,
         program: Program,
@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Compares the inbox `place` with the outbox `of_place` of rank `from`, and checks that the bytes after it are 0.
+    /// Compares the inbox `place` with rank `from`'s outbox `of_place`, and checks that the bytes after it are 0.
     ///
     /// # Errors
     /// A byte differs.
@@ -230,7 +230,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Bytes of this rank's window.
+    /// Reads bytes of this rank's window.
     ///
     /// # Errors
     /// The host API fails.
@@ -245,11 +245,11 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The bytes of an outbox: those of two fills, ranks or places differ.
+/// An outbox's bytes, which differ between fills, ranks and places.
 fn pattern(fill: u64, rank: usize, place: u32) -> impl Iterator<Item = u8> {
     let start = fill << 40 ^ (rank as u64) << 20 ^ u64::from(place);
     (0u64..).flat_map(move |word| {
-        // The finaliser of splitmix64: all bits of the result depend on all bits of the input.
+        // splitmix64's finaliser: every bit of the result depends on every bit of the input.
         let mut z = start.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(word.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! The settings on which all ranks agree.
+//! The settings that all ranks agree on.
 
 use super::operation::{Operation, barrier_rounds};
 use super::units::bytes_text;
@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use scenario_runner::timed::repetitions;
 use serde::{Deserialize, Serialize};
 
-/// Iterations of small operations.
+/// Iterations for small operations.
 const DEFAULT_ITERATIONS: u32 = 10_000;
 
 /// The processor that posts.
@@ -20,7 +20,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Its value of FERROGIN_DEVICE.
+    /// Its value for FERROGIN_DEVICE.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -29,7 +29,7 @@ impl Device {
     }
 }
 
-/// What all ranks have in common. The names of the fields are those of the options.
+/// What all ranks have in common. The fields are named after the options.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The operations, in order.
@@ -38,26 +38,26 @@ pub struct Settings {
     pub begin: u64,
     /// Largest size.
     pub end: u64,
-    /// Ratio of a size to the one before.
+    /// Ratio of each size to the previous one.
     pub factor: u64,
-    /// Iterations of each size; `None` for those of the default, which depend on the size.
+    /// Iterations per size; `None` for the default, which depends on the size.
     pub iterations: Option<u32>,
-    /// Iterations of the warm-up; `None` for a tenth of the iterations.
+    /// Warm-up iterations; `None` for a tenth of the iterations.
     pub warmup: Option<u32>,
     /// Posting threads.
     pub threads: u32,
-    /// Slots of a send queue.
+    /// Send queue slots.
     pub depth: u32,
-    /// Posts of a burst.
+    /// Posts per burst.
     pub aggregate: u32,
-    /// Data are verified.
+    /// Whether data is verified.
     pub verify: bool,
     /// The processor that posts.
     pub device: Device,
 }
 
 impl Settings {
-    /// The sizes of an operation, in order: 0 alone if it carries no bytes.
+    /// An operation's sizes, in order: just 0 if it carries no bytes.
     pub fn sizes(&self, operation: Operation) -> Vec<u64> {
         if !operation.has_bytes() {
             return vec![0];
@@ -67,13 +67,13 @@ impl Settings {
         sizes.filter(|size| operation != Operation::PutValue || [1, 2, 4, 8].contains(size)).collect()
     }
 
-    /// Iterations of the warm-up, and those that are measured.
+    /// The warm-up iterations, and the measured ones.
     pub fn iterations(&self, bytes: u64) -> (u32, u32) {
         let measured = self.iterations.unwrap_or_else(|| repetitions(DEFAULT_ITERATIONS, bytes));
         (self.warmup.unwrap_or(measured / 10), measured)
     }
 
-    /// The first option whose values differ: its name, the other rank's value, and the own.
+    /// The first option whose values differ: its name, the other rank's value, and this rank's.
     pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
         let fields = |settings: &Self| match serde_json::to_value(settings) {
             Ok(serde_json::Value::Object(fields)) => fields,

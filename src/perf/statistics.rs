@@ -3,7 +3,7 @@
 use scenario_runner::timed::percentile;
 use serde::{Deserialize, Serialize};
 
-/// Latencies in microseconds: each is the time of one operation of the run.
+/// Latencies in microseconds; each is the time that some operation in the run took.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
     /// The shortest.
@@ -19,7 +19,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// The latencies of `samples`, of which there is at least one.
+    /// The latencies of `samples`, which must not be empty.
     pub fn of(mut samples: Vec<u64>) -> Self {
         samples.sort_unstable();
         let at = |per_mille| percentile(&samples, per_mille) as f64 / 1e3;
@@ -32,7 +32,7 @@ impl Latency {
     }
 }
 
-/// Millions of operations per second, if `count` took `nanoseconds`.
+/// Millions of operations per second, if `count` operations took `nanoseconds`.
 pub fn mops(count: u64, nanoseconds: u64) -> f64 {
     count as f64 * 1e3 / nanoseconds.max(1) as f64
 }

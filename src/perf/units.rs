@@ -1,6 +1,6 @@
 //! Sizes as text.
 
-/// A size with the largest suffix that fits: "8", "64K".
+/// Formats a size with the largest suffix that divides it: "8", "64K".
 pub fn bytes_text(bytes: u64) -> String {
     let units = [("G", 1u64 << 30), ("M", 1 << 20), ("K", 1 << 10)];
     match units.into_iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit)) {

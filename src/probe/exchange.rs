@@ -1,4 +1,4 @@
-//! The plugin, called as NCCL calls it, by a job of one rank that exchanges data with itself.
+//! Calls the plugin as NCCL does, in a job with one rank that exchanges data with itself.
 
 use super::outcome::{Outcome, emit};
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
@@ -9,18 +9,18 @@ use scenario_runner::world::plugin_from_env;
 use serde_json::json;
 use std::sync::Arc;
 
-/// Bytes of a put.
+/// Bytes of the put.
 const BYTES: usize = 4096;
-/// Places in the window: the source, the target of the put, of the value, of the get.
+/// Places in the window: the source, and the targets of the put, the value and the get.
 const SOURCE: usize = 0;
 const PUT: usize = BYTES;
 const VALUE: usize = 2 * BYTES;
 const GET: usize = 3 * BYTES;
 const SENTINEL: u64 = 0x0f1e_2d3c_4b5a_6978;
-/// Limit of a wait on the card.
+/// Time limit of a wait for the card.
 const WAIT_NS: u64 = 10_000_000_000;
 
-/// Emits the plugin, its devices and what it logs; then, unless `init_only`, opens a counter, a window and a context, and exchanges.
+/// Emits the plugin, its devices and its log; then, unless `init_only`, opens a window and a context with a counter, and exchanges data.
 pub fn run(init_only: bool) -> Outcome {
     let result = steps(init_only);
     emit_log();
@@ -48,7 +48,7 @@ fn steps(init_only: bool) -> Outcome {
     for name in Comm::probe(&plugin).map_err(text)? {
         emit("card", json!(name));
     }
-    // The libfabric that the plugin has loaded, with the providers that it registered.
+    // The libfabric that the plugin has loaded, with its registered providers.
     if let Ok(library) = Libfabric::already_loaded() {
         for (name, version) in library.providers() {
             emit("provider", json!(format!("{name} {version}")));
@@ -74,7 +74,7 @@ fn steps(init_only: bool) -> Outcome {
     };
     let context = comm.create_context(&config).map_err(text)?;
     emit("opened", json!(true));
-    // Kernels that run on a GPU need its address space: a thread of the CPU cannot post on their queues.
+    // Kernels that run on a GPU need its address space: a CPU thread cannot post on their queues.
     if log::all().iter().any(|line| line.text.contains("kernels on cuda")) {
         emit("exchanged", json!("gpu"));
     } else {
@@ -83,7 +83,7 @@ fn steps(init_only: bool) -> Outcome {
             let warn = log::last_warn().map_or(String::new(), |warn| format!(": {warn}"));
             emit("error", json!(format!("{error}{warn}")));
             emit_log();
-            // A card that has failed may hold up the end of its objects.
+            // A failed card may delay closing its objects.
             std::process::exit(1);
         }
         emit("exchanged", json!("cpu"));
@@ -99,7 +99,7 @@ fn text(error: mini_nccl::Error) -> String {
     error.to_string()
 }
 
-/// A put with a signal and a counter, a value with a signal, and a get. All bytes are compared.
+/// Does a put with a signal and a counter, a value with a signal, and a get, and compares all bytes.
 #[allow(unsafe_code)]
 fn exchange(gin: &GinContext, window: DeviceWindow, memory: &DeviceMemory) -> Result<(), String> {
     // SAFETY: createContext returned the handle, and the borrowed `gin` keeps it valid.

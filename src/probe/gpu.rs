@@ -9,11 +9,11 @@ const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
 const COMPUTE_CAPABILITY_MINOR: c_int = 76;
 /// cuMemCreate.
 const VIRTUAL_MEMORY: c_int = 102;
-/// Cards reach memory of cuMemCreate.
+/// Cards can reach memory from cuMemCreate.
 const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
 const DMA_BUF: c_int = 124;
 
-// Functions that are not unsafe take all values of their types: the driver checks numbers, and sets the variable behind a reference.
+// Functions that are not unsafe accept any values of their types: the driver checks numbers, and sets the variable behind a reference.
 type Version = extern "C" fn(&mut c_int) -> c_int;
 type SoftwareVersion = extern "C" fn() -> *const c_char;
 type Init = extern "C" fn(c_uint) -> c_int;
@@ -21,8 +21,8 @@ type GetCount = extern "C" fn(&mut c_int) -> c_int;
 type GetName = unsafe extern "C" fn(*mut u8, c_int, c_int) -> c_int;
 type GetAttribute = extern "C" fn(&mut c_int, c_int, c_int) -> c_int;
 
-/// The driver: the release of its API, and of the software GPU if that is it. Then each GPU: its name, compute capability and what the
-/// plugin needs of it; or the reason why there is none.
+/// Emits the driver: its API's release, and the software GPU's if that is the driver. Then emits each GPU: its name, its compute capability
+/// and what the plugin needs from it. Fails with the reason if there is none.
 pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
     // SAFETY: loading runs the initialisers of NVIDIA's driver library, which any process may run.
     let driver = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
@@ -38,9 +38,9 @@ pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
     let mut api = 0;
     // The call needs no cuInit.
     check("cuDriverGetVersion", get_version(&mut api))?;
-    // SAFETY: only the software GPU has a function of this name, of this type.
+    // SAFETY: only the software GPU has a function with this name, and it has this type.
     let software = unsafe { driver.get::<SoftwareVersion>(b"cuSoftGpuRelease\0") }.ok().map(|version| {
-        // SAFETY: the function returns a constant string with a NUL.
+        // SAFETY: the function returns a NUL-terminated constant string.
         unsafe { CStr::from_ptr(version()) }.to_string_lossy().into_owned()
     });
     emit("driver", json!({ "api": format!("{}.{}", api / 1000, api % 1000 / 10), "software": software }));
@@ -53,7 +53,7 @@ pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
     check("cuDeviceGetCount", get_count(&mut count))?;
     for device in 0..count {
         let mut name = [0; 128];
-        // SAFETY: the driver writes at most 128 bytes into the array, with a NUL.
+        // SAFETY: the driver writes at most 128 bytes to the array, including a NUL.
         check("cuDeviceGetName", unsafe { get_name(name.as_mut_ptr(), 128, device) })?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
         let attribute = |number| {
@@ -61,7 +61,7 @@ pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
             check("cuDeviceGetAttribute", get_attribute(&mut value, number, device)).map(|()| value)
         };
         let (major, minor) = (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?);
-        // Drivers that do not know an attribute do not have the ability.
+        // A driver that does not know an attribute does not have the ability.
         let able = |number| attribute(number).is_ok_and(|value| value != 0);
         let gpu = json!({
             "name": name,

@@ -1,4 +1,4 @@
-//! Libraries that are loaded to ask for their versions: libfabric and NCCL.
+//! Loads libraries to ask for their versions: libfabric and NCCL.
 #![allow(unsafe_code)]
 
 use super::outcome::{Outcome, emit};
@@ -11,7 +11,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Emits each libfabric's version and path, and its providers.
+/// Emits libfabric's version and path, and its providers.
 pub fn libfabric() -> Outcome {
     emit("step", json!("loading libfabric"));
     let library = Libfabric::load(None).map_err(|error| error.to_string())?;
@@ -33,14 +33,14 @@ pub fn libfabric() -> Outcome {
     Ok(())
 }
 
-/// The providers that have reliable datagrams with these capabilities and so many bytes of immediate data on this machine.
+/// The providers on this machine that have reliable datagrams with these capabilities and at least `immediate` bytes of immediate data.
 fn with_datagrams(library: &Arc<Libfabric>, caps: u64, immediate: usize) -> Vec<String> {
     let hints = Hints::any().caps(caps).mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2);
     let found = library.getinfo(&hints.mr_mode(ferrogin_libfabric::MR_MODE_ALL)).unwrap_or_default();
     let mut names: Vec<String> = Vec::new();
     for info in &found {
         let domain = info.raw().domain_attr;
-        // SAFETY: libfabric allocates the attributes of a domain with the info that it returns, which `info` keeps.
+        // SAFETY: libfabric allocates a domain's attributes with the info that it returns, which `info` keeps alive.
         let bytes = unsafe { domain.as_ref() }.map_or(0, |domain| domain.cq_data_size);
         if bytes >= immediate && !names.contains(&info.provider()) {
             names.push(info.provider());
@@ -49,7 +49,7 @@ fn with_datagrams(library: &Arc<Libfabric>, caps: u64, immediate: usize) -> Vec<
     names
 }
 
-/// Emits NCCL's version number, its file, and the symbols by which it looks for GIN plugins. CUDA is not initialised.
+/// Emits NCCL's version number, its file, and the symbols that it looks up in GIN plugins. CUDA is not initialised.
 pub fn nccl(name: &str) -> Outcome {
     emit("step", json!("loading NCCL"));
     // SAFETY: NCCL's initialisers only set up its own state and the CUDA runtime's; the program that uses the plugin runs them too.
@@ -61,7 +61,7 @@ pub fn nccl(name: &str) -> Outcome {
     let symbol = unsafe { library.get::<GetVersion>(b"ncclGetVersion\0") };
     let get_version = symbol.map_err(|_| format!("{name} has no ncclGetVersion: it is not NCCL"))?;
     let mut version = 0;
-    // SAFETY: NCCL writes one int into a local variable.
+    // SAFETY: NCCL writes one int to a local variable.
     let code = unsafe { get_version(&mut version) };
     if code != 0 {
         return Err(format!("ncclGetVersion failed with error {code}"));
@@ -74,7 +74,7 @@ pub fn nccl(name: &str) -> Outcome {
     Ok(())
 }
 
-/// The file of a library that is mapped into this process, by the last part of its name.
+/// The file of a library that is mapped into this process, found by the last part of its name.
 pub fn mapped(name: &str) -> Option<String> {
     let name = name.rsplit('/').next()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
@@ -84,7 +84,7 @@ pub fn mapped(name: &str) -> Option<String> {
     paths.into_iter().find(own).map(str::to_owned)
 }
 
-/// The plugin symbols among a file's bytes; `null` if the file was not read to its end in time.
+/// The plugin symbols among a file's bytes; `None` if the file could not be read, or not in time.
 fn symbols(path: &str) -> Option<Vec<&'static str>> {
     const SYMBOLS: [&str; 2] = ["ncclGinPlugin_v14", "ncclGinPlugin_v13"];
     const BLOCK: usize = 1 << 20;
@@ -96,7 +96,7 @@ fn symbols(path: &str) -> Option<Vec<&'static str>> {
         if Instant::now() > deadline {
             return None;
         }
-        // A symbol may lie across the border of two blocks.
+        // A symbol may straddle two blocks.
         let old = block.len().saturating_sub(32);
         block.drain(..old);
         if file.by_ref().take(BLOCK as u64).read_to_end(&mut block).ok()? == 0 {
@@ -110,7 +110,7 @@ fn symbols(path: &str) -> Option<Vec<&'static str>> {
 }
 
 fn contains(haystack: &[u8], needle: &[u8]) -> bool {
-    // The last byte of the symbols is rare beside the others.
+    // Every symbol starts with this prefix, which is checked first.
     let prefix = b"ncclGinPlugin_v1";
     let mut rest = haystack;
     while let Some(at) = rest.iter().position(|&byte| byte == b'n') {

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-/// Begins each line of a probe.
+/// Begins each of a probe's lines.
 pub const MARK: &str = "ferrogin-probe ";
 
 /// The result of a probe, in the child.
 pub type Outcome = Result<(), String>;
 
 pub fn emit(key: &str, value: Value) {
-    // The parent reports a result that does not come.
+    // The parent reports a missing result.
     let _ = crate::stdout::print(format_args!("\n{MARK}{}\n", json!([key, value])));
 }

@@ -1,4 +1,4 @@
-//! The trace for a viewer (chrome://tracing, ui.perfetto.dev): a span from each request to its completion.
+//! The trace for a viewer (chrome://tracing, ui.perfetto.dev), with a span from each request to its completion.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -10,17 +10,17 @@ use soft_nic::trace::Kind;
 use super::efa;
 use super::event::{Event, Events, Outcome};
 
-/// The rows of one queue pair. Spans of one row do not overlap, because viewers nest those that do.
+/// One queue pair's rows. Spans in a row do not overlap, because viewers nest overlapping ones.
 #[derive(Debug, Default)]
 struct Rows {
     busy: BinaryHeap<Reverse<(u64, usize)>>,
     free: BinaryHeap<Reverse<usize>>,
-    /// Thread numbers of the rows.
+    /// The rows' thread numbers.
     threads: Vec<usize>,
 }
 
 impl Rows {
-    /// The row of a span.
+    /// Takes a row for a span.
     fn take(&mut self, begin: u64, end: u64) -> usize {
         while let Some(Reverse((_, row))) = self.busy.peek().copied().filter(|Reverse((end, _))| *end <= begin) {
             self.busy.pop();
@@ -32,7 +32,7 @@ impl Rows {
     }
 }
 
-/// Writes the trace of the chosen events, in the form of Chrome's trace events.
+/// Writes the trace of the chosen events, in Chrome's trace event format.
 pub fn write(out: &mut impl Write, all: &Events, chosen: &[&Event]) -> io::Result<()> {
     let mut list = List { out, first: true };
     list.out.write_all(b"{\"displayTimeUnit\": \"ns\", \"traceEvents\": [")?;
@@ -53,13 +53,13 @@ pub fn write(out: &mut impl Write, all: &Events, chosen: &[&Event]) -> io::Resul
             Some(Outcome::Open) => last,
             None => begin,
         };
-        // The completion is the end of the span of its request.
+        // A completion is the end of its request's span.
         let is_span = event.kind == Kind::Request;
         if matches!(event.kind, Kind::Completion | Kind::Receive | Kind::Card) {
             continue;
         }
         let rows = queue_pairs.entry((process, card, qpn)).or_default();
-        // A span of no time would share its row with the next one.
+        // A zero-length span would share its row with the next one.
         let row = if is_span { rows.take(begin, end.max(begin + 1)) } else { 0 };
         while rows.threads.len() <= row {
             threads += 1;

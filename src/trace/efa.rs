@@ -9,11 +9,11 @@ use efa_dp_direct::wqe::{self, Geometry, Operation, RequestIds, SendData, SendWq
 
 use super::fields::{Decoded, hex, screaming};
 
-/// First byte of the operation's part of a work request.
+/// First byte of the operation-specific part of a work request.
 const BODY: usize = TxMetaDesc::SIZE;
 const LOCAL: usize = BODY + 16;
 
-/// A status with its number, its name, and what it means.
+/// Describes a status: its number, its name and its meaning.
 pub fn status(raw: u8) -> String {
     match Status::from_raw(raw) {
         Status::Known(known) => format!("{raw} {}: {known}", screaming(&format!("{known:?}"))),
@@ -45,7 +45,7 @@ fn geometry(bytes: usize) -> Option<Geometry> {
     }
 }
 
-/// The request that 64 or 128 bytes hold, as a card reads it.
+/// Parses the request in 64 or 128 bytes, as a card reads it.
 pub fn parse(bytes: &[u8]) -> Option<Result<SendWqe, wqe::WqeError>> {
     geometry(bytes.len()).map(|geometry| wqe::parse(bytes, &geometry))
 }
@@ -63,7 +63,7 @@ fn sge_text(sge: &Sge) -> String {
     format!("lkey {:#x} at {:#x}+{}", sge.lkey, sge.addr, sge.length)
 }
 
-/// Memory and immediate data of a request, in one line.
+/// A request's memory and immediate data, in one line.
 pub fn details(wqe: &SendWqe) -> String {
     let mut parts = Vec::new();
     match &wqe.op {
@@ -97,7 +97,7 @@ pub fn details(wqe: &SendWqe) -> String {
     parts.join(" ")
 }
 
-/// Decodes a work request of a send queue: 64 or 128 bytes.
+/// Decodes a send queue's work request: 64 or 128 bytes.
 pub fn work_request(bytes: &[u8]) -> Decoded {
     let mut out = Decoded::default();
     let (meta, sgl, body) = match bytes.len() {
@@ -223,7 +223,7 @@ fn buffer(out: &mut Decoded, at: usize, name: &str, desc: &TxBufDesc) {
     out.zero(at + 7, "reserved bits of lkey", &[(desc.lkey.0 & Lkey::RESERVED).to_le_bytes()[3]]);
 }
 
-/// Decodes the descriptors of a receive: 16 bytes each.
+/// Decodes a receive's descriptors: 16 bytes each.
 pub fn receive(bytes: &[u8]) -> Decoded {
     let mut out = Decoded::default();
     let (descs, _) = bytes.as_chunks::<{ RxDesc::SIZE }>();

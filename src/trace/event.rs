@@ -1,4 +1,4 @@
-//! The events of a trace: its records, with each request joined to its completion.
+//! A trace's events: its records, with each request joined to its completion.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -13,7 +13,7 @@ pub enum Outcome {
     Completed { status: u8, time_ns: u64 },
     /// Its queue pair was closed first.
     Closed { time_ns: u64 },
-    /// The trace ends before.
+    /// The trace ends first.
     Open,
 }
 
@@ -22,23 +22,23 @@ pub enum Outcome {
 pub struct Event {
     pub record: Record,
     pub kind: Kind,
-    /// Of a request or a receive.
+    /// What became of a request or receive; `None` for other events.
     pub outcome: Option<Outcome>,
-    /// Of a completion: the time of its request, and the slot of a receive.
+    /// For a completion: when its request began, and the request's or receive's slot.
     pub began: Option<(u64, u32)>,
 }
 
-/// All events, in order of their time.
+/// All events, in order of time.
 #[derive(Debug, Default)]
 pub struct Events {
     pub events: Vec<Event>,
-    /// The cards of the trace by the hash of their GID: process and number.
+    /// The trace's cards by the hash of their GID: process and number.
     cards: HashMap<u32, (u32, u32)>,
-    /// Names of programs by process.
+    /// The programs' names, by process.
     pub programs: BTreeMap<u32, String>,
 }
 
-/// Requests and receives of a queue pair without a completion yet.
+/// A queue pair's requests and receives that have no completion yet.
 #[derive(Debug, Default)]
 struct Queue {
     requests: HashMap<u32, usize>,
@@ -46,7 +46,7 @@ struct Queue {
 }
 
 impl Events {
-    /// Joins the records of files.
+    /// Joins the files' records.
     pub fn of(files: &[Vec<Record>]) -> Self {
         let mut all = Self::default();
         for records in files {
@@ -56,7 +56,7 @@ impl Events {
         all
     }
 
-    /// Joins the records of one file, in which the records of a card are in order.
+    /// Joins one file's records; those of a card are in order.
     fn add_file(&mut self, records: &[Record]) {
         let mut queues: HashMap<(u32, u32), HashMap<u16, Queue>> = HashMap::new();
         for record in records {
@@ -103,12 +103,12 @@ impl Events {
         }
     }
 
-    /// The time of the first event.
+    /// The first event's time.
     pub fn start_ns(&self) -> u64 {
         self.events.first().map_or(0, |event| event.record.time_ns.get())
     }
 
-    /// The peer of an event: `PROCESS/CARD QP N`, or the hash of a card that is not in the trace.
+    /// An event's peer: `PROCESS/CARD QP N`, or the hash of a card that is not in the trace.
     pub fn peer(&self, event: &Event) -> Option<String> {
         let record = &event.record;
         let qpn = record.peer_qpn.get();
@@ -126,7 +126,7 @@ impl Events {
     }
 }
 
-/// A peer's write with immediate data takes no receive.
+/// Whether it is a peer's write with immediate data, which takes no receive.
 fn is_unsolicited(record: &Record) -> bool {
     record.op == efa_dp_direct::wire::SendOp::RdmaWrite.raw()
 }
@@ -144,7 +144,7 @@ impl Event {
         }
     }
 
-    /// The operation; `recv` is that of a receive and of the message in it.
+    /// The operation; `recv` for a receive and for the message in it.
     pub fn operation(&self) -> Option<String> {
         match self.kind {
             Kind::Card | Kind::Closed => None,
@@ -171,7 +171,7 @@ impl Event {
         has.then_some(self.record.request_id.get())
     }
 
-    /// Bytes of the transfer; of a receive, the bytes that it has room for.
+    /// Bytes of the transfer; for a receive, how many it has room for.
     pub fn length(&self) -> Option<u64> {
         match self.kind {
             Kind::Card | Kind::Closed => None,
@@ -180,12 +180,12 @@ impl Event {
         }
     }
 
-    /// The status of a completion.
+    /// A completion's status.
     pub fn status(&self) -> Option<u8> {
         matches!(self.kind, Kind::Completion | Kind::Received).then_some(self.record.status)
     }
 
-    /// The status of a completion, or that with which a request completed.
+    /// A completion's status, or the one that a request completed with.
     pub fn final_status(&self) -> Option<u8> {
         match self.outcome {
             Some(Outcome::Completed { status, .. }) => Some(status),
@@ -193,7 +193,7 @@ impl Event {
         }
     }
 
-    /// A request or a receive that has no completion.
+    /// Whether it is a request or a receive without a completion.
     pub fn is_unfinished(&self) -> bool {
         matches!(self.outcome, Some(Outcome::Open | Outcome::Closed { .. }))
     }
@@ -247,7 +247,7 @@ impl Event {
     }
 }
 
-/// Microseconds with three digits behind the point.
+/// Formats nanoseconds as microseconds with three decimals.
 pub fn micros(nanoseconds: u64) -> String {
     format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
 }

@@ -1,10 +1,10 @@
-//! The fields of a decoded work request or completion.
+//! A decoded work request's or completion's fields.
 
 use std::fmt::{self, Write};
 
 use serde_json::json;
 
-/// The value of a field.
+/// A field's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// A count or a number.
@@ -38,7 +38,7 @@ impl Value {
     }
 }
 
-/// Bytes as hexadecimal digits.
+/// Formats bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -60,7 +60,7 @@ pub struct Field {
 #[derive(Debug, Default)]
 pub struct Decoded {
     pub fields: Vec<Field>,
-    /// One line that says what the entry is.
+    /// What the entry is, in one line.
     pub summary: String,
     /// Why a card would refuse the entry, or why it cannot be one.
     pub problems: Vec<String>,
@@ -87,7 +87,7 @@ impl Decoded {
         self.add(at, name, Value::Bytes(value.to_vec()), meaning);
     }
 
-    /// Bits or bytes that must be zero: a field only if they are not, and then a problem.
+    /// Adds bits or bytes that must be zero: only if they aren't, as a field and a problem.
     pub fn zero(&mut self, at: usize, name: &str, value: &[u8]) {
         if value.iter().any(|byte| *byte != 0) {
             self.bytes(at, name, value, "must be zero");
@@ -119,7 +119,7 @@ impl Decoded {
     }
 }
 
-/// A name like `LocalBadLength` as documents write it: `LOCAL_BAD_LENGTH`.
+/// Converts a name like `LocalBadLength` to the form used in documents: `LOCAL_BAD_LENGTH`.
 pub fn screaming(name: &str) -> String {
     let mut text = String::new();
     for (n, letter) in name.chars().enumerate() {

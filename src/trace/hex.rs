@@ -1,4 +1,4 @@
-//! `ferrogin trace --hex`: one work request or completion from hexadecimal digits.
+//! `ferrogin trace --hex`: decodes a work request or completion from hexadecimal digits.
 
 use efa_dp_direct::wire::RxDesc;
 
@@ -32,7 +32,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The sizes that such an entry may have.
+    /// The sizes that this kind of entry may have.
     fn sizes(self) -> &'static str {
         match self {
             Self::EfaWqe => "64 or 128 bytes",
@@ -48,7 +48,7 @@ impl Kind {
             Self::EfaWqe => matches!(bytes, 64 | 128),
             Self::EfaCqe => matches!(bytes, 16 | 32),
             Self::EfaReceive => matches!(bytes, RxDesc::SIZE | 32),
-            // The rest of the last block may follow.
+            // The rest of the last block may be included.
             Self::Mlx5Wqe => bytes.is_multiple_of(16) && (16..=1024).contains(&bytes),
             Self::Mlx5Cqe => bytes == 64,
         }
@@ -65,8 +65,8 @@ impl Kind {
     }
 }
 
-/// Reads hexadecimal digits. Spaces, colons, commas and underscores between them, `0x` before words, and what stands before the last `: `
-/// of a line count as nothing: a line of a debugger, or of the card's log.
+/// Reads hexadecimal digits. Ignores spaces, colons, commas and underscores between them, `0x` before words, and everything up to a line's
+/// last `: `, so that it accepts lines from a debugger or the card's log.
 pub fn bytes(text: &str) -> Result<Vec<u8>, String> {
     let mut digits = Vec::new();
     for line in text.lines() {

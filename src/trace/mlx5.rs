@@ -1,4 +1,4 @@
-//! mlx5: work requests and completions of ConnectX cards, field by field.
+//! mlx5: ConnectX cards' work requests and completions, field by field.
 
 use ::mlx5::wire::{
     AddressVector, AtomicSeg, Cqe, CqeFormat, CqeOpcode, CtrlSeg, DataSeg, ErrCqe, FmCeSe, INLINE_FLAG, InlineHeader,
@@ -20,14 +20,14 @@ fn name(code: impl std::fmt::Debug) -> String {
     screaming(&format!("{code:?}"))
 }
 
-/// Names of the bits that are set.
+/// The names of the bits that are set.
 fn names<T: Copy>(all: &[(T, &str)], has: impl Fn(T) -> bool) -> String {
     let set: Vec<&str> = all.iter().filter(|(bit, _)| has(*bit)).map(|(_, name)| *name).collect();
     if set.is_empty() { "none".into() } else { set.join(", ") }
 }
 
-/// The transport of the queue pair, which a work request does not name. A datagram's address vector has a flag where a buffer of a message over a
-/// connection has the highest bit of its address, which is never set; inline data may have any bits there.
+/// Infers the queue pair's transport, which a work request does not name. A datagram's address vector has a flag where a message buffer
+/// over a connection has its address's highest bit, which is never set; inline data may have any bits there.
 fn transport(bytes: &[u8], opcode: Opcode) -> Transport {
     let vector: Option<AddressVector> = read(bytes, SEGMENT);
     let vector = vector.filter(|vector| vector.dqp_dct.get() & AddressVector::EXTENDED != 0);
@@ -39,7 +39,7 @@ fn transport(bytes: &[u8], opcode: Opcode) -> Transport {
     if is_datagram || !parses(Transport::Rc) { Transport::Ud } else { Transport::Rc }
 }
 
-/// Decodes a work request of a send queue.
+/// Decodes a send queue's work request.
 pub fn work_request(bytes: &[u8]) -> Decoded {
     let mut out = Decoded::default();
     let Some(ctrl) = read::<CtrlSeg>(bytes, 0) else { return out };
@@ -154,7 +154,7 @@ fn address_vector(out: &mut Decoded, bytes: &[u8]) -> Option<usize> {
     Some(at + size_of::<AddressVector>())
 }
 
-/// Buffers, or inline data, from byte `at` to the end of the work request.
+/// Adds buffers or inline data, from byte `at` to the end of the work request.
 fn data(out: &mut Decoded, bytes: &[u8], at: usize) {
     let Some(rest) = bytes.get(at..) else { return };
     if let Some(header) = read::<InlineHeader>(rest, 0).map(|header| header.byte_count.get())
@@ -246,7 +246,7 @@ fn umr(out: &mut Decoded, bytes: &[u8]) {
     }
 }
 
-/// What a work request does, in a few words.
+/// Says what a work request does, in a few words.
 fn operation(op: &wqe::Parsed) -> String {
     let bytes = |data: &Data<Vec<wqe::Sge>, Vec<u8>>| match data {
         Data::Sges(sges) => {
@@ -275,7 +275,7 @@ fn operation(op: &wqe::Parsed) -> String {
     }
 }
 
-/// Decodes a completion entry of 64 bytes.
+/// Decodes a 64-byte completion entry.
 pub fn completion(bytes: &[u8]) -> Decoded {
     let mut out = Decoded::default();
     let Some(cqe) = read::<Cqe>(bytes, 0) else { return out };
@@ -307,7 +307,7 @@ pub fn completion(bytes: &[u8]) -> Decoded {
     out
 }
 
-/// The lap, the format and the owner: the same in every entry.
+/// Adds the lap, the format and the owner, which every entry has.
 fn place(out: &mut Decoded, cqe: &Cqe) {
     out.number(
         62,
@@ -370,7 +370,7 @@ fn failure(out: &mut Decoded, bytes: &[u8], opcode: CqeOpcode, qpn: u32, index: 
     out.summary = format!("mlx5 completion: {what} {index:#x} of queue pair {qpn:#x} failed: {syndrome}");
 }
 
-/// A block of mini completions. The entry of the block's title has the queue pair.
+/// Decodes a block of mini completions. The block's title entry has the queue pair.
 fn block(out: &mut Decoded, bytes: &[u8], cqe: &Cqe) {
     let minis = cqe.op_own.minis();
     for n in 0..minis.min(MAX_MINIS) {

@@ -1,4 +1,4 @@
-//! `ferrogin trace`: reads traces of the software card (`SOFTEFA_TRACE`), and decodes single entries of queues.
+//! `ferrogin trace`: reads the software card's traces (`SOFTEFA_TRACE`), and decodes single queue entries.
 
 mod chrome;
 mod efa;
@@ -163,7 +163,7 @@ fn show(args: &TraceArgs) -> Result<(), String> {
     if damage.is_empty() { Ok(()) } else { Err(damage.join("\n")) }
 }
 
-/// `--hex`.
+/// Runs `--hex`.
 fn decode(args: &TraceArgs) -> Result<(), String> {
     let mut words = args.words.iter().map(|word| word.to_string_lossy()).peekable();
     let kind = words.next_if(|word| word.contains('-') && **word != *"-");
@@ -183,7 +183,7 @@ fn decode(args: &TraceArgs) -> Result<(), String> {
     let mut entries = 0;
     for part in text.replace('\r', "").split("\n\n").filter(|part| !part.trim().is_empty()) {
         let entry = hex::bytes(part).and_then(|bytes| hex::Entry::decode(kind, &bytes));
-        // What was decoded before comes before the error.
+        // What was decoded earlier is printed before the error.
         let entry = match entry {
             Ok(entry) => entry,
             Err(problem) => {

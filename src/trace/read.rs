@@ -4,7 +4,7 @@ use std::path::Path;
 
 use soft_nic::trace::{self, MAGIC, RECORD_LEN, Record};
 
-/// The records of one file, and what is wrong with the file.
+/// One file's records, and what is wrong with the file.
 #[derive(Debug)]
 pub struct Contents {
     pub records: Vec<Record>,
@@ -31,7 +31,7 @@ pub fn read(path: &Path) -> Result<Contents, String> {
     Ok(Contents { damage: contents.damage.map(|damage| format!("{name} {damage}")), ..contents })
 }
 
-/// The records in these bytes. Where a process ended in the middle of a record, the search continues with the next one.
+/// Finds the records in these bytes. If a process ended in the middle of a record, continues with the next one.
 pub fn parse(bytes: &[u8]) -> Contents {
     let (mut records, mut at, mut lost, mut first) = (Vec::with_capacity(bytes.len() / RECORD_LEN), 0, 0, None);
     while at < bytes.len() {

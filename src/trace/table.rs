@@ -1,4 +1,4 @@
-//! The table of a trace, and its lines of JSON.
+//! A trace as a table, and as lines of JSON.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use super::event::{Event, Events, Outcome, micros};
 use super::fields::Decoded;
 use nccl_gin_ferrogin::log::counted;
 
-/// The bytes of an event, decoded.
+/// Decodes an event's bytes.
 fn decoded(event: &Event) -> Option<Decoded> {
     let bytes = Some(event.record.valid_bytes()).filter(|bytes| !bytes.is_empty())?;
     match event.kind {
@@ -21,7 +21,7 @@ fn decoded(event: &Event) -> Option<Decoded> {
     }
 }
 
-/// Writes the table, cut at `width` columns; with `fields`, the fields of each event below it.
+/// Writes the table, cut off at `width` columns; with `fields`, each event is followed by its fields.
 pub fn table(out: &mut impl Write, all: &Events, chosen: &[&Event], fields: bool, width: u16) -> io::Result<()> {
     let start = all.start_ns();
     let head = format!(
@@ -67,7 +67,7 @@ pub fn table(out: &mut impl Write, all: &Events, chosen: &[&Event], fields: bool
     )
 }
 
-/// An event as an object; what it does not have is left out.
+/// An event as an object, with only the members that apply.
 pub fn object(all: &Events, event: &Event) -> Value {
     let record = &event.record;
     let mut object = json!({

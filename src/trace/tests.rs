@@ -1,4 +1,4 @@
-//! Bytes of any kind are decoded, or refused with a reason, and never end the tool.
+//! Any bytes are decoded, or refused with a reason, and never crash the tool.
 
 use ferrogin_test_support::{Random, repetitions};
 use soft_nic::trace::{RECORD_LEN, Record};
@@ -14,7 +14,7 @@ fn entries_of_any_bytes_are_decoded_or_refused() {
     for _ in 0..repetitions("FERROGIN_TRACE_ENTRIES", 3000, 300_000) {
         let len = random.of(&[16, 32, 48, 64, 128, 192, 1008, 17, 0]);
         let mut entry = random.bytes(len);
-        // An mlx5 work request of a known operation and a size that fits.
+        // An mlx5 work request with a known operation and a size that fits.
         if len >= 16 && random.one_in(2) {
             (entry[0], entry[3]) = (0, random.of(&[0, 1, 8, 9, 0x0a, 0x0b, 0x10, 0x11, 0x12, 0x25]));
             entry[7] = (len / 16) as u8;

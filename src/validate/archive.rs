@@ -10,14 +10,14 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a file in the archive: its end is kept.
+/// Most bytes per file in the archive: the end is kept.
 pub const FILE_MAX: usize = 256 << 10;
-/// Names of up to so many letters are parts of other words: only whole words are replaced.
+/// Names this short may be parts of other words, so only whole words are replaced.
 const SHORT: usize = 3;
 /// The directory in the archive.
 const TOP: &str = "ferrogin-report";
 
-/// What the archive holds, by pattern of file names. MANIFEST and docs/validate.md have this text.
+/// What the archive contains, by file name pattern. MANIFEST and docs/validate.md have this text.
 pub const CONTENTS: [(&str, &str); 7] = [
     ("summary.txt, summary.json", "the steps and the comparison with the software card"),
     ("rank-N/doctor.json", "the report of `ferrogin doctor --json` on that rank"),
@@ -32,7 +32,7 @@ pub const CONTENTS: [(&str, &str); 7] = [
     ("rank-N/machine.txt", "kernel release, architecture, processors, memory, instance type"),
 ];
 
-/// A file that becomes the archive when it is complete.
+/// A file that becomes the archive once it is complete.
 pub struct Output {
     path: PathBuf,
     part: PathBuf,
@@ -40,7 +40,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Creates the file beside its last place.
+    /// Creates the file next to its final place.
     ///
     /// # Errors
     /// The directory does not exist or refuses files.
@@ -55,14 +55,14 @@ impl Output {
             return Err(failed(io::Error::from(io::ErrorKind::IsADirectory)));
         }
         let mut part = path.as_os_str().to_owned();
-        // A name that no other user can take in advance.
+        // A name that another user cannot take in advance.
         part.push(format!(".{:016x}.part", RandomState::new().build_hasher().finish()));
         let part = PathBuf::from(part);
         let file = File::create_new(&part).map_err(failed)?;
         Ok(Output { path: path.to_owned(), part, file })
     }
 
-    /// Writes the archive and gives it its name.
+    /// Writes the archive and gives it its final name.
     ///
     /// # Errors
     /// The disk is full, or the file cannot be renamed.
@@ -81,12 +81,12 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        // After a complete report there is no such file.
+        // The file is already gone once the report is complete.
         let _ = std::fs::remove_file(&self.part);
     }
 }
 
-/// The bytes of the archive. All entries have the same owner, rights and time.
+/// Returns the archive's bytes. All entries have the same owner, permissions and time.
 fn pack(files: &BTreeMap<String, String>) -> io::Result<Vec<u8>> {
     let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default()));
     for (name, text) in files {
@@ -98,7 +98,7 @@ fn pack(files: &BTreeMap<String, String>) -> io::Result<Vec<u8>> {
     archive.into_inner()?.finish()
 }
 
-/// The text of MANIFEST.
+/// Returns MANIFEST's text.
 pub fn manifest(files: &BTreeMap<String, String>, variables: &[&str]) -> String {
     let mut text = format!("A report by ferrogin {}, for its developers. It contains:\n\n", env!("CARGO_PKG_VERSION"));
     for (names, content) in CONTENTS {
@@ -117,12 +117,12 @@ pub fn manifest(files: &BTreeMap<String, String>, variables: &[&str]) -> String 
     text
 }
 
-/// Replaces what names a host or a person.
+/// Replaces what identifies a host or a person.
 #[derive(Debug, Clone)]
 pub struct Redaction(Vec<(String, &'static str)>);
 
 impl Redaction {
-    /// Of this process's host and home directory, and `hosts`.
+    /// Redacts this process's host and home directory, and `hosts`.
     pub fn new(hosts: impl IntoIterator<Item = String>) -> Redaction {
         let own = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
         let short = own.split('.').next().unwrap_or_default().to_owned();
@@ -132,18 +132,18 @@ impl Redaction {
     fn of(hosts: impl IntoIterator<Item = String>, home: String) -> Redaction {
         let hosts = hosts.into_iter().map(|host| (host, "<host>"));
         let mut words: Vec<(String, &'static str)> = hosts.chain([(home, "<home>")]).collect();
-        // A host whose name is a number cannot be told from any other number of a report, and `/` is part of every path.
+        // A short number as a host name cannot be told apart from a report's other numbers, and `/` is part of every path.
         let is_short_number = |word: &str| word.len() <= SHORT && word.bytes().all(|byte| byte.is_ascii_digit());
         words.retain(|(word, _)| !is_short_number(word) && word != "/" && word != "localhost");
         words.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
         Redaction(words)
     }
 
-    /// The last [`FILE_MAX`] bytes of `text` without names and addresses.
+    /// Returns the last [`FILE_MAX`] bytes of `text`, without names and addresses.
     pub fn apply(&self, text: &str) -> String {
         let start = text.len().saturating_sub(FILE_MAX);
         let start = (start..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
-        // First the addresses: a short name can be part of one.
+        // Addresses come first: a short name can be part of one.
         let mut text = without_addresses(&text[start..]);
         for (word, by) in &self.0 {
             text = if word.len() > SHORT { text.replace(word.as_str(), by) } else { replace_whole(&text, word, by) };
@@ -152,7 +152,7 @@ impl Redaction {
     }
 }
 
-/// Replaces `word` where neither a letter nor a digit is next to it. In JSON, the letter of a line end or tab is no such letter.
+/// Replaces `word` where it is not next to a letter or digit. In JSON, the letter of an escaped line end or tab doesn't count.
 fn replace_whole(text: &str, word: &str, by: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut copied = 0;
@@ -168,7 +168,7 @@ fn replace_whole(text: &str, word: &str, by: &str) -> String {
     result + &text[copied..]
 }
 
-/// Replaces IP addresses other than the loopback and unspecified ones.
+/// Replaces IP addresses, except loopback and unspecified ones.
 fn without_addresses(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut word = String::new();

@@ -1,26 +1,26 @@
-//! What the software card is like, for comparison with another card.
+//! How the software card behaves, for comparison with another card.
 
 use serde_json::{Value, json};
 
-/// The weight of a difference.
+/// How much a difference matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The plugin or kernels rely on it: a difference fails.
+    /// The plugin or kernels rely on it: a difference is a failure.
     Must,
-    /// Cards differ in it; the software card has one of the values.
+    /// Cards differ in it; the software card has one of the possible values.
     May,
 }
 
 use Kind::{May, Must};
 
-/// Keys of observations with their kinds and the software card's values.
+/// Observations' keys, with their kinds and the software card's values.
 pub type Expected = [(&'static str, Kind, &'static str)];
 
-/// Keys of observations, and the values of the software card with two ranks on libfabric 1.17 and pages of 4096 bytes. A test compares them with what it
+/// Observations' keys, and the software card's values with two ranks, libfabric 1.17 and 4096-byte pages. A test compares them with what it
 /// observes.
 #[rustfmt::skip]
 pub const SOFTWARE_CARD: &Expected = &[
-    // What differs between cards comes first.
+    // First comes what differs between cards.
     ("counters: number", May, "8192"),
     ("counters: place", May, "dma-buf"),
     ("counters: highest value", May, "not reported"),
@@ -64,7 +64,7 @@ pub const SOFTWARE_CARD: &Expected = &[
 pub struct Row {
     pub key: String,
     pub software_card: String,
-    /// By rank; `None` where a rank did not come so far.
+    /// By rank; `None` if a rank did not get that far.
     pub observed: Vec<Option<String>>,
     must: bool,
 }
@@ -75,7 +75,7 @@ impl Row {
         self.observed.iter().all(|value| value.as_deref() == Some(&*self.software_card))
     }
 
-    /// True if a rank observed something else where no difference is allowed.
+    /// True if a rank observed something different and no difference is allowed.
     pub fn fails(&self) -> bool {
         self.must && !self.agrees()
     }
@@ -88,7 +88,7 @@ impl Row {
         }
     }
 
-    /// The observed value; those of all ranks where they differ.
+    /// The observed value, or all ranks' values if they differ.
     pub fn shown(&self) -> String {
         let texts: Vec<&str> = self.observed.iter().map(|value| value.as_deref().unwrap_or("not observed")).collect();
         match texts.split_first() {
@@ -108,14 +108,14 @@ impl Row {
     }
 }
 
-/// Compares the observations of the ranks, lists of `[key, value]`, with `expected`.
+/// Compares the ranks' observations, lists of `[key, value]`, with `expected`.
 pub fn compare(expected: &Expected, ranks: &[Value]) -> Vec<Row> {
     let value = |rank: &Value, key: &str| {
         let pairs = rank.as_array()?;
         let pair = pairs.iter().find(|pair| pair[0] == key)?;
         Some(pair[1].as_str()?.to_owned())
     };
-    // Without wide requests there is no value to arrive.
+    // Without wide requests, no value can arrive.
     let wide = ranks.iter().any(|rank| value(rank, "wide requests").is_some_and(|text| !text.starts_with("no")));
     let rows = expected.iter().filter(|(key, ..)| wide || *key != "wide requests: inline value arrived");
     rows.map(|(key, kind, text)| Row {

@@ -1,7 +1,7 @@
-//! The card, below the plugin's context and kernels: what it reports of itself, and what it does with raw work requests.
+//! Checks the card below the plugin's context and kernels: what it reports about itself, and what it does with raw work requests.
 //!
-//! Queues, counters and memory are those of the plugin, opened by the plugin's own code on the first card; the requests are written by the CPU. With
-//! a GPU as device, data and counters are in GPU memory.
+//! Queues, counters and memory are the plugin's, opened by the plugin's own code on the first card; the CPU writes the requests. If the
+//! device is a GPU, data and counters are in GPU memory.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::cq::{self, Cqe};
@@ -27,18 +27,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests of a round, and the bytes of the long ones among them.
+/// Requests per round, and the size of the long ones among them.
 const REQUESTS: usize = 32;
 const LONG: usize = 64 << 10;
 const SHORT: usize = 64;
 const AREA: usize = REQUESTS * LONG;
-/// Request ids of a round begin here if the card keeps 64 bits, and at 0 if it keeps 16.
+/// A round's request ids begin here if the card keeps 64 bits, and at 0 if it keeps 16.
 const HIGH_IDS: u64 = 0x1234_5678_0000;
 const SENTINEL: u64 = 0x0f1e_2d3c_4b5a_6978;
-/// Limit of a wait for the card.
+/// Time limit of a wait for the card.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// The hidden subcommand: prints what this rank observed as one JSON object on the last line.
+/// The hidden subcommand: prints what this rank observed, as a JSON object on the last line.
 pub fn run() -> ExitCode {
     let mut seen = Observed::default();
     let result = observe(&mut seen);
@@ -54,7 +54,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Observations: a key of [`expected`](super::expected), and the value as text.
+/// Observations: a key from [`expected`](super::expected), and the value as text.
 #[derive(Default)]
 struct Observed(Vec<(&'static str, String)>);
 
@@ -72,7 +72,7 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-/// Inserts addresses of peers, all or none.
+/// Inserts the peers' addresses; fails unless all are accepted.
 fn insert(rail: &Arc<Rail>, addresses: &[EndpointAddress]) -> Result<Peers, String> {
     match rail.insert(addresses).map_err(text)? {
         (peers, None) => Ok(peers),
@@ -106,7 +106,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let open = |role, info, place: usize, number: usize| {
         let offsets =
             CounterOffsets { completed: base + place * COUNTER_STRIDE, errors: (1 + number) * COUNTER_STRIDE };
-        // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them have the same offsets.
+        // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them share offsets.
         unsafe {
             Endpoint::open(
                 &rail,
@@ -129,7 +129,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     let bytes: Vec<MaybeUninit<u8>> = (0..AREA).map(|at| MaybeUninit::new(pattern(bootstrap.rank(), at))).collect();
     buffer.write(0, &bytes).map_err(text)?;
 
-    // Each rank inserts the addresses of all: a card refuses requests of queue pairs that it does not know.
+    // Each rank inserts all addresses: a card refuses requests from queue pairs that it does not know.
     let own = json!({
         "data": data.address().map_err(text)?.to_bytes(),
         "signal": signal.address().map_err(text)?.to_bytes(),
@@ -170,7 +170,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     if let (true, Some(value)) = (bootstrap.all(value.is_some()).map_err(text)?, value) {
         to_next.inline_value(seen, &value)?;
     }
-    // Each ends before what it uses.
+    // Each is dropped before what it uses.
     drop(data);
     drop(signal);
     drop(peers);
@@ -179,7 +179,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     Ok(())
 }
 
-/// The addresses of all ranks: of each the one for data, and the one for signals.
+/// All ranks' addresses: for each rank, the one for data and the one for signals.
 fn addresses(all: &[Value]) -> Result<Vec<EndpointAddress>, String> {
     let mut addresses = Vec::new();
     for (rank, block) in all.iter().enumerate() {
@@ -194,7 +194,7 @@ fn addresses(all: &[Value]) -> Result<Vec<EndpointAddress>, String> {
     Ok(addresses)
 }
 
-/// What the card reports of itself.
+/// Records what the card reports about itself.
 fn observe_card(seen: &mut Observed, query: &CardQuery, card: &Info, cards: usize) {
     seen.add("libfabric", query.lib.version());
     seen.add("provider's version", card.provider_version());
@@ -212,7 +212,7 @@ fn observe_card(seen: &mut Observed, query: &CardQuery, card: &Info, cards: usiz
     );
 }
 
-/// What the card reports of a queue.
+/// Records what the card reports about a queue.
 fn observe_queue(seen: &mut Observed, data: &Endpoint) {
     seen.add("queue: capabilities", format!("{:#x}", data.sq.caps));
     seen.yes_no("queue: 64-bit request ids", data.request_ids_64());
@@ -222,7 +222,7 @@ fn observe_queue(seen: &mut Observed, data: &Endpoint) {
     seen.add("queue: bytes of a completion", data.cq.entry_size);
 }
 
-/// Requests from this rank's card to the next rank's.
+/// Sends requests from this rank's card to the next rank's.
 struct ToNext<'a> {
     bootstrap: &'a Bootstrap,
     rail: &'a Arc<Rail>,
@@ -231,9 +231,9 @@ struct ToNext<'a> {
     base: usize,
     buffer: &'a dyn DeviceBuffer,
     lkey: u32,
-    /// libfabric's address of the next rank's endpoint for signals.
+    /// libfabric's address for the next rank's signal endpoint.
     target: FiAddr,
-    /// Address and key of the next rank's buffer.
+    /// The next rank's buffer: address and key.
     remote: (u64, u32),
 }
 
@@ -262,7 +262,7 @@ impl ToNext<'_> {
         let (rank, nranks) = (self.bootstrap.rank(), self.bootstrap.nranks());
         self.barrier()?;
 
-        // Writes: a long one and a short one in turn, so that a card that is not in order shows it.
+        // Alternates long and short writes, so that a card that works out of order shows it.
         let first = if data.request_ids_64() { HIGH_IDS } else { 0 };
         for number in 0..REQUESTS {
             let head = Head::new(first + number as u64, destination);
@@ -285,7 +285,7 @@ impl ToNext<'_> {
         seen.add("writes: signal counter of the target", arrivals);
         seen.yes_no("writes: data arrived", arrived(self.buffer, AREA, (rank + nranks - 1) % nranks, length)?);
 
-        // Reads of the same bytes from the next rank.
+        // Reads the same bytes from the next rank.
         self.barrier()?;
         for number in 0..REQUESTS {
             let head = Head::new(first + number as u64, destination);
@@ -323,13 +323,13 @@ fn pattern(rank: usize, at: usize) -> u8 {
     (at % 253) as u8 ^ (rank as u8).wrapping_mul(29)
 }
 
-/// The ways in which the card registers the buffer; returns the region of the way that the plugin uses.
+/// Tries the ways of registering the buffer with the card. Returns the region for the way that the plugin uses.
 fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) -> Result<MemoryRegion, String> {
     let access = bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
     let is_gpu = buffer.host_address().is_none();
     let by_address = Region::Va { addr: buffer.device_address() as *mut u8, len: buffer.len() };
     let kind = if is_gpu { MemoryKind::Cuda(0) } else { MemoryKind::System };
-    // SAFETY: the caller drops the region before the buffer, to which no Rust reference exists.
+    // SAFETY: the caller drops the region before the buffer, and there are no Rust references to the buffer.
     let address = unsafe { MemoryRegion::register_kind(&rail.domain, by_address, access, 1, kind) };
     let shown = |result: &Result<MemoryRegion, ferrogin_libfabric::Error>| match result {
         Ok(_) => "yes".to_owned(),
@@ -345,7 +345,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
             Some(Ok(fd)) => {
                 let base = buffer.device_address() as *mut u8;
                 let region = Region::DmaBuf { fd: fd.as_fd(), offset: 0, len: buffer.len(), base };
-                // SAFETY: the region is dropped here, before the buffer, to which no Rust reference exists.
+                // SAFETY: the region is dropped here, before the buffer, and there are no Rust references to the buffer.
                 shown(&unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 3, kind) })
             }
         };
@@ -357,7 +357,7 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
     };
     let base = (buffer.device_address() as *mut u8).wrapping_sub(dma_buf.offset as usize);
     let region = Region::DmaBuf { fd: dma_buf.fd, offset: dma_buf.offset, len: buffer.len(), base };
-    // SAFETY: the caller drops the region before the buffer, to which no Rust reference exists.
+    // SAFETY: the caller drops the region before the buffer, and there are no Rust references to the buffer.
     let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 2, dma_buf.kind) };
     seen.add("memory: as dma-buf", shown(&region));
     region.or(address).map_err(text)
@@ -369,7 +369,7 @@ fn counter(buffer: &dyn DeviceBuffer, offset: usize) -> Result<u64, String> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// The counter when it has reached `expected`, or at the limit.
+/// Returns the counter once it has reached `expected`, or at the time limit.
 fn wait_for(buffer: &dyn DeviceBuffer, offset: usize, expected: u64, queue: &Queue<'_>) -> Result<u64, String> {
     let deadline = Instant::now() + WAIT;
     loop {
@@ -381,7 +381,7 @@ fn wait_for(buffer: &dyn DeviceBuffer, offset: usize, expected: u64, queue: &Que
     }
 }
 
-/// True if the area has the bytes of `rank`'s source, and zeros behind short transfers.
+/// True if the area has the bytes of `rank`'s source, and zeros after short transfers.
 fn arrived(
     buffer: &dyn DeviceBuffer,
     area: usize,
@@ -393,7 +393,7 @@ fn arrived(
     Ok((0..AREA).all(|at| bytes[at] == if at % LONG < length(at / LONG) { pattern(rank, at) } else { 0 }))
 }
 
-/// The order of completions of requests that were posted as 0, 1, 2, …
+/// Describes the completion order of requests that were posted as 0, 1, 2, …
 fn order_of(ids: &[u64]) -> String {
     let displaced = ids.iter().enumerate().map(|(at, id)| (*id).abs_diff(at as u64)).max().unwrap_or(0);
     match displaced {
@@ -403,7 +403,7 @@ fn order_of(ids: &[u64]) -> String {
     }
 }
 
-/// The producer's side of an endpoint's queues.
+/// The producer side of an endpoint's queues.
 struct Queue<'a> {
     qp: QpV1,
     cq: CqV0,
@@ -438,18 +438,18 @@ impl<'a> Queue<'a> {
         Ok(Queue { qp: qp.map_err(|_| bad("send"))?, cq: cq.map_err(|_| bad("completion"))?, progress, endpoint })
     }
 
-    /// Posts one request and rings for it.
+    /// Posts one request and rings the doorbell for it.
     fn post<const N: usize>(&mut self, request: [u64; N]) {
         let queue = &raw mut self.qp.sq.wq;
-        // SAFETY: the endpoint keeps its ring and doorbell mapped, and only this value has them.
+        // SAFETY: the endpoint keeps its ring and doorbell mapped, and only this value uses them.
         unsafe { sq::start_batch(queue, 1) };
-        // SAFETY: as above; callers choose `N` by the endpoint's size of a request, and slot 0 of the batch was reserved.
+        // SAFETY: as above; callers choose `N` to match the endpoint's request size, and slot 0 of the batch was reserved.
         unsafe { sq::place(queue, 0, request) };
         // SAFETY: as above.
         unsafe { sq::flush(queue) };
     }
 
-    /// The request ids of the next `count` completions, in their order; fewer at the limit.
+    /// The request ids of the next `count` completions, in order; fewer if the time limit is reached.
     fn completions(&mut self, count: usize) -> Result<Vec<u64>, String> {
         let deadline = Instant::now() + WAIT;
         let mut ids = Vec::new();
@@ -460,7 +460,7 @@ impl<'a> Queue<'a> {
                 self.relax();
                 continue;
             };
-            // SAFETY: as above; `poll` gave the slot.
+            // SAFETY: as above; `poll` returned the slot.
             let entry = unsafe { cq::read(&self.cq, slot) };
             // SAFETY: as above; one entry was read.
             unsafe { cq::pop(&mut self.cq, 1) };

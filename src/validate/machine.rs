@@ -1,13 +1,13 @@
-//! The facts of a machine, and the variables of the environment that a report has.
+//! A machine's facts, and the environment variables in a report.
 
 use super::archive::Redaction;
 use scenario_runner::world::plugin_from_env;
 use std::path::Path;
 
-/// The variables whose values a report has, beside the settings of ferrogin and of the software card.
+/// The variables whose values go into a report.
 pub use crate::doctor::VARIABLES;
 
-/// The listed variables that are set, one a line.
+/// The listed variables that are set, one per line.
 pub fn environment(redaction: &Redaction) -> String {
     let set =
         VARIABLES.iter().filter_map(|name| Some(format!("{name}={}\n", std::env::var_os(name)?.to_string_lossy())));
@@ -34,7 +34,7 @@ pub fn facts(redaction: &Redaction) -> String {
     redaction.apply(&text)
 }
 
-/// FI_PROVIDER_PATH by which this program finds the software card, which lies beside the plugin.
+/// FI_PROVIDER_PATH with which this program finds the software card, which is next to the plugin.
 pub fn provider_path() -> String {
     let plugin = plugin_from_env();
     let directory = Path::new(&plugin).parent().unwrap_or(Path::new("."));

@@ -1,6 +1,7 @@
-//! `ferrogin validate --mlx5`: a ConnectX card beside the software one, by the crate `mlx5` between two queue pairs of the card.
+//! `ferrogin validate --mlx5`: compares a ConnectX card with the software one, using the crate `mlx5` between two of the card's queue
+//! pairs.
 //!
-//! Besides the operations of the crate it tries the variants on which public sources disagree (docs/mlx5.md), each on queue pairs of its own,
+//! Besides the crate's operations, it tries the variants on which public sources disagree (docs/mlx5.md). Each gets its own queue pairs,
 //! because a failure ends a queue pair.
 #![allow(unsafe_code)]
 
@@ -19,18 +20,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Bytes of an end's memory, and the place of its window.
+/// Size of an end's memory, and where its window is.
 const BYTES: usize = 8192;
 const FROM: u64 = 1024;
 const LENGTH: u64 = 512;
-/// The longest wait for a completion. A card answers within microseconds; its retries end after a few seconds.
+/// The longest wait for a completion. A card answers within microseconds, and gives up its retries after a few seconds.
 const WAIT: Duration = Duration::from_secs(20);
-/// Slots of a completion queue that shows its marks, and the laps that it makes.
+/// Slots of the completion queue whose marks are checked, and how many laps it makes.
 const SLOTS: u32 = 64;
 const LAPS: u32 = 3;
 const LIMITS: Limits = Limits { max_inline: 64, max_sge: 1 };
 const RIGHTS: MkeyAccess = MkeyAccess::REMOTE_READ.with(MkeyAccess::REMOTE_WRITE);
-/// The right of local reads and its bit in a mask, in the kernel's driver; the crate's binds have neither.
+/// The local read right and its mask bit, as in the kernel's driver; the crate's binds have neither.
 const LOCAL_READ: MkeyAccess = MkeyAccess::new(0x04);
 const LOCAL_READ_IN_MASK: MkeyMask = MkeyMask::new(1 << 17);
 
@@ -83,10 +84,10 @@ impl End {
             signal_all: false,
         };
         let qp = QueuePair::create(device, &pd, &attr).map_err(text)?;
-        // The card may write until the process ends.
+        // The card may write to it until the process ends.
         let memory = NonNull::from(Box::leak(Box::new([0_u8; BYTES]))).cast();
         let access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::MW_BIND.0);
-        // SAFETY: the memory is leaked, and this module reaches it by pointer only.
+        // SAFETY: the memory is leaked, and this module accesses it only through pointers.
         let mr = unsafe { device.register(&pd, memory, BYTES, access) }.map_err(text)?;
         Ok(End { pd, qp, cq: CompletionQueue::new(cq.parts), mr, memory })
     }
@@ -121,7 +122,7 @@ impl End {
             match self.cq.poll().map_err(text)? {
                 Polled::Done(done) => break Ok(done.to_cqe()),
                 Polled::Failed(error) => {
-                    // The report has the whole error; cards differ in the vendor's code.
+                    // The report has the whole error; cards differ in their vendor codes.
                     eprintln!("{error}, vendor code {:#04x}", error.vendor);
                     break Err(format!("{:?}", error.syndrome));
                 }
@@ -148,7 +149,7 @@ fn connect(a: &End, b: &End) -> Outcome<()> {
     b.qp.connect(&of_a).map_err(text)
 }
 
-/// Two connected queue pairs of the card, the owner of the memory and its peer.
+/// Makes two connected queue pairs on the card: the memory's owner and its peer.
 fn pair(device: &Arc<dyn Device>) -> Outcome<(End, End)> {
     let end = || End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?);
     let (owner, peer) = (end()?, end()?);
@@ -167,7 +168,7 @@ fn write(owner: &End, peer: &mut End, to: u64, rkey: u32, at: usize) -> Outcome<
     if let Err(error) = peer.next() {
         return Ok(format!("access: {error}"));
     }
-    // A completion of the peer says that the bytes are on their way into memory; a card on the same host has written them then.
+    // The peer's completion says that the bytes are on their way to memory; a card on the same host has written them by then.
     Ok(if owner.read(at) == value { "bytes arrive" } else { "completes, and no byte moves" }.to_owned())
 }
 
@@ -207,13 +208,13 @@ fn plain_read(device: &Arc<dyn Device>) -> Outcome<String> {
 enum Then {
     /// Writes through the window.
     Use,
-    /// Writes by the key of the region.
+    /// Writes with the region's key.
     UseRegion,
-    /// Writes through the window, and once more after its invalidation.
+    /// Writes through the window, and again after its invalidation.
     UseInvalidated,
 }
 
-/// Binds a window by a UMR that `change` changed, and says what the peer's last write did.
+/// Binds a window with a UMR modified by `change`, and says what the peer's last write did.
 fn window(device: &Arc<dyn Device>, then: Then, change: impl Fn(&mut Umr)) -> Outcome<String> {
     let (mut owner, mut peer) = pair(device)?;
     let raw = device.alloc_window(&owner.pd, WindowType::Type2).map_err(text)?;
@@ -251,8 +252,8 @@ fn window(device: &Arc<dyn Device>, then: Then, change: impl Fn(&mut Umr)) -> Ou
     write(&owner, &mut peer, to, rkey, at)
 }
 
-/// Writes enough for some laps of the peer's completion queue, which was made with or without compression. Returns whether the owner bit, and
-/// whether byte 62, of every completion have the value of its lap.
+/// Writes enough for several laps of the peer's completion queue, created with or without compression. Returns whether every completion's
+/// owner bit, and whether its byte 62, match its lap.
 fn marks(device: &Arc<dyn Device>, compression: bool) -> Outcome<(bool, bool)> {
     let owner = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?)?;
     let mut peer = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression }).map_err(text)?)?;
@@ -264,9 +265,9 @@ fn marks(device: &Arc<dyn Device>, compression: bool) -> Outcome<(bool, bool)> {
         peer.post(Flags::SIGNALED, &Op::Write { remote, data: Data::Inline(&bytes), imm: None })?;
         let lap = index / peer.cq.capacity();
         peer.next()?;
-        // The slot as the card wrote it: one completion at a time, so a block has one.
+        // The slot as the card wrote it: completions come one at a time, so a block has one.
         let cqe = peer.cq.peek(index);
-        // The owner bit of a block means nothing.
+        // A block's owner bit means nothing.
         owner_bit &= cqe.op_own.format() == CqeFormat::Compressed || u32::from(cqe.op_own.0 & 1) == lap & 1;
         lap_byte &= u32::from(cqe.signature) == lap & 0xff;
     }
@@ -277,7 +278,7 @@ fn yes(is_so: bool) -> String {
     if is_so { "yes" } else { "no" }.into()
 }
 
-/// The bytes of a compressed queue after a burst of writes, for a reader of the report, and what the driver reads there.
+/// Returns a compressed queue's bytes after a burst of writes, for readers of the report, and what the driver reads there.
 fn burst(device: &Arc<dyn Device>, cq: RawCq) -> Outcome<(String, String)> {
     let owner = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?)?;
     let mut peer = End::new(device, cq)?;
@@ -310,7 +311,7 @@ fn burst(device: &Arc<dyn Device>, cq: RawCq) -> Outcome<(String, String)> {
     let first = peer.next()?.wqe_counter.get();
     let mut in_order = true;
     for index in 1..u16::from(count) {
-        // A write of one byte takes one block of the send queue.
+        // A one-byte write takes one block of the send queue.
         in_order &= peer.next()?.wqe_counter.get() == first.wrapping_add(index);
     }
     let read = if in_order { "all completions, in order" } else { "completions of other requests" };
@@ -325,7 +326,7 @@ pub fn part() -> Outcome<()> {
         Some(hardware) => hardware.clone(),
         None => soft_mlx5::open(soft_mlx5::Settings::default()).map_err(text)?,
     };
-    // The parent reads it, and a parent that has gone needs nothing.
+    // The parent reads it, and if the parent is gone, nobody needs it.
     let print = |line: String| drop(crate::stdout::print(format_args!("{line}\n")));
     print(format!("card: {:?}", device.caps()));
     let set = |change: fn(&mut Umr)| window(&device, Then::Use, change);

@@ -1,16 +1,16 @@
-//! `ferrogin validate`: what a user with hardware can run and the developers cannot, in one command, with a report to send.
+//! `ferrogin validate`: runs, in one command, what needs hardware that the developers lack, and writes a report to send them.
 //!
 //! | module | content |
 //! |---|---|
-//! | [`step`] | the steps, each a child process of each rank |
-//! | [`fidelity`] | the check of the card with raw work requests |
+//! | [`step`] | the steps, each a child process on each rank |
+//! | [`fidelity`] | checks the card with raw work requests |
 //! | [`expected`] | the software card's values, and the comparison |
-//! | [`machine`] | the facts of a machine, and the variables that a report has |
+//! | [`machine`] | a machine's facts, and the variables in a report |
 //! | [`mlx5`] | `--mlx5`: a ConnectX card |
-//! | [`archive`] | the .tar.gz, what is left out of it, MANIFEST |
+//! | [`archive`] | the .tar.gz with its MANIFEST, and what is left out |
 //!
-//! The ranks of the validation meet once. For each step they agree on an address at which the children, which are ranks of a job of their own, meet.
-//! A child that fails, crashes or hangs ends only its step.
+//! The validation's ranks meet once. For each step, the children, which are ranks of their own job, meet at the same address. A child that
+//! fails, crashes or hangs ends only its step.
 
 pub(crate) mod archive;
 mod expected;
@@ -67,14 +67,14 @@ pub struct PartArgs {
     reps: u32,
 }
 
-/// Time beyond a step's limit in which the ranks exchange its results.
+/// Extra time after a step's limit for the ranks to exchange its results.
 const EXCHANGE: Duration = Duration::from_secs(30);
-/// Limit of the look for a GPU.
+/// Time limit of the search for a GPU.
 const PROBE: Duration = Duration::from_secs(30);
-/// Time that rank 0 has for its report after a rank was lost.
+/// Time that rank 0 has to write its report after a rank was lost.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Runs a validation as a rank if a launcher started this process, and otherwise starts the ranks.
+/// Runs a validation as a rank if a launcher started this process; otherwise starts the ranks.
 pub fn run(args: &ValidateArgs) -> ExitCode {
     let result = match Identity::from_env() {
         _ if args.mlx5 => mlx5_report(args),
@@ -99,7 +99,7 @@ pub fn run(args: &ValidateArgs) -> ExitCode {
 
 /// Runs a part in this process.
 pub fn part(args: &PartArgs) -> ExitCode {
-    // The limit of the step ends this process sooner; this one is for a parent that was killed.
+    // The step's limit ends this process earlier; this one is in case the parent is killed.
     crate::child::end_with_parent(Duration::from_secs(86_400));
     if args.part == "fidelity" {
         return fidelity::run();
@@ -124,7 +124,7 @@ pub fn part(args: &PartArgs) -> ExitCode {
     }
 }
 
-/// The validation of a ConnectX card: one child process, whose output becomes the report.
+/// Validates a ConnectX card: runs one child process, whose output becomes the report.
 fn mlx5_report(args: &ValidateArgs) -> Result<bool, String> {
     let output = Output::create(&args.output)?;
     let mut command = crate::child::this_program()?;
@@ -134,7 +134,7 @@ fn mlx5_report(args: &ValidateArgs) -> Result<bool, String> {
     let last = ended.stdout.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
     let observed = last.map_or(Value::Null, |seen| seen["observed"].clone());
     let mut rows = expected::compare(mlx5::SOFTWARE_CARD, std::slice::from_ref(&observed));
-    // A card without compression has nothing to compare.
+    // Without compression there is nothing to compare.
     rows.retain(|row| row.observed != [None] || !row.key.starts_with("compressed"));
     let failure = ended.failure();
     let mut text = format!("ferrogin {} validate --mlx5\n", env!("CARGO_PKG_VERSION"));
@@ -155,7 +155,7 @@ fn mlx5_report(args: &ValidateArgs) -> Result<bool, String> {
 }
 
 fn launch(args: &ValidateArgs) -> Result<bool, String> {
-    // Rank 0 would find it out too, after the others have started.
+    // Rank 0 would notice too, but only after the others have started.
     drop(Output::create(&args.output)?);
     let program = std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
     let job = Job::new(program, args.ranks.unwrap_or(2) as usize).output(JobOutput::Inherit);
@@ -163,7 +163,7 @@ fn launch(args: &ValidateArgs) -> Result<bool, String> {
     Ok(outcome.success())
 }
 
-/// A new directory of this rank that no other user can enter, removed on drop.
+/// This rank's new directory, which no other user can enter; removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -182,7 +182,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The results of all ranks for one step.
+/// All ranks' results for one step.
 struct Done {
     step: Step,
     ranks: Vec<Outcome>,
@@ -216,9 +216,9 @@ impl Done {
     }
 }
 
-/// One rank of a validation; true if all passed.
+/// Runs one rank of a validation; true if everything passed.
 fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
-    // A reader of the screen that leaves (`| head`) does not cost the report. Children start with no signal blocked.
+    // A reader of the output that goes away (`| head`) must not cost the report. Children start with no signal blocked.
     let _ = SigSet::from(Signal::SIGPIPE).thread_block();
     let is_first = identity.rank == 0;
     let output = if is_first { Some(Output::create(&args.output)) } else { None };
@@ -248,7 +248,7 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     let settings = step_settings(&gpus);
     let steps = step::all(args.quick, gpus.is_ok());
     let limit = |step: &Step| args.limit.map_or_else(|| step.limit(args.quick), Duration::from_secs);
-    // A rank waits for the results of the slowest.
+    // A rank waits for the results of the slowest rank.
     let longest = steps.iter().map(limit).max().unwrap_or_default();
     let bootstrap = bootstrap.with_timeout(longest + EXCHANGE);
     let mut done: Vec<Done> = Vec::new();
@@ -261,7 +261,7 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
                 let step = Done { step, ranks };
                 if is_first {
                     print_step(&step);
-                    // What differs between cards, before the steps that take long.
+                    // Shows what differs between cards before the long steps.
                     if step.step == Step::Fidelity {
                         say(&comparison(&compared(std::slice::from_ref(&step))));
                     }
@@ -294,16 +294,16 @@ fn rank(args: &ValidateArgs, identity: &Identity) -> Result<bool, String> {
     if let Some(output) = output {
         report(output, identity.nranks, &done, &rows, interrupted.as_deref(), &facts, &redaction)?;
     } else if let Some(reason) = interrupted {
-        // A launcher ends all ranks when one fails: rank 0 writes its report in this time.
+        // A launcher ends all ranks when one fails: this gives rank 0 time to write its report.
         std::thread::sleep(GRACE);
         return Err(reason);
     }
-    // As above: no rank ends before the report is written. Without rank 0 there is nothing to wait for.
+    // As above: no rank exits before the report is written. Without rank 0, there is nothing to wait for.
     let _ = bootstrap.barrier();
     Ok(passed)
 }
 
-/// The comparison of the cards with the software card; empty before the fidelity check has run.
+/// Compares the cards with the software card; empty before the fidelity check has run.
 fn compared(done: &[Done]) -> Vec<Row> {
     let fidelity: Vec<Value> = done
         .iter()
@@ -314,23 +314,23 @@ fn compared(done: &[Done]) -> Vec<Row> {
     if fidelity.iter().all(is_empty) { Vec::new() } else { expected::compare(expected::SOFTWARE_CARD, &fidelity) }
 }
 
-/// The comparison under its title.
+/// The comparison with its title.
 fn comparison(rows: &[Row]) -> String {
     let mut text = "\nThe card compared with the software card\n".to_owned();
     write_rows(&mut text, rows);
     text
 }
 
-/// Whether this machine can run the GIN plugin, the RMA plugin and the channels: a line each.
+/// Says whether this machine can run the GIN plugin, the RMA plugin and the channels, a line each.
 fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
     let why = |done: &Done| format!("{}: {}", done.step.name(), done.reasons().join("; "));
     let (of_rma, of_gin): (Vec<_>, Vec<_>) = done.iter().partition(|done| done.step == Step::Rma);
-    // The GIN plugin needs everything that kernels on the CPU tried.
+    // The GIN plugin needs everything that the kernels tried on the CPU.
     let failed = of_gin.into_iter().find(|done| !done.passed()).map(why);
     let failed = failed.or(rows.iter().find(|row| row.fails()).map(|row| format!("{}: {}", row.key, row.shown())));
     let gin = failed.map_or_else(|| "yes".to_owned(), |why| format!("no: {why}"));
     let facts: Vec<Value> = facts.iter().map(|block| serde_json::from_slice(block).unwrap_or(Value::Null)).collect();
-    // A provider of all ranks will do.
+    // A provider that all ranks have is enough.
     let common = |key: &str, needs: &str| {
         let of = |rank: &Value| -> BTreeSet<String> {
             rank[key].as_array().into_iter().flatten().filter_map(|name| Some(name.as_str()?.to_owned())).collect()
@@ -350,7 +350,7 @@ fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
     format!("The GIN plugin runs here: {gin}\nThe RMA plugin runs here: {rma}\nThe channels run here: {channels}\n")
 }
 
-/// Collective: the ranks compare their versions and options, and learn of each other's errors.
+/// Collective: compares the ranks' versions and options, and tells each rank about the others' errors.
 fn agree(bootstrap: &Bootstrap, args: &ValidateArgs, error: Option<&String>) -> Result<(), String> {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let options = json!({
@@ -384,11 +384,11 @@ fn agree(bootstrap: &Bootstrap, args: &ValidateArgs, error: Option<&String>) -> 
     Ok(())
 }
 
-/// Collective: the GPU of rank 0, if kernels can run as PTX on all ranks; otherwise the reason.
+/// Collective: returns rank 0's GPU if kernels can run as PTX on all ranks, otherwise the reason why not.
 fn all_have_gpus(bootstrap: &Bootstrap) -> Result<Result<String, String>, String> {
     let own = match std::env::var("FERROGIN_DEVICE").as_deref() {
         Ok("cpu") => Err("FERROGIN_DEVICE=cpu".to_owned()),
-        // The steps fail where there is no GPU.
+        // If FERROGIN_DEVICE=cuda and there is no GPU, the steps fail.
         device => {
             let probed = probe::start(&["gpu"], &[], PROBE);
             let gpu = probed
@@ -412,7 +412,7 @@ fn all_have_gpus(bootstrap: &Bootstrap) -> Result<Result<String, String>, String
     Ok(all.fold(first, |first, other| first.and_then(|gpu| other.map(|_| gpu))))
 }
 
-/// The variables of every step: what the validation found is what the steps use.
+/// Every step's variables, so that the steps use what the validation found.
 fn step_settings(gpus: &Result<String, String>) -> Vec<(&'static str, String)> {
     let mut settings = vec![("NCCL_GIN_PLUGIN", plugin_from_env())];
     if gpus.is_err() {
@@ -424,7 +424,7 @@ fn step_settings(gpus: &Result<String, String>) -> Vec<(&'static str, String)> {
     settings
 }
 
-/// Collective: runs a step on all ranks and returns the outcomes of all.
+/// Collective: runs a step on all ranks and returns all outcomes.
 #[allow(clippy::too_many_arguments)]
 fn run_step(
     bootstrap: &Bootstrap,
@@ -441,7 +441,7 @@ fn run_step(
         &[
             ("FERROGIN_RANK", identity.rank.to_string()),
             ("FERROGIN_NRANKS", identity.nranks.to_string()),
-            // Free again: the processes of the step before have ended on all ranks.
+            // Free again: the previous step's processes have exited on all ranks.
             ("FERROGIN_BOOTSTRAP", identity.address.clone()),
         ],
         settings,
@@ -460,7 +460,7 @@ fn run_step(
         .collect()
 }
 
-/// Prints a line. A closed standard output costs the line and not the report.
+/// Prints a line. If standard output is closed, the line is lost, but not the report.
 fn say(line: &str) {
     let _ = std::io::Write::write_all(&mut std::io::stdout(), format!("{line}\n").as_bytes());
 }
@@ -525,7 +525,7 @@ fn report(
     Ok(())
 }
 
-/// The comparison, a row a line. Writing to a string cannot fail.
+/// Writes the comparison, one row per line. Writing to a string cannot fail.
 fn write_rows(text: &mut String, rows: &[Row]) {
     if rows.is_empty() {
         let _ = writeln!(text, "  nothing was observed");
@@ -581,7 +581,7 @@ mod tests {
 
     #[test]
     fn directory_is_new_and_private() {
-        // What another user would create in advance, who knows the number of the process and the rank.
+        // What another user who knows the process id and the rank would create in advance.
         let guessed = std::env::temp_dir().join(format!("ferrogin-validate-{}-0", std::process::id()));
         let _ = std::fs::remove_dir_all(&guessed);
         std::fs::create_dir(&guessed).unwrap();

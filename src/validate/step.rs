@@ -1,4 +1,4 @@
-//! The steps of a validation, on one rank: each is a child process with a time limit.
+//! A validation's steps, on one rank: each is a child process with a time limit.
 
 use super::archive::Redaction;
 use crate::child::{self, Ended};
@@ -20,21 +20,21 @@ pub enum Step {
     Fidelity,
     /// `ferrogin perf` between all ranks.
     Perf(Kernels),
-    /// Verified puts and signals by the RMA plugin.
+    /// Verified puts and signals through the RMA plugin.
     Rma,
 }
 
-/// Where the kernels of a step run.
+/// Where a step's kernels run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernels {
-    /// On threads of the CPU.
+    /// On CPU threads.
     Cpu,
-    /// As PTX, on the GPU of the driver that is there.
+    /// As PTX, on the GPU that the driver finds.
     Ptx,
 }
 
 impl Kernels {
-    /// FERROGIN_DEVICE, and the end of the step's name.
+    /// FERROGIN_DEVICE, and the suffix of the step's name.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Kernels::Cpu => ("cpu", ""),
@@ -43,10 +43,10 @@ impl Kernels {
     }
 }
 
-/// Scenarios of `--quick`: one of each kind of operation.
+/// Scenarios for `--quick`: one for each kind of operation.
 const QUICK: [&str; 4] = ["value-signal", "put-signal", "get", "contexts"];
 
-/// All steps, in order; with kernels as PTX if all ranks have a GPU.
+/// All steps, in order; includes kernels as PTX if all ranks have a GPU.
 pub fn all(quick: bool, has_gpu: bool) -> Vec<Step> {
     let names = || SCENARIOS.iter().map(|scenario| scenario.name).filter(move |name| !quick || QUICK.contains(name));
     let mut steps = vec![Step::Doctor, Step::Fidelity];
@@ -70,7 +70,7 @@ impl Step {
         }
     }
 
-    /// The limit of the step.
+    /// The step's time limit.
     pub fn limit(&self, quick: bool) -> Duration {
         Duration::from_secs(match (self, quick) {
             (Step::Perf(_), false) => 600,
@@ -88,7 +88,7 @@ impl Step {
             Step::Perf(_) if quick => {
                 "perf put put-signal put-value -b 8 -e 4096 -f 8 -n 100 --json".split(' ').collect()
             }
-            // An interpreter may be the GPU: it has fewer sizes and repetitions.
+            // The GPU may be an interpreter, so this has fewer sizes and repetitions.
             Step::Perf(Kernels::Ptx) => {
                 "perf put put-signal put-value get signal -b 8 -e 1M -f 8 -n 1000 --json".split(' ').collect()
             }
@@ -102,7 +102,7 @@ impl Step {
         arguments
     }
 
-    /// perf's report, in the directory of its rank: all ranks have the same arguments.
+    /// perf's report, in its rank's directory: all ranks have the same arguments.
     fn report_of_perf(&self) -> Option<&'static str> {
         match self {
             Step::Perf(Kernels::Cpu) => Some("perf.json"),
@@ -113,20 +113,20 @@ impl Step {
     }
 }
 
-/// The result of a step on one rank.
+/// A step's result on one rank.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
     pub passed: bool,
     pub seconds: f64,
-    /// The reason of a failure; for a success a note, or nothing.
+    /// The reason for a failure; after success, a note or nothing.
     pub reason: String,
     /// Files for the archive.
     pub files: BTreeMap<String, String>,
-    /// The doctor's verdict, or the observations of the card.
+    /// The doctor's verdict, or what was observed of the card.
     pub facts: Value,
 }
 
-/// Runs a step with the variables of a rank of its own job, in `directory`.
+/// Runs a step in `directory`, with the variables of a rank in its own job.
 pub fn run(
     step: &Step,
     quick: bool,
@@ -170,7 +170,7 @@ fn judge(step: &Step, ended: &Ended, directory: &Path) -> Outcome {
         facts: Value::Null,
     };
     if let Some(end) = failure {
-        // A program's error is its last line, or one that says so before a hint.
+        // A program's error is its last line, or a line marked as an error before a hint.
         let lines = ended.last_errors(12);
         let line = lines.iter().rev().find(|line| line.starts_with("error: ")).or(lines.last());
         outcome.reason = line.map_or(end.clone(), |line| format!("{end}: {line}"));
@@ -206,7 +206,7 @@ fn judge(step: &Step, ended: &Ended, directory: &Path) -> Outcome {
     outcome
 }
 
-/// The doctor's problems, in one line each.
+/// The doctor's problems, in one line.
 fn problems(report: &Value) -> String {
     let findings = report["findings"].as_array().into_iter().flatten();
     let problems = findings.filter(|finding| finding["level"] == "problem");

@@ -1,7 +1,7 @@
-//! The cards in /sys and /dev, as on a machine that has them, in a mount namespace of this process.
+//! Shows the cards in /sys and /dev as on a machine that has them, in a mount namespace for this process.
 //!
-//! The kernel lets no program add entries to sysfs. So a temporary file system covers each directory of [`COVERED`]: it has the cards' entries, and
-//! mounts of everything else that is there.
+//! The kernel doesn't let programs add entries to sysfs. So a temporary file system covers each directory in [`COVERED`]: it has the cards'
+//! entries, and mounts of everything else that was there.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -19,10 +19,10 @@ use soft_nic::config::{Config, MAX_NICS};
 
 /// The directories that get the cards' entries.
 const COVERED: [&str; 4] = ["/sys/bus", "/sys/class", "/sys/devices", "/dev"];
-/// Directories of which only the cards' entries are shown.
+/// Directories that show only the cards' entries.
 const REPLACED: [&str; 3] = ["/sys/class/infiniband", "/sys/class/infiniband_verbs", "/dev/infiniband"];
 
-/// Why a machine doesn't let this process show cards.
+/// Why this process can't show the cards on this machine.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error(
@@ -54,14 +54,14 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> Refusal {
     |error| Refusal::File(path.to_owned(), error)
 }
 
-/// Shows the cards of the settings; `sysfs` has their entries of /sys.
+/// Shows the cards in the settings; `sysfs` has their entries for /sys.
 ///
 /// # Errors
-/// What the system refuses.
+/// The system refuses a mount, a namespace or a file.
 pub fn show_cards(sysfs: &Path) -> Result<(), Refusal> {
     enter_namespace()?;
     cover_all(sysfs).inspect_err(|_| {
-        // The cards' entries are below an unfinished stage.
+        // An unfinished stage would hide the cards' entries.
         let _ = umount2(sysfs, MntFlags::MNT_DETACH);
     })
 }
@@ -70,7 +70,7 @@ fn cover_all(sysfs: &Path) -> Result<(), Refusal> {
     // The library refuses invalid settings.
     let config = Config::from_env().unwrap_or_else(|_| Config { nics: 1, ..Config::default() });
     let cards = config.nics;
-    // The stage below hides it.
+    // The stage mounted below hides it.
     let entries = File::open(sysfs).map_err(at(sysfs))?;
     let entries = PathBuf::from(format!("/proc/self/fd/{}", entries.as_raw_fd()));
     for covered in COVERED.map(Path::new) {
@@ -88,7 +88,7 @@ fn cover_all(sysfs: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Makes a mount namespace of this process, as root or as the only user of a new user namespace.
+/// Enters a mount namespace of its own, as root or as the only user of a new user namespace.
 fn enter_namespace() -> Result<(), Refusal> {
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
     if unshare(CloneFlags::CLONE_NEWNS).is_err() {
@@ -108,13 +108,13 @@ fn enter_namespace() -> Result<(), Refusal> {
 
 fn bind(from: &Path, to: &Path) -> Result<(), Refusal> {
     match mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>) {
-        // It is gone meanwhile.
+        // It may have disappeared meanwhile.
         Ok(()) | Err(Errno::ENOENT) => Ok(()),
         Err(errno) => Err(Refusal::Mount(errno)),
     }
 }
 
-/// Adds what is in `system` and not in `stage`.
+/// Adds to `stage` whatever is in `system` but not in `stage`.
 fn mirror(system: &Path, stage: &Path) -> Result<(), Refusal> {
     for entry in fs::read_dir(system).map_err(at(system))?.filter_map(Result::ok) {
         let (from, to) = (entry.path(), stage.join(entry.file_name()));
@@ -136,13 +136,13 @@ fn mirror(system: &Path, stage: &Path) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Names in the directory of entries that belong to cards which the settings do not have.
+/// Names in the entries' directory that belong to cards which the settings don't have.
 fn others(cards: u32) -> HashSet<OsString> {
     let names = |card| [format!("rdmap{card}s0"), format!("uverbs{card}"), address(card)];
     (cards..MAX_NICS).flat_map(names).map(OsString::from).collect()
 }
 
-/// The PCI address of a card, as `emulators/soft-verbs/link.sh` gives it.
+/// A card's PCI address, as set by `emulators/soft-verbs/link.sh`.
 fn address(card: u32) -> String {
     format!("0000:{:02x}:00.0", card + 16)
 }
@@ -167,7 +167,7 @@ fn copy(from: &Path, to: &Path, others: &HashSet<OsString>) -> io::Result<()> {
     Ok(())
 }
 
-/// Adds what depends on the machine and the settings, and the statistics, which the cards of all processes in the namespace count up.
+/// Adds what depends on the machine and the settings, and the statistics, which the cards of all processes in the namespace update.
 fn describe(devices: &Path, config: &Config) -> io::Result<()> {
     let read = |name: &str| fs::read_to_string(Path::new("/sys/devices/system").join(name)).ok();
     let online = read("cpu/online").unwrap_or_else(|| "0\n".to_owned());
@@ -190,13 +190,13 @@ fn describe(devices: &Path, config: &Config) -> io::Result<()> {
         for (name, _) in Statistics::default().named() {
             fs::write(counters.join(name), "0\n")?;
         }
-        // Milliseconds for which the driver's numbers may be old.
+        // How old the driver's numbers may be, in milliseconds.
         fs::write(counters.join("lifespan"), format!("{}\n", LIFESPAN.as_millis()))?;
     }
     Ok(())
 }
 
-/// A list of CPUs ("0-3,8") as the kernel writes masks: words of 32 bits, the highest first.
+/// Converts a list of CPUs ("0-3,8") to a mask as the kernel writes it: 32-bit words, highest first.
 fn mask(list: &str) -> String {
     let number = |text: &str| text.trim().parse::<usize>().ok();
     let ranges = list.split(',').filter_map(|part| {
@@ -212,7 +212,8 @@ fn mask(list: &str) -> String {
     words.join(",") + "\n"
 }
 
-/// The character devices of the cards. Programs look for them and open them, and the card's library uses none, so /dev/null stands for each.
+/// Adds the cards' character devices. Programs look for them and open them, but the card's library uses none, so /dev/null stands in for
+/// each.
 fn add_devices(dev: &Path, cards: u32) -> Result<(), Refusal> {
     let directory = dev.join("infiniband");
     DirBuilder::new().mode(0o755).create(&directory).map_err(at(&directory))?;
