@@ -1,4 +1,4 @@
-//! Tasks of the ferrogin repository: `cargo xtask test`, `check`, `soak` and `ptx`.
+//! Chores for the ferrogin repository: `cargo xtask test`, `check`, `soak` and `ptx`.
 
 mod count;
 mod ptx;
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the stages in rounds, until one fails or the time is over.
+/// Runs the stages in rounds, until one fails or the time is up.
 fn soak(root: &Path, dist: &Path, minutes: u64, first: u64, only: &[String]) -> ExitCode {
     let began = Instant::now();
     let is_wanted = |name: &str| only.is_empty() || only.iter().any(|wanted| wanted == name);

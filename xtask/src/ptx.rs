@@ -1,11 +1,10 @@
-//! `cargo xtask ptx`: makes the checked-in PTX, its bitcode, the header of its inline functions and the kernels of the scenarios
-//! again.
+//! `cargo xtask ptx`: regenerates the checked-in PTX, its bitcode, the header of its inline functions, and the scenarios' kernels.
 
 use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, inline, kernels};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Compiles with the compiler that made the file before, or else Debian's, or else the caller's own.
+/// Compiles with the compiler that made the previous file, or else Debian's, or else the caller's own.
 pub fn refresh(root: &Path) -> ExitCode {
     match try_refresh(root) {
         Ok(version) => {

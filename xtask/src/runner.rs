@@ -1,4 +1,4 @@
-//! Runs stages, two at a time. Each stage writes its output to a log, in which the tests are counted.
+//! Runs stages, two at a time. Each stage writes its output to a log, from which its tests are counted.
 
 use crate::count::{Count, count, without_passed};
 use std::collections::HashSet;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 /// Stages that run at the same time: one that waits leaves its core to one that computes.
 const WORKERS: usize = 2;
-/// A stage that runs for longer hangs.
+/// A stage that runs longer than this hangs.
 const HANG_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Runs a command with an empty `/proc/kallsyms`, where that is allowed. libfabric's verbs provider reads this file twice in each process,
-/// which takes longer than many tests: 0.1 s.
+/// Runs a command with an empty `/proc/kallsyms`, if that is allowed. libfabric's verbs provider reads this file twice in each process,
+/// which takes 0.1 s, longer than many tests.
 const WITHOUT_KERNEL_SYMBOLS: [&str; 6] =
     ["unshare", "--mount", "sh", "-c", "mount --bind /dev/null /proc/kallsyms; exec \"$@\"", "sh"];
 static MAY_MOUNT: LazyLock<bool> = LazyLock::new(|| {
@@ -25,11 +25,11 @@ static MAY_MOUNT: LazyLock<bool> = LazyLock::new(|| {
     command.status().is_ok_and(|status| status.success())
 });
 
-/// A command of a run.
+/// One of a run's commands.
 pub struct Stage {
     /// Its name, unique in the run.
     pub name: &'static str,
-    /// The stage that must have ended before.
+    /// The stage that must have ended first.
     pub after: Option<&'static str>,
     command: Vec<OsString>,
     envs: Vec<(&'static str, OsString)>,
@@ -37,7 +37,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A command whose output has the results of tests.
+    /// A command whose output has test results.
     pub fn of_tests<A: Into<OsString>>(name: &'static str, command: impl IntoIterator<Item = A>) -> Stage {
         let command = command.into_iter().map(Into::into).collect();
         Stage { name, after: None, command, envs: Vec::new(), is_test: false }
@@ -48,12 +48,12 @@ impl Stage {
         Stage { is_test: true, ..Stage::of_tests(name, command) }
     }
 
-    /// Starts the command when stage `name` has ended.
+    /// Starts the command once stage `name` has ended.
     pub fn after(self, name: &'static str) -> Stage {
         Stage { after: Some(name), ..self }
     }
 
-    /// Sets a variable of the command's environment.
+    /// Sets an environment variable for the command.
     pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Stage {
         self.envs.push((name, value.into()));
         self
@@ -76,7 +76,7 @@ impl Stage {
         let shown = if failed > 0 { without_passed(&output) } else { String::new() };
         let Count { passed, skips, .. } = &counted;
         let time = began.elapsed();
-        // One call, so that lines of another stage don't come between.
+        // One call, so that lines from another stage don't come in between.
         println!("{shown}==> {}: {passed} passed, {failed} failed, {} skipped in {time:.0?}", self.name, skips.len());
         counted
     }
@@ -94,7 +94,7 @@ impl Stage {
     }
 }
 
-/// Runs the stages whose names contain one of `only`, or all, and prints the count, with what was skipped before.
+/// Runs the stages whose names contain one of `only`, or all, and prints the count, including what was skipped earlier.
 pub fn run(root: &Path, mut stages: Vec<Stage>, only: &[String], skips: Vec<String>) -> ExitCode {
     if !only.is_empty() {
         stages.retain(|stage| only.iter().any(|part| stage.name.contains(part)));
@@ -118,13 +118,13 @@ pub fn run(root: &Path, mut stages: Vec<Stage>, only: &[String], skips: Vec<Stri
 
 struct Schedule {
     waiting: Vec<Stage>,
-    /// The names of stages that have not ended.
+    /// The names of stages that have not ended yet.
     unfinished: HashSet<&'static str>,
     count: Count,
 }
 
 impl Schedule {
-    /// The first stage that need not wait.
+    /// Takes the first stage that doesn't have to wait.
     fn next(&mut self) -> Option<Stage> {
         let ready = |stage: &Stage| stage.after.is_none_or(|name| !self.unfinished.contains(name));
         let at = self.waiting.iter().position(ready)?;

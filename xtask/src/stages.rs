@@ -1,26 +1,26 @@
-//! What runs in `make test`, in `make check` and in a soak.
+//! What `make test`, `make check` and a soak run.
 //!
-//! A test of the workspace declares `#[ignore = "make check"]` if it runs in `make check` only.
+//! Workspace tests that only run in `make check` declare `#[ignore = "make check"]`.
 
 use crate::runner::Stage;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// fuzz-harness is a stage of its own: it turns on a feature of the emulators, which would then be compiled twice and documented with
-/// their private parts.
+/// fuzz-harness has its own stage: it turns on a feature of the emulators, which would then be compiled twice and documented with their
+/// private parts.
 const WORKSPACE_TESTS: &[&str] = &["test", "--release", "--workspace", "--exclude", "fuzz-harness", "--locked"];
 
-/// `make test`: the tests of every crate, and of the clients in other languages with one configuration each.
+/// `make test`: every crate's tests, and those of the clients in other languages with one configuration each.
 pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
     let script = |name, path| script(name, root, path, dist);
-    // With the examples, which some tests start.
+    // Includes the examples, which some tests start.
     let build = cargo(&[WORKSPACE_TESTS, &["--no-run"]].concat());
     let seed = shuffle.map(|seed| format!("--shuffle-seed={seed}"));
     let for_tests: Vec<&str> = seed.iter().flat_map(|seed| ["-Zunstable-options", seed]).collect();
     let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &for_tests);
     if seed.is_some() {
-        // libtest shuffles only where unstable options are allowed; cargo and rustc don't see the variable.
+        // libtest only shuffles if unstable options are allowed; cargo and rustc don't see the variable.
         let runner = format!("CARGO_TARGET_{}_UNKNOWN_LINUX_GNU_RUNNER", std::env::consts::ARCH.to_uppercase());
         tests = tests.env(runner.leak(), "env RUSTC_BOOTSTRAP=1");
     }
@@ -35,7 +35,7 @@ pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
     ]
 }
 
-/// `make check`: everything else that a change must pass; and what is skipped, `name: why`.
+/// `make check`: everything else that a change must pass. Also returns what is skipped, as `name: why`.
 pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     let script = |name, path| script(name, root, path, dist);
     let format = cargo(&["fmt", "--all", "--check"]);
@@ -54,7 +54,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     ]);
     let python = root.join("python/test.sh");
     let mut skips = Vec::new();
-    // Those of `make test` too, on the second libfabric.
+    // Includes the tests of `make test`, on the second libfabric.
     let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &["--include-ignored"]);
     match second_libfabric(root) {
         Ok(path) => tests = tests.env("FERROGIN_LIBFABRIC_ALT", path),
@@ -63,7 +63,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     let mut stages = vec![
         Stage::test("format", format),
         script("CUDA kernels", "tests/cuda/run.sh"),
-        // Stages whose processes poll come after each other, beside stages that build.
+        // Stages whose processes poll run one after the other, alongside stages that build.
         tests,
         Stage::of_tests("fuzz corpora", cargo(&["test", "--release", "--locked", "-p", "fuzz-harness"]))
             .after("cargo test"),
@@ -106,7 +106,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     (stages, skips)
 }
 
-/// The stages of a soak, and what a round of each does.
+/// A soak's stages, and what a round of each does.
 pub const SOAK: &[(&str, &str)] = &[
     ("seeds", "the scenarios on cards with faults, 100 seeds"),
     ("sizes", "the tests of the workspace with all repetitions and sizes"),
@@ -121,7 +121,7 @@ pub const SOAK: &[(&str, &str)] = &[
     ("mpi-card", "a program that checks its data, 50 times under each MPI on the card, without and with faults"),
 ];
 
-/// Round `round` of a stage of a soak. The seeds of a round depend on its number.
+/// Round `round` of a soak stage. The seeds depend on the round.
 pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
     let script = |path: &str, more: &str| {
         let words = more.split_whitespace().map(OsString::from);
@@ -134,7 +134,7 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
     };
     let stage = match name {
         "seeds" => campaign("seeds::").env("FERROGIN_SEEDS_FIRST", (round * 100).to_string()),
-        // The stage `kills` has the full number of kills.
+        // The stage `kills` does the full number of kills.
         "sizes" => workspace_tests(name, dist, &[], &["--include-ignored"]).env("FERROGIN_KILLS", "50"),
         "kills" => {
             campaign("faults::").env("FERROGIN_KILLS", "500").env("FERROGIN_KILLS_FIRST", (round * 500).to_string())
@@ -150,26 +150,26 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
     stage.env("FERROGIN_SOAK", "1")
 }
 
-/// A script of tests, which gets the directory of `make build`.
+/// A test script, which gets `make build`'s directory.
 fn script(name: &'static str, root: &Path, path: &str, dist: &Path) -> Stage {
     Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()])
 }
 
-/// The command of cargo with `arguments`.
+/// A cargo command with `arguments`.
 fn cargo(arguments: &[&str]) -> Vec<OsString> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
 }
 
-/// The tests of the workspace, with more arguments for cargo and for the test programs.
+/// The workspace's tests, with additional arguments for cargo and for the test programs.
 fn workspace_tests(name: &'static str, dist: &Path, for_cargo: &[&str], for_tests: &[&str]) -> Stage {
     let command = cargo(&[WORKSPACE_TESTS, &["--no-fail-fast"], for_cargo, &["--"], for_tests].concat());
-    // Tests of several processes wait for each other.
+    // The processes of a multi-process test wait for each other.
     let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get()).max(4);
     Stage::of_tests(name, command).env("FERROGIN_DIST", dist).env("RUST_TEST_THREADS", threads.to_string())
 }
 
-/// A newer libfabric than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
+/// A libfabric newer than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
 fn second_libfabric(root: &Path) -> Result<OsString, String> {
     if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
         return Ok(path);
