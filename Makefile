@@ -1,15 +1,15 @@
-# Targets for people; chores with logic are in xtask/.
+# Targets for people to call; chores with logic are in xtask/.
 
 CARGO ?= cargo
 DIST ?= dist
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# Another target has flags and a directory of its own: scripts/release.sh builds for aarch64.
+# Building for another target needs its own flags and directory: scripts/release.sh builds for aarch64.
 BUILD_FLAGS ?=
 RELEASE ?= $(TARGET)/release
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 MAJOR := $(firstword $(subst ., ,$(VERSION)))
-# An installation may be moved, so its files name each other by relative paths: the libraries are below PREFIX.
+# An installation may be moved, so its files refer to each other by relative paths: LIBDIR must be below PREFIX.
 LIBDIR ?= $(PREFIX)/lib
 LIB := $(patsubst $(PREFIX)/%,%,$(LIBDIR))
 UP := $(shell echo '$(LIB)' | sed 's|[^/][^/]*|..|g')
@@ -19,9 +19,9 @@ MAN = $(ROOT)/share/man/man1
 COMPLETIONS = $(addprefix $(ROOT)/share/,bash-completion/completions zsh/site-functions fish/vendor_completions.d)
 CMAKE_DIR = $(ROOT)/$(LIB)/cmake/ferrogin
 FILL_IN := sed 's|@VERSION@|$(VERSION)|;s|@MAJOR@|$(MAJOR)|;s|@LIB@|$(LIB)|;s|@UP@|$(UP)|'
-# Programs link these, by their sonames.
+# Programs link to these by their sonames.
 LINKED := libferrogin.so libferrogin_device.so
-# NCCL and libfabric find these by the names of their files.
+# NCCL and libfabric find these by file name.
 LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
 # NCCL's other name for the plugin, with NCCL_RMA_PLUGIN=ferrogin.
 RMA := libnccl-rma-ferrogin.so
@@ -61,14 +61,14 @@ build:
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
 	if test -n "$(NVCC)$(CUDA_HOME)" && test -d $(RELEASE)/cuda; then install -d $(DIST)/cuda && install -m 644 $(RELEASE)/cuda/* $(DIST)/cuda; fi
 
-# Every file's place is an absolute path in these recipes, which a space would split.
+# These recipes use absolute paths, which a space would split.
 define CHECK_PLACES
 @for place in '$(PREFIX)' '$(LIBDIR)' '$(DESTDIR)'; do case "$$place" in *[[:space:]]*) \
   echo "PREFIX, LIBDIR and DESTDIR must have no spaces: $$place" >&2; exit 1;; esac; done
 @case '$(PREFIX)' in /*) ;; *) echo 'PREFIX=$(PREFIX) is relative: pass an absolute path, such as PREFIX=$(CURDIR)/$(PREFIX)' >&2; exit 1;; esac
 endef
 
-# It builds nothing, so that root runs no compiler. Every user can read what it installs, whatever the umask is here and was in the build.
+# Builds nothing, so that root runs no compiler. Every user can read what it installs, whatever the umask is now and was during the build.
 install:
 	$(CHECK_PLACES)
 	@test -f $(DIST)/libferrogin.so || { echo '$(DIST)/libferrogin.so is missing: run make build first' >&2; exit 1; }
@@ -100,7 +100,7 @@ install:
 	$(FILL_IN) scripts/install/ferrogin-config.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config.cmake
 	$(FILL_IN) scripts/install/ferrogin-config-version.cmake.in | install -m 644 /dev/stdin $(CMAKE_DIR)/ferrogin-config-version.cmake
 
-# Also the libraries and pages of other releases, which an installation over them left.
+# Also removes libraries and man pages that an earlier installation of another release left.
 uninstall:
 	$(CHECK_PLACES)
 	rm -f $(ROOT)/bin/ferrogin $(LOADED:%=$(ROOT)/$(LIB)/%) $(ROOT)/$(LIB)/$(RMA) $(ROOT)/$(LIB)/pkgconfig/ferrogin.pc
@@ -120,7 +120,7 @@ wheel: build
 book:
 	@scripts/book.sh
 
-# SNAPSHOT=1 makes tarballs of a tree that is no release.
+# SNAPSHOT=1 makes tarballs of a tree that is not a release.
 release:
 	@scripts/release.sh $(if $(SNAPSHOT),--snapshot)
 
@@ -141,8 +141,8 @@ check:
 	@$(MAKE) --no-print-directory build
 	FERROGIN_DIST=$(abspath $(DIST)) $(CARGO) xtask check
 
-# First what the first values need, so that one knows soon whether a put arrives. On a machine without cargo: tests/gpu/run.sh with what was
-# built elsewhere.
+# Builds what the first values need first, to show early whether a put arrives. On a machine without cargo, run tests/gpu/run.sh with what
+# was built elsewhere.
 test-gpu:
 	$(CARGO) build --release --locked -p ferrogin-host-plugin -p softefa -p soft-gpu -p scenario-runner
 	install -D -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds ferrogin's libraries for aarch64 Linux: check-aarch64.sh [DIST] (DIST is not used). Installs nothing.
+# Builds ferrogin's libraries for aarch64 Linux: check-aarch64.sh [DIST] (DIST is ignored). Installs nothing.
 #
 #   FERROGIN_AARCH64_TESTS=1   builds the whole workspace, and runs all tests that need nothing but a processor in an emulator, which
 #                              takes minutes
 #
-# One line for each part, and a last one with the counts; status 1 when something failed. Prints what it leaves out
-# where a tool is missing: scripts/aarch64-tools.sh names the tools. The emulator is qemu-aarch64 (Debian: qemu-user).
+# Prints a line per part and a last line with the counts; exits with 1 if anything failed. Says what it leaves out if a tool is missing:
+# scripts/aarch64-tools.sh lists the tools. The emulator is qemu-aarch64 (Debian: qemu-user).
 set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -35,7 +35,7 @@ if ! aarch64_tools; then
 fi
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/aarch64 CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false
-# In an emulator unoptimised code, std's included, takes many times as long.
+# In an emulator, unoptimised code, including std, takes many times as long.
 [ -z "$tests" ] || export CARGO_PROFILE_DEV_OPT_LEVEL=1
 packages=(-p ferrogin-host-plugin -p ferrogin-host-api -p softefa -p ferrogin-device-kernels)
 what="the plugin, the host API, the software card and the device library"
@@ -51,11 +51,11 @@ if [ -z "$tests" ]; then
     finish
 fi
 
-# Runs `cargo test` with these arguments, for the target, and adds up libtest's totals.
+# Runs `cargo test` for the target with these arguments, and adds up libtest's totals.
 run_tests() {
     "$cargo" test --no-fail-fast --locked "${options[@]}" "$@" >"$log" 2>&1
     local status=$? totals
-    # Sums of `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, a line for each program.
+    # Sums up `test result: ok. 3 passed; 0 failed; 1 ignored; ...`, a line per program.
     totals=$(awk '/^test result: /{ok += $4; bad += $6; left += $8} END {print ok + 0, bad + 0, left + 0}' "$log")
     read -r ok bad left <<<"$totals"
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + left))

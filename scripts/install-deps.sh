@@ -5,9 +5,9 @@ set -euo pipefail
 purpose=${1:?usage: install-deps.sh demo|test|check}
 required=()
 wanted=()
-# What only the check for aarch64 needs, and not every system has under these names.
+# Needed only by the aarch64 check, and not available under these names everywhere.
 cross=()
-# Debian's Rust with the source of std, which makes the bytes of the checked-in PTX and builds std for aarch64.
+# Debian's Rust with std's source, which reproduces the checked-in PTX byte for byte and builds std for aarch64.
 rust=()
 # clang, which compiles ferrogin/gin.cuh for the scenarios; not every system has this release.
 clang=()
@@ -38,19 +38,19 @@ fi
 
 if [ "$purpose" = check ]; then
   command -v rpmbuild >/dev/null || wanted+=(rpm)
-  # mpicc comes with openmpi-bin, without the headers.
+  # openmpi-bin has mpicc, but not the headers.
   [ -f "$(mpicc --showme:incdirs 2>/dev/null | cut -d ' ' -f 1)/mpi.h" ] || wanted+=(libopenmpi-dev)
   command -v ib_send_lat >/dev/null || wanted+=(perftest)
   command -v lstopo-no-graphics >/dev/null || wanted+=(hwloc-nox)
   /usr/bin/python3 -c 'import pyverbs' 2>/dev/null || wanted+=(python3-pyverbs)
   command -v valgrind >/dev/null || wanted+=(valgrind)
-  # Any of the three compiles the header; clang-22 makes the bytes of the checked-in kernels.
+  # Any of the three compiles the header; clang-22 reproduces the checked-in kernels byte for byte.
   command -v clang-22 >/dev/null || command -v clang-19 >/dev/null || command -v clang >/dev/null || clang=(clang-22)
   if [ "$(uname -m)" = x86_64 ]; then
     command -v aarch64-linux-gnu-gcc >/dev/null || cross+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
     command -v qemu-aarch64 >/dev/null || cross+=(qemu-user)
   fi
-  # True if this compiler has the source of std.
+  # True if this compiler has std's source.
   has_source() { [ -f "$("$1" --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ]; }
   made_by=$(sed -n 's|^// compiler: ||p;20q' "$(dirname "$0")/../device-kernels/ptx/ferrogin_device.ptx")
   if ! { [ "$(rustc --version 2>/dev/null)" = "$made_by" ] && has_source rustc; } &&
@@ -97,6 +97,6 @@ install_all() {
 [ ${#cross[@]} -eq 0 ] || install_all "${cross[@]}" ||
   echo 'install-deps: going on without; the check for aarch64 says what it leaves out'
 [ ${#clang[@]} -eq 0 ] || install_all "${clang[@]}" || echo 'install-deps: going on without; the test of gin.cuh with clang is skipped'
-# apt-get refuses these packages beside another rustc of the system.
+# apt-get refuses these packages if another system rustc is installed.
 [ ${#rust[@]} -eq 0 ] || install_all "${rust[@]}" || echo "install-deps: going on without; $no_rust"
 echo 'install-deps: done'

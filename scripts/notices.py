@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes THIRD-PARTY-NOTICES.txt, the licences of the crates in the files that ship, and sbom.cdx.json, their list for programs (CycloneDX). It
-fails if a crate has no licence of ALLOWED, or is there in two versions. With --check it compares the files and writes nothing.
+"""Writes THIRD-PARTY-NOTICES.txt, the licences of the crates in the files that ship, and sbom.cdx.json, their machine-readable list
+(CycloneDX). Fails if a crate has no licence in ALLOWED, or occurs in two versions. With --check, compares the files and writes nothing.
 
-The crates are those that cargo builds into the packages of `make build`, for Linux, without build scripts and tests.
+The crates are those that cargo builds into `make build`'s packages for Linux, without build scripts and tests.
 """
 
 import json
@@ -12,14 +12,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The permissive licences; of an expression with OR one is enough.
+# The permissive licences; one is enough in an expression with OR.
 ALLOWED = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"}
 SHIPPED = ["ferrogin", "ferrogin-host-plugin", "softefa", "soft-verbs", "soft-gpu", "ferrogin-device-kernels", "ferrogin-host-api"]
 NAMES = ("LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE")
 
 
 def crates() -> list[dict]:
-    """The packages from registries, by name and version."""
+    """Returns the packages from registries, sorted by name and version."""
     packages, edges = {}, {}
     for target in ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"):
         command = ["cargo", "metadata", "--locked", "--format-version=1", f"--filter-platform={target}"]
@@ -32,7 +32,7 @@ def crates() -> list[dict]:
     seen = set()
     while todo:
         id = todo.pop()
-        # A procedural macro runs in the compiler.
+        # A procedural macro only runs in the compiler.
         is_macro = any("proc-macro" in target["kind"] for target in packages[id]["targets"])
         if id not in seen and not is_macro:
             seen.add(id)
@@ -42,12 +42,12 @@ def crates() -> list[dict]:
 
 
 def expression(package: dict) -> str:
-    """The crate's licence as SPDX writes it."""
+    """Returns the crate's licence as an SPDX expression."""
     return (package["license"] or "").replace("/", " OR ")
 
 
 def problems(packages: list[dict]) -> list[str]:
-    """Licences that are not allowed, and crates that are there twice."""
+    """Returns licences that are not allowed, and crates that ship in two versions."""
     found = []
     for package in packages:
         choices = expression(package).strip("()").split(" OR ")
@@ -58,7 +58,7 @@ def problems(packages: list[dict]) -> list[str]:
 
 
 def sbom(packages: list[dict]) -> str:
-    """The crates as CycloneDX, without times and random numbers, so that the same crates give the same file."""
+    """Returns the crates as CycloneDX, without times and random numbers, so that the same crates give the same file."""
     version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)[1]
     components = [
         {
@@ -77,7 +77,7 @@ def sbom(packages: list[dict]) -> str:
 
 
 def notices(packages: list[dict]) -> str:
-    """The text of the file: a line for each crate, then each licence text with the crates that have it."""
+    """Returns the file's text: a line per crate, then each licence text with the crates that have it."""
     lines, texts = [], {}
     for package in packages:
         name = f"{package['name']} {package['version']}"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes packages of what `make build` and `make install` give, for this machine's processor: packages.sh DIST OUT
+# Packages what `make build` and `make install` produce, for this machine's processor: packages.sh DIST OUT
 #
-# A .deb where dpkg-deb is, an .rpm where rpmbuild is; prints their paths, and SKIP with the reason for the other. The same files give the
-# same package: all times are those of the commit.
+# Makes a .deb if dpkg-deb is installed and an .rpm if rpmbuild is; prints their paths, or SKIP with the reason. The same files give the
+# same package: all times are the commit's.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -53,7 +53,7 @@ fi
 if command -v rpmbuild >/dev/null; then
     stage /usr/lib64
     find "$work/stage" ! -type d -printf '/%P\n' | sort >"$work/files"
-    # What the package owns alone. The directories of libraries, programs and pages belong to the system.
+    # Only the package owns these. The directories of libraries, programs and man pages belong to the system.
     find "$work/stage" -type d -path '*ferrogin*' -printf '%%dir /%P\n' | sort >>"$work/files"
     cat >"$work/ferrogin.spec" <<END
 Name: ferrogin

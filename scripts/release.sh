@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the tarballs of a release in target/release-tarballs/, for x86-64 and aarch64: release.sh [--snapshot]
+# Makes a release's tarballs in target/release-tarballs/, for x86-64 and aarch64: release.sh [--snapshot]
 #
-# A tarball is what `make install` installs, stripped, with the documents. The script checks the tree, the ELF files of each tarball, and that
-# the tarball of this machine's processor runs the demo from an empty directory. With --snapshot the tree may have changes that are not
-# committed and unreleased lines in CHANGELOG.md, and the machine may lack the cross compiler.
+# A tarball contains what `make install` installs, stripped, and the documents. The script checks the tree and the ELF files in each
+# tarball, and that the tarball for this machine's processor runs the demo from an empty directory. With --snapshot, the tree may have
+# uncommitted changes and unreleased lines in CHANGELOG.md, and the machine may lack the cross compiler.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -23,7 +23,7 @@ out=$target_dir/release-tarballs
 log=$work/log
 time=$(git log -1 --format=%ct)
 mkdir -p "$work" "$out"
-# What a program may load at start; everything else, such as libfabric and the CUDA driver, is loaded when it is used.
+# What a program may load at start; everything else, such as libfabric and the CUDA driver, is loaded on use.
 libraries='libc\.so\.6|libm\.so\.6|libgcc_s\.so\.1|ld-linux-x86-64\.so\.2|ld-linux-aarch64\.so\.1'
 
 # Runs a command, and prints its output only if it fails.
@@ -35,7 +35,7 @@ others=$(grep -E '^[a-z0-9-]+ = \{ path = ' Cargo.toml | grep -vF "version = \"$
 quietly "${CARGO:-cargo}" test --release --locked -p ferrogin --test all checked_in_ptx_has_hash_of_its_sources
 if [ -z "$snapshot" ]; then
     [ -z "$(git status --porcelain)" ] || fail "there are changes that are not committed, so no tag would name this tree"
-    # The lines of the sections whose titles begin with $1.
+    # The lines in sections whose titles begin with $1.
     section() { awk -v title="## [$1]" '/^## / { on = index($0, title) == 1 } on && /^- /' CHANGELOG.md; }
     [ -z "$(section Unreleased)" ] || fail "CHANGELOG.md has lines under [Unreleased]: name the section [$version] - YYYY-MM-DD"
     [ -n "$(section "$version")" ] || fail "CHANGELOG.md has no section [$version] with lines"
@@ -43,8 +43,8 @@ if [ -z "$snapshot" ]; then
 fi
 echo "release: the tree of version $version can be released"
 
-# build ARCH WORK: `make build` of the tree in the current directory, into WORK. The files don't depend on where the repository and cargo's own
-# files are.
+# build ARCH WORK: runs `make build` on the tree in the current directory, into WORK. The files don't depend on where the repository and
+# cargo's own files are.
 build() {
     local dist=$2/$1/dist cargo_home=${CARGO_HOME:-$HOME/.cargo}
     rm -rf "$dist"
@@ -58,7 +58,7 @@ build() {
         CC=$gnu-gcc quietly make --no-print-directory build DIST="$dist" CARGO="$cargo" BUILD_FLAGS="${options[*]}" \
             RELEASE="$CARGO_TARGET_DIR/$target/release"
     fi
-    # What `make install` copies to lib/ferrogin/cuda: the device code as it is checked in.
+    # `make install` copies this to lib/ferrogin/cuda: the device code as checked in.
     mkdir -p "$dist/cuda"
     cp device-kernels/ptx/ferrogin_device.ptx device-kernels/ptx/ferrogin_device.bc "$dist/cuda/"
 }
@@ -121,7 +121,7 @@ same_elsewhere() {
     echo "release: a build for $1 in another directory made the same files"
 }
 
-# try_out ARCH NAME: runs the unpacked tool with nothing of this tree in its environment: the demo, or what an emulator can.
+# try_out ARCH NAME: runs the unpacked tool with nothing from this tree in its environment: the demo, or as much as an emulator can.
 try_out() {
     local place=$work/$1/unpacked variable
     rm -rf "$place"
