@@ -1,6 +1,6 @@
 //! The 32-byte EFA address, and the contents of a software card's 16-byte GID.
 //!
-//! Layout of the address: libfabric, `efa_ep_addr` (GID, QPN, padding, QKey, eight bytes that are zero on the wire).
+//! The address has the layout of libfabric's `efa_ep_addr`: GID, QPN, padding, QKey, and eight bytes that are zero on the wire.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,27 +10,27 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endi
 
 use crate::wire::assert_layout;
 
-/// Version of all that two cards must agree on: the GID, the hello and the packets.
+/// Version of everything two cards must agree on: the GID, the hello and the packets.
 pub const WIRE_VERSION: u8 = 4;
-/// The first byte of the GID of a card that other hosts reach.
+/// First byte of a GID that other hosts can reach.
 const MAGIC: u8 = 0x5e;
-/// The first half of the GID of a card that only its own host reaches: fe80::/64 (link local), as of EFA cards.
+/// First half of the GID of a card that only its own host can reach: fe80::/64 (link local), as on EFA cards.
 const LINK_LOCAL: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
-/// Bytes of an address.
+/// Length of an address in bytes.
 pub const ADDRESS_LEN: usize = 32;
 
-/// The name of a card, and the permission to reach it: a card accepts no connection of a card that does not know its GID.
+/// A card's name, and the permission to reach it: a card accepts connections only from cards that know its GID.
 ///
-/// A GID carries nothing of its host but the address: cards of one host find each other under a name that is made of the GID.
+/// A GID reveals nothing about its host but the address: cards on one host find each other under a name derived from the GID.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
-    /// Address and port for cards of other hosts; `None` for a card that only its own host reaches.
+    /// Address and port for cards on other hosts; `None` for a card that only its own host reaches.
     pub address: Option<SocketAddrV4>,
-    /// Random bytes, which a later card does not have. Logs never show them.
+    /// Random bytes that no later card shares. Logs never show them.
     pub secret: [u8; 8],
 }
 
-/// A [`Gid`] with an address as bytes. One without is [`LINK_LOCAL`] and the secret.
+/// The bytes of a [`Gid`] with an address. Without one, they are [`LINK_LOCAL`] and the secret.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawGid {
@@ -58,7 +58,7 @@ pub enum AddressError {
     NoQueuePair,
 }
 
-/// The secret is enough: each request looks a card up.
+/// Hashes only the secret, because every request looks up a card.
 impl Hash for Gid {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(u64::from_ne_bytes(self.secret));
@@ -66,7 +66,7 @@ impl Hash for Gid {
 }
 
 impl Gid {
-    /// The 16 bytes of the GID.
+    /// Returns the GID's 16 bytes.
     pub fn to_bytes(self) -> [u8; 16] {
         let Some(address) = self.address else { return zerocopy::transmute!([LINK_LOCAL, self.secret]) };
         zerocopy::transmute!(RawGid {
@@ -78,17 +78,17 @@ impl Gid {
         })
     }
 
-    /// The address for cards of other hosts, without its port.
+    /// Returns the address for cards on other hosts, without the port.
     pub fn ip(&self) -> Option<Ipv4Addr> {
         self.address.map(|address| *address.ip())
     }
 
-    /// As IPv6 addresses are written, like the GID of a real card. It shows the secret.
+    /// Formats the GID as an IPv6 address, like a real card's. The text reveals the secret.
     pub fn text(self) -> String {
         Ipv6Addr::from(self.to_bytes()).to_string()
     }
 
-    /// 32 bits of a hash, which name the card in logs and traces in place of the secret.
+    /// Returns 32 bits of a hash, which identify the card in logs and traces without revealing the secret.
     pub fn short(&self) -> u32 {
         let hash = blake3::derive_key("softefa wire 4: card in a log", &self.to_bytes());
         u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]])
@@ -130,21 +130,21 @@ impl fmt::Debug for Gid {
     }
 }
 
-/// Prefix of the text of an EFA address in libfabric.
+/// Prefix of an EFA address in libfabric's text form.
 const PREFIX: &str = "fi_addr_efa://";
 
-/// An endpoint, as `fi_getname` gives it and `fi_av_insert` takes it.
+/// An endpoint's address, as `fi_getname` returns it and `fi_av_insert` takes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {
     /// The card.
     pub gid: Gid,
     /// The queue pair, never 0.
     pub qpn: u16,
-    /// The key that the queue pair asks of senders.
+    /// The key that senders to the queue pair must present.
     pub qkey: u32,
 }
 
-/// An [`Address`] as bytes: libfabric's `efa_ep_addr`, whose numbers have the host's byte order.
+/// An [`Address`] as bytes: libfabric's `efa_ep_addr`, with numbers in host byte order.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawAddress {
@@ -157,7 +157,7 @@ struct RawAddress {
 assert_layout!(RawAddress, 32, { gid @ 0, qpn @ 16, pad @ 18, qkey @ 20, reserved @ 24 });
 
 impl Address {
-    /// The 32 bytes that `fi_getname` gives.
+    /// Returns the 32 bytes that `fi_getname` reports.
     pub fn to_bytes(self) -> [u8; ADDRESS_LEN] {
         zerocopy::transmute!(RawAddress {
             gid: self.gid.to_bytes(),
@@ -168,7 +168,7 @@ impl Address {
         })
     }
 
-    /// As `fi_av_straddr` writes it.
+    /// Formats the address as `fi_av_straddr` does.
     pub fn text(self) -> String {
         format!("{PREFIX}[{}]:{}:{}", self.gid.text(), self.qpn, self.qkey)
     }

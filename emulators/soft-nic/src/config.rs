@@ -1,4 +1,4 @@
-//! The settings of the software cards, from the environment: their number, their wire, their faults.
+//! The software cards' settings, from the environment: their number, wire and faults.
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub enum WireChoice {
     Tcp,
 }
 
-/// Where a card lies on the PCI bus.
+/// A card's place on the PCI bus.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PciAddress {
     /// Domain, or segment.
@@ -32,7 +32,7 @@ pub struct PciAddress {
 }
 
 impl PciAddress {
-    /// Reads the form of sysfs and lspci: `0000:00:1e.0`, in hexadecimal digits.
+    /// Parses the form that sysfs and lspci use: `0000:00:1e.0`, in hexadecimal.
     fn parse(text: &str) -> Option<Self> {
         let (domain, rest) = text.split_once(':')?;
         let (bus, rest) = rest.split_once(':')?;
@@ -50,12 +50,12 @@ impl PciAddress {
     }
 }
 
-/// Settings of the cards of this process.
+/// Settings of this process's cards.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
-    /// Software cards (rails): `SOFTEFA_NICS`, default 1.
+    /// Number of software cards (rails): `SOFTEFA_NICS`, default 1.
     pub nics: u32,
-    /// The PCI addresses of the cards, if `SOFTEFA_NICS` has them.
+    /// The cards' PCI addresses, if `SOFTEFA_NICS` lists them.
     pub pci: Vec<PciAddress>,
     /// `SOFTEFA_WIRE`.
     pub wire: WireChoice,
@@ -63,7 +63,7 @@ pub struct Config {
     pub ifaddr: Option<Ipv4Addr>,
     /// `SOFTEFA_FAULTS`.
     pub faults: Faults,
-    /// `SOFTEFA_TRACE`: the file for the trace of the cards.
+    /// `SOFTEFA_TRACE`: the file for the cards' trace.
     pub trace: Option<PathBuf>,
 }
 
@@ -72,14 +72,14 @@ const VARIABLES: [&str; 5] = ["NICS", "WIRE", "IFADDR", "FAULTS", "TRACE"];
 /// Prefixes of variables that tests use, without the prefix `SOFTEFA_`.
 const OF_TESTS: [&str; 2] = ["TEST_", "FUZZ_"];
 
-/// Most cards of a process. A larger number is a typing error.
+/// Maximum number of cards per process. A larger number is a typo.
 pub const MAX_NICS: u32 = 64;
 
 impl Config {
     /// Reads the environment.
     ///
     /// # Errors
-    /// An invalid value. No value is guessed: a test that misspells a fault must not pass without the fault.
+    /// A value is invalid. None is guessed: a test that misspells a fault must not pass without the fault.
     pub fn from_env() -> Result<Self, ConfigError> {
         Self::refuse_unknown(
             std::env::vars_os()
@@ -101,10 +101,10 @@ impl Config {
         Ok(())
     }
 
-    /// The settings that `lookup` gives by name.
+    /// Reads the settings that `lookup` returns by name.
     ///
-    /// An invalid setting.
-    /// A setting that cannot be followed.
+    /// # Errors
+    /// A setting is invalid, or contradicts another one.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let set = |name: &'static str| lookup(name).filter(|v| !v.is_empty());
         let mut config = Self { nics: 1, ..Self::default() };

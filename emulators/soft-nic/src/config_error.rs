@@ -1,8 +1,8 @@
-//! The error of a setting.
+//! The error for an invalid setting.
 
 use std::borrow::Cow;
 
-/// A variable of the environment with a value that is not allowed.
+/// An environment variable with an invalid value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value:?}: {problem}")]
 pub struct ConfigError {
@@ -15,7 +15,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// An error of `variable` with `value`.
+    /// Creates an error for `variable` with `value`.
     pub fn new(variable: impl Into<Cow<'static, str>>, value: &str, problem: impl Into<String>) -> Self {
         Self { variable: variable.into(), value: value.to_owned(), problem: problem.into() }
     }

@@ -1,5 +1,5 @@
-//! GPU memory, by address: the CUDA driver copies to and from it. The driver is loaded when GPU memory is first registered. Without a
-//! driver the registration fails with an error that names it. The software GPU's driver also finds the address of a dma-buf.
+//! Access to GPU memory by address: the CUDA driver copies to and from it. The driver is loaded when GPU memory is first registered;
+//! without one, the registration fails with an error that names it. The software GPU's driver also finds the address of a dma-buf.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -18,7 +18,7 @@ pub enum CudaError {
     /// The CUDA driver lacks a function.
     #[error("the CUDA driver has no {0}")]
     Missing(&'static str),
-    /// A call of the CUDA driver failed.
+    /// A CUDA driver call failed.
     #[error("{call}: CUDA error {code} ({text})")]
     Failed {
         /// The call.
@@ -33,17 +33,17 @@ pub enum CudaError {
     Range {
         /// First byte.
         addr: u64,
-        /// Bytes of the range.
+        /// Length of the range in bytes.
         len: usize,
     },
 }
 
-/// A context that the driver gave, retained until the process ends; or none.
+/// A context from the driver, retained until the process ends, or none.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Context(*mut c_void);
 
-/// A stream that the driver gave, which is never destroyed; or none.
+/// A stream from the driver, which is never destroyed, or none.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Stream(*mut c_void);
@@ -53,8 +53,8 @@ unsafe impl Send for Context {}
 // SAFETY: a handle of the driver, which any thread may use.
 unsafe impl Send for Stream {}
 
-/// Entries of the driver. Types by cuda.h, releases 11 to 13. Those that are not unsafe take all values of their types: the driver checks
-/// numbers, a reference is a variable that it sets, and contexts and streams are its own.
+/// The driver's entry points, with their types in cuda.h, releases 11 to 13. Those that are not unsafe take all values of their types: the
+/// driver checks numbers, sets the variables behind references, and made the contexts and streams itself.
 struct Entries {
     init: extern "C" fn(u32) -> c_int,
     text: extern "C" fn(c_int, &mut *const c_char) -> c_int,
@@ -67,7 +67,7 @@ struct Entries {
     to_device: unsafe extern "C" fn(u64, *const c_void, usize, Stream) -> c_int,
     from_device: unsafe extern "C" fn(*mut c_void, u64, usize, Stream) -> c_int,
     synchronize: extern "C" fn(Stream) -> c_int,
-    /// Of the software GPU alone.
+    /// Only in the software GPU's driver.
     attach: Option<extern "C" fn(&mut u64, c_int, u64, usize) -> c_int>,
 }
 
@@ -75,7 +75,7 @@ struct Entries {
 const DEVICE_ORDINAL: c_int = 9;
 const RANGE_START: c_int = 11;
 const RANGE_SIZE: c_int = 12;
-/// A stream that waits for no other stream: a kernel of the default stream may spin until the card has copied.
+/// A stream that waits for no other stream: a kernel on the default stream may spin until the card has copied.
 const NON_BLOCKING: u32 = 1;
 
 /// The loaded driver.
@@ -93,10 +93,10 @@ struct Device {
 }
 
 impl Driver {
-    /// The driver of this process, loaded on first use.
+    /// Returns this process's driver, loading it on first use.
     ///
     /// # Errors
-    /// The error of the first call, which every later call returns too.
+    /// The first call's error, which every later call returns too.
     pub fn get() -> Result<&'static Self, CudaError> {
         static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
         DRIVER.get_or_init(|| Self::load("libcuda.so.1")).as_ref().map_err(Clone::clone)
@@ -141,13 +141,13 @@ impl Driver {
         let text = if text.is_null() {
             "unknown".to_owned()
         } else {
-            // SAFETY: not null, so the driver set it to a constant of its own, which is terminated.
+            // SAFETY: not null, so the driver set it to a NUL-terminated constant of its own.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(CudaError::Failed { call, code, text })
     }
 
-    /// The address of `len` bytes of a dma-buf from `offset`.
+    /// Returns the address of `len` bytes of a dma-buf from `offset` on.
     ///
     /// # Errors
     /// The driver is not the software GPU's, or has not exported the dma-buf in this process.
@@ -159,7 +159,7 @@ impl Driver {
         Ok(addr)
     }
 
-    /// The device whose memory lies at `addr`, for `len` bytes of one allocation.
+    /// Returns the device whose memory is at `addr`, for `len` bytes of one allocation.
     ///
     /// # Errors
     /// The range is not GPU memory, or not within one allocation.
@@ -214,7 +214,7 @@ impl Driver {
     /// Copies to GPU memory. The bytes are there when the call returns.
     ///
     /// # Errors
-    /// The error of the CUDA driver.
+    /// The CUDA driver's error.
     ///
     /// # Safety
     /// `from` is readable and `to` is memory of the device, for `len` bytes.
@@ -231,7 +231,7 @@ impl Driver {
     /// Copies from GPU memory. The bytes are there when the call returns.
     ///
     /// # Errors
-    /// The error of the CUDA driver.
+    /// The CUDA driver's error.
     ///
     /// # Safety
     /// `to` is writable and `from` is memory of the device, for `len` bytes.

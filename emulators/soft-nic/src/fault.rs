@@ -1,4 +1,4 @@
-//! Faults that the card plays, by `SOFTEFA_FAULTS`: a comma list of `key=value` and of flags without a value.
+//! Faults that the card simulates, from `SOFTEFA_FAULTS`: a comma-separated list of `key=value` and of flags without a value.
 
 use efa_dp_direct::wqe::RequestIds;
 
@@ -19,45 +19,45 @@ pub struct Faults {
     pub reorder: u32,
     /// Delay of each delivery and of each completion, in microseconds, from..=to.
     pub delay_us: (u64, u64),
-    /// Probability that the card reads the source of a request again at a later time, and delivers the later contents.
+    /// Probability that the card reads a request's source again later, and delivers the later contents.
     pub reread: f64,
-    /// Every Nth request completes in error and is not delivered; 0 is never.
+    /// Every Nth request completes in error and is not delivered; 0 means never.
     pub error_every: u64,
     /// The status of the requests that `error_every` fails.
     pub error_status: u8,
-    /// The first value of counters and of the producer index of send queues.
+    /// Initial value of counters and of send queues' producer index.
     pub cntr_start: u32,
-    /// Requests that may be written and not yet rung.
+    /// How many requests may be written but not yet rung.
     pub max_batch: u32,
-    /// Upper bound of the entries of a send queue.
+    /// Maximum number of entries in a send queue.
     pub sq_size: u32,
-    /// Upper bound of the entries of a receive queue of `efa-direct`.
+    /// Maximum number of entries in a receive queue of `efa-direct`.
     pub rq_size: u32,
-    /// Bytes of the widest work request: 64 or 128.
+    /// Size of the widest work request in bytes: 64 or 128.
     pub wqe_size: u32,
-    /// The card stops answering after this many requests; 0 is never.
+    /// The card stops responding after this many requests; 0 means never.
     pub die_after: u64,
-    /// Completion counters that the card has.
+    /// How many completion counters the card has.
     pub cntr_budget: u32,
     /// Capability bits that send queues report. Without bit 0 request ids have 16 bits.
     pub qp_caps: u16,
-    /// The device id of the card, which programs of verbs read.
+    /// The card's device id, which verbs programs read.
     pub device: u16,
-    /// `cntr_open_ext` is refused, as by libfabric's `efa` provider under `FI_EFA_USE_HW_CNTR=0`, which 2.6.0 has by default.
+    /// `cntr_open_ext` is refused, as by libfabric's `efa` provider with `FI_EFA_USE_HW_CNTR=0`, the default in 2.6.0.
     pub no_counters: bool,
-    /// `FI_HMEM` is refused, as by a libfabric that was built without CUDA.
+    /// `FI_HMEM` is refused, as by a libfabric built without CUDA.
     pub no_hmem: bool,
     /// Unknown traffic classes are refused; libfabric's `efa` provider ignores them.
     pub refuse_tclass: bool,
-    /// Traffic classes of hints are all ignored, as by libfabric 2.6.0.
+    /// Traffic classes in hints are all ignored, as by libfabric 2.6.0.
     pub ignore_tclass: bool,
-    /// Completion queues have no descriptor to wait for (`FI_WAIT_FD`), as with libfabric's `efa` provider while its shared memory is on.
+    /// Completion queues have no descriptor to wait on (`FI_WAIT_FD`), as with libfabric's `efa` provider while its shared memory is on.
     pub no_wait_fd: bool,
     /// A closed endpoint drops the requests that the card has not delivered yet, as with libfabric's `efa` provider.
     pub close_drops: bool,
-    /// Queue pair numbers that were free the longest are used first.
+    /// Queue pair numbers that have been free the longest are used first.
     pub old_qpns: bool,
-    /// `FI_RX_CQ_DATA` of hints is ignored: writes with immediate data take no receive.
+    /// `FI_RX_CQ_DATA` in hints is ignored: writes with immediate data take no receive.
     pub no_rx_cq_data: bool,
 }
 
@@ -94,25 +94,25 @@ impl Default for Faults {
 /// Bit of [`Faults::qp_caps`]: request ids have 64 bits.
 pub const CAPS_64_BIT_REQUEST_IDS: u16 = 1;
 
-/// Send queue entries of 64 bytes that fit into the memory of one queue; half as many of 128 bytes.
+/// How many 64-byte entries fit into a send queue's memory; half as many of 128 bytes do.
 pub const MAX_SQ_SIZE: u32 = 4096;
-/// Entries of a receive queue.
+/// Maximum number of entries in a receive queue.
 const MAX_RQ_SIZE: u32 = 8192;
-/// Counters wrap here.
+/// The largest value of a counter, which then wraps.
 pub const COUNTER_MASK: u64 = 0x7fff_ffff;
 
 impl Faults {
-    /// True when requests wait in the reorder buffer before the wire.
+    /// Whether requests wait in the reorder buffer before the wire.
     pub fn hold(&self) -> bool {
         self.reorder > 1 || self.delay_us.1 > 0 || self.reread > 0.0
     }
 
-    /// Bits of request ids that queues support.
+    /// Returns how many bits of request ids queues support.
     pub fn request_ids(&self) -> RequestIds {
         if self.qp_caps & CAPS_64_BIT_REQUEST_IDS != 0 { RequestIds::Bits64 } else { RequestIds::Bits16 }
     }
 
-    /// Reads the value of `SOFTEFA_FAULTS`.
+    /// Parses the value of `SOFTEFA_FAULTS`.
     ///
     /// # Errors
     /// An unknown key or an invalid value.

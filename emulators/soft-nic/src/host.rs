@@ -1,4 +1,4 @@
-//! The identity of this host, for the choice of the wire, and its address for other hosts.
+//! This host's identity, and its address for other hosts.
 
 use std::net::Ipv4Addr;
 use std::os::linux::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::os::linux::fs::MetadataExt;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// Boot and network namespace in 32 bits. Abstract sockets connect processes with the same number.
+/// Returns the boot and the network namespace, hashed to 32 bits. Abstract sockets connect processes with the same number.
 pub fn host_id() -> u32 {
     let mut hash = Fnv::default();
     // Without a boot id, the host name and the address identify the host.
@@ -41,7 +41,7 @@ impl Fnv {
     }
 }
 
-/// The first address of an interface that is up and not loopback, else 127.0.0.1.
+/// Returns the first address of an interface that is up and not loopback, or 127.0.0.1.
 pub fn default_address() -> Ipv4Addr {
     let Ok(interfaces) = getifaddrs() else { return Ipv4Addr::LOCALHOST };
     interfaces

@@ -1,7 +1,7 @@
-//! The engine of the software EFA card: its rings, its rules, its memory, its wires and its faults.
+//! The software EFA card's engine: its rings, rules, memory, wires and faults.
 //!
-//! The card executes the bytes that software writes into its rings as the hardware does, and refuses what the hardware refuses.
-//! Software reaches the card through a front end: the crate `softefa` is the one for libfabric.
+//! The card executes the bytes that software writes into its rings as the hardware does, and refuses what the hardware refuses. Software
+//! reaches the card through a front end: the `softefa` crate is the one for libfabric.
 
 pub mod address;
 pub mod card;
@@ -12,7 +12,7 @@ pub mod fault;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
-    //! The formats and wires between cards, for the harness of the fuzz targets.
+    //! The formats and wires between cards, for the fuzz targets' harness.
     pub use crate::wire::handshake::{initiate, respond};
     pub use crate::wire::packet::{Header, Kind};
     pub use crate::wire::shm::{Accepting, Listener, RingPair};

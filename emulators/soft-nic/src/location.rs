@@ -1,4 +1,4 @@
-//! The location of registered bytes, in this process or in a GPU, and copies to and from it.
+//! Where registered bytes are, in this process or on a GPU, and copies to and from there.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -8,7 +8,7 @@ use crate::cuda::{CudaError, Driver};
 use crate::log;
 use crate::memory::{self, Mapping};
 
-/// The location of a first byte.
+/// The location of a range's first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Location {
     /// In this process.
@@ -21,12 +21,12 @@ pub enum Location {
 unsafe impl Send for Location {}
 
 impl Location {
-    /// The location of `len` bytes of a dma-buf from `offset`, and the card's mapping of them. A GPU's driver may let no CPU map what it
-    /// exports. Then the CUDA driver copies: on the software GPU to where its driver has the bytes, on others to `address`, where the caller
-    /// says that this process has them.
+    /// Returns the location of `len` bytes of a dma-buf from `offset` on, and the card's mapping of them. If a GPU's driver lets no CPU map
+    /// its exports, the CUDA driver copies instead: on the software GPU at the address where its driver has the bytes, on others at
+    /// `address`, where the caller says this process has them.
     ///
     /// # Errors
-    /// That of the mapping; the log says why the driver cannot copy.
+    /// The mapping's error; the log says why the driver cannot copy.
     pub fn of_dma_buf(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -39,7 +39,7 @@ impl Location {
         }
     }
 
-    /// The location of bytes of a dma-buf whose mapping failed with `error`.
+    /// Returns the location of a dma-buf's bytes whose mapping failed with `error`.
     ///
     /// # Errors
     /// `error`; the log says why the driver cannot copy.
@@ -65,7 +65,7 @@ impl Location {
         })
     }
 
-    /// The location `bytes` behind this one.
+    /// Returns the location `bytes` after this one.
     pub fn after(self, bytes: u64) -> Self {
         match self {
             Self::Host(at) => Self::Host(at.wrapping_add(bytes as usize)),
@@ -76,10 +76,10 @@ impl Location {
     /// Copies `len` bytes from `from` to here.
     ///
     /// # Errors
-    /// The error of the CUDA driver.
+    /// The CUDA driver's error.
     ///
     /// # Safety
-    /// `from` is readable for `len` bytes, and as many here are registered for writing.
+    /// `from` is readable for `len` bytes, and `len` bytes here are registered for writing.
     pub unsafe fn write(self, from: *const u8, len: usize) -> Result<(), CudaError> {
         match self {
             Self::Host(at) => {
@@ -87,7 +87,7 @@ impl Location {
                 unsafe { memory::copy(at, from, len) };
                 Ok(())
             }
-            // SAFETY: the caller keeps `from` readable for `len` bytes; registration found as many bytes of this device at `at`.
+            // SAFETY: the caller keeps `from` readable for `len` bytes; registration found that many bytes of this device at `at`.
             Self::Cuda(device, at) => unsafe { Driver::get()?.write(device, at, from, len) },
         }
     }
@@ -95,10 +95,10 @@ impl Location {
     /// Copies `len` bytes from here to `to`.
     ///
     /// # Errors
-    /// The error of the CUDA driver.
+    /// The CUDA driver's error.
     ///
     /// # Safety
-    /// `to` is writable for `len` bytes, and as many here are registered.
+    /// `to` is writable for `len` bytes, and `len` bytes here are registered.
     pub unsafe fn read(self, to: *mut u8, len: usize) -> Result<(), CudaError> {
         match self {
             Self::Host(at) => {
@@ -106,7 +106,7 @@ impl Location {
                 unsafe { memory::copy(to, at, len) };
                 Ok(())
             }
-            // SAFETY: the caller keeps `to` writable for `len` bytes; registration found as many bytes of this device at `at`.
+            // SAFETY: the caller keeps `to` writable for `len` bytes; registration found that many bytes of this device at `at`.
             Self::Cuda(device, at) => unsafe { Driver::get()?.read(device, to, at, len) },
         }
     }

@@ -1,6 +1,6 @@
 //! Memory that applications and peers write while the card reads it: mappings, copies, and the few atomic accesses.
 //!
-//! No reference to such memory is made here: applications, peers and the card access it at the same time.
+//! Nothing here makes plain references to such memory: applications, peers and the card access it at the same time.
 #![allow(unsafe_code)]
 
 mod copy;
@@ -18,44 +18,44 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::stat::FileStat;
 
-/// Bytes of a page: 4 KiB on x86-64, up to 64 KiB on aarch64.
+/// Returns the size of a page: 4 KiB on x86-64, up to 64 KiB on aarch64.
 pub fn page_size() -> usize {
     let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
     // Linux always answers.
     size.map_or(1 << 16, |size| size as usize)
 }
 
-/// An owned, shared or private mapping, readable and writable.
+/// An owned mapping, shared or private, readable and writable.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     mapped: usize,
-    /// Offset of the caller's bytes in the mapping: a file offset need not be a multiple of a page.
+    /// Offset of the caller's bytes in the mapping: a file offset need not be a multiple of the page size.
     skip: usize,
 }
 
-// SAFETY: a mapping is a range of addresses. Its users access it by raw pointer and keep to their own rules.
+// SAFETY: a mapping is a range of addresses. Its users access it through raw pointers and follow their own rules.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared mapping gives out its address and its length, and no reference to its bytes.
+// SAFETY: a shared mapping gives out its address, its length and atomic words, and no other reference to its bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// `len` bytes of zeroed memory, page aligned.
+    /// Maps `len` bytes of zeroed, page-aligned memory.
     pub fn anonymous(len: usize) -> io::Result<Self> {
         Self::map(len, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
     }
 
-    /// `len` bytes of `fd` from `offset`, shared with other mappings of the file.
+    /// Maps `len` bytes of `fd` from `offset` on, shared with other mappings of the file.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Self> {
         Self::of_range(fd, range(fd, offset, len)?.0, len)
     }
 
-    /// The 8 bytes of `fd` at `offset`, and the mapping that keeps them: the words in one page of a file share one.
+    /// Maps the 8 bytes of `fd` at `offset`, and returns the mapping and the word. The words in one page of a file share one mapping.
     ///
     /// # Errors
-    /// The range is beyond the end of the file, or not aligned; the system gives no memory.
+    /// The range is beyond the end of the file or not aligned, or the system is out of memory.
     pub fn word(fd: BorrowedFd<'_>, offset: u64) -> io::Result<(Arc<Self>, *mut u64)> {
-        /// By device, number and offset of the file's page. A mapping keeps its file, whose number no other file gets meanwhile.
+        /// By the file's device and inode, and the page's offset. A mapping keeps its file, so no other file gets the inode meanwhile.
         static PAGES: Mutex<BTreeMap<(u64, u64, u64), Weak<Mapping>>> = Mutex::new(BTreeMap::new());
         const LEN: usize = size_of::<u64>();
         let (at, stat) = range(fd, offset, LEN)?;
@@ -73,7 +73,7 @@ impl Mapping {
         Ok((map, word))
     }
 
-    /// `len` bytes from `at` in the file, which [`range`] has checked.
+    /// Maps `len` bytes of the file from `at` on, which [`range`] has checked.
     fn of_range(fd: BorrowedFd<'_>, at: u64, len: usize) -> io::Result<Self> {
         let skip = (at % page_size() as u64) as usize;
         let total = len.checked_add(skip).ok_or(io::ErrorKind::InvalidInput)?;
@@ -94,12 +94,12 @@ impl Mapping {
         Ok(Self { base, mapped: len, skip })
     }
 
-    /// The first byte of the caller's range.
+    /// Returns the address of the caller's first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.skip)
     }
 
-    /// The address of `len` bytes at `at`.
+    /// Returns the address of `len` bytes at `at`.
     ///
     /// # Panics
     /// They are not in the caller's range, or not aligned to `align`.
@@ -111,7 +111,7 @@ impl Mapping {
         place
     }
 
-    /// A 32-bit word, which others may access at the same time.
+    /// Returns a 32-bit word, which others may access at the same time.
     ///
     /// # Panics
     /// The word is not in the mapping, or not aligned.
@@ -121,7 +121,7 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(self.place(at, 4, 4).cast()) }
     }
 
-    /// A 64-bit word, which others may access at the same time.
+    /// Returns a 64-bit word, which others may access at the same time.
     ///
     /// # Panics
     /// As [`u32_at`](Self::u32_at).
@@ -131,7 +131,7 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.place(at, 8, 8).cast()) }
     }
 
-    /// `N` 64-bit words that others write: a work request in its slot.
+    /// Reads `N` 64-bit words that others write: a work request in its slot.
     ///
     /// # Panics
     /// As [`u32_at`](Self::u32_at).
@@ -168,7 +168,7 @@ impl Mapping {
         unsafe { ptr::write_bytes(self.place(0, len, 1), 0, len) };
     }
 
-    /// Bytes of the caller's range.
+    /// Returns the length of the caller's range in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.mapped - self.skip
@@ -182,8 +182,8 @@ impl Drop for Mapping {
     }
 }
 
-/// The place of `len` bytes of `fd` from `offset` in its file, and the file. A mapping beyond the end of a file faults, so a range beyond the end
-/// is refused here. The mmap of a device's buffer, which has no size of its own, checks the range itself.
+/// Returns the place in the file of the `len` bytes of `fd` from `offset` on, and the file's status. A mapping beyond the end of a file
+/// would fault, so it is refused here. A device's buffer has no size of its own; its mmap checks the range itself.
 fn range(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<(u64, FileStat)> {
     let at = offset.checked_add(exported_start(fd)).ok_or(io::ErrorKind::InvalidInput)?;
     let stat = nix::sys::stat::fstat(fd)?;
@@ -197,10 +197,10 @@ fn is_regular(stat: &FileStat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
-/// The offset in the file at which a dma-buf begins. The software GPU exports a part of its memory as a descriptor of a memory file that is at
-/// the part's first byte. Any other descriptor begins at 0.
+/// Returns the offset in the file where a dma-buf begins. The software GPU exports a part of its memory as a descriptor of a memory file,
+/// positioned at the part's first byte. Any other descriptor begins at 0.
 fn exported_start(fd: BorrowedFd<'_>) -> u64 {
-    // Most descriptors are at 0, which is cheaper to learn than their name. Drivers' dma-bufs have no position.
+    // Most descriptors are at 0, which is cheaper to find out than their name. Drivers' dma-bufs have no position.
     let at = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekCur).unwrap_or(0);
     if at == 0 {
         return 0;
@@ -209,16 +209,16 @@ fn exported_start(fd: BorrowedFd<'_>) -> u64 {
     if name.to_string_lossy().starts_with("/memfd:softgpu-") { at as u64 } else { 0 }
 }
 
-/// Checks that a memory file may have `len` bytes. For a longer one the kernel would end the process by `SIGXFSZ`.
+/// Checks that a memory file may have `len` bytes. For a longer one, the kernel would kill the process with `SIGXFSZ`.
 ///
 /// # Errors
-/// `EFBIG`: the process's limit of file sizes, which bounds memory files too, is lower.
+/// `EFBIG` if the process's file size limit, which covers memory files too, is lower.
 pub fn check_file_size(len: usize) -> io::Result<()> {
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
     if len as u64 <= limit { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EFBIG)) }
 }
 
-/// A memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
+/// Creates a memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
 pub fn sealed_memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     use nix::fcntl::{FcntlArg, SealFlag, fcntl};
     check_file_size(len)?;
@@ -240,7 +240,7 @@ pub fn is_sealed_memfd(fd: BorrowedFd<'_>, len: usize) -> bool {
 /// Checks that `len` bytes at `addr` are mapped (and writable, if `write`), and makes them present, as pinning does.
 ///
 /// # Errors
-/// `EFAULT` when a page is not.
+/// `EFAULT` if a page is not mapped, or not writable for `write`.
 pub fn populate(addr: usize, len: usize, write: bool) -> io::Result<()> {
     let page = page_size();
     let start = addr & !(page - 1);
@@ -273,14 +273,14 @@ fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
     }
 }
 
-/// Whether the kernel's list of mappings has the whole range with the needed rights.
+/// Checks that the kernel's list of mappings covers the whole range with the needed rights.
 fn permitted(start: usize, end: usize, write: bool) -> io::Result<()> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let covered = covered(&maps, start, end, write);
     covered.then_some(()).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))
 }
 
-/// `maps` is sorted: `from-to rwxp ...`, a mapping a line.
+/// `maps` is sorted, one mapping per line: `from-to rwxp ...`.
 fn covered(maps: &str, start: usize, end: usize, write: bool) -> bool {
     let mut at = start;
     for line in maps.lines() {
@@ -315,7 +315,7 @@ pub unsafe fn load_words<const N: usize>(src: *const u8) -> [u64; N] {
     })
 }
 
-/// Stores a word. Stores that come before in the program become visible no later than this one.
+/// Stores a word. Earlier stores in program order become visible no later than this one.
 ///
 /// # Safety
 /// 8 bytes at `dst` are mapped and 8-byte aligned.
@@ -353,7 +353,7 @@ mod tests {
         let start = map.as_ptr() as usize;
         assert!(populate(start + 5, 2 * page_size(), true).is_ok());
         drop(map);
-        // A low address, which nothing maps. At the address of the old mapping another thread may have a new one by now.
+        // A low address, which nothing maps. By now, another thread may have mapped the old address again.
         let error = populate(page_size(), 8, false).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
         assert!(populate(0, 8, false).is_err());

@@ -1,6 +1,6 @@
 //! Secrets from the system, and a small seeded generator. Faults must be reproducible, and keys hard to guess by accident.
 
-/// Bytes of the system's random source, for secrets.
+/// Returns bytes from the system's random source, for secrets.
 ///
 /// # Errors
 /// The system has no random source.
@@ -15,7 +15,7 @@ pub fn secret<const N: usize>() -> std::io::Result<[u8; N]> {
 pub struct Random(u64);
 
 impl Random {
-    /// A generator whose sequence depends on `seed` alone.
+    /// Creates a generator whose sequence depends only on `seed`.
     pub fn seeded(seed: u64) -> Self {
         // One round of splitmix64 spreads small seeds; the state must not be 0.
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -24,7 +24,7 @@ impl Random {
         Self((z ^ (z >> 31)) | 1)
     }
 
-    /// A generator seeded by the system.
+    /// Creates a generator seeded by the system.
     pub fn from_system() -> Self {
         use std::hash::{BuildHasher, Hasher};
         let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
@@ -32,7 +32,7 @@ impl Random {
         Self::seeded(hasher.finish())
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -40,17 +40,17 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// The next 32 bits.
+    /// Returns the next 32 bits.
     pub fn next_u32(&mut self) -> u32 {
         (self.next_u64() >> 32) as u32
     }
 
-    /// A number below `bound`; 0 when `bound` is 0.
+    /// Returns a number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// True with `probability`.
+    /// Returns true with `probability`.
     pub fn chance(&mut self, probability: f64) -> bool {
         probability > 0.0 && ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
     }

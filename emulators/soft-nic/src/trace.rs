@@ -1,7 +1,7 @@
-//! The trace of a card (`SOFTEFA_TRACE`): every work request that the card takes and every completion, as records of a fixed size.
+//! A card's trace (`SOFTEFA_TRACE`): every work request that the card takes and every completion, as fixed-size records.
 //!
-//! A file is a sequence of [`Record`]s and nothing else. Cards of many processes append to one file: each write has whole records, and
-//! the system appends each write as a whole. A card's own records are in order of their time. `ferrogin trace` reads the file.
+//! A file is a sequence of [`Record`]s and nothing else. Cards in many processes append to one file: each write holds whole records, and
+//! the system appends each write as a whole. A card's own records are in time order. `ferrogin trace` reads the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,11 +15,11 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, TryFromB
 use crate::address::Gid;
 use crate::wire::assert_layout;
 
-/// The first bytes of every record. The last one is the version of the layout.
+/// The first bytes of every record. The last of them is the layout's version.
 pub const MAGIC: [u8; 4] = *b"sft\x01";
-/// The last bytes of every record. They tell a record from the beginning of one that was not written to its end.
+/// The last bytes of every record. They tell a whole record from one that was cut off.
 pub const END: [u8; 4] = *b"\x01tfs";
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const RECORD_LEN: usize = size_of::<Record>();
 /// [`Record::op`] of a record without an operation.
 pub const NO_OPERATION: u8 = 0xff;
@@ -28,24 +28,24 @@ pub const NO_OPERATION: u8 = 0xff;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
-    /// A card was opened: `peer` is the card's own, `bytes` has the name of the program.
+    /// A card was opened: `peer` is the card itself, and `bytes` holds the program's name.
     Card = 1,
-    /// The card took a work request from a send queue: `bytes` has all of it.
+    /// The card took a work request from a send queue: `bytes` holds all of it.
     Request = 2,
-    /// A work request of a send queue completed: `bytes` has the completion entry, if one was written.
+    /// A work request from a send queue completed: `bytes` holds the completion entry, if one was written.
     Completion = 3,
-    /// The card took a receive for a message that arrived: `bytes` has its descriptors.
+    /// The card took a receive for a message that arrived: `bytes` holds its descriptors.
     Receive = 4,
-    /// A receive completed, or a peer's write with immediate data arrived: `bytes` has the completion entry, if one was written.
+    /// A receive completed, or a peer's write with immediate data arrived: `bytes` holds the completion entry, if one was written.
     Received = 5,
-    /// A peer's write or read was counted, which makes no completion entry.
+    /// A peer's write or read was counted, without a completion entry.
     Counted = 6,
     /// A queue pair was closed or reset: its outstanding requests get no completion.
     Closed = 7,
 }
 
 impl Kind {
-    /// The kind with this number.
+    /// Returns the kind with this number.
     pub fn from_raw(raw: u8) -> Option<Self> {
         Self::try_read_from_bytes(&[raw]).ok()
     }
@@ -61,7 +61,7 @@ pub mod flags {
     pub const IMM: u8 = 4;
 }
 
-/// One record of a trace. Fields without a meaning for its kind are zero.
+/// One record of a trace. Fields that mean nothing for its kind are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Record {
@@ -77,25 +77,25 @@ pub struct Record {
     pub flags: u8,
     /// Nanoseconds since 1970: the system's clock when the card was opened, and the steady clock from then on.
     pub time_ns: U64,
-    /// Process of the card.
+    /// Process id of the card.
     pub process: U32,
-    /// Number of the card in its process.
+    /// The card's number in its process.
     pub card: U32,
     /// Queue pair.
     pub qpn: U16,
-    /// Queue pair of the peer.
+    /// The peer's queue pair.
     pub peer_qpn: U16,
-    /// Address handle of the peer.
+    /// The peer's address handle.
     pub ah: U16,
-    /// Valid bytes of `bytes`.
+    /// How many of `bytes` are valid.
     pub size: U16,
     /// Index of the request since the queue was opened.
     pub index: U32,
-    /// Slot of the request in its ring.
+    /// The request's slot in its ring.
     pub slot: U32,
     /// Request id.
     pub request_id: U64,
-    /// Bytes of the transfer.
+    /// Length of the transfer in bytes.
     pub length: U32,
     /// Immediate data.
     pub imm: U32,
@@ -103,7 +103,7 @@ pub struct Record {
     pub peer: U32,
     /// The IPv4 address of the peer's host.
     pub peer_ip: [u8; 4],
-    /// The work request, the descriptors of the receive, or the completion entry. The GID in an entry has zeros in place of its secret.
+    /// The work request, the receive's descriptors, or the completion entry. A GID in an entry has zeros in place of its secret.
     pub bytes: [u8; 128],
     /// [`END`].
     pub end: [u8; 4],
@@ -114,7 +114,7 @@ assert_layout!(Record, 196, {
 });
 
 impl Record {
-    /// An empty record of a queue pair. The writer adds time, process and card.
+    /// Creates an empty record for a queue pair. The writer adds time, process and card.
     pub fn new(kind: Kind, qpn: u16) -> Self {
         let mut record = Self::new_zeroed();
         (record.magic, record.end) = (MAGIC, END);
@@ -134,12 +134,12 @@ impl Record {
         self.size = (size as u16).into();
     }
 
-    /// The bytes that the record is about.
+    /// Returns the bytes that the record is about.
     pub fn valid_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.size.get()).min(self.bytes.len())]
     }
 
-    /// The record in the first [`RECORD_LEN`] bytes; `None` without its first and last bytes, a known kind and a possible size.
+    /// Parses the record in the first [`RECORD_LEN`] bytes; `None` if its first or last bytes, its kind or its size are invalid.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (record, _) = Self::read_from_prefix(bytes).ok()?;
         let fits = usize::from(record.size.get()) <= record.bytes.len();
@@ -148,7 +148,7 @@ impl Record {
     }
 }
 
-/// Why the first bytes of a file are no trace that this release reads; `None` if they are one, or if there are none.
+/// Returns why a file that begins with these bytes is no trace that this release reads; `None` if it is one, or if it is empty.
 pub fn refuse(first: &[u8]) -> Option<String> {
     match first {
         [b's', b'f', b't', version, ..] if *version != MAGIC[3] => Some(format!(
@@ -163,7 +163,7 @@ pub fn refuse(first: &[u8]) -> Option<String> {
 /// Records that fill the buffer between two polls of the card.
 const BUFFERED: usize = 256;
 
-/// Appends the records of one card to the file.
+/// Appends one card's records to the file.
 #[derive(Debug)]
 pub(crate) struct Writer {
     path: PathBuf,
@@ -175,11 +175,11 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Opens or creates the file, whose name has the process id in place of `%p`. Only the user may read a new file, because a trace has
-    /// keys of queue pairs and of memory.
+    /// Opens or creates the file, with the process id in place of `%p` in its name. Only the user may read a new file, because a trace
+    /// holds keys of queue pairs and memory.
     ///
     /// # Errors
-    /// The file cannot be written, is a link or no regular file, belongs to another user, or has other contents than a trace.
+    /// The file cannot be written, is a link or not a regular file, belongs to another user, or is not a trace.
     pub(crate) fn open(path: &Path, card: u32, gid: &Gid) -> io::Result<Self> {
         let process = std::process::id();
         let path = PathBuf::from(path.to_string_lossy().replace("%p", &process.to_string()));
@@ -214,7 +214,7 @@ impl Writer {
         if self.buffer.len() >= BUFFERED * RECORD_LEN { self.flush() } else { Ok(()) }
     }
 
-    /// Writes the records that were added.
+    /// Writes the added records.
     ///
     /// # Errors
     /// The file takes no more, as on a full disk.
@@ -227,7 +227,7 @@ impl Writer {
         written
     }
 
-    /// The file.
+    /// Returns the file's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -235,7 +235,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // The card is closed: an error has no effect on it any more.
+        // The card is closed, so an error no longer affects it.
         let _ = self.flush();
     }
 }

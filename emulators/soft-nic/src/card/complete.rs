@@ -16,9 +16,9 @@ pub(crate) const OK: u8 = CompStatus::Ok.raw();
 pub(crate) struct Completed {
     pub index: u32,
     pub status: u8,
-    /// Bytes of the transfer.
+    /// Bytes transferred.
     pub length: u32,
-    /// The event that its counters count; `None` counts as an error of every event.
+    /// The event to count; `None` counts as an error for every event.
     pub event: Option<Event>,
 }
 
@@ -41,15 +41,15 @@ impl Core {
         }
     }
 
-    /// Completes a request as the other card answered it, or without an answer. A datagram is unacknowledged: it is complete once it is sent, and
-    /// also where no card takes it.
+    /// Completes a request with the other card's answer, or without one. Datagrams are unacknowledged: one is complete once it is sent,
+    /// even if no card takes it.
     pub(crate) fn conclude(&mut self, token: Token, status: CompStatus) {
         let datagrams = self.qp(token.qpn()).is_some_and(|qp| qp.datagrams);
         let unknown = datagrams && status != CompStatus::LocalInvalidAh;
         self.finish(token, if unknown { OK } else { status.raw() });
     }
 
-    /// Completes the requests of a queue pair that the card at the other end of a connection has answered and that faults hold back.
+    /// Completes a queue pair's requests that the card at the other end of a connection has answered but faults hold back.
     pub(crate) fn complete_held(&mut self, qpn: u16, at: u32) {
         let Some(mut buffer) = self.reorder_buffer.take() else { return };
         let peer_of = |at: u32| self.connections.get(at).and_then(|connection| connection.peer);
@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// Writes the completion of a request and removes it.
+    /// Writes a request's completion and removes the request.
     pub(crate) fn retire(&mut self, token: Token, status: u8) {
         let qpn = token.qpn();
         self.trace_retired(token, status);
@@ -85,8 +85,8 @@ impl Core {
         self.tick(qpn, event, status != OK);
     }
 
-    /// Counts a request that completed, with its bytes if it succeeded, in the card's statistics. This comes before the queue pair's
-    /// counters, so that statistics which are read after a counter include its requests.
+    /// Counts a completed request in the card's statistics, with its bytes if it succeeded. This comes before the queue pair's counters, so
+    /// that statistics read after a counter include its requests.
     pub(crate) fn count(&mut self, event: Event, bytes: Option<u32>) {
         let all = &mut self.statistics;
         let (requests, total, errors) = match event {
@@ -106,7 +106,7 @@ impl Core {
         }
     }
 
-    /// Completes a request in error that never entered the table.
+    /// Completes, in error, a request that never entered the table.
     pub(crate) fn complete_rejected(&mut self, qpn: u16, index: u32, meta: &TxMetaDesc, status: CompStatus) {
         let fatal = matches!(status, CompStatus::LocalQpInternalError | CompStatus::Flushed);
         let event = event_of(meta.ctrl1.op_type()).filter(|_| !fatal);
@@ -117,7 +117,7 @@ impl Core {
         }
         match event {
             Some(event) => self.tick(qpn, event, true),
-            // The request is unknown or the queue pair is in error: every counter of the queue pair counts the error.
+            // The operation is unknown or the queue pair is in error: all of the queue pair's counters count the error.
             None => self.tick_all_errors(qpn),
         }
     }
@@ -144,7 +144,7 @@ impl Core {
     }
 }
 
-/// The completion of a request.
+/// Builds a request's completion.
 #[inline(always)]
 pub(crate) fn cqe_of(qpn: u16, meta: &TxMetaDesc, status: u8) -> SendCqe {
     let raw = meta.ctrl1.op_type() & 0x7;

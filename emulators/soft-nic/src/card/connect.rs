@@ -17,19 +17,19 @@ use crate::config::WireChoice;
 use crate::wire::tcp::Progress;
 use crate::wire::{WireError, shm, tcp};
 
-/// Connections at most without a good hello. A card sends its hello at once, so the oldest without one is the least likely to be a card's.
+/// Maximum number of connections without a valid hello. A card sends its own at once, so the oldest one without is least likely a card.
 const MAX_SILENT: usize = 64;
-/// Connections that are accepted before the card does other work.
+/// Connections accepted before the card does other work.
 const ACCEPTS: usize = 64;
-/// Without descriptors the card accepts nothing for this long.
+/// How long the card stops accepting when it is out of file descriptors.
 const ACCEPT_PAUSE_US: u64 = 100_000;
-/// The pause before the next try to connect to a card that closed the connection.
+/// Pause before connecting again to a card that closed the connection.
 const RETRY_US: u64 = 10_000;
-/// Time that a closing card has to send its answers.
+/// How long a closing card may take to send its answers.
 const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 
 impl Core {
-    /// The connection to the card of an address handle, opened if there is none.
+    /// Returns the connection to an address handle's card, opening one if there is none.
     pub(crate) fn route(&mut self, ah: u16) -> Result<u32, CompStatus> {
         let gid = self.handles.get(u32::from(ah)).ok_or(CompStatus::LocalInvalidAh)?.gid;
         let peer = self.remote_cards.entry(gid).or_default();
@@ -48,7 +48,7 @@ impl Core {
         self.remote_cards.get(&gid).and_then(|p| p.connection).ok_or(CompStatus::LocalUnreachableRemote)
     }
 
-    /// Pairs a connection with the one between the same cards that the other side made, if there is one.
+    /// Pairs a connection with the one that the other side opened between the same two cards, if there is one.
     fn pair(&mut self, at: u32) {
         let Some(connection) = self.connections.get(at) else { return };
         let opposite = |(_, other): &(u32, &Connection)| {
@@ -62,10 +62,10 @@ impl Core {
         }
     }
 
-    /// Connects to the card of a connection.
+    /// Connects to a connection's card.
     fn connect(&mut self, at: u32) {
         let Some(peer) = self.connections.get(at).and_then(|c| c.peer) else { return };
-        // A card is on this host if its name is: names reach as far as shared memory can be agreed on.
+        // The card is on this host if its name is found: names reach exactly as far as shared memory can be set up.
         if self.has_shared_memory() {
             match shm::RingPair::connect(&self.gid, &peer) {
                 Err(WireError::Absent) if self.may_be_elsewhere(&peer) => {}
@@ -75,7 +75,7 @@ impl Core {
                 rings => return self.connected(at, rings.map(|rings| Some(Transport::Shm(Box::new(rings?))))),
             }
         }
-        // This card has told the other that it may go on.
+        // This card has already welcomed the other card's own connection.
         let is_welcome = self.connections.iter().any(|(_, other)| other.is_welcome(&peer));
         let stream = match is_welcome {
             true => Ok(None),
@@ -84,12 +84,12 @@ impl Core {
         self.connected(at, stream);
     }
 
-    /// Takes the result of a connect.
+    /// Handles the result of a connect.
     fn connected(&mut self, at: u32, transport: Result<Option<Transport>, WireError>) {
         match transport {
             Ok(Some(transport)) => self.set_transport(at, transport),
             Ok(None) => {}
-            // Tried again until the request has waited too long.
+            // Retried until the request has waited too long.
             Err(error) if error.is_exhaustion() => {
                 self.log_exhaustion(format_args!("cannot connect to another card now: {error}"));
             }
@@ -97,7 +97,7 @@ impl Core {
         }
     }
 
-    /// Replaces the transport of a connection, and watches the new one.
+    /// Replaces a connection's transport and watches the new one.
     fn set_transport(&mut self, at: u32, transport: Transport) {
         let Some(connection) = self.connections.get_mut(at) else { return };
         let old = std::mem::replace(&mut connection.transport, transport);
@@ -109,7 +109,7 @@ impl Core {
         }
     }
 
-    /// Handles the events of the sockets. True when there was one.
+    /// Handles socket events. Returns true if there were any.
     pub(crate) fn poll_sockets(&mut self) -> bool {
         let mut events = [EpollEvent::empty(); 32];
         let count = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
@@ -122,7 +122,7 @@ impl Core {
         count > 0
     }
 
-    /// Connects where it is time to, and gives up peers that have become silent.
+    /// Retries connects that are due, and gives up on silent peers.
     pub(crate) fn check_connections(&mut self) {
         if self.accept_after.is_some_and(|after| after <= self.clock_us) {
             self.accept_after = None;
@@ -154,7 +154,7 @@ impl Core {
         }
     }
 
-    /// The next connection on one of the listeners.
+    /// Accepts the next connection on one of the listeners.
     fn next_accepted(&self, listener: u64) -> Result<Option<Transport>, WireError> {
         let Listeners { shm, tcp } = &self.listeners;
         match (listener, shm, tcp) {
@@ -194,7 +194,7 @@ impl Core {
         }
     }
 
-    /// Closes the oldest connection without a good hello, if there are more than `limit`. After a good hello both cards have a stream.
+    /// Closes the oldest connection without a valid hello, if there are more than `limit`. After a valid hello, both cards hold a stream.
     fn limit_silent(&mut self, limit: usize) -> bool {
         let silent = || self.connections.iter().filter(|(_, connection)| connection.is_silent());
         let oldest = silent().min_by_key(|(_, connection)| connection.heard_us).filter(|_| silent().count() > limit);
@@ -203,7 +203,7 @@ impl Core {
         true
     }
 
-    /// Closes a connection whose other end is not proven.
+    /// Closes a connection whose other end has not proven to be a card.
     fn refuse(&mut self, at: u32, why: &str) {
         self.log_refusal(format_args!("refused a connection: {why}"));
         self.drop_connection(at, CompStatus::LocalUnreachableRemote);
@@ -240,9 +240,9 @@ impl Core {
         }
     }
 
-    /// Answers a good hello that arrived on a stream. Of two calls that cross, that of the card with the smaller GID counts.
+    /// Answers a valid hello on a stream. If two cards call each other at once, the call from the card with the smaller GID wins.
     ///
-    /// The welcome is a promise: this card does not call the other while that may go on here.
+    /// The welcome is a promise: this card doesn't call the other one while the other's call may still succeed.
     fn answer_hello(&mut self, at: u32, peer: &Gid, from: IpAddr, welcome: &[u8]) {
         let card = self.remote_cards.get(peer);
         let dead = card.is_some_and(|card| card.dead.is_some());
@@ -272,7 +272,7 @@ impl Core {
         }
     }
 
-    /// Uses a stream whose ends are proven. It carries the requests that wait for its card.
+    /// Starts using a stream whose ends are proven. It carries the requests waiting for its card.
     fn proven(&mut self, at: u32, caller: Option<Gid>) {
         let now = self.clock_us;
         let mut carrier = at;
@@ -299,7 +299,7 @@ impl Core {
     pub(crate) fn fail(&mut self, at: u32, error: &WireError) {
         let Some(connection) = self.connections.get_mut(at) else { return };
         if matches!(error, WireError::Gone) && !connection.is_open() && connection.waiting > 0 {
-            // The other card closed the connection unread: it may have had too many, or call this one.
+            // The other card closed the connection without reading it: it may have too many, or be calling this one.
             connection.retry_us = self.clock_us + RETRY_US;
             self.set_transport(at, Transport::Connecting);
             return;
@@ -324,7 +324,7 @@ impl Core {
         }
     }
 
-    /// Closes a connection that failed: its requests complete with `status`.
+    /// Closes a failed connection. Its requests complete with `status`.
     pub(crate) fn lose(&mut self, at: u32, status: CompStatus, why: &str) {
         let Some(connection) = self.connections.get(at) else { return };
         let (peer, waiting) = (connection.peer, connection.waiting);
@@ -348,7 +348,7 @@ impl Core {
             && let Some(peer) = self.remote_cards.get_mut(&gid)
             && peer.connection == Some(at)
         {
-            // A card's GID is never used again: the next card has another one.
+            // A card's GID is never reused: the next card gets a new one.
             (peer.connection, peer.dead) = (None, Some(status));
         }
         if let Some(fd) = connection.transport.fd() {
@@ -357,7 +357,7 @@ impl Core {
         let lost: Vec<Token> = self.qps.iter().flat_map(|(_, qp)| qp.tokens_on(at)).collect();
         for token in lost {
             if let Some(entry) = self.outstanding(token) {
-                // Another connection may get the number before a delayed completion is written.
+                // A new connection may get this number before a delayed completion is written.
                 entry.connection = None;
             }
             self.conclude(token, status);
@@ -384,7 +384,7 @@ impl Core {
         }
     }
 
-    /// Tells every peer in shared memory that the engine is about to sleep; false when a packet is there after all.
+    /// Tells every shared-memory peer that the engine is about to sleep. Returns false if a packet has arrived meanwhile.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         (0..self.connections.bound()).all(|at| match self.connections.get_mut(at).map(|c| &mut c.transport) {
             Some(Transport::Shm(link)) => link.rx.sleep(),
@@ -392,7 +392,7 @@ impl Core {
         })
     }
 
-    /// Tells every peer in shared memory that the engine is awake.
+    /// Tells every shared-memory peer that the engine is awake.
     pub(crate) fn finish_sleep(&mut self) {
         for at in 0..self.connections.bound() {
             if let Some(Transport::Shm(link)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
@@ -402,7 +402,7 @@ impl Core {
     }
 }
 
-/// Descriptors are compared by number in messages.
+/// Shows each socket as its descriptor number.
 impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

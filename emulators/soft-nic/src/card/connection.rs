@@ -8,21 +8,20 @@ use crate::address::Gid;
 use crate::wire::packet::Header;
 use crate::wire::{shm, tcp};
 
-/// A card that owes answers and has sent no packet for this long does not respond. A side that connects has this long to
-/// prove that it is a card.
+/// A card that owes answers and has sent no packet for this long is unresponsive. A connecting side has this long to prove it is a card.
 pub(crate) const SILENCE_US: u64 = 5_000_000;
 
 /// What carries the packets.
 pub(crate) enum Transport {
     /// The card itself.
     Loopback,
-    /// The other card has not accepted yet, or it is its turn to connect.
+    /// The other card has not accepted yet, or it is the one to connect.
     Connecting,
-    /// A peer has connected and is not proven.
+    /// A peer has connected but is not proven yet.
     Accepting(shm::Accepting),
     /// Shared memory.
     Shm(Box<shm::RingPair>),
-    /// A stream to or from a card of another host.
+    /// A stream to or from a card on another host.
     Tcp(Box<tcp::Stream>),
 }
 
@@ -37,14 +36,14 @@ impl Transport {
     }
 }
 
-/// A write with packets that have not arrived. Packets arrive in any order, so the card counts bytes.
+/// A write that has arrived only in part. Packets arrive in any order, so the card counts bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Partial {
     pub missing: u32,
     pub status: u8,
 }
 
-/// A read of a peer that this card is answering.
+/// A peer's read that this card is answering.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Serving {
     pub header: Header,
@@ -52,33 +51,33 @@ pub(crate) struct Serving {
 }
 
 pub(crate) struct Connection {
-    /// The other card; `None` before it is proven, if it connected.
+    /// The other card; `None` if it connected and is not proven yet.
     pub peer: Option<Gid>,
     pub transport: Transport,
     /// The other card connected.
     pub accepted: bool,
-    /// The connection between the same cards that the other side made: in shared memory each card connects for its own requests.
+    /// The connection that the other side opened between the same cards: in shared memory, each card connects for its own requests.
     pub opposite: Option<u32>,
     /// This card has an address handle for the other.
     pub has_handle: bool,
     /// Answers without payload. They are sent first, because the peer waits for them.
     pub answers: VecDeque<Header>,
-    /// The stream has collected acknowledgements and nothing else, since this poll of the engine.
+    /// The stream has collected nothing but acknowledgements since poll `answers_since` of the engine.
     pub only_answers: bool,
     pub answers_since: u32,
-    /// Reads of the peer that have no answer yet.
+    /// The peer's unanswered reads.
     pub serving: VecDeque<Serving>,
     /// Requests to be sent.
     pub requests: VecDeque<Token>,
     /// Writes that have arrived in part, by token.
     pub partials: HashMap<u64, Partial>,
-    /// Requests given to this connection and not completed.
+    /// Requests given to this connection that have not completed.
     pub waiting: u32,
-    /// The card's clock when the connection was made, a packet last arrived, or the first unanswered request was queued.
+    /// The card's clock when the connection was made, a packet arrived, or the first unanswered request was queued, whichever was last.
     pub heard_us: u64,
-    /// A packet of the peer has arrived on this connection.
+    /// The peer has sent a packet on this connection.
     pub responsive: bool,
-    /// The card's clock from which on the card tries again to connect.
+    /// When to try to connect again, by the card's clock.
     pub retry_us: u64,
 }
 
@@ -111,12 +110,12 @@ impl Connection {
         Self::new(Some(peer), Transport::Connecting, now_us)
     }
 
-    /// The other side connected.
+    /// Makes a connection that the other side opened.
     pub(crate) fn accepting(transport: Transport, now_us: u64) -> Self {
         Self { accepted: true, ..Self::new(None, transport, now_us) }
     }
 
-    /// Packets can go out.
+    /// Whether packets can go out.
     pub(crate) fn is_open(&self) -> bool {
         match &self.transport {
             Transport::Loopback => true,
@@ -126,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// The other side connected, and has sent nothing that only a card knows.
+    /// Whether the other side connected and has sent nothing that only a card knows.
     pub(crate) fn is_silent(&self) -> bool {
         match &self.transport {
             Transport::Accepting(accepting) => accepting.is_silent(),
@@ -135,7 +134,7 @@ impl Connection {
         }
     }
 
-    /// The other side connected, and is not proven.
+    /// Whether the other side connected and is not proven.
     pub(crate) fn is_unproven(&self) -> bool {
         match &self.transport {
             Transport::Accepting(_) => true,
@@ -144,25 +143,25 @@ impl Connection {
         }
     }
 
-    /// The other side connected, and this card told it that it may go on as `peer`.
+    /// Whether the other side connected and this card has welcomed it as `peer`.
     pub(crate) fn is_welcome(&self, peer: &Gid) -> bool {
         matches!(&self.transport, Transport::Tcp(stream) if stream.unproven() == Some(*peer))
     }
 
-    /// Answers are not sent, or not taken by the socket.
+    /// Whether answers are still queued or not yet taken by the socket.
     pub(crate) fn owes(&self) -> bool {
         let unsent = matches!(&self.transport, Transport::Tcp(stream) if stream.has_output());
         self.is_open() && (unsent || !self.answers.is_empty())
     }
 
-    /// The other side had to say something and did not for [`SILENCE_US`]. The card itself answers at once; its requests to itself may wait
-    /// for a receive.
+    /// Whether the other side owed something and has been silent for [`SILENCE_US`]. The loopback connection is never late: its requests
+    /// may wait for a receive.
     pub(crate) fn is_late(&self, now_us: u64) -> bool {
         let owes = self.waiting > 0 && !matches!(self.transport, Transport::Loopback);
         (self.is_unproven() || owes) && now_us.saturating_sub(self.heard_us) > SILENCE_US
     }
 
-    /// Something is queued for sending.
+    /// Whether something is queued for sending.
     pub(crate) fn has_work(&self) -> bool {
         !(self.answers.is_empty() && self.serving.is_empty() && self.requests.is_empty())
     }

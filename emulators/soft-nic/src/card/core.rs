@@ -23,7 +23,7 @@ use crate::random::Random;
 use crate::trace;
 use crate::wire::{shm, tcp};
 
-/// An address handle: names a card that requests of a protection domain go to.
+/// An address handle: names a card that a protection domain's requests go to.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub pd: u32,
@@ -38,11 +38,11 @@ pub(crate) struct RemoteCard {
     pub connection: Option<u32>,
     /// Set when the card is gone for good. Requests to it complete with this status.
     pub dead: Option<CompStatus>,
-    /// Address handles of this card for it.
+    /// How many address handles this card has for it.
     pub handles: u32,
 }
 
-/// Where other cards reach a card: within its host, and from other hosts.
+/// Where other cards reach this one: from its own host, and from other hosts.
 #[derive(Default)]
 pub(crate) struct Listeners {
     pub shm: Option<shm::Listener>,
@@ -52,9 +52,9 @@ pub(crate) struct Listeners {
 /// The state of a card.
 pub struct Core {
     pub(crate) card: u32,
-    /// The name of the card.
+    /// The card's name.
     pub gid: Gid,
-    /// Settings of the card.
+    /// The card's settings.
     pub config: Config,
     /// Source of keys.
     pub random: Random,
@@ -73,52 +73,52 @@ pub struct Core {
     pub(crate) remote_cards: HashMap<Gid, RemoteCard>,
     pub(crate) connections: Slab<Connection>,
     pub(crate) listeners: Listeners,
-    /// The port for other hosts takes connections.
+    /// The port for other hosts accepts connections.
     pub(crate) listens: bool,
-    /// The card's clock from which on connections are accepted again, after descriptors were used up.
+    /// When to accept connections again after descriptors ran out, by the card's clock.
     pub(crate) accept_after: Option<u64>,
-    /// A line of the log has said that descriptors are used up.
+    /// The log already says that descriptors ran out.
     exhausted: bool,
     refusals: u32,
     pub(crate) epoll: Epoll,
-    /// Sends whose peer had no receive, with the time of the next try.
+    /// Sends whose peer had no receive, with the time of the next attempt.
     pub(crate) unready: Vec<(u64, Token)>,
     /// A copy of the GPU memory that is being sent.
     pub(crate) staging: Vec<u8>,
     /// Requests that faults delay or reorder; `None` without such faults.
     pub(crate) reorder_buffer: Option<ReorderBuffer>,
-    /// Microseconds that the process has run. Time in which it was stopped does not count.
+    /// Microseconds that the process has run, without the time it was stopped.
     pub(crate) clock_us: u64,
     /// Time of the latest poll.
     pub(crate) polled_at: Instant,
-    /// Requests that the card has taken, of all queue pairs.
+    /// Requests that the card has taken, over all queue pairs.
     pub(crate) requests: u64,
-    /// What the card has counted.
+    /// The card's statistics.
     pub statistics: Statistics,
-    /// Polls of the card.
+    /// Number of polls.
     pub(crate) polls: u32,
-    /// The latest polls in a row that found nothing to do.
+    /// How many of the latest polls in a row found nothing to do.
     pub(crate) idle_polls: u32,
-    /// The card's clock when the card stopped answering (fault `die_after`, or a failure of the engine).
+    /// The card's clock when the card stopped responding (fault `die_after`, or a failure of the engine).
     pub(crate) dead_since: Option<u64>,
     pub(super) lines: u32,
-    /// The trace; `None` without `SOFTEFA_TRACE`, and after a failure of its file.
+    /// The trace; `None` without `SOFTEFA_TRACE`, or after its file failed.
     pub(crate) trace: Option<trace::Writer>,
 }
 
-/// The listening sockets among the epoll events.
+/// Epoll data of the listening sockets.
 pub(crate) const SHM_LISTENER: u64 = u64::MAX;
 pub(crate) const TCP_LISTENER: u64 = u64::MAX - 1;
 /// Connection 0 leads to the card itself.
 pub(crate) const LOOPBACK: u32 = 0;
-/// Log lines of a card at most. A broken program can violate one rule a million times.
+/// Maximum number of log lines per card: a broken program can violate one rule a million times.
 const MAX_LINES: u32 = 200;
-/// Lines about requests of one queue pair that broke the same rule.
+/// Maximum number of lines about one queue pair's requests that broke the same rule.
 const MAX_QP_LINES: u32 = 4;
-/// Lines about refused connections and packets at most: others can cause as many as they like.
+/// Maximum number of lines about refused connections and packets: a peer can cause as many as it likes.
 const MAX_REFUSALS: u32 = 20;
 
-/// Opens the trace. A program that asked for one and cannot have it learns so at once.
+/// Opens the trace. If that fails, the program that asked for it is told at once.
 fn open_trace(path: &Path, card: u32, gid: &Gid) -> std::io::Result<trace::Writer> {
     trace::Writer::open(path, card, gid).inspect_err(|error| {
         let path = path.display();
@@ -173,7 +173,7 @@ impl Core {
         Ok(core)
     }
 
-    /// Adds the sockets that take connections to the epoll set.
+    /// Adds the listening sockets to the epoll set.
     pub(crate) fn watch_listeners(&self) {
         if let Some(listener) = &self.listeners.shm {
             self.watch(listener.fd(), SHM_LISTENER);
@@ -189,7 +189,7 @@ impl Core {
         let _ = self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, data));
     }
 
-    /// The descriptor that is readable when a socket of the card has an event.
+    /// Returns a descriptor that becomes readable when one of the card's sockets has an event.
     pub(crate) fn socket_events(&self) -> std::io::Result<OwnedFd> {
         self.epoll.0.as_fd().try_clone_to_owned()
     }
@@ -205,8 +205,8 @@ impl Core {
         }
     }
 
-    /// Logs a line about a request of a queue pair, or for it, that broke `rule`. Of many lines about the same rule the first are printed; the
-    /// number of the others follows when the queue pair is closed.
+    /// Logs a line about a request from or for a queue pair that broke `rule`. Only the first lines about a rule are printed; how many were
+    /// left out is logged when the queue pair is closed.
     pub(crate) fn log_of(&mut self, qpn: u16, rule: &str, what: fmt::Arguments<'_>) {
         let times = self.qp(qpn).map_or(1, |qp| qp.count_line(rule));
         if times <= MAX_QP_LINES {
@@ -233,14 +233,14 @@ impl Core {
         }
     }
 
-    /// Logs once that sockets cannot be had.
+    /// Logs, once, that the card ran out of sockets.
     pub(crate) fn log_exhaustion(&mut self, what: fmt::Arguments<'_>) {
         if !std::mem::replace(&mut self.exhausted, true) {
             self.log(what);
         }
     }
 
-    /// Ends logging.
+    /// Stops logging.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn mute_log(&mut self) {
         self.lines = MAX_LINES + 1;
@@ -266,7 +266,7 @@ impl Core {
         }
     }
 
-    /// A queue pair by its number.
+    /// Returns a queue pair by its number.
     pub fn qp(&mut self, qpn: u16) -> Option<&mut Qp> {
         if qpn == 0 {
             return None;
@@ -285,7 +285,7 @@ impl Core {
         }
     }
 
-    /// A request, if it is still outstanding.
+    /// Returns a request if it is still outstanding.
     pub(crate) fn outstanding(&mut self, token: Token) -> Option<&mut super::qp::Outstanding> {
         self.qp(token.qpn())?.get(token)
     }

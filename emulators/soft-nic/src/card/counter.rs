@@ -1,4 +1,4 @@
-//! Completion counters: events counted by the card, in memory of the caller or its own.
+//! Completion counters: events that the card counts, in its own memory or the caller's.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,12 +11,12 @@ use crate::location::Location;
 use crate::log;
 use crate::memory::{self, Mapping};
 
-/// One counted number. The card keeps a shadow of it, stores to the memory and never reads it back.
+/// A counter's value. The card keeps a shadow copy: it stores to the memory and never reads it back.
 #[derive(Debug)]
 pub struct Word {
     at: *mut u64,
     shadow: u64,
-    /// Memory of a GPU that the CPU cannot touch: the count goes there too.
+    /// GPU memory that the CPU cannot access: the count goes there too.
     on_gpu: Option<Location>,
     _own: Option<Arc<AtomicU64>>,
     _map: Option<Arc<Mapping>>,
@@ -27,13 +27,13 @@ pub struct Word {
 unsafe impl Send for Word {}
 
 impl Word {
-    /// A word in memory of the card.
+    /// Creates a word in the card's memory.
     pub fn own(start: u64) -> Self {
         let own = Arc::new(AtomicU64::default());
         Self { at: own.as_ptr(), shadow: start, on_gpu: None, _own: Some(own), _map: None }.stored()
     }
 
-    /// A word at `offset` of a file or a device's buffer.
+    /// Creates a word at `offset` in a file or a device's buffer.
     ///
     /// # Errors
     /// Those of [`Mapping::word`] and [`Location::by_driver`].
@@ -47,7 +47,7 @@ impl Word {
         }
     }
 
-    /// A word in memory of the caller.
+    /// Creates a word in the caller's memory.
     ///
     /// # Safety
     /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
@@ -65,13 +65,13 @@ impl Word {
         self.shadow = value & COUNTER_MASK;
         if let Some(place) = self.on_gpu {
             let bytes = self.shadow.to_ne_bytes();
-            // SAFETY: the array has as many bytes; the caller of `Word::mapped` keeps the memory until the counter is closed.
+            // SAFETY: the array has that many bytes; the caller of `Word::mapped` keeps the memory until the counter is closed.
             if let Err(error) = unsafe { place.write(bytes.as_ptr(), bytes.len()) } {
                 log::line(format_args!("softefa: a counter in memory of a GPU cannot be written: {error}"));
             }
         }
-        // SAFETY: `at` is a mapped, aligned word: this value keeps it, or the caller of `Word::at`. Release:
-        // a reader of the count sees the payload that was written before it.
+        // SAFETY: `at` is a mapped, aligned word, kept by this value or by the caller of `Word::at`. Release: a reader of the count sees
+        // the payload written before it.
         unsafe { memory::store_release(self.at, self.shadow) };
     }
 
@@ -80,7 +80,7 @@ impl Word {
         self.set(self.shadow.wrapping_add(value));
     }
 
-    /// Address of the word, for readers without the card's lock. A word that the CPU cannot touch has a copy in memory of the card.
+    /// Returns the word's address, for readers without the card's lock. A word that the CPU cannot access has a copy in the card's memory.
     pub fn address(&self) -> *mut u64 {
         self.at
     }
@@ -93,25 +93,25 @@ pub struct Counter {
     pub completions: Word,
     /// Requests that failed.
     pub errors: Word,
-    /// Queue pairs that the counter is attached to. Until they close, the counter cannot be closed.
+    /// Number of queue pairs that the counter is attached to. It cannot be closed before they are.
     pub attached: u32,
 }
 
-/// An event that counters of a queue pair count.
+/// An event that a queue pair's counters count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Event {
-    /// A send of this queue pair completed.
+    /// A send from this queue pair completed.
     Send,
     /// A message arrived for this queue pair.
     Recv,
-    /// An RDMA write of this queue pair completed.
+    /// An RDMA write from this queue pair completed.
     Write,
-    /// An RDMA read of this queue pair completed.
+    /// An RDMA read from this queue pair completed.
     Read,
-    /// A peer wrote into memory of this side.
+    /// A peer wrote to this side's memory.
     RemoteWrite,
-    /// A peer read memory of this side.
+    /// A peer read this side's memory.
     RemoteRead,
 }
 

@@ -1,4 +1,4 @@
-//! Egress: requests, answers and read data become packets.
+//! Egress: turns requests, answers and read data into packets.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -16,17 +16,16 @@ use crate::location::Location;
 use crate::wire::packet::{HAS_IMM, Header, Kind};
 use crate::wire::{ring, tcp};
 
-/// Payload bytes of a packet at most, on every wire.
+/// Maximum payload of a packet in bytes, on any wire.
 const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= tcp::MAX_PAYLOAD);
 
-/// Over TCP each write is a system call. So acknowledgements wait for a request to the same card, or for [`QUIET_POLLS`] idle polls in a
-/// row: a program whose request was just answered often posts the next one at once. After [`MAX_POLLS`] polls the card sends them in
-/// any case.
+/// Over TCP each write is a system call, so acknowledgements wait for a request to the same card, or for [`QUIET_POLLS`] idle polls in a
+/// row: a program whose request was just answered often posts the next one at once. After [`MAX_POLLS`] polls the card sends them anyway.
 const QUIET_POLLS: u32 = 3;
 pub(super) const MAX_POLLS: u32 = 16;
 
-/// The packet kind of a request.
+/// Returns an operation's packet kind.
 fn kind_of(operation: Operation) -> Kind {
     match operation {
         Operation::Send => Kind::Send,
@@ -35,7 +34,7 @@ fn kind_of(operation: Operation) -> Kind {
     }
 }
 
-/// Result of sending a packet.
+/// The result of sending a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
     Yes,
@@ -67,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Sends the packets that are queued on a connection as far as there is room. True when a packet was sent.
+    /// Sends a connection's queued packets while there is room. Returns true if a packet was sent.
     pub(crate) fn pump(&mut self, at: u32) -> bool {
         let Some(connection) = self.connections.get(at) else { return false };
         if !connection.has_work() || !connection.is_open() {
@@ -88,7 +87,7 @@ impl Core {
         self.send_collected(at) || moved
     }
 
-    /// Gives the transport what it has collected. True when some was sent.
+    /// Flushes what the transport has collected. Returns true if anything was sent.
     fn send_collected(&mut self, at: u32) -> bool {
         let (quiet, polls) = (self.idle_polls, self.polls);
         let Some(connection) = self.connections.get_mut(at) else { return false };
@@ -109,7 +108,7 @@ impl Core {
         })
     }
 
-    /// Sends one packet; `None` when nothing is queued.
+    /// Sends one packet; `None` if nothing can be sent now.
     fn pump_one(&mut self, at: u32) -> Option<Sent> {
         let connection = self.connections.get_mut(at)?;
         if let Some(header) = connection.answers.front().copied() {
@@ -123,7 +122,7 @@ impl Core {
             return Some(self.serve(at, serving));
         }
         let token = *connection.requests.front()?;
-        // A reply does not overtake the acknowledgement of the send that it answers.
+        // A reply must not overtake the acknowledgement of the send that it answers.
         let opposite = connection.opposite.and_then(|opposite| self.connections.get(opposite));
         if opposite.is_some_and(|opposite| !opposite.answers.is_empty()) {
             return None;
@@ -173,7 +172,7 @@ impl Core {
                     match source.ok().and_then(|source| self.readable(source, header.len)) {
                         Some(source) => payload = source,
                         None => {
-                            // The memory was deregistered since the request was checked.
+                            // The memory was deregistered after the request was checked.
                             if sent > 0 {
                                 self.answer(at, Header::new(Kind::Abort, token.0));
                             }
@@ -203,13 +202,13 @@ impl Core {
         if done { self.next_request(at) } else { Sent::Yes }
     }
 
-    /// Copies both buffers of a send one after the other; false when one is no longer registered.
+    /// Copies a send's two buffers one after the other. Returns false if one is no longer registered.
     fn gather(&self, pd: u32, sges: &[Sge; 2], into: &mut [u8; MAX_SEND_SIZE as usize]) -> bool {
         let mut rest = &mut into[..];
         for sge in sges.iter().filter(|sge| sge.length > 0) {
             let Ok(source) = self.regions.local(pd, sge.lkey, sge.addr, sge.length, false) else { return false };
             let Some((room, behind)) = rest.split_at_mut_checked(sge.length as usize) else { return false };
-            // SAFETY: `Regions::local` found `length` bytes at `source`, and `room` has as many.
+            // SAFETY: `Regions::local` found `length` bytes at `source`, and `room` has that many.
             if unsafe { source.read(room.as_mut_ptr(), room.len()) }.is_err() {
                 return false;
             }
@@ -218,14 +217,14 @@ impl Core {
         true
     }
 
-    /// An address at which the `len` bytes of a packet can be read until the next call. For GPU memory it is a copy.
+    /// Returns an address where a packet's `len` bytes can be read until the next call. GPU memory is copied first.
     fn readable(&mut self, source: Location, len: u32) -> Option<*const u8> {
         if let Location::Host(at) = source {
             return Some(at);
         }
         self.staging.resize(MAX_PAYLOAD as usize, 0);
         let room = self.staging.get_mut(..len as usize)?;
-        // SAFETY: the caller found `len` bytes at `source` in a region, and `room` has as many.
+        // SAFETY: the caller found `len` bytes at `source` in a region, and `room` has that many.
         match unsafe { source.read(room.as_mut_ptr(), room.len()) } {
             Ok(()) => Some(room.as_ptr()),
             Err(error) => {
@@ -242,7 +241,7 @@ impl Core {
         Sent::Yes
     }
 
-    /// Sends the next packet of the answer to a read.
+    /// Sends the next packet of a read's answer.
     fn serve(&mut self, at: u32, serving: Serving) -> Sent {
         let asked = serving.header;
         let mut header = Header { total: asked.total, offset: serving.sent, ..Header::new(Kind::Data, asked.token) };
@@ -255,7 +254,7 @@ impl Core {
         let payload = match source.and_then(|source| self.readable(source, header.len)) {
             Some(source) => source,
             None => {
-                // The queue pair was closed or the memory deregistered since the request was checked.
+                // The queue pair was closed or the memory deregistered after the request was checked.
                 (header.len, header.status) = (0, CompStatus::RemoteBadAddress.raw());
                 ptr::null()
             }
@@ -289,7 +288,7 @@ impl Core {
         }
     }
 
-    /// Gives one packet to the transport of a connection.
+    /// Hands one packet to a connection's transport.
     fn emit(&mut self, at: u32, header: &Header, payload: *const u8) -> Sent {
         let Some(connection) = self.connections.get_mut(at) else { return Sent::Gone };
         let room = match &mut connection.transport {
@@ -322,7 +321,7 @@ impl Core {
         }
     }
 
-    /// Stops the requests of a closing queue pair on one connection. The peer drops those that were sent in part.
+    /// Stops a closing queue pair's requests on one connection. The peer drops those that were partly sent.
     pub(crate) fn abort_on(&mut self, at: u32, qpn: u16) {
         let Some(qp) = self.qp(qpn) else { return };
         let tokens = qp.tokens_on(at);

@@ -21,9 +21,9 @@ use super::statistics::CounterFiles;
 /// The state of a card, and the threads that use it.
 pub(crate) struct Shared {
     core: Mutex<Core>,
-    /// Set-up calls that wait for the lock. A busy engine would take the lock again before they wake up.
+    /// Set-up calls waiting for the lock. Without the count, a busy engine would retake the lock before they wake up.
     waiting: AtomicU32,
-    /// Polls by other threads than the engine.
+    /// Polls by threads other than the engine.
     external_polls: AtomicU32,
     stop: AtomicBool,
 }
@@ -38,7 +38,7 @@ impl Shared {
         })
     }
 
-    /// The card's state, for a set-up call. A panic of the engine leaves the tables usable.
+    /// Locks the card's state for a set-up call. The tables stay usable if the engine panics.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let guard = self.core.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +65,7 @@ impl Shared {
         self.external_polls.load(Ordering::Relaxed)
     }
 
-    /// Pretends that so many set-up calls wait.
+    /// Pretends that `calls` set-up calls are waiting.
     pub(crate) fn set_waiting(&self, calls: u32) {
         self.waiting.store(calls, Ordering::Relaxed);
     }
@@ -88,13 +88,13 @@ impl std::fmt::Debug for StopFlag {
 
 impl Engine {
     /// # Errors
-    /// The system has no thread left.
+    /// The system cannot start another thread.
     pub(crate) fn start(shared: &Arc<Shared>, card: u32, counters: Option<CounterFiles>) -> std::io::Result<Self> {
         let events = shared.lock().socket_events()?;
         let state = shared.clone();
-        // The thread has its memory before this function returns. libfabric replaces the first instructions of `munmap` when the first domain
-        // opens, and a thread that is in this function then, as at the first allocation of a new thread, dies by SIGSEGV.
-        // A barrier needs no handle of the waiting thread, as a channel does: valgrind would report that of the main thread at exit.
+        // The thread allocates before this function returns. libfabric patches the first instructions of `munmap` when the first domain
+        // opens, and a thread that is in `munmap` at that moment, as a new thread is in its first allocation, dies of SIGSEGV. A barrier
+        // keeps no handle of the waiting thread, unlike a channel: valgrind would report the main thread's at exit.
         let has_memory = Arc::new(Barrier::new(2));
         let memory = has_memory.clone();
         let body = move || {
@@ -116,27 +116,27 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.stop.0.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // The panic of an engine is on standard error already. Its card is closed in any case.
+            // An engine's panic is on standard error already, and its card is closed either way.
             let _ = thread.join();
         }
     }
 }
 
-/// Polls of doorbells and rings between two polls of sockets.
+/// Polls of doorbells and rings per poll of the sockets.
 const SOCKET_EVERY: u32 = 64;
-/// From this many polls by application threads between two of the engine's on, the engine sleeps for a while.
+/// If application threads poll this often between two of the engine's polls, the engine sleeps for a while.
 const DRIVEN_POLLS: u32 = 4;
-/// Long, because falling asleep and waking up take many microseconds of a core that the engine may share with those threads.
+/// Long, because going to sleep and waking up take many microseconds of a core that the engine may share with those threads.
 const DRIVEN_SLEEP: Duration = Duration::from_micros(250);
-/// A larger step of the clock does not count as waiting time, because the process was stopped.
+/// The clock advances by at most this much per poll: after a larger step, the process had been stopped.
 const MAX_STEP_US: u64 = 50_000;
 
-/// Tries to write the statistics when the card closes, where other cards write them too.
+/// How often the card tries to write the statistics when it closes, because other cards write them too.
 const LAST_UPDATES: u32 = 100;
 
 fn run(shared: &Shared, events: &OwnedFd, mut counters: Option<CounterFiles>) {
     let statistics = || shared.core.lock().unwrap_or_else(PoisonError::into_inner).statistics;
-    // Allows sleeps below the default timer slack of 50 µs. Without it they are longer.
+    // Allows sleeps shorter than the default timer slack of 50 µs.
     let _ = nix::sys::prctl::set_timerslack(1000);
     let mut pace = Pace::new(Instant::now());
     let mut driven = 0;
@@ -186,7 +186,7 @@ fn run(shared: &Shared, events: &OwnedFd, mut counters: Option<CounterFiles>) {
     }
 }
 
-/// Sleeps until a socket has an event or the time is over.
+/// Sleeps until a socket has an event or `time` has passed.
 fn wait_for_event(shared: &Shared, events: &OwnedFd, time: Duration) {
     let lock = || shared.core.lock().unwrap_or_else(PoisonError::into_inner);
     if lock().prepare_sleep() {
@@ -197,7 +197,7 @@ fn wait_for_event(shared: &Shared, events: &OwnedFd, time: Duration) {
 }
 
 impl Core {
-    /// Polls everything once; the sockets only now and then, unless `thoroughly`. True when there was work.
+    /// Polls everything once, but the sockets only now and then unless `thoroughly`. Returns true if there was work.
     pub(crate) fn poll(&mut self, now: Instant, thoroughly: bool) -> bool {
         let moved = self.poll_all(now, thoroughly);
         self.flush_trace();

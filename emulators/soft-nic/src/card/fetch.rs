@@ -14,7 +14,7 @@ use super::request::{self, Operation, Request, Violation};
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
 
 impl Core {
-    /// Takes the requests that were rung on a queue, and returns their producer index.
+    /// Takes the requests rung on a queue, and returns the producer index that was rung.
     pub(crate) fn take_rung(&mut self, qpn: u16) -> u32 {
         let Some(qp) = self.qp(qpn) else { return 0 };
         let rung = qp.sq.rung_after(qp.taken);
@@ -64,7 +64,7 @@ impl Core {
         self.dead_since.is_some()
     }
 
-    /// The driver's part where the card answers no more: after [`SILENCE_US`] it fails all requests, and later ones at once.
+    /// Plays the driver's part once the card has stopped responding: fails all requests after [`SILENCE_US`], and later ones at once.
     pub(crate) fn poll_dead(&mut self, since: u64) -> bool {
         if self.clock_us.saturating_sub(since) < SILENCE_US {
             return false;
@@ -85,7 +85,7 @@ impl Core {
         self.poll_doorbells()
     }
 
-    /// Checks every queue for requests that are written and not rung.
+    /// Checks every queue for too many requests that are written but not rung.
     pub(crate) fn check_batches(&mut self) {
         for i in 0..self.active.len() {
             self.check_batch(self.active[i].qpn, self.active[i].seen);
@@ -94,7 +94,7 @@ impl Core {
 
     /// Checks that at most `max_batch` requests are written beyond the doorbell.
     ///
-    /// The card reads the doorbell again after the slot. If the doorbell moved meanwhile, the slot was rung in time.
+    /// The card rereads the doorbell after the slot: if the doorbell moved meanwhile, the slot was rung in time.
     fn check_batch(&mut self, qpn: u16, rung: u32) {
         let Some(qp) = self.qp(qpn) else { return };
         let index = rung.wrapping_add(qp.max_batch);
@@ -193,7 +193,7 @@ impl Core {
         self.flush_receives(qpn);
     }
 
-    /// Handles a violation by the queue itself: the first request completes in error, the others are flushed.
+    /// Handles a violation by the queue itself: the first request completes in error, and the others are flushed.
     fn fail_queue(&mut self, qpn: u16, index: u32, advance: u32, rule: &str) {
         let Some(qp) = self.qp(qpn) else { return };
         let mut bytes = [0; 128];
@@ -225,15 +225,14 @@ impl Core {
     /// Logs that the peer refused a request.
     pub(crate) fn report_refusal(&mut self, token: Token, status: u8) {
         match CompStatus::from_raw(status) {
-            // Software that bounds the card's retries, as libfabric's `efa` does, sends such a request again.
+            // Software that limits the card's retries, like libfabric's `efa`, resends the request itself.
             Some(CompStatus::RemoteRnr) => {}
             Some(status) => self.report_of(token, &format!("refused by the other side: {status}")),
             None => self.report_of(token, &format!("refused by the other side with the unknown status {status}")),
         }
     }
 
-    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so the slot still has its
-    /// bytes.
+    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so the slot still holds its bytes.
     fn report_of(&mut self, token: Token, rule: &str) {
         let Some(index) = self.outstanding(token).map(|entry| entry.index) else { return };
         let Some(qp) = self.qp(token.qpn()) else { return };
@@ -243,7 +242,7 @@ impl Core {
         self.report(token.qpn(), index, rule, &bytes[..len]);
     }
 
-    /// Logs one line that names queue pair, slot, rule and bytes.
+    /// Logs one line with the queue pair, slot, rule and bytes.
     fn report(&mut self, qpn: u16, index: u32, rule: &str, bytes: &[u8]) {
         let slot = self.qp(qpn).map_or(0, |qp| qp.sq.slot_of(index));
         let mut hex = String::with_capacity(2 * bytes.len());

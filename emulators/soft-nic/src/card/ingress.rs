@@ -1,4 +1,4 @@
-//! Ingress: packets become bytes in memory, counts and answers.
+//! Ingress: turns packets into bytes in memory, counts and answers.
 #![allow(unsafe_code)]
 
 use std::collections::hash_map::Entry;
@@ -15,18 +15,18 @@ use super::request::{Local, MAX_RDMA_SIZE, Operation};
 use crate::location::Location;
 use crate::wire::packet::{Header, Kind};
 
-/// Unfinished writes of one peer at most. All queues of a correct peer hold fewer requests.
+/// Maximum number of one peer's unfinished writes. All queues of a correct peer together hold fewer requests.
 const MAX_PARTIALS: usize = 1 << 20;
 /// Packets taken from one connection before the next connection is polled.
 const BURST: usize = 64;
 
 impl Core {
-    /// Handles the packets that arrived on a connection. True when there was one.
+    /// Handles the packets that arrived on a connection. Returns true if there were any.
     pub(crate) fn poll_connection(&mut self, at: u32) -> bool {
         let mut left = BURST;
         while left > 0 && self.look(at) {
-            // The other card sent its acknowledgements, on this card's own connection, before the requests that were just seen. Those
-            // may be replies, so the acknowledgements go first.
+            // The other card sent its acknowledgements, on this card's own connection, before the requests just seen here. Those may be
+            // replies, so handle the acknowledgements first.
             let opposite = self.connections.get(at).filter(|c| c.accepted).and_then(|c| c.opposite);
             if let Some(opposite) = opposite.filter(|opposite| self.look(*opposite)) {
                 self.take_packets(opposite, usize::MAX);
@@ -36,7 +36,7 @@ impl Core {
         left < BURST
     }
 
-    /// Looks for packets that arrived on a connection; false when there is none.
+    /// Looks for packets that arrived on a connection. Returns false if there are none.
     fn look(&mut self, at: u32) -> bool {
         match self.connections.get_mut(at).map(|connection| &mut connection.transport) {
             Some(Transport::Shm(rings)) => rings.rx.look(),
@@ -45,7 +45,7 @@ impl Core {
         }
     }
 
-    /// Handles up to `most` packets that were seen on a connection. Returns their number.
+    /// Handles up to `most` packets that were seen on a connection. Returns how many it handled.
     fn take_packets(&mut self, at: u32, most: usize) -> usize {
         let mut taken = 0;
         while taken < most {
@@ -101,7 +101,7 @@ impl Core {
     /// Handles the acknowledgement of a request.
     fn receive_ack(&mut self, at: u32, ack: &Header) {
         let token = Token(ack.token);
-        // A datagram was complete when it was sent.
+        // Datagrams completed when they were sent.
         let Some(qp) = self.qp(token.qpn()).filter(|qp| !qp.datagrams) else { return };
         let Some(entry) = qp.get(token).filter(|entry| entry.connection == Some(at)) else { return };
         // A read ends with data, so an acknowledgement of success is invalid.
@@ -120,7 +120,7 @@ impl Core {
         self.finish(token, status);
     }
 
-    /// The protection domain of the queue pair that a packet is for.
+    /// Returns the protection domain of the queue pair that a packet is for.
     pub(crate) fn target_domain(&mut self, header: &Header, what: &str) -> Result<u32, CompStatus> {
         let qp = self.qp(header.dst_qpn).filter(|qp| qp.enabled);
         let rule = match qp {
@@ -137,7 +137,7 @@ impl Core {
         Err(CompStatus::RemoteBadDestQpn)
     }
 
-    /// Checks a request of a peer for memory, and finds the memory.
+    /// Checks a peer's request for memory, and finds the memory.
     fn check_remote(&mut self, at: u32, header: &Header, write: bool) -> Result<(Location, u16), CompStatus> {
         let known =
             self.connections.get(at).is_some_and(|c| c.has_handle || matches!(c.transport, Transport::Loopback));
@@ -178,7 +178,7 @@ impl Core {
 
     fn receive_write(&mut self, at: u32, header: &Header, payload: *const u8) {
         let whole = header.len == header.total;
-        // Further packets of a refused write are not checked again, so that the write has one log line and one status.
+        // The remaining packets of a refused write are not checked again, so that the write gets one log line and one status.
         let refused = if whole {
             None
         } else {
@@ -278,7 +278,7 @@ impl Core {
         if header.len > 0 {
             let Local::Region { addr, lkey } = request.local else { return };
             match self.regions.local(pd, lkey, addr + u64::from(header.offset), header.len, true) {
-                // SAFETY: `Regions::local` found `len` writable bytes at `to`, and the wire keeps as many payload bytes.
+                // SAFETY: `Regions::local` found `len` writable bytes at `to`, and the wire keeps that many payload bytes.
                 Ok(to) => match unsafe { to.write(payload, header.len as usize) } {
                     Ok(()) => {}
                     Err(error) => {

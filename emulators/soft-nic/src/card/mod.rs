@@ -47,34 +47,34 @@ use crate::config::{Config, WireChoice};
 use crate::wire::{WireError, is_exhaustion, shm, tcp};
 use crate::{host, log, random};
 
-/// A software card of this process.
+/// A software card in this process.
 pub struct Card {
     shared: Arc<Shared>,
     engine: Mutex<Option<Engine>>,
     domains: std::sync::atomic::AtomicU32,
 }
 
-/// The longest time in which [`Card::close_qp`] sends. A peer that takes no packets, as a stopped process, is not waited for.
+/// How long [`Card::close_qp`] may keep sending: it doesn't wait for a peer that takes no packets, such as a stopped process.
 const CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
-/// Cards in use, by number. An unused card is dropped; a later card with its number has another GID.
+/// Cards in use, by number. An unused card is dropped; a later card with its number gets another GID.
 static CARDS: Mutex<Vec<(u32, Weak<Card>)>> = Mutex::new(Vec::new());
 
 impl Drop for Card {
     fn drop(&mut self) {
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
-        // Not a later card with the same number.
+        // Keeps a later card with the same number.
         cards.retain(|(_, card)| card.strong_count() > 0);
-        // So that nothing is left at the end of the program.
+        // Leaves nothing allocated when the program ends.
         cards.shrink_to_fit();
     }
 }
 
 impl Card {
-    /// The card with this number, created on first use.
+    /// Returns the card with this number, creating it on first use.
     ///
     /// # Errors
-    /// The system has no socket or memory left.
+    /// The system is out of sockets or memory.
     pub fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
         let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(card) = cards.iter().filter(|(at, _)| *at == number).find_map(|(_, card)| card.upgrade()) {
@@ -91,25 +91,24 @@ impl Card {
         Ok(card)
     }
 
-    /// The card's state.
+    /// Locks the card's state.
     pub fn lock(&self) -> MutexGuard<'_, Core> {
         self.shared.lock()
     }
 
     /// Polls the card once in this thread, unless the engine is polling. For calls that applications make while they wait: on a small
-    /// machine the engine needs the core that the caller uses.
+    /// machine the engine needs the caller's core.
     pub fn poll(&self) {
         self.shared.poll();
     }
 
-    /// Removes a queue pair of a program. The requests that it has rung are given to the wire first, as far as that takes
-    /// no longer than 20 ms: hardware fetches within a microsecond of the doorbell. With the fault `close_drops` they are
-    /// dropped.
+    /// Removes a program's queue pair. The requests that it has rung go to the wire first, for up to 20 ms, because hardware fetches them
+    /// within a microsecond of the doorbell. With the fault `close_drops` they are dropped.
     pub fn close_qp(&self, qpn: u16) {
         let deadline = Instant::now() + CLOSE_LIMIT;
         let mut core = self.lock();
         while !core.config.faults.close_drops && core.has_unsent(qpn) {
-            // At least once, also where another thread kept the lock until the deadline.
+            // At least once, even if another thread held the lock until the deadline.
             core.poll(Instant::now(), false);
             if Instant::now() >= deadline {
                 break;
@@ -121,8 +120,8 @@ impl Card {
         core.close_qp(qpn);
     }
 
-    /// The same as [`Card::poll`] for threads that wait for memory which the card writes, and call nothing of libfabric. Returns false and does nothing
-    /// where the engine has a core of its own.
+    /// Like [`Card::poll`], for threads that wait for memory that the card writes and make no libfabric calls. Does nothing and returns
+    /// false if the engine has a core of its own.
     pub fn progress(&self) -> bool {
         let shared = pace::shares_a_core();
         if shared {
@@ -131,12 +130,12 @@ impl Card {
         shared
     }
 
-    /// A number for a new protection domain.
+    /// Returns a number for a new protection domain.
     pub fn new_domain(&self) -> u32 {
         self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Starts the engine unless it runs already. It adds what the card counts to the files in `hw_counters`, if they exist.
+    /// Starts the engine unless it is already running. It adds the card's statistics to the files in `hw_counters`, if they exist.
     pub fn start(&self, hw_counters: Option<&Path>) -> std::io::Result<()> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if engine.is_none() {
@@ -147,7 +146,7 @@ impl Card {
     }
 }
 
-/// Takes the name and the port under which other cards find this one, and draws its GID.
+/// Draws the card's GID, and takes the name and port under which other cards find it.
 fn announce(config: &Config) -> std::io::Result<(Gid, Listeners)> {
     let mut gid = Gid { address: None, secret: random::secret()? };
     let mut listeners = Listeners::default();
@@ -168,7 +167,7 @@ fn announce(config: &Config) -> std::io::Result<(Gid, Listeners)> {
     Ok((gid, listeners))
 }
 
-/// Listens for the cards of this host.
+/// Listens for cards on this host.
 fn listen(gid: &Gid) -> std::io::Result<Option<shm::Listener>> {
     shm::Listener::bind(gid).map(Some).or_else(|error| {
         log::line(format_args!("softefa: no shared-memory wire: {error}"));
@@ -179,7 +178,7 @@ fn listen(gid: &Gid) -> std::io::Result<Option<shm::Listener>> {
     })
 }
 
-/// The GID of a card before it is open: `fi_getinfo` gives addresses without opening a card. It has the number of the host in
+/// Returns a card's GID before it is open, for `fi_getinfo`, which reports addresses without opening cards. It holds the host's number in
 /// place of a secret.
 pub fn advertised_gid(config: &Config) -> Gid {
     let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);

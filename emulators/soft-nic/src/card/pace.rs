@@ -1,8 +1,8 @@
-//! The pace of the engine: its pauses between polls, in which the application's threads get the processor.
+//! The engine's pace: its pauses between polls, which leave the processor to the application's threads.
 //!
-//! On a small machine the thread that waits for the result of a poll also waits for the engine's core, so the engine mostly yields.
-//! A yield is cheap while all other threads of the core yield too. Beside a thread that computes without a pause, a yield costs a
-//! slice of the scheduler, which takes milliseconds. Then the engine sleeps for short times instead.
+//! On a small machine, a thread that waits for the result of a poll also waits for the engine's core, so the engine mostly yields. A yield
+//! is cheap as long as all other threads on the core yield too. Next to a thread that computes without a pause, a yield costs a scheduler
+//! time slice, which is milliseconds. The engine then takes short sleeps instead.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub(super) enum Pause {
     /// Poll again at once.
     Spin,
-    /// Let other threads of the core run.
+    /// Let the core's other threads run.
     Yield,
     /// Sleep for this time.
     Sleep(Duration),
@@ -26,17 +26,17 @@ pub(super) enum Pause {
 pub(super) struct PollResult {
     /// There was work.
     pub moved: bool,
-    /// The reorder buffer has requests, which become due at a time.
+    /// The reorder buffer holds requests that will become due.
     pub delayed: bool,
     /// Waits must be short: a send will be retried.
     pub short_wait: bool,
 }
 
-/// Polls of an idle engine that only spin, where there are enough cores.
+/// How many polls an idle engine spins for, if there are enough cores.
 const SPINS: u32 = 20;
-/// Time for which an idle engine only yields.
+/// How long an idle engine only yields.
 pub(super) const YIELD: Duration = Duration::from_micros(200);
-/// Idle times, and the longest wait from each on.
+/// Idle times, each with the longest wait from then on.
 const WAITS: [(Duration, Duration); 5] = [
     (Duration::from_secs(10), Duration::from_millis(10)),
     (Duration::from_secs(1), Duration::from_millis(1)),
@@ -46,20 +46,20 @@ const WAITS: [(Duration, Duration); 5] = [
 ];
 /// Longest wait with [`PollResult::short_wait`].
 const SHORT_WAIT: Duration = Duration::from_micros(50);
-/// A yield that took this long gave the core to a thread that does not yield.
+/// A yield this long gave the core to a thread that does not yield.
 const LONG_YIELD: Duration = Duration::from_millis(1);
-/// Sleeps after a long yield, before the engine yields again. Their number doubles with each further long yield. A sleep is short
-/// enough for a busy wire.
+/// How many sleeps follow a long yield before the engine yields again. Each further long yield doubles the number. A sleep is short enough
+/// for a busy wire.
 const FIRST_SLEEPS: u32 = 8;
 const MAX_SLEEPS: u32 = 4096;
-/// Short yields in a row after which the number of sleeps starts again at the least.
+/// After this many short yields in a row, the number of sleeps starts over.
 const SHORT_YIELDS: u32 = 1024;
 const SHORT_SLEEP: Duration = Duration::from_micros(10);
 
-/// On machines with as many cores, threads that do not sleep have one each.
+/// With at least this many cores, threads that do not sleep get one each.
 const CORES: usize = 8;
 
-/// True when the machine has so few cores that an engine shares one with the threads that wait for it.
+/// Whether the machine has so few cores that an engine shares one with the threads waiting for it.
 pub fn shares_a_core() -> bool {
     static SHARES: OnceLock<bool> = OnceLock::new();
     *SHARES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZero::get) < CORES)
@@ -76,7 +76,7 @@ pub(super) struct Pace {
     sleeps: u32,
     /// Sleeps after the latest long yield; 0 after many short ones.
     backoff: u32,
-    /// Short yields since.
+    /// Short yields since then.
     short_yields: u32,
 }
 
@@ -93,12 +93,12 @@ impl Pace {
         }
     }
 
-    /// Time without work.
+    /// Returns how long there has been no work.
     pub(super) fn idle_time(&self) -> Duration {
         self.idle_time
     }
 
-    /// Records the time that a yield took.
+    /// Records how long a yield took.
     pub(super) fn yielded(&mut self, took: Duration) {
         if took >= LONG_YIELD {
             self.backoff = (2 * self.backoff).clamp(FIRST_SLEEPS, MAX_SLEEPS);
@@ -111,7 +111,7 @@ impl Pace {
         }
     }
 
-    /// The engine's pause after a poll.
+    /// Returns the engine's pause after a poll.
     pub(super) fn pause(&mut self, result: PollResult, now: Instant) -> Pause {
         if result.moved {
             (self.idle_polls, self.idle_time) = (0, Duration::ZERO);

@@ -1,4 +1,4 @@
-//! A queue pair: its rings, and the requests that it has taken and not completed.
+//! A queue pair: its rings, and the requests that it has taken but not completed.
 
 use std::sync::Arc;
 
@@ -6,8 +6,7 @@ use super::counter::EVENTS;
 use super::queue::WorkQueue;
 use super::request::Request;
 
-/// Identifies a request on the wire and in the reorder buffer: its queue pair, its entry, and the serial number of the request in the
-/// entry.
+/// Identifies a request on the wire and in the reorder buffer, by its queue pair, its table entry and its serial number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub u64);
 
@@ -33,7 +32,7 @@ impl Token {
 #[derive(Debug)]
 pub(crate) struct Outstanding {
     pub request: Request,
-    /// Producer index that it was posted with.
+    /// Producer index that it was posted at.
     pub index: u32,
     /// Connection that the request was queued on.
     pub connection: Option<u32>,
@@ -41,15 +40,15 @@ pub(crate) struct Outstanding {
     pub sent: u32,
     /// Bytes of a read that have arrived.
     pub received: u32,
-    /// The wire has the whole request, and the answer has not arrived.
+    /// The wire has the whole request, but the answer has not arrived.
     pub awaiting: bool,
-    /// Times that the peer had no receive for it.
+    /// How often the peer had no receive for it.
     pub retries: u8,
     serial: u32,
     live: bool,
 }
 
-/// Retries of a sender whose peer has no receive: this value retries forever (as `ibv_qp_attr.rnr_retry`).
+/// The number of retries that means forever when the peer has no receive, as in `ibv_qp_attr.rnr_retry`.
 pub const RNR_FOR_EVER: u8 = 7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +67,7 @@ pub struct Qp {
     pub rq: Arc<WorkQueue>,
     pub max_batch: u32,
     pub state: State,
-    /// The card reads the doorbell, and peers reach the queue pair.
+    /// The card reads the doorbell, and peers can reach the queue pair.
     pub enabled: bool,
     /// Producer index up to which requests were taken.
     pub taken: u32,
@@ -76,18 +75,18 @@ pub struct Qp {
     pub rq_taken: u32,
     /// How often the card retries a send whose peer has no receive.
     pub rnr_retry: u8,
-    /// The queue pair has unreliable datagrams (UD): a message without a receive is dropped, and a receive begins with room for a
+    /// The queue pair carries unreliable datagrams (UD): a message without a receive is dropped, and a receive starts with room for a
     /// global routing header.
     pub datagrams: bool,
     /// Writes with immediate data complete here without a receive. Otherwise each takes one.
     pub unsolicited_writes: bool,
-    /// Requests taken and not completed.
+    /// Requests taken but not completed.
     pub outstanding: u32,
     pub send_cq: u32,
     pub recv_cq: Option<u32>,
     /// Counters by [`Event`](super::counter::Event).
     pub counters: [Vec<u32>; EVENTS],
-    /// How many lines each broken rule has had, by the words of the rule.
+    /// How many lines each broken rule has had, by the rule's words without its numbers.
     pub lines: Vec<(String, u32)>,
     table: Vec<Outstanding>,
     free: Vec<u16>,
@@ -95,7 +94,7 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// Counts a line about a broken rule, and returns how many there were. Numbers in the text make no other rule.
+    /// Counts a line about a broken rule, and returns how many there have been. Rules that differ only in numbers are the same rule.
     pub fn count_line(&mut self, rule: &str) -> u32 {
         let is_number = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
         let rule: String = rule.split_whitespace().filter(|word| !is_number(word)).collect();
@@ -180,18 +179,18 @@ impl Qp {
         Some(entry)
     }
 
-    /// Tokens of the requests that are queued on `connection`.
+    /// Returns the tokens of the requests queued on `connection`.
     pub(crate) fn tokens_on(&self, connection: u32) -> Vec<Token> {
         self.tokens(|entry| entry.connection == Some(connection))
     }
 
-    /// Tokens of the requests that are `wanted`.
+    /// Returns the tokens of the `wanted` requests.
     pub(crate) fn tokens(&self, wanted: impl Fn(&Outstanding) -> bool) -> Vec<Token> {
         let entries = self.table.iter().enumerate().filter(|(_, entry)| entry.live && wanted(entry));
         entries.map(|(at, entry)| Token::new(self.qpn, at as u16, entry.serial)).collect()
     }
 
-    /// True when requests have 128 bytes.
+    /// Whether requests have 128 bytes.
     pub(crate) fn is_wide(&self) -> bool {
         self.sq.entry_size == 128
     }

@@ -1,4 +1,4 @@
-//! The rings of a queue pair and of a completion queue, on the card's side.
+//! The card's side of the rings of queue pairs and completion queues.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,22 +11,22 @@ use efa_dp_direct::wire::{LkeyCtrl, RxDesc};
 use super::signal::Signal;
 use crate::memory::{self, Mapping, page_size};
 
-/// Bytes of a receive queue's entry (`efa_io_rx_desc`).
+/// Size of a receive queue's entry in bytes (`efa_io_rx_desc`).
 pub const RQ_ENTRY_LEN: u32 = 16;
 
-/// A work queue: ring and doorbell, in memory of the card that the application may only write.
+/// A work queue: its ring and doorbell, in card memory that the application may only write.
 #[derive(Debug)]
 pub struct WorkQueue {
     map: Mapping,
     doorbell_at: usize,
-    /// Bytes of an entry: 16, 64 or 128.
+    /// Size of an entry in bytes: 16, 64 or 128.
     pub entry_size: u32,
-    /// Entries, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u32,
 }
 
 impl WorkQueue {
-    /// `slot` spreads the doorbells of many queues over cache sets.
+    /// Creates a work queue. `slot` spreads the doorbells of many queues over cache sets.
     ///
     /// # Errors
     /// The system has no memory left.
@@ -37,17 +37,17 @@ impl WorkQueue {
         Ok(Self { map, doorbell_at: ring + (usize::from(slot) * 64) % page, entry_size, entries })
     }
 
-    /// The first byte of the ring.
+    /// Returns the address of the ring's first byte.
     pub fn buffer(&self) -> *mut u8 {
         self.map.as_ptr()
     }
 
-    /// The doorbell register.
+    /// Returns the address of the doorbell register.
     pub fn doorbell(&self) -> *mut u32 {
         self.map.as_ptr().wrapping_add(self.doorbell_at).cast()
     }
 
-    /// Stores an entry word by word, as the card reads it. Bytes beyond an entry are left out.
+    /// Stores an entry word by word, as the card reads it. Bytes beyond an entry's size are ignored.
     pub fn store(&self, index: u32, bytes: &[u8]) {
         let slot = self.slot_of(index) as usize * self.entry_size as usize;
         for (i, word) in bytes.as_chunks::<8>().0.iter().take(self.entry_size as usize / 8).enumerate() {
@@ -59,19 +59,19 @@ impl WorkQueue {
         self.map.u32_at(self.doorbell_at)
     }
 
-    /// Rings the doorbell, after all entries that were stored before.
+    /// Rings the doorbell, after all entries stored so far.
     pub fn ring(&self, producer: u32) {
         fence(Ordering::Release);
         self.register().store(producer, Ordering::Release);
     }
 
-    /// The doorbell as last rung.
+    /// Returns the value that the doorbell was last rung with.
     pub fn rung(&self) -> u32 {
         self.register().load(Ordering::Acquire)
     }
 
-    /// The producer index as last rung, where the card is at `from`. Drivers on the host ring the low 16 bits of the index, device code rings
-    /// all 32: a value that goes too far as 32 bits and not as 16 is one of 16 bits.
+    /// Returns the producer index last rung, for a card that is at `from`. Host drivers ring the low 16 bits of the index, device code all
+    /// 32: a value that is too far ahead as 32 bits but not as 16 is a 16-bit one.
     pub fn rung_after(&self, from: u32) -> u32 {
         let rung = self.rung();
         let short = from.wrapping_add(u32::from((rung as u16).wrapping_sub(from as u16)));
@@ -79,29 +79,29 @@ impl WorkQueue {
         if rung <= u16::MAX.into() && !fits(rung) && fits(short) { short } else { rung }
     }
 
-    /// Sets the doorbell register to where the queue starts. Software gets its address after this call.
+    /// Sets the doorbell register to the index where the queue starts. Software gets the register's address after this call.
     pub fn preset(&self, value: u32) {
         self.register().store(value, Ordering::Relaxed);
     }
 
-    /// Empties the ring, whose next request has the index `start`.
+    /// Empties the ring. Its next request has the index `start`.
     pub fn clear(&self, start: u32) {
-        // The owner of the queue pair posts nothing meanwhile.
+        // The queue pair's owner posts nothing meanwhile.
         self.map.clear(self.entry_size as usize * self.entries as usize);
         self.preset(start);
     }
 
-    /// The slot of the request with this index.
+    /// Returns the slot of the request with this index.
     pub fn slot_of(&self, index: u32) -> u32 {
         index & (self.entries - 1)
     }
 
-    /// The phase bit that a request with this index must have.
+    /// Returns the phase bit that a request with this index must have.
     pub fn phase_of(&self, index: u32) -> u8 {
         (index >> self.entries.trailing_zeros()) as u8 & 1
     }
 
-    /// The receive descriptor of `index`.
+    /// Reads the receive descriptor at `index`.
     pub fn fetch_receive(&self, index: u32) -> RxDesc {
         let [addr, rest]: [u64; 2] = self.map.words_at(self.slot_of(index) as usize * RQ_ENTRY_LEN as usize);
         RxDesc {
@@ -113,7 +113,7 @@ impl WorkQueue {
         }
     }
 
-    /// Copies the entry of `index` out of the ring: 64 or 128 bytes of `entry`.
+    /// Copies the entry at `index` out of the ring, into 64 or 128 bytes of `entry`.
     pub fn fetch(&self, index: u32, entry: &mut [u8; 128]) {
         let slot = self.slot_of(index) as usize * self.entry_size as usize;
         let low: [u64; 8] = self.map.words_at(slot);
@@ -124,14 +124,14 @@ impl WorkQueue {
     }
 }
 
-/// A doorbell and its last value: all that the poll of an idle queue reads, side by side for all queues of the card.
+/// A doorbell and its last value: all that polling an idle queue reads, side by side for all of the card's queues.
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// The queue pair.
     pub qpn: u16,
     /// Producer index up to which requests were taken.
     pub seen: u32,
-    /// The doorbell is not looked at.
+    /// The doorbell is ignored.
     pub paused: bool,
     queue: Arc<WorkQueue>,
     doorbell: *const u32,
@@ -146,7 +146,7 @@ impl Watch {
         Self { qpn, seen, paused: false, queue, doorbell }
     }
 
-    /// Whether the doorbell was rung since the last poll.
+    /// Whether the doorbell has been rung since the last poll.
     pub fn is_rung(&self) -> bool {
         debug_assert_eq!(self.doorbell, self.queue.doorbell());
         // SAFETY: the doorbell lies in the queue's mapping, which `queue` keeps.
@@ -155,39 +155,39 @@ impl Watch {
     }
 }
 
-/// Bytes of a completion queue's entry: `efa_io_rx_cdesc_ex`, so that receives of writes fit.
+/// Size of a completion queue's entry in bytes: that of `efa_io_rx_cdesc_ex`, so that receives of writes fit.
 pub const CQ_ENTRY_LEN: u32 = 32;
 
 /// A completion queue's ring.
 #[derive(Debug)]
 pub struct CompletionRing {
     map: Mapping,
-    /// Entries, a power of two.
+    /// Number of entries, a power of two.
     pub entries: u32,
     next: u32,
-    /// Queue pairs bound to it.
+    /// Number of queue pairs bound to it.
     pub bound: u32,
     /// Events to raise after a completion.
     pub signals: Vec<Arc<Signal>>,
     doorbell: Option<ArmDoorbell>,
 }
 
-/// The doorbell of a completion queue (`efa_io_regs_defs.h`): the reader's index in bits 0 to 15, the number of events that it has taken in bits
-/// 29 and 30, and the wish for an event in bit 31.
+/// A completion queue's doorbell (`efa_io_regs_defs.h`): the reader's index in bits 0 to 15, the number of events it has taken in bits 29
+/// and 30, and in bit 31 whether it wants an event.
 #[derive(Debug)]
 struct ArmDoorbell {
     map: Mapping,
     seen: u32,
-    /// Events of this queue.
+    /// Events raised so far.
     raised: u32,
     armed: bool,
 }
 
 impl ArmDoorbell {
-    /// Reads the register. True when the reader wants an event and has not read all up to `next`.
+    /// Reads the register. Returns true if the reader wants an event and has not read everything up to `next`.
     ///
-    /// The register holds the last write alone, so a write without the wish may stand for an earlier one with it: once the reader has taken all
-    /// events, every write arms. At worst the reader gets one event more.
+    /// The register holds only the last write, which may have replaced an earlier one that asked for an event. So once the reader has taken
+    /// all events, every write arms. At worst the reader gets one extra event.
     fn look(&mut self, next: u32) -> bool {
         let value = self.map.u32_at(0).load(Ordering::Acquire);
         if value == self.seen {
@@ -200,7 +200,7 @@ impl ArmDoorbell {
 }
 
 impl CompletionRing {
-    /// A ring in memory of the card; `entries` is a power of two.
+    /// Creates a ring in the card's memory. `entries` is a power of two.
     pub fn new(entries: u32) -> io::Result<Self> {
         // New memory is zero, and unused pages are never touched.
         let map = Mapping::anonymous(entries as usize * CQ_ENTRY_LEN as usize)?;
@@ -211,7 +211,7 @@ impl CompletionRing {
         Self { map, entries, next: 0, bound: 0, signals: Vec::new(), doorbell: None }
     }
 
-    /// Gives the ring a doorbell, which arms its events.
+    /// Gives the ring a doorbell that arms its events, and returns its address.
     ///
     /// # Errors
     /// The system has no memory left.
@@ -222,7 +222,7 @@ impl CompletionRing {
         Ok(at)
     }
 
-    /// Raises an event that the reader asked for by the doorbell, when completions wait already.
+    /// Raises the event that the reader asked for through the doorbell, if completions are already waiting.
     pub(crate) fn poll_doorbell(&mut self) {
         let next = self.next;
         if self.doorbell.as_mut().is_some_and(|doorbell| doorbell.look(next)) {
@@ -243,10 +243,10 @@ impl CompletionRing {
         }
     }
 
-    /// A ring in memory of the application.
+    /// Creates a ring in the application's memory.
     ///
     /// # Errors
-    /// `EINVAL` when the memory is too small or not aligned.
+    /// `EINVAL` if the memory is too small or not aligned, or `entries` is not a power of two.
     pub fn in_memory(map: Mapping, entries: u32) -> io::Result<Self> {
         let len = entries as usize * CQ_ENTRY_LEN as usize;
         if map.len() < len
@@ -255,17 +255,17 @@ impl CompletionRing {
         {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        // The phase of an unwritten entry must be that of the lap before: 0.
+        // An unwritten entry must have the previous lap's phase, which is 0.
         map.clear(len);
         Ok(Self::over(map, entries))
     }
 
-    /// The first byte of the ring.
+    /// Returns the address of the ring's first byte.
     pub fn buffer(&self) -> *mut u8 {
         self.map.as_ptr()
     }
 
-    /// Appends an entry; `emit` gives its bytes for the phase of the lap. A reader that is a lap behind loses the oldest, as on hardware.
+    /// Appends an entry; `emit` returns its bytes for the lap's phase. A reader a lap behind loses the oldest entry, as on hardware.
     pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
         let phase = self.next_phase();
         let mut words = [0u64; 4];
@@ -274,7 +274,7 @@ impl CompletionRing {
         }
         let slot = (self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize;
         for (i, word) in words.into_iter().enumerate().rev() {
-            // The phase is in word 0, which goes last and releases the others.
+            // The phase is in word 0, which is written last and releases the others.
             self.map.u64_at(slot + 8 * i).store(word, Ordering::Release);
         }
         self.next = self.next.wrapping_add(1);
@@ -284,7 +284,7 @@ impl CompletionRing {
         self.raise();
     }
 
-    /// The phase of the next entry.
+    /// Returns the phase of the next entry.
     pub(crate) fn next_phase(&self) -> bool {
         (self.next >> self.entries.trailing_zeros()) & 1 == 0
     }
@@ -315,7 +315,7 @@ mod tests {
             (65536, 0, 65536),
             (131_070, 3, 131_075),
             (u32::MAX - 1, 3, 3),
-            // Too far both ways: the rule that refuses it sees the doorbell as it is.
+            // Too far ahead either way: the rule that refuses it sees the doorbell unchanged.
             (65530, 20, 20),
             (8, 3, 3),
         ] {
@@ -380,7 +380,7 @@ mod tests {
         assert!(CompletionRing::in_memory(from(0, 256), 8).is_ok(), "no byte too many");
     }
 
-    /// A ring with a doorbell, and whether an append or a write of the doorbell raised an event.
+    /// A ring with a doorbell, and the signal that its events raise.
     struct Armed {
         ring: CompletionRing,
         signal: Arc<Signal>,
@@ -405,7 +405,7 @@ mod tests {
             self.is_raised()
         }
 
-        /// The reader has read up to `index` and taken `events`, and wants another.
+        /// Rings as a reader that has read up to `index`, has taken `events` and wants another. Returns whether an event was raised.
         fn arms(&mut self, index: u32, events: u32) -> bool {
             let value = 1 << 31 | events << 29 | index;
             self.ring.doorbell.as_ref().unwrap().map.u32_at(0).store(value, Ordering::Release);

@@ -12,13 +12,13 @@ use super::request::MAX_SEND_SIZE;
 use crate::address::Gid;
 use crate::wire::packet::{Header, Kind};
 
-/// Buffers of one receive at most.
+/// Maximum number of a receive's buffers.
 const MAX_BUFFERS: usize = 2;
-/// Bytes that come before a datagram in its receive: room for a global routing header, which the card does not write.
+/// Bytes before a datagram in its receive: room for a global routing header, which the card does not write.
 pub const DATAGRAM_HEADER: u32 = 40;
-/// Time before a send that found no receive is retried. It doubles with each retry: at most `RNR_DOUBLINGS` times where the card retries
-/// forever, and in steps up to `RNR_LAST_DOUBLINGS` where it gives up. A program that gives up waits much longer itself, so the retries
-/// span some 50 ms, whatever their number.
+/// Delay before retrying a send that found no receive. Where the card retries forever, each retry doubles it, up to `RNR_DOUBLINGS` times.
+/// Where it gives up, the delay doubles in larger steps, `RNR_LAST_DOUBLINGS` times by the last retry. A program that gives up waits much
+/// longer itself, so the retries span some 50 ms, however many they are.
 const RNR_DELAY_US: u64 = 20;
 const RNR_DOUBLINGS: u32 = 6;
 const RNR_LAST_DOUBLINGS: u32 = 11;
@@ -35,7 +35,7 @@ enum Posted {
 }
 
 impl Core {
-    /// Handles a send of a peer.
+    /// Handles a peer's send.
     pub(crate) fn receive_send(&mut self, at: u32, header: &Header, payload: *const u8) {
         let status = self.deliver_send(at, header, payload);
         self.answer(at, Header { status: status.raw(), ..Header::new(Kind::Ack, header.token) });
@@ -68,7 +68,7 @@ impl Core {
         let skip = if datagrams { DATAGRAM_HEADER } else { 0 };
         let (status, answer) = match self.scatter(pd, &buffers[..count], skip, header, payload) {
             Ok(()) => (CompStatus::Ok, CompStatus::Ok),
-            // The sender of a datagram does not learn of it.
+            // A datagram's sender does not hear of it.
             Err(status) if datagrams => (status, CompStatus::Ok),
             Err(CompStatus::LocalBadLength) => (CompStatus::LocalBadLength, CompStatus::RemoteBadLength),
             Err(status) => (status, CompStatus::RemoteAbort),
@@ -123,7 +123,7 @@ impl Core {
         Posted::Violation(from, format!("a receive of more than {MAX_BUFFERS} buffers"))
     }
 
-    /// Copies a message into the buffers of a receive, behind the first `skip` bytes.
+    /// Copies a message into a receive's buffers, after their first `skip` bytes.
     fn scatter(
         &self,
         pd: u32,
@@ -157,7 +157,7 @@ impl Core {
         Ok(())
     }
 
-    /// The receive that a write with immediate data takes, whose buffers stay as they are; `None` where such writes take none.
+    /// Takes a receive for a write with immediate data, and leaves its buffers alone; `None` if such writes take none.
     pub(crate) fn take_receive_of_write(&mut self, qpn: u16) -> Result<Option<u16>, CompStatus> {
         if self.qp(qpn).is_none_or(|qp| qp.unsolicited_writes) {
             return Ok(None);
@@ -180,7 +180,7 @@ impl Core {
         }
     }
 
-    /// Reports a message in the receive `req_id`, or in none.
+    /// Reports a message in receive `req_id`, or in none.
     fn push_receive(
         &mut self,
         at: u32,
@@ -190,7 +190,7 @@ impl Core {
         req_id: Option<u16>,
         status: CompStatus,
     ) {
-        // The message may be a reply to them.
+        // The message may be a reply to requests whose completion is held back.
         if self.reorder_buffer.is_some() && self.qp(header.dst_qpn).is_some_and(|qp| qp.recv_cq.is_some()) {
             self.complete_held(header.dst_qpn, at);
         }
@@ -222,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Handles a violation of the receive queue: the queue pair goes to the error state.
+    /// Handles a violation by the receive queue: the queue pair goes to the error state.
     fn fail_receives(&mut self, qpn: u16, index: u32, rule: &str) {
         let Some(qp) = self.qp(qpn) else { return };
         let (desc, slot) = (qp.rq.fetch_receive(index), qp.rq.slot_of(index));
@@ -235,7 +235,7 @@ impl Core {
         self.set_error(qpn);
     }
 
-    /// Flushes the receives that are posted on a queue pair in error.
+    /// Flushes the posted receives of a queue pair in error.
     pub(crate) fn flush_receives(&mut self, qpn: u16) {
         let Some(qp) = self.qp(qpn) else { return };
         let (from, rung) = (qp.rq_taken, qp.rq.rung_after(qp.rq_taken));
@@ -251,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Schedules a retry of a send whose peer had no receive. False when the retries are used up.
+    /// Schedules a retry of a send whose peer had no receive. Returns false if the retries are used up.
     pub(crate) fn retry_send(&mut self, token: Token) -> bool {
         let now = self.clock_us;
         let Some(qp) = self.qp(token.qpn()) else { return false };
@@ -272,7 +272,7 @@ impl Core {
         true
     }
 
-    /// Queues the sends whose retry is due. True when there were any.
+    /// Queues the sends whose retry is due. Returns true if there were any.
     pub(crate) fn poll_unready(&mut self) -> bool {
         let mut moved = false;
         let mut i = 0;

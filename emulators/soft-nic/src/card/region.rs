@@ -1,4 +1,4 @@
-//! Registered memory: the addresses of a key, and the rights to them.
+//! Registered memory: the addresses that a key covers, and the rights to them.
 
 use crate::location::Location;
 use crate::memory::Mapping;
@@ -7,7 +7,7 @@ use crate::random::Random;
 /// The rights to a region. Reading it as the source of a request is always allowed, as on hardware.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access {
-    /// Data of RDMA reads and receives may be placed there.
+    /// RDMA reads and receives may place data in it.
     pub local_write: bool,
     /// Peers may read it.
     pub remote_read: bool,
@@ -18,9 +18,9 @@ pub struct Access {
 /// The memory of a region, and its addresses in requests.
 #[derive(Debug)]
 pub struct Memory {
-    /// Address of the first byte in requests.
+    /// Address of the first byte, as requests name it.
     pub base: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Location of the first byte.
     pub at: Location,
@@ -33,7 +33,7 @@ pub struct Memory {
 pub struct Region {
     /// Protection domain. Queue pairs of other domains cannot use the region.
     pub pd: u32,
-    /// Rights.
+    /// Access rights.
     pub access: Access,
     /// The memory.
     pub memory: Memory,
@@ -70,7 +70,7 @@ pub struct Keys {
 const INDEX_BITS: u32 = 16;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
-/// All regions of a card. A key has the index of its entry, and bits that differ from those of the entry's previous key.
+/// All of a card's regions. A key holds its entry's index, and bits that differ from those of the entry's previous key.
 #[derive(Debug)]
 pub struct Regions {
     entries: Vec<Option<Region>>,
@@ -86,7 +86,7 @@ impl Default for Regions {
 }
 
 impl Regions {
-    /// Registers memory; `None` when the card has no keys left.
+    /// Registers memory; `None` if the card has no keys left.
     pub fn insert(&mut self, pd: u32, access: Access, memory: Memory, random: &mut Random) -> Option<Keys> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -103,7 +103,7 @@ impl Regions {
         Some(Keys { lkey, rkey })
     }
 
-    /// Ends a registration and returns the memory, which the caller unmaps.
+    /// Removes a region and returns its memory, which the caller unmaps.
     pub fn remove(&mut self, keys: Keys) -> Option<Memory> {
         let index = keys.lkey & INDEX_MASK;
         let entry = self.entries.get_mut(index as usize)?;
@@ -116,19 +116,19 @@ impl Regions {
         self.entries.get((key & INDEX_MASK) as usize)?.as_ref()
     }
 
-    /// The location of `len` bytes at `addr` that a request of `pd` names by `lkey`.
+    /// Returns the location of the `len` bytes at `addr` that a request in `pd` names with `lkey`.
     ///
     /// # Errors
-    /// The key does not give the access.
+    /// The key does not grant the access.
     pub fn local(&self, pd: u32, lkey: u32, addr: u64, len: u32, write: bool) -> Result<Location, AccessError> {
         let region = self.find(lkey).filter(|r| r.lkey == lkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, !write || region.access.local_write)
     }
 
-    /// The location of `len` bytes at `addr` that a peer names by `rkey`, for a queue pair of `pd`.
+    /// Returns the location of the `len` bytes at `addr` that a peer names with `rkey`, for a queue pair in `pd`.
     ///
     /// # Errors
-    /// The key does not give the access.
+    /// The key does not grant the access.
     pub fn remote(&self, pd: u32, rkey: u32, addr: u64, len: u32, write: bool) -> Result<Location, AccessError> {
         let region = self.find(rkey).filter(|r| r.rkey == rkey).ok_or(AccessError::Key)?;
         region.check(pd, addr, len, if write { region.access.remote_write } else { region.access.remote_read })

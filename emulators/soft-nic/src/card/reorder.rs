@@ -1,9 +1,9 @@
 //! The reorder buffer: faults deliver and complete requests late or out of order.
 //!
-//! The order depends on the sequence of requests, not on time. A request gets a random rank, not far behind its number. It is
-//! released when no later request can have a smaller rank. So the same seed gives the same order for the same requests of a
-//! queue pair, whatever their speed. Where no request can follow, or none follows for a while, the buffer releases what it
-//! has by rank: software may wait for a completion before it posts again.
+//! The order depends on the sequence of requests, not on time. A request gets a random rank, not far above its number, and is released when
+//! no later request can have a smaller rank. So the same seed gives the same order for the same requests of a queue pair, however fast they
+//! come. If no request can follow, or none follows for a while, the buffer releases what it holds by rank: software may be waiting for a
+//! completion before it posts again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -12,7 +12,7 @@ use super::qp::Token;
 use crate::fault::Faults;
 use crate::random::Random;
 
-/// What the card does with a request that is released.
+/// What the card does with a released request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Reads its source and sends it.
@@ -21,15 +21,15 @@ pub(crate) enum Step {
     Complete(u8),
 }
 
-/// After this time and this many polls without arrivals, the buffer releases a whole window, because software may wait for its
+/// After this time and this many polls without arrivals, the buffer releases a whole window, because software may be waiting for its
 /// requests. Polls count too, because requests that were posted while the engine slept must enter first.
 const IDLE: Moment = Moment { us: 20, poll: 4 };
 const IDLE_COMPLETIONS: Moment = Moment { us: 10_000, poll: 256 };
-/// The second read of a source happens up to this much later, and up to this many requests overtake the request.
+/// A source's second read happens up to this much later, and up to this many requests overtake the request.
 const REREAD_US: u64 = 200;
 const REREAD_RANKS: u64 = 32;
 
-/// The card's time: its clock, and the number of its polls.
+/// The card's time: its clock, and its number of polls.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Moment {
     pub us: u64,
@@ -41,17 +41,17 @@ pub(crate) struct Moment {
 struct Delayed {
     rank: u64,
     number: u64,
-    /// Time of the card's clock at which it may be released, in microseconds.
+    /// When it may be released, by the card's clock in microseconds.
     due: u64,
     token: u64,
     status: Option<u8>,
 }
 
-/// The requests of one queue pair that wait for one kind of step.
+/// One queue pair's requests that wait for one kind of step.
 #[derive(Debug)]
 struct Window {
     delayed: BinaryHeap<Reverse<Delayed>>,
-    /// Requests that have entered.
+    /// Requests that have entered so far.
     count: u64,
     last_arrival: Moment,
     random: Random,
@@ -108,7 +108,7 @@ impl ReorderBuffer {
         let mut due = now.us + if to == 0 { 0 } else { from + random.below(to - from + 1) };
         let mut rank = window.count + random.below(self.reorder);
         if !completion && random.chance(self.reread) {
-            // The first transmission is lost. The peer gets the contents that the source has at a later read.
+            // The first transmission is lost: the peer gets what the source holds at a later read.
             due += 1 + random.below(REREAD_US);
             rank += 1 + random.below(REREAD_RANKS);
         }
@@ -121,7 +121,7 @@ impl ReorderBuffer {
         window.last_arrival = now;
     }
 
-    /// Releases the next request that is due, given the number of outstanding requests of a queue pair.
+    /// Releases the next request that is due. `outstanding` tells how many requests a queue pair has outstanding.
     pub(crate) fn pop(&mut self, now: Moment, outstanding: impl Fn(u16) -> u32) -> Option<(Token, Step)> {
         self.windows.iter_mut().find_map(|((qpn, completion), window)| {
             if !completion || window.delayed.is_empty() {
@@ -132,7 +132,7 @@ impl ReorderBuffer {
         })
     }
 
-    /// Takes the completions of a queue pair whose requests are `wanted`, by rank.
+    /// Takes a queue pair's completions whose requests are `wanted`, by rank.
     pub(crate) fn take_completions(&mut self, qpn: u16, wanted: impl Fn(Token) -> bool) -> Vec<(Token, u8)> {
         let Some(window) = self.windows.get_mut(&(qpn, true)) else { return Vec::new() };
         let delayed = std::mem::take(&mut window.delayed).into_sorted_vec();
@@ -157,12 +157,12 @@ impl ReorderBuffer {
 mod tests {
     use super::*;
 
-    /// A moment, with so many polls that only the time decides.
+    /// A moment with enough polls that only the time decides.
     fn at(us: u64) -> Moment {
         Moment { us, poll: us as u32 * IDLE_COMPLETIONS.poll }
     }
 
-    /// The order of 256 requests that enter in bursts, with pauses shorter than the idle time.
+    /// Returns the order of 256 requests that enter in bursts, with pauses shorter than the idle time.
     fn order(faults: &str, pace: u64) -> Vec<u64> {
         let mut buffer = ReorderBuffer::new(&Faults::parse(faults).unwrap(), 0);
         let mut order = Vec::new();

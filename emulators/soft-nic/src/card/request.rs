@@ -1,14 +1,14 @@
-//! A work request as the card executes it, and the rule that another one violates.
+//! A work request as the card executes it, or the rule that it violates.
 
 use efa_dp_direct::wire::{CompStatus, TX_DESC_INLINE_MAX_SIZE_128, TxMetaDesc};
 use efa_dp_direct::wqe::{self, Geometry, RemoteMem, SendData, SendWqe, Sge, WriteData};
 
-/// Most bytes of one RDMA operation.
+/// Maximum size of an RDMA operation in bytes.
 pub const MAX_RDMA_SIZE: u32 = 1 << 30;
-/// Most bytes of a send: one packet.
+/// Maximum size of a send in bytes: one packet.
 pub const MAX_SEND_SIZE: u32 = 8928;
 
-/// The operation of a request.
+/// A request's operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Operation {
     Send,
@@ -16,7 +16,7 @@ pub(crate) enum Operation {
     Read,
 }
 
-/// Local bytes of a request.
+/// Where a request's local bytes are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Local {
     /// In the request.
@@ -42,7 +42,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// The local registered memory that the request names.
+    /// Returns the registered local memory that the request names.
     pub(crate) fn buffers(&self) -> [Sge; 2] {
         let none = Sge::default();
         match self.local {
@@ -58,7 +58,7 @@ impl Request {
 pub(crate) struct Violation {
     pub rule: String,
     pub status: CompStatus,
-    /// The queue pair goes to the error state, because the bytes do not tell the request.
+    /// The queue pair goes to the error state, because the bytes do not make a request.
     pub fatal: bool,
 }
 
@@ -72,14 +72,14 @@ impl Violation {
     }
 }
 
-/// The descriptor in the first half of a slot's bytes, unchecked.
+/// Returns the descriptor at the start of a slot's bytes, unchecked.
 pub(crate) fn meta_of(bytes: &[u8; 128]) -> TxMetaDesc {
     let mut head = [0; TxMetaDesc::SIZE];
     head.copy_from_slice(&bytes[..TxMetaDesc::SIZE]);
     TxMetaDesc::from_bytes(&head)
 }
 
-/// Reads a request from the bytes of its slot, which are as many as requests of this geometry have.
+/// Decodes a request from the first bytes of its slot, as many as requests of this geometry have.
 pub(crate) fn decode(bytes: &[u8; 128], geometry: &Geometry) -> Result<Request, Violation> {
     let wqe = wqe::parse(&bytes[..geometry.wqe_size.bytes()], geometry).map_err(|error| {
         let status = error.status();

@@ -1,4 +1,4 @@
-//! Opening and closing the objects of a card.
+//! Opening and closing a card's objects.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use super::queue::{CompletionRing, Watch, WorkQueue};
 use super::region::{Keys, Memory};
 use crate::address::Gid;
 
-/// Queue pair and handle numbers are 16 bits; 0 is none, 0xffff is no handle.
+/// Queue pair and handle numbers have 16 bits. 0 is neither, and 0xffff is no handle.
 const MAX_NUMBER: u32 = 0xfffe;
 
 /// Why the card refuses a set-up call.
@@ -24,7 +24,7 @@ pub enum SetupError {
     /// Every address handle number is in use.
     #[error("the card has no address handles left")]
     Handles,
-    /// All counters of the card are in use.
+    /// All of the card's counters are in use.
     #[error("the card has {0} completion counters, all in use")]
     Counters(u32),
     /// The system has no memory left for a ring.
@@ -64,10 +64,10 @@ impl Core {
         Ok(qpn)
     }
 
-    /// Starts a queue pair: the card reads its doorbell from now on, and cards of other hosts can connect.
+    /// Starts a queue pair: the card reads its doorbell from now on, and cards on other hosts can connect.
     ///
     /// # Errors
-    /// The queue pair, a completion queue or a counter does not exist, or the system does not let the card listen.
+    /// The queue pair, a completion queue or a counter does not exist, or the card cannot listen.
     pub fn enable_qp(
         &mut self,
         qpn: u16,
@@ -90,7 +90,7 @@ impl Core {
         Ok(())
     }
 
-    /// Takes connections of other hosts from now on. A process that only looks at its cards never gets here.
+    /// Accepts connections from other hosts from now on. A process that only queries its cards never gets here.
     fn listen(&mut self) -> Result<(), SetupError> {
         if !self.listens
             && let Some(listener) = &self.listeners.tcp
@@ -105,7 +105,7 @@ impl Core {
         Ok(())
     }
 
-    /// Attaches a counter to an event of a queue pair that has started.
+    /// Attaches a counter to an event of a started queue pair.
     ///
     /// # Errors
     /// The queue pair or the counter does not exist.
@@ -116,14 +116,14 @@ impl Core {
         Ok(())
     }
 
-    /// Stops taking the requests of a queue pair, or goes on with those that were posted meanwhile (the state SQD).
+    /// Stops taking a queue pair's requests, or resumes with those posted meanwhile (the SQD state).
     pub fn pause_sends(&mut self, qpn: u16, paused: bool) {
         for watch in self.active.iter_mut().filter(|watch| watch.qpn == qpn) {
             watch.paused = paused;
         }
     }
 
-    /// Moves a queue pair to the error state, as its owner asks: its requests and receives are flushed.
+    /// Moves a queue pair to the error state at its owner's request: its requests and receives are flushed.
     pub fn fail_qp(&mut self, qpn: u16) {
         for at in 0..self.connections.bound() {
             self.abort_on(at, qpn);
@@ -150,14 +150,14 @@ impl Core {
         self.release(&old);
     }
 
-    /// Ends a registration and returns the memory, which the caller unmaps. From here on packets do not reach it. The card takes what is rung first,
-    /// because hardware has fetched it when the driver's command arrives. Outstanding requests that still need the memory complete in error.
+    /// Removes a region and returns its memory, which the caller unmaps. The card takes what is rung first, because hardware has fetched it
+    /// by the time the driver's command arrives. Packets no longer reach the memory; requests that still need it complete in error.
     pub fn close_region(&mut self, keys: Keys) -> Option<Memory> {
         self.poll(Instant::now(), false);
         self.regions.remove(keys)
     }
 
-    /// Whether the wire still lacks a request that a queue pair has rung.
+    /// Whether a queue pair has rung requests that the wire does not have yet.
     pub(crate) fn has_unsent(&mut self, qpn: u16) -> bool {
         let Some(qp) = self.qp(qpn).filter(|qp| qp.enabled && qp.state == State::Ready) else { return false };
         qp.sq.rung_after(qp.taken) != qp.taken || !qp.tokens(|entry| !entry.awaiting).is_empty()
@@ -175,7 +175,7 @@ impl Core {
         }
     }
 
-    /// Ends all work for a queue pair.
+    /// Stops all work for a queue pair.
     fn stop_qp(&mut self, qpn: u16) {
         self.active.retain(|watch| watch.qpn != qpn);
         for at in 0..self.connections.bound() {
@@ -187,7 +187,7 @@ impl Core {
         self.trace_closed(qpn);
     }
 
-    /// Gives back the queues and counters of a queue pair that is gone.
+    /// Releases the queues and counters of a queue pair that is gone.
     fn release(&mut self, qp: &Qp) {
         if !qp.enabled {
             return;
@@ -207,7 +207,7 @@ impl Core {
     /// Adds a counter.
     ///
     /// # Errors
-    /// All counters of the card are in use.
+    /// All of the card's counters are in use.
     pub fn open_counter(&mut self, counter: Counter) -> Result<u32, SetupError> {
         let budget = self.config.faults.cntr_budget;
         if self.counters.len() as u32 >= budget {
@@ -238,7 +238,7 @@ impl Core {
         }
     }
 
-    /// The address handle of a protection domain for a card, made if there is none.
+    /// Returns a protection domain's address handle for a card, creating it if there is none.
     ///
     /// # Errors
     /// No number is left.
@@ -263,12 +263,12 @@ impl Core {
         Ok(ahn as u16)
     }
 
-    /// The card of an address handle.
+    /// Returns an address handle's card.
     pub fn card_of(&self, ahn: u16) -> Option<Gid> {
         self.handles.get(u32::from(ahn)).map(|handle| handle.gid)
     }
 
-    /// Gives an address handle back; the last user removes it.
+    /// Releases an address handle; the last user removes it.
     pub fn close_handle(&mut self, ahn: u16) {
         let Some(handle) = self.handles.get_mut(u32::from(ahn)) else { return };
         handle.uses = handle.uses.saturating_sub(1);
@@ -288,7 +288,7 @@ impl Core {
         self.remote_cards.get(gid).is_some_and(|card| card.handles > 0)
     }
 
-    /// Notes on the connections whether this card has a handle for the peer: RDMA from a peer needs one, as on hardware.
+    /// Records on a peer's connections whether this card has a handle for it: RDMA from a peer needs one, as on hardware.
     fn set_has_handle(&mut self, gid: &Gid) {
         let has_handle = self.has_handle(gid);
         for at in 0..self.connections.bound() {

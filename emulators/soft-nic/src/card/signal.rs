@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// An event that is raised at most once after each arming.
+/// An event that is raised at most once per arming.
 #[derive(Debug)]
 pub struct Signal {
     armed: AtomicBool,
@@ -18,19 +18,19 @@ pub struct Signal {
 #[derive(Debug)]
 enum Target {
     Event(EventFd),
-    /// A pipe that many signals share. Each event writes the number of its signal.
+    /// A pipe that many signals share. Each event writes its signal's number.
     Pipe(OwnedFd, u64),
 }
 
 impl Signal {
     /// # Errors
-    /// The system has no descriptor left.
+    /// The system is out of file descriptors.
     pub fn new() -> io::Result<Self> {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         Ok(Self::to(Target::Event(event)))
     }
 
-    /// A signal that writes `number` into a pipe, once for each event. An event that finds the pipe full is lost, so the pipe must not
+    /// Creates a signal that writes `number` to a pipe once per event. An event that finds the pipe full is lost, so the pipe must not
     /// block and must have room for every signal that shares it.
     pub fn numbered(pipe: OwnedFd, number: u64) -> Self {
         Self::to(Target::Pipe(pipe, number))
@@ -40,7 +40,7 @@ impl Signal {
         Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), target }
     }
 
-    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after it armed.
+    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after arming.
     pub fn arm(&self) {
         // An earlier event is obsolete, because the caller polls after this call. Events in a pipe stay: the reader counts them.
         if let Target::Event(event) = &self.target
@@ -52,7 +52,7 @@ impl Signal {
         fence(Ordering::SeqCst);
     }
 
-    /// Signals the descriptor if it is armed, and returns whether it is. The caller has written the completion before.
+    /// Signals the descriptor if it is armed, and returns whether it was. The caller has already written the completion.
     pub fn raise(&self) -> bool {
         fence(Ordering::SeqCst);
         let armed = self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed);
@@ -81,7 +81,7 @@ impl Signal {
         };
     }
 
-    /// The descriptor: readable after an event. For a numbered signal, the pipe's end that is written.
+    /// Returns the descriptor, which is readable after an event. For a numbered signal, it is the pipe's write end.
     pub fn fd(&self) -> BorrowedFd<'_> {
         match &self.target {
             Target::Event(event) => event.as_fd(),

@@ -1,9 +1,9 @@
-//! Entries with numbers that are used again.
+//! Numbered entries whose numbers are reused.
 
 use std::collections::VecDeque;
 
-/// Entries with numbers. A removed entry's number is used again: the one that was free the longest first, so that stale numbers are
-/// noticed, unless [`newest_first`](Self::newest_first).
+/// Numbered entries. A removed entry's number is reused, the one that has been free the longest first, so that stale numbers are noticed,
+/// unless [`newest_first`](Self::newest_first).
 #[derive(Debug)]
 pub struct Slab<T> {
     entries: Vec<Option<T>>,
@@ -18,12 +18,12 @@ impl<T> Default for Slab<T> {
 }
 
 impl<T> Slab<T> {
-    /// A table that uses the number that was freed last first.
+    /// Creates a table that reuses the most recently freed number first.
     pub fn newest_first() -> Self {
         Self { newest_first: true, ..Self::default() }
     }
 
-    /// Adds an entry.
+    /// Adds an entry and returns its number.
     pub fn insert(&mut self, value: T) -> u32 {
         if let Some(at) = self.free.pop_front() {
             self.entries[at as usize] = Some(value);
@@ -43,32 +43,32 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// The entry with this number.
+    /// Returns the entry with this number.
     pub fn get(&self, at: u32) -> Option<&T> {
         self.entries.get(at as usize)?.as_ref()
     }
 
-    /// The entry with this number.
+    /// Returns the entry with this number.
     pub fn get_mut(&mut self, at: u32) -> Option<&mut T> {
         self.entries.get_mut(at as usize)?.as_mut()
     }
 
-    /// All entries with their numbers.
+    /// Returns all entries with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.entries.iter().enumerate().filter_map(|(at, e)| Some((at as u32, e.as_ref()?)))
     }
 
-    /// One more than the greatest number in use.
+    /// Returns one more than the greatest number used so far.
     pub fn bound(&self) -> u32 {
         self.entries.len() as u32
     }
 
-    /// True when there is no entry.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number of entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }

@@ -1,4 +1,4 @@
-//! What a card counts, as an EFA card does in its `hw_counters` of the same names.
+//! A card's statistics, with the names of an EFA card's `hw_counters`.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ macro_rules! statistics {
         }
 
         impl Statistics {
-            /// The numbers with their names.
+            /// Returns the numbers with their names.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$((stringify!($name), self.$name)),*].into_iter()
             }
@@ -31,7 +31,7 @@ macro_rules! statistics {
 statistics! {
     /// Payload bytes that the card sent.
     tx_bytes,
-    /// Packets that the card sent, of [`MAX_SEND_SIZE`] payload bytes at most.
+    /// Packets that the card sent, of up to [`MAX_SEND_SIZE`] payload bytes each.
     tx_pkts,
     /// Payload bytes that the card received.
     rx_bytes,
@@ -47,25 +47,25 @@ statistics! {
     recv_wrs,
     /// Bytes of these messages.
     recv_bytes,
-    /// Writes of this side that completed without error.
+    /// This side's writes that completed without error.
     rdma_write_wrs,
     /// Bytes of these writes.
     rdma_write_bytes,
-    /// Writes of this side that completed in error.
+    /// This side's writes that completed in error.
     rdma_write_wr_err,
-    /// Bytes of peers' writes into memory of this side.
+    /// Bytes that peers have written to this side's memory.
     rdma_write_recv_bytes,
-    /// Reads of this side that completed without error.
+    /// This side's reads that completed without error.
     rdma_read_wrs,
     /// Bytes of these reads.
     rdma_read_bytes,
-    /// Reads of this side that completed in error.
+    /// This side's reads that completed in error.
     rdma_read_wr_err,
-    /// Bytes that peers have read from memory of this side.
+    /// Bytes that peers have read from this side's memory.
     rdma_read_resp_bytes,
 }
 
-/// The packets of EFA's wire that carry so many bytes.
+/// Returns how many packets of EFA's wire carry `len` bytes.
 fn packets(len: u32) -> u64 {
     len.div_ceil(MAX_SEND_SIZE).max(1).into()
 }
@@ -82,10 +82,10 @@ impl Statistics {
     }
 }
 
-/// Time between two updates of the files, as of the driver's (`lifespan`).
+/// Time between two updates of the files, like the driver's `lifespan`.
 pub const LIFESPAN: Duration = Duration::from_millis(100);
 
-/// The files of a directory `hw_counters`, to which the cards of several processes add.
+/// The files in an `hw_counters` directory, to which cards of several processes add.
 #[derive(Debug)]
 pub(crate) struct CounterFiles {
     directory: PathBuf,
@@ -94,19 +94,19 @@ pub(crate) struct CounterFiles {
 }
 
 impl CounterFiles {
-    /// `None` where `directory` has no such files: `ferrogin verbs` makes them.
+    /// Opens the files; `None` if `directory` has none. `ferrogin verbs` makes them.
     pub(crate) fn open(directory: &Path) -> Option<Self> {
         let has_files = directory.join("tx_bytes").is_file();
         let added = Statistics::default().named().map(|(_, number)| number).collect();
         has_files.then(|| Self { directory: directory.to_owned(), added, due: Instant::now() })
     }
 
-    /// It is time for an update.
+    /// Whether an update is due.
     pub(crate) fn is_due(&self) -> bool {
         self.due <= Instant::now()
     }
 
-    /// Adds what was counted since the last update. False when another process held a file; the next update adds to that one too.
+    /// Adds what was counted since the last update. Returns false if another process held a file; the next update catches up on it.
     pub(crate) fn update(&mut self, statistics: &Statistics) -> bool {
         let mut all = true;
         for ((name, now), added) in statistics.named().zip(&mut self.added) {

@@ -1,4 +1,4 @@
-//! The card's tables without an engine and without a wire: the tests pass packets to the card as they would arrive.
+//! The card's tables without an engine or a wire: the tests pass packets to the card as they would arrive.
 
 use std::net::Ipv4Addr;
 
@@ -47,7 +47,7 @@ struct World {
     asked: u32,
     other: u32,
     posted: u32,
-    /// Counters of sends, writes, reads, one of sends and writes, and of peers' reads.
+    /// Counters of sends, of writes, of reads, of sends and writes, and of peers' reads.
     counters: [u32; 5],
 }
 
@@ -102,7 +102,7 @@ impl World {
         Operation::Write { remote: RemoteMem::default(), data: WriteData::One(from), imm: None }
     }
 
-    /// Posts a request, malformed with the phase bit of the other lap if `broken`. The card takes it.
+    /// Posts a request, with the other lap's phase bit if `broken`, and lets the card take it.
     fn post(&mut self, operation: Operation, broken: bool) -> Option<Token> {
         self.place(operation, broken);
         let qp = self.core.qp(self.qpn).unwrap();
@@ -123,18 +123,18 @@ impl World {
         let mut bytes = [0; 64];
         wqe.emit(&Geometry::NARROW, &mut bytes).unwrap();
         let slot = qp.sq.buffer().wrapping_add((qp.sq.slot_of(self.posted) * 64) as usize);
-        // SAFETY: the slot lies in the ring and has as many bytes.
+        // SAFETY: the slot lies in the ring and has that many bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot, bytes.len()) };
         self.posted += 1;
     }
 
-    /// Requests that the target card has not answered.
+    /// Returns the requests that the target card has not answered.
     fn awaited(&mut self) -> Vec<Token> {
         let asked = self.asked;
         self.core.qp(self.qpn).unwrap().tokens_on(asked)
     }
 
-    /// Answers that a connection is counted to owe.
+    /// Returns how many answers a connection owes by its count.
     fn waiting(&mut self, at: u32) -> u32 {
         self.core.connections.get(at).unwrap().waiting
     }
@@ -143,7 +143,7 @@ impl World {
         self.core.receive(at, &header, [9; 8].as_ptr());
     }
 
-    /// Completions and errors of the counters.
+    /// Returns the counters' completions and errors.
     fn counts(&mut self) -> [(u64, u64); 5] {
         // SAFETY: the words belong to the counters, which are open.
         let load = |word: &Word| unsafe { memory::load_acquire(word.address()) };
@@ -394,12 +394,12 @@ fn keys_of_closed_region_close_no_other_region() {
     assert!(world.core.regions.remove(keys).is_some());
 }
 
-/// Completions and errors of sends, which stand for every request of a queue pair in error.
+/// Returns the errors counted for sends, which include every request of a queue pair in error.
 fn failed(world: &mut World) -> u64 {
     world.counts()[0].1
 }
 
-/// The card cannot tell a doorbell that went back from one far ahead. Half the range of the counter is the border.
+/// The card cannot tell a doorbell that went backwards from one far ahead. Half the counter's range is the limit.
 #[test]
 fn doorbell_half_the_range_ahead_flushes_a_ring_of_requests() {
     for (advance, errors) in [(i32::MAX as u32, 1 + 16), (1 << 31, 1), (u32::MAX, 1)] {
@@ -437,7 +437,7 @@ fn unrung_requests_beyond_the_batch_fail_the_queue() {
         world.core.check_batches();
         assert_eq!(failed(&mut world), errors, "{unrung} requests are written and not rung");
     }
-    // The doorbell may come while the card looks at the slot.
+    // The doorbell may be rung while the card looks at the slot.
     let mut world = World::with(Faults::parse("sq_size=16,max_batch=2").unwrap());
     for _ in 0..3 {
         let operation = world.write(world.sge());
@@ -461,7 +461,7 @@ fn token_names_one_request_and_no_later_one_of_its_entry() {
     assert!(!taken(&mut world, old) && taken(&mut world, new));
 }
 
-/// The bits beyond the low 16 of a request's id are reserved on a card without the capability for 64 bits.
+/// On a card without the capability for 64-bit request ids, the bits above the low 16 are reserved.
 #[test]
 fn request_ids_have_the_bits_that_the_card_offers() {
     for (caps, id, errors) in [(0, 0xffff, 0), (0, 0x1_0000, 1), (1, 0x1_0000, 0)] {
@@ -483,7 +483,7 @@ fn queue_pairs_of_128_byte_requests_are_wide() {
     }
 }
 
-/// A queue pair that receives, and its descriptors.
+/// A receiving queue pair.
 struct Receiver {
     world: World,
     qpn: u16,
@@ -501,7 +501,7 @@ impl Receiver {
         Self { world, qpn, qkey }
     }
 
-    /// Posts descriptors of a length and control bits each, of consecutive parts of the memory.
+    /// Posts descriptors, each with a length and control bits, for consecutive parts of the memory.
     fn post(&mut self, descs: &[(u16, LkeyCtrl)]) {
         let (mut at, lkey) = (self.world.bytes.as_ptr() as u64, self.world.keys.lkey);
         let qp = self.world.core.qp(self.qpn).unwrap();
@@ -510,13 +510,13 @@ impl Receiver {
             let desc = RxDesc { lkey_ctrl: control.with_lkey(lkey), ..RxDesc::single(40, at, *length, 0) };
             at += u64::from(*length);
             let slot = qp.rq.slot_of(rung + n as u32) as usize;
-            // SAFETY: the slot lies in the ring and has as many bytes.
+            // SAFETY: the slot lies in the ring and has that many bytes.
             unsafe { qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(slot).write(desc.to_words()) };
         }
         qp.rq.preset(rung + descs.len() as u32);
     }
 
-    /// A send of `total` bytes arrives. Returns the answer.
+    /// Delivers a send of `total` bytes and returns the answer.
     fn send(&mut self, total: u32) -> Option<CompStatus> {
         let send =
             Header { dst_qpn: self.qpn, qkey: self.qkey, total, len: total.min(8), ..Header::new(Kind::Send, 7) };
@@ -526,7 +526,7 @@ impl Receiver {
         answer.and_then(|answer| CompStatus::from_raw(answer.status))
     }
 
-    /// Request id and status of the completions so far.
+    /// Returns the request id and status of the completions so far.
     fn completions(&mut self) -> Vec<(u16, Status)> {
         let ring = self.world.core.cqs.get_mut(self.world.cq).unwrap();
         // SAFETY: the ring has 16 entries of 32 bytes.

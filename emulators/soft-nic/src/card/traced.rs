@@ -15,7 +15,7 @@ use crate::trace::{Kind, Record, flags};
 use crate::wire::packet::Header;
 
 impl Core {
-    /// Writes the records of the latest poll.
+    /// Writes the latest poll's records to the file.
     #[inline(always)]
     pub(crate) fn flush_trace(&mut self) {
         if let Some(trace) = &mut self.trace
@@ -25,7 +25,7 @@ impl Core {
         }
     }
 
-    /// A work request that the card took.
+    /// Records a work request that the card took.
     #[inline(always)]
     pub(crate) fn trace_request(&mut self, qpn: u16, index: u32, bytes: &[u8; 128]) {
         if self.trace.is_some() {
@@ -33,7 +33,7 @@ impl Core {
         }
     }
 
-    /// An outstanding work request that is about to complete.
+    /// Records an outstanding work request that is about to complete.
     #[inline(always)]
     pub(crate) fn trace_retired(&mut self, token: Token, status: u8) {
         if self.trace.is_some() {
@@ -41,7 +41,7 @@ impl Core {
         }
     }
 
-    /// A work request that is about to complete, and that was never outstanding.
+    /// Records a work request that is about to complete but was never outstanding.
     #[inline(always)]
     pub(crate) fn trace_completion(&mut self, qpn: u16, meta: &TxMetaDesc, done: &Completed) {
         if self.trace.is_some() {
@@ -49,7 +49,7 @@ impl Core {
         }
     }
 
-    /// A receive that the card took.
+    /// Records a receive that the card took.
     #[inline(always)]
     pub(crate) fn trace_receive(&mut self, qpn: u16, index: u32, buffers: &[RxDesc]) {
         if self.trace.is_some() {
@@ -57,7 +57,7 @@ impl Core {
         }
     }
 
-    /// A receive that is about to complete, or a write with immediate data that arrived.
+    /// Records a receive that is about to complete, or a write with immediate data that arrived.
     #[inline(always)]
     pub(crate) fn trace_received(&mut self, from: Option<Gid>, cqe: &RecvCqe) {
         if self.trace.is_some() {
@@ -65,7 +65,7 @@ impl Core {
         }
     }
 
-    /// A peer's write or read that raised a counter of a queue pair, and gave no completion entry.
+    /// Records a peer's write or read that raised one of a queue pair's counters but wrote no completion entry.
     #[inline(always)]
     pub(crate) fn trace_counted(&mut self, at: u32, header: &Header, event: Event) {
         if self.trace.is_some() {
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// The read of a peer at the front of those that a connection answers, with its last packet sent.
+    /// Records the peer's read at the front of those that a connection answers, once its last packet is sent.
     #[inline(always)]
     pub(crate) fn trace_served(&mut self, at: u32) {
         if self.trace.is_some() {
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// A queue pair whose outstanding requests get no completion. The process may end before the next poll.
+    /// Records that a queue pair closed, so its outstanding requests get no completion. The process may end before the next poll.
     pub(crate) fn trace_closed(&mut self, qpn: u16) {
         if self.trace.is_some() {
             self.add(Record::new(Kind::Closed, qpn));
@@ -185,7 +185,7 @@ impl Core {
         }
         if let Some(phase) = qp.recv_cq.and_then(|cq| self.cqs.get(cq)).map(CompletionRing::next_phase) {
             record.flags |= flags::ENTRY;
-            // The GID of a sender without an address handle has the secret of its card.
+            // For a sender without an address handle, the entry holds its GID, which includes its card's secret.
             let sender = match cqe.sender {
                 Sender::Gid(Some(_)) => Sender::Gid(from.map(|gid| Gid { secret: [0; 8], ..gid }.to_bytes())),
                 sender => sender,

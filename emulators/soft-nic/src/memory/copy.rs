@@ -1,15 +1,15 @@
 //! Copies of bytes that other threads, processes and devices may read or write at the same time.
 //!
-//! A plain copy of such bytes would be a data race, which Rust does not define. Every access here is a relaxed atomic ([`words`]) or
-//! an instruction of an assembly block ([`blocks`]). The compiler treats an assembly block as relaxed atomic accesses of unknown order
-//! to both ranges, so a race with them gives mixed bytes and nothing worse. Other processors and Miri use [`words`] for blocks too.
+//! A plain copy of such bytes would be a data race, which is undefined behaviour in Rust. Every access here is a relaxed atomic ([`words`])
+//! or an instruction in an assembly block ([`blocks`]). The compiler treats an assembly block as relaxed atomic accesses to both ranges in
+//! unknown order, so a race with them yields mixed bytes and nothing worse. Other processors and Miri use [`words`] for blocks too.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Bytes that an assembly block copies at once.
 const BLOCK: usize = 16;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE: usize = 64;
 
@@ -33,10 +33,10 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies to memory that a thread of another core reads next, and this core does not read: `dst` and `src` do not overlap.
+/// Copies to memory that a thread on another core reads next and this core does not: `dst` and `src` do not overlap.
 ///
-/// Between cores without a common cache, a line that another core has written costs several times as much as memory, so a long copy
-/// leaves no line in the cache.
+/// Between cores that share no cache, a line that another core has written costs several times as much as memory, so a long copy leaves no
+/// lines in the cache.
 ///
 /// # Safety
 /// The conditions of [`copy`].
@@ -48,9 +48,9 @@ pub unsafe fn copy_away(dst: *mut u8, src: *const u8, len: usize) {
         let done = head + count * BLOCK;
         // SAFETY: this function's caller keeps both ranges mapped; the head is shorter than a line, so it lies in them.
         unsafe { ascending(dst, src, head) };
-        // SAFETY: the lines behind the head lie in both ranges, there is at least one, and `dst` is now on a line.
+        // SAFETY: the lines after the head lie in both ranges, there is at least one, and `dst` is now on a line.
         unsafe { blocks::stream(dst.wrapping_add(head), src.wrapping_add(head), count) };
-        // SAFETY: these are the bytes of both ranges behind `done`, which this function's caller keeps mapped.
+        // SAFETY: these are the bytes of both ranges after `done`, which this function's caller keeps mapped.
         unsafe { ascending(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
         return;
     }
@@ -69,7 +69,7 @@ unsafe fn ascending(dst: *mut u8, src: *const u8, len: usize) {
         // SAFETY: this many blocks lie in both ranges, which this function's caller keeps mapped.
         unsafe { blocks::copy(dst, src, count) };
     }
-    // SAFETY: these are the bytes of both ranges behind `done`, which this function's caller keeps mapped.
+    // SAFETY: these are the bytes of both ranges after `done`, which this function's caller keeps mapped.
     unsafe { words(dst.wrapping_add(done), src.wrapping_add(done), len - done) };
 }
 
@@ -91,7 +91,7 @@ unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies from the first byte to the last, each time the largest word to which both sides are aligned.
+/// Copies from the first byte to the last, always the largest word to which both sides are aligned.
 ///
 /// # Safety
 /// The conditions of [`ascending`].
@@ -157,7 +157,7 @@ mod blocks {
         };
     }
 
-    /// Copies blocks and bypasses the cache.
+    /// Copies blocks, bypassing the cache.
     ///
     /// # Safety
     /// The conditions of [`copy`], and `dst` is 16-byte aligned.
@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    /// Lengths around every limit of [`words`], of blocks, of lines, of the buffer of [`descending`] and of the long copies.
+    /// Lengths around every limit: of [`words`], blocks, lines, the buffer of [`descending`] and long copies.
     fn lengths() -> impl Iterator<Item = usize> {
         (0..=193).chain([2047, 2048, 2049, 2111, 2112, 2113, 4095, 4096, 6000])
     }
@@ -288,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Another thread writes the source meanwhile. An aligned value arrives as one of the written values.
+    /// While another thread writes the source, an aligned value arrives as one of the written values.
     #[test]
     fn aligned_values_are_never_torn() {
         macro_rules! race {

@@ -23,18 +23,18 @@ pub enum WireError {
 }
 
 impl WireError {
-    /// The process or the system has no descriptor or no memory for one more connection.
+    /// Whether the process or the system is out of descriptors or memory for another connection.
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::System(_, error) if error.raw_os_error().is_some_and(is_exhaustion))
     }
 }
 
-/// True for the errors of a process or system without free descriptors or memory.
+/// Whether the error means that the process or the system is out of descriptors or memory.
 pub fn is_exhaustion(errno: i32) -> bool {
     matches!(errno, libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EFBIG)
 }
 
-/// What to do about a failed system call.
+/// Returns what to do about a failed system call.
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => "; raise the process's limit of open files (ulimit -n)",
@@ -47,7 +47,7 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// An error of the system call `call`.
+/// Makes errors of the system call `call`.
 pub(super) fn system<E: Into<io::Error>>(call: &'static str) -> impl Fn(E) -> WireError {
     move |error| WireError::System(call, error.into())
 }

@@ -1,5 +1,5 @@
-//! The handshake of two cards: the [proof](ferrogin_rendezvous::proof) with the responder's GID as the secret, by which the
-//! initiator gives its own GID as its identity. A GID has a secret of 64 bits and does not travel in clear.
+//! The handshake between two cards: the [proof](ferrogin_rendezvous::proof) with the responder's GID as the secret and the initiator's own
+//! GID as its identity. A GID holds a 64-bit secret and never travels in the clear.
 
 use std::io;
 
@@ -11,13 +11,13 @@ use crate::random;
 pub const DOMAIN: Domain = *b"softefa\x04";
 const _: () = assert!(DOMAIN[7] == WIRE_VERSION);
 
-/// The name under which a card of this host is found, which does not show the GID.
+/// Returns the name under which a card on this host is found. It does not reveal the GID.
 pub fn abstract_name(gid: &Gid) -> String {
     let hash = blake3::derive_key("softefa wire 4: name of a card's socket", &gid.to_bytes());
     format!("softefa/{WIRE_VERSION}/{}", blake3::Hash::from_bytes(hash).to_hex())
 }
 
-/// The side of card `own`, which connects to card `peer`.
+/// Starts the handshake for card `own`, which connects to card `peer`.
 ///
 /// # Errors
 /// The system has no random source.
@@ -25,18 +25,18 @@ pub fn initiate(own: &Gid, peer: &Gid) -> io::Result<Initiator> {
     Ok(Initiator::new(DOMAIN, &peer.to_bytes(), own.to_bytes(), random::secret()?))
 }
 
-/// What a good hello leads to.
+/// The response to a valid hello.
 pub struct Response {
-    /// The card that called. Its confirm proves that it does so now.
+    /// The card that called. Its confirm proves that it is calling now.
     pub peer: Gid,
     pub responder: Responder,
     pub welcome: [u8; WELCOME_LEN],
 }
 
-/// Reads a hello to card `own`.
+/// Checks a hello to card `own`, and responds to it.
 ///
 /// # Errors
-/// The hello is not of a card of this version that knows this card's GID. The answer is [`refusal`].
+/// The hello is not from a card of this version that knows this card's GID. The answer is then [`refusal`].
 pub fn respond(own: &Gid, hello: &[u8; HELLO_LEN]) -> Result<Response, ProofError> {
     // Without a random source nobody is accepted.
     let nonce = random::secret().map_err(|_| ProofError::Refused)?;
@@ -46,7 +46,7 @@ pub fn respond(own: &Gid, hello: &[u8; HELLO_LEN]) -> Result<Response, ProofErro
     if peer == *own { Err(ProofError::Refused) } else { Ok(Response { peer, responder, welcome }) }
 }
 
-/// The answer to a hello that was not accepted.
+/// Returns the answer to a hello that was not accepted.
 pub fn refusal() -> [u8; WELCOME_LEN] {
     proof::refusal(DOMAIN)
 }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn name_of_a_socket_shows_no_gid() {
-        // Computed in Python, by an implementation of BLAKE3 that gives the published vectors.
+        // Computed in Python, with a BLAKE3 implementation that gives the published vectors.
         let name = "softefa/4/739e40d030c734414ff7245f8e01dea6790182696bd92aab609daa313267160f";
         assert_eq!(abstract_name(&gid(2)), name);
     }

@@ -1,4 +1,4 @@
-//! The wires between cards: formats of what cards exchange, and the transports that carry it.
+//! The wires between cards: the formats of what cards exchange, and the transports that carry it.
 
 /// Asserts the size and the field offsets of a wire format. All wire formats have alignment 1.
 macro_rules! assert_layout {

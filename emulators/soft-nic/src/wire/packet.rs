@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
-/// The kind of a packet.
+/// A packet's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub enum Kind {
@@ -15,7 +15,7 @@ pub enum Kind {
     Read = 3,
     /// A part of the answer to [`Kind::Read`], with payload.
     Data = 4,
-    /// The sender gave up a request: the peer forgets the packets that it has of it.
+    /// The sender gave up a request: the peer drops what it has received of it.
     Abort = 5,
     /// A whole send, with payload.
     Send = 6,
@@ -24,11 +24,11 @@ pub enum Kind {
 /// The header of every packet. The kind decides which fields are used; the others are 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Header {
-    /// [`Kind`], if the number is one.
+    /// A [`Kind`], if the number is valid.
     pub kind: u8,
     /// EFA completion status of an acknowledgement or of read data.
     pub status: u8,
-    /// Queue pair of the requester.
+    /// The requester's queue pair.
     pub src_qpn: u16,
     /// Queue pair that the request is for.
     pub dst_qpn: u16,
@@ -40,22 +40,22 @@ pub struct Header {
     pub rkey: u32,
     /// Address of the whole request in that memory.
     pub addr: u64,
-    /// Bytes of the whole request.
+    /// Length of the whole request in bytes.
     pub total: u32,
     /// Offset of this packet's payload in the request.
     pub offset: u32,
-    /// Payload bytes behind this header.
+    /// Payload bytes after this header.
     pub len: u32,
     /// Immediate data, with [`HAS_IMM`].
     pub imm: u32,
-    /// The requester's name of the request.
+    /// The requester's name for the request.
     pub token: u64,
 }
 
 /// Flag of a send or a write with immediate data.
 pub const HAS_IMM: u16 = 1;
 
-/// A [`Header`] as it travels.
+/// A [`Header`] on the wire.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHeader {
@@ -78,9 +78,9 @@ assert_layout!(RawHeader, 48, {
     len @ 32, imm @ 36, token @ 40,
 });
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER_LEN: usize = size_of::<RawHeader>();
-/// Words of a header.
+/// Size of a header in words.
 pub const HEADER_WORDS: usize = HEADER_LEN / 8;
 
 impl From<Header> for RawHeader {
@@ -128,12 +128,12 @@ impl Header {
         Self { kind: kind as u8, token, ..Self::default() }
     }
 
-    /// The kind of the packet; `None` for a number that no card of this version sends.
+    /// Returns the packet's kind; `None` for a number that no card of this version sends.
     pub fn kind(&self) -> Option<Kind> {
         Kind::try_read_from_bytes(&[self.kind]).ok()
     }
 
-    /// The header as words of shared memory.
+    /// Returns the header as words for shared memory.
     pub fn to_words(self) -> [u64; HEADER_WORDS] {
         zerocopy::transmute!(RawHeader::from(self))
     }
@@ -152,7 +152,7 @@ impl Header {
         raw.into()
     }
 
-    /// Immediate data of a send or a write.
+    /// Returns the immediate data of a send or a write.
     pub fn immediate(&self) -> Option<u32> {
         (self.flags & HAS_IMM != 0).then_some(self.imm)
     }
@@ -171,7 +171,7 @@ impl Header {
     }
 }
 
-/// The peer wrote an impossible packet, or an impossible cursor of a ring.
+/// The peer wrote an impossible packet or an impossible ring cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer sent a corrupt packet")]
 pub struct Corrupt;
@@ -195,7 +195,7 @@ mod tests {
         imm: 0xcafe_babe,
         token: 0x0102_0304_0506_0708,
     };
-    /// `HEADER` by hand.
+    /// `HEADER`, encoded by hand.
     const BYTES: [u8; HEADER_LEN] = [
         0x03, 0x04, 0x34, 0x12, 0xdc, 0xfe, 0x01, 0x00, 0x01, 0x00, 0x00, 0x80, 0xf0, 0xff, 0xff, 0x7f, 0x67, 0x45,
         0x23, 0x01, 0xef, 0xbe, 0xad, 0xde, 0x4d, 0x00, 0x00, 0x00, 0xf0, 0xff, 0xff, 0xff, 0x09, 0x00, 0x00, 0x00,

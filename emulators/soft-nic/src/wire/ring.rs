@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::packet::{Corrupt, HEADER_LEN, HEADER_WORDS, Header};
 use crate::memory;
 
-/// Bytes of payload that a ring can hold.
+/// Size of a ring's data in bytes.
 pub const RING_LEN: usize = 512 * 1024;
-/// Bytes of the cursors before them, each on lines of its own.
+/// Size of the control block before the data in bytes. Each cursor has cache lines of its own.
 pub const CONTROL_LEN: usize = 4096;
-/// Most payload in one packet: a ring holds several, so that both sides copy at the same time.
+/// Maximum payload of a packet: a ring holds several packets, so that both sides can copy at the same time.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
-/// Records begin on this many bytes.
+/// Alignment of records in bytes.
 const ALIGN: usize = 64;
 /// Word 0 of a record after which the reader continues at the start of the ring. No header has this kind.
 const PAD: u64 = 0xff;
@@ -28,7 +28,7 @@ fn record_len(payload: usize) -> usize {
     (HEADER_LEN + payload).next_multiple_of(ALIGN)
 }
 
-/// The memory of a ring. Both ends have a copy of the addresses, and keep the mapping alive.
+/// A ring's memory. Both ends have a copy of the addresses, and keep the mapping alive.
 #[derive(Debug, Clone, Copy)]
 struct Area {
     control: *mut u8,
@@ -72,7 +72,7 @@ impl Producer {
         Self { area: Area { control, data }, tail: 0, head: 0, unannounced: false }
     }
 
-    /// Appends a packet; false when there is no room now.
+    /// Appends a packet. Returns false if there is no room now.
     ///
     /// # Errors
     /// The reader's cursor is impossible.
@@ -121,7 +121,7 @@ impl Producer {
         Ok(free(head, self.tail) >= len as u64)
     }
 
-    /// True when the reader sleeps and packets were pushed since the last call: then it must be woken.
+    /// Returns true if the reader sleeps and packets were pushed since the last call: the reader must then be woken.
     pub fn must_wake(&mut self) -> bool {
         if !self.unannounced {
             return false;
@@ -149,13 +149,13 @@ impl Consumer {
         Self { area: Area { control, data }, head: 0, tail: 0 }
     }
 
-    /// Looks for packets, which [`Consumer::peek`] gives then. False when there is none.
+    /// Looks for packets, which [`Consumer::peek`] then returns. Returns false if there are none.
     pub fn look(&mut self) -> bool {
         self.tail = self.area.cursor(TAIL_AT).load(Ordering::Acquire);
         self.head != self.tail
     }
 
-    /// The oldest packet that [`Consumer::look`] saw: its header and where its payload lies until [`Consumer::pop`].
+    /// Returns the oldest packet that [`Consumer::look`] saw: its header, and where its payload stays until [`Consumer::pop`].
     ///
     /// # Errors
     /// The writer's cursor or the packet is impossible.
@@ -189,7 +189,7 @@ impl Consumer {
         }
     }
 
-    /// Frees the room of the packet, whose payload had `len` bytes.
+    /// Frees the packet's room. Its payload had `len` bytes.
     pub fn pop(&mut self, len: u32) {
         self.advance(record_len(len as usize));
     }
@@ -199,7 +199,7 @@ impl Consumer {
         self.area.cursor(HEAD_AT).store(self.head, Ordering::Release);
     }
 
-    /// Tells the writer that the reader is about to sleep; false when a packet is there after all.
+    /// Tells the writer that the reader is about to sleep. Returns false if a packet has arrived meanwhile.
     pub fn sleep(&mut self) -> bool {
         self.area.sleeping().store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -222,14 +222,14 @@ mod tests {
     fn ring() -> (Mapping, Producer, Consumer) {
         let map = Mapping::anonymous(CONTROL_LEN + RING_LEN).unwrap();
         let (control, data) = (map.as_ptr(), map.as_ptr().wrapping_add(CONTROL_LEN));
-        // SAFETY: `map` holds both areas and is returned beside the ends.
+        // SAFETY: `map` holds both areas and is returned along with the ends.
         let producer = unsafe { Producer::new(control, data) };
-        // SAFETY: `map` holds both areas and is returned beside the ends.
+        // SAFETY: `map` holds both areas and is returned along with the ends.
         let consumer = unsafe { Consumer::new(control, data) };
         (map, producer, consumer)
     }
 
-    /// The oldest packet, if there is one.
+    /// Returns the oldest packet, if there is one.
     fn next(consumer: &mut Consumer) -> Result<Option<(Header, *const u8)>, Corrupt> {
         consumer.look();
         consumer.peek()

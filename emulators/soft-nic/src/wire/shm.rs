@@ -1,12 +1,12 @@
-//! The wire within one host: two rings in a memory file, agreed on over an abstract Unix socket.
+//! The wire within one host: two rings in a memory file, set up over an abstract Unix socket.
 //!
-//! The side that has requests connects and creates the memory. After the [`handshake`] it sends the memory's descriptor with
-//! its proof; requests travel in the first ring, answers in the second. A card that also asks in the other direction
-//! connects by itself, so simultaneous connects need no arbitration. Nothing is on the file system, and the kernel closes
-//! the socket of a process that dies, so nothing is left behind and the other side knows.
+//! The side with requests connects and creates the memory. After the [`handshake`] it sends the memory's descriptor with its proof.
+//! Requests travel in the first ring, answers in the second. A card with requests in the other direction opens a connection of its own, so
+//! simultaneous connects need no arbitration. Nothing is on the file system, and the kernel closes a dead process's socket, so nothing is
+//! left behind and the other side notices.
 //!
-//! The kernel names the user at the other end, and either side leaves before it reads a byte of another user. No other
-//! user reaches the socket or the memory then.
+//! The kernel names the user at the other end, and either side hangs up on another user before it reads a byte. So no other user gets at
+//! the socket or the memory.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -40,7 +40,7 @@ fn sending(errno: Errno) -> WireError {
     if matches!(errno, Errno::EPIPE | Errno::ECONNRESET) { WireError::Gone } else { system("send")(errno) }
 }
 
-/// The socket on which a card is found.
+/// The socket where other cards find a card.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
@@ -48,7 +48,7 @@ pub struct Listener {
 
 impl Listener {
     /// # Errors
-    /// The system's, for `bind` and the calls around it; no memory file of this process may be as long as a connection's.
+    /// The system's, for `bind` and the calls around it; `EFBIG` if this process's file size limit is below a connection's memory file.
     pub fn bind(gid: &Gid) -> Result<Self, WireError> {
         memory::check_file_size(FILE_LEN).map_err(|e| WireError::System("memfd_create", e))?;
         let socket = new_socket()?;
@@ -61,10 +61,10 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// The next connection; `None` when there is none now.
+    /// Accepts the next connection; `None` if there is none now.
     ///
     /// # Errors
-    /// [`WireError::Foreign`]: the connection was of another user, and is closed. The system's, for `accept4`.
+    /// [`WireError::Foreign`] if the connection came from another user; it is closed. The system's, for `accept4`.
     pub fn accept(&self) -> Result<Option<Accepting>, WireError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         loop {
@@ -81,7 +81,7 @@ impl Listener {
     }
 }
 
-/// Refuses a process of another user, unless the user is root, who may read this process's memory anyway.
+/// Refuses another user's process, unless the user is root, who can read this process's memory anyway.
 fn check_user(socket: &OwnedFd) -> Result<(), WireError> {
     let peer = socket::getsockopt(socket, sockopt::PeerCredentials).map_err(system("SO_PEERCRED"))?;
     let trusted = peer.uid() == nix::unistd::geteuid().as_raw() || peer.uid() == 0;
@@ -93,17 +93,17 @@ fn check_user(socket: &OwnedFd) -> Result<(), WireError> {
 pub struct Accepting {
     /// Taken by the [`RingPair`] that follows.
     socket: Option<OwnedFd>,
-    /// The card that sent a good hello, and what its confirm is compared with.
+    /// The card that sent a valid hello, and what its confirm is checked against.
     initiator: Option<(Gid, Responder)>,
 }
 
 impl Accepting {
-    /// The socket; `None` when it belongs to a [`RingPair`].
+    /// Returns the socket; `None` once it belongs to a [`RingPair`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Nothing has arrived that only a card knows.
+    /// Whether nothing has arrived that only a card knows.
     pub fn is_silent(&self) -> bool {
         self.initiator.is_none()
     }
@@ -139,7 +139,7 @@ impl Accepting {
     }
 }
 
-/// The next message and the descriptors that came with it; `None` when there is no message now.
+/// Receives the next message and the descriptors that came with it; `None` if there is no message now.
 fn receive(socket: &OwnedFd, bytes: &mut [u8]) -> Result<Option<(usize, Vec<OwnedFd>)>, WireError> {
     let mut control = cmsg_space!([RawFd; 4]);
     let mut parts = [IoSliceMut::new(bytes)];
@@ -170,7 +170,7 @@ fn answer(socket: &OwnedFd, message: &[u8]) {
     let _ = socket::send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL);
 }
 
-/// What a card that connects keeps until it is welcome.
+/// What a connecting card keeps until it is welcomed.
 #[derive(Debug)]
 struct Pending {
     initiator: Initiator,
@@ -181,7 +181,7 @@ struct Pending {
 /// A connection to one card: a ring of packets in each direction, and the socket that set it up.
 #[derive(Debug)]
 pub struct RingPair {
-    // The ends hold addresses in `map`; they are private and go with it.
+    // The ends hold addresses in `map`, which lives as long as they do.
     pub tx: Producer,
     pub rx: Consumer,
     socket: OwnedFd,
@@ -202,10 +202,10 @@ impl RingPair {
         Self { tx, rx, socket, _map: map, pending }
     }
 
-    /// Connects to `peer`; packets may be pushed when [`RingPair::is_open`].
+    /// Connects to `peer`; packets may be pushed once [`RingPair::is_open`].
     ///
     /// # Errors
-    /// [`WireError::Absent`] when no such card is alive; `Ok(None)` when its queue of connections is full: try later.
+    /// [`WireError::Absent`] if no such card is alive. `Ok(None)` means that its backlog is full: try again later.
     pub fn connect(own: &Gid, peer: &Gid) -> Result<Option<Self>, WireError> {
         let socket = new_socket()?;
         match socket::connect(socket.as_raw_fd(), &address_of(peer, "connect")?) {
@@ -226,13 +226,13 @@ impl RingPair {
         self.socket.as_fd()
     }
 
-    /// Both rings: their control blocks, then their data.
+    /// Returns both rings: their control blocks, then their data.
     #[cfg(feature = "fuzzing")]
     pub fn memory(&self) -> (*mut u8, usize) {
         (self._map.as_ptr(), self._map.len())
     }
 
-    /// Both cards are proven to each other.
+    /// Whether both cards are proven to each other.
     pub fn is_open(&self) -> bool {
         self.pending.is_none()
     }
@@ -265,10 +265,10 @@ impl RingPair {
         }
     }
 
-    /// Wakes the reader of what was pushed, if it sleeps.
+    /// Wakes the reader if packets were pushed while it sleeps.
     pub fn flush(&mut self) {
         if self.tx.must_wake() {
-            // A full socket holds enough wake-ups; `proceed` finds a dead one.
+            // A full socket holds enough wake-ups; `proceed` notices a dead one.
             let _ = socket::send(self.socket.as_raw_fd(), &[1], MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
         }
     }
@@ -301,7 +301,7 @@ mod tests {
         (link, other)
     }
 
-    /// A process of this user connects to the card.
+    /// Connects to the card as a process of this user.
     fn connected(card: &Gid) -> OwnedFd {
         let socket = new_socket().unwrap();
         socket::connect(socket.as_raw_fd(), &address_of(card, "connect").unwrap()).unwrap();
@@ -390,7 +390,7 @@ mod tests {
         let listener = Listener::bind(&b).unwrap();
         let initiator = handshake::initiate(&gid(), &b).unwrap();
         let mut confirm = None;
-        // The second connection repeats everything that the first sent.
+        // The second connection replays everything that the first sent.
         for repeated in [false, true] {
             let socket = connected(&b);
             sent(&socket, &initiator.hello());

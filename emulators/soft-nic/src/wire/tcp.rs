@@ -18,16 +18,16 @@ use super::packet::{Corrupt, HEADER_LEN, Header};
 use crate::address::Gid;
 use crate::memory;
 
-/// Payload bytes of a packet at most.
+/// Maximum payload of a packet in bytes.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
-/// Bytes of the input: several packets, so that one read takes what several writes sent.
+/// Size of the input in bytes: several packets, so that one read takes what several writes sent.
 const INPUT_LEN: usize = 4 * (HEADER_LEN + MAX_PAYLOAD);
-/// A packet with as many payload bytes goes to the socket from where they lie; shorter ones are collected.
+/// A packet with at least this much payload is sent straight from memory; shorter ones are collected.
 const LONG: usize = 2048;
-/// No packet is taken while as many bytes wait for room in the socket.
+/// No packet is taken while this many bytes wait for room in the socket.
 const FULL: usize = 64 * 1024;
 
-/// The port of a card.
+/// A card's port.
 #[derive(Debug)]
 pub struct Listener(TcpListener);
 
@@ -40,15 +40,15 @@ fn new_socket(ip: Ipv4Addr, only_for_connect: bool) -> nix::Result<OwnedFd> {
 }
 
 impl Listener {
-    /// Takes a port of `ip`, on which nothing listens before [`Listener::listen`].
+    /// Reserves a port on `ip`, on which nothing listens before [`Listener::listen`].
     ///
     /// # Errors
-    /// The address is not one of this host, or the system has no port left.
+    /// The address is not this host's, or no port is left.
     pub fn bind(ip: Ipv4Addr) -> io::Result<Self> {
         Ok(Self(new_socket(ip, false)?.into()))
     }
 
-    /// The port's number.
+    /// Returns the port's number.
     ///
     /// # Errors
     /// The system's.
@@ -56,7 +56,7 @@ impl Listener {
         Ok(self.0.local_addr()?.port())
     }
 
-    /// Other cards can connect from now on.
+    /// Lets other cards connect from now on.
     ///
     /// # Errors
     /// The system's.
@@ -68,7 +68,7 @@ impl Listener {
         self.0.as_fd()
     }
 
-    /// The next connection; `None` when there is none now.
+    /// Accepts the next connection; `None` if there is none now.
     ///
     /// # Errors
     /// The system's, for `accept4`.
@@ -88,7 +88,7 @@ impl Listener {
     }
 }
 
-/// Bytes that arrived.
+/// Bytes that have arrived.
 #[derive(Debug)]
 pub struct Input {
     bytes: Vec<u8>,
@@ -101,13 +101,13 @@ impl Input {
         Self { bytes: vec![0; len], start: 0, end: 0 }
     }
 
-    /// An input that holds `bytes`.
+    /// Creates an input that holds `bytes`.
     #[cfg(any(test, feature = "fuzzing"))]
     pub fn with(bytes: &[u8]) -> Self {
         Self { bytes: bytes.to_vec(), start: 0, end: bytes.len() }
     }
 
-    /// Room for packets in place of a handshake. Of the memory, the system provides what is used.
+    /// Makes room for packets in place of a handshake. The system provides only the memory that is used.
     fn grow(&mut self) {
         let mut grown = Self::new(INPUT_LEN);
         let rest = &self.bytes[self.start..self.end];
@@ -116,7 +116,7 @@ impl Input {
         *self = grown;
     }
 
-    /// Room for more bytes. There is some unless whole packets wait.
+    /// Returns the room for more bytes. There is some unless whole packets are waiting.
     fn room(&mut self) -> &mut [u8] {
         if self.start > 0 && self.bytes.len() - self.end < HEADER_LEN + MAX_PAYLOAD {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -125,14 +125,14 @@ impl Input {
         &mut self.bytes[self.end..]
     }
 
-    /// The first `N` bytes, if they have arrived; they are taken.
+    /// Takes the first `N` bytes, if they have arrived.
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let taken = *self.bytes[self.start..self.end].first_chunk()?;
         self.pop(N);
         Some(taken)
     }
 
-    /// The oldest packet, if it has arrived as a whole: its header and where its payload lies until [`Input::pop`].
+    /// Returns the oldest packet, if all of it has arrived: its header, and where its payload stays until [`Input::pop`].
     ///
     /// # Errors
     /// No card sends such a packet.
@@ -161,7 +161,7 @@ impl Input {
 enum Stage {
     /// This card connects; its hello is sent as soon as the stream takes it.
     Calling(Initiator),
-    /// Another card connected, from this address. No good hello has arrived.
+    /// The other side connected, from this address. No valid hello has arrived yet.
     Called(IpAddr),
     /// This card sent the welcome.
     Answered(Responder, Gid),
@@ -199,7 +199,7 @@ impl Stream {
     /// Calls `peer`; packets may be pushed after [`Progress::Proven`].
     ///
     /// # Errors
-    /// The system's; [`WireError::NoAddress`]; [`WireError::Absent`] when no card listens there. It may come later too.
+    /// The system's, [`WireError::NoAddress`], or [`WireError::Absent`] if no card listens there, which a later call may report instead.
     pub fn connect(own: &Gid, peer: &Gid) -> Result<Self, WireError> {
         let (Some(from), Some(to)) = (own.ip(), peer.address) else { return Err(WireError::NoAddress) };
         let socket = new_socket(from, true).map_err(system("socket"))?;
@@ -220,22 +220,22 @@ impl Stream {
         self.socket.as_fd()
     }
 
-    /// Both cards are proven to each other.
+    /// Whether both cards are proven to each other.
     pub fn is_open(&self) -> bool {
         matches!(self.stage, Stage::Open)
     }
 
-    /// This card connected, and the other has not answered.
+    /// Whether this card connected and the other has not answered.
     pub fn is_calling(&self) -> bool {
         matches!(self.stage, Stage::Calling(_))
     }
 
-    /// The other side connected, and nothing has arrived that only a card knows.
+    /// Whether the other side connected and nothing has arrived that only a card knows.
     pub fn is_silent(&self) -> bool {
         matches!(self.stage, Stage::Called(_))
     }
 
-    /// The card that was sent a welcome and has not proven itself since.
+    /// Returns the card that was sent a welcome and has not proven itself yet.
     pub fn unproven(&self) -> Option<Gid> {
         if let Stage::Answered(_, peer) = &self.stage { Some(*peer) } else { None }
     }
@@ -248,7 +248,7 @@ impl Stream {
         loop {
             let room = self.input.room();
             let len = room.len();
-            // Without room the call would say that the connection is over.
+            // Without room, the read would look like the end of the connection.
             if len == 0 {
                 break;
             }
@@ -311,7 +311,7 @@ impl Stream {
         self.flush().map(drop)
     }
 
-    /// A whole packet or a corrupt one has arrived.
+    /// Whether a whole packet or a corrupt one has arrived.
     pub fn look(&self) -> bool {
         self.is_open() && !matches!(self.input.peek(), Ok(None))
     }
@@ -329,12 +329,12 @@ impl Stream {
         self.input.pop(HEADER_LEN + len as usize);
     }
 
-    /// Bytes wait for room in the socket.
+    /// Whether bytes wait for room in the socket.
     pub fn has_output(&self) -> bool {
         self.sent < self.output.len()
     }
 
-    /// Sends a packet, a short one only with the next [`Stream::flush`]; false when there is no room now.
+    /// Sends a packet, but a short one only with the next [`Stream::flush`]. Returns false if there is no room now.
     ///
     /// # Errors
     /// Those of [`Stream::flush`].
@@ -372,7 +372,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Writes the output and a packet in one call. Returns the number of bytes that the socket took.
+    /// Writes the output and a packet in one call. Returns how many bytes the socket took.
     ///
     /// # Safety
     /// `len` bytes at `payload` are readable.
@@ -388,10 +388,10 @@ impl Stream {
         usize::try_from(taken).or_else(|_| blocked(io::Error::last_os_error()))
     }
 
-    /// Gives the socket what waits for room there. True when it took some.
+    /// Hands the socket what waits for room. Returns true if it took some.
     ///
     /// # Errors
-    /// The connection cannot be made. That of one that is over comes from [`Stream::proceed`], after all that arrived.
+    /// The connection cannot be made. [`Stream::proceed`] reports the end of a connection, after everything that arrived before it.
     pub fn flush(&mut self) -> Result<bool, WireError> {
         let before = self.sent;
         while self.has_output() {
@@ -417,7 +417,7 @@ impl Stream {
     }
 }
 
-/// A failed write. The end of the connection is the reader's to find, behind what arrived before: here it is only that nothing was taken.
+/// Handles a failed write, which took nothing. The reader finds the end of the connection, after what arrived before it.
 fn blocked(error: io::Error) -> Result<usize, WireError> {
     use ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, WouldBlock};
     match error.kind() {
@@ -426,7 +426,7 @@ fn blocked(error: io::Error) -> Result<usize, WireError> {
     }
 }
 
-/// A connection that could not be made, or is over.
+/// Returns the error of a connection that could not be made or is over.
 fn broken(error: io::Error) -> WireError {
     match error.kind() {
         ErrorKind::ConnectionRefused => WireError::Absent,

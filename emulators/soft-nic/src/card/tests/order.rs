@@ -1,4 +1,4 @@
-//! The order in which a card reports what it hears of another. Each test polls both cards itself.
+//! The order in which a card reports what it hears from another. Each test polls both cards itself.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use ferrogin_test_support::wait::wait_until;
 use super::super::announce;
 use super::*;
 
-/// A completion: of a send or of a receive.
+/// A completion of a send or a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Done {
     Send,
@@ -52,7 +52,7 @@ impl Card {
         self.core.poll(self.now, true);
     }
 
-    /// Sends an empty message, for which the other card has a receive.
+    /// Sends an empty message, for which the other card posts a receive.
     pub(super) fn send(&mut self, other: &mut Self) {
         other.post_receive();
         self.send_unexpected();
@@ -61,7 +61,7 @@ impl Card {
     pub(super) fn post_receive(&mut self) {
         let qp = self.core.qp(self.qpn).unwrap();
         let slot = qp.rq.buffer().cast::<[u64; 2]>().wrapping_add(qp.rq.slot_of(self.received) as usize);
-        // SAFETY: the slot lies in the ring and has as many bytes.
+        // SAFETY: the slot lies in the ring and has that many bytes.
         unsafe { slot.write(RxDesc::single(0, 0, 0, 0).to_words()) };
         self.received += 1;
         qp.rq.preset(self.received);
@@ -74,18 +74,18 @@ impl Card {
         let mut bytes = [0; 64];
         wqe.emit(&Geometry::NARROW, &mut bytes).unwrap();
         let slot = qp.sq.buffer().wrapping_add((qp.sq.slot_of(self.sent) * 64) as usize);
-        // SAFETY: the slot lies in the ring and has as many bytes.
+        // SAFETY: the slot lies in the ring and has that many bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), slot, bytes.len()) };
         self.sent += 1;
         qp.sq.preset(self.sent);
     }
 
-    /// All completions so far, which are of success.
+    /// Returns all completions so far, which must be successful.
     pub(super) fn done(&mut self) -> Vec<Done> {
         self.done_with_errors().into_iter().map(|(done, good)| good.then_some(done).expect("success")).collect()
     }
 
-    /// All completions so far, and whether they are of success.
+    /// Returns all completions so far, and whether they were successful.
     pub(super) fn done_with_errors(&mut self) -> Vec<(Done, bool)> {
         let ring = self.core.cqs.get_mut(self.cq).unwrap();
         // SAFETY: the ring has 64 entries of 32 bytes.
@@ -98,14 +98,14 @@ impl Card {
         done.map(|(done, status)| (done, status == Status::Known(CompStatus::Ok))).collect()
     }
 
-    /// The connection that the other card made.
+    /// Returns the connection that the other card opened.
     fn accepted(&mut self) -> &mut Connection {
         let found = self.core.connections.iter().find_map(|(at, connection)| connection.accepted.then_some(at));
         self.core.connections.get_mut(found.expect("the other card connected")).unwrap()
     }
 }
 
-/// Polls both cards until the first has this number of completions.
+/// Polls both cards until the first has this many completions.
 pub(super) fn until(a: &mut Card, b: &mut Card, completions: usize) {
     wait_until("completions", || {
         a.poll();
@@ -114,7 +114,7 @@ pub(super) fn until(a: &mut Card, b: &mut Card, completions: usize) {
     });
 }
 
-/// Two cards that are connected in shared memory, in both directions. The first polls the connection that the other made before its own.
+/// Opens two cards connected through shared memory, in both directions. The first polls the connection that the other made before its own.
 fn connected(faults: &str) -> (Card, Card) {
     connected_by(WireChoice::Shm, faults)
 }
@@ -173,7 +173,7 @@ fn reply_waits_for_room_for_the_acknowledgement_before_it() {
 fn reply_completes_after_the_send_whose_completion_faults_hold_back() {
     let (mut a, mut b) = connected("seed=1,reorder=64");
     a.send(&mut b);
-    // The other card has no receive for the second message, so another completion is to come.
+    // The other card has no receive for the second message, so another completion is still to come.
     a.send_unexpected();
     let poll_often = |a: &mut Card, b: &mut Card| {
         for _ in 0..300 {
@@ -214,7 +214,7 @@ fn silent_card_is_lost_after_5_s() {
 fn silent_card_is_lost((mut a, mut b): (Card, Card)) {
     a.send(&mut b);
     a.poll();
-    // The other card is not polled any more. A poll advances the card's clock by 50 ms at most.
+    // The other card is no longer polled. A poll advances the card's clock by at most 50 ms.
     let mut polls_until = |lost: Option<CompStatus>| {
         (1..).find(|_| {
             a.now += Duration::from_millis(50);

@@ -1,4 +1,4 @@
-//! Connections to cards of other hosts, which are on this host here. Each test polls its cards itself.
+//! Connections to cards on other hosts, which here are on this one. Each test polls its cards itself.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,13 +15,13 @@ fn open() -> Card {
     Card::open(WireChoice::Tcp, NO_FAULTS)
 }
 
-/// Connections of a card but that to itself, and those whose other end is not proven.
+/// Counts a card's connections except the one to itself, and those whose other end is not proven.
 fn connections(card: &Card) -> (usize, usize) {
     let others = || card.core.connections.iter().filter(|(at, _)| *at != LOOPBACK);
     (others().count(), others().filter(|(_, connection)| connection.is_unproven()).count())
 }
 
-/// A process connects to the card, and sends `bytes`.
+/// Connects to the card as a process that sends `bytes`.
 fn process(card: &Card, bytes: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(card.core.gid.address.unwrap()).unwrap();
     stream.write_all(bytes).unwrap();
@@ -32,7 +32,7 @@ fn hello(from: &Card, to: &Card) -> Vec<u8> {
     handshake::initiate(&from.core.gid, &to.core.gid).unwrap().hello().to_vec()
 }
 
-/// Whether the card closed the connection of a process, after it read everything.
+/// Whether the card closed a process's connection, after the process read everything.
 fn is_closed(process: &mut TcpStream) -> bool {
     process.set_nonblocking(true).unwrap();
     match process.read_to_end(&mut Vec::new()) {
@@ -41,7 +41,7 @@ fn is_closed(process: &mut TcpStream) -> bool {
     }
 }
 
-/// A new card exchanges messages with `a`.
+/// Opens a new card, which exchanges messages with `a`.
 fn exchange(a: &mut Card) -> Card {
     let mut b = open();
     a.connect(&mut b);
@@ -117,7 +117,7 @@ fn calls_that_cross_leave_one_stream() {
     }
 }
 
-/// A card that has a welcome sends packets: its stream is not one too many.
+/// A caller with a valid hello is not silent, so its stream is never one too many.
 #[test]
 fn cards_that_call_at_the_same_time_are_all_kept() {
     let mut a = open();
@@ -139,7 +139,7 @@ fn silent_connections_do_not_block_peers() {
     assert!(connections(&a).1 <= 64, "{:?}", connections(&a));
     held.extend((0..300).map(|_| process(&a, &hello(&b, &a)[..70])));
     exchange(&mut a);
-    // Those that are left are closed after 5 s.
+    // The remaining ones are closed after 5 s.
     for _ in 0..120 {
         (a.now, b.now) = (a.now + Duration::from_millis(50), b.now + Duration::from_millis(50));
         a.core.poll(a.now, true);
@@ -183,7 +183,7 @@ fn attackers_change_nothing() {
 #[test]
 fn claim_of_another_cards_gid_is_refused() {
     let (mut a, mut victim) = (open(), open());
-    // It knows both GIDs, and has another address than the card that it says to be.
+    // It knows both GIDs, but has another address than the card it claims to be.
     victim.core.gid.address.as_mut().unwrap().set_ip(Ipv4Addr::new(127, 0, 0, 2));
     let mut claim = process(&a, &hello(&victim, &a));
     wait_until("refusal", || {
@@ -200,7 +200,7 @@ fn claim_of_another_cards_gid_is_refused() {
 fn repeated_hello_takes_no_slot() {
     let mut a = open();
     let mut b = open();
-    // A process repeats the hello of a card that has not connected yet, and never confirms it.
+    // A process replays the hello of a card that has not connected yet, and never confirms it.
     let mut repeated = process(&a, &hello(&b, &a));
     wait_until("welcome", || {
         a.poll();
@@ -210,7 +210,7 @@ fn repeated_hello_takes_no_slot() {
     b.connect(&mut a);
     b.send(&mut a);
     until(&mut a, &mut b, 1);
-    // One is repeated while the card is connected.
+    // Another process replays one while the card is connected.
     let mut later = process(&a, &hello(&b, &a));
     wait_until("end", || {
         a.poll();

@@ -19,7 +19,7 @@ impl Trace {
         World::of(Config { faults, trace: Some(self.0.clone()), ..Config::default() })
     }
 
-    /// What the file has behind the record of the card, which it must have first.
+    /// Returns what follows the card's record in the file, which must start with that record.
     fn records(&self, world: &mut World) -> Vec<Record> {
         world.core.flush_trace();
         let bytes = std::fs::read(&self.0).unwrap();
@@ -125,7 +125,7 @@ fn trace_has_receives_counts_and_closed_queue_pairs() {
         ..Header::new(PacketKind::Send, 5)
     };
     world.arrives(world.other, Header { len: 8, ..to });
-    // A queue pair that counts no writes of peers has no record of one.
+    // A queue pair that does not count peers' writes gets no record of one.
     world.arrives(LOOPBACK, Header { len: 8, ..Header { kind: PacketKind::Write as u8, ..to } });
     world.arrives(LOOPBACK, Header { kind: PacketKind::Read as u8, ..to });
     assert!(world.core.pump(LOOPBACK));

@@ -7,7 +7,7 @@ use super::super::packet::Kind;
 use super::*;
 use crate::random::{self, Random};
 
-/// A card's port on which it listens, and its GID.
+/// Returns a listening card's port and its GID.
 fn card() -> (Listener, Gid) {
     let listener = Listener::bind(Ipv4Addr::LOCALHOST).unwrap();
     listener.listen().unwrap();
@@ -15,7 +15,7 @@ fn card() -> (Listener, Gid) {
     (listener, Gid { address: Some(address), secret: random::secret().unwrap() })
 }
 
-/// What comes of the bytes that arrive next.
+/// Returns what comes of the next bytes.
 fn next(stream: &mut Stream, own: &Gid) -> Result<Progress, WireError> {
     wait_for("an event", || match stream.proceed(own) {
         Ok(Progress::Nothing) => None,
@@ -27,7 +27,7 @@ fn accepted(listener: &Listener) -> Stream {
     wait_for("a connection", || listener.accept().unwrap())
 }
 
-/// Both ends of an open stream.
+/// Returns both ends of an open stream.
 fn pair() -> (Stream, Stream) {
     let ((_, a), (listener, b)) = (card(), card());
     let mut calling = Stream::connect(&a, &b).unwrap();
@@ -42,7 +42,7 @@ fn pair() -> (Stream, Stream) {
     (calling, called)
 }
 
-/// The same while the caller's hello may wait for the connection.
+/// Does the same while the caller's hello may still wait for the connection.
 fn next_after(calling: &mut Stream, called: &mut Stream, own: &Gid) -> Result<Progress, WireError> {
     wait_for("a hello", || {
         calling.flush().unwrap();
@@ -53,7 +53,7 @@ fn next_after(calling: &mut Stream, called: &mut Stream, own: &Gid) -> Result<Pr
     })
 }
 
-/// A process that connects to a card sends `bytes` and keeps its end open.
+/// Connects to a card as a process that sends `bytes` and keeps its end open.
 fn attacked(bytes: &[u8]) -> (Result<Progress, WireError>, TcpStream) {
     let (listener, gid) = card();
     let mut attacker = TcpStream::connect(gid.address.unwrap()).unwrap();
@@ -70,7 +70,7 @@ fn packets_cross_in_order_whatever_their_length() {
     let mut lens = VecDeque::new();
     let (mut sent, mut received, mut was_full) = (0u64, 0u64, false);
     while received < 4000 {
-        // The sender is ahead at times, so that the sockets fill up.
+        // The sender gets ahead at times, so that the sockets fill up.
         for _ in 0..random.below(300) {
             let len = match random.below(3) {
                 0 => 0,
@@ -78,7 +78,7 @@ fn packets_cross_in_order_whatever_their_length() {
                 _ => random.below(MAX_PAYLOAD as u64 + 1),
             } as u32;
             let header = Header { total: len, len, ..Header::new(Kind::Write, sent) };
-            // SAFETY: `source` holds as many bytes behind every start.
+            // SAFETY: `source` holds that many bytes after every start.
             if !unsafe { a.push(&header, source[sent as usize % 251..].as_ptr()) }.unwrap() {
                 was_full = true;
                 break;
@@ -141,7 +141,7 @@ fn what_a_peer_sent_before_it_closed_is_read() {
     assert!(unsafe { b.push(&Header::new(Kind::Ack, 8), std::ptr::null()) }.unwrap());
     b.flush().unwrap();
     drop(a);
-    // The unread packet of `b` makes the end of `a` a reset. A write learns of it first.
+    // `a` never read `b`'s packet, so its close is a reset. A write learns of it first.
     let error = wait_for("end of the stream", || {
         // SAFETY: no payload.
         assert!(unsafe { b.push(&Header::new(Kind::Ack, 9), std::ptr::null()) }.is_ok());
@@ -221,7 +221,7 @@ fn repeated_hello_and_confirm_prove_nothing() {
     let (_, own) = card();
     let initiator = handshake::initiate(&own, &gid).unwrap();
     let mut confirm = None;
-    // The second connection repeats everything that the first sent.
+    // The second connection replays everything that the first sent.
     for repeated in [false, true] {
         let mut caller = TcpStream::connect(gid.address.unwrap()).unwrap();
         caller.write_all(&initiator.hello()).unwrap();
