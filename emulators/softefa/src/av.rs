@@ -21,7 +21,7 @@ use soft_nic::card::{Card, Slab};
 pub(super) struct Entry {
     pub address: Address,
     pub ahn: u16,
-    /// Insertions of the address: the same address gets the same number.
+    /// How often the address was inserted: the same address gets the same number.
     uses: u32,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Av {
     fid: fi::fid_av,
     pub domain: Held<Domain>,
     pub table: Arc<AvTable>,
-    /// Endpoints bound to the vector.
+    /// Endpoints bound to the address vector.
     pub uses: Uses,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct AvTable {
     entries: Mutex<Entries>,
 }
 
-/// The number of an entry of the table. The application may pass any number.
+/// Converts an entry's number to its index. The application may pass any number.
 fn slot(at: u64) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
@@ -54,7 +54,7 @@ struct Entries {
     number_of_handle: HashMap<(u16, u16), u64>,
 }
 
-// SAFETY: repr(C), begins with fid_av; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_av; this provider makes fids of this class only here.
 unsafe impl Object for Av {
     const CLASS: u32 = fi::FI_CLASS_AV;
     const CLOSE: &str = "fi_close(av)";
@@ -73,12 +73,12 @@ impl AvTable {
         self.lock().table.get(slot(at)).copied()
     }
 
-    /// The number of an address.
+    /// Returns an address's number.
     pub(super) fn find(&self, address: &Address) -> Option<u64> {
         self.lock().number_of.get(address).copied()
     }
 
-    /// The number of a queue pair behind a handle.
+    /// Returns the number of a queue pair on an address handle's card.
     pub(super) fn reverse(&self, ahn: u16, qpn: u16) -> Option<u64> {
         self.lock().number_of_handle.get(&(ahn, qpn)).copied()
     }
@@ -151,7 +151,7 @@ static AV_OPS: fi::fi_ops_av = fi::fi_ops_av {
     lookup2: Some(unsupported::lookup2),
 };
 
-/// The error numbers of an insertion: the context with `FI_SYNC_ERR`.
+/// An insertion's error numbers: with `FI_SYNC_ERR`, the context.
 struct Errors<'a>(Room<'a, c_int>);
 
 impl<'a> Arg<'a, (*mut c_void, usize, u64)> for Errors<'a> {
@@ -159,7 +159,7 @@ impl<'a> Arg<'a, (*mut c_void, usize, u64)> for Errors<'a> {
         if flags & fi::FI_SYNC_ERR == 0 {
             return Ok(Self(Room::NONE));
         }
-        // SAFETY: with the flag, `fi_av(3)` has room for a number for each address.
+        // SAFETY: with the flag, the context has room for a number for each address (`fi_av(3)`).
         Ok(Self(unsafe { Arg::of((context, count), call) }?))
     }
 }
@@ -239,7 +239,7 @@ entry_points! {
             Err(error) => format!("{error}"),
         };
         let mut bytes = CString::new(text).unwrap_or_default().into_bytes_with_nul();
-        // What does not fit is cut, and the rest terminated.
+        // Cuts off what does not fit, and terminates the rest.
         let room = answer.room();
         if room > 0 && room < bytes.len() {
             bytes[room - 1] = 0;

@@ -1,4 +1,4 @@
-//! The objects that are bound to an enabled endpoint: its card, address vector, completion queues and counters.
+//! The objects bound to an enabled endpoint: its card, address vector, completion queues and counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub(super) struct SoftCount {
     pub errors: AtomicU64,
 }
 
-/// The completion queue of one direction.
+/// One direction's completion queue.
 #[derive(Default)]
 pub(super) struct CqBinding {
     pub queue: Option<Arc<CqQueue>>,
@@ -34,12 +34,12 @@ impl CqBinding {
         !silent && (!self.selective || flags & fi::FI_COMPLETION != 0)
     }
 
-    /// Reserves room in the ring for a completion; false when there is none.
+    /// Reserves room in the ring for a completion. Returns false if there is none.
     pub(super) fn reserve(&self) -> bool {
         self.queue.as_ref().is_none_or(|queue| queue.reserve())
     }
 
-    /// Returns the room of a completion: the application read it, or none will be written.
+    /// Releases a completion's room: the application read it, or none will be written.
     pub(super) fn release(&self) {
         if let Some(queue) = &self.queue {
             queue.release();
@@ -51,7 +51,7 @@ impl CqBinding {
     }
 }
 
-/// The bindings of an endpoint.
+/// An endpoint's bindings.
 pub(super) struct Bindings {
     pub card: Arc<Card>,
     pub pd: u32,
@@ -61,14 +61,14 @@ pub(super) struct Bindings {
     pub send: CqBinding,
     pub recv: CqBinding,
     pub counts: [Option<Arc<SoftCount>>; EVENTS],
-    /// Bytes that an operation copies at most, so that its buffer is free at once.
+    /// Maximum number of bytes that an operation copies, so that its buffer is free at once.
     pub inject_size: usize,
     /// Capabilities that the application asked for (`FI_DIRECTED_RECV`...).
     pub caps: u64,
 }
 
 impl Bindings {
-    /// The peer of an address.
+    /// Returns an address's peer.
     pub(super) fn target(&self, at: u64) -> Result<av::Entry, Code> {
         self.av.get(at).ok_or(Code::INVAL)
     }
@@ -95,7 +95,7 @@ impl Bindings {
     }
 }
 
-/// The queue pair of a peer, as a work request names it.
+/// Returns a peer's queue pair, as a work request names it.
 pub(super) fn destination(address: &Address, ahn: u16) -> Destination {
     Destination { ah: ahn, qpn: address.qpn, qkey: address.qkey }
 }

@@ -17,10 +17,10 @@ pub(super) const SEND_FLAGS: u64 = fi::FI_COMPLETION
     | fi::FI_REMOTE_CQ_DATA
     | fi::FI_MORE;
 
-/// Buffers that one call may name.
+/// Maximum number of buffers that one call may name.
 pub(super) const MAX_IOV: usize = 4;
 
-/// A buffer of the application.
+/// One of the application's buffers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     pub addr: *mut u8,
@@ -36,13 +36,13 @@ pub(super) struct Buffers {
     count: usize,
 }
 
-// SAFETY: addresses of the application, followed only while its operation lasts.
+// SAFETY: the application's addresses, followed only while its operation lasts.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
     const NONE: Segment = Segment { addr: std::ptr::null_mut(), len: 0, lkey: None };
 
-    /// No buffer.
+    /// Returns no buffers.
     pub(super) fn none() -> Self {
         Self { segments: [Self::NONE; MAX_IOV], count: 0 }
     }
@@ -51,17 +51,17 @@ impl Buffers {
         &self.segments[..self.count]
     }
 
-    /// Bytes of all.
+    /// Returns the total length in bytes.
     pub(super) fn len(&self) -> usize {
         self.segments().iter().fold(0, |sum, s| sum.saturating_add(s.len))
     }
 
-    /// The first byte, as completions of receives name it.
+    /// Returns the address of the first byte, as receive completions name it.
     pub(super) fn start(&self) -> *mut c_void {
         self.segments[0].addr.cast()
     }
 
-    /// `len` bytes from `skip` on; fewer if there are not so many.
+    /// Returns `len` bytes from `skip` on, or fewer if there are fewer.
     pub(super) fn part(&self, mut skip: usize, mut len: usize) -> Self {
         let mut part = Self::none();
         for segment in self.segments() {
@@ -91,7 +91,7 @@ impl Buffers {
         }
     }
 
-    /// Copies as much of `from` into the buffers as they hold, and returns the number of bytes.
+    /// Copies as much of `from` into the buffers as they hold, and returns how many bytes that is.
     ///
     /// # Safety
     /// The buffers are writable.
@@ -153,7 +153,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// The data for the peer's completion, if the flags say that there is some.
+    /// Returns the data for the peer's completion, if the flags say that there is any.
     pub(super) fn data(&self, flags: u64) -> Option<u64> {
         (flags & fi::FI_REMOTE_CQ_DATA != 0).then_some(self.data)
     }
@@ -185,7 +185,7 @@ messages! {
     };
 }
 
-/// The key that `fi_mr_desc` carries: never 0.
+/// Returns the key that `fi_mr_desc` carries, which is never 0.
 fn key_of(desc: *mut c_void) -> Option<u32> {
     u32::try_from(desc as usize).ok().filter(|key| *key != 0)
 }

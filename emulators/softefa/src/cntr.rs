@@ -1,4 +1,4 @@
-//! `fid_cntr`: a completion counter of the card.
+//! `fid_cntr`: one of the card's completion counters.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::BorrowedFd;
@@ -26,12 +26,12 @@ use soft_nic::memory;
 pub(super) struct Cntr {
     fid: fi::fid_cntr,
     pub domain: Held<Domain>,
-    /// Number on the card.
+    /// The counter's number on the card.
     pub id: u32,
     completions: *const u64,
     errors: *const u64,
     may_wait: bool,
-    /// Events that the protocol counts in software beside the card.
+    /// Events that the protocol counts in software, besides the card's.
     pub soft: Arc<SoftCount>,
     /// Endpoints whose events it counts. Their completions are processed before a read.
     endpoints: Mutex<Vec<Arc<dyn Completer>>>,
@@ -39,7 +39,7 @@ pub(super) struct Cntr {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_cntr; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_cntr; this provider makes fids of this class only here.
 unsafe impl Object for Cntr {
     const CLASS: u32 = fi::FI_CLASS_CNTR;
     const CLOSE: &str = "fi_close(cntr)";
@@ -79,7 +79,7 @@ impl Cntr {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
-    /// The value after a poll of the card and the endpoints. An application that reads a counter mostly waits for a change.
+    /// Returns the value after polling the card and the endpoints: an application that reads a counter is mostly waiting for a change.
     fn polled_value(&self) -> u64 {
         self.progress();
         self.value()
@@ -125,7 +125,7 @@ struct CntrAttrHead {
     flags: u64,
 }
 
-/// Whether waiting is allowed.
+/// Checks the attributes, and returns whether waiting is allowed.
 fn check(attr: Option<&CntrAttrHead>) -> Result<bool, Code> {
     let Some(attr) = attr else { return Ok(true) };
     let may_wait = match attr.wait_obj {
@@ -139,7 +139,7 @@ fn check(attr: Option<&CntrAttrHead>) -> Result<bool, Code> {
     Ok(may_wait)
 }
 
-/// The counts in the application's memory, if it names any.
+/// Creates the counts, in the application's memory if it names any.
 fn words(init: Option<&fi::fi_efa_comp_cntr_init_attr>, start: u64) -> Result<(Word, Word), Code> {
     const COMP: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM;
     const ERR: u32 = fi::FI_EFA_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM;
@@ -226,7 +226,7 @@ fn change(cntr: &Cntr, how: impl FnOnce(&mut Counter, &SoftCount)) -> Result<i32
     Ok(0)
 }
 
-/// Polls that only yield before a waiting thread sleeps between polls, and the length of that sleep.
+/// A waiting thread yields after each of this many polls, and then sleeps this long after each.
 const YIELDS: u32 = 200;
 const REST: Duration = Duration::from_micros(50);
 
@@ -246,7 +246,7 @@ entry_points! {
         open_counter(domain, attr, None, &out, context)
     }
 
-    /// `cntr_open_ext` of the GDA operations: the counts lie in the application's memory.
+    /// `cntr_open_ext` of the GDA operations: the counts are in the application's memory.
     pub(super) fn open_ext(
         domain: *mut fi::fid_domain,
         attr: *mut fi::fi_cntr_attr,

@@ -14,7 +14,7 @@ use ferrogin_libfabric::bindings as fi;
 use super::queue_pair::RingReader;
 use soft_nic::card::signal::Signal;
 
-/// The error of an operation.
+/// An operation's error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Failure {
     /// Positive libfabric error number.
@@ -26,7 +26,7 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// A request of the card ended with this status, which is not ok. The numbers are those of the efa provider.
+    /// Returns the failure of a request that completed with this status, which is not ok. The numbers are the efa provider's.
     pub(super) fn of_status(raw: u8) -> Self {
         use CompStatus as S;
         let err = match Status::from_raw(raw) {
@@ -63,16 +63,16 @@ pub(super) struct Entry {
     /// `FI_SEND | FI_MSG` and the like.
     pub flags: u64,
     pub len: usize,
-    /// The buffer of a message, where the context does not identify it.
+    /// A message's buffer, if the context does not identify it.
     pub buf: *mut c_void,
     pub data: u64,
     pub tag: u64,
-    /// Address of the sender in the address vector, or `FI_ADDR_NOTAVAIL`.
+    /// The sender's address in the address vector, or `FI_ADDR_NOTAVAIL`.
     pub source: u64,
     pub failure: Option<Failure>,
 }
 
-// SAFETY: the pointers are contexts and buffers of the application, which this provider only returns to it.
+// SAFETY: the pointers are the application's contexts and buffers, which this provider only returns to it.
 unsafe impl Send for Entry {}
 
 impl Entry {
@@ -90,7 +90,7 @@ impl Entry {
     }
 }
 
-/// Bytes of an entry in a format; `None` for a format that does not exist.
+/// Returns the size of an entry in a format; `None` for a format that does not exist.
 pub(super) fn entry_size(format: fi::fi_cq_format::Type) -> Option<usize> {
     match format {
         fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT => Some(size_of::<fi::fi_cq_entry>()),
@@ -101,7 +101,7 @@ pub(super) fn entry_size(format: fi::fi_cq_format::Type) -> Option<usize> {
     }
 }
 
-// Each format begins with the one before, so a prefix of the longest is written.
+// Each format begins with the one before it, so a prefix of the longest is written.
 const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, flags) == offset_of!(fi::fi_cq_msg_entry, flags));
 const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, len) == offset_of!(fi::fi_cq_msg_entry, len));
 const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, data) == offset_of!(fi::fi_cq_data_entry, data));
@@ -109,9 +109,9 @@ const _: () = assert!(offset_of!(fi::fi_cq_tagged_entry, buf) == offset_of!(fi::
 
 /// An endpoint that completes into a [`CqQueue`].
 pub(super) trait Completer: Send + Sync {
-    /// Number of the queue pair.
+    /// Returns the queue pair's number.
     fn qpn(&self) -> u16;
-    /// The completion for the application of an entry of the ring; `None` if the application gets none.
+    /// Returns the application's completion for a ring entry; `None` if the application gets none.
     fn complete(&self, raw: &RawCqe) -> Option<Entry>;
     /// Makes the card progress in this thread.
     fn poll_card(&self);
@@ -124,9 +124,9 @@ pub(super) struct CqQueue {
     ready: Mutex<VecDeque<Entry>>,
     /// Raised when an entry is added, if threads may wait.
     pub signal: Option<Arc<Signal>>,
-    /// Bytes of an entry in the application's format.
+    /// Size of an entry in the application's format.
     entry_size: usize,
-    /// Entries that the application requested.
+    /// How many entries the application requested.
     capacity: usize,
     /// The card's ring, on `efa-direct`.
     ring: Option<Mutex<RingReader>>,
@@ -166,22 +166,22 @@ impl CqQueue {
     }
 
     pub(super) fn detach(&self, endpoint: &Arc<dyn Completer>) {
-        // `settle` holds the lock of the ring, so the endpoint's entries are processed before it is removed.
+        // `settle` holds the ring's lock, so the endpoint's entries are processed before it is removed.
         let _ring = self.ring.as_ref().map(lock);
         lock(&self.endpoints).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
-    /// Reserves an entry of the ring for a request; false when there is none.
+    /// Reserves a ring entry for a request. Returns false if there is none.
     pub(super) fn reserve(&self) -> bool {
         self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1)).is_ok()
     }
 
-    /// The application read the entry of a request.
+    /// Releases a request's entry, which the application has read.
     pub(super) fn release(&self) {
         self.room.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// True when there is no room for more completions until the application reads.
+    /// Whether there is no room for more completions until the application reads.
     pub(super) fn is_full(&self) -> bool {
         lock(&self.ready).len() >= self.capacity
     }
@@ -193,7 +193,7 @@ impl CqQueue {
         }
     }
 
-    /// True when the application can read an entry.
+    /// Whether the application can read an entry.
     pub(super) fn has_entries(&self) -> bool {
         !lock(&self.ready).is_empty()
     }
@@ -202,7 +202,7 @@ impl CqQueue {
         lock(&self.ready).len()
     }
 
-    /// Polls the card in this thread, and takes its completions. An application that reads mostly waits.
+    /// Polls the card in this thread, and takes its completions. An application that reads is mostly waiting.
     pub(super) fn progress(&self) {
         let first = lock(&self.endpoints).first().cloned();
         if let Some(endpoint) = first {
@@ -227,7 +227,7 @@ impl CqQueue {
             }
             return;
         }
-        // After the lock is released: an endpoint's progress may push to this queue and to its other one.
+        // The lock is not held here: an endpoint's progress may push to this queue and to its other one.
         let count = lock(&self.endpoints).len();
         for i in 0..count {
             let endpoint = lock(&self.endpoints).get(i).cloned();
@@ -240,7 +240,7 @@ impl CqQueue {
     /// Reads up to `count` entries, and their sources.
     ///
     /// # Errors
-    /// The error code for the application: the queue is empty, or the next entry is of a failed operation.
+    /// The error code for the application: the queue is empty, or the next entry is a failed operation's.
     ///
     /// # Safety
     /// `buf` holds `count` entries of this queue's format, `source` is null or holds as many addresses.
@@ -259,10 +259,10 @@ impl CqQueue {
                         tag: entry.tag,
                     };
                     let to: *mut u8 = buf.cast::<u8>().wrapping_add(read * self.entry_size);
-                    // SAFETY: this function's caller gives room for `count` entries of `entry_size`; every format is a prefix of the longest.
+                    // SAFETY: the caller provides room for `count` entries of `entry_size`, and every format is a prefix of the longest.
                     unsafe { ptr::copy_nonoverlapping((&raw const whole).cast(), to, self.entry_size) };
                     if !source.is_null() {
-                        // SAFETY: not null, and this function's caller gives room for `count` sources, of which this is one.
+                        // SAFETY: not null, and this function's caller provides room for `count` sources, of which this is one.
                         unsafe { source.wrapping_add(read).write(entry.source) };
                     }
                     ready.pop_front();
@@ -280,7 +280,7 @@ impl CqQueue {
         }
     }
 
-    /// The failed operation at the head of the queue.
+    /// Takes the failed operation at the head of the queue, if there is one.
     pub(super) fn take_failed(&self) -> Option<(Entry, Failure)> {
         let mut ready = lock(&self.ready);
         let failure = ready.front()?.failure?;

@@ -1,4 +1,4 @@
-//! `fid_cq`: a completion queue. On `efa-direct` it is a ring of the card, which programs that drive queues themselves read from
+//! `fid_cq`: a completion queue. On `efa-direct` it is one of the card's rings, which programs that drive queues themselves read from
 //! memory; `fi_cq_read` reads the same entries.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -38,7 +38,7 @@ pub(super) struct Cq {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_cq; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_cq; this provider makes fids of this class only here.
 unsafe impl Object for Cq {
     const CLASS: u32 = fi::FI_CLASS_CQ;
     const CLOSE: &str = "fi_close(cq)";
@@ -57,13 +57,13 @@ unsafe impl Object for Cq {
 }
 
 impl Cq {
-    /// Ring, bytes of an entry, entries.
+    /// Returns the ring, its entry size and its number of entries.
     pub(super) fn memory(&self) -> Option<fi::fi_efa_cq_attr> {
         let ring = self.ring.as_ref()?;
         Some(fi::fi_efa_cq_attr { buffer: ring.buffer, entry_size: CQ_ENTRY_LEN, num_entries: ring.entries })
     }
 
-    /// Number of the ring on the card.
+    /// Returns the ring's number on the card.
     pub(super) fn ring_id(&self) -> Option<u32> {
         self.ring.as_ref().map(|ring| ring.id)
     }
@@ -111,7 +111,7 @@ const MIN_ENTRIES: usize = 16;
 const MAX_ENTRIES: usize = 1 << 20;
 const DEFAULT_ENTRIES: usize = 8192;
 
-/// The attributes of a queue, checked.
+/// A queue's attributes, checked.
 struct Attributes {
     entries: u32,
     entry_size: usize,
@@ -208,7 +208,7 @@ impl Reader<'_> {
         if queue.len() < self.count.max(1) {
             queue.progress();
         }
-        // SAFETY: `fi_cq(3)` has room for `count` entries of the queue's format and, unless null, sources: only `Arg::of` makes this type.
+        // SAFETY: by `fi_cq(3)`, there is room for `count` entries of the format and, unless null, sources. Only `Arg::of` makes this type.
         match unsafe { queue.read(self.buf, self.count, self.source) } {
             Ok(read) => Ok(i32::try_from(read).unwrap_or(i32::MAX)),
             Err(err) => {
@@ -275,7 +275,7 @@ impl<'a> Arg<'a, (*mut fi::fid_cq, *mut fi::fi_cq_err_entry)> for FailedRoom<'a>
     }
 }
 
-/// The text of a status. It is static, because applications may pass no buffer.
+/// Returns a status's text. It is static, because applications may pass no buffer.
 fn status_text(raw: c_int) -> &'static CStr {
     static TEXTS: OnceLock<Vec<CString>> = OnceLock::new();
     let texts = TEXTS.get_or_init(|| {
@@ -332,7 +332,7 @@ entry_points! {
         publish(domain, &attributes, ring, context, &out)
     }
 
-    /// `cq_open_ext` of the GDA operations: the ring lies in a dma-buf of the application.
+    /// `cq_open_ext` of the GDA operations: the ring is in the application's dma-buf.
     pub(super) fn open_ext(
         domain: *mut fi::fid_domain,
         attr: *mut fi::fi_cq_attr,
@@ -364,7 +364,7 @@ entry_points! {
         let queue = &room.cq.queue;
         queue.progress();
         let (entry, failure) = queue.take_failed().ok_or(Code::AGAIN)?;
-        // The entry holds the whole error, so an error buffer of the application stays as it is.
+        // The entry holds the whole error, so the application's error buffer stays as it is.
         let ErrorBuffer { err_data, err_data_size } = room.error.read();
         let err_data = if err_data_size > 0 { err_data } else { ptr::null_mut() };
         room.head.write(ErrorHead {

@@ -1,4 +1,4 @@
-//! The data path of an enabled endpoint: its operations go to the card, or to the protocol of the fabric `efa`.
+//! An enabled endpoint's data path: its operations go to the card, or to the `efa` fabric's protocol.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ impl DataPath {
     }
 
     /// # Errors
-    /// `EAGAIN` when there is no room now, and other codes for invalid calls.
+    /// `EAGAIN` if there is no room now, and other codes for invalid calls.
     pub(super) fn send(&self, call: &SendCall) -> Result<(), Code> {
         if self.bindings.send.is_full() {
             return Err(Code::AGAIN);
@@ -69,7 +69,7 @@ impl DataPath {
         }
     }
 
-    /// Posts. When there is no room, polls the completion queue, which frees the room of completed requests, and posts once more.
+    /// Posts. If there is no room, polls the completion queue, which frees the room of completed requests, and posts once more.
     fn post_with_progress(&self, post: impl Fn() -> Result<(), Code>) -> Result<(), Code> {
         match (post(), &self.bindings.send.queue) {
             (Err(Code::AGAIN), Some(queue)) => {
@@ -81,7 +81,7 @@ impl DataPath {
     }
 
     /// # Errors
-    /// `ENOENT` when no such receive waits, `ENOSYS` when the card already has it.
+    /// `ENOENT` if no such receive waits, `ENOSYS` if the card already has it.
     pub(super) fn cancel(&self, context: *mut c_void) -> Result<(), Code> {
         match &self.body {
             Body::Direct(_) => Err(Code::NOSYS),
@@ -89,14 +89,14 @@ impl DataPath {
         }
     }
 
-    /// Sets the least room of a multi-receive buffer that takes another message.
+    /// Sets how much room a multi-receive buffer needs to take another message.
     pub(super) fn set_min_multi_recv(&self, len: usize) {
         if let Body::Rdm(rdm) = &self.body {
             lock(rdm).min_multi_recv = len;
         }
     }
 
-    /// Closes the endpoint. Requests that were posted are sent first, if that takes no longer than `limit`.
+    /// Closes the endpoint. Posted requests are sent first, if that takes no longer than `limit`.
     pub(super) fn close(&self, limit: std::time::Duration) {
         if let Body::Rdm(rdm) = &self.body {
             let deadline = std::time::Instant::now() + limit;

@@ -1,4 +1,4 @@
-//! The data path of `efa-direct`: each call is one request of the card, each completion one entry of its ring.
+//! The data path of `efa-direct`: each call is one request to the card, and each completion one entry in its ring.
 
 use std::ffi::c_void;
 
@@ -26,7 +26,7 @@ struct Sent {
     wanted: bool,
 }
 
-/// A receive that is posted.
+/// A posted receive.
 #[derive(Debug)]
 struct Posted {
     context: *mut c_void,
@@ -38,17 +38,17 @@ struct Posted {
 pub(super) struct Direct {
     queue_pair: QueuePair<Sent>,
     receives: Requests<Posted>,
-    /// Entries of the receive queue that are free.
+    /// Free entries in the receive queue.
     descs: u32,
 }
 
-// SAFETY: the pointers are contexts and buffers of the application, which this provider only returns to it.
+// SAFETY: the pointers are the application's contexts and buffers, which this provider only returns to it.
 unsafe impl Send for Direct {}
 
 impl Direct {
     pub(super) fn new(queue_pair: QueuePair<()>) -> Self {
         let descs = queue_pair.receives();
-        // The id of a receive has 16 bits.
+        // A receive's id has 16 bits.
         let receives = Requests::new(descs.min(u16::MAX.into()));
         Self { queue_pair: queue_pair.with_requests(), receives, descs }
     }
@@ -153,7 +153,7 @@ impl Direct {
         Ok(())
     }
 
-    /// The completion of a ring entry, if the application gets one.
+    /// Returns the application's completion for a ring entry, if it gets one.
     pub(super) fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> Option<Entry> {
         match Cqe::parse(raw, RequestIds::Bits64).ok()? {
             Cqe::Send(cqe) => {
@@ -191,12 +191,12 @@ impl Direct {
     }
 }
 
-/// Immediate data has 32 bits: the `cq_data_size` of the domain.
+/// Immediate data has 32 bits: the domain's `cq_data_size`.
 fn immediate(data: Option<u64>) -> Option<u32> {
     data.map(|data| data as u32)
 }
 
-/// The buffers' bytes, as inline data of a request.
+/// Returns the buffers' bytes as a request's inline data.
 fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
     let mut bytes = [0; efa_dp_direct::wire::TX_DESC_INLINE_MAX_SIZE_128];
     let len = buffers.len();
@@ -206,7 +206,7 @@ fn inline(buffers: &Buffers, limit: usize) -> Result<Inline, Code> {
     Inline::new(room).ok_or(Code::INVAL)
 }
 
-/// Writes the non-empty buffers as scatter-gather entries, and returns their number.
+/// Writes the non-empty buffers as scatter-gather entries, and returns how many there are.
 fn gather<const N: usize>(call: &str, buffers: &Buffers, sges: &mut [Sge; N]) -> Result<usize, Code> {
     let mut count = 0;
     for segment in buffers.segments().iter().filter(|s| s.len > 0) {

@@ -13,14 +13,14 @@ pub(super) struct Domain {
     pub fid: fi::fid_domain,
     pub fabric: Held<Fabric>,
     pub card: Arc<Card>,
-    /// Number of the protection domain on the card.
+    /// The protection domain's number on the card.
     pub pd: u32,
     /// Capabilities that the application asked for (`FI_HMEM`...).
     pub caps: u64,
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_domain; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_domain; this provider makes fids of this class only here.
 unsafe impl Object for Domain {
     const CLASS: u32 = fi::FI_CLASS_DOMAIN;
     const CLOSE: &str = "fi_close(domain)";
@@ -31,12 +31,12 @@ unsafe impl Object for Domain {
 }
 
 impl Domain {
-    /// The kind of the fabric that the domain belongs to.
+    /// Returns the kind of the fabric that the domain belongs to.
     pub(super) fn fabric_kind(&self) -> Kind {
         self.fabric.kind
     }
 
-    /// The API version that the application asked for.
+    /// Returns the API version that the application asked for.
     pub(super) fn api_version(&self) -> u32 {
         self.fabric.api_version()
     }

@@ -1,9 +1,9 @@
-//! The entry points: C functions of libfabric's tables, whose pointers become types of this crate here, once for all of them.
+//! The entry points: C functions in libfabric's tables. Their pointers become this crate's types here, once for all of them.
 //!
-//! The argument for every entry point: only an application, or libfabric's core for it, calls one, and libfabric's man page of the call
-//! says what each argument is. Pointers are null, or valid for the type and the number of elements that the page names, as long as
-//! the call lasts; an object stays open during the call. [`entry_points!`] converts the arguments by the types that an entry point
-//! declares, refuses null where a type has none, and runs the body, which is safe code, without a panic leaving it.
+//! The safety argument for every entry point: only an application, or libfabric's core on its behalf, calls one, and the call's man page in
+//! libfabric says what each argument is. Pointers are null, or valid for the type and the number of elements that the page names, as long
+//! as the call lasts; an object stays open during the call. [`entry_points!`] converts the arguments to the types that an entry point
+//! declares, refuses null where a type does not allow it, and runs the body, which is safe code, without letting a panic out.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -12,21 +12,21 @@ use ferrogin_libfabric::bindings as fi;
 
 use super::guard::Code;
 
-/// A call of the application. What its arguments point to lives as long.
+/// A call from the application. What its arguments point to lives as long as the call.
 pub(super) struct Call;
 
-/// An argument of an entry point, made from one or more arguments of C.
+/// An entry point's argument, made from one or more C arguments.
 pub(super) trait Arg<'a, Raw>: Sized {
     /// # Errors
-    /// `EINVAL` for null where there must be something, and for an object of another class.
+    /// `EINVAL` for null where it is not allowed, and for an object of another class.
     ///
     /// # Safety
-    /// `raw` is what the man page of the call says of these arguments, and stays so during the call.
+    /// `raw` is what the call's man page says about these arguments, and stays so during the call.
     unsafe fn of(raw: Raw, call: &'a Call) -> Result<Self, Code>;
 }
 
-/// Defines entry points: the arguments of C, the name for the log and, for results that are no codes, the result of a call that fails;
-/// then the arguments of the body and what each is made from.
+/// Defines entry points: the C arguments, the name for the log and, for results that are not codes, the result of a failed call; then the
+/// body's arguments and what each is made from.
 macro_rules! entry_points {
     ($(
         $(#[$meta:meta])*
@@ -39,7 +39,7 @@ macro_rules! entry_points {
             $crate::entry::entry_points!(@run $call -> $ret, || {
                 $(
                     let raw = $from;
-                    // SAFETY: this function is unsafe, and its caller keeps to the man page: the argument is at the top of this file.
+                    // SAFETY: this function is unsafe, and its caller follows the man page: the argument is at the top of this file.
                     let $typed: $ty = unsafe { $crate::entry::Arg::of(raw, &_call) }?;
                 )*
                 $body
@@ -62,7 +62,7 @@ impl<'a, T, R> Arg<'a, *const R> for Option<&'a T> {
 
 impl<'a, T, R> Arg<'a, *mut R> for Option<&'a mut T> {
     unsafe fn of(raw: *mut R, _: &'a Call) -> Result<Self, Code> {
-        // SAFETY: null, or a `T` or a struct that begins with one, which is this call's alone.
+        // SAFETY: null, or a `T` or a struct that begins with one, which only this call uses.
         Ok(unsafe { raw.cast::<T>().as_mut() })
     }
 }
@@ -74,7 +74,7 @@ impl<'a> Arg<'a, *const c_char> for Option<&'a CStr> {
     }
 }
 
-/// A variable of the application that the call sets.
+/// An application's variable that the call sets.
 pub(super) struct Out<'a, T> {
     at: *mut T,
     call: PhantomData<&'a mut T>,
@@ -104,7 +104,7 @@ impl<'a, T, R> Arg<'a, *mut R> for Out<'a, T> {
     }
 }
 
-/// An array of the application; null only if it is empty.
+/// An application's array; null only if it is empty.
 #[derive(Clone, Copy)]
 pub(super) struct Array<'a, T> {
     at: *const T,
@@ -113,7 +113,7 @@ pub(super) struct Array<'a, T> {
 }
 
 impl<'a, T: Copy> Array<'a, T> {
-    /// The element of an array of one.
+    /// Returns the element of a one-element array.
     pub(super) fn only(self) -> Option<T> {
         self.iter().next().filter(|_| self.len == 1)
     }
@@ -134,7 +134,7 @@ impl<'a, T, R, N: TryInto<usize>> Arg<'a, (*const R, N)> for Array<'a, T> {
     }
 }
 
-/// An array of the application that the call fills. Null has no room.
+/// An application's array that the call fills. Null has no room.
 pub(super) struct Room<'a, T> {
     at: *mut T,
     len: usize,
@@ -163,7 +163,7 @@ impl<T: Copy> Room<'_, T> {
     /// Sets the first elements, as many as the array has.
     pub(super) fn copy(&self, from: &[T]) {
         let len = from.len().min(self.len);
-        // SAFETY: both have `len` elements, and what the application passes is no memory of this crate.
+        // SAFETY: both have `len` elements, and what the application passes is not this crate's memory.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at, len) };
     }
 }
@@ -174,19 +174,19 @@ impl<'a, T, R> Arg<'a, (*mut R, usize)> for Room<'a, T> {
     }
 }
 
-/// Room whose length the application passes in a variable, which the call sets to the length of the answer.
+/// Room whose length the application passes in a variable, which the call sets to the answer's length.
 pub(super) struct Answer<'a> {
     room: Room<'a, u8>,
     len: Option<Out<'a, usize>>,
 }
 
 impl Answer<'_> {
-    /// Bytes that fit.
+    /// Returns how many bytes fit.
     pub(super) fn room(&self) -> usize {
         self.len.as_ref().map_or(0, Out::read)
     }
 
-    /// Copies as many bytes as fit, and sets the length to that of the whole.
+    /// Copies as many bytes as fit, and sets the length to that of the whole answer.
     ///
     /// # Errors
     /// `EINVAL` without the variable.
@@ -202,7 +202,7 @@ impl<'a, R> Arg<'a, (*mut R, *mut usize)> for Answer<'a> {
         // SAFETY: null or a variable.
         let len: Option<Out<'a, usize>> = unsafe { Arg::of(len, call) }?;
         let count = len.as_ref().filter(|_| !at.is_null()).map_or(0, Out::read);
-        // By the man page, `at` has as many bytes as the variable says.
+        // The man page says that `at` has as many bytes as the variable says.
         Ok(Self { room: Room { at: at.cast(), len: count, call: PhantomData }, len })
     }
 }
@@ -221,7 +221,7 @@ pub(super) enum Command<'a> {
 
 impl<'a> Arg<'a, (c_int, *mut c_void)> for Command<'a> {
     unsafe fn of((command, arg): (c_int, *mut c_void), _: &'a Call) -> Result<Self, Code> {
-        // By the command, `fi_control(3)` has null or a variable of this type.
+        // For this command, `fi_control(3)` takes null or a variable of this type.
         macro_rules! variable {
             () => {
                 (!arg.is_null()).then_some(Out { at: arg.cast(), call: PhantomData })

@@ -33,20 +33,20 @@ pub(super) struct Ep {
     pub uses: Uses,
 }
 
-/// The completion queue of one direction.
+/// One direction's completion queue.
 pub(super) struct Queue {
     pub cq: Held<Cq>,
     pub selective: bool,
 }
 
 pub(super) struct State {
-    /// Least room of a multi-receive buffer.
+    /// How much room a multi-receive buffer needs to take another message.
     pub min_multi_recv: usize,
     /// Writes with immediate data take receives (`FI_RX_CQ_DATA`).
     pub writes_take_receives: bool,
-    /// Retries of a send whose peer has no receive.
+    /// How often to retry a send whose peer has no receive.
     pub rnr_retry: u8,
-    /// Bytes of a work request, entries of the send and of the receive queue.
+    /// Size of a work request in bytes, and entries of the send and receive queues.
     pub wqe_size: u32,
     pub sq: u32,
     pub rq: u32,
@@ -60,7 +60,7 @@ pub(super) struct State {
     pub address: Option<Address>,
 }
 
-// SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class only here.
 unsafe impl Object for Ep {
     const CLASS: u32 = fi::FI_CLASS_EP;
     const CLOSE: &str = "fi_close(ep)";
@@ -92,7 +92,7 @@ impl Ep {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The data path.
+    /// Returns the data path.
     ///
     /// # Errors
     /// `EOPBADSTATE` before the endpoint is enabled.
@@ -100,18 +100,18 @@ impl Ep {
         self.path.get().ok_or(Code::STATE)
     }
 
-    /// Default operation flags.
+    /// Returns the default operation flags.
     pub(super) fn op_flags(&self, receive: bool) -> u64 {
         let flags = if receive { &self.rx_flags } else { &self.tx_flags };
         flags.load(Ordering::Relaxed)
     }
 
-    /// The entry of an address in the bound address vector.
+    /// Returns an address's entry in the bound address vector.
     pub(super) fn target(&self, at: u64) -> Result<super::av::Entry, Code> {
         self.state().av.as_ref().ok_or(Code::STATE)?.table.get(at).ok_or(Code::INVAL)
     }
 
-    /// Memory of the send and of the receive queue.
+    /// Returns the memory of the send and receive queues.
     pub(super) fn queues(&self) -> Result<(fi::fi_efa_wq_attr, fi::fi_efa_wq_attr), Code> {
         let qpn = self.state().qpn.ok_or(Code::STATE)?;
         let mut core = self.domain.card.lock();

@@ -65,7 +65,7 @@ static CM_OPS: fi::fi_ops_cm = fi::fi_ops_cm {
     join: Some(unsupported::join),
 };
 
-/// Default of the least room of a multi-receive buffer that takes another message.
+/// How much room a multi-receive buffer needs by default to take another message.
 const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 fn open_endpoint(

@@ -28,7 +28,7 @@ pub(super) struct Eq {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_eq; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_eq; this provider makes fids of this class only here.
 unsafe impl Object for Eq {
     const CLASS: u32 = fi::FI_CLASS_EQ;
     const CLOSE: &str = "fi_close(eq)";
@@ -38,9 +38,9 @@ unsafe impl Object for Eq {
     }
 }
 
-/// Events of a queue without a stated size.
+/// How many events a queue holds if no size is stated.
 const DEFAULT_SIZE: usize = 256;
-/// Events of a queue at most.
+/// Maximum number of events in a queue.
 const MAX_SIZE: usize = 1 << 20;
 
 static OPS: fi::fi_ops = fi::fi_ops {

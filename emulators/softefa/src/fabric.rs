@@ -6,10 +6,10 @@ use ferrogin_libfabric::bindings as fi;
 
 use super::object::{Object, Uses};
 
-/// The kind of a fabric.
+/// A fabric's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `efa-direct`: the operations of the card alone.
+    /// `efa-direct`: only the card's own operations.
     Direct,
     /// `efa`: messages of any length, in order, with tags.
     Rdm,
@@ -34,7 +34,7 @@ pub(super) struct Fabric {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_fabric; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_fabric; this provider makes fids of this class only here.
 unsafe impl Object for Fabric {
     const CLASS: u32 = fi::FI_CLASS_FABRIC;
     const CLOSE: &str = "fi_close(fabric)";
@@ -45,7 +45,7 @@ unsafe impl Object for Fabric {
 }
 
 impl Fabric {
-    /// The API version that the application requested; libfabric's core writes it after `fi_fabric` returns.
+    /// Returns the API version that the application requested; libfabric's core writes it after `fi_fabric` returns.
     pub(super) fn api_version(&self) -> u32 {
         // SAFETY: a field of this object; volatile because libfabric writes it after `fi_fabric` returned it.
         unsafe { (&raw const self.fid.api_version).read_volatile() }

@@ -30,7 +30,7 @@ static FABRIC_OPS: fi::fi_ops_fabric = fi::fi_ops_fabric {
     domain2: Some(domain_ops::open2),
 };
 
-/// What `fi_fabric` reads of its attributes.
+/// The attributes that `fi_fabric` reads.
 struct Attributes<'a> {
     name: Option<&'a CStr>,
     api_version: u32,

@@ -1,4 +1,4 @@
-//! The border between C and this library: no panic unwinds into a caller, and errors become codes.
+//! The boundary between C and this library: no panic unwinds into a caller, and errors become codes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,7 +6,7 @@ use ferrogin_libfabric::bindings as fi;
 
 use soft_nic::log;
 
-/// A libfabric error: the positive number of its header.
+/// A libfabric error: the positive number in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Code(pub i32);
 
@@ -23,7 +23,7 @@ impl Code {
     pub(super) const BADFLAGS: Self = Self(fi::FI_EBADFLAGS);
     pub(super) const OTHER: Self = Self(fi::FI_EOTHER);
 
-    /// The negative number that functions of the interface return.
+    /// Returns the negative number that the interface's functions return.
     pub(super) fn negative(self) -> i32 {
         -self.0
     }
@@ -58,7 +58,7 @@ pub(super) fn entry(call: &str, body: impl FnOnce() -> Result<i32, Code>) -> i32
     }
 }
 
-/// The same for entry points whose result is no code: `otherwise` is that of a call that fails.
+/// Does the same for entry points whose result is not a code: a failed call returns `otherwise`.
 pub(super) fn entry_or<T>(call: &str, otherwise: T, body: impl FnOnce() -> Result<T, Code>) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result.unwrap_or(otherwise),

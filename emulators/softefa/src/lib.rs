@@ -1,11 +1,11 @@
 //! The software EFA card as a libfabric provider named `softefa`.
 //!
-//! `libsoftefa-fi.so` in a directory of `FI_PROVIDER_PATH` gives libfabric the provider. The card itself is the crate `soft-nic`.
+//! libfabric loads the provider if `libsoftefa-fi.so` is in a directory of `FI_PROVIDER_PATH`. The card itself is the `soft-nic` crate.
 //!
-//! It has the two fabrics of libfabric's `efa` provider. `efa-direct` is the bare card: messages of one packet, remote memory, and the
-//! queues themselves for programs that drive them. `efa` adds a protocol: messages of any length, in order, with tags.
+//! The provider has the two fabrics of libfabric's `efa` provider. `efa-direct` is the bare card: messages of one packet, remote memory,
+//! and the queues themselves for programs that drive them. `efa` adds a protocol: messages of any length, in order, with tags.
 //!
-//! Layouts and rules: libfabric's public headers; `fi_efa(7)` for the GDA operations.
+//! Layouts and rules come from libfabric's public headers, and from `fi_efa(7)` for the GDA operations.
 #![allow(unsafe_code)]
 
 mod av;
@@ -27,7 +27,7 @@ mod fabric_ops;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
-    //! The parser of messages, for the harness of the fuzz targets.
+    //! The message parser, for the fuzz targets' harness.
     pub use crate::rdm::check_packet as messages;
 }
 mod gda;
@@ -59,7 +59,7 @@ unsafe impl Sync for Provider {}
 
 extern "C" fn cleanup() {}
 
-/// A part of this package's version.
+/// Parses a part of this package's version.
 const fn number(text: &str) -> u32 {
     match u32::from_str_radix(text, 10) {
         Ok(number) => number,

@@ -9,7 +9,7 @@ use super::guard::Code;
 use soft_nic::config::ConfigError;
 use soft_nic::log;
 
-/// Name of the provider.
+/// The provider's name.
 pub(super) const PROVIDER: &CStr = c"softefa";
 
 type DupInfo = unsafe extern "C" fn(*const fi::fi_info) -> *mut fi::fi_info;
@@ -31,10 +31,10 @@ pub(super) const fn version(major: u32, minor: u32) -> u32 {
 }
 
 impl Library {
-    /// The core of this process.
+    /// Returns this process's core.
     ///
     /// # Errors
-    /// `ENOSYS` when libfabric is not loaded.
+    /// `ENOSYS` if libfabric is not loaded.
     pub(super) fn get() -> Result<Self, Code> {
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
         (*LIBRARY.get_or_init(Self::find)).ok_or(Code::NOSYS)
@@ -67,7 +67,7 @@ impl Library {
         Some(Self { dupinfo, freeinfo, version })
     }
 
-    /// An empty `fi_info` with all its parts.
+    /// Creates an empty `fi_info` with all its parts.
     pub(super) fn new_info(&self) -> Result<Info, Code> {
         // SAFETY: with null, fi_dupinfo returns an empty info.
         let info = unsafe { (self.dupinfo)(std::ptr::null()) };
@@ -75,7 +75,7 @@ impl Library {
     }
 }
 
-/// An info of the core.
+/// An info that the core allocated.
 pub(super) struct Info {
     raw: *mut fi::fi_info,
     free: FreeInfo,
@@ -87,7 +87,7 @@ impl Info {
         unsafe { &mut *self.raw }
     }
 
-    /// The infos as a list, which is the application's.
+    /// Links the infos into a list, which then belongs to the application.
     pub(super) fn list(infos: Vec<Self>) -> *mut fi::fi_info {
         infos.into_iter().rev().fold(std::ptr::null_mut(), |next, mut info| {
             info.get().next = next;
@@ -103,14 +103,14 @@ impl Drop for Info {
     }
 }
 
-/// A copy of `text` that the core may `free`.
+/// Returns a copy of `text` that the core may `free`.
 pub(super) fn strdup(text: &CStr) -> Result<*mut std::ffi::c_char, Code> {
     // SAFETY: `text` is terminated.
     let copy = unsafe { libc::strdup(text.as_ptr()) };
     if copy.is_null() { Err(Code::NOMEM) } else { Ok(copy) }
 }
 
-/// The text at a pointer of the application; `None` for null.
+/// Returns the text at an application's pointer; `None` for null.
 ///
 /// # Safety
 /// `text` is null or a terminated string that lives as long as the result.
@@ -122,13 +122,13 @@ pub(super) unsafe fn text<'a>(text: *const std::ffi::c_char) -> Option<&'a CStr>
     Some(unsafe { CStr::from_ptr(text) })
 }
 
-/// Logs why a call of the application fails.
+/// Logs why an application's call fails, and returns `EINVAL`.
 pub(super) fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> Code {
     log::line(format_args!("softefa: {call}: {why}"));
     Code::INVAL
 }
 
-/// [`refuse`] for an invalid setting. Programs call `fi_getinfo` many times, so the same line is logged once.
+/// Does the same as [`refuse`] for an invalid setting. Programs call `fi_getinfo` many times, so a repeated line is logged once.
 pub(super) fn refuse_setting(call: &str, error: &ConfigError) -> Code {
     static SAID: Mutex<String> = Mutex::new(String::new());
     let why = error.to_string();

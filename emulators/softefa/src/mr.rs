@@ -26,7 +26,7 @@ pub(super) struct Mr {
     uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_mr; this provider makes fids of this class here only.
+// SAFETY: repr(C), begins with fid_mr; this provider makes fids of this class only here.
 unsafe impl Object for Mr {
     const CLASS: u32 = fi::FI_CLASS_MR;
     const CLOSE: &str = "fi_close(mr)";
@@ -65,7 +65,7 @@ fn access_of(asked: u64) -> Result<Access, Code> {
     if asked & !RIGHTS != 0 {
         return Err(Code::INVAL);
     }
-    // No rights mean the rights of messages, as in libfabric's efa provider.
+    // No rights means the rights for messages, as in libfabric's efa provider.
     let asked = if asked == 0 { fi::FI_SEND | fi::FI_RECV } else { asked };
     let has = |bits: u64| asked & bits != 0;
     Ok(Access {
@@ -129,7 +129,7 @@ entry_points! {
     }
 }
 
-/// The memory that `fi_mr_regattr` registers.
+/// What `fi_mr_regattr` is asked to register.
 struct Asked<'a> {
     domain: &'a Domain,
     access: u64,
@@ -194,7 +194,7 @@ fn by_address(addr: usize, len: usize, access: Access) -> Result<Memory, Code> {
     Ok(Memory { base: addr as u64, len: len as u64, at: Location::Host(addr as *mut u8), _map: None })
 }
 
-/// GPU memory, which the CUDA driver copies.
+/// Returns GPU memory, which the CUDA driver copies.
 fn by_gpu_address(addr: u64, len: usize) -> Result<Memory, Code> {
     if len == 0 {
         return Err(Code::INVAL);
@@ -220,7 +220,7 @@ fn by_dmabuf(dmabuf: &fi::fi_mr_dmabuf) -> Result<Memory, Code> {
     Ok(Memory { base, len: dmabuf.len as u64, at, _map: map })
 }
 
-/// Registers memory of the host.
+/// Registers host memory.
 fn register_host(
     domain: &Domain,
     addr: usize,

@@ -20,19 +20,19 @@ pub(super) unsafe trait Object: Sized {
     /// The name of its `fi_close`, for the log.
     const CLOSE: &str;
 
-    /// The objects that use this one.
+    /// Returns the count of objects that use this one.
     fn uses(&self) -> &Uses;
 
-    /// What else is done before the object is dropped.
+    /// Does what else is needed before the object is dropped.
     ///
     /// # Errors
-    /// The object stays open.
+    /// The object cannot be closed, and stays open.
     fn close(&self) -> Result<(), Code> {
         Ok(())
     }
 }
 
-/// A fid of the application: null, or open during the call.
+/// A fid from the application: null, or open during the call.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(super) struct Fid<'a> {
@@ -41,7 +41,7 @@ pub(super) struct Fid<'a> {
 }
 
 impl<'a> Fid<'a> {
-    /// The object behind the fid, checked by its class.
+    /// Returns the object behind the fid, checked by its class.
     ///
     /// # Errors
     /// `EINVAL` for null and for a fid of another class.
@@ -87,7 +87,7 @@ entry_points! {
     }
 }
 
-/// An object that another one uses: it stays open as long.
+/// An object that another one uses, and so keeps open.
 pub(super) struct Held<T: Object>(*const T);
 
 impl<T: Object> Held<T> {
@@ -105,7 +105,7 @@ impl<T: Object> Deref for Held<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: `close`, which alone drops objects, refuses while the count of uses has this one.
+        // SAFETY: only `close` drops objects, and it refuses while the count of uses includes this one.
         unsafe { &*self.0 }
     }
 }
@@ -116,17 +116,17 @@ impl<T: Object> Drop for Held<T> {
     }
 }
 
-/// A fid of `class` with its operations.
+/// Makes a fid of `class` with its operations.
 pub(super) fn head(class: u32, context: *mut c_void, ops: &'static fi::fi_ops) -> fi::fid {
     fi::fid { fclass: class as usize, context, ops: table(ops) }
 }
 
-/// A table as the structs of libfabric hold it. No code writes to the table.
+/// Returns a table as libfabric's structs hold it. No code writes to the table.
 pub(super) fn table<T>(ops: &'static T) -> *mut T {
     (&raw const *ops).cast_mut()
 }
 
-/// The number of objects that were made from this one and are open.
+/// The number of open objects that use this one.
 #[derive(Debug, Default)]
 pub(super) struct Uses(AtomicU32);
 

@@ -27,7 +27,7 @@ fn recv(ep: &Ep, call: &RecvCall) -> Result<i32, Code> {
     ep.path()?.recv(call).map(|()| 0)
 }
 
-/// A send with the endpoint's default flags.
+/// Sends with the endpoint's default flags.
 fn send_default(
     ep: &Ep,
     buffers: Buffers,
@@ -40,13 +40,13 @@ fn send_default(
     send(ep, &SendCall { buffers, to, context, tag, data, flags, silent: false })
 }
 
-/// A send without completion. Its buffer is free when the call returns.
+/// Sends without a completion. The buffer is free when the call returns.
 fn inject(ep: &Ep, buffers: Buffers, to: Addr, tag: Option<u64>, data: Option<u64>) -> Result<i32, Code> {
     let context = ptr::null_mut();
     send(ep, &SendCall { buffers, to, context, tag, data, flags: fi::FI_INJECT, silent: true })
 }
 
-/// A receive with the endpoint's default flags.
+/// Receives with the endpoint's default flags.
 fn recv_default(ep: &Ep, buffers: Buffers, from: Addr, context: Void, tag: Option<(u64, u64)>) -> Result<i32, Code> {
     let flags = ep.op_flags(true);
     let flags = if tag.is_some() { flags & !fi::FI_MULTI_RECV } else { flags };
@@ -200,7 +200,7 @@ pub(super) static MSG: fi::fi_ops_msg = fi::fi_ops_msg {
     injectdata: Some(fi_injectdata),
 };
 
-/// Messages with tags, which only the fabric `efa` has. On `efa-direct` these calls return `ENOSYS`.
+/// Messages with tags, which only the `efa` fabric has. On `efa-direct` these calls return `ENOSYS`.
 pub(super) static TAGGED: fi::fi_ops_tagged = fi::fi_ops_tagged {
     size: size_of::<fi::fi_ops_tagged>(),
     recv: Some(fi_trecv),

@@ -1,4 +1,4 @@
-//! `fi_ops_rma`: remote memory by calls of the host.
+//! `fi_ops_rma`: remote memory access through host calls.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -29,7 +29,7 @@ fn rma(ep: &Ep, call: &RmaCall) -> Result<i32, Code> {
     ep.path()?.rma(call).map(|()| 0)
 }
 
-/// A call with the endpoint's default flags.
+/// Reads or writes with the endpoint's default flags.
 fn rma_default(
     ep: &Ep,
     read: bool,
@@ -44,7 +44,7 @@ fn rma_default(
     rma(ep, &RmaCall { read, buffers, peer: to.peer, remote, context, data, flags, silent: false })
 }
 
-/// A write without completion. Its buffer is free when the call returns.
+/// Writes without a completion. The buffer is free when the call returns.
 fn write_inject(ep: &Ep, buffers: Buffers, to: Remote, data: Option<u64>) -> Result<i32, Code> {
     let remote = fi::fi_rma_iov { addr: to.addr, len: buffers.len(), key: to.key };
     let (peer, context) = (to.peer, ptr::null_mut());

@@ -61,7 +61,7 @@ entry_points! {
         Ok(0)
     }
 
-    /// Options that the card fulfils in any case are accepted and change nothing.
+    /// Options that the card meets anyway are accepted and change nothing.
     pub(super) fn setopt(fid: fi::fid_t, level: c_int, name: c_int, value: *const c_void, len: usize) -> c_int
     as ("fi_setopt") (ep: &Ep = fid, value: Array<'_, u8> = (value, len)) {
         if level != fi::FI_OPT_ENDPOINT as c_int {

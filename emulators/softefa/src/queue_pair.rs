@@ -17,7 +17,7 @@ pub(super) struct QueuePair<T> {
     rq: Arc<WorkQueue>,
     geometry: Geometry,
     max_batch: u32,
-    /// Producer count, and the written requests that are not rung.
+    /// Producer count, and how many written requests are not rung.
     pc: u32,
     unrung: u32,
     requests: Requests<T>,
@@ -25,41 +25,40 @@ pub(super) struct QueuePair<T> {
 }
 
 impl<T> QueuePair<T> {
-    /// The queues of a new queue pair, whose send queue begins at `start`.
+    /// Takes the queues of a new queue pair, whose send queue begins at `start`.
     pub(super) fn new(sq: Arc<WorkQueue>, rq: Arc<WorkQueue>, max_batch: u32, start: u32) -> Self {
         let geometry = if sq.entry_size == 128 { Geometry::WIDE } else { Geometry::NARROW };
         let entries = sq.entries;
         Self { sq, rq, geometry, max_batch, pc: start, unrung: 0, requests: Requests::new(entries), rq_pc: 0 }
     }
 
-    /// The same queues for requests of another type. No request may be in flight.
+    /// Returns the same queues for requests of another type. No request may be in flight.
     pub(super) fn with_requests<U>(self) -> QueuePair<U> {
         let Self { sq, rq, max_batch, pc, .. } = self;
         QueuePair::new(sq, rq, max_batch, pc)
     }
 
-    /// Requests that can be posted now.
+    /// Returns how many requests can be posted now.
     pub(super) fn room(&self) -> usize {
         self.requests.room()
     }
 
-    /// Requests in flight.
+    /// Returns how many requests are in flight.
     pub(super) fn outstanding(&self) -> usize {
         self.requests.len()
     }
 
-    /// Inline bytes of a send.
+    /// Returns how many bytes a send carries inline.
     pub(super) fn max_inline(&self) -> usize {
         self.geometry.max_inline as usize
     }
 
-    /// Inline bytes of a write.
+    /// Returns how many bytes a write carries inline.
     pub(super) fn max_inline_write(&self) -> usize {
         if self.geometry == Geometry::WIDE { self.max_inline() } else { 0 }
     }
 
-    /// Writes a request, which the card takes at the next [`ring`](Self::ring). `None` when there is no room or the request is too
-    /// long.
+    /// Writes a request, which the card takes at the next [`ring`](Self::ring). `None` if there is no room or the request is too long.
     pub(super) fn post(&mut self, to: Destination, op: Operation, request: T) -> Option<()> {
         let id = self.requests.next_id()?;
         let mut wqe = SendWqe::new(u64::from(id), to, op);
@@ -102,7 +101,7 @@ impl<T> QueuePair<T> {
         }
     }
 
-    /// Entries of the receive queue.
+    /// Returns the number of entries in the receive queue.
     pub(super) fn receives(&self) -> u32 {
         self.rq.entries
     }
@@ -113,7 +112,7 @@ impl<T> QueuePair<T> {
     }
 }
 
-/// Reads a completion ring.
+/// The reader of a completion ring.
 #[derive(Debug)]
 pub(super) struct RingReader {
     buffer: *const u8,
@@ -136,7 +135,7 @@ impl RingReader {
         self.entries
     }
 
-    /// The next entry that the card has written.
+    /// Returns the next entry, if the card has written it.
     pub(super) fn next(&mut self) -> Option<RawCqe> {
         let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
         let word = |i: usize| {

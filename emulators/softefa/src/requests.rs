@@ -1,6 +1,6 @@
 //! What an endpoint has in flight, by request id.
 
-/// A table with a bound. It grows with the entries in flight: most queues are never full.
+/// A bounded table. It grows with the entries in flight: most queues are never full.
 #[derive(Debug)]
 pub(super) struct Requests<T> {
     entries: Vec<Option<T>>,
@@ -13,13 +13,13 @@ impl<T> Requests<T> {
         Self { entries: Vec::new(), free: Vec::new(), bound }
     }
 
-    /// The id of the next entry; `None` when the table is full.
+    /// Returns the id of the next entry; `None` if the table is full.
     pub(super) fn next_id(&self) -> Option<u32> {
         let new = self.entries.len() as u32;
         self.free.last().copied().or((new < self.bound).then_some(new))
     }
 
-    /// Adds an entry and returns its id; `None` when the table is full.
+    /// Adds an entry and returns its id; `None` if the table is full.
     pub(super) fn insert(&mut self, entry: T) -> Option<u32> {
         let id = self.next_id()?;
         match self.free.pop() {
@@ -37,12 +37,12 @@ impl<T> Requests<T> {
         Some(entry)
     }
 
-    /// Entries in the table.
+    /// Returns the number of entries.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Entries that can be added.
+    /// Returns how many entries can be added.
     pub(super) fn room(&self) -> usize {
         self.bound as usize - self.len()
     }

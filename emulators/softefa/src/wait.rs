@@ -13,7 +13,7 @@ use super::guard::Code;
 use soft_nic::card::pace::shares_a_core;
 use soft_nic::card::signal::Signal;
 
-/// The wait object of a queue.
+/// A queue's wait object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WaitObject {
     /// The queue has none.
@@ -62,24 +62,24 @@ pub(super) fn control(object: WaitObject, signal: Option<&Signal>, command: &Com
     Ok(0)
 }
 
-/// The time limit of a call that waits.
+/// A waiting call's time limit.
 pub(super) struct Sleep {
     deadline: Option<Instant>,
 }
 
 impl Sleep {
-    /// `timeout` in milliseconds; a negative one is no limit.
+    /// Starts a time limit of `timeout` milliseconds; a negative one means no limit.
     pub(super) fn until(timeout: c_int) -> Self {
         let deadline = u64::try_from(timeout).ok().map(|ms| Instant::now() + Duration::from_millis(ms));
         Self { deadline }
     }
 
-    /// True when the time is over.
+    /// Whether the time is over.
     pub(super) fn is_over(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// Sleeps until the signal is raised. False when the time is over or the sleep was interrupted.
+    /// Sleeps until the signal is raised. Returns false if the time is over or the sleep was interrupted.
     pub(super) fn on(&mut self, signal: &Signal) -> bool {
         let rest = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if rest.is_some_and(|rest| rest.is_zero()) {
@@ -97,7 +97,7 @@ impl Sleep {
 /// Reads until there is something or the time is over: `fi_cq_sread` and `fi_eq_sread`. `timeout` is that of [`Sleep::until`].
 ///
 /// # Errors
-/// Those of `read`; `EAGAIN` when the time is over or the sleep was interrupted.
+/// Those of `read`; `EAGAIN` if the time is over or the sleep was interrupted.
 pub(super) fn read_with_timeout(
     signal: &Signal,
     timeout: c_int,

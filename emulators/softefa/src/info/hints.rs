@@ -17,7 +17,7 @@ use soft_nic::config::Config;
 use soft_nic::fault::Faults;
 use soft_nic::host;
 
-/// Old names of mode bits of memory registration.
+/// Old names of memory registration mode bits.
 const MR_BASIC: i32 = 1;
 const MR_SCALABLE: i32 = 2;
 /// Bits that matter only to applications whose memory peers access.
@@ -30,7 +30,7 @@ pub(super) const PRIMARY: u64 = fi::FI_MSG
     | fi::FI_MULTICAST
     | fi::FI_DIRECTED_RECV
     | fi::FI_HMEM
-    // A counter of remote accesses takes the place of a counter of messages, so an application gets it only on request.
+    // A counter of remote accesses replaces a counter of messages, so an application gets it only on request.
     | fi::FI_RMA_EVENT
     | DIRECTIONS;
 const MESSAGE_DIRECTIONS: u64 = fi::FI_SEND | fi::FI_RECV;
@@ -41,7 +41,7 @@ const DIRECTIONS: u64 = MESSAGE_DIRECTIONS | RMA_DIRECTIONS;
 /// The hints, or defaults without hints.
 #[derive(Debug, Default)]
 pub(super) struct Hints {
-    /// False when the application passed no hints.
+    /// False if the application passed no hints.
     given: bool,
     pub caps: u64,
     mode: u64,
@@ -50,7 +50,7 @@ pub(super) struct Hints {
     pub dest: Option<[u8; ADDRESS_LEN]>,
     mr_mode: Option<i32>,
     auto_progress: bool,
-    /// Threading, and control and data progress, of the hints.
+    /// Threading, and control and data progress, in the hints.
     pub threading: fi::fi_threading::Type,
     pub progress: [fi::fi_progress::Type; 2],
     /// The old single bit for all of memory registration.
@@ -71,12 +71,12 @@ pub(super) struct Hints {
     pub tclass: u32,
     pub tx_flags: Option<u64>,
     pub rx_flags: Option<u64>,
-    /// Message orders of the hints; `None` without hints.
+    /// Message orders in the hints; `None` without hints.
     pub tx_order: Option<u64>,
     pub rx_order: Option<u64>,
 }
 
-/// Whether the hints ask for an order of completions, which the card does not keep and API 2.0 ignores.
+/// Whether the hints ask for a completion order, which the card does not keep and API 2.0 ignores.
 fn completion_order(asked: u64, api: u32) -> bool {
     asked != 0 && api < version(2, 0)
 }
@@ -100,7 +100,7 @@ impl Hints {
             wanted.dest = Some(destination.ok_or(Code::NODATA)?);
         }
         if let Some(source) = given.source() {
-            // The GID of a card is drawn when the card is opened; its IP address is known before.
+            // A card's GID is drawn when the card is opened, but its IP address is known before.
             let source = source.and_then(|bytes| Gid::from_bytes(*bytes.first_chunk()?).ok());
             unless(source.is_none_or(|gid| gid.ip().is_some_and(|ip| !is_own_ip(ip, config))))?;
         }
@@ -161,7 +161,7 @@ impl Hints {
         Ok(())
     }
 
-    /// Whether an offer meets the hints.
+    /// Checks that an offer meets the hints.
     pub(super) fn meet(&self, offer: &Offer, config: &Config) -> Result<(), Code> {
         let all = offer.tx_caps | offer.rx_caps | DOMAIN_CAPS | HMEM;
         unless(self.caps & !all != 0 || self.caps & HMEM & !offer.optional_caps != 0)?;
@@ -181,21 +181,21 @@ impl Hints {
         unless(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > RMA_IOV)
     }
 
-    /// The mode of receives that the application chose: with `FI_RX_CQ_DATA`, writes with immediate data take receives.
+    /// Returns the receive mode that the application chose: with `FI_RX_CQ_DATA`, writes with immediate data take receives.
     pub(super) fn rx_mode_of(&self, offer: &Offer, faults: &Faults) -> u64 {
         if offer.kind == Kind::Direct && !faults.no_rx_cq_data { self.mode & fi::FI_RX_CQ_DATA } else { 0 }
     }
 
-    /// Bytes of a message at most, for these hints.
+    /// Returns the maximum size of a message in bytes, for these hints.
     pub(super) fn max_msg_size_of(&self, offer: &Offer) -> usize {
         if self.given && self.caps & fi::FI_RMA == 0 { offer.max_msg_size } else { offer.max_size }
     }
 
-    /// Capabilities of the info.
+    /// Returns the info's capabilities.
     pub(super) fn caps_of(&self, offer: &Offer) -> u64 {
         let all = offer.tx_caps | offer.rx_caps | DOMAIN_CAPS;
         if self.caps == 0 {
-            // Without the registration modes of remote memory, an application gets no remote memory.
+            // Without the registration modes for remote memory, an application gets no remote memory.
             let no_target = self.mr_mode.is_some_and(|mode| MR_TARGET & !mode != 0);
             return if no_target { all & !(fi::FI_RMA | fi::FI_RMA_EVENT | RMA_DIRECTIONS) } else { all };
         }
@@ -209,25 +209,25 @@ impl Hints {
         caps
     }
 
-    /// [`mr_mode_of`](Self::mr_mode_of) in the application's terms, which may be the old single bit.
+    /// Returns [`mr_mode_of`](Self::mr_mode_of) in the application's terms, which may be the old single bit.
     pub(super) fn mr_mode_reported(&self, offer: &Offer, caps: u64) -> i32 {
         if self.basic { MR_BASIC } else { self.mr_mode_of(offer, caps) }
     }
 
-    /// The memory registration modes that an application with these capabilities must support.
+    /// Returns the memory registration modes that an application with these capabilities must support.
     pub(super) fn mr_mode_of(&self, offer: &Offer, caps: u64) -> i32 {
         let target = caps & fi::FI_RMA != 0 && (caps & RMA_DIRECTIONS == 0 || caps & TARGET_DIRECTIONS != 0);
         offer.mr_mode
             | if target { MR_TARGET } else { 0 }
             | if caps & HMEM != 0 { fi::FI_MR_HMEM } else { 0 }
-            // Optional: used when the application supports it.
+            // Optional: used if the application supports it.
             | self.mr_mode.map_or(0, |mode| mode & fi::FI_MR_LOCAL)
     }
 
-    /// Takes node and service: this host with `FI_SOURCE`, else a peer.
+    /// Takes the node and service, which name this host with `FI_SOURCE`, or else a peer.
     ///
     /// # Errors
-    /// `ENODATA` for names of no card.
+    /// `ENODATA` for names that are no card's.
     pub(super) fn take_node(
         &mut self,
         node: Option<&CStr>,
@@ -255,7 +255,7 @@ impl Hints {
     }
 }
 
-/// Whether the cards of this process have this address, or had it if they were open.
+/// Whether this process's cards have this address, or would have it if they were open.
 fn is_own_ip(ip: std::net::Ipv4Addr, config: &Config) -> bool {
     Some(ip) == card::advertised_gid(config).ip() || ip == host::default_address()
 }

@@ -1,11 +1,11 @@
-//! Parts of `fi_info` that differ between releases of libfabric, in the layout of the oldest.
+//! Parts of `fi_info` that differ between libfabric releases, in the oldest release's layout.
 
 use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 
 use ferrogin_libfabric::bindings as fi;
 
-/// Asserts that the fields of an older struct lie where the newest has them.
+/// Asserts that an older struct's fields are where the newest has them.
 macro_rules! same_offsets {
     ($old:ty, $new:ty: $($field:ident),*) => {
         $(const _: () = assert!(offset_of!($old, $field) == offset_of!($new, $field));)*

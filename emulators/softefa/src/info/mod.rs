@@ -27,7 +27,7 @@ use soft_nic::card;
 use soft_nic::config::Config;
 use soft_nic::fault::{COUNTER_MASK, Faults};
 
-/// Bytes of a work request on a queue that carries `inject` bytes inline; `None` when the card has no such size.
+/// Returns the size of a work request that carries `inject` bytes inline; `None` if the card has no such size.
 pub(super) fn wqe_size(inject: usize, faults: &Faults) -> Option<u32> {
     match inject {
         0..=NARROW_INLINE => Some(64),
@@ -36,12 +36,12 @@ pub(super) fn wqe_size(inject: usize, faults: &Faults) -> Option<u32> {
     }
 }
 
-/// Entries of a send queue at most: wide requests need twice the memory.
+/// Returns the maximum number of entries in a send queue: wide requests need twice the memory.
 pub(super) fn max_sq(wqe_size: u32, faults: &Faults) -> u32 {
     if wqe_size == 128 { (faults.sq_size / 2).max(1) } else { faults.sq_size }
 }
 
-/// Entries of a queue when the application requests `asked`; `None` when that is more than `max`.
+/// Returns the number of entries in a queue if the application requests `asked`; `None` if that is more than `max`.
 pub(super) fn queue_size(asked: usize, max: u32) -> Option<u32> {
     if asked == 0 {
         return Some(max);
@@ -49,12 +49,12 @@ pub(super) fn queue_size(asked: usize, max: u32) -> Option<u32> {
     u32::try_from(asked).ok().filter(|n| *n <= max).map(|n| n.next_power_of_two())
 }
 
-/// Name of a card's domain.
+/// Returns the name of a card's domain.
 fn domain_name(card: u32) -> String {
     format!("softefa{card}-rdm")
 }
 
-/// The card of a domain's name.
+/// Returns the card with this domain name.
 pub(super) fn card_of(domain: &str) -> Option<u32> {
     let number = domain.strip_prefix("softefa")?.strip_suffix("-rdm")?.parse().ok()?;
     (domain_name(number) == domain).then_some(number)
@@ -97,7 +97,7 @@ entry_points! {
     }
 }
 
-/// The sizes of queues, and the bytes that a work request carries inline.
+/// The sizes of queues, and how many bytes a work request carries inline.
 struct Depths {
     inject: usize,
     tx: usize,
@@ -117,8 +117,8 @@ fn depths(offer: &Offer, wanted: &Hints, faults: &Faults) -> Option<Depths> {
     Some(Depths { inject, tx: chosen(wanted.tx_size, tx)?, rx: chosen(wanted.rx_size, rx)? })
 }
 
-/// The traffic class of queues when the hints name `asked`. Like libfabric's `efa` provider since August 2026, this provider has best
-/// effort and low latency, and ignores others.
+/// Returns the queues' traffic class if the hints name `asked`. Like libfabric's `efa` provider since August 2026, this provider has best
+/// effort and low latency, and ignores other classes.
 fn known_class(asked: u32, faults: &Faults) -> Result<u32, Code> {
     match asked {
         _ if faults.ignore_tclass => Ok(fi::FI_TC_UNSPEC),
@@ -128,7 +128,7 @@ fn known_class(asked: u32, faults: &Faults) -> Result<u32, Code> {
     }
 }
 
-/// The info of one card on one fabric.
+/// Builds the info for one card on one fabric.
 fn build(
     library: &Library,
     api: u32,
@@ -227,7 +227,7 @@ fn fill_domain(
     let auto =
         if offer.auto_progress { fi::fi_progress::FI_PROGRESS_AUTO } else { fi::fi_progress::FI_PROGRESS_MANUAL };
     domain.name = strdup(name)?;
-    // Like libfabric's own providers, this one repeats the models of the hints: some programs accept no other.
+    // Like libfabric's own providers, this one repeats the models in the hints: some programs accept no other.
     let asked_or = |asked, own| if asked == 0 { own } else { asked };
     domain.threading = asked_or(wanted.threading, fi::fi_threading::FI_THREAD_SAFE);
     let [control, data] = wanted.progress;
@@ -245,7 +245,7 @@ fn fill_domain(
     Ok(())
 }
 
-/// Sets the limits of counters/// Sets the limits of counters, which libfabric has since 2.5.
+/// Sets the counters' limits, which libfabric has had since 2.5.
 fn fill_counter_limits(info: &mut fi::fi_info) {
     for at in [offset_of!(fi::fi_domain_attr, max_cntr_value), offset_of!(fi::fi_domain_attr, max_err_cntr_value)] {
         let field: *mut u64 = info.domain_attr.wrapping_byte_add(at).cast();
@@ -254,14 +254,14 @@ fn fill_counter_limits(info: &mut fi::fi_info) {
     }
 }
 
-/// A copy on the C heap, where the core frees it.
+/// Returns a copy on the C heap, where the core frees it.
 fn bytes(from: &[u8]) -> Result<*mut c_void, Code> {
     // SAFETY: `malloc` may be called with any size.
     let copy = unsafe { libc::malloc(from.len()) };
     if copy.is_null() {
         return Err(Code::NOMEM);
     }
-    // SAFETY: `malloc` just allocated as many bytes at `copy`.
+    // SAFETY: `malloc` just allocated that many bytes at `copy`.
     unsafe { ptr::copy_nonoverlapping(from.as_ptr(), copy.cast(), from.len()) };
     Ok(copy)
 }

@@ -1,4 +1,4 @@
-//! The description of a card: `fid_nic`.
+//! A card's description: `fid_nic`.
 
 use std::ffi::{CString, c_int, c_void};
 use std::ptr;
@@ -22,7 +22,7 @@ static NIC_OPS: fi::fi_ops = fi::fi_ops {
     ops_set: Some(unsupported::ops_set),
 };
 
-/// A description of the card, and the objects that its pointers lead to.
+/// A description of the card, and the objects that its pointers point to.
 #[repr(C)]
 struct Nic {
     fid: fi::fid_nic,
@@ -33,7 +33,7 @@ struct Nic {
     uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_nic; this provider makes fids of this class here only, in a box.
+// SAFETY: repr(C), begins with fid_nic; this provider makes fids of this class only here, in a box.
 unsafe impl Object for Nic {
     const CLASS: u32 = fi::FI_CLASS_NIC;
     const CLOSE: &str = "fi_close(nic)";
@@ -74,7 +74,7 @@ fn bus_of(pci: Option<&PciAddress>) -> fi::fi_bus_attr {
     fi::fi_bus_attr { bus_type: fi::fi_bus_type::FI_BUS_PCI, attr: fi::fi_bus_attr__bindgen_ty_1 { pci } }
 }
 
-/// The description with these texts and this bus. Its pointers lead into itself.
+/// Returns a description with these texts and this bus. Its pointers point into itself.
 fn assemble(texts: [CString; 8], bus: fi::fi_bus_attr) -> *mut fi::fid_nic {
     let mut nic = Box::new(Nic {
         fid: fi::fid_nic { fid: head(fi::FI_CLASS_NIC, ptr::null_mut(), &NIC_OPS), ..fi::fid_nic::default() },

@@ -1,4 +1,4 @@
-//! The attributes of each fabric, from which `fi_getinfo` makes an info.
+//! Each fabric's attributes, from which `fi_getinfo` makes an info.
 
 use ferrogin_libfabric::bindings as fi;
 
@@ -9,14 +9,14 @@ use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 pub(crate) const NARROW_INLINE: usize = 32;
 /// Inline bytes of 128-byte work requests.
 pub(crate) const WIDE_INLINE: usize = 80;
-/// Bytes that the protocol copies at most, so that a buffer is free at once.
+/// Maximum number of bytes that the protocol copies, so that a buffer is free at once.
 pub(crate) const RDM_INJECT: usize = 4096;
-/// Operations of the protocol in flight at most.
+/// Maximum number of the protocol's operations in flight.
 pub(super) const RDM_SIZE: usize = 1024;
-/// Bytes of remote keys and of remote completion data.
+/// Size of remote keys and of remote completion data in bytes.
 pub(super) const KEY_SIZE: usize = 4;
 pub(super) const DATA_SIZE: usize = 4;
-/// Remote ranges of one call.
+/// Maximum number of remote ranges in one call.
 pub(super) const RMA_IOV: usize = 1;
 
 pub(super) const HMEM: u64 = fi::FI_HMEM;
@@ -25,7 +25,7 @@ pub(super) const DIRECT_TX: u64 = fi::FI_MSG | fi::FI_SEND | fi::FI_RMA | fi::FI
 pub(super) const DIRECT_RX: u64 =
     fi::FI_MSG | fi::FI_RECV | fi::FI_RMA | fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE | fi::FI_RMA_EVENT | fi::FI_SOURCE;
 
-/// The attributes of a fabric.
+/// A fabric's attributes.
 pub(super) struct Offer {
     pub kind: Kind,
     pub tx_caps: u64,
@@ -37,7 +37,7 @@ pub(super) struct Offer {
     pub mr_mode: i32,
     pub auto_progress: bool,
     pub msg_order: u64,
-    /// Bytes of a message, and of any operation.
+    /// Maximum size of a message, and of any operation, in bytes.
     pub max_msg_size: usize,
     pub max_size: usize,
     pub iov_limit: usize,

@@ -1,4 +1,4 @@
-//! The hints of an application, borrowed for one call of `fi_getinfo`.
+//! An application's hints, borrowed for one call of `fi_getinfo`.
 //!
 //! libfabric copies hints of an older ABI into its own layout before it calls a provider. So each part has the layout of the loaded
 //! libfabric, which may be older than the one that this provider was built for.
@@ -40,7 +40,7 @@ pub(crate) struct RawHints<'a> {
 }
 
 impl<'a> RawHints<'a> {
-    /// Borrows hints; `None` when there are none.
+    /// Borrows hints; `None` if there are none.
     ///
     /// # Safety
     /// `hints` is null or a `fi_info` in the layout of libfabric `core`. Its pointers are null or valid in that layout, names are
@@ -51,31 +51,31 @@ impl<'a> RawHints<'a> {
         Some(Self { info, core })
     }
 
-    /// The part at `at`, which is a pointer of the hints.
+    /// Returns the part at `at`, which is one of the hints' pointers.
     fn part<T>(self, at: *const T) -> Option<&'a T> {
         // SAFETY: the caller of `borrow` promised that pointers of the hints are null or valid for `'a`, and each `T` here is no
         // longer than the part in any layout.
         unsafe { at.as_ref() }
     }
 
-    /// The name at `at`, which is a pointer of the hints.
+    /// Returns the name at `at`, which is one of the hints' pointers.
     fn name(self, at: *const c_char) -> Option<&'a CStr> {
         // SAFETY: the caller of `borrow` promised that names are null or terminated, and live for `'a`.
         unsafe { text(at) }
     }
 
-    /// The address at `at`, which is a pointer of the hints, if it has the length of an EFA address.
+    /// Returns the address at `at`, which is one of the hints' pointers, if it has the length of an EFA address.
     fn address(self, at: *const c_void, len: usize) -> Option<[u8; ADDRESS_LEN]> {
         (len == ADDRESS_LEN).then(|| self.part(at.cast::<[u8; ADDRESS_LEN]>()).copied()).flatten()
     }
 
-    /// The destination: `None` without one, `Some(None)` when it is not an EFA address.
+    /// Returns the destination: `None` without one, `Some(None)` if it is not an EFA address.
     pub(crate) fn destination(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
         let Self { info, .. } = self;
         (!info.dest_addr.is_null()).then(|| self.address(info.dest_addr, info.dest_addrlen))
     }
 
-    /// The source, in the form of [`destination`](Self::destination).
+    /// Returns the source, in the form of [`destination`](Self::destination).
     pub(crate) fn source(self) -> Option<Option<[u8; ADDRESS_LEN]>> {
         let Self { info, .. } = self;
         (!info.src_addr.is_null()).then(|| self.address(info.src_addr, info.src_addrlen))
@@ -85,7 +85,7 @@ impl<'a> RawHints<'a> {
         self.part(self.info.tx_attr.cast())
     }
 
-    /// The traffic class; unspecified in a libfabric that is older than the field.
+    /// Returns the traffic class, which is unspecified if libfabric is older than the field.
     pub(crate) fn tclass(self) -> u32 {
         let tx = self.info.tx_attr.cast_const();
         if self.core < version(1, 9) || tx.is_null() {

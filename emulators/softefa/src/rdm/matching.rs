@@ -1,4 +1,4 @@
-//! Matching of messages with receives. Receives wait for messages and messages for receives, each in order.
+//! Matches messages with receives. Receives wait for messages and messages for receives, each in order.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -12,7 +12,7 @@ use soft_nic::address::Address;
 pub(super) struct Receive {
     pub buffers: Buffers,
     pub context: *mut c_void,
-    /// The sender, if the receive takes messages of one sender only.
+    /// The sender, if the receive takes messages from only one.
     pub from: Option<Address>,
     pub tag: u64,
     /// Bits of the tag that are ignored.
@@ -32,11 +32,11 @@ impl Receive {
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub head: Head,
-    /// The bytes behind the head.
+    /// The bytes after the head.
     pub payload: Vec<u8>,
 }
 
-/// One matching space: tagged and untagged messages are matched apart.
+/// One matching space: tagged and untagged messages are matched separately.
 #[derive(Debug, Default)]
 pub(super) struct Space {
     receives: VecDeque<Receive>,
@@ -44,7 +44,7 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// The receive that a message matches. It stays in its place.
+    /// Finds the receive that a message matches. It stays in its place.
     pub(super) fn find_receive(&self, head: &Head) -> Option<usize> {
         self.receives.iter().position(|receive| receive.takes(head))
     }
@@ -61,7 +61,7 @@ impl Space {
         self.receives.push_back(receive);
     }
 
-    /// The message that a receive matches.
+    /// Finds the message that a receive matches.
     pub(super) fn find_message(&self, receive: &Receive) -> Option<usize> {
         self.messages.iter().position(|message| receive.takes(&message.head))
     }
@@ -85,7 +85,7 @@ impl Space {
     }
 }
 
-/// The space of a message.
+/// Returns a message's space.
 pub(super) fn space_of(head: &Head) -> usize {
     usize::from(head.flags & TAGGED != 0)
 }

@@ -1,8 +1,8 @@
 //! The data path of the `efa` fabric: messages of any length, in order, with tags, over the card's sends and reads.
 //!
-//! A short message travels in one packet and is copied on both sides. For a longer one, the sender registers and announces its
-//! buffers; the receiver reads them into its own memory and then sends a receipt. Messages and receipts of one endpoint to another are
-//! numbered, because the card does not keep their order. The protocol progresses when the application posts or reads a queue or a counter.
+//! A short message travels in one packet and is copied on both sides. For a longer one, the sender registers and announces its buffers; the
+//! receiver reads them into its own memory and then sends a receipt. Messages and receipts from one endpoint to another are numbered,
+//! because the card does not keep their order. The protocol progresses when the application posts or reads a queue or a counter.
 
 mod matching;
 mod packet;
@@ -37,22 +37,22 @@ use receiving::{Early, Fetch, Multi};
 use rma::Rma;
 use sending::Send;
 
-/// Receives that are always posted.
+/// How many receives are always posted.
 pub(super) const RECEIVES: u16 = 256;
-/// Packets in flight at most.
+/// Maximum number of packets in flight.
 const PACKETS: u16 = 256;
-/// Entries of the send queue.
+/// Number of entries in the send queue.
 pub(super) const REQUESTS: u32 = 1024;
-/// Entries of the completion ring: one for each request and receive, the others for peers' writes with data.
+/// Number of entries in the completion ring: one for each request and receive, the others for peers' writes with data.
 pub(super) const RING: u32 = 4096;
-/// Requests and buffers that the protocol keeps from calls of the application.
+/// How many requests and buffers the protocol withholds from the application's calls.
 const RESERVE: usize = 8;
-/// Entries of the ring that one poll takes.
+/// How many entries one poll takes from the ring.
 const BURST: usize = 256;
-/// Time between two pings of a peer that has to read a message.
+/// Time between two pings of a peer that still has to read a message.
 const PING_EVERY: Duration = Duration::from_secs(1);
 
-/// The purpose of a request of the card.
+/// The purpose of a request to the card.
 #[derive(Debug)]
 enum Request {
     Packet {
@@ -66,7 +66,7 @@ enum Request {
     Rma(u32),
 }
 
-/// Work of the protocol that waits for room in the send queue.
+/// The protocol's work that waits for room in the send queue.
 #[derive(Debug)]
 enum Job {
     Packet { peer: u32, head: Head },
@@ -81,7 +81,7 @@ struct Peer {
     /// Numbers of the next message or receipt to the peer, and of the next from it.
     next_to: u32,
     next_from: u32,
-    /// Messages and receipts of the peer that arrived out of order.
+    /// Messages and receipts from the peer that arrived out of order.
     early: BTreeMap<u32, Early>,
 }
 
@@ -89,7 +89,7 @@ struct Peer {
 pub(super) struct Parts {
     pub queue_pair: QueuePair<()>,
     pub ring: RingReader,
-    /// Number of the ring on the card.
+    /// The ring's number on the card.
     pub ring_id: u32,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Rdm {
     receives: Pool,
     peers: Slab<Peer>,
     peer_of: HashMap<Address, u32>,
-    /// Cards of the peers, by address handle.
+    /// The peers' cards, by address handle.
     card_of: HashMap<u16, Gid>,
     jobs: VecDeque<Job>,
     spaces: [Space; 2],
@@ -111,17 +111,17 @@ pub(super) struct Rdm {
     fetches: Slab<Fetch>,
     multis: Slab<Multi>,
     rmas: Slab<Rma>,
-    /// The least room of a multi-receive buffer that takes another message.
+    /// How much room a multi-receive buffer needs to take another message.
     pub(super) min_multi_recv: usize,
     next_ping: Instant,
 }
 
-// SAFETY: pointers of the application are followed only while their operations are outstanding, under the data path's lock.
+// SAFETY: the application's pointers are followed only while their operations are outstanding, under the data path's lock.
 unsafe impl std::marker::Send for Rdm {}
 
 impl Rdm {
     /// # Errors
-    /// `ENOMEM` when there is no memory.
+    /// `ENOMEM` if there is no memory.
     pub(super) fn new(bindings: &Bindings, parts: Parts) -> Result<Self, Code> {
         let mut rdm = Self {
             queue_pair: parts.queue_pair.with_requests(),
@@ -154,7 +154,7 @@ impl Rdm {
         self.queue_pair.post_receive(&[RxDesc::single(buffer, at, BUFFER_LEN as u16, lkey)]);
     }
 
-    /// The peer at the address of a packet or a call.
+    /// Returns the peer at a packet's or a call's address, adding it if it is new.
     fn peer(&mut self, bindings: &Bindings, address: Address) -> Result<u32, Code> {
         if let Some(peer) = self.peer_of.get(&address) {
             return Ok(*peer);
@@ -167,7 +167,7 @@ impl Rdm {
         Ok(peer)
     }
 
-    /// The card that sent a packet.
+    /// Returns the card that sent a packet.
     fn sender_card(&self, bindings: &Bindings, sender: &Sender) -> Option<Gid> {
         match *sender {
             Sender::Ah(ahn) => self.card_of.get(&ahn).copied().or_else(|| bindings.card.lock().card_of(ahn)),
@@ -179,7 +179,7 @@ impl Rdm {
         self.peers.get(peer).map_or(Destination::default(), |peer| destination(&peer.address, peer.ahn))
     }
 
-    /// Requests that the application may post now.
+    /// Returns how many requests the application may post now.
     fn room(&mut self, bindings: &Bindings) -> usize {
         let room = |rdm: &Self| {
             let room = rdm.queue_pair.room().min(rdm.packets.free()).saturating_sub(RESERVE);
@@ -192,7 +192,7 @@ impl Rdm {
         room(self)
     }
 
-    /// Sends a packet whose payload `fill` writes; [`QueuePair::ring`] gives it to the card. False when there is no room.
+    /// Sends a packet whose payload `fill` writes; [`QueuePair::ring`] gives it to the card. Returns false if there is no room.
     fn send_packet(
         &mut self,
         peer: u32,
@@ -224,7 +224,7 @@ impl Rdm {
         true
     }
 
-    /// Takes the completions of the card and continues all operations.
+    /// Takes the card's completions and continues all operations.
     pub(super) fn progress(&mut self, bindings: &Bindings) {
         let mut reposted = false;
         for _ in 0..BURST {
@@ -238,7 +238,7 @@ impl Rdm {
         self.ping(bindings);
     }
 
-    /// Handles one entry of the ring. True when a receive was reposted.
+    /// Handles one entry of the ring. Returns true if a receive was reposted.
     fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> bool {
         match Cqe::parse(raw, RequestIds::Bits64) {
             Ok(Cqe::Send(cqe)) => {
@@ -294,21 +294,21 @@ impl Rdm {
         self.queue_pair.ring();
     }
 
-    /// The number of the next message or receipt to a peer.
+    /// Returns the number of the next message or receipt to a peer.
     fn next_number(&mut self, peer: u32) -> Option<u32> {
         let peer = self.peers.get_mut(peer)?;
         peer.next_to = peer.next_to.wrapping_add(1);
         Some(peer.next_to.wrapping_sub(1))
     }
 
-    /// Sends a control packet of the protocol.
+    /// Sends one of the protocol's control packets.
     fn tell(&mut self, bindings: &Bindings, peer: u32, kind: Kind, id: u64, data: u64) {
         let seq = if kind == Kind::Done { self.next_number(peer).unwrap_or(0) } else { 0 };
         let head = Head { kind, flags: 0, seq, from: bindings.address, len: 0, tag: 0, data, id };
         self.jobs.push_back(Job::Packet { peer, head });
     }
 
-    /// Pings the peers that have to read a message. A dead peer fails the ping.
+    /// Pings the peers that still have to read a message. The ping of a dead peer fails.
     fn ping(&mut self, bindings: &Bindings) {
         if self.sends.is_empty() {
             return;
@@ -327,7 +327,7 @@ impl Rdm {
         self.run_jobs();
     }
 
-    /// Removes a receive.
+    /// Cancels a receive.
     pub(super) fn cancel(&mut self, bindings: &Bindings, context: *mut c_void) -> Result<(), Code> {
         let cancelled = self.spaces.iter_mut().enumerate().find_map(|(i, space)| Some((i, space.cancel(context)?)));
         let (space, receive) = cancelled.ok_or(Code(fi::FI_ENOENT))?;
@@ -338,12 +338,12 @@ impl Rdm {
         Ok(())
     }
 
-    /// True when no packet that a peer waits for is unsent.
+    /// Whether every packet that a peer waits for has been sent.
     pub(super) fn is_quiet(&self) -> bool {
         self.queue_pair.outstanding() == 0 && self.jobs.is_empty()
     }
 
-    /// Stops polling the ring.
+    /// Stops polling the ring, and releases the address handles.
     pub(super) fn close(&mut self, bindings: &Bindings) {
         self.ring = None;
         let handles: Vec<u16> = self.peers.iter().map(|(_, peer)| peer.ahn).collect();
@@ -369,10 +369,10 @@ impl Rdm {
     }
 }
 
-/// Makes a completion ring for one endpoint on the card.
+/// Creates a completion ring for one endpoint on the card.
 ///
 /// # Errors
-/// `ENOMEM` when there is no memory.
+/// `ENOMEM` if there is no memory.
 pub(super) fn open_ring(
     core: &mut Core,
     signals: Vec<std::sync::Arc<soft_nic::card::signal::Signal>>,

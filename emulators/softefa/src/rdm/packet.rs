@@ -1,4 +1,4 @@
-//! Packets between endpoints of the fabric `efa`. Each travels in one send of the card.
+//! Packets between endpoints of the `efa` fabric. Each travels in one of the card's sends.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
@@ -6,13 +6,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unali
 use soft_nic::address::{Address, Gid};
 use soft_nic::card::MAX_SEND_SIZE;
 
-/// The kind of a packet.
+/// A packet's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// A whole message, with payload.
     Eager = 1,
-    /// The announcement of a message that the receiver reads from memory of the sender: its [`RemoteBuffer`]s follow.
+    /// The announcement of a message that the receiver reads from the sender's memory: its [`RemoteBuffer`]s follow.
     Rendezvous = 2,
     /// The receiver has the message; `data` is the status.
     Done = 3,
@@ -35,17 +35,17 @@ pub(super) struct Head {
     pub flags: u8,
     /// Number of the message or receipt from this sender to this receiver; 0 in a ping.
     pub seq: u32,
-    /// The sender. Only its QKey travels: the card knows the rest, and a GID is never sent in clear.
+    /// The sender. Only its QKey travels: the card knows the rest, and a GID is never sent in the clear.
     pub from: Address,
-    /// Bytes of the whole message.
+    /// Length of the whole message in bytes.
     pub len: u64,
     pub tag: u64,
     pub data: u64,
-    /// The sender's identifier of the message.
+    /// The sender's identifier for the message.
     pub id: u64,
 }
 
-/// A [`Head`] as it travels.
+/// A [`Head`] on the wire.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawHead {
@@ -61,7 +61,7 @@ struct RawHead {
     id: U64,
 }
 
-/// Bytes of [`Head`].
+/// Size of a [`Head`] in bytes.
 pub(super) const HEAD_LEN: usize = size_of::<RawHead>();
 const _: () = {
     use std::mem::offset_of;
@@ -69,10 +69,10 @@ const _: () = {
     assert!(offset_of!(RawHead, seq) == 4 && offset_of!(RawHead, from_qkey) == 8 && offset_of!(RawHead, len) == 16);
     assert!(offset_of!(RawHead, tag) == 24 && offset_of!(RawHead, data) == 32 && offset_of!(RawHead, id) == 40);
 };
-/// Bytes of a message that a packet holds at most.
+/// Maximum size of a message that fits in one packet, in bytes.
 pub(super) const MAX_MESSAGE: usize = MAX_SEND_SIZE as usize - HEAD_LEN;
 
-/// Memory of the sender that the receiver reads.
+/// Sender memory that the receiver reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RemoteBuffer {
@@ -82,10 +82,10 @@ pub(super) struct RemoteBuffer {
     reserved: [u8; 4],
 }
 
-/// Bytes of [`RemoteBuffer`].
+/// Size of a [`RemoteBuffer`] in bytes.
 pub(super) const REMOTE_BUFFER_LEN: usize = size_of::<RemoteBuffer>();
 const _: () = assert!(REMOTE_BUFFER_LEN == 24 && std::mem::offset_of!(RemoteBuffer, rkey) == 16);
-/// Remote buffers of a message at most.
+/// Maximum number of a message's remote buffers.
 const MAX_REMOTE_BUFFERS: usize = super::super::call::MAX_IOV;
 
 impl RemoteBuffer {
@@ -110,7 +110,7 @@ impl Head {
         })
     }
 
-    /// Head and payload of a packet that queue pair `qpn` of the card `gid` sent; `None` for malformed bytes.
+    /// Parses the head and payload of a packet that queue pair `qpn` of the card `gid` sent; `None` for malformed bytes.
     pub(super) fn parse(bytes: &[u8], gid: Gid, qpn: u16) -> Option<(Self, &[u8])> {
         let (raw, payload) = RawHead::ref_from_prefix(bytes).ok()?;
         let head = Self {
@@ -136,12 +136,12 @@ impl Head {
     }
 }
 
-/// The remote buffers behind the head of a [`Kind::Rendezvous`].
+/// Returns the remote buffers after the head of a [`Kind::Rendezvous`].
 pub(super) fn remote_buffers(payload: &[u8]) -> Option<&[RemoteBuffer]> {
     <[RemoteBuffer]>::ref_from_bytes(payload).ok().filter(|buffers| buffers.len() <= MAX_REMOTE_BUFFERS)
 }
 
-/// Parses any bytes as a packet. A parsed packet emits bytes that parse to the same packet.
+/// Parses any bytes as a packet. A parsed packet must emit bytes that parse to the same packet.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn check_packet(bytes: &[u8]) {
     let gid = Gid { address: None, secret: [4; 8] };

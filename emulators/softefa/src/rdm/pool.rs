@@ -8,10 +8,10 @@ use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::location::Location;
 use soft_nic::memory::Mapping;
 
-/// Bytes of a buffer: a packet, on cache lines of its own.
+/// Size of a buffer in bytes: a packet, on cache lines of its own.
 pub(super) const BUFFER_LEN: usize = (MAX_SEND_SIZE as usize).next_multiple_of(64);
 
-/// Buffers of one packet each.
+/// Buffers for one packet each.
 #[derive(Debug)]
 pub(super) struct Pool {
     map: Mapping,
@@ -19,7 +19,7 @@ pub(super) struct Pool {
     free: Vec<u16>,
 }
 
-/// Registers memory of the application or of the provider, without a check of its pages.
+/// Registers memory of the application or the provider, without checking its pages.
 pub(super) fn register(card: &Card, pd: u32, at: *mut u8, len: usize, access: Access) -> Result<Keys, Code> {
     let mut core = card.lock();
     let soft_nic::card::Core { regions, random, .. } = &mut *core;
@@ -27,7 +27,7 @@ pub(super) fn register(card: &Card, pd: u32, at: *mut u8, len: usize, access: Ac
     regions.insert(pd, access, memory, random).ok_or(Code::NOMEM)
 }
 
-/// Ends registrations.
+/// Deregisters memory.
 pub(super) fn deregister(bindings: &Bindings, keys: &[Keys]) {
     if keys.is_empty() {
         return;
@@ -66,13 +66,13 @@ impl Pool {
         self.keys
     }
 
-    /// The first byte of a buffer.
+    /// Returns the address of a buffer's first byte.
     pub(super) fn at(&self, buffer: u16) -> *mut u8 {
         debug_assert!((usize::from(buffer) + 1) * BUFFER_LEN <= self.map.len());
         self.map.as_ptr().wrapping_add(usize::from(buffer) * BUFFER_LEN)
     }
 
-    /// The first `len` bytes of a buffer that this side fills.
+    /// Returns the first `len` bytes of a buffer, for this side to fill.
     ///
     /// # Safety
     /// The buffer was taken and is not with the card.
@@ -82,7 +82,7 @@ impl Pool {
         unsafe { std::slice::from_raw_parts_mut(self.at(buffer), len) }
     }
 
-    /// The first `len` bytes of a buffer that the card has filled.
+    /// Returns the first `len` bytes of a buffer that the card has filled.
     ///
     /// # Safety
     /// The card has completed the receive, and the buffer is not posted again while the result is used.

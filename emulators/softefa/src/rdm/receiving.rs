@@ -1,4 +1,4 @@
-//! Messages of peers.
+//! Messages from peers.
 
 use std::cmp::Ordering;
 use std::ffi::c_void;
@@ -18,7 +18,7 @@ use super::{Job, Rdm, pool};
 use soft_nic::card::MAX_RDMA_SIZE;
 use soft_nic::card::region::{Access, Keys};
 
-/// Messages that arrived before their turn and are kept for one peer, at most. A correct peer has no more outstanding.
+/// Maximum number of messages kept for one peer that arrived before their turn. A correct peer has no more outstanding.
 const MAX_EARLY: usize = 4096;
 
 /// A message that arrived before its turn.
@@ -31,11 +31,11 @@ pub(super) struct Multi {
     rest: Buffers,
     /// Messages that are being read into it.
     active: u32,
-    /// The buffer takes no further message.
+    /// The buffer takes no more messages.
     closed: bool,
 }
 
-/// The completion of a receive, for when its message is complete.
+/// A receive's completion, for when its message is complete.
 #[derive(Debug, Clone, Copy)]
 struct Outcome {
     entry: Entry,
@@ -48,7 +48,7 @@ struct Outcome {
 pub(super) struct Fetch {
     outcome: Outcome,
     peer: u32,
-    /// The sender's identifier of the message.
+    /// The sender's identifier for the message.
     id: u64,
     /// Outstanding reads.
     parts: u32,
@@ -103,7 +103,7 @@ impl Rdm {
         Ok(())
     }
 
-    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`: reports an unexpected message, keeps it for the caller, drops it.
+    /// `FI_PEEK`, `FI_CLAIM`, `FI_DISCARD`: reports an unexpected message, keeps it for the caller, or drops it.
     fn peek(&mut self, bindings: &Bindings, call: &RecvCall, space: usize, receive: Receive) -> Result<(), Code> {
         let has = |flag: u64| call.flags & flag != 0;
         if space == 0 || has(fi::FI_CLAIM) && has(fi::FI_DISCARD) && has(fi::FI_PEEK) {
@@ -156,7 +156,7 @@ impl Rdm {
         }
     }
 
-    /// The entry of a message that goes to a receive with this context.
+    /// Returns the entry of a message that goes to a receive with this context.
     fn entry(&self, bindings: &Bindings, context: *mut c_void, head: &Head) -> Entry {
         let kind = if head.flags & TAGGED != 0 { fi::FI_TAGGED } else { fi::FI_MSG };
         let data_flag = if head.flags & DATA != 0 { fi::FI_REMOTE_CQ_DATA } else { 0 };
@@ -168,7 +168,7 @@ impl Rdm {
         }
     }
 
-    /// The buffers of a message, and its completion.
+    /// Returns a message's buffers and its completion.
     fn outcome(&mut self, bindings: &Bindings, receive: &Receive, head: &Head) -> (Buffers, Outcome) {
         let mut entry = self.entry(bindings, receive.context, head);
         let mut buffers = receive.buffers;
@@ -260,7 +260,7 @@ impl Rdm {
         Ok(())
     }
 
-    /// A read ended.
+    /// Handles the end of a read.
     pub(super) fn fetched(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(fetch) = self.fetches.get_mut(at) else { return };
         fetch.parts -= 1;
@@ -295,7 +295,7 @@ impl Rdm {
         bindings.report_received(wanted, entry);
     }
 
-    /// Handles an entry of the receive queue. True when the buffer was posted again.
+    /// Handles a receive completion. Returns true if the buffer was reposted.
     pub(super) fn received(&mut self, bindings: &Bindings, cqe: &RecvCqe) -> bool {
         if cqe.op == Ok(SendOp::RdmaWrite) {
             let source = match cqe.sender {
@@ -330,7 +330,7 @@ impl Rdm {
         true
     }
 
-    /// Handles a message or a receipt when it is its turn, and keeps it until then. So a reply is reported after the message that it
+    /// Handles a message or a receipt if it is its turn, or else keeps it until then. So a reply is reported after the message that it
     /// answers, however the card reorders packets.
     fn in_turn(&mut self, bindings: &Bindings, peer: u32, head: Head, payload: &[u8]) {
         let Some(entry) = self.peers.get_mut(peer) else { return };

@@ -1,4 +1,4 @@
-//! Remote memory: each call of the application becomes one or more requests of the card.
+//! Remote memory: each of the application's calls becomes one or more requests to the card.
 
 use std::ffi::c_void;
 
@@ -27,7 +27,7 @@ pub(super) struct Rma {
     buffer: Option<u16>,
     /// Outstanding requests.
     parts: u32,
-    /// Data for the completion of the peer, sent after all parts.
+    /// Data for the peer's completion, sent after all parts.
     tail: Option<(Destination, RemoteMem, u32)>,
     failure: Option<Failure>,
 }
@@ -101,7 +101,7 @@ impl Rdm {
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
 
-    /// Copies the bytes of a short write into a buffer of the provider.
+    /// Copies a short write's bytes into one of the provider's buffers.
     fn copied(&mut self, call: &RmaCall, rma: &mut Rma) -> Result<Part, Code> {
         let buffer = self.packets.take().ok_or(Code::AGAIN)?;
         rma.buffer = Some(buffer);
@@ -113,7 +113,7 @@ impl Rdm {
         Ok(Part { offset: 0, sge: Sge { addr, length: rma.len as u32, lkey: self.packets.lkey() } })
     }
 
-    /// A request of a call ended.
+    /// Handles the end of one of a call's requests.
     pub(super) fn rma_done(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(rma) = self.rmas.get_mut(at) else { return };
         rma.parts -= 1;
@@ -141,7 +141,7 @@ impl Rdm {
     }
 }
 
-/// The application's memory as parts, registered if it is not yet.
+/// Splits the application's memory into parts, and registers it if it is not yet.
 fn in_place(bindings: &Bindings, call: &RmaCall, keys: &mut Vec<Keys>) -> Result<Vec<Part>, Code> {
     let access = Access { local_write: call.read, ..Access::default() };
     let mut parts = Vec::with_capacity(1);

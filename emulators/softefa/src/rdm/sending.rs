@@ -33,7 +33,7 @@ pub(super) struct Send {
 }
 
 impl Send {
-    /// True when only the receiver's packets can continue the message.
+    /// Whether only the receiver's packets can continue the message.
     pub(super) fn awaits_receipt(&self) -> bool {
         self.receipt && !self.packet
     }
@@ -95,7 +95,7 @@ impl Rdm {
         if posted { Ok(()) } else { Err(Code::OTHER) }
     }
 
-    /// The card has delivered a message's packet, or failed to.
+    /// Notes that the card has delivered a message's packet, or failed to.
     pub(super) fn packet_sent(&mut self, bindings: &Bindings, at: u32, failure: Option<Failure>) {
         let Some(send) = self.sends.get_mut(at) else { return };
         send.packet = false;
@@ -105,7 +105,7 @@ impl Rdm {
         self.finish_send(bindings, at);
     }
 
-    /// The receiver has the message, or failed to receive it.
+    /// Notes that the receiver has the message, or failed to receive it.
     pub(super) fn receipt_came(&mut self, bindings: &Bindings, peer: u32, head: &Head) {
         let Ok(at) = u32::try_from(head.id) else { return };
         let Some(send) = self.sends.get_mut(at).filter(|send| send.peer == peer && send.receipt) else { return };
@@ -139,7 +139,7 @@ impl Rdm {
     }
 }
 
-/// Registers the buffers of a message for the peer to read.
+/// Registers a message's buffers for the peer to read.
 fn expose(bindings: &Bindings, call: &SendCall) -> Result<(Vec<Keys>, Vec<RemoteBuffer>), Code> {
     let access = Access { remote_read: true, ..Access::default() };
     let (mut keys, mut remote) = (Vec::new(), Vec::new());

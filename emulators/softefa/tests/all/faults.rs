@@ -1,4 +1,4 @@
-//! Each fault of `SOFTEFA_FAULTS`, alone.
+//! Each fault of `SOFTEFA_FAULTS`, on its own.
 
 use std::sync::atomic::Ordering;
 
@@ -77,7 +77,7 @@ fn writes_are_delivered_and_completed_in_random_order() {
     });
 }
 
-/// Rings 200 writes with immediate data at once, several times. Returns the orders of arrivals and of completions.
+/// Rings `burst` writes with immediate data at once, three times. Returns the orders of arrival and completion.
 fn orders(burst: u32) -> String {
     let mut pair = Pair::open();
     let (mut delivered, mut completed) = (Vec::new(), Vec::new());
@@ -131,12 +131,12 @@ fn source_is_read_again_after_delay() {
     run("source_is_read_again_after_delay", &[("SOFTEFA_FAULTS", "reread=1,seed=9")], || {
         let mut pair = Pair::open();
         let (mut late, mut n) = (0, 0u64);
-        // How many it takes depends on who of the two runs when.
+        // How many it takes depends on when each of the two runs.
         wait_until("20 that saw what the source held later", || {
             n += 1;
             pair.source.word(0).store(2 * n, Ordering::Relaxed);
             pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
-            // A slot that is used again too early: the card may still have to read it.
+            // A slot that is reused too early: the card may still have to read it.
             std::thread::sleep(std::time::Duration::from_micros(2));
             pair.source.word(0).store(2 * n + 1, Ordering::Release);
             pair.a.wait_done(n);
@@ -238,7 +238,7 @@ fn narrow_card_refuses_wide_inline_data() {
     });
 }
 
-/// The requests of the peer fail after 5 s of silence.
+/// Requests to the peer fail after 5 s of silence.
 #[test]
 #[ignore = "make check"]
 fn card_stops_answering_after_die_after_requests() {
@@ -255,7 +255,7 @@ fn card_stops_answering_after_die_after_requests() {
         assert_eq!(peer.ask(&command), "1 0");
         // Its second request is one too many.
         peer.tell(&command);
-        // Until it gets that far it answers.
+        // Until then it answers.
         let mut status = CompStatus::Ok;
         wait_until("its death", || {
             a.post(to, write(peer.memory, buffer.sge(0, 8)));

@@ -9,7 +9,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use softefa_rig::child::run;
 use softefa_rig::have_libfabric;
 
-/// A directory that is removed with the test.
+/// A directory that is removed after the test.
 struct Dir(PathBuf);
 
 impl Drop for Dir {
@@ -18,7 +18,7 @@ impl Drop for Dir {
     }
 }
 
-/// A directory with the provider's library, which cargo builds beside this test, under the name that libfabric loads.
+/// Makes a directory with the provider's library, which cargo builds next to this test, under the name that libfabric loads.
 fn provider_dir() -> Option<Dir> {
     let built = std::env::current_exe().unwrap().with_file_name("libsoftefa_fi.so");
     if !built.exists() {
@@ -71,7 +71,7 @@ fn fi_info_lists_cards() {
     assert!(!good, "there are no connected endpoints");
 }
 
-/// A handle may have functions of the provider, so the library stays loaded.
+/// A handle may refer to the provider's functions, so the library stays loaded.
 #[test]
 fn provider_library_stays_loaded_when_closed() {
     let Some(dir) = provider_dir() else {

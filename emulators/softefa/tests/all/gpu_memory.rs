@@ -1,4 +1,4 @@
-//! GPU memory that the CPU cannot touch, registered by address and by dma-buf, on the software GPU: the card copies by the CUDA driver.
+//! GPU memory that the CPU cannot access, registered by address and by dma-buf, on the software GPU: the CUDA driver copies it.
 
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
@@ -38,7 +38,7 @@ impl Driver {
         driver
     }
 
-    /// Memory of the GPU, each byte of which is `byte`.
+    /// Allocates GPU memory that is filled with `byte`.
     fn allocate(&self, byte: u8) -> u64 {
         let mut at = 0;
         cuda!(self, cuMemAlloc_v2(&raw mut at => *mut u64, BYTES => usize));
@@ -52,7 +52,7 @@ impl Driver {
         bytes
     }
 
-    /// A dma-buf of the memory.
+    /// Exports the memory as a dma-buf.
     fn export(&self, at: u64) -> File {
         let mut fd: c_int = -1;
         cuda!(
@@ -88,7 +88,7 @@ fn by_dmabuf(rig: &Rig, file: &File, at: u64) -> Result<Region, i32> {
     rig.register_with(&attr, fi::FI_MR_DMABUF)
 }
 
-/// The rights of this process to the page of an address.
+/// Returns this process's rights to an address's page.
 fn rights(address: u64) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let hex = |text: &str| u64::from_str_radix(text, 16).unwrap();
@@ -111,7 +111,7 @@ fn transfer(rig: &Rig, from: (u64, &Region), to: (u64, &Region)) {
     b.close();
 }
 
-/// The values of counters in memory of the GPU, by the driver, and by libfabric.
+/// The values of counters in GPU memory, through the driver and through libfabric.
 #[test]
 fn counters_count_in_gpu_memory() {
     let name = "counters_count_in_gpu_memory";
@@ -154,7 +154,7 @@ fn counters_count_in_gpu_memory() {
 fn gpu_memory_is_written_by_each_registration() {
     let name = "gpu_memory_is_written_by_each_registration";
     let Some(library) = ferrogin_test_support::software_gpu(name) else { return };
-    // The CPU cannot touch the memory, so that only the driver's copies reach it.
+    // The CPU cannot access the memory, so only the driver's copies reach it.
     let errors = run(name, &[("LD_LIBRARY_PATH", &*library), ("SOFTGPU_CPU_ACCESS", "no")], || {
         let driver = Driver::open();
         assert_eq!(rights(driver.allocate(0)), "---p");

@@ -25,7 +25,7 @@ fn write_arrives_and_is_counted() {
     assert_eq!((common.req_id, common.flags.op_type()), (0, SendOp::RdmaWrite.raw()));
     wait_until("count", || a.local() == 1);
     assert_eq!((a.errors(), b.local(), b.errors(), a.remote()), (0, 0, 0, 0));
-    // Nothing at all still arrives as a write.
+    // Even an empty write arrives.
     a.post(to, write_nothing(target.remote(64)));
     wait_until("empty write", || b.remote() == 2);
     a.wait_done(2);

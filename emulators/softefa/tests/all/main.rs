@@ -1,4 +1,4 @@
-//! The tests of the provider.
+//! The provider's tests.
 
 mod faults;
 mod foreign;

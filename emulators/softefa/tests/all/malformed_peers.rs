@@ -17,10 +17,10 @@ use softefa_rig::wire::{self, CONFIRM_LEN, DATA, HELLO_LEN, OTHER, OURS, READ, W
 use softefa_rig::*;
 
 const MALFORMED_PEER: &str = "SOFTEFA_TEST_MALFORMED_PEER";
-/// The secret of the card that the malformed peer plays.
+/// The secret of the card that the malformed peer pretends to be.
 const SECRET: u64 = 0x0bad_cafe_0000_0000;
 
-/// A nonce that no other handshake of this run has.
+/// Returns a nonce that is unique in this run.
 fn nonce() -> [u8; 16] {
     static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -68,7 +68,7 @@ fn over_tcp(what: &str, commands: &Receiver<String>) {
     }
 }
 
-/// Answers the card that made a stream, until it ends.
+/// Answers the card that opened a stream, until the stream ends.
 fn answer_stream(mut card: TcpStream, what: &str, own: &[u8]) {
     let mut hello = [0; HELLO_LEN];
     card.read_exact(&mut hello).unwrap();
@@ -92,7 +92,7 @@ fn answer_stream(mut card: TcpStream, what: &str, own: &[u8]) {
     }
 }
 
-/// The inconsistent answers to a write, and to its first and second read: data, or an acknowledgement.
+/// Returns the inconsistent answers to a write, and to the first and second read: data, or an acknowledgement.
 fn answers(kind: u8, reads: &mut u32) -> Vec<[u8; 48]> {
     *reads += u32::from(kind == READ);
     match (kind, *reads) {
@@ -112,7 +112,7 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
     print_line(&format!("{} 0 0", hex(&own)));
     let corrupt = what == "corrupt";
     std::thread::spawn(move || {
-        // What is connected stays so until the end of the process.
+        // Connections stay open until the process ends.
         let mut kept: Vec<(Option<OwnedFd>, Option<std::fs::File>)> = Vec::new();
         while let Ok(fd) = socket::accept(listener.as_raw_fd()) {
             // SAFETY: accept just made this descriptor, and no other value owns it.
@@ -124,7 +124,7 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
             socket::send(card.as_raw_fd(), &answer, MsgFlags::empty()).unwrap();
             if corrupt {
                 let file = take_file(&card);
-                // The tail of the ring of answers is not a multiple of a record.
+                // The tail of the answer ring is not a multiple of the record alignment.
                 file.write_all_at(&63u64.to_le_bytes(), 4096).unwrap();
                 kept.push((None, Some(file)));
             }
@@ -146,7 +146,7 @@ fn over_shared_memory(what: &str, commands: &Receiver<String>) {
     }
 }
 
-/// The rings that arrive with a card's confirm.
+/// Takes the rings that arrive with a card's confirm.
 fn take_file(card: &OwnedFd) -> std::fs::File {
     let (mut bytes, mut control) = ([0; 64], nix::cmsg_space!([RawFd; 1]));
     let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -165,7 +165,7 @@ fn start(wire: &str, what: &str) -> Peer {
     Peer::start_test("malformed_peer", &[(MALFORMED_PEER, &how)])
 }
 
-/// A card sends a request to a malformed peer. `status` is that of the completion, `line` a part of the log.
+/// Sends a malformed peer a request. `status` is the completion's, and `line` a part of the log.
 fn request_fails(test: &str, wire: &'static str, what: &'static str, status: CompStatus, line: &str) {
     let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
         let rig = Rig::open();
@@ -190,7 +190,7 @@ fn request_fails(test: &str, wire: &'static str, what: &'static str, status: Com
     }
 }
 
-/// A malformed peer connects to a card, which refuses the hello with `line` in its log.
+/// Connects a malformed peer to a card, which refuses the hello with `line` in its log.
 fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &str) {
     let errors = run(test, &[("SOFTEFA_WIRE", wire)], || {
         let rig = Rig::open();
@@ -199,7 +199,7 @@ fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &s
         let mut peer = start(wire, what);
         let answer = unhex(&peer.ask(&hex(&a.name())));
         assert_eq!(answer, wire::refusal(OURS), "its version, and no");
-        // It goes on with others.
+        // The card still serves others.
         let to = a.connect(&b.name());
         a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
         assert_eq!(a.next_status().1, CompStatus::Ok);
@@ -273,7 +273,7 @@ fn corrupt_stream_fails_requests() {
     );
 }
 
-/// Data of another length than requested, a read that ends without data, and data for a write.
+/// Data with another length than requested, a read that ends without data, and data for a write.
 #[test]
 fn answers_that_do_not_fit_request_are_refused() {
     let errors = run("answers_that_do_not_fit_request_are_refused", &[("SOFTEFA_WIRE", "tcp")], || {

@@ -1,5 +1,5 @@
-//! The rows of the table of rules in docs/software-card.md: the completion of a request that breaks the rule, and the log line, which
-//! names queue pair, slot, rule and bytes.
+//! The rows of the rule table in docs/software-card.md: the completion of a request that breaks the rule, and the log line with queue pair,
+//! slot, rule and bytes.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ struct World {
     a: End,
     b: End,
     to: Destination,
-    /// Of both.
+    /// Both endpoints' memory.
     buffer: Buffer,
     foreign: Buffer,
     /// Readable by requests, writable by nobody.
@@ -71,7 +71,7 @@ impl World {
         self.a.bytes(self.to, Operation::Send { data, imm: None })
     }
 
-    /// A write to and from other places than usual.
+    /// Returns a write to and from other places than usual.
     fn between(&self, remote: RemoteMem, sge: Sge) -> Vec<u8> {
         self.a.bytes(self.to, write(remote, sge))
     }
@@ -94,7 +94,7 @@ use CompStatus::{
     RemoteBadDestQpn,
 };
 
-/// Requests after which the queue pair goes on.
+/// Requests after which the queue pair keeps working.
 const REFUSED: &[Row] = &[
     (
         "unknown operation",
@@ -340,7 +340,7 @@ const REFUSED: &[Row] = &[
     ),
 ];
 
-/// The same for a queue with requests of 128 bytes.
+/// The same for a queue with 128-byte requests.
 const REFUSED_WIDE: &[Row] = &[
     (
         "too much inline data: wide write",
@@ -408,7 +408,7 @@ const FATAL: &[Row] = &[
     ("reserved bits: lkey", |w| changed(w.write(), |b| b[55] = 1), LocalQpInternalError, "a reserved bit is set"),
 ];
 
-/// A violation of a rule of the receive queue: its name, the receives to post, the status of the completion, and a part of the log line.
+/// A violation of a receive queue's rule: its name, the receives to post, the completion's status, and a part of the log line.
 type Receive = (&'static str, fn(&World) -> Vec<RxDesc>, CompStatus, &'static str);
 
 const RECEIVES: &[Receive] = &[
@@ -494,7 +494,7 @@ fn check(name: &str, rows: &[(&str, &str)], body: impl FnOnce()) {
     let Some(errors) = run(name, &[], body) else { return };
     let mut lines: Vec<&str> = errors.lines().filter(|l| l.starts_with("softefa")).collect();
     for (row, line) in rows {
-        // Each row has lines of its own, in the order of the table.
+        // Each row has lines of its own, in the table's order.
         let at = lines.iter().position(|l| l.contains(line));
         let at = at.unwrap_or_else(|| panic!("{row}: {line:?} is not among\n{}", lines.join("\n")));
         lines.remove(at);
@@ -625,7 +625,7 @@ fn send_waits_for_receive() {
         let send = world.send(SendData::One(world.sge()));
         world.a.place(&send);
         world.a.ring();
-        // A write posted after the send passes it.
+        // A write posted after the send overtakes it.
         world.a.post(world.to, write(world.remote(), world.sge()));
         assert_eq!(world.a.next_status().0.req_id, 1);
         assert!(world.a.poll_cq().is_none() && world.b.poll_cq().is_none(), "the send still waits");
@@ -683,7 +683,7 @@ fn rnr_send_fails_after_its_retries() {
             assert_eq!(end.next_status().1, CompStatus::RemoteRnr, "{times} retries");
             wait_until("error counter", || end.errors() == 1);
             assert!(world.b.poll_cq().is_none(), "nothing was received");
-            // The queue pair goes on.
+            // The queue pair keeps working.
             end.post(to, write(world.remote(), world.sge()));
             wait_until("write", || end.local() == 1);
             end.close();
@@ -708,7 +708,7 @@ fn documented_rules_are_all_tested() {
     assert_eq!(documented, tested);
 }
 
-/// The rules do not reject inline data that fits, or accesses with the needed rights only.
+/// The rules do not reject inline data that fits, or accesses with only the needed rights.
 #[test]
 fn well_formed_requests_succeed() {
     check("well_formed_requests_succeed", &[], || {

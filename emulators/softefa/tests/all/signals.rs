@@ -1,4 +1,4 @@
-//! The protocol of `ferrogin-signals` on the card, with faults: three senders and one receiver.
+//! The protocol of `ferrogin_ffi::signals` on the card, with faults: three senders and one receiver.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 
 use efa_dp_direct::cq::{Cqe, RawCqe, RecvCqe};
@@ -11,10 +11,10 @@ use softefa_rig::*;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const SENDERS: usize = 3;
-/// Indexed words, then the words of a window; the last ones count the strong signals of each sender.
+/// Indexed words, then the words of a window; the last ones count each sender's strong signals.
 const INDEXED: usize = 4;
 const WORDS: usize = INDEXED + 4 + SENDERS;
-/// Puts of a sender in a round, each to a word of its own.
+/// How many puts a sender makes in a round, each to a word of its own.
 const PUTS: usize = 256;
 const UNDER_WAY: u64 = 32;
 const RECEIVES: u32 = 4;
@@ -29,7 +29,7 @@ struct Source {
     puts: usize,
     /// A signal that waits for all requests.
     waiting: Option<Vehicle>,
-    /// Puts before each strong signal.
+    /// How many puts came before each strong signal.
     covered: Vec<usize>,
 }
 
@@ -60,7 +60,7 @@ impl Source {
         self.end.post(self.to, operation);
     }
 
-    /// A put, a signal or both; what the signal adds.
+    /// Makes a put, a signal or both, and returns what the signal adds.
     fn operate(&mut self, round: u64, rank: usize, sink: &Sink, random: &mut Random) -> Option<(usize, u64)> {
         if random.one_in(3) {
             self.put(round, None);
@@ -94,7 +94,7 @@ impl Source {
     }
 }
 
-/// The receiver with its signal proxy. The words behind the indexed ones are its window.
+/// The receiver with its signal proxy. The words after the indexed ones are its window.
 struct Sink {
     end: End,
     words: Buffer,
@@ -104,7 +104,7 @@ struct Sink {
 }
 
 impl Sink {
-    /// The target of a word: the indexed ones, then those of the window.
+    /// Returns a word's target: the indexed ones come first, then those in the window.
     fn target_of(&self, word: usize) -> Target {
         if word < INDEXED {
             return Target::Indexed(word as u32);
@@ -174,7 +174,7 @@ fn rounds(rounds: u64) {
     let mut sources: Vec<Source> = (0..SENDERS)
         .map(|_| {
             let end = End::open(&rig);
-            // The card of a receiver takes messages of peers that it has an address handle for.
+            // A receiver's card takes writes only from peers that it has an address handle for.
             sink.end.connect(&end.name());
             let to = end.connect(&sink.end.name());
             let (source, target) = (rig.buffer(8 * PUTS), rig.buffer(8 * PUTS));
@@ -183,7 +183,7 @@ fn rounds(rounds: u64) {
         .collect();
     for round in 1..=rounds {
         let mut sums = [0u64; WORDS];
-        // Many steps between two pauses of the wait.
+        // Takes many steps between two pauses of the wait.
         wait_until("end of a round", || {
             (0..100).any(|_| {
                 unsafe { (progress.function)(progress.arg) };
@@ -215,7 +215,7 @@ fn rounds(rounds: u64) {
                 sources.iter().all(is_idle) && (0..WORDS).all(|word| sink.words.word(word).load(Acquire) == sums[word])
             })
         });
-        // The owner resets by plain stores; a signal that came twice would show in the next round.
+        // The owner resets with plain stores; a signal that came twice would show in the next round.
         (0..WORDS).for_each(|word| sink.words.word(word).store(0, Relaxed));
         sources.iter_mut().for_each(|source| {
             source.puts = 0;
@@ -237,7 +237,7 @@ fn rounds(rounds: u64) {
     rig.close();
 }
 
-/// The mode of receives that `fi_getinfo` gives for these bits of the hints.
+/// Returns the receive mode that `fi_getinfo` offers for these mode bits in the hints.
 fn rx_mode(asked: u64) -> u64 {
     let info = getinfo(|hints| hints.mode |= asked).unwrap();
     unsafe { (*info.rx_attr).mode & fi::FI_RX_CQ_DATA }
@@ -253,7 +253,7 @@ fn write_with_immediate_takes_receive_in_that_mode() {
         let operation = |imm| Operation::Write { remote: words.remote(0), data: WriteData::Empty, imm };
         from.post(dest, operation(Some(0xdead_beef)));
         from.post(dest, operation(None));
-        // The card takes requests in the order of their posts, so it has tried the first one, too.
+        // The card takes requests in the order they were posted, so it has tried the first one too.
         from.wait_done(1);
         assert_eq!((from.local(), to.poll_entry()), (1, None), "the write without immediate data alone completes");
         let desc = RxDesc::single(7, words.at as u64, 32, words.region.lkey);

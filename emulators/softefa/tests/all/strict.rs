@@ -1,4 +1,4 @@
-//! Rules of doorbells and of set-up. `rules.rs` has those of requests.
+//! Rules for doorbells and set-up. `rules.rs` has those for requests.
 
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
@@ -81,7 +81,7 @@ fn malformed_request_flushes_those_rung_with_it() {
     });
 }
 
-/// A request of many packets is refused once, and none of its bytes is written.
+/// A request of many packets is refused once, and none of its bytes are written.
 #[test]
 fn refused_long_write_is_logged_once() {
     const LEN: u32 = 300_000;
@@ -120,7 +120,7 @@ fn unmapped_memory_cannot_be_registered() {
     rig.close();
 }
 
-/// MPICH accepts no other threading model than the one of its hints.
+/// MPICH accepts no other threading model than the one in its hints.
 #[test]
 fn getinfo_repeats_threading_and_progress_of_hints() {
     if !have_libfabric("getinfo_repeats_threading_and_progress_of_hints") {

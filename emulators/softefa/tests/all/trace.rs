@@ -35,7 +35,7 @@ fn trace_of_a_run_has_its_requests_and_completions() {
             a.post(to, operation);
             a.wait_done(n as u64 + 1);
         }
-        // Only a counter tells the completion of this one.
+        // Only a counter shows that this one completed.
         let mut silent = a.bytes(to, write(remote, sge));
         silent[COMP_REQ.0] &= !COMP_REQ.1;
         a.place(&silent);

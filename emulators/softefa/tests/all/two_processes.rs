@@ -67,7 +67,7 @@ fn closing_card_answers_first() {
         let mut peer = Peer::start(&[]);
         peer.connect(&a.name());
         let to = a.connect(&peer.name);
-        // It goes as soon as it has what it was sent: what it owes then must not go with it.
+        // The peer exits as soon as it has the write: the answer that it still owes must not be lost.
         assert_eq!(peer.ask("exit_after 1"), "ok");
         a.post(to, write(peer.memory, buffer.sge(0, 8)));
         assert_eq!(a.next_status().1, CompStatus::Ok, "peer {n}");

@@ -1,4 +1,4 @@
-//! A card beside processes that are no cards: of another user, over tcp without the card's secret, and silent ones by the thousand.
+//! A card next to processes that are not cards: another user's, ones on TCP without the card's secret, and silent ones by the thousand.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -25,18 +25,18 @@ use softefa_rig::*;
 const ATTACKER: &str = "SOFTEFA_TEST_ATTACKER";
 /// Neither wire is chosen: the card listens on both.
 const BOTH_WIRES: [(&str, &str); 1] = [("SOFTEFA_WIRE", "")];
-/// Silent connections, and descriptors that the card's process may have.
+/// How many silent connections there are, and how many descriptors the card's process may have.
 const SILENT: usize = 3000;
 const FEW: u64 = 512;
 
-/// The process of an attacker: what it does, and what it is told.
+/// An attacker's process, and the lines that it prints.
 struct Attacker {
     process: Child,
     lines: BufReader<std::process::ChildStdout>,
 }
 
 impl Attacker {
-    /// As the user `nobody` if `as_nobody`, which needs root.
+    /// Starts the process, as the user `nobody` if `as_nobody`, which needs root.
     fn start(does: &str, as_nobody: bool) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut command = Command::new(if as_nobody { "setpriv".as_ref() } else { program.as_os_str() });
@@ -49,7 +49,7 @@ impl Attacker {
         Self { process, lines }
     }
 
-    /// What it says next.
+    /// Returns what it says next.
     fn says(&mut self) -> String {
         let mut line = String::new();
         while !line.contains('@') {
@@ -108,7 +108,7 @@ fn hold<T>(mut connect: impl FnMut() -> Option<T>) {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// Knows everything, even the secret, and is another user.
+/// Knows everything, even the secret, but is another user.
 fn call_as_another_user(card: &[u8]) {
     let names = std::fs::read_to_string("/proc/net/unix").unwrap();
     assert!(names.contains(&wire::abstract_name(card)), "the card listens");
@@ -122,7 +122,7 @@ fn call_as_another_user(card: &[u8]) {
     say("refused");
 }
 
-/// The GID that this process would have as a card of the same host.
+/// Returns the GID that this process would have as a card on the same host.
 fn beside(card: &[u8]) -> [u8; 32] {
     let mut own = wire::address(7, 77);
     own[2..6].copy_from_slice(&card[2..6]);
@@ -166,7 +166,7 @@ fn attack(card: &[u8], addr: u64, rkey: u32, rounds: usize) {
     say("done");
 }
 
-/// Knows the card's secret, and says over TCP that it is a card of the same host.
+/// Knows the card's secret, and claims over TCP to be a card on the same host.
 fn claim_this_host(card: &[u8]) {
     let mut stream = TcpStream::connect(wire::socket_of(card)).unwrap();
     stream.write_all(&wire::hello(OURS, &beside(card), card, &[1; 16])).unwrap();
@@ -176,7 +176,7 @@ fn claim_this_host(card: &[u8]) {
     say("refused");
 }
 
-/// A new peer connects in both directions, and exchanges.
+/// Starts a new peer, connects in both directions, and exchanges writes.
 fn exchange(a: &mut End, buffer: &Buffer) {
     let mut peer = Peer::start(&BOTH_WIRES);
     peer.connect(&a.name());
@@ -193,7 +193,7 @@ fn exchange(a: &mut End, buffer: &Buffer) {
     peer.finish();
 }
 
-/// A card with an endpoint and memory, beside `body`; gives what it logged.
+/// Runs `body` with a card's endpoint and memory, and returns what the card logged.
 fn with_card(test: &str, body: impl FnOnce(&mut End, &Buffer)) -> Option<String> {
     run(test, &BOTH_WIRES, || {
         let rig = Rig::open();
@@ -206,7 +206,7 @@ fn with_card(test: &str, body: impl FnOnce(&mut End, &Buffer)) -> Option<String>
     })
 }
 
-/// What this process writes to standard error, so that a test can wait for a line of the card. It goes there at the end.
+/// What this process writes to standard error, captured so that a test can wait for a line of the card's. It is passed on at the end.
 struct Log {
     file: File,
     stderr: OwnedFd,
@@ -238,7 +238,7 @@ impl Drop for Log {
     }
 }
 
-/// Root may become another user.
+/// Whether a process can be started as another user, which needs root.
 fn have_second_user(test: &str) -> bool {
     let have = unistd::geteuid().is_root()
         && Command::new("setpriv").args(["--reuid=65534", "true"]).status().is_ok_and(|status| status.success());
@@ -268,7 +268,7 @@ fn second_user_is_refused_even_with_the_secret() {
     }
 }
 
-/// An attacker of this user or another one sends `rounds` of forged packets, twice: nothing but the log shows it.
+/// Lets an attacker of this user or another one send `rounds` of forged packets, twice: nothing but the log shows it.
 fn attacker_changes_nothing(test: &str, as_nobody: bool, rounds: u32) {
     let errors = with_card(test, |a, buffer| {
         exchange(a, buffer);
@@ -277,7 +277,7 @@ fn attacker_changes_nothing(test: &str, as_nobody: bool, rounds: u32) {
         without_secret[8..16].fill(0);
         let (card, key) = (hex(&without_secret), buffer.region.rkey);
         let does = format!("attacks {card} {} {key} {rounds}", buffer.at as u64);
-        // The first time warms up what is kept.
+        // The first run warms up what is kept.
         let mut grown = 0;
         for _ in 0..2 {
             let before = resident_bytes();
@@ -323,7 +323,7 @@ fn hello_over_tcp_that_claims_this_host_is_refused() {
     });
 }
 
-/// The card's process has few descriptors, and a new peer connects while all of them are wanted.
+/// Gives the card's process few descriptors, and lets new peers connect while all of them are wanted.
 fn is_held(test: &str, does: &str, as_nobody: bool) {
     if as_nobody && !have_second_user(test) {
         return;
