@@ -91,7 +91,7 @@ fn wrong_post(context: Context<'_>, peer: u32, action: Action) -> String {
         let id = signal - 1;
         format!("rank {peer} has no signal {id}: create its context with at least {} signals", id + 1)
     } else {
-        "the window is NULL, a value does not have 1, 2, 4 or 8 bytes, or a value names a counter".to_owned()
+        "the window is NULL, a value doesn't have 1, 2, 4 or 8 bytes or names a counter, or a signal's word isn't aligned".to_owned()
     }
 }
 

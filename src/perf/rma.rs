@@ -109,7 +109,7 @@ impl Rma {
                 // The ranks may share a core.
                 std::thread::yield_now();
                 if began.elapsed() > self.limit {
-                    let text = format!("the peer's {what} did not arrive within {} s", self.limit.as_secs());
+                    let text = format!("{what} did not arrive within {} s", self.limit.as_secs());
                     return Err(Error::Rma { rank: self.rank, text });
                 }
             }
@@ -119,13 +119,13 @@ impl Rma {
 
     /// Waits until all requests but `left` are done.
     fn finish(&mut self, left: usize) -> Result<(), Error> {
-        self.poll("the completion", |this| this.requests.len() <= left)
+        self.poll("a completion", |this| this.requests.len() <= left)
     }
 
     /// Waits for `count` signals from the peer.
     fn hear(&mut self, count: u64) -> Result<(), Error> {
         self.heard += count;
-        self.poll("a signal", |this| this.memory.memory().load(2 * this.half) >= this.heard)
+        self.poll("the peer's signal", |this| this.memory.memory().load(2 * this.half) >= this.heard)
     }
 
     /// Times puts, each until its request is done. Rank 1 polls until rank 0 finishes.

@@ -145,7 +145,6 @@ for n in 75 90; do
 done
 
 compile=(nvcc -std=c++17 -arch=sm_90 -rdc=true -Werror all-warnings -I"$include")
-only_efa=(-DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -DONLY_POSTS)
 
 check "kernels of the scenarios with nvcc, by gin.cuh and nccl_gin.cuh: linked for sm_90" \
     "$root/tests/gpu/images.sh" "$cuda" 90 "$out/images" 2.32.3

@@ -27,6 +27,7 @@ static const struct {
     {"a descriptor to wait on, on efa-direct", test_direct_wait_fd},
     {"buffers for several messages", test_multi_recv},
     {"receives that are taken back", test_cancel},
+    {"endpoints that share a completion queue", test_shared_queue},
     {"a peer that dies", test_dead_peer},
     {"hints", test_hints},
     {"addresses", test_addresses},

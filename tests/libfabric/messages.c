@@ -343,3 +343,32 @@ void test_dead_peer(void) {
   CHECK(fi_cntr_readerr(pair_counter(&pair, FI_SEND)) == 2, "both are counted");
   pair_leave(&pair);
 }
+
+// An endpoint that closes returns the room that its receives have in the queue.
+void test_shared_queue(void) {
+  struct pair pair;
+  struct wish wish = {"efa-direct", FI_MSG, FI_CQ_FORMAT_CONTEXT, FI_WAIT_NONE, 0, 0, 0};
+  pair_open(&pair, &wish);
+  struct fi_cq_attr attr = {.size = 64, .format = FI_CQ_FORMAT_CONTEXT};
+  struct fid_cq *cq;
+  OK(fi_cq_open(pair.domain, &attr, &cq, NULL));
+  static struct fi_context2 contexts[1 << 16];
+  static char buf[64];
+  struct fid_mr *mr = pair_register(&pair, buf, sizeof(buf), FI_RECV);
+  int room = 0;
+  for (int round = 0; round < 3; round++) {
+    struct fid_ep *ep;
+    OK(fi_endpoint(pair.domain, pair.info, &ep, NULL));
+    OK(fi_ep_bind(ep, &pair.av->fid, 0));
+    OK(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+    OK(fi_enable(ep));
+    int posted = 0;
+    while (posted < 1 << 16 && fi_recv(ep, buf, sizeof(buf), fi_mr_desc(mr), FI_ADDR_UNSPEC, &contexts[posted]) == 0) posted++;
+    CHECK(posted >= 64 && (round == 0 || posted == room), "%d receives in round %d, %d in the first", posted, round, room);
+    room = posted;
+    OK(fi_close(&ep->fid));
+  }
+  OK(fi_close(&mr->fid));
+  OK(fi_close(&cq->fid));
+  pair_close(&pair);
+}

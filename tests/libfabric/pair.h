@@ -107,6 +107,7 @@ void test_wait_fd(void);
 void test_direct_wait_fd(void);
 void test_multi_recv(void);
 void test_cancel(void);
+void test_shared_queue(void);
 void test_dead_peer(void);
 void test_hints(void);
 void test_addresses(void);

@@ -36,6 +36,7 @@ void test_hints(void) {
   CHECK(!strcmp(info->fabric_attr->name, "efa") && !strcmp(info->next->fabric_attr->name, "efa-direct"), "order");
   CHECK(info->next->domain_attr->mr_mode & FI_MR_LOCAL && info->next->mode & FI_CONTEXT2, "what efa-direct needs");
   CHECK(info->next->ep_attr->max_msg_size == 1 << 30, "max_rdma_size");
+  CHECK(!strcmp(info->nic->device_attr->device_id, "0xefa3"), "the device of the verbs card: %s", info->nic->device_attr->device_id);
   fi_freeinfo(info);
   struct fi_info *models = hints_for(FI_MSG);
   models->domain_attr->threading = FI_THREAD_DOMAIN;

@@ -165,9 +165,11 @@ impl CqQueue {
         lock(&self.endpoints).push(endpoint.clone());
     }
 
+    /// Removes an endpoint whose queue pair is closed, after its last completions.
     pub(super) fn detach(&self, endpoint: &Arc<dyn Completer>) {
-        // `settle` holds the ring's lock, so the endpoint's entries are processed before it is removed.
-        let _ring = self.ring.as_ref().map(lock);
+        if let Some(ring) = &self.ring {
+            self.take(ring, usize::MAX);
+        }
         lock(&self.endpoints).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
@@ -214,18 +216,7 @@ impl CqQueue {
     /// Takes the completions that the card has written, for all endpoints of the queue.
     pub(super) fn settle(&self) {
         if let Some(ring) = &self.ring {
-            let mut ring = lock(ring);
-            let endpoints = lock(&self.endpoints);
-            for _ in 0..BURST {
-                let Some(raw) = ring.next() else { break };
-                let qpn = raw.common().qp_num;
-                if let Some(endpoint) = endpoints.iter().find(|endpoint| endpoint.qpn() == qpn)
-                    && let Some(entry) = endpoint.complete(&raw)
-                {
-                    self.push(entry);
-                }
-            }
-            return;
+            return self.take(ring, BURST);
         }
         // The lock is not held here: an endpoint's progress may push to this queue and to its other one.
         let count = lock(&self.endpoints).len();
@@ -233,6 +224,21 @@ impl CqQueue {
             let endpoint = lock(&self.endpoints).get(i).cloned();
             if let Some(endpoint) = endpoint {
                 endpoint.settle();
+            }
+        }
+    }
+
+    /// Takes up to `most` completions from the ring.
+    fn take(&self, ring: &Mutex<RingReader>, most: usize) {
+        let mut ring = lock(ring);
+        let endpoints = lock(&self.endpoints);
+        for _ in 0..most {
+            let Some(raw) = ring.next() else { break };
+            let qpn = raw.common().qp_num;
+            if let Some(endpoint) = endpoints.iter().find(|endpoint| endpoint.qpn() == qpn)
+                && let Some(entry) = endpoint.complete(&raw)
+            {
+                self.push(entry);
             }
         }
     }

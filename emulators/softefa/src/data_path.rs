@@ -112,6 +112,13 @@ impl DataPath {
             lock(rdm).free(&self.bindings);
         }
     }
+
+    /// Returns the room in the completion queues that a closed endpoint's requests still hold.
+    pub(super) fn release(&self) {
+        if let Body::Direct(direct) = &self.body {
+            lock(direct).release(&self.bindings);
+        }
+    }
 }
 
 impl Completer for DataPath {

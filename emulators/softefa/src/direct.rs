@@ -153,6 +153,12 @@ impl Direct {
         Ok(())
     }
 
+    /// Returns the room of requests and receives that won't complete, because the queue pair is closed.
+    pub(super) fn release(&self, bindings: &Bindings) {
+        (0..self.queue_pair.outstanding()).for_each(|_| bindings.send.release());
+        (0..self.receives.len()).for_each(|_| bindings.recv.release());
+    }
+
     /// Returns the application's completion for a ring entry, if it gets one.
     pub(super) fn complete(&mut self, bindings: &Bindings, raw: &RawCqe) -> Option<Entry> {
         match Cqe::parse(raw, RequestIds::Bits64).ok()? {

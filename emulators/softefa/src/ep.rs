@@ -77,6 +77,7 @@ unsafe impl Object for Ep {
         for queue in [&path.bindings.send.queue, &path.bindings.recv.queue].into_iter().flatten() {
             queue.detach(&completer);
         }
+        path.release();
         for cntr in self.state().counters.iter().flatten() {
             cntr.detach(&completer);
         }

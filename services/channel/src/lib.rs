@@ -14,7 +14,6 @@
 mod buffer_pool;
 mod config;
 mod error;
-#[allow(unsafe_code)]
 mod handle;
 mod parker;
 mod payload;

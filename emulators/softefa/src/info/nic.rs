@@ -47,7 +47,7 @@ pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code
     let gid = card::advertised_gid(config);
     let texts = [
         format!("softefa{number}"),
-        "0xefa5".into(),
+        format!("{:#x}", config.faults.device),
         env!("CARGO_PKG_VERSION").into(),
         "0x0".into(),
         "softefa".into(),

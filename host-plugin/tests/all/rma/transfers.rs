@@ -3,8 +3,9 @@
 use super::{TCP, finish, polling, ranks, transfer};
 use crate::harness::{gpu_memory, rma_alone, software_gpu};
 use ferrogin_test_support::Random;
+use ferrogin_test_support::wait::poll_until;
 use mini_nccl::DeviceMemory;
-use mini_nccl::rma::{RmaComm, RmaPlugin};
+use mini_nccl::rma::{RmaComm, RmaPlugin, Signal};
 use std::sync::Arc;
 
 /// Bytes of a registration.
@@ -83,4 +84,34 @@ fn puts_and_gets_of_gpu_memory_by_dma_buf_move_their_bytes() {
     let Some(path) = software_gpu(test) else { return };
     let gpu = [("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path), ("SOFTEFA_FAULTS", "seed=22,reorder=64")];
     rma_alone(test, &[gpu.to_vec()], 16, |plugin| move_all(&plugin, true));
+}
+
+/// Puts from one source, which changes as soon as `test` says that the put is done.
+#[test]
+fn source_may_change_once_its_put_is_done() {
+    const PUTS: usize = 300;
+    let card = vec![("SOFTEFA_FAULTS", "seed=23,reorder=64,reread=0.5,delay_us=0..50")];
+    rma_alone("source_may_change_once_its_put_is_done", &[card, TCP.to_vec()], 16, |plugin| {
+        ranks(&plugin, 2, |comm| {
+            let memory = comm.register(&Arc::new(DeviceMemory::alloc(8 * (PUTS + 2)).expect("memory")), 0);
+            let (memory, context) = (memory.expect("a registration"), comm.create_context(1).expect("a context"));
+            let (source, word, peer) = (8 * PUTS, 8 * (PUTS + 1), 1 - comm.rank());
+            comm.barrier().expect("all ranks");
+            for n in 0..PUTS {
+                memory.memory().store(source, n as u64 + 1);
+                let put = transfer(peer, memory.at(source), memory.at(8 * n), 8);
+                finish(&context, vec![context.put(put, None).expect("a put")]);
+            }
+            let put = transfer(peer, memory.at(source), memory.at(0), 0);
+            let signal = Signal { word: memory.at(word), value: 1, strong: true };
+            finish(&context, vec![context.put(put, Some(signal)).expect("a signal")]);
+            poll_until("the peer's signal", || {
+                context.progress().expect("progress");
+                memory.memory().load(word) == 1
+            });
+            let wrong = (0..PUTS).find(|n| memory.memory().load(8 * n) != *n as u64 + 1);
+            assert_eq!(wrong, None, "the first word of rank {} that has the bytes of another put", comm.rank());
+            polling(&context, || comm.barrier().expect("all ranks"));
+        });
+    });
 }
