@@ -1,5 +1,5 @@
-//! Allocations of device memory, at once (cuMemAlloc) or in the order of a stream (cuMemAllocAsync). Those in the order of a stream are there
-//! when the call returns, which is before the stream gets to it, and freed memory is gone when the stream gets there.
+//! Device memory allocations, immediate (cuMemAlloc) or stream-ordered (cuMemAllocAsync). Stream-ordered memory is usable as soon as the
+//! call returns, before the stream gets there, and goes away when the stream reaches the free.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::pool::{self, Pool};
 use crate::space::{self, Entry, Kind};
 use crate::stream;
 
-/// Takes memory of a context's device and adds it to the ranges.
+/// Allocates memory on a context's device and adds it to the table of ranges.
 ///
 /// # Errors
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -21,7 +21,7 @@ pub(crate) fn allocate(context: &Context, bytes: u64, align: u64, kind: Kind) ->
     place(Entry::new(0, bytes, kind, context.device, context.handle), align)
 }
 
-/// Takes memory of the range's device for the range and adds it to the table.
+/// Allocates memory for the range on its device and adds the range to the table.
 fn place(mut range: Entry, align: u64) -> Outcome<u64> {
     let device = device::by_ordinal(range.device)?;
     device.charge(range.len)?;
@@ -37,7 +37,7 @@ fn place(mut range: Entry, align: u64) -> Outcome<u64> {
     Ok(address)
 }
 
-/// Takes memory of a pool, or of the current pool of the stream's device.
+/// Allocates from a pool, by default the current pool of the stream's device.
 fn allocate_in_order(out: Out<u64>, bytes: usize, pool: Option<Arc<Pool>>, stream: usize) -> Outcome {
     let stream = stream::resolve(stream)?;
     out.present()?;
@@ -56,7 +56,7 @@ fn allocate_in_order(out: Out<u64>, bytes: usize, pool: Option<Arc<Pool>>, strea
     })?)
 }
 
-/// Takes a range of [`allocate`] out of the ranges and gives its memory back.
+/// Removes a range made by [`allocate`] from the table and frees its memory.
 pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
     let entry = space::remove(start, "freed memory", wanted).ok_or(Code::INVALID_VALUE)?;
     let device = device::by_ordinal(entry.device)?;
@@ -71,7 +71,7 @@ pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
     Ok(())
 }
 
-/// True for memory of cuMemAlloc or of a pool, until it is freed.
+/// True for memory from cuMemAlloc or a pool, until it is freed.
 fn is_allocated(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Heap | Kind::Pooled(_)) && !entry.freed
 }
@@ -86,7 +86,7 @@ api! {
         out.set(allocate(&context, bytes as u64, alignment(bytes as u64), Kind::Heap)?)
     }
 
-    /// Rows of a multiple of 512 bytes.
+    /// The pitch is a multiple of 512 bytes.
     cuMemAllocPitch_v2(out: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
         let context = context::current()?;
         out.present()?;
@@ -100,7 +100,7 @@ api! {
         pitch.set(row)
     }
 
-    /// The driver waits for the work of the context before it frees memory other than that of pools, and so does this call.
+    /// Like the driver, waits for the context's work before it frees memory that isn't from a pool.
     cuMemFree_v2(address: u64) {
         let context = context::current()?;
         if address == 0 {
@@ -124,7 +124,7 @@ api! {
         allocate_in_order(out, bytes, Some(pool::by_handle(pool)?), stream)
     }
 
-    /// Also for memory of cuMemAlloc.
+    /// Also takes memory from cuMemAlloc.
     cuMemFreeAsync(address: u64, stream: usize) {
         let stream = stream::resolve(stream)?;
         if address == 0 {
@@ -135,7 +135,7 @@ api! {
             return Err(Code::INVALID_VALUE);
         }
         stream.give_always(Vec::new(), move |_| {
-            // The end of the context may have released it.
+            // Destroying the context may already have released it.
             let _ = release(address, |entry| entry.freed);
         });
         Ok(())

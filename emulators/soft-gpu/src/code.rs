@@ -1,9 +1,9 @@
-//! The codes that calls return (`CUresult`), with their names and texts.
+//! The codes that calls return (`CUresult`), with their names and descriptions.
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// The result of a call. The numbers are those of cuda.h.
+/// The result of a call, numbered as in cuda.h.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Code(pub c_int);
@@ -46,18 +46,18 @@ impl Code {
     pub(crate) const UNKNOWN: Self = Self(999);
 }
 
-/// The error that a kernel or a copy left, which later calls on the context return.
+/// The error left by a kernel or copy, which later calls on the context return.
 #[derive(Debug, Default)]
 pub(crate) struct Fault(AtomicI32);
 
 impl Fault {
-    /// The first error stays.
+    /// Records an error, unless there already is one.
     pub(crate) fn set(&self, code: Code) {
         let _ = self.0.compare_exchange(0, code.0, Ordering::SeqCst, Ordering::SeqCst);
     }
 
     /// # Errors
-    /// The error that sticks to the context.
+    /// The context's sticky error.
     pub(crate) fn check(&self) -> Outcome {
         match self.0.load(Ordering::SeqCst) {
             0 => Ok(()),
@@ -66,10 +66,10 @@ impl Fault {
     }
 }
 
-/// The text of a code that no call of this library returns.
+/// The description of codes that no call of this library returns.
 const ELSEWHERE: &CStr = c"an error that the software GPU does not return";
 
-/// All codes of cuda.h with their names and texts.
+/// All codes in cuda.h with their names and descriptions.
 const CODES: &[(c_int, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
@@ -183,7 +183,7 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
-/// The number of a code, its name and its text.
+/// Returns a code's number, name and description.
 pub(crate) fn find(code: c_int) -> Option<&'static (c_int, &'static CStr, &'static CStr)> {
     CODES.iter().find(|entry| entry.0 == code)
 }

@@ -1,4 +1,4 @@
-//! Contexts, and the stack of each thread.
+//! Contexts, and each thread's context stack.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -27,12 +27,12 @@ pub(crate) struct Context {
     pub(crate) flags: AtomicU32,
     pub(crate) primary: bool,
     id: u64,
-    /// Stack size, printf buffer, heap, device runtime depth and launches, L2 granularity, persisting L2.
+    /// Stack size, printf buffer, heap, device runtime depth and pending launches, L2 granularity, persisting L2.
     limits: Mutex<[usize; 7]>,
     pub(crate) streams: Arc<Streams>,
 }
 
-/// Spin, yield, blocking; map host; resize local memory; core dumps; synchronous memory operations.
+/// The scheduling flags (spin, yield, blocking), map host, resize local memory, core dumps, and synchronous memory operations.
 const FLAGS: u32 = 0xff;
 
 pub(crate) fn valid_flags(flags: u32) -> Outcome {
@@ -41,7 +41,7 @@ pub(crate) fn valid_flags(flags: u32) -> Outcome {
 }
 
 impl Context {
-    /// A context that no thread has pushed.
+    /// Creates a context without pushing it on any thread's stack.
     pub(crate) fn create(device: usize, flags: u32, handle: usize, primary: bool) -> Arc<Self> {
         let fault = Arc::<Fault>::default();
         let context = Arc::new(Self {
@@ -59,21 +59,21 @@ impl Context {
     }
 
     /// # Errors
-    /// The error that sticks to the context.
+    /// The context's sticky error.
     pub(crate) fn check(&self) -> Outcome {
         self.fault.check()
     }
 
-    /// Waits for all work that was given to the context before.
+    /// Waits for all work submitted to the context so far.
     pub(crate) fn wait(&self) {
         self.streams.wait();
     }
 }
 
-/// The current context of this thread.
+/// Returns this thread's current context.
 ///
 /// # Errors
-/// Not initialized, no context, one that is destroyed, or the error that sticks to it.
+/// The driver isn't initialized, the thread has no context, the context is destroyed or has a sticky error.
 pub(crate) fn current() -> Outcome<Arc<Context>> {
     device::started()?;
     let context = top()?;
@@ -81,7 +81,7 @@ pub(crate) fn current() -> Outcome<Arc<Context>> {
     Ok(context)
 }
 
-/// The current context, also after an error.
+/// Returns the current context, even if it has a sticky error.
 fn top() -> Outcome<Arc<Context>> {
     let handle = STACK.with_borrow(|stack| stack.last().copied()).filter(|handle| *handle != 0);
     CONTEXTS.get(handle.ok_or(Code::INVALID_CONTEXT)?).ok_or(Code::CONTEXT_IS_DESTROYED)
@@ -91,7 +91,7 @@ pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Context>> {
     CONTEXTS.get(handle).ok_or(Code::INVALID_CONTEXT)
 }
 
-/// Takes a context off this thread's stack if it is current.
+/// Pops a context off this thread's stack if it is current.
 pub(crate) fn pop(handle: usize) {
     STACK.with_borrow_mut(|stack| {
         if stack.last() == Some(&handle) {
@@ -115,7 +115,7 @@ api! {
         create(out, flags, number)
     }
 
-    /// Without execution affinities, which no device here has.
+    /// No device here supports execution affinities.
     cuCtxCreate_v3(out: Out<usize>, _affinities: In<u8>, count: c_int, flags: u32, number: c_int) {
         if count != 0 {
             return Err(Code(224));
@@ -227,7 +227,7 @@ api! {
         out.set(0)
     }
 
-    /// A preference, which has no effect here.
+    /// The preference has no effect here.
     cuCtxSetCacheConfig(preference: c_int) {
         current()?;
         if (0..=3).contains(&preference) { Ok(()) } else { Err(Code::INVALID_VALUE) }
@@ -247,7 +247,7 @@ api! {
         current().map(drop)
     }
 
-    /// There is no profiler, as on a machine where none is attached.
+    /// Does nothing, as on a machine with no profiler attached.
     cuProfilerStart() {
         current().map(drop)
     }

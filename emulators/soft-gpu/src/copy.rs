@@ -1,4 +1,4 @@
-//! Copies and sets, on streams or at once.
+//! Copies and sets, on streams or synchronous.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::queue::Stream;
 use crate::space::{self, Entry, Running};
 use crate::stream;
 
-/// What an argument of a copy must be.
+/// The kind of memory that a copy's argument must be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Device,
@@ -21,10 +21,10 @@ enum Side {
     Any,
 }
 
-/// Copies up to this size run on the thread of the caller if the stream has nothing else to do.
+/// Copies up to this size run on the caller's thread if the stream is idle.
 const SHORT: usize = 64 << 10;
 
-/// Copies bytes that kernels and the card may change meanwhile. Words that are aligned stay whole.
+/// Copies bytes that kernels and the card may change meanwhile. Aligned words aren't torn.
 ///
 /// # Safety
 /// The backing of `to` is mapped and writable, and that of `from` mapped and readable, for `len` bytes each.
@@ -60,7 +60,7 @@ fn check(side: Side, device: usize, address: u64, len: usize, write: bool) -> Ou
     if valid { Ok(()) } else { Err(Code::INVALID_VALUE) }
 }
 
-/// What a copy finds when it runs: memory may be gone since it was given.
+/// Checks again when the copy runs: the memory may be gone by then.
 fn still(fault: &Fault, device: usize, address: u64, len: usize, write: bool) -> bool {
     let good = !space::touched(address, len as u64) || space::allowed(device, address, len as u64, write);
     if !good {
@@ -72,7 +72,7 @@ fn still(fault: &Fault, device: usize, address: u64, len: usize, write: bool) ->
     good
 }
 
-/// Rows of one length: the address of the first, the bytes from each to the next, and from each slice of rows to the next.
+/// Rows of equal length: the address of the first, and the distances in bytes from row to row and from slice to slice.
 #[derive(Clone, Copy)]
 struct Rows {
     start: u64,
@@ -80,7 +80,7 @@ struct Rows {
     slice: u64,
 }
 
-/// The bytes of each row, the rows of each slice, and the slices.
+/// Bytes per row, rows per slice, and slices.
 #[derive(Clone, Copy)]
 struct Extent {
     width: usize,
@@ -104,7 +104,7 @@ impl Rows {
         Self { start, pitch: 0, slice: 0 }
     }
 
-    /// The addresses of the rows.
+    /// Returns the addresses of the rows.
     fn all(self, extent: Extent) -> impl Iterator<Item = u64> {
         let skip = |count: u64, bytes: u64| count.wrapping_mul(bytes);
         (0..extent.depth as u64).flat_map(move |slice| {
@@ -116,25 +116,25 @@ impl Rows {
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
     fn check(self, extent: Extent, side: Side, device: usize, write: bool) -> Outcome {
-        // No row wraps around the end of the addresses.
+        // No row may wrap around the end of the address space.
         let skips = [(self.pitch, extent.height), (self.slice, extent.depth)];
         let end = skips.into_iter().try_fold(extent.width as u64, |end, (bytes, count)| {
             bytes.checked_mul(count as u64 - 1).and_then(|skip| skip.checked_add(end))
         });
         let span = end.filter(|span| self.start.checked_add(*span).is_some()).ok_or(Code::INVALID_VALUE)?;
         if !space::touched(self.start, span) {
-            // Memory of the program alone, of any number of rows.
+            // All of it is the program's own memory, however many rows there are.
             return check(side, device, self.start, extent.width, write);
         }
         self.all(extent).try_for_each(|row| check(side, device, row, extent.width, write))
     }
 
-    /// Memory of the program that is neither registered nor of this library, in part at least.
+    /// True if any part is the program's own unregistered memory.
     fn is_pageable(self, extent: Extent) -> bool {
         self.all(extent).any(|row| !space::covered(row, extent.width as u64, |_| true))
     }
 
-    /// What a copy finds when it runs: memory may be gone since it was given.
+    /// Checks again when the copy runs: the memory may be gone by then.
     fn still(self, extent: Extent, fault: &Fault, device: usize, write: bool) -> bool {
         self.all(extent).all(|row| still(fault, device, row, extent.width, write))
     }
@@ -147,24 +147,24 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
         return Ok(());
     }
     let device = context.device;
-    // The side of a device first: its memory bounds the number of rows.
+    // Check the device's side first: its memory bounds the number of rows.
     let mut both = [(to, sides.0, true), (from, sides.1, false)];
     both.sort_by_key(|(_, side, _)| *side != Side::Device);
     both.iter().try_for_each(|(rows, side, write)| rows.check(extent, *side, device, *write))?;
     let (to_program, from_program) = (to.is_pageable(extent), from.is_pageable(extent));
     let idle = stream.last().is_none();
     if asynchronous && from_program && !to_program && !idle {
-        // The call returns before the copy, and the program may change its memory then.
+        // The call returns before the copy runs, and the program may then change its memory.
         let mut staged = vec![0u8; len];
         for (part, row) in staged.chunks_exact_mut(extent.width).zip(from.all(extent)) {
-            // SAFETY: the driver API's contract is that the program's memory is readable; the part has as many bytes.
+            // SAFETY: by the driver API's contract the program's memory is readable; the part is as long as the row.
             unsafe { copy_bytes(part.as_mut_ptr() as u64, row, extent.width) };
         }
         stream.give(move |fault| {
             let _running = Running::begin();
             if to.still(extent, fault, device, true) {
                 for (part, row) in staged.chunks_exact(extent.width).zip(to.all(extent)) {
-                    // SAFETY: `still` found the range, which stays mapped while this counts as running; the part has as many bytes.
+                    // SAFETY: `still` found the range, which stays mapped while this counts as running; the part is as long as the row.
                     unsafe { copy_bytes(row, part.as_ptr() as u64, extent.width) };
                 }
             }
@@ -175,8 +175,8 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
         let _running = Running::begin();
         if to.still(extent, fault, device, true) && from.still(extent, fault, device, false) {
             for (to, from) in to.all(extent).zip(from.all(extent)) {
-                // SAFETY: `still` found the ranges, which stay mapped while this counts as running. Memory of the program is mapped by the
-                // driver API's contract until the copy is done.
+                // SAFETY: `still` found the ranges, which stay mapped while this counts as running. By the driver API's contract, the
+                // program's memory stays mapped until the copy is done.
                 unsafe { copy_bytes(to, from, extent.width) };
             }
         }
@@ -184,7 +184,7 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
     give(&stream, len, !asynchronous || from_program || to_program, work)
 }
 
-/// Gives a stream work on `len` bytes. Work that is short, or that the caller waits for, runs on this thread if the stream is idle.
+/// Submits work on `len` bytes to a stream. Work that is short or that the caller waits for runs on this thread if the stream is idle.
 fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault) + Send + 'static) -> Outcome {
     let point = if waits || len <= SHORT { stream.run_or_give(work) } else { stream.give(work) };
     if !waits {
@@ -194,8 +194,8 @@ fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault)
     stream.fault.check()
 }
 
-/// Gives whole pages of a device's memory back to the system, which then reads them as zeros, if that is the value: memory that no program
-/// uses costs nothing. Returns the range that is zero now.
+/// Zeros whole pages of device memory, if that is the value, by returning them to the system: memory that no program uses costs nothing.
+/// Returns the range that is now zero.
 fn cleared(start: u64, len: usize, value: u8) -> (u64, u64) {
     let page = memfd::page_size();
     let (from, to) = (start.next_multiple_of(page), (start + len as u64) / page * page);
@@ -313,7 +313,7 @@ struct CuboidCorner {
 const _: () = assert!(size_of::<Cuboid>() == 200 && std::mem::offset_of!(CuboidCorner, pitch) == 72);
 
 impl Corner {
-    /// The rows, and what their memory must be.
+    /// Returns the rows, and the kind of memory they must be.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`, and `CUDA_ERROR_NOT_SUPPORTED` for arrays.
@@ -326,7 +326,7 @@ impl Corner {
             _ => return Err(Code::INVALID_VALUE),
         };
         let row = self.x.checked_add(width).ok_or(Code::INVALID_VALUE)?;
-        // A pitch of 0 is not given: the rows lie side by side.
+        // A pitch of 0 means that none is given: the rows are contiguous.
         let pitch = if self.pitch == 0 { row } else { self.pitch };
         if !(row..=device::MAX_PITCH).contains(&pitch) {
             return Err(Code::INVALID_VALUE);
@@ -338,10 +338,10 @@ impl Corner {
 }
 
 impl CuboidCorner {
-    /// The rows of all slices, and what their memory must be.
+    /// Returns the rows of all slices, and the kind of memory they must be.
     ///
     /// # Errors
-    /// As for [`Corner::rows`]; also for a level of detail, and for a reserved field that is not 0.
+    /// Those of [`Corner::rows`]; `CUDA_ERROR_INVALID_VALUE` also for a level of detail or a nonzero reserved field.
     fn rows(&self, cuboid: &Cuboid) -> Outcome<(Rows, Side)> {
         if self.level_of_detail != 0 || self.reserved != 0 {
             return Err(Code::INVALID_VALUE);
@@ -349,7 +349,7 @@ impl CuboidCorner {
         let Self { x, y, kind, host, device, array, pitch, .. } = *self;
         let (rows, side) = Corner { x, y, kind, host, device, array, pitch }.rows(cuboid.width)?;
         let needed = self.y.checked_add(cuboid.height).ok_or(Code::INVALID_VALUE)?;
-        // A height of 0 is not given: the slices lie side by side.
+        // A height of 0 means that none is given: the slices are contiguous.
         let height = if self.height == 0 { needed } else { self.height };
         if height < needed {
             return Err(Code::INVALID_VALUE);
@@ -387,10 +387,10 @@ fn set_line<const N: usize>(to: u64, value: [u8; N], count: usize, stream: usize
     set(Rows::line(to), value, (count, 1), stream, asynchronous)
 }
 
-/// Writes first contents into memory of a module that no kernel has seen yet.
+/// Writes the initial contents of a module's memory, which no kernel has seen yet.
 pub(crate) fn fill(to: u64, bytes: &[u8]) {
     if space::covered(to, bytes.len() as u64, Entry::on_device) {
-        // SAFETY: the range is memory of a device, whose heap stays mapped for the life of the process.
+        // SAFETY: the range is device memory, and the device's heap stays mapped for the life of the process.
         unsafe { copy_bytes(to, bytes.as_ptr() as u64, bytes.len()) };
     }
 }
@@ -512,7 +512,7 @@ api! {
     }
 }
 
-/// The pitch of one row has no meaning.
+/// The pitch is ignored if there is only one row.
 fn rows_to_set(start: u64, pitch: usize, height: usize) -> Rows {
     Rows { start, pitch: if height == 1 { 0 } else { pitch as u64 }, slice: 0 }
 }

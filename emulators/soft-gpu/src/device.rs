@@ -1,4 +1,4 @@
-//! Devices, and the start of the driver.
+//! Devices, and the driver's initialization.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int};
@@ -11,16 +11,16 @@ use crate::heap::Heap;
 use crate::memfd;
 use crate::settings::Settings;
 
-/// The release of the driver API: 12.8.
+/// Driver API release 12.8.
 const VERSION: c_int = 12080;
 pub(crate) const MAX_THREADS: u32 = 1024;
 pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 pub(crate) const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
-/// Shared memory of a block, and what a function may be given by cuFuncSetAttribute.
+/// Shared memory per block: the default limit, and the most that cuFuncSetAttribute can allow.
 pub(crate) const SHARED: u32 = 48 << 10;
 pub(crate) const MAX_SHARED: u32 = 227 << 10;
 const SHARED_OF_PROCESSOR: u32 = 228 << 10;
-/// Most bytes from a row to the next in copies of rectangles.
+/// The largest distance in bytes from row to row in 2D and 3D copies.
 pub(crate) const MAX_PITCH: usize = c_int::MAX as usize;
 pub(crate) const PROCESSORS: u32 = 132;
 const THREADS_OF_PROCESSOR: u32 = 2048;
@@ -40,7 +40,7 @@ pub(crate) struct Device {
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
-/// The driver after cuInit.
+/// Returns the driver once cuInit has run.
 ///
 /// # Errors
 /// `CUDA_ERROR_NOT_INITIALIZED`.
@@ -54,7 +54,7 @@ pub(crate) fn by_ordinal(ordinal: usize) -> Outcome<&'static Device> {
     started()?.devices.get(ordinal).ok_or(Code::INVALID_DEVICE)
 }
 
-/// The same for the number that a program gives.
+/// Like `by_ordinal`, for a number from the program.
 pub(crate) fn by_number(number: c_int) -> Outcome<&'static Device> {
     started()?;
     by_ordinal(usize::try_from(number).map_err(|_| Code::INVALID_DEVICE)?)
@@ -65,7 +65,7 @@ impl Device {
         self.memory
     }
 
-    /// The size of the heap's file: more than the memory, for the space between allocations.
+    /// The size of the heap's file: larger than the memory, to leave room between allocations.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.memory + (256 << 20)
     }
@@ -87,12 +87,12 @@ impl Device {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// As a driver writes it: domain, bus, device and function.
+    /// The PCI address in the driver's format: domain, bus, device and function.
     fn pci(&self) -> String {
         format!("0000:{:02X}:00.0", 0xA0 + self.ordinal)
     }
 
-    /// A name that a device of this ordinal has in each process.
+    /// The UUID, which is the same in every process.
     fn uuid(&self) -> [u8; 16] {
         let mut bytes = *b"ferrogin-softgpu";
         bytes[15] = self.ordinal as u8;
@@ -100,21 +100,21 @@ impl Device {
     }
 }
 
-/// Most blocks that the device holds at once.
+/// The most blocks that the device can hold at once.
 pub(crate) fn resident_blocks(threads: u32, shared: u32) -> u32 {
     blocks_of_processor(threads, shared) * PROCESSORS
 }
 
-/// Most blocks of this size on one processor.
+/// The most blocks of this size that fit on one processor.
 pub(crate) fn blocks_of_processor(threads: u32, shared: u32) -> u32 {
     let by_threads = THREADS_OF_PROCESSOR / threads.next_multiple_of(32).max(32);
     let by_shared = SHARED_OF_PROCESSOR.checked_div(shared.next_multiple_of(1024)).unwrap_or(BLOCKS_OF_PROCESSOR);
     by_threads.min(by_shared).min(BLOCKS_OF_PROCESSOR)
 }
 
-/// `CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`: the CPU reaches memory of devices at its address.
+/// `CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES`: the CPU reaches device memory at its address.
 const HOST_PAGE_TABLES: c_int = 100;
-/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`, and its bit for calls of the host.
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`, and its bit for flushes by the host.
 const FLUSH_OPTIONS: c_int = 117;
 const FLUSH_BY_HOST: c_int = 1;
 /// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`.
@@ -123,22 +123,22 @@ const REDUCTIONS: c_int = 148;
 /// Attributes that the program has set.
 static SET: Mutex<BTreeMap<c_int, c_int>> = Mutex::new(BTreeMap::new());
 
-/// Whether programs may access memory of devices by the CPU: the driver says so of Grace.
+/// Whether the program's CPU code may access device memory, as the driver reports on Grace.
 pub(crate) fn is_coherent() -> bool {
     lock(&SET).get(&HOST_PAGE_TABLES).is_some_and(|value| *value != 0)
 }
 
-/// Whether streams have reductions.
+/// Whether streams support atomic reductions.
 pub(crate) fn reduces() -> bool {
     lock(&SET).get(&REDUCTIONS).is_none_or(|value| *value != 0)
 }
 
-/// Whether the host may flush the writes of cards.
+/// Whether the host may flush cards' writes.
 pub(crate) fn host_flushes() -> bool {
     lock(&SET).get(&FLUSH_OPTIONS).is_none_or(|options| options & FLUSH_BY_HOST != 0)
 }
 
-/// The attribute's value; 0 for features that there are not. The reference lists the numbers.
+/// Returns an attribute's value; 0 for unsupported features. The driver API reference lists the numbers.
 fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> {
     if let Some(value) = lock(&SET).get(&number) {
         return Ok(*value);
@@ -147,17 +147,17 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         1 => MAX_THREADS as c_int,
         2..=4 => MAX_BLOCK[number as usize - 2] as c_int,
         5..=7 => MAX_GRID[number as usize - 5] as c_int,
-        // Shared memory of a block, constant memory, warp size, pitch, registers of a block.
+        // Shared memory per block, constant memory, warp size, pitch, registers per block.
         8 => SHARED as c_int,
         9 => 64 << 10,
         10 => 32,
         11 => MAX_PITCH as c_int,
         12 | 82 => 65536,
-        // Clock rates in kHz, which say nothing about this GPU: those of no GPU in particular.
+        // Clock rates in kHz: arbitrary, since they mean nothing on this GPU.
         13 => 1_000_000,
         36 => 1_000_000,
         14 => 512,
-        // Copies overlap with kernels; processors; host memory can be mapped.
+        // Copies overlap with kernels, host memory can be mapped, kernels run concurrently.
         15 | 19 | 31 => 1,
         16 => PROCESSORS as c_int,
         33 => 0xA0 + device.ordinal as c_int,
@@ -169,25 +169,25 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         41 => 1,
         75 => driver.settings.capability.0,
         76 => driver.settings.capability.1,
-        // Stream priorities, caches of global and local memory, shared memory of a processor.
+        // Stream priorities, caching of global and local memory, shared memory per processor.
         78..=80 => 1,
         81 => SHARED_OF_PROCESSOR as c_int,
-        // Atomics between host and device, preemption, host pointers for registered memory, operations of streams on memory (64 bits and
-        // NOR too), cooperative launches.
+        // Native atomics between host and device, preemption, host pointers for registered memory, stream memory operations (64-bit and NOR
+        // too), cooperative launches.
         86 | 90..=95 | 122 | 123 => 1,
         97 => MAX_SHARED as c_int,
-        // Flushes of writes; registration of host memory; virtual memory; descriptors as handles.
+        // Flushing remote writes, registering host memory, virtual memory management, file descriptors as handles.
         98 | 99 | 102 | 103 => 1,
         106 => BLOCKS_OF_PROCESSOR as c_int,
-        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, memory pools, GPUDirect RDMA, its flush and
-        // order.
+        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, memory pools, GPUDirect RDMA with its flush
+        // options and write ordering.
         110 => 1,
         111 => 1024,
         113 | 115..=117 => 1,
         118 => 200,
-        // Dma-bufs, and events of several processes.
+        // Dma-bufs, IPC events, and one memory synchronization domain.
         124..=126 => 1,
-        // NUMA nodes that are unknown.
+        // The NUMA nodes are unknown.
         131 | 134 => -1,
         // Atomic reductions by streams.
         148 => 1,
@@ -324,7 +324,7 @@ api! {
         out.set(c_int::from(device.ordinal != peer.ordinal))
     }
 
-    /// Rank of the performance, access, native atomics, arrays.
+    /// The attributes are performance rank, access, native atomics, and access to arrays.
     cuDeviceGetP2PAttribute(out: Out<c_int>, attribute: c_int, device: c_int, peer: c_int) {
         out.present()?;
         let (device, peer) = (by_number(device)?, by_number(peer)?);
@@ -338,7 +338,7 @@ api! {
         }
     }
 
-    /// Sets an attribute of all devices in this process, for tests of programs that choose by attributes. NVIDIA's driver has no such function.
+    /// Sets an attribute of all devices in this process, to test programs that choose by attributes. NVIDIA's driver has no such function.
     cuSoftGpuSetAttribute(number: c_int, value: c_int) {
         started()?;
         lock(&SET).insert(number, value);
@@ -346,7 +346,7 @@ api! {
     }
 }
 
-/// The release of this library. NVIDIA's driver has no such function: tools ask `cuGetProcAddress` for it to say which driver answers.
+/// Returns this library's release. NVIDIA's driver has no such function: tools look it up by `cuGetProcAddress` to tell drivers apart.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn cuSoftGpuRelease() -> *const c_char {

@@ -1,4 +1,4 @@
-//! Events: points of streams, with their times. Events of several processes have no times.
+//! Events: points in streams, with timestamps. Interprocess events have no timestamps.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::stream;
 
 pub(crate) static EVENTS: Table<Event> = Table::new();
 
-/// `CU_EVENT_DISABLE_TIMING` and `CU_EVENT_INTERPROCESS`; 1 is for waits that block.
+/// `CU_EVENT_DISABLE_TIMING` and `CU_EVENT_INTERPROCESS`; 1 is `CU_EVENT_BLOCKING_SYNC`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
 pub(crate) const INTERPROCESS: u32 = 4;
 
@@ -23,14 +23,14 @@ pub(crate) struct Event {
     pub(crate) context: usize,
     flags: u32,
     recorded: Mutex<Option<Recorded>>,
-    /// The state of an event of several processes.
+    /// The state of an interprocess event.
     pub(crate) shared: Option<Arc<Shared>>,
 }
 
-/// A record that is not reached.
+/// A record that its stream hasn't reached yet.
 enum Pending {
     Here(Point),
-    /// A record of an event of several processes, by its number.
+    /// A record of an interprocess event, by number.
     Shared(Arc<Shared>, u64),
 }
 
@@ -41,7 +41,7 @@ struct Recorded {
 }
 
 impl Event {
-    /// An event of the current context.
+    /// Adds an event to the current context.
     pub(crate) fn insert(flags: u32, shared: Option<Shared>) -> Outcome<usize> {
         let (context, handle) = (context::current()?, fresh());
         let event = Event { context: context.handle, flags, recorded: Mutex::default(), shared: shared.map(Arc::new) };
@@ -49,7 +49,7 @@ impl Event {
         Ok(handle)
     }
 
-    /// The last record, unless it is reached.
+    /// Returns the last record, unless its stream has reached it.
     fn pending(&self) -> Option<Pending> {
         if let Some(shared) = &self.shared {
             return shared.pending().map(|number| Pending::Shared(shared.clone(), number));

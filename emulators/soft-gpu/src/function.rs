@@ -1,4 +1,4 @@
-//! Functions: the kernels of modules, and those of libraries in the current context.
+//! Functions: the kernels of modules, and library kernels in the current context.
 
 use std::ffi::{c_char, c_int};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::guard::Out;
 use crate::library;
 use crate::module::{self, FUNCTIONS, Function};
 
-/// The function, or that of a library's kernel in the current context.
+/// Returns a function by handle, or a library kernel's function in the current context.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE`.
@@ -42,7 +42,7 @@ api! {
 
     cuFuncGetName(out: Out<*const c_char>, handle: usize) {
         out.present()?;
-        // The reference states this code for null.
+        // The reference specifies this code for null.
         let function = if handle == 0 { Err(Code::INVALID_VALUE) } else { function(handle) };
         out.set(function?.name.as_ptr())
     }
@@ -91,7 +91,7 @@ api! {
         out.set(occupancy(handle, threads, shared)?)
     }
 
-    /// The most dynamic shared memory with which `blocks` blocks are on a processor at once.
+    /// Returns the most dynamic shared memory per block that still lets `blocks` blocks share a processor.
     cuOccupancyAvailableDynamicSMemPerBlock(out: Out<usize>, handle: usize, blocks: c_int, threads: c_int) {
         let function = function(handle)?;
         out.present()?;
@@ -103,7 +103,7 @@ api! {
         out.set(sizes.into_iter().find(fits).unwrap_or(0) as usize)
     }
 
-    /// The largest block that the function can have.
+    /// Suggests the largest block that the function allows.
     cuOccupancyMaxPotentialBlockSize(
         grid: Out<c_int>,
         block: Out<c_int>,

@@ -1,4 +1,4 @@
-//! Arbitrary bytes as an image, for the harness of the fuzz targets.
+//! Loads arbitrary bytes as an image, for the fuzz harness.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -13,7 +13,7 @@ use crate::link::Image;
 use crate::module::{self, MODULES};
 use crate::space::{Running, View};
 
-/// An image: it is loaded, and one thread runs each kernel with parameters of zeros.
+/// Loads an image and runs one block of each kernel with all-zero parameters.
 pub fn images(data: &[u8]) {
     let Ok(image) = Image::of_bytes("fuzz", data) else { return };
     assert_eq!(Image::of_bytes("again", &image.to_bytes()).as_ref(), Ok(&image));
@@ -37,7 +37,7 @@ pub fn images(data: &[u8]) {
         let mut launch = Launch::new([1; 3], kernel.required_block.unwrap_or([1; 3]), vec![0; size as usize]);
         launch.watchdog = Some(Duration::from_millis(20));
         let _running = Running::begin();
-        // A kernel of arbitrary bytes may end in any way but a panic or a crash.
+        // A kernel of arbitrary bytes may end in any way short of a panic or crash.
         let _ = soft_gpu_ptx::run(&loaded.loaded, kernel, &launch, &View { device: 0 }, &AtomicBool::new(false));
     }
     module::forget(context.handle);

@@ -1,5 +1,5 @@
-//! The border between C and this library: pointers of the caller are checked for null, no panic unwinds into a caller, and errors become
-//! codes.
+//! The boundary between C and this library: the caller's pointers are checked for null, panics don't unwind into the caller, and errors
+//! become codes.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
@@ -12,11 +12,11 @@ use crate::code::{self, Code, Outcome};
 pub(crate) fn log(text: std::fmt::Arguments<'_>) {
     use std::io::Write;
     let line = format!("softgpu: {text}\n");
-    // A closed standard error is no reason to fail.
+    // Standard error may be closed; that's no reason to fail.
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Prints a line the first time that `key` comes.
+/// Prints a line the first time it is called with this `key`.
 pub(crate) fn log_once(key: &'static str, text: std::fmt::Arguments<'_>) {
     static SAID: LazyLock<Mutex<HashSet<&'static str>>> = LazyLock::new(Mutex::default);
     if lock(&SAID).insert(key) {
@@ -24,12 +24,12 @@ pub(crate) fn log_once(key: &'static str, text: std::fmt::Arguments<'_>) {
     }
 }
 
-/// Locks; a panic of another call left the data whole, because no call panics while it changes them.
+/// Locks a mutex. A poisoned one still holds valid data, because no call panics while changing it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs the body of an entry point.
+/// Runs an entry point's body.
 pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Code::SUCCESS,
@@ -53,7 +53,7 @@ macro_rules! api {
     )*};
 }
 
-/// A pointer of the caller to which a call writes. Only a C caller makes one, and the driver API's contract is that it is null or writable.
+/// A caller's pointer that a call writes to. Only C callers create one, and by the driver API's contract it is null or writable.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
@@ -80,16 +80,16 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes the element `index`, unless the pointer is null.
+    /// Writes element `index`, unless the pointer is null.
     pub(crate) fn set_at(self, index: usize, value: T) {
         if !self.0.is_null() {
             let element = self.0.wrapping_add(index);
-            // SAFETY: the pointer is not null, so the caller made it writable for the elements that the call is documented to write.
+            // SAFETY: the pointer isn't null, so by the API's contract it is writable for the elements the call is documented to write.
             unsafe { element.write_unaligned(value) };
         }
     }
 
-    /// What the caller left there, for a value that goes both ways; the pointer is [`present`](Self::present).
+    /// Reads what the caller stored there, for a value that is both input and output; the pointer must be [`present`](Self::present).
     pub(crate) fn current(self) -> T
     where
         T: Copy + Default,
@@ -101,23 +101,23 @@ impl<T> Out<T> {
         Self(std::ptr::null_mut())
     }
 
-    /// A pointer that the caller gave as a number.
+    /// Makes a pointer from an address that the caller passed as a number.
     pub(crate) fn at_address(address: usize) -> Self {
         Self(address as *mut T)
     }
 
-    /// A pointer to the element `index`.
+    /// Returns a pointer to element `index`.
     pub(crate) fn element(self, index: usize) -> Self {
         Self(self.0.wrapping_add(index))
     }
 
-    /// The same pointer to another type.
+    /// Casts to a pointer to another type.
     pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 }
 
-/// A pointer of the caller from which a call reads. Only a C caller makes one, and the driver API's contract is that it is null or readable.
+/// A caller's pointer that a call reads from. Only C callers create one, and by the driver API's contract it is null or readable.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct In<T>(*const T);
@@ -135,7 +135,7 @@ impl<T: Copy> In<T> {
         self.0.is_null()
     }
 
-    /// A pointer that the caller gave as a number.
+    /// Makes a pointer from an address that the caller passed as a number.
     pub(crate) fn at_address(address: usize) -> Self {
         Self(address as *const T)
     }
@@ -146,7 +146,7 @@ impl<T: Copy> In<T> {
         self.at(0)
     }
 
-    /// The element `index`.
+    /// Reads element `index`.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for null.
@@ -155,11 +155,11 @@ impl<T: Copy> In<T> {
             return Err(Code::INVALID_VALUE);
         }
         let element = self.0.wrapping_add(index);
-        // SAFETY: the pointer is not null, so the caller made it readable for the elements that the call is documented to read.
+        // SAFETY: the pointer isn't null, so by the API's contract it is readable for the elements the call is documented to read.
         Ok(unsafe { element.read_unaligned() })
     }
 
-    /// `count` elements.
+    /// Reads `count` elements.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for null.
@@ -169,18 +169,18 @@ impl<T: Copy> In<T> {
 }
 
 impl In<u8> {
-    /// The same pointer to another type.
+    /// Casts to a pointer to another type.
     pub(crate) fn cast<U>(self) -> In<U> {
         In(self.0.cast())
     }
 
-    /// The same pointer to a text.
+    /// Casts to a pointer to a C string.
     pub(crate) fn text(self) -> Text {
         Text(self.0.cast())
     }
 }
 
-/// A text of the caller that ends with NUL, or null.
+/// A caller's NUL-terminated string, or null.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text(*const c_char);
@@ -192,11 +192,11 @@ impl Text {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the pointer is not null, so the caller made it a text that ends with NUL and that stays during the call.
+        // SAFETY: the pointer isn't null, so by the API's contract it is a NUL-terminated string that stays valid during the call.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
-    /// The text, with a replacement for what is not UTF-8.
+    /// Returns the string, with replacement characters for invalid UTF-8.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for null.
@@ -205,10 +205,10 @@ impl Text {
     }
 }
 
-/// Writes `text` with its NUL into `room` bytes, cut where it does not fit.
+/// Writes `text` and a NUL into `room` bytes, truncating it if it doesn't fit.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_VALUE` for null or no room.
+/// `CUDA_ERROR_INVALID_VALUE` for null or a `room` of 0.
 pub(crate) fn write_text(to: Out<c_char>, room: usize, text: &str) -> Outcome {
     to.present()?;
     let last = room.checked_sub(1).ok_or(Code::INVALID_VALUE)?;

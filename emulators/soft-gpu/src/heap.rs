@@ -1,4 +1,4 @@
-//! The memory of a device: parts of one memory file, which the process maps whole.
+//! A device's memory: parts of one memory file, which the process maps as a whole.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,22 +9,22 @@ use crate::code::{Code, Outcome};
 use crate::guard::log;
 use crate::memfd;
 
-/// The memory of a device: addresses, and what of them is free.
+/// A device's memory: its addresses, and which of them are free.
 pub(crate) struct Heap {
     pub(crate) file: OwnedFd,
     pub(crate) base: u64,
-    /// Lengths of free parts by offset.
+    /// The lengths of the free parts, by offset.
     free: BTreeMap<u64, u64>,
 }
 
-/// Begins the name of each memory file; the ordinal of the device follows.
+/// The prefix of each memory file's name; the device's ordinal follows.
 pub(crate) const NAME: &str = "softgpu-heap-";
 
-/// Addresses of cuMemAlloc are multiples of this, as on hardware. As many bytes behind an allocation belong to none, so that an access past
-/// the end is found.
+/// cuMemAlloc's addresses are multiples of this, as on hardware. At least as many bytes after each allocation stay unused, so that accesses
+/// past the end are caught.
 pub(crate) const UNIT: u64 = 512;
 
-/// Allocations of a page or more begin at a page, so that cuMemGetHandleForAddressRange can export them.
+/// Allocations of a page or more start on a page boundary, so that cuMemGetHandleForAddressRange can export them.
 pub(crate) fn alignment(bytes: u64) -> u64 {
     if bytes < memfd::page_size() { UNIT } else { memfd::page_size() }
 }
@@ -73,7 +73,7 @@ impl Heap {
             end += len;
         }
         self.free.insert(start, end - start);
-        // Unused pages go back to the system; if it takes none, they stay.
+        // Unused pages go back to the system; if that fails, they stay.
         let page = memfd::page_size();
         let (from, to) = (at.next_multiple_of(page), (at + bytes) / page * page);
         if from < to {

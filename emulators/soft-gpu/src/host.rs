@@ -1,4 +1,4 @@
-//! Memory of the host that kernels may touch: allocated here, or registered.
+//! Host memory that kernels may touch: allocated here, or registered.
 
 use std::ffi::c_void;
 
@@ -14,7 +14,7 @@ const READ_ONLY: u32 = 8;
 fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     let context = context::current()?;
     out.present()?;
-    // Flags: portable, device map, write combined.
+    // The flags are portable, device map and write-combined.
     if bytes == 0 || flags & !7 != 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -23,7 +23,7 @@ fn allocate(out: Out<*mut c_void>, bytes: usize, flags: u32) -> Outcome {
     out.set(start as *mut c_void)
 }
 
-/// Ends an allocation of the host.
+/// Frees a host allocation.
 pub(crate) fn release(start: u64) -> Outcome {
     let own = |entry: &Entry| matches!(entry.kind, Kind::HostAlloc(_));
     let entry = space::remove(start, "freed host memory", own).ok_or(Code::INVALID_VALUE)?;
@@ -31,7 +31,7 @@ pub(crate) fn release(start: u64) -> Outcome {
     Ok(())
 }
 
-/// Ends a registration.
+/// Unregisters host memory.
 pub(crate) fn unregister(start: u64) -> Outcome {
     let own = |entry: &Entry| matches!(entry.kind, Kind::Registered(_));
     let why = "unregistered host memory";
@@ -56,7 +56,7 @@ api! {
         release(address as u64)
     }
 
-    /// Flags: portable, device map, I/O memory, read only. The memory must be mapped: a GPU reaches no other.
+    /// The flags are portable, device map, I/O memory and read-only. The memory must be mapped, or a GPU couldn't reach it.
     cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
         let context = context::current()?;
         let (start, len) = (address as u64, bytes as u64);
@@ -85,7 +85,7 @@ api! {
         unregister(address as u64)
     }
 
-    /// The address of the host is the address of the device.
+    /// Host and device address are the same.
     cuMemHostGetDevicePointer_v2(out: Out<u64>, address: *mut c_void, flags: u32) {
         context::current()?;
         out.present()?;

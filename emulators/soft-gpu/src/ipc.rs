@@ -1,7 +1,7 @@
-//! IPC handles: memory of cuMemAlloc, and events, that other processes open.
+//! IPC handles, with which other processes open cuMemAlloc memory and events.
 //!
-//! A handle names the memory file of the device or of the event in the process that made the handle, and a part of the file. The other
-//! process opens the file through `/proc`, so both processes have one user.
+//! A handle names a memory file (the device's or the event's) in the process that made the handle, and a part of that file. The other
+//! process opens the file through `/proc`, so both must run as the same user.
 
 use std::ffi::c_int;
 use std::fs::File;
@@ -18,25 +18,25 @@ use crate::memfd;
 use crate::shared::{self, Shared};
 use crate::space::{self, Entry, Kind};
 
-/// `CUipcMemHandle` and `CUipcEventHandle`, whose bytes are a [`Name`].
+/// `CUipcMemHandle` or `CUipcEventHandle`, whose bytes are a [`Name`].
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Handle([u8; 64]);
 
-/// The memory that a handle names: an allocation, or the page of an event.
+/// The memory that a handle names: an allocation, or an event's page.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     magic: [u8; 8],
     process: u32,
-    /// The descriptor of the memory file in that process.
+    /// The memory file's descriptor in that process.
     descriptor: c_int,
     device: u64,
-    /// The number of the memory file.
+    /// The memory file's inode number.
     file: u64,
     start: u64,
     len: u64,
-    /// A number that no other allocation of that process has; 0 for an event.
+    /// The allocation's ID, unique within that process; 0 for an event.
     id: u64,
     reserved: u64,
 }
@@ -44,15 +44,15 @@ pub(crate) struct Name {
 const _: () = assert!(size_of::<Name>() == size_of::<Handle>());
 const MAGIC: [u8; 8] = *b"softgpu1";
 const EVENT_MAGIC: [u8; 8] = *b"softgpuE";
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which the reference asks for.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, which the reference requires.
 const LAZY: u32 = 1;
 
-/// Memory that a context has opened.
+/// Memory opened by a context.
 struct Opened {
     context: usize,
     name: Name,
     address: u64,
-    /// The pages.
+    /// The mapped pages: address and length.
     pages: (usize, usize),
     count: usize,
 }
@@ -60,7 +60,7 @@ struct Opened {
 static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
 impl Name {
-    /// The memory file, which has that name.
+    /// Opens the memory file, after checking that it is called `name`.
     ///
     /// # Errors
     /// `CUDA_ERROR_MAP_FAILED`.
@@ -74,7 +74,7 @@ impl Name {
             ));
             Code::MAP_FAILED
         };
-        // Only a file of this name is opened: to open some files has effects.
+        // Open only a file of this name: opening some files has side effects.
         let link = std::fs::read_link(&path).map_err(|error| failed(error.to_string()))?;
         if !link.to_string_lossy().starts_with(&format!("/memfd:{name} ")) {
             return Err(failed(format!("it is {}", link.display())));
@@ -90,7 +90,7 @@ impl Name {
     }
 }
 
-/// Ends one use of opened memory of a context, or all.
+/// Ends one use, or all uses, of memory that a context has opened.
 fn close(context: usize, address: u64, all: bool) -> Outcome {
     let mut opened = lock(&OPENED);
     let at = opened.iter().position(|opened| opened.context == context && opened.address == address);
@@ -105,7 +105,7 @@ fn close(context: usize, address: u64, all: bool) -> Outcome {
     Ok(())
 }
 
-/// Closes memory at the end of its context.
+/// Closes opened memory whose context is being destroyed.
 pub(crate) fn close_all(address: u64) -> Outcome {
     let entry = space::find(address).ok_or(Code::INVALID_VALUE)?;
     close(entry.context, address, true)
@@ -133,7 +133,7 @@ api! {
         })
     }
 
-    /// A handle of this process is refused, as in the driver.
+    /// Like the driver, refuses a handle made by this process.
     cuIpcOpenMemHandle_v2(out: Out<u64>, handle: Handle, flags: u32) {
         let context = context::current()?;
         out.present()?;
@@ -186,7 +186,7 @@ api! {
         })
     }
 
-    /// The event is one of the current context. A handle of this process is refused, as one of memory is.
+    /// The event belongs to the current context. A handle made by this process is refused, as for memory.
     cuIpcOpenEventHandle(out: Out<usize>, handle: Handle) {
         context::current()?;
         out.present()?;

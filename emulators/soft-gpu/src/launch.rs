@@ -1,4 +1,4 @@
-//! Launches of kernels.
+//! Kernel launches.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,19 +12,19 @@ use crate::module::MODULES;
 use crate::space::{Running, View};
 use crate::stream;
 
-/// What `extra` of a launch lists: the parameters as one buffer, and its size.
+/// The keys in a launch's `extra` list: its end, and the buffer with all parameters and its size.
 const END: usize = 0;
 const BUFFER: usize = 1;
 const SIZE: usize = 2;
 
-/// Parameters of a call: an address for each, or a buffer.
+/// A launch's parameters: an address for each, or one buffer.
 struct Arguments {
     each: In<usize>,
     extra: In<usize>,
 }
 
 impl Arguments {
-    /// The bytes of all parameters.
+    /// Returns the bytes of all parameters.
     fn bytes(&self, kernel: &Kernel) -> Outcome<Vec<u8>> {
         let size =
             kernel.parameters.iter().map(|parameter| parameter.offset + parameter.size).max().unwrap_or(0) as usize;
@@ -104,7 +104,7 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
     let module = module.ok_or(Code::INVALID_HANDLE)?;
     shape.check(&function.kernel, function.dynamic.load(Ordering::Relaxed))?;
     let settings = &device::started()?.settings;
-    // Each launch has a seed of its own, which the number of the launch in the process gives.
+    // Each launch gets its own seed, from its number within the process.
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
     let number = LAUNCHES.fetch_add(1, Ordering::Relaxed);
     let launch = Launch {
@@ -154,7 +154,7 @@ pub(crate) struct Attribute {
 
 const _: () = assert!(size_of::<Config>() == 56 && size_of::<Attribute>() == 72);
 
-/// `CU_LAUNCH_ATTRIBUTE_COOPERATIVE` and others.
+/// Numbers of launch attributes, such as `CU_LAUNCH_ATTRIBUTE_COOPERATIVE`.
 const COOPERATIVE: u32 = 2;
 const CLUSTER: u32 = 4;
 const EVENTS: [u32; 2] = [7, 12];
@@ -177,7 +177,7 @@ api! {
         launch(function, &shape, stream, &Arguments { each, extra: In::at_address(0) })
     }
 
-    /// Attributes that say how hardware should schedule have no effect; clusters and events of kernels are not supported.
+    /// Attributes that tell hardware how to schedule have no effect; clusters and kernel events are not supported.
     cuLaunchKernelEx(config: In<Config>, function: usize, each: In<usize>, extra: In<usize>) {
         let config = config.get()?;
         let mut cooperative = false;

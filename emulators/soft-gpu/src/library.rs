@@ -1,4 +1,4 @@
-//! Libraries: images that belong to no context. A context gets its module of a library when it first uses one of the kernels.
+//! Libraries: images that belong to no context. A context gets its own module of a library when it first uses one of the kernels.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int};
@@ -17,27 +17,27 @@ use crate::module::{self, Function, MODULES, Module};
 
 struct Library {
     image: Image,
-    /// The kernels by the order of their names.
+    /// The kernels, sorted by name.
     kernels: Vec<Arc<LibraryKernel>>,
-    /// Modules by the handles of their contexts. Those of contexts that are gone are gone.
+    /// The handle of each context's module. Those of destroyed contexts are stale.
     modules: Mutex<HashMap<usize, usize>>,
 }
 
-/// A kernel of a library.
+/// A library's kernel.
 struct LibraryKernel {
     handle: usize,
     /// The handle of the library.
     library: usize,
     kernel: Kernel,
     name: CString,
-    /// Most bytes of dynamic shared memory, where cuKernelSetAttribute has set them, by the ordinal of the device.
+    /// The limit of dynamic shared memory in bytes, by device ordinal, where cuKernelSetAttribute has set it.
     dynamic: Mutex<HashMap<usize, u32>>,
 }
 
 static LIBRARIES: Table<Library> = Table::new();
 static KERNELS: Table<LibraryKernel> = Table::new();
 
-/// `CU_LIBRARY_BINARY_IS_PRESERVED`: the program keeps the image. It is copied all the same.
+/// `CU_LIBRARY_BINARY_IS_PRESERVED`: the program keeps the image. We copy it anyway.
 const PRESERVED: c_int = 1;
 
 /// # Errors
@@ -67,12 +67,12 @@ fn load(image: Image, logs: &Logs) -> Outcome<usize> {
     Ok(handle)
 }
 
-/// Checks the options of a library; none has an effect. `of_data` is false for a library of a file.
+/// Checks a library's options, none of which has an effect. `of_data` is false for a library loaded from a file.
 fn check(options: In<c_int>, count: u32, of_data: bool) -> Outcome {
     for option in options.list(count as usize)? {
         match option {
             PRESERVED if of_data => {}
-            // Functions and data of both host and device.
+            // Functions and data shared by host and device.
             0 => return Err(Code::NOT_SUPPORTED),
             _ => return Err(Code::INVALID_VALUE),
         }
@@ -81,7 +81,7 @@ fn check(options: In<c_int>, count: u32, of_data: bool) -> Outcome {
 }
 
 impl Library {
-    /// The module of a context.
+    /// Returns a context's module, loading it on first use.
     fn module(&self, context: &Context) -> Outcome<Arc<Module>> {
         let mut modules = lock(&self.modules);
         if let Some(module) = modules.get(&context.handle).and_then(|handle| MODULES.get(*handle)) {
@@ -99,10 +99,10 @@ impl Library {
     }
 }
 
-/// The function of a kernel in the current context.
+/// Returns a kernel's function in the current context.
 ///
 /// # Errors
-/// `CUDA_ERROR_INVALID_HANDLE`, and those of the load.
+/// `CUDA_ERROR_INVALID_HANDLE`, and those of loading the module.
 pub(crate) fn function(handle: usize) -> Outcome<Arc<Function>> {
     let kernel = kernel(handle)?;
     let context = context::current()?;
@@ -134,7 +134,7 @@ api! {
         out.set(load(Image::of_bytes(&path, &link::read_file(&path)?)?, &logs)?)
     }
 
-    /// The modules of all contexts end.
+    /// Also unloads every context's module.
     cuLibraryUnload(handle: usize) {
         device::started()?;
         let library = LIBRARIES.remove(handle).ok_or(Code::INVALID_VALUE)?;
@@ -182,14 +182,14 @@ api! {
         library.module(&context)?.give_global(&name.string()?, address, bytes)
     }
 
-    /// No image here has managed memory.
+    /// Images here have no managed memory.
     cuLibraryGetManaged(_address: Out<u64>, _bytes: Out<usize>, handle: usize, name: Text) {
         library(handle)?;
         name.bytes()?;
         Err(Code::NOT_FOUND)
     }
 
-    /// No device here has functions of both host and device.
+    /// Devices here have no functions shared with the host.
     cuLibraryGetUnifiedFunction(_out: Out<usize>, handle: usize, name: Text) {
         library(handle)?;
         name.bytes()?;
@@ -208,7 +208,7 @@ api! {
 
     cuKernelGetName(out: Out<*const c_char>, handle: usize) {
         out.present()?;
-        // The reference states this code for null.
+        // The reference specifies this code for null.
         let kernel = if handle == 0 { Err(Code::INVALID_VALUE) } else { kernel(handle) };
         out.set(kernel?.name.as_ptr())
     }
@@ -230,7 +230,7 @@ api! {
         out.set(module::attribute(&kernel.kernel, dynamic, number)?)
     }
 
-    /// For all contexts of the device, also those to come.
+    /// Applies to all contexts of the device, including future ones.
     cuKernelSetAttribute(number: c_int, value: c_int, handle: usize, device: c_int) {
         let kernel = kernel(handle)?;
         let ordinal = device::by_number(device)?.ordinal;
@@ -247,7 +247,7 @@ api! {
         Ok(())
     }
 
-    /// A preference, which has no effect here.
+    /// The preference has no effect here.
     cuKernelSetCacheConfig(handle: usize, preference: c_int, device: c_int) {
         kernel(handle)?;
         device::by_number(device)?;

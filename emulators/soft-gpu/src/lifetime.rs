@@ -1,4 +1,4 @@
-//! The end of contexts: that of cuCtxDestroy, and that of primary contexts with their last owner.
+//! How contexts end: through cuCtxDestroy, and primary contexts when their last owner releases them.
 
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
@@ -14,25 +14,25 @@ use crate::settings::MAX_DEVICES;
 use crate::space::{self, Kind};
 use crate::{alloc, host, ipc, module};
 
-/// The primary context of a device: how often it is retained, and what it is while that is not 0.
+/// A device's primary context, which exists while its retain count isn't 0.
 struct Primary {
     count: u32,
     flags: u32,
     context: Option<Arc<Context>>,
-    /// The handle, which the next primary context of the device gets too.
+    /// The handle, which the device's next primary context gets too.
     handle: usize,
 }
 
 static PRIMARY: [Mutex<Primary>; MAX_DEVICES] =
     [const { Mutex::new(Primary { count: 0, flags: 0, context: None, handle: 0 }) }; MAX_DEVICES];
 
-/// The primary context of a device, by the number that a program gives, with the ordinal of the device.
+/// Locks the primary context of the device with the program's number, and returns it with the device's ordinal.
 fn primary(number: c_int) -> Outcome<(usize, MutexGuard<'static, Primary>)> {
     let ordinal = device::by_number(number)?.ordinal;
     Ok((ordinal, lock(&PRIMARY[ordinal])))
 }
 
-/// Ends a context and all that belongs to it.
+/// Destroys a context and everything that belongs to it.
 fn destroy(context: &Context) {
     context.wait();
     CONTEXTS.remove(context.handle);
@@ -40,7 +40,7 @@ fn destroy(context: &Context) {
     EVENTS.remove_if(|event| event.context == context.handle);
     module::forget(context.handle);
     for start in space::starts(|entry| entry.context == context.handle) {
-        // What the context has, it releases; a call of another thread may have done it first.
+        // Another thread's call may have released it first, so errors don't matter.
         let _ = match space::find(start).map(|entry| entry.kind) {
             Some(Kind::HostAlloc(_)) => host::release(start),
             Some(Kind::Registered(_)) => host::unregister(start),
@@ -92,13 +92,13 @@ api! {
         Ok(())
     }
 
-    /// Also clears the error that sticks to it.
+    /// Also clears the sticky error.
     cuDevicePrimaryCtxReset_v2(number: c_int) {
         let (ordinal, mut primary) = primary(number)?;
         let count = primary.count;
         if primary.context.is_some() {
             reset_primary(&mut primary);
-            // The owners keep it: the handle names a new context.
+            // Its owners still hold it, so the handle now names a new context.
             primary.context = Some(Context::create(ordinal, primary.flags, primary.handle, true));
             primary.count = count;
         }

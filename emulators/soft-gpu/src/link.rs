@@ -1,6 +1,6 @@
-//! Images and the linker: PTX texts, alone or several, and what the linker makes of them.
+//! Images and the linker: one or more PTX texts, and what the linker makes of them.
 //!
-//! cuLinkComplete gives an image of this library's own form: the texts that were added, behind a header. No other driver takes it.
+//! cuLinkComplete returns an image in this library's own format: a header and the texts that were added. No other driver accepts it.
 
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex};
@@ -14,13 +14,13 @@ use crate::handle::{Table, fresh};
 
 /// `CU_JIT_INPUT_PTX`.
 const PTX: c_int = 1;
-/// The last number of `CUjitInputType`, and of `CUjit_option`.
+/// The highest numbers of `CUjitInputType` and `CUjit_option`.
 const LAST_INPUT: c_int = 5;
 const LAST_OPTION: c_int = 35;
 
-/// Begins an image of the linker.
+/// The start of an image made by the linker.
 const MAGIC: [u8; 8] = *b"\x7fSoftGPU";
-/// The longest image. PTX of a large library has a few megabytes.
+/// The longest image. A large library's PTX is a few megabytes.
 const MAX_LEN: usize = 1 << 30;
 
 /// PTX texts with their names.
@@ -36,7 +36,7 @@ fn number(bytes: &mut &[u8]) -> Option<usize> {
     usize::try_from(u64::from_le_bytes(*number)).ok().filter(|number| *number <= MAX_LEN)
 }
 
-/// Takes a text with its length before it.
+/// Takes a length-prefixed text.
 fn text(bytes: &mut &[u8]) -> Option<String> {
     let len = number(bytes)?;
     let (text, rest) = bytes.split_at_checked(len)?;
@@ -45,13 +45,13 @@ fn text(bytes: &mut &[u8]) -> Option<String> {
 }
 
 impl Image {
-    /// The image at an address of the program, whose length is in it.
+    /// Reads the image at an address from the program; the image tells its own length.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for null, and those of [`Image::of_bytes`].
     pub(crate) fn of_memory(image: In<u8>) -> Outcome<Self> {
         let mut head = Vec::new();
-        // A shorter text ends with NUL.
+        // A shorter text is NUL-terminated.
         for index in 0..16 {
             head.push(image.at(index)?);
             if head.first() != Some(&MAGIC[0]) && head.last() == Some(&0) {
@@ -68,10 +68,10 @@ impl Image {
         Self::of_bytes("PTX", image.text().bytes()?)
     }
 
-    /// The image in a file or of the linker.
+    /// Reads an image that comes from a file or the linker.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NO_BINARY_FOR_GPU` for machine code, `CUDA_ERROR_INVALID_IMAGE` and `CUDA_ERROR_INVALID_PTX` for what is none.
+    /// `CUDA_ERROR_NO_BINARY_FOR_GPU` for machine code, `CUDA_ERROR_INVALID_IMAGE` or `CUDA_ERROR_INVALID_PTX` if it isn't an image.
     pub(crate) fn of_bytes(name: &str, bytes: &[u8]) -> Outcome<Self> {
         if let Some(mut rest) = bytes.strip_prefix(&MAGIC) {
             let mut read = || {
@@ -89,7 +89,7 @@ impl Image {
         if let Some(code) = binary(bytes) {
             return Err(code);
         }
-        // A text may end with NUL.
+        // A text may be NUL-terminated.
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         if end == 0 {
             return Err(Code::INVALID_IMAGE);
@@ -110,19 +110,19 @@ impl Image {
         [&MAGIC[..], &(rest.len() as u64).to_le_bytes(), &rest].concat()
     }
 
-    /// The program of the texts.
+    /// Links the texts into a program.
     pub(crate) fn link(&self) -> Result<Program, Error> {
         let modules = self.texts.iter().map(|(name, text)| Module::parse(name, text));
         Program::link(modules.collect::<Result<_, _>>()?)
     }
 
-    /// The same, with what the compiler says in `logs`.
+    /// Links like `link`, and writes the compiler's messages to `logs`.
     pub(crate) fn program(&self, logs: &Logs) -> Outcome<Program> {
         self.link().map_err(|error| logs.defect(&error))
     }
 }
 
-/// The code of a defect of PTX, as the interpreter's crate names it.
+/// Returns the code for an error that the interpreter found in the PTX.
 fn code_of(error: &Error) -> Code {
     match error.kind {
         Kind::Version => Code::UNSUPPORTED_PTX_VERSION,
@@ -132,7 +132,7 @@ fn code_of(error: &Error) -> Code {
     }
 }
 
-/// The code for an image of machine code, which a software GPU does not execute.
+/// Returns an error code if the image is machine code, which a software GPU can't execute.
 fn binary(bytes: &[u8]) -> Option<Code> {
     const ELF: &[u8] = b"\x7fELF";
     const FAT: [&[u8]; 2] = [&[0x50, 0xed, 0x55, 0xba], &[0xb1, 0x43, 0x62, 0x46]];
@@ -155,8 +155,8 @@ pub(crate) fn read_file(path: &str) -> Outcome<Vec<u8>> {
     })
 }
 
-/// Buffers of the program for what the compiler says: information and errors, with their sizes. On return the driver writes the length of
-/// each text in place of the size.
+/// The program's buffers for the compiler's messages (information and errors) and their sizes. On return, the driver replaces each size
+/// with the length of the text.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Logs {
     info: Option<Buffer>,
@@ -167,7 +167,7 @@ pub(crate) struct Logs {
 struct Buffer {
     text: Out<c_char>,
     room: usize,
-    /// The element of the options' values with the size.
+    /// The option value that holds the size.
     size: Out<usize>,
 }
 
@@ -183,7 +183,7 @@ impl Buffer {
 }
 
 impl Logs {
-    /// Reads the options of a call; those without an effect on an interpreter are accepted.
+    /// Reads a call's options; those that mean nothing to an interpreter are accepted.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
@@ -213,7 +213,7 @@ impl Logs {
         }
     }
 
-    /// Says what is wrong with the PTX, also to the user, and returns the code.
+    /// Logs what is wrong with the PTX, for the program and the user, and returns the code.
     fn defect(&self, error: &Error) -> Code {
         log(format_args!("{error}"));
         self.error(&error.to_string());
@@ -221,11 +221,11 @@ impl Logs {
     }
 }
 
-/// A linker at work.
+/// A linker.
 struct Linker {
     logs: Logs,
     image: Image,
-    /// The finished image, which stays until the linker is destroyed.
+    /// The finished image, which lives until the linker is destroyed.
     done: Option<Vec<u8>>,
 }
 
@@ -236,7 +236,7 @@ fn linker(handle: usize) -> Outcome<Arc<Mutex<Linker>>> {
     LINKERS.get(handle).ok_or(Code::INVALID_HANDLE)
 }
 
-/// Adds an input, after a check that it is PTX.
+/// Adds an input after checking that it is PTX.
 fn add(handle: usize, kind: c_int, name: String, bytes: &[u8]) -> Outcome {
     let linker = linker(handle)?;
     let mut linker = lock(&linker);
@@ -272,7 +272,7 @@ api! {
         out.set(handle)
     }
 
-    /// Options of one input have no effect.
+    /// Options for a single input have no effect.
     cuLinkAddData_v2(
         handle: usize, kind: c_int, data: In<u8>, bytes: usize, name: Text, count: u32, options: In<c_int>, values: Out<usize>,
     ) {

@@ -1,4 +1,4 @@
-//! cuGetProcAddress: functions by the names without versions.
+//! cuGetProcAddress: finds functions by their unversioned names.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use crate::code::{Code, Outcome};
 use crate::guard::{Out, Text, log_once};
 
-/// Forms of functions that came with a later release than the function: older programs get the older form.
+/// Versions of functions that came in a later release than the function itself: older programs get the older version.
 const SINCE: [(&str, c_int); 8] = [
     ("cuCtxCreate_v3", 11040),
     ("cuCtxCreate_v4", 12050),
@@ -18,23 +18,23 @@ const SINCE: [(&str, c_int); 8] = [
     ("cuStreamGetCaptureInfo_v3", 12030),
 ];
 
-/// What the search says: found, not found, found in a newer release only.
+/// The result of a lookup: found, not found, or found only in a newer release.
 const FOUND: c_int = 0;
 const MISSING: c_int = 1;
 const TOO_NEW: c_int = 2;
 
-/// The handle of this library for dlsym; 0 if it is part of a program.
+/// Returns this library's handle for dlsym; 0 if it is linked into a program.
 fn library() -> usize {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     *LIBRARY.get_or_init(|| {
         // SAFETY: the C struct consists of pointers, for which zero is valid.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-        // SAFETY: the address is that of a function of this library; the loader writes into a local variable.
+        // SAFETY: the address is a function in this library; the loader writes into a local variable.
         let known = unsafe { libc::dladdr(cuGetProcAddress_v2 as *const c_void, &mut info) };
         if known == 0 || info.dli_fname.is_null() {
             return 0;
         }
-        // SAFETY: the loader gave the name, which is a text that stays as long as the library; the flags load nothing.
+        // SAFETY: the name is a string from the loader that lives as long as the library; with these flags nothing gets loaded.
         unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) as usize }
     })
 }
@@ -44,11 +44,11 @@ fn symbol(name: &str) -> *mut c_void {
     if handle == 0 {
         return std::ptr::null_mut();
     }
-    // SAFETY: the handle is that of this library, which is never unloaded; the name ends with NUL.
+    // SAFETY: the handle is this library's, which is never unloaded; the name is NUL-terminated.
     unsafe { libc::dlsym(handle as *mut c_void, name.as_ptr().cast::<c_char>()) }
 }
 
-/// The newest form of a function that the release has, and what the search says.
+/// Returns the newest version of a function in the given release, and the result of the lookup.
 fn search(name: &str, version: c_int) -> (*mut c_void, c_int) {
     let mut status = MISSING;
     for form in ["_v4", "_v3", "_v2", ""] {
@@ -87,7 +87,7 @@ api! {
         if find(name, out, version, flags)? == FOUND { Ok(()) } else { Err(Code::NOT_FOUND) }
     }
 
-    /// A caller that asks for the status gets it in place of an error.
+    /// A caller that asks for the status gets it instead of an error.
     cuGetProcAddress_v2(name: Text, out: Out<*mut c_void>, version: c_int, flags: u64, status: Out<c_int>) {
         let found = find(name, out, version, flags)?;
         if status.present().is_ok() {

@@ -1,4 +1,4 @@
-//! Memory files, and mappings of this process.
+//! Memory files, and this process's mappings.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,13 +8,13 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{Mode, fchmod};
 
-/// Sizes and addresses of virtual memory management are multiples of this, as on hardware.
+/// In virtual memory management, sizes and addresses are multiples of this, as on hardware.
 pub(crate) const GRANULARITY: usize = 2 << 20;
 
-/// A memory file of `len` bytes that cannot shrink under its mappers, and that other users cannot open.
+/// Creates a memory file of `len` bytes that can't shrink under its mappers and that other users can't open.
 ///
 /// # Errors
-/// The system's; a file beyond the process's limit of file sizes is refused here, because the kernel would end the process.
+/// The operating system's error; a file beyond the process's file size limit is refused here, because the kernel would kill the process.
 pub(crate) fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     let (limit, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_FSIZE)?;
     if len > limit {
@@ -27,19 +27,19 @@ pub(crate) fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Whether the file keeps its size under its mappers.
+/// Whether the file is sealed against shrinking under its mappers.
 pub(crate) fn cannot_shrink(file: &OwnedFd) -> bool {
     let seals = fcntl(file, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_truncate);
     seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_SHRINK))
 }
 
-/// True if the CPU cannot touch memory of a device.
+/// True if the CPU can't touch device memory.
 static HIDDEN: AtomicBool = AtomicBool::new(false);
-/// Then the addresses of devices lie in the zone of this number, and their bytes at the same place of the next zone. A zone has 16 TiB.
+/// If so, device addresses are in the 16 TiB zone of this number, and their bytes at the same place in the next zone.
 const ZONE: u64 = 2;
 const ZONE_BITS: u32 = 44;
 
-/// Hides the memory of devices that is mapped from now on from the CPU.
+/// Hides device memory that is mapped from now on from the CPU.
 pub(crate) fn hide() {
     HIDDEN.store(true, Ordering::Relaxed);
 }
@@ -48,12 +48,12 @@ pub(crate) fn hidden() -> bool {
     HIDDEN.load(Ordering::Relaxed)
 }
 
-/// Where this process has the bytes of an address.
+/// Returns where this process has the bytes of a device address.
 pub(crate) fn backing(address: u64) -> u64 {
     if address >> ZONE_BITS == ZONE && hidden() { address + (1 << ZONE_BITS) } else { address }
 }
 
-/// Addresses of the zone of devices, which nothing has used before.
+/// Returns addresses in the device zone that haven't been used before.
 fn next_of_zone(len: usize) -> io::Result<usize> {
     static NEXT: AtomicU64 = AtomicU64::new(ZONE << ZONE_BITS);
     let whole = (len as u64).next_multiple_of(GRANULARITY as u64);
@@ -62,10 +62,10 @@ fn next_of_zone(len: usize) -> io::Result<usize> {
     if fits { Ok(address as usize) } else { Err(io::ErrorKind::OutOfMemory.into()) }
 }
 
-/// The mapping of addresses that no other mapping has.
+/// Reserves `len` bytes of address space that nothing else is mapped at.
 ///
 /// # Errors
-/// The system's.
+/// The operating system's error.
 pub(crate) fn reserve(len: usize) -> io::Result<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     if !hidden() {
@@ -77,18 +77,18 @@ pub(crate) fn reserve(len: usize) -> io::Result<usize> {
     map(address, len, libc::PROT_NONE, flags, -1, 0)
 }
 
-/// Memory of the process, zeroed and page aligned.
+/// Allocates zeroed, page-aligned memory.
 ///
 /// # Errors
-/// The system's.
+/// The operating system's error.
 pub(crate) fn anonymous(len: usize) -> io::Result<usize> {
     map(0, len, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
 }
 
-/// Maps `len` bytes of a file from `offset` at `address`, or where the kernel chooses if that is 0.
+/// Maps `len` bytes of a file from `offset` at `address`, or wherever the kernel chooses if that is 0.
 ///
 /// # Errors
-/// The system's.
+/// The operating system's error.
 pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> io::Result<usize> {
     let address = if address == 0 && hidden() { reserve(len)? } else { address };
     let fixed = if address == 0 { 0 } else { libc::MAP_FIXED };
@@ -99,46 +99,46 @@ pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> i
     Ok(if address == 0 { mapped } else { address })
 }
 
-/// Takes the pages of a part of a reservation away; the addresses stay reserved.
+/// Unmaps the pages in part of a reservation; the addresses stay reserved.
 ///
 /// # Errors
-/// The system's.
+/// The operating system's error.
 pub(crate) fn empty(address: usize, len: usize) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     map(backing(address as u64) as usize, len, libc::PROT_NONE, flags, -1, 0).map(drop)
 }
 
-/// Makes whole pages of a memory file zeros, in all its mappings.
+/// Zeros whole pages of a memory file, in all its mappings.
 ///
 /// # Errors
-/// The system's; then all bytes are as they were.
+/// The operating system's error; the bytes are then unchanged.
 pub(crate) fn clear(address: usize, len: usize) -> io::Result<()> {
-    // SAFETY: the pages are those of a memory file of this library's, where no Rust object lies; they stay mapped.
+    // SAFETY: the pages belong to one of this library's memory files, which holds no Rust objects; they stay mapped.
     let result = unsafe { libc::madvise(backing(address as u64) as *mut libc::c_void, len, libc::MADV_REMOVE) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn map(address: usize, len: usize, rights: i32, flags: i32, fd: i32, offset: i64) -> io::Result<usize> {
-    // SAFETY: the kernel chooses a free address, or the address is in a reservation of this library's, where no Rust object lies.
+    // SAFETY: the kernel chooses a free address, or the address is in one of this library's reservations, which hold no Rust objects.
     let base = unsafe { libc::mmap(address as *mut libc::c_void, len, rights, flags, fd, offset) };
     if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(base as usize) }
 }
 
-/// Ends a mapping of [`reserve`] or [`anonymous`].
+/// Unmaps memory from [`reserve`] or [`anonymous`].
 pub(crate) fn unmap(address: usize, len: usize) {
-    // SAFETY: this library made the mapping, and its caller has removed it from the table of ranges, so that no access begins any more.
+    // SAFETY: this library made the mapping, and its caller has removed it from the table of ranges, so no new access can start.
     let _ = unsafe { libc::munmap(address as *mut libc::c_void, len) };
     let at = backing(address as u64) as usize;
     if at != address {
-        // SAFETY: as above; the backing was mapped with the address.
+        // SAFETY: as above; the backing was mapped together with the address.
         let _ = unsafe { libc::munmap(at as *mut libc::c_void, len) };
     }
 }
 
-/// Whether the process has all pages of the range mapped, with the rights to read and (if `write`) to write.
+/// Whether the process has all pages of the range mapped, readable and (if `write`) writable.
 ///
 /// # Errors
-/// The list of mappings cannot be read: the process has no free descriptor, or there is no `/proc`.
+/// The list of mappings can't be read: the process is out of descriptors, or there is no `/proc`.
 pub(crate) fn mapped(address: u64, len: u64, write: bool) -> io::Result<bool> {
     let Some(end) = address.checked_add(len) else { return Ok(false) };
     let maps = std::fs::read_to_string("/proc/self/maps")?;
@@ -161,9 +161,9 @@ pub(crate) fn mapped(address: u64, len: u64, write: bool) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Bytes of a page.
+/// Returns the page size in bytes.
 pub(crate) fn page_size() -> u64 {
     let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
-    // Linux always answers.
+    // Linux always reports it.
     size.map_or(1 << 16, |size| size as u64)
 }

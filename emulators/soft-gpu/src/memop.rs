@@ -1,4 +1,4 @@
-//! Operations of streams on words of memory (waits for a value, writes, and atomic reductions), and flushes of the writes of cards.
+//! Stream operations on words of memory (waits for a value, writes, and atomic reductions), and flushes of cards' writes.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use crate::memfd;
 use crate::space::{self, Running};
 use crate::stream;
 
-/// `CUstreamBatchMemOpParams`: the part that all operations have in common.
+/// `CUstreamBatchMemOpParams`: the part that all operations share.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Parameters {
@@ -39,21 +39,21 @@ const REDUCE: u32 = 8;
 /// `CUstreamAtomicReductionDataType`.
 const UNSIGNED_32: u32 = 14;
 const UNSIGNED_64: u32 = 22;
-/// `CU_STREAM_WAIT_VALUE_FLUSH`: writes of cards are in order with the words here.
+/// `CU_STREAM_WAIT_VALUE_FLUSH`, which has no effect: cards' writes are always ordered with the words here.
 const WAIT_AND_FLUSH: u32 = 1 << 30;
-/// Most operations of a call.
+/// A call must have fewer operations than this.
 const MAX_OPS: u32 = 256;
-/// Between two looks at a word.
+/// How long to sleep before polling a word again.
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// Calls of cuFlushGPUDirectRDMAWrites, and reductions of streams since the last one.
+/// Calls to cuFlushGPUDirectRDMAWrites, and stream reductions since the last one.
 static FLUSHES: AtomicU64 = AtomicU64::new(0);
 static REDUCED: AtomicU64 = AtomicU64::new(0);
 
-/// What a wait wants: `CUstreamWaitValue_flags`.
+/// The condition of a wait: `CUstreamWaitValue_flags`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Until {
-    /// At least the value, modulo the size of the word.
+    /// At least the value, in wrapping arithmetic of the word's size.
     Reached,
     Equal,
     AnyBit,
@@ -94,7 +94,7 @@ struct Operation {
 }
 
 impl Operation {
-    /// None for an operation that has no effect here. `newest` is false for the old form of the function.
+    /// Parses an operation; None for one that has no effect here. `newest` is false for the old version of the function.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
@@ -126,7 +126,7 @@ impl Operation {
         if operation.good(device) { Ok(Some(operation)) } else { Err(Code::INVALID_VALUE) }
     }
 
-    /// The parameters of a reduction lie elsewhere: operation and type where the others have the address, then address and value.
+    /// Parses a reduction, whose layout differs: operation and type where the others have the address, then address and value.
     fn reduction(from: &Parameters) -> Option<Self> {
         let (reduction, kind) = (from.address as u32, (from.address >> 32) as u32);
         let reduction = match reduction {
@@ -153,7 +153,7 @@ impl Operation {
         space::allowed(device, self.address, self.size(), !matches!(self.act, Act::Wait(_)))
     }
 
-    /// Writes, or looks once whether the wait is over.
+    /// Performs the write or reduction, or checks once whether the wait is over. Returns true when done.
     fn step(&self, device: usize, fault: &Fault) -> bool {
         let _running = Running::begin();
         if !self.allowed(device) {
@@ -166,7 +166,7 @@ impl Operation {
         }
         // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
         let narrow = unsafe { AtomicU32::from_ptr(memfd::backing(self.address) as *mut u32) };
-        // A narrow word need not be aligned for a wide access.
+        // A narrow word may not be aligned for a wide access.
         let wide = self.wide.then(|| {
             // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
             unsafe { AtomicU64::from_ptr(memfd::backing(self.address) as *mut u64) }
@@ -200,7 +200,7 @@ fn give(handle: usize, all: &[Parameters], newest: bool) -> Outcome {
     let operations = operations.collect::<Outcome<Vec<_>>>()?;
     stream.give(move |fault| {
         for operation in &operations {
-            // A fault on another stream ends the wait: nothing that it waits for may come any more.
+            // A fault on another stream ends the wait: the value may never come.
             while fault.check().is_ok() && !operation.step(device, fault) {
                 std::thread::sleep(PAUSE);
             }
@@ -262,7 +262,7 @@ api! {
         batch(stream, count, all, flags, true)
     }
 
-    /// Processors of other GPUs and the host see writes at once.
+    /// Counts the flush, and otherwise does nothing: all GPUs and the host see writes immediately.
     cuFlushGPUDirectRDMAWrites(target: c_int, scope: c_int) {
         context::current()?;
         if !device::host_flushes() {
@@ -276,7 +276,7 @@ api! {
         Ok(())
     }
 
-    /// The number of flushes by this process, and of reductions by streams since the last one. NVIDIA's driver has no such function.
+    /// Returns the number of flushes by this process, and of stream reductions since the last one. NVIDIA's driver has no such function.
     cuSoftGpuFlushes(flushes: Out<u64>, reduced: Out<u64>) {
         flushes.set(FLUSHES.load(Ordering::SeqCst))?;
         reduced.set(REDUCED.load(Ordering::SeqCst))

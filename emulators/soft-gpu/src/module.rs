@@ -1,4 +1,4 @@
-//! Modules: images that were loaded, their variables, and what their kernels are.
+//! Modules: loaded images, with their variables and kernels.
 
 use std::ffi::{CString, c_int};
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use crate::{alloc, copy};
 
 pub(crate) struct Module {
     pub(crate) handle: usize,
-    /// The module is that of a library, with which it ends.
+    /// The module belongs to a library and is unloaded with it.
     of_library: bool,
     /// The handle of the context.
     pub(crate) context: usize,
     pub(crate) loaded: Loaded,
-    /// The functions by the order of their names.
+    /// The functions, sorted by name.
     pub(crate) functions: Vec<Arc<Function>>,
     /// The addresses of the variables.
     variables: Vec<u64>,
 }
 
-/// A kernel of a module.
+/// A module's kernel.
 pub(crate) struct Function {
     pub(crate) handle: usize,
     /// The handle of the module.
     pub(crate) module: usize,
     pub(crate) kernel: Kernel,
     pub(crate) name: CString,
-    /// Most bytes of dynamic shared memory: `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
+    /// The limit of dynamic shared memory: `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`.
     pub(crate) dynamic: AtomicU32,
 }
 
@@ -46,14 +46,14 @@ pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Module>> {
     MODULES.get(handle).ok_or(Code::INVALID_HANDLE)
 }
 
-/// The kernels by the order of their names.
+/// Returns the kernels, sorted by name.
 pub(crate) fn kernels_of(program: &Program) -> Vec<Kernel> {
     let mut kernels: Vec<Kernel> = program.kernels().filter_map(|name| program.kernel(name).cloned()).collect();
     kernels.sort_by(|one, other| one.name.cmp(&other.name));
     kernels
 }
 
-/// Places the variables of a program and makes a module of it.
+/// Makes a module from a program, with memory for its variables.
 pub(crate) fn load(context: &Context, program: Program, of_library: bool) -> Outcome<usize> {
     let mut variables = Vec::new();
     let globals = program.globals().to_vec();
@@ -79,7 +79,7 @@ pub(crate) fn load(context: &Context, program: Program, of_library: bool) -> Out
 
 fn release(variables: &[u64]) {
     for variable in variables {
-        // The end of a context may have released it.
+        // Destroying the context may already have released it.
         let _ = alloc::release(*variable, |entry| matches!(entry.kind, Kind::Variable(_)));
     }
 }
@@ -88,12 +88,12 @@ fn load_image(context: &Context, image: &Image, logs: &Logs) -> Outcome<usize> {
     load(context, image.program(logs)?, false)
 }
 
-/// Ends the modules of a context.
+/// Unloads a context's modules.
 pub(crate) fn forget(context: usize) {
     MODULES.remove_if(|module| module.context == context).iter().for_each(|module| end(module));
 }
 
-/// Ends a module, if it is there.
+/// Unloads a module, if it exists.
 pub(crate) fn unload(handle: usize) {
     if let Some(module) = MODULES.remove(handle) {
         end(&module);
@@ -171,19 +171,19 @@ api! {
         by_handle(handle)?.give_global(&name.string()?, address, bytes)
     }
 
-    /// Eager.
+    /// Always eager.
     cuModuleGetLoadingMode(out: Out<c_int>) {
         device::started()?;
         out.set(1)
     }
 }
 
-/// The dynamic shared memory that a kernel may have before cuFuncSetAttribute.
+/// Returns a kernel's default limit of dynamic shared memory, until cuFuncSetAttribute changes it.
 pub(crate) fn usual_dynamic(kernel: &Kernel) -> u32 {
     SHARED.saturating_sub(kernel.shared)
 }
 
-/// The attribute's value, with the most dynamic shared memory as it is set.
+/// Returns an attribute's value; `dynamic` is the current limit of dynamic shared memory.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE`.
@@ -200,13 +200,13 @@ pub(crate) fn attribute(kernel: &Kernel, dynamic: u32, number: c_int) -> Outcome
         7 => 0,
         8 => dynamic as c_int,
         9 => -1,
-        // Clusters, which there are not.
+        // Clusters, which aren't supported.
         10..=16 => 0,
         _ => return Err(Code::INVALID_VALUE),
     })
 }
 
-/// Checks a new value of an attribute. Returns the new most dynamic shared memory, if it is that attribute.
+/// Checks an attribute's new value. Returns it if the attribute is the limit of dynamic shared memory.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE`.
@@ -214,13 +214,13 @@ pub(crate) fn check_attribute(kernel: &Kernel, number: c_int, value: c_int) -> O
     let most = MAX_SHARED.saturating_sub(kernel.shared);
     match (number, u32::try_from(value)) {
         (8, Ok(value)) if value <= most => Ok(Some(value)),
-        // Which part of the cache is shared memory: a preference.
+        // How much of the cache should be shared memory: a preference.
         (9, _) if (-1..=100).contains(&value) => Ok(None),
         _ => Err(Code::INVALID_VALUE),
     }
 }
 
-/// Writes the place of a parameter.
+/// Writes a parameter's offset and size.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE`.
@@ -232,7 +232,7 @@ pub(crate) fn give_parameter(kernel: &Kernel, index: usize, offset: Out<usize>, 
 }
 
 impl Module {
-    /// Writes the address and the size of a variable.
+    /// Writes a variable's address and size.
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_FOUND`.

@@ -1,11 +1,11 @@
-//! Memory of cuMemCreate, which mappings keep.
+//! Memory from cuMemCreate, which its mappings keep alive.
 
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 
 use crate::device;
 
-/// Memory of cuMemCreate. It lives until it is released and no mapping has it.
+/// Memory from cuMemCreate. It lives until it is released and unmapped.
 #[derive(Debug)]
 pub(crate) struct Physical {
     pub(crate) file: OwnedFd,
@@ -13,7 +13,7 @@ pub(crate) struct Physical {
     pub(crate) device: usize,
     pub(crate) handle_types: c_int,
     pub(crate) rdma: bool,
-    /// Memory of another process costs this one's device nothing.
+    /// The memory comes from another process, and doesn't count as used on this one's device.
     pub(crate) imported: bool,
 }
 

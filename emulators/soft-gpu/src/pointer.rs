@@ -1,4 +1,4 @@
-//! What an address is.
+//! Attributes of addresses.
 
 use std::ffi::{c_int, c_void};
 
@@ -12,11 +12,11 @@ use crate::space::{self, Entry, Kind};
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
-/// Writes the attribute `number` of a range, in the type that the reference states.
+/// Writes attribute `number` of a range, in the type that the reference specifies.
 fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome {
     let (on_host, mapped) = (entry.on_host(), matches!(entry.kind, Kind::Mapped(_)));
     match number {
-        // A mapping of cuMemMap belongs to no context.
+        // This is 0 for cuMemMap mappings, which belong to no context.
         1 => out.cast::<usize>().set(entry.context),
         2 => out.cast::<u32>().set(if on_host { HOST } else { DEVICE }),
         3 => out.cast::<u64>().set(address),
@@ -51,7 +51,7 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
     }
 }
 
-/// Writes what cuPointerGetAttributes writes for an address that the driver does not know.
+/// Writes what cuPointerGetAttributes writes for an address unknown to the driver.
 fn give_nothing(number: c_int, out: Out<c_void>) -> Outcome {
     match number {
         9 => out.cast::<c_int>().set(-2),
@@ -74,7 +74,7 @@ api! {
         for index in 0..count as usize {
             let (number, out) = (numbers.at(index)?, outs.at(index)?);
             match &entry {
-                // An attribute that a range lacks is 0 here.
+                // An attribute that the range doesn't have reads as 0 here.
                 Some(entry) => give(entry, address, number, out).or_else(|_| give_nothing(number, out))?,
                 None => give_nothing(number, out)?,
             }
@@ -82,7 +82,7 @@ api! {
         Ok(())
     }
 
-    /// Synchronous memory operations are all that can be set; copies of this library are never out of order with the card.
+    /// Only synchronous memory operations can be set, with no effect: copies here are never out of order with the card.
     cuPointerSetAttribute(value: In<u32>, number: c_int, address: u64) {
         device::started()?;
         value.get()?;

@@ -1,5 +1,5 @@
-//! Memory pools: how much of a device's heap the allocations of each use, and which devices may touch it. A pool keeps no free memory: what
-//! it has reserved is what is in use.
+//! Memory pools: how much of a device's heap each pool's allocations use, and which devices may touch them. A pool keeps no free memory, so
+//! reserved memory is always memory in use.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -31,7 +31,7 @@ pub(crate) struct Pool {
     pub(crate) handle: usize,
     /// The ordinal of the device.
     pub(crate) device: usize,
-    /// Most bytes.
+    /// The limit in bytes.
     most: u64,
     numbers: Mutex<Numbers>,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Pool {
 struct Numbers {
     /// The devices that may touch the memory, a bit each.
     users: u64,
-    /// Which freed memory may be used again: three flags without an effect here.
+    /// Which freed memory may be reused: three flags that have no effect here.
     reuse: [c_int; 3],
     threshold: u64,
     used: u64,
@@ -48,10 +48,10 @@ struct Numbers {
 }
 
 static POOLS: Table<Pool> = Table::new();
-/// The default pool and the current pool of each device that was asked for one.
+/// The default and current pool of each device that was asked for one.
 static OF_DEVICES: Mutex<BTreeMap<usize, [Arc<Pool>; 2]>> = Mutex::new(BTreeMap::new());
 
-/// Attributes by their numbers.
+/// The numbers of the attributes.
 const REUSE: [c_int; 3] = [1, 2, 3];
 const THRESHOLD: c_int = 4;
 const RESERVED: c_int = 5;
@@ -68,7 +68,7 @@ impl Pool {
         pool
     }
 
-    /// Counts `bytes` as used if `place` finds room for them, for the devices of the bits that it gets.
+    /// Counts `bytes` as used if `place` finds room for them. It is passed the devices that may touch the memory, as bits.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, and those of `place`.
@@ -83,7 +83,7 @@ impl Pool {
     }
 }
 
-/// Counts memory of a pool as free again, unless the pool is destroyed.
+/// Counts a pool's memory as free again, unless the pool has been destroyed.
 pub(crate) fn give_back(pool: usize, bytes: u64) {
     if let Some(pool) = POOLS.get(pool) {
         lock(&pool.numbers).used -= bytes;
@@ -97,7 +97,7 @@ pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Pool>> {
     POOLS.get(handle).ok_or(Code::INVALID_VALUE)
 }
 
-/// The default pool and the current pool of a device, with `change` applied to them.
+/// Runs `change` on a device's default and current pool.
 pub(crate) fn of_device<T>(number: c_int, change: impl FnOnce(&mut [Arc<Pool>; 2]) -> T) -> Outcome<T> {
     let ordinal = device::by_number(number)?.ordinal;
     let mut all = lock(&OF_DEVICES);
@@ -127,7 +127,7 @@ api! {
         of_device(number, |[_, current]| *current = pool)
     }
 
-    /// Pools of other processes are not supported.
+    /// Sharing pools with other processes is not supported.
     cuMemPoolCreate(out: Out<usize>, properties: In<Properties>) {
         device::started()?;
         out.present()?;
@@ -145,7 +145,7 @@ api! {
         out.set(Pool::create(properties.place.device()?, most).handle)
     }
 
-    /// Allocations stay until they are freed.
+    /// The pool's allocations live until they are freed.
     cuMemPoolDestroy(handle: usize) {
         let pool = by_handle(handle)?;
         of_device(pool.device as c_int, |[default, current]| {
@@ -159,7 +159,7 @@ api! {
         })?
     }
 
-    /// The pool keeps no memory that is not in use.
+    /// Does nothing: pools keep no unused memory.
     cuMemPoolTrimTo(pool: usize, _keep: usize) {
         by_handle(pool).map(drop)
     }
@@ -178,7 +178,7 @@ api! {
         }
     }
 
-    /// The highest numbers can only be set to 0, which is the number now.
+    /// The high-water marks can only be set to 0, which resets them to the current use.
     cuMemPoolSetAttribute(pool: usize, number: c_int, value: In<u8>) {
         let pool = by_handle(pool)?;
         let mut numbers = lock(&pool.numbers);
@@ -197,7 +197,7 @@ api! {
         Ok(())
     }
 
-    /// The pool's own device keeps its access.
+    /// The pool's own device can't lose its access.
     cuMemPoolSetAccess(pool: usize, access: In<Access>, count: usize) {
         let pool = by_handle(pool)?;
         let (mut closed, mut opened) = (0, 0);

@@ -1,7 +1,7 @@
-//! The queues of streams: tasks run in their order, each queue with a thread of its own.
+//! Stream queues: each queue runs its tasks in order, on its own thread.
 //!
-//! A task waits for points of other streams: those of events, and those by which the default stream keeps its order. Points are of tasks
-//! that were given before, so streams never wait in a circle. A copy whose stream has nothing to do runs on the thread of the caller.
+//! A task can wait for points in other streams, for events and for the default stream's ordering. Points always belong to tasks submitted
+//! earlier, so streams never deadlock on each other. A copy on an idle stream runs on the caller's thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
@@ -12,14 +12,14 @@ use crate::code::{Code, Fault};
 use crate::guard::{lock, log};
 use crate::handle::{Table, fresh};
 
-/// Streams of cuStreamCreate.
+/// Streams made by cuStreamCreate.
 pub(crate) static STREAMS: Table<Stream> = Table::new();
-/// The streams of each context, by its handle.
+/// Each context's streams, by its handle.
 static CONTEXTS: Table<Streams> = Table::new();
 
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
 pub(crate) const NON_BLOCKING: u32 = 1;
-/// Handles of the default streams.
+/// The default streams' handles.
 const LEGACY: usize = 1;
 pub(crate) const OF_THREAD: usize = 2;
 
@@ -27,7 +27,7 @@ type Work = Box<dyn FnOnce(&Fault) + Send>;
 
 struct Task {
     after: Vec<Point>,
-    /// Runs also after an error: events and callbacks.
+    /// The task runs even after an error, as events and callbacks do.
     always: bool,
     work: Work,
 }
@@ -35,11 +35,11 @@ struct Task {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Task>,
-    /// Tasks given, and tasks done. One may run between.
+    /// Tasks submitted, and tasks done.
     given: u64,
     done: u64,
     running: bool,
-    /// The stream has its thread.
+    /// The stream's thread exists.
     thread: bool,
     closed: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Stream {
     changed: Condvar,
 }
 
-/// The end of a task.
+/// A point in a stream: the end of a task.
 #[derive(Clone)]
 pub(crate) struct Point {
     stream: Arc<Stream>,
@@ -85,18 +85,18 @@ impl Stream {
         self.flags & NON_BLOCKING != 0
     }
 
-    /// The end of the last task, unless all are done.
+    /// Returns the end of the last task, unless all are done.
     pub(crate) fn last(self: &Arc<Self>) -> Option<Point> {
         let state = lock(&self.state);
         (state.done < state.given).then(|| Point { stream: self.clone(), number: state.given })
     }
 
-    /// Gives the stream a task.
+    /// Submits a task.
     pub(crate) fn give(self: &Arc<Self>, work: impl FnOnce(&Fault) + Send + 'static) -> Point {
         self.add(Vec::new(), false, false, Box::new(work))
     }
 
-    /// The same for a task that runs also after an error.
+    /// Submits a task that runs after the points in `after`, even if there was an error.
     pub(crate) fn give_always(
         self: &Arc<Self>,
         after: Vec<Point>,
@@ -105,7 +105,7 @@ impl Stream {
         self.add(after, true, false, Box::new(work))
     }
 
-    /// Runs the task on this thread if the stream has nothing else to do, and gives it to the stream otherwise.
+    /// Runs the task on this thread if the stream is idle, and submits it otherwise.
     pub(crate) fn run_or_give(self: &Arc<Self>, work: impl FnOnce(&Fault) + Send + 'static) -> Point {
         self.add(Vec::new(), false, true, Box::new(work))
     }
@@ -139,7 +139,7 @@ impl Stream {
         point
     }
 
-    /// Lets the stream's thread go on, after it is started if there is none.
+    /// Wakes the stream's thread, or starts it if there is none.
     fn wake(self: &Arc<Self>, mut state: std::sync::MutexGuard<'_, State>) {
         if state.thread {
             self.changed.notify_all();
@@ -149,7 +149,7 @@ impl Stream {
         drop(state);
         let own = self.clone();
         let started = std::thread::Builder::new().name("softgpu-stream".to_owned()).spawn(move || {
-            // Signals are for the threads of the program.
+            // Signals are for the program's own threads.
             let _ = nix::sys::signal::SigSet::all().thread_block();
             own.work();
         });
@@ -163,13 +163,13 @@ impl Stream {
         }
     }
 
-    /// The life of the stream's thread.
+    /// The main loop of the stream's thread.
     fn work(&self) {
         let mut state = lock(&self.state);
         loop {
             if state.running || state.queue.is_empty() {
                 if state.closed && state.queue.is_empty() {
-                    // Work that comes all the same gets a new thread.
+                    // Work that still comes later gets a new thread.
                     state.thread = false;
                     return;
                 }
@@ -185,7 +185,7 @@ impl Stream {
         }
     }
 
-    /// Runs what is in the queue on this thread.
+    /// Runs the queued tasks on this thread.
     fn work_off(&self) {
         loop {
             let mut state = lock(&self.state);
@@ -199,7 +199,7 @@ impl Stream {
         }
     }
 
-    /// Runs a task; `running` is set.
+    /// Runs a task; the caller has set `running`.
     fn run(&self, task: Task) {
         task.after.iter().for_each(Point::wait);
         if task.always || self.fault.check().is_ok() {
@@ -215,26 +215,26 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// The thread ends when all work is done.
+    /// Lets the thread exit once all work is done.
     pub(crate) fn close(&self) {
         lock(&self.state).closed = true;
         self.changed.notify_all();
     }
 }
 
-/// The streams of a context, and the order between its default stream and the others.
+/// A context's streams, and the order between its default stream and the others.
 pub(crate) struct Streams {
     context: usize,
     fault: Arc<Fault>,
-    /// The default stream of all threads, and those of single threads.
+    /// The default stream that all threads share, and the per-thread default streams.
     pub(crate) legacy: Arc<Stream>,
     of_threads: Mutex<HashMap<ThreadId, Arc<Stream>>>,
-    /// Makes the order between the default stream and the others the order of the calls.
+    /// Held during a submit, so that the default stream and the others agree on the order of the calls.
     order: Mutex<()>,
 }
 
 impl Streams {
-    /// The streams of a new context.
+    /// Makes the streams of a new context.
     pub(crate) fn new(context: usize, fault: Arc<Fault>) -> Arc<Self> {
         let legacy = Stream::new(LEGACY, context, fault.clone(), 0, 0);
         let streams = Arc::new(Self { context, fault, legacy, of_threads: Mutex::default(), order: Mutex::default() });
@@ -242,33 +242,33 @@ impl Streams {
         streams
     }
 
-    /// Adds a stream of cuStreamCreate.
+    /// Adds a stream for cuStreamCreate.
     pub(crate) fn create(&self, flags: u32, priority: c_int) -> usize {
         let stream = Stream::new(fresh(), self.context, self.fault.clone(), flags, priority);
         STREAMS.insert(stream.handle, stream.clone());
         stream.handle
     }
 
-    /// The default stream of the calling thread alone.
+    /// Returns the calling thread's own default stream.
     pub(crate) fn of_thread(&self) -> Arc<Stream> {
         let new = || Stream::new(OF_THREAD, self.context, self.fault.clone(), 0, 0);
         lock(&self.of_threads).entry(std::thread::current().id()).or_insert_with(new).clone()
     }
 
-    /// The streams for which `wanted` is true, without the default stream of all threads.
+    /// Returns the created streams for which `wanted` is true, and the per-thread default streams.
     fn others(&self, wanted: impl Fn(&Stream) -> bool) -> Vec<Arc<Stream>> {
         let mut streams = STREAMS.all(|stream| stream.context == self.context && wanted(stream));
         streams.extend(lock(&self.of_threads).values().cloned());
         streams
     }
 
-    /// Waits for all work that was given before.
+    /// Waits for all work submitted so far.
     pub(crate) fn wait(&self) {
         let last: Vec<_> = self.others(|_| true).iter().chain([&self.legacy]).filter_map(Stream::last).collect();
         last.iter().for_each(Point::wait);
     }
 
-    /// Ends the streams; work that was given before runs on.
+    /// Closes the streams; work already submitted still runs.
     pub(crate) fn close(&self) {
         CONTEXTS.remove(self.context);
         lock(&self.of_threads).values().chain([&self.legacy]).for_each(|stream| stream.close());

@@ -1,11 +1,11 @@
-//! The settings: variables of the environment, read by cuInit.
+//! The settings: environment variables that cuInit reads.
 
 use std::time::Duration;
 
-/// Most devices.
+/// The most devices there can be.
 pub(crate) const MAX_DEVICES: usize = 16;
 
-/// What the variables `SOFTGPU_*` say.
+/// The values of the `SOFTGPU_*` variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// `SOFTGPU_DEVICES`.
@@ -26,7 +26,7 @@ pub(crate) struct Settings {
     pub(crate) watchdog: Option<Duration>,
 }
 
-/// The names, with what each may be.
+/// The variables, and what each may be set to.
 const NAMES: [(&str, &str); 8] = [
     ("SOFTGPU_DEVICES", "a number from 0 to 16"),
     ("SOFTGPU_MEMORY_BYTES", "a number of bytes from 2097152 (2 MiB)"),
@@ -39,10 +39,10 @@ const NAMES: [(&str, &str); 8] = [
 ];
 
 impl Settings {
-    /// The settings of this process.
+    /// Reads this process's settings.
     ///
     /// # Errors
-    /// A line for the user: the variable and what it may be.
+    /// A line for the user: the variable and what it may be set to.
     pub(crate) fn from_env() -> Result<Self, String> {
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();

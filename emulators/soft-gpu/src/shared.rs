@@ -1,7 +1,7 @@
-//! The state of an event of several processes: a page of memory that all of them map.
+//! The state of an interprocess event: a page of memory that all its processes map.
 //!
-//! A record takes the next number. When its stream gets to the record, the number goes to its place in the page. A query and a wait are for
-//! the last record at their call. There are [`PLACES`] places: a record counts as done, too, when the one that is so many records later is.
+//! A record takes the next number. When its stream reaches the record, the number is stored in its place in the page. Queries and waits are
+//! for the last record at the time. There are [`PLACES`] places, so a record also counts as done when the one that many later is.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,15 +11,15 @@ use crate::code::{Code, Outcome};
 use crate::guard::log;
 use crate::memfd;
 
-/// The name of the memory files.
+/// The memory files' name.
 pub(crate) const NAME: &str = "softgpu-event";
 const PLACES: usize = 128;
-/// Between two looks at a record of another process.
+/// How long to sleep before polling a record again.
 const PAUSE: Duration = Duration::from_micros(20);
 
 #[repr(C)]
 struct Words {
-    /// The last number that a record took, and the last record that queries and waits see.
+    /// The last number taken by a record, and the last record visible to queries and waits.
     taken: AtomicU64,
     last: AtomicU64,
     places: [Place; PLACES],
@@ -29,13 +29,13 @@ struct Words {
 struct Place {
     /// The process that made the record.
     process: AtomicU64,
-    /// The number of the last record here that is done.
+    /// The last finished record with this place.
     done: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Words>() <= 4096);
 
-/// The page of one event, as this process maps it.
+/// An event's page, as mapped by this process.
 pub(crate) struct Shared {
     pub(crate) file: OwnedFd,
     address: usize,
@@ -49,7 +49,7 @@ impl Shared {
         Self::map(memfd::create(NAME, memfd::page_size()).map_err(|_| Code::OUT_OF_MEMORY)?)
     }
 
-    /// The page in a file of [`new`](Self::new), which cannot shrink.
+    /// Maps the page in a file made by [`new`](Self::new), which can't shrink.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`.
@@ -61,7 +61,7 @@ impl Shared {
 
     fn words(&self) -> &Words {
         let at = memfd::backing(self.address as u64) as *const Words;
-        // SAFETY: the page is mapped as long as `self`, aligned and long enough. Its words are atomic, and any bytes are valid for them.
+        // SAFETY: the page is mapped as long as `self` lives, aligned and long enough. Its words are atomic, and any bytes are valid.
         unsafe { &*at }
     }
 
@@ -69,25 +69,25 @@ impl Shared {
         &self.words().places[number as usize % PLACES]
     }
 
-    /// Takes the number of a record. The caller gives its [`end`](Self::end) to a stream, and then calls [`publish`](Self::publish): a wait
-    /// on the same stream comes after what it waits for.
+    /// Takes a number for a record. The caller submits its [`end`](Self::end) to a stream before calling [`publish`](Self::publish), so a
+    /// wait on the same stream comes after what it waits for.
     pub(crate) fn take(&self) -> u64 {
         let number = self.words().taken.fetch_add(1, Ordering::Relaxed) + 1;
         self.place(number).process.store(std::process::id().into(), Ordering::Relaxed);
         number
     }
 
-    /// Lets queries and waits see the record.
+    /// Makes the record visible to queries and waits.
     pub(crate) fn publish(&self, number: u64) {
         self.words().last.fetch_max(number, Ordering::Release);
     }
 
-    /// The stream has got to the record.
+    /// Marks the record as done: its stream has reached it.
     pub(crate) fn end(&self, number: u64) {
         self.place(number).done.fetch_max(number, Ordering::Release);
     }
 
-    /// The last record, unless there is none or it is done.
+    /// Returns the last record, unless there is none or it is done.
     pub(crate) fn pending(&self) -> Option<u64> {
         let number = self.words().last.load(Ordering::Acquire);
         (!self.is_done(number)).then_some(number)
@@ -100,7 +100,7 @@ impl Shared {
     /// Waits until the record is done.
     ///
     /// # Errors
-    /// `CUDA_ERROR_UNKNOWN`: its process has ended before.
+    /// `CUDA_ERROR_UNKNOWN`: its process exited first.
     pub(crate) fn wait(&self, number: u64) -> Outcome {
         for round in 1u64.. {
             if self.is_done(number) {
@@ -115,7 +115,7 @@ impl Shared {
     }
 
     /// # Errors
-    /// `CUDA_ERROR_UNKNOWN`: the record is not done, and its process has ended.
+    /// `CUDA_ERROR_UNKNOWN`: the record isn't done, and its process has exited.
     pub(crate) fn check(&self, number: u64) -> Outcome {
         let process = self.place(number).process.load(Ordering::Relaxed);
         if is_running(process) || self.is_done(number) {
@@ -128,7 +128,7 @@ impl Shared {
     }
 }
 
-/// False also for a process that has ended and whose parent has not asked for its status: the letter behind the name says so.
+/// Whether a process is running. A zombie isn't, as the state letter after its name shows.
 fn is_running(process: u64) -> bool {
     let state = std::fs::read_to_string(format!("/proc/{process}/stat"));
     state.is_ok_and(|state| !state.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))

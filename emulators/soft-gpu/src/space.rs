@@ -1,4 +1,4 @@
-//! The table of ranges: the memory that kernels and copies may touch, by address.
+//! The table of ranges: which memory kernels and copies may touch, by address.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -11,22 +11,22 @@ use crate::guard::lock;
 use crate::physical::Physical;
 use crate::settings::MAX_DEVICES;
 
-/// What a range is.
+/// The kind of a range.
 #[derive(Clone, Debug)]
 pub(crate) enum Kind {
-    /// An allocation of cuMemAlloc.
+    /// An allocation from cuMemAlloc.
     Heap,
-    /// An allocation of the memory pool of this handle.
+    /// An allocation from the memory pool with this handle.
     Pooled(usize),
-    /// Memory of another process, by its IPC handle.
+    /// Another process's memory, opened by its IPC handle.
     Opened,
-    /// A global variable of a module. The flag is true if kernels only read it.
+    /// A module's global variable. The flag is true if it is read-only.
     Variable(bool),
-    /// A mapping of cuMemMap.
+    /// A cuMemMap mapping.
     Mapped(Arc<Physical>),
-    /// An allocation of cuMemHostAlloc, with its flags.
+    /// An allocation from cuMemHostAlloc, with its flags.
     HostAlloc(u32),
-    /// Memory of cuMemHostRegister. The flag is true if kernels only read it.
+    /// Memory registered with cuMemHostRegister. The flag is true if it is read-only.
     Registered(bool),
 }
 
@@ -36,16 +36,16 @@ pub(crate) struct Entry {
     pub(crate) start: u64,
     pub(crate) len: u64,
     pub(crate) kind: Kind,
-    /// The ordinal of the device on which the memory lies, or whose context has registered it.
+    /// The ordinal of the device that has the memory, or whose context allocated or registered it.
     pub(crate) device: usize,
-    /// The handle of the context that the memory belongs to; 0 for mappings of cuMemMap, which belong to no context.
+    /// The handle of the context that the memory belongs to; 0 for cuMemMap mappings, which belong to none.
     pub(crate) context: usize,
-    /// For mappings of cuMemMap, memory of pools and memory of other processes: the devices that may read it and write it, a bit each.
+    /// For cuMemMap mappings, pool memory and other processes' memory: the devices that may read and write it, a bit each.
     pub(crate) readers: u64,
     pub(crate) writers: u64,
-    /// A number that no other range of this process has.
+    /// Unique within this process.
     pub(crate) id: u64,
-    /// cuMemFreeAsync has its address: the memory goes when the stream gets there.
+    /// The range was passed to cuMemFreeAsync, and is released when the stream gets there.
     pub(crate) freed: bool,
 }
 
@@ -60,7 +60,7 @@ impl Entry {
         self.start + self.len
     }
 
-    /// True for memory of a device.
+    /// True for device memory.
     pub(crate) fn on_device(&self) -> bool {
         !self.on_host()
     }
@@ -69,7 +69,7 @@ impl Entry {
         matches!(self.kind, Kind::HostAlloc(_) | Kind::Registered(_))
     }
 
-    /// Whether kernels of `device` may read the range, and whether they may write it.
+    /// Returns whether kernels on `device` may read the range, and whether they may write it.
     fn rights(&self, device: usize) -> (bool, bool) {
         let owned = self.device == device || peers(device) & (1 << self.device) != 0;
         match &self.kind {
@@ -86,16 +86,16 @@ impl Entry {
 
 static RANGES: RwLock<BTreeMap<u64, Entry>> = RwLock::new(BTreeMap::new());
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// The devices whose memory each device may touch beside its own, a bit each.
+/// The devices whose memory each device may touch besides its own, a bit each.
 static PEERS: [AtomicU64; MAX_DEVICES] = [const { AtomicU64::new(0) }; MAX_DEVICES];
-/// Ranges that are gone, for messages.
+/// Recently removed ranges, for error messages.
 static GONE: Mutex<VecDeque<(u64, u64, &'static str)>> = Mutex::new(VecDeque::new());
 
 fn peers(device: usize) -> u64 {
     PEERS[device].load(Ordering::Relaxed)
 }
 
-/// Lets kernels of `device` touch memory of `peer`, or not. Returns whether that is a change.
+/// Allows or forbids kernels on `device` to touch `peer`'s memory. Returns whether that is a change.
 pub(crate) fn set_peer(device: usize, peer: usize, allowed: bool) -> bool {
     let bit = 1 << peer;
     let before = if allowed {
@@ -107,12 +107,12 @@ pub(crate) fn set_peer(device: usize, peer: usize, allowed: bool) -> bool {
     (before & bit != 0) != allowed
 }
 
-/// Lets kernels that run look rights up again.
+/// Makes running kernels look up their rights again.
 fn changed() {
     GENERATION.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Changes the table. Kernels that run see the change at their next access.
+/// Changes the table. Running kernels see the change at their next access.
 fn change<T>(act: impl FnOnce(&mut BTreeMap<u64, Entry>) -> T) -> T {
     let mut ranges = RANGES.write().unwrap_or_else(PoisonError::into_inner);
     let result = act(&mut ranges);
@@ -129,12 +129,12 @@ fn overlaps(ranges: &BTreeMap<u64, Entry>, start: u64, len: u64) -> bool {
     last.is_some_and(|(_, entry)| entry.end() > start)
 }
 
-/// Adds a range. False if it overlaps one that is there.
+/// Adds a range. Returns false if it overlaps an existing one.
 pub(crate) fn add(entry: Entry) -> bool {
     change(|ranges| !overlaps(ranges, entry.start, entry.len) && ranges.insert(entry.start, entry).is_none())
 }
 
-/// Removes the range that begins at `start`, if `wanted` is true of it.
+/// Removes the range that starts at `start` if `wanted` is true for it.
 pub(crate) fn remove(start: u64, why: &'static str, wanted: impl Fn(&Entry) -> bool) -> Option<Entry> {
     let entry = change(|ranges| if ranges.get(&start).is_some_and(wanted) { ranges.remove(&start) } else { None })?;
     let mut gone = lock(&GONE);
@@ -145,7 +145,7 @@ pub(crate) fn remove(start: u64, why: &'static str, wanted: impl Fn(&Entry) -> b
     Some(entry)
 }
 
-/// Changes the ranges that make up `len` bytes from `start` exactly. False, without a change, if none do or `wanted` is false of one.
+/// Changes the ranges that make up exactly the `len` bytes at `start`. Returns false and changes nothing if none do or one isn't `wanted`.
 pub(crate) fn update(start: u64, len: u64, wanted: impl Fn(&Entry) -> bool, act: impl Fn(&mut Entry)) -> bool {
     change(|ranges| {
         let Some(whole) = whole(ranges, start, len) else { return false };
@@ -161,7 +161,7 @@ pub(crate) fn update_all(wanted: impl Fn(&Entry) -> bool, act: impl Fn(&mut Entr
     change(|ranges| ranges.values_mut().filter(|entry| wanted(entry)).for_each(act));
 }
 
-/// The starts of the ranges that make up `len` bytes from `start` exactly.
+/// Returns the starts of the ranges that make up exactly the `len` bytes at `start`.
 fn whole(ranges: &BTreeMap<u64, Entry>, start: u64, len: u64) -> Option<Vec<u64>> {
     let end = start.checked_add(len)?;
     let (mut at, mut starts) = (start, Vec::new());
@@ -173,12 +173,12 @@ fn whole(ranges: &BTreeMap<u64, Entry>, start: u64, len: u64) -> Option<Vec<u64>
     (at == end && !starts.is_empty()).then_some(starts)
 }
 
-/// The ranges that make up `len` bytes from `start` exactly.
+/// Returns the ranges that make up exactly the `len` bytes at `start`.
 pub(crate) fn exactly(start: u64, len: u64) -> Option<Vec<Entry>> {
     look(|ranges| Some(whole(ranges, start, len)?.iter().map(|start| ranges[start].clone()).collect()))
 }
 
-/// The range with the byte at `address`.
+/// Returns the range that contains `address`.
 pub(crate) fn find(address: u64) -> Option<Entry> {
     look(|ranges| {
         let (_, entry) = ranges.range((Bound::Unbounded, Bound::Included(address))).next_back()?;
@@ -199,33 +199,33 @@ pub(crate) fn covered(address: u64, len: u64, wanted: impl Fn(&Entry) -> bool) -
     true
 }
 
-/// Whether a copy or a set of `device` may touch the bytes.
+/// Whether a copy or set on `device` may touch the bytes.
 pub(crate) fn allowed(device: usize, address: u64, len: u64, write: bool) -> bool {
     covered(address, len, |entry| {
         let (readable, writable) = entry.rights(device);
-        // A copy between devices that are no peers goes through the host.
+        // A copy between devices that aren't peers goes through the host.
         let staged = matches!(entry.kind, Kind::Heap | Kind::Pooled(_) | Kind::Opened | Kind::Variable(false));
         staged || if write { writable } else { readable }
     })
 }
 
-/// Whether any byte is in a range.
+/// Whether any of the bytes is in a range.
 pub(crate) fn touched(address: u64, len: u64) -> bool {
     look(|ranges| overlaps(ranges, address, len))
 }
 
-/// The starts of the ranges for which `wanted` is true.
+/// Returns the starts of the ranges for which `wanted` is true.
 pub(crate) fn starts(wanted: impl Fn(&Entry) -> bool) -> Vec<u64> {
     look(|ranges| ranges.values().filter(|entry| wanted(entry)).map(|entry| entry.start).collect())
 }
 
-/// The memory as kernels of a device see it.
+/// The memory as a device's kernels see it.
 pub(crate) struct View {
     pub(crate) device: usize,
 }
 
-// SAFETY: ranges are memory files and host memory that this process has mapped; Rust objects lie in none of them. A range that has left the
-// table stays mapped until no kernel runs (`defer`). Host memory is the program's: a program keeps it mapped while kernels use it.
+// SAFETY: ranges are memory files and host memory that this process has mapped, and hold no Rust objects. A range that has left the table
+// stays mapped until no kernel is running (`unmap_later`). Host memory is the program's: a program keeps it mapped while kernels use it.
 unsafe impl Memory for View {
     fn backing(&self) -> Option<fn(u64) -> u64> {
         crate::memfd::hidden().then_some(crate::memfd::backing as fn(u64) -> u64)
@@ -273,11 +273,11 @@ unsafe impl Memory for View {
     }
 }
 
-/// Kernels that run now, and the mappings that end when none does.
+/// The number of running kernels and copies, and the mappings to unmap once there are none.
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 static DEFERRED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// Keeps mappings that end meanwhile until it is dropped.
+/// Until it is dropped, delays unmapping.
 pub(crate) struct Running(());
 
 impl Running {
@@ -297,7 +297,7 @@ impl Drop for Running {
     }
 }
 
-/// Ends a mapping as soon as no kernel runs that may have seen it.
+/// Unmaps memory once no kernel that may have seen it is running.
 pub(crate) fn unmap_later(address: usize, len: usize) {
     let mut deferred = lock(&DEFERRED);
     if RUNNING.load(Ordering::SeqCst) == 0 {
@@ -307,7 +307,7 @@ pub(crate) fn unmap_later(address: usize, len: usize) {
     }
 }
 
-/// Runs `act` if no kernel runs, and keeps kernels from a start meanwhile.
+/// Runs `act` if no kernel is running, and keeps kernels from starting meanwhile.
 pub(crate) fn unless_running(act: impl FnOnce()) {
     let _ordered = lock(&DEFERRED);
     if RUNNING.load(Ordering::SeqCst) == 0 {

@@ -1,4 +1,4 @@
-//! The calls on streams.
+//! Stream calls.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::device;
 use crate::guard::Out;
 use crate::queue::{GREATEST_PRIORITY, NON_BLOCKING, OF_THREAD, STREAMS, Stream};
 
-/// The stream of a handle, among them the default streams of the current context.
+/// Returns a stream by handle, which may name one of the current context's default streams.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE`, or those of the context.
@@ -25,7 +25,7 @@ pub(crate) fn resolve(handle: usize) -> Outcome<Arc<Stream>> {
     Ok(if handle == OF_THREAD { context.streams.of_thread() } else { context.streams.legacy.clone() })
 }
 
-/// The same for work on the current context: a stream of another context is refused.
+/// Returns the current context and a stream for work on it; another context's stream is refused.
 pub(crate) fn for_work(handle: usize) -> Outcome<(Arc<Context>, Arc<Stream>)> {
     let context = context::current()?;
     let stream = resolve(handle)?;
@@ -45,10 +45,10 @@ fn create(out: Out<usize>, flags: u32, priority: c_int) -> Outcome {
 type HostFunction = extern "C" fn(*mut c_void);
 type Callback = extern "C" fn(usize, Code, *mut c_void);
 
-/// Data of the program that its function gets back.
+/// The program's data, passed back to its function.
 struct UserData(*mut c_void);
 
-// SAFETY: the program gives the address for use on the stream's thread; this library only passes it on.
+// SAFETY: the program passes the address for use on the stream's thread; this library only hands it on.
 unsafe impl Send for UserData {}
 
 impl UserData {
@@ -70,7 +70,7 @@ api! {
         create(out, flags, priority)
     }
 
-    /// Work that was given before runs on.
+    /// Work already submitted still runs.
     cuStreamDestroy_v2(handle: usize) {
         device::started()?;
         let stream = STREAMS.remove(handle).ok_or(Code::INVALID_HANDLE)?;
@@ -91,7 +91,7 @@ api! {
         if stream.last().is_some() { Err(Code::NOT_READY) } else { stream.fault.check() }
     }
 
-    /// A task after an error is not run, as in the driver.
+    /// As in the driver, the function isn't run after an error.
     cuLaunchHostFunc(handle: usize, function: Option<HostFunction>, data: *mut c_void) {
         let stream = resolve(handle)?;
         let function = function.ok_or(Code::INVALID_VALUE)?;
@@ -134,13 +134,13 @@ api! {
         out.set(if stream.handle > OF_THREAD { stream.handle as u64 } else { (stream.context | stream.handle) as u64 })
     }
 
-    /// No stream is ever captured.
+    /// Streams are never captured.
     cuStreamIsCapturing(handle: usize, out: Out<c_int>) {
         resolve(handle)?;
         out.set(0)
     }
 
-    /// The status alone is valid for a stream that is not captured.
+    /// For a stream that isn't captured, only the status is valid.
     cuStreamGetCaptureInfo(handle: usize, out: Out<c_int>, _id: Out<u64>) {
         resolve(handle)?;
         out.set(0)

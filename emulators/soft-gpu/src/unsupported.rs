@@ -1,5 +1,5 @@
-//! Functions of the driver API that this GPU does not have. Each is exported, as drivers do, and refuses whatever its arguments are; the
-//! first refusal of each is logged.
+//! Driver API functions that this GPU doesn't support. Each is exported, as in real drivers, and always refuses; its first refusal is
+//! logged.
 
 use crate::code::Code;
 use crate::guard::log_once;
@@ -9,7 +9,7 @@ fn refuse(name: &'static str) -> Code {
     Code::NOT_SUPPORTED
 }
 
-/// Defines functions. No argument is read, so the caller's signature does not matter.
+/// Defines functions. They read no arguments, so the caller's signature doesn't matter.
 macro_rules! unsupported {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]

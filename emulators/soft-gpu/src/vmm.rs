@@ -1,4 +1,4 @@
-//! Virtual memory management: memory (a memory file), addresses (a reservation), and mappings of one at the other.
+//! Virtual memory management: memory (a memory file), addresses (a reservation), and mappings of memory at addresses.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -59,7 +59,7 @@ pub(crate) struct Access {
     pub(crate) flags: c_int,
 }
 
-/// Memory by handle; cuMemRetainAllocationHandle gives the same memory another.
+/// Memory by handle; cuMemRetainAllocationHandle gives the same memory another handle.
 static HANDLES: Table<Physical> = Table::new();
 
 fn by_handle(handle: u64) -> Outcome<Arc<Physical>> {
@@ -72,7 +72,7 @@ fn new_handle(physical: Arc<Physical>) -> u64 {
     handle as u64
 }
 
-/// Lengths of reservations by address.
+/// The lengths of reservations, by address.
 static RESERVED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 const fn whole(value: u64) -> bool {
@@ -80,9 +80,9 @@ const fn whole(value: u64) -> bool {
 }
 
 impl Properties {
-    /// The ordinal of the device.
+    /// Checks the properties and returns the device's ordinal.
     fn check(&self) -> Outcome<usize> {
-        // Bits of handle types: descriptors, and two of another system. Fabric handles (8) need an NVLink fabric.
+        // Handle types are bits: file descriptors, and two of another operating system. Fabric handles (8) need an NVLink fabric.
         if self.handle_types & 8 != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -97,7 +97,7 @@ impl Place {
     pub(crate) fn device(&self) -> Outcome<usize> {
         match self.kind {
             ON_DEVICE => Ok(device::by_number(self.id)?.ordinal),
-            // Memory of the host and of its NUMA nodes.
+            // Memory on the host and its NUMA nodes.
             2..=4 => Err(Code::NOT_SUPPORTED),
             _ => Err(Code::INVALID_VALUE),
         }
@@ -108,32 +108,32 @@ fn is_mapping(entry: &Entry) -> bool {
     matches!(entry.kind, Kind::Mapped(_))
 }
 
-/// The name of the memory file, which says what it is to a process that imports it.
+/// The prefix of the memory file's name, by which a process that imports the file recognizes it.
 const NAME: &str = "softgpu-memory";
 
-/// A name such as `/memfd:softgpu-memory-0 (deleted)`: the device's ordinal.
+/// Parses the device's ordinal from the file's name, such as `/memfd:softgpu-memory-0 (deleted)`.
 fn imported_device(file: &OwnedFd) -> Option<usize> {
     let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     let name = name.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?.strip_prefix('-')?;
     name.split(' ').next()?.parse().ok()
 }
 
-/// A descriptor of the file whose own position is at `offset`: the first byte of the range that was exported.
+/// Opens another descriptor of the file and seeks it to `offset`, the first byte of the exported range.
 fn export(file: &OwnedFd, offset: u64) -> std::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    // Without the right to read, no CPU maps the file.
+    // A descriptor that isn't readable can't be mapped.
     let mut own = File::options().read(!memfd::hidden()).write(true).open(path)?;
     own.seek(SeekFrom::Start(offset))?;
     Ok(own.into())
 }
 
-/// The device and inode of a file.
+/// Returns a file's device and inode.
 fn identity(file: &impl AsFd) -> Outcome<(u64, u64)> {
     let stat = nix::sys::stat::fstat(file).map_err(|_| Code::INVALID_VALUE)?;
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// Where this process has byte `at` of the memory file `file`: in a mapping, or in a device's heap.
+/// Returns the address at which this process has byte `at` of a memory file, in a mapping or a device's heap.
 fn address_in(file: (u64, u64), at: u64) -> Option<u64> {
     let mapped = |entry: &Entry| match &entry.kind {
         Kind::Mapped(physical) => at < entry.len && identity(&physical.file) == Ok(file),
@@ -180,7 +180,7 @@ api! {
         out.set(new_handle(Arc::new(physical)))
     }
 
-    /// Mappings keep the memory.
+    /// Mappings keep the memory alive.
     cuMemRelease(handle: u64) {
         device::started()?;
         HANDLES.remove(handle as usize).map(drop).ok_or(Code::INVALID_VALUE)
@@ -210,7 +210,7 @@ api! {
         })
     }
 
-    /// The wished address is taken as a hint that is not followed.
+    /// The requested address is only a hint, and ignored.
     cuMemAddressReserve(out: Out<u64>, bytes: usize, alignment: usize, _wish: u64, flags: u64) {
         device::started()?;
         out.present()?;
@@ -246,7 +246,7 @@ api! {
         device::started()?;
         let physical = by_handle(handle)?;
         let len = bytes as u64;
-        // The offset must be 0, by the reference.
+        // The reference requires the offset to be 0.
         if len == 0 || !whole(address) || !whole(len) || offset != 0 || len > physical.bytes || flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
@@ -263,7 +263,7 @@ api! {
 
     cuMemUnmap(address: u64, bytes: usize) {
         device::started()?;
-        // cuMemMap takes the same lock, so the addresses get no other mapping meanwhile.
+        // cuMemMap takes the same lock, so nothing else gets mapped at the addresses meanwhile.
         let _reserved = lock(&RESERVED);
         let entries = space::exactly(address, bytes as u64).ok_or(Code::INVALID_VALUE)?;
         if !entries.iter().all(is_mapping) {
@@ -272,7 +272,7 @@ api! {
         for entry in entries {
             space::remove(entry.start, "unmapped memory", is_mapping);
         }
-        // While a kernel runs the pages stay, for an access that it has begun.
+        // The pages stay if a kernel is running, because it may be in the middle of an access.
         let mut result = Ok(());
         space::unless_running(|| result = memfd::empty(address as usize, bytes).map_err(|_| Code::OUT_OF_MEMORY));
         result
@@ -326,7 +326,7 @@ api! {
         out.cast::<c_int>().set(fd.into_raw_fd())
     }
 
-    /// The handle is the descriptor itself; it stays the caller's.
+    /// The handle is the file descriptor itself, which still belongs to the caller.
     cuMemImportFromShareableHandle(out: Out<u64>, shared: *mut c_void, kind: c_int) {
         device::started()?;
         out.present()?;
@@ -337,7 +337,7 @@ api! {
         if kind != DESCRIPTOR || number < 0 {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the caller keeps the descriptor open during the call; if it is not open, the copy fails.
+        // SAFETY: the caller keeps the descriptor open during the call; if it isn't open, duplicating it fails.
         let file = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?;
         let ordinal = imported_device(&file).ok_or(Code::INVALID_VALUE)?;
         let device = device::by_ordinal(ordinal)?.ordinal;
@@ -349,7 +349,7 @@ api! {
         out.set(new_handle(Arc::new(physical)))
     }
 
-    /// A dma-buf is a descriptor of the memory file here, whose position is the range's first byte. The range must be in one allocation.
+    /// A dma-buf here is a memory file's descriptor, positioned at the range's first byte. The range must be in one allocation.
     cuMemGetHandleForAddressRange(out: Out<c_void>, address: u64, bytes: usize, kind: c_int, flags: u64) {
         context::current()?;
         out.present()?;
@@ -372,15 +372,15 @@ api! {
         out.cast::<c_int>().set(fd.map_err(|_| Code::OPERATING_SYSTEM)?.into_raw_fd())
     }
 
-    /// The address of the bytes of a dma-buf from `offset`, for the driver's copies: how a software card reaches memory of a device that the
-    /// CPU cannot touch. NVIDIA's driver has no such function; its kernel module lets cards in.
+    /// Returns the address of a dma-buf's bytes at `offset`, for the driver's copies: a software card uses it to reach device memory that
+    /// the CPU can't touch. NVIDIA's driver has no such function; its kernel module gives cards access.
     cuSoftGpuAttachDmaBuf(out: Out<u64>, fd: c_int, offset: u64, bytes: usize) {
         device::started()?;
         out.present()?;
         if fd < 0 || bytes == 0 {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the caller keeps the descriptor open during the call; if it is not open, the calls on it fail.
+        // SAFETY: the caller keeps the descriptor open during the call; if it isn't open, calls on it fail.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let start = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekCur).map_err(|_| Code::INVALID_VALUE)?;
         let at = offset.checked_add(start as u64).ok_or(Code::INVALID_VALUE)?;

@@ -1,4 +1,4 @@
-/* Checks of the programs of this directory. Each prints a line; the exit code is the number of checks that failed. */
+/* Checks for this directory's programs. Each prints a line; the exit code is the number of failed checks. */
 #ifndef SOFT_GPU_TESTS_COMMON_H
 #define SOFT_GPU_TESTS_COMMON_H
 
@@ -22,7 +22,7 @@ static inline const char *name_of(CUresult result) {
     return name;
 }
 
-/* The call returns the code. */
+/* Checks that the call returns the code. */
 #define EXPECT(code, call)                                                              \
     do {                                                                                \
         CUresult result = (call);                                                       \
@@ -31,7 +31,7 @@ static inline const char *name_of(CUresult result) {
             printf("       it is %s\n", name_of(result));                               \
     } while (0)
 
-/* A failed call ends the program: what follows needs it. */
+/* Exits if the call fails, since what follows depends on it. */
 #define CALL(call)                                                                      \
     do {                                                                                \
         CUresult result = (call);                                                       \

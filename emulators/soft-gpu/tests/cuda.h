@@ -1,5 +1,5 @@
-/* The part of NVIDIA's driver API that the programs of this directory use, by the published reference. A program that is built with this
-   header runs on NVIDIA's driver and on the software GPU. */
+/* The part of NVIDIA's driver API that this directory's programs use, from the published reference. A program built with this header
+   runs on NVIDIA's driver and on the software GPU. */
 #ifndef SOFT_GPU_TESTS_CUDA_H
 #define SOFT_GPU_TESTS_CUDA_H
 
@@ -189,7 +189,7 @@ typedef union {
 #define CU_JIT_INPUT_CUBIN 0
 #define CU_JIT_INPUT_PTX 1
 
-/* Names in programs, and the forms that libraries export under other names. */
+/* The names that programs use, and the versioned names that libraries export. */
 #define cuCtxCreate cuCtxCreate_v2
 #define cuCtxDestroy cuCtxDestroy_v2
 #define cuCtxPushCurrent cuCtxPushCurrent_v2

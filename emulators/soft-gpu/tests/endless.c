@@ -1,4 +1,4 @@
-/* A kernel that waits for a value that no program writes: endless FILE.ptx, with SOFTGPU_WATCHDOG. */
+/* A kernel that waits for a value that is never written. Usage: endless FILE.ptx, with SOFTGPU_WATCHDOG set. */
 #include "common.h"
 
 int main(int argc, char **argv) {

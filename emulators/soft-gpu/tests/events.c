@@ -1,5 +1,5 @@
-/* An event of two processes: each records it on a stream of its own, and the other one asks for it, waits for it, and lets a stream wait for
-   it. events */
+/* An event shared by two processes: each records it on its own stream; the other queries it, waits for it, and makes a stream wait for it.
+   Usage: events */
 #define _GNU_SOURCE
 #include "two_processes.h"
 
@@ -17,7 +17,7 @@ static void await(int fd) {
     transfer(fd, &byte, 1, 0);
 }
 
-/* Holds a stream until a byte comes. */
+/* Holds a stream until a byte arrives. */
 static void hold(void *fd) {
     char byte;
     if (read(*(int *)fd, &byte, 1) < 0)
@@ -28,7 +28,7 @@ static void set(void *flag) {
     *(volatile int *)flag = 1;
 }
 
-/* Records the event on a stream that is held, and lets the stream go when the other process has seen the event. */
+/* Records the event on a held stream, and releases the stream when the other process has seen the event. */
 static void record(CUevent event, int from, int to) {
     CUstream stream;
     int gate[2];
@@ -46,7 +46,7 @@ static void record(CUevent event, int from, int to) {
     tell(to);
 }
 
-/* Waits for the event of the other process, which records it again only afterwards. */
+/* Waits for the event recorded by the other process, which doesn't record it again until then. */
 static void follow(CUevent event, int from, int to) {
     CUstream stream;
     volatile int flag = 0;
@@ -79,7 +79,7 @@ static void other_process(int from, int to) {
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcOpenEventHandle(NULL, handle));
     memset(&wrong, 0x5a, sizeof wrong);
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuIpcOpenEventHandle(&event, wrong));
-    /* Each byte of the handle is changed in turn: none opens anything. */
+    /* Change each byte of the handle in turn: none of these handles opens anything. */
     unsigned opened = 0;
     for (size_t i = 0; i < sizeof handle; i++) {
         wrong = handle;
@@ -91,18 +91,18 @@ static void other_process(int from, int to) {
     CALL(cuIpcOpenEventHandle(&again, handle));
     EXPECT(CUDA_SUCCESS, cuEventQuery(event));
     tell(to);
-    /* It has no times. */
+    /* The event has no timestamps. */
     CALL(cuEventCreate(&timed, 0));
     CALL(cuEventRecord(timed, NULL));
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuEventElapsedTime(&time, timed, event));
     follow(event, from, to);
     record(again, from, to);
-    /* Every record counts, from wherever it is. */
+    /* Every record counts, whoever made it. */
     follow(again, from, to);
     CALL(cuEventDestroy(again));
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuEventQuery(again));
     tell(to);
-    /* The first process ends while its stream is held: no wait hangs. */
+    /* The first process exits while its stream is held: no wait hangs. */
     await(from);
     EXPECT(CUDA_ERROR_NOT_READY, cuEventQuery(event));
     CALL(cuStreamCreate(&stream, 0));

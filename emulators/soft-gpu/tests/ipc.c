@@ -1,18 +1,18 @@
-/* Memory of cuMemAlloc in two processes: the first one writes, the second one opens the memory by its handle, reads and writes, and a
-   kernel of the second one writes. ipc FILE.ptx */
+/* cuMemAlloc memory shared by two processes: the first writes; the second opens the memory by its handle, reads and writes it, and a
+   kernel of the second writes too. Usage: ipc FILE.ptx */
 #define _GNU_SOURCE
 #include "two_processes.h"
 
 #include <string.h>
 
-/* The allocation ends in the middle of a page, and is not the first one. */
+/* The allocation ends in the middle of a page and isn't the first one. */
 enum { BYTES = 3 * 65536 + 100 };
 
 static unsigned char pattern(int i, int seed) {
     return (unsigned char)(i * 7 + (i >> 8) + seed);
 }
 
-/* The file of the kernel. */
+/* The file with the kernel. */
 static const char *ptx;
 
 static void other_process(int from, int to) {
@@ -30,7 +30,7 @@ static void other_process(int from, int to) {
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcOpenMemHandle(NULL, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
     memset(&wrong, 0x5a, sizeof wrong);
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuIpcOpenMemHandle(&memory, wrong, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
-    /* Each byte of the handle is changed in turn: none opens other memory. */
+    /* Change each byte of the handle in turn. */
     unsigned opened = 0;
     for (size_t i = 0; i < sizeof handle; i++) {
         wrong = handle;
@@ -40,7 +40,7 @@ static void other_process(int from, int to) {
             CALL(cuIpcCloseMemHandle(other));
         }
     }
-    /* Other starts and lengths inside the same memory file, and other numbers of the allocation, which the file does not know. */
+    /* Those that open have another start or length in the same memory file, or another allocation ID, which the file doesn't know. */
     printf("%u changed handles open\n", opened);
     CHECK(opened < sizeof handle / 2);
     CALL(cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
@@ -62,7 +62,7 @@ static void other_process(int from, int to) {
     CALL(cuLaunchKernel(store, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
     CALL(cuCtxSynchronize());
 
-    /* A handle that is open has the same address, and is closed as often as it was opened. */
+    /* Opening a handle again returns the same address, and each open needs a close. */
     CALL(cuIpcOpenMemHandle(&same, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
     CHECK(same == memory);
     CALL(cuIpcCloseMemHandle(memory));
@@ -72,11 +72,11 @@ static void other_process(int from, int to) {
     CALL(cuIpcCloseMemHandle(memory));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuIpcCloseMemHandle(memory));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(bytes, memory, 1));
-    /* What a context has open ends with the context. */
+    /* Destroying a context closes what it has open. */
     CALL(cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
     CALL(cuCtxDestroy(context));
     transfer(to, &done, 1, 1);
-    /* The first process has ended. */
+    /* The first process has exited. */
     CALL(cuCtxCreate(&context, 0, 0));
     CHECK(read(from, &done, 1) == 0);
     EXPECT(CUDA_ERROR_MAP_FAILED, cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
@@ -84,7 +84,7 @@ static void other_process(int from, int to) {
     _exit(failures);
 }
 
-/* The process that has the memory. */
+/* The process that owns the memory. */
 static void owner(int from, int to) {
     CUcontext context;
     CUdeviceptr before, memory, after;

@@ -1,11 +1,11 @@
-/* A program with kernels by the driver API alone: kernels FILE.ptx. It builds with NVIDIA's cuda.h, too. */
+/* A program that runs kernels through the driver API alone. Usage: kernels FILE.ptx. It also builds with NVIDIA's cuda.h. */
 #include "common.h"
 
 #include <string.h>
 
 enum { COUNT = 1000 };
 
-/* Loads the module, scales COUNT numbers on a stream, and compares. */
+/* Scales COUNT numbers on a stream and checks the results. */
 static void scale(CUmodule module) {
     CUfunction function;
     CUstream stream;
@@ -31,7 +31,7 @@ static void scale(CUmodule module) {
     CALL(cuMemcpyDtoH(&counted, launches, 4));
     CHECK(bytes == 4 && counted == 5 + COUNT);
 
-    /* The same parameters as one buffer. */
+    /* Pass the parameters as one buffer. */
     struct {
         CUdeviceptr to, from;
         unsigned count;
@@ -47,7 +47,7 @@ static void scale(CUmodule module) {
     CALL(cuStreamDestroy(stream));
 }
 
-/* A library, whose kernels run in each context by their own handles. */
+/* A library, whose kernel handles work in every context. */
 static void library(const char *path) {
     CUlibrary library, same;
     CUkernel kernel, kernels[8];
@@ -75,7 +75,7 @@ static void library(const char *path) {
     CALL(cuMemcpyDtoH(&seen, memory, 4));
     CHECK(seen == 9);
 
-    /* An attribute holds for the contexts that are there, and for those to come. */
+    /* An attribute applies to existing and future contexts. */
     CALL(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 100000, kernel, 0));
     CALL(cuKernelGetFunction(&function, kernel));
     CALL(cuFuncGetAttribute(&attribute, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, function));
@@ -103,7 +103,7 @@ static void library(const char *path) {
     CALL(cuMemFree(memory));
 }
 
-/* A kernel that waits for the host, while another stream works. */
+/* A kernel that waits for the host while another stream works. */
 static void wait_for_host(CUmodule module) {
     CUfunction wait, store;
     CUstream one, other;
@@ -132,7 +132,7 @@ static void wait_for_host(CUmodule module) {
     CALL(cuStreamDestroy(other));
 }
 
-/* The linker takes several texts and gives an image. */
+/* The linker combines several texts into an image. */
 static void link_texts(const char *path) {
     static char more[] = ".version 7.0\n.target sm_70\n.address_size 64\n"
                          ".visible .entry nothing()\n{\n    ret;\n}\n";
@@ -154,7 +154,7 @@ static void link_texts(const char *path) {
     CALL(cuModuleUnload(module));
 }
 
-/* Launches a kernel that must not do what it does; the error sticks to the context. */
+/* Launches a kernel that does something illegal; the context's error is sticky. */
 static void wrong(CUresult code, const char *path, const char *kernel, CUdeviceptr (*address)(void)) {
     CUcontext context;
     CUmodule module;

@@ -1,4 +1,4 @@
-/* Memory, streams and events by the driver API alone. */
+/* Memory, streams and events through the driver API alone. */
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -24,7 +24,7 @@ static void unmap(CUdeviceptr address, size_t bytes) {
     CALL(cuMemAddressFree(address, bytes));
 }
 
-/* Virtual memory: two mappings of one allocation, an export that is imported again, and a dma-buf from the middle. */
+/* Virtual memory: two mappings of one allocation, an export that is imported again, and a dma-buf of the middle. */
 static void virtual_memory(void) {
     size_t bytes = 2 * granularity;
     CUmemGenericAllocationHandle handle, imported;
@@ -48,7 +48,7 @@ static void virtual_memory(void) {
     long page = sysconf(_SC_PAGESIZE);
     CALL(cuMemGetHandleForAddressRange(&fd, one + granularity, (size_t)page, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
     CHECK(fd >= 0);
-    /* A software card gets an address of the dma-buf's bytes, to the end of the mapping. */
+    /* A software card gets an address for the dma-buf's bytes, up to the end of the mapping. */
     CUresult (*attach)(CUdeviceptr *, int, uint64_t, size_t) = dlsym(RTLD_DEFAULT, "cuSoftGpuAttachDmaBuf");
     CUdeviceptr attached = 0;
     CHECK(attach && attach(&attached, fd, 8, granularity - 8) == CUDA_SUCCESS);
@@ -59,7 +59,7 @@ static void virtual_memory(void) {
     CHECK(attach(&attached, 0, 0, 8) == CUDA_ERROR_INVALID_VALUE && attach(&attached, -1, 0, 8) == CUDA_ERROR_INVALID_VALUE);
     close(fd);
 
-    /* The memory lives as long as a mapping has it. */
+    /* The memory lives as long as it is mapped anywhere. */
     CALL(cuMemRelease(handle));
     CALL(cuMemRelease(imported));
     unmap(one, bytes);
@@ -105,7 +105,7 @@ static void plain_memory(void) {
     free(back);
 }
 
-/* Zeros over many pages: the bytes around them stay, in each mapping, and the memory takes new values. */
+/* Zeros over many pages: the bytes around them keep their values, and the memory takes new ones. */
 static void zeros(void) {
     enum { LEN = 1 << 20, FROM = 100, COUNT = (1 << 20) - 5000 };
     CUdeviceptr memory;
@@ -179,13 +179,13 @@ static void streams(void) {
     CHECK(cuStreamQuery(one) == CUDA_ERROR_NOT_READY && cuEventQuery(event) == CUDA_ERROR_NOT_READY);
     float time = -1;
     CHECK(cuEventElapsedTime(&time, from, to) == CUDA_ERROR_NOT_READY);
-    /* The other stream waits for the event; the memory of this call may change as soon as it returns. */
+    /* The other stream waits for the event; the source may change as soon as the copy call returns. */
     CALL(cuStreamWaitEvent(other, event, 0));
     char value = 7;
     CALL(cuMemcpyHtoDAsync(memory, &value, 1, other));
     value = 9;
     CHECK(cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
-    /* The default stream does not wait for streams of this kind, and an idle one is not held up. */
+    /* The default stream doesn't wait for non-blocking streams, and isn't held up while idle. */
     CALL(cuMemcpyHtoD(memory + 1, &value, 1));
     char bytes[2] = {1, 1};
     CALL(cuMemcpyDtoH(bytes, memory, 2));
@@ -198,7 +198,7 @@ static void streams(void) {
     CALL(cuEventElapsedTime(&time, from, to));
     CHECK(time > 0);
 
-    /* The default stream waits for a stream of the usual kind. */
+    /* The default stream waits for a blocking stream. */
     gate = 0;
     CALL(cuLaunchHostFunc(blocking, wait_for_gate, &count));
     CALL(cuLaunchHostFunc(NULL, add_one, &count));
@@ -215,7 +215,7 @@ static void streams(void) {
     CALL(cuMemFree(memory));
 }
 
-/* A cuboid of the middle of slices goes to the device and back; the rest stays. */
+/* A cuboid from the middle of the slices goes to the device and back; the rest doesn't change. */
 static void cuboids(void) {
     enum { PITCH = 40, ROWS = 12, SLICES = 6, WIDTH = 21, HEIGHT = 7, DEPTH = 3, X = 5, Y = 2, Z = 1 };
     static unsigned char host[SLICES][ROWS][PITCH], back[SLICES][ROWS][PITCH];
@@ -273,7 +273,7 @@ static void cuboids(void) {
     CALL(cuMemFree(memory));
 }
 
-/* A rectangle of the middle of rows goes to the device, within it and back; the rest stays. */
+/* A rectangle from the middle of the rows goes to the device, within it and back; the rest doesn't change. */
 static void rectangles(void) {
     enum { PITCH = 96, ROWS = 40, WIDTH = 50, HEIGHT = 30, X = 7, Y = 5 };
     unsigned char host[ROWS][PITCH], back[ROWS][PITCH];
@@ -329,7 +329,7 @@ static void rectangles(void) {
     CALL(cuMemcpyDtoH(back, memory, sizeof back));
     CHECK(back[0][0] == 0x11);
 
-    /* Two of each row's elements; the rest stays. */
+    /* Set two elements of each row; the rest doesn't change. */
     unsigned short rows[ROWS][PITCH / 2];
     CALL(cuMemsetD8(memory, 0, sizeof rows));
     CALL(cuMemsetD2D16(memory + 4, PITCH, 0x0102, 2, ROWS));
@@ -343,7 +343,7 @@ static void rectangles(void) {
     CALL(cuMemFree(other));
 }
 
-/* Memory in the order of a stream: it stays until the stream gets to the free. */
+/* Stream-ordered memory, which lives until the stream reaches the free. */
 static void pools(void) {
     CUstream stream;
     CUmemoryPool usual, current, own, of_memory = NULL;
@@ -381,7 +381,7 @@ static void pools(void) {
     CALL(cuMemGetInfo(&after, &total));
     CHECK(used == 0 && high == 1 << 20 && before == after && cuMemsetD8(memory, 0, 1) == CUDA_ERROR_INVALID_VALUE);
 
-    /* A pool of the program, which is the current one until it is destroyed. */
+    /* The program's own pool, which is the current one until it is destroyed. */
     memset(&props, 0, sizeof props);
     props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     props.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -394,7 +394,7 @@ static void pools(void) {
     CALL(cuMemPoolDestroy(own));
     CALL(cuDeviceGetMemPool(&current, 0));
     CHECK(current == usual);
-    /* The memory outlives its pool; each free takes memory of either kind. */
+    /* The memory outlives its pool, and both frees take both kinds of memory. */
     CALL(cuMemsetD8(memory, 1, 1 << 19));
     CALL(cuMemFree(memory));
     CALL(cuMemFreeAsync(other, NULL));
@@ -406,7 +406,7 @@ static void pools(void) {
     CALL(cuStreamDestroy(stream));
 }
 
-/* Waits and writes of streams: a stream waits for the host, and another one for that stream. */
+/* Stream waits and writes: one stream waits for the host, and another for that stream. */
 static void words(void) {
     CUstream one, other;
     CUdeviceptr memory;
@@ -454,7 +454,7 @@ static CUstreamBatchMemOpParams reduction(int operation, int type, CUdeviceptr a
     return step;
 }
 
-/* Two streams add to one word at the same time, and a sum of 32 bits stays in its word. */
+/* Two streams add to one word at the same time, and a 32-bit sum doesn't carry into the next word. */
 static void reductions(void) {
     enum { ROUNDS = 50, STEPS = 100 };
     CUstream streams[2];

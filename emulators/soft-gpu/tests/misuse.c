@@ -1,4 +1,4 @@
-/* Calls that are wrong, with the codes that the reference states. misuse FILE.ptx; two devices are needed. */
+/* Wrong calls, with the codes that the reference specifies. Usage: misuse FILE.ptx; needs two devices. */
 #define _GNU_SOURCE
 #include "common.h"
 
@@ -251,7 +251,7 @@ static void words(void) {
     memset(&step, 0, sizeof step);
     step.operation = 99;
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 1, &step, 0));
-    /* Type, operation, flags, alignment and place of a reduction. */
+    /* A reduction with a bad type, operation, flags, alignment or address. */
     const struct { int type, operation; unsigned flags; CUdeviceptr address; } bad[] = {
         {15, 0, 0, memory}, {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 1, 0, memory},
         {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 0, 1, memory}, {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 0, 0, memory + 4},

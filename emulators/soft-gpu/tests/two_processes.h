@@ -1,4 +1,4 @@
-/* A test of two processes, which talk by pipes. */
+/* A test with two processes that talk over pipes. */
 #ifndef SOFT_GPU_TESTS_TWO_PROCESSES_H
 #define SOFT_GPU_TESTS_TWO_PROCESSES_H
 
@@ -15,8 +15,8 @@ static void transfer(int fd, void *bytes, size_t count, int write_it) {
     }
 }
 
-/* Runs the functions in processes of their own, with the descriptors of the pipes from and to the other one. Neither function returns. Gives the
-   sum of their exit codes. */
+/* Runs each function in its own process, with descriptors of the pipes from and to the other one. Neither function returns. Returns the sum
+   of their exit codes. */
 static int in_two_processes(void (*owner)(int from, int to), void (*other)(int from, int to)) {
     int to_owner[2], to_other[2], status = 0, all = 0;
     pid_t processes[2];
@@ -34,7 +34,7 @@ static int in_two_processes(void (*owner)(int from, int to), void (*other)(int f
     }
     close(to_other[1]);
     close(to_owner[1]);
-    /* The owner ends first, and stays without a parent that asks for its status while the other one uses what it left. */
+    /* The owner exits first, and stays a zombie while the other process uses what it left behind. */
     for (int second = 1; second >= 0; second--) {
         waitpid(processes[second], &status, 0);
         all += WIFEXITED(status) ? WEXITSTATUS(status) : 1;

@@ -1,4 +1,4 @@
-//! Programs of the driver API on the software GPU: C programs, which are compiled here against declarations of this repository.
+//! Driver API programs on the software GPU: C programs, compiled here against this repository's own declarations.
 
 mod programs;
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-/// The directory with libcuda.so.1, which cargo built for this test under another name.
+/// Returns the directory with libcuda.so.1, which cargo built for this test under another name.
 fn library() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
@@ -25,7 +25,7 @@ fn library() -> &'static Path {
     })
 }
 
-/// Compiles a program of `tests/` for one test; none if there is no C compiler, which is said.
+/// Compiles a program from `tests/` for one test; without a C compiler, skips the test and returns `None`.
 fn compile(test: &str, name: &str) -> Option<PathBuf> {
     let program = library().join(format!("{name}-of-{test}"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(format!("{name}.c"));
@@ -52,7 +52,7 @@ fn run(program: &Path, arguments: &[&Path], settings: &[(&str, &str)]) -> Output
     command.output().expect("timeout starts")
 }
 
-/// What a program printed, first on standard output.
+/// Returns a program's standard output followed by its standard error.
 fn text(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes)).concat()
 }

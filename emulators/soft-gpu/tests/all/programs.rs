@@ -1,4 +1,4 @@
-//! The C programs, each of which checks what it sees.
+//! The C programs, each of which checks its own results.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ fn ptx() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels.ptx")
 }
 
-/// Runs a program whose checks all pass, and returns the number of its checks and what it printed.
+/// Runs a program whose checks must all pass, and returns their number and the program's output.
 fn passes(test: &str, name: &str, settings: &[(&str, &str)]) -> Option<(usize, String)> {
     let program = compile(test, name)?;
     let output = run(&program, &[&ptx()], settings);
