@@ -1,8 +1,8 @@
-//! Arithmetic on the bits of registers.
+//! Arithmetic on register bits.
 
 use crate::code::{Atomic, Class, Combine, Compare, Float, Instruction, Op, low, signed};
 
-/// Values of the four operands.
+/// The values of the four operands.
 pub struct Values {
     pub a: u64,
     pub b: u64,
@@ -10,7 +10,7 @@ pub struct Values {
     pub x: u64,
 }
 
-/// The result of an operation that needs no more than its operands.
+/// Computes the result of an operation that needs nothing but its operands.
 #[inline(always)]
 pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
     let (a, b, c) = (v.a, v.b, v.c);
@@ -24,10 +24,10 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
         Op::MadLo => a.wrapping_mul(b).wrapping_add(c),
         Op::MulHi { signed } => high(a, b, width, signed),
         Op::MadHi { signed } => high(a, b, width, signed).wrapping_add(c),
-        // These have twice the width.
+        // The result is twice as wide.
         Op::MulWide { signed } => return low(wide(a, b, width, signed), width * 2),
         Op::MadWide { signed } => return low(wide(a, b, width, signed).wrapping_add(c), width * 2),
-        // PTX leaves a division by zero open; GPUs return all ones, and the dividend as the remainder.
+        // PTX leaves division by zero undefined; GPUs return all ones, and the dividend as the remainder.
         Op::Div { .. } if b == 0 => u64::MAX,
         Op::Rem { .. } if b == 0 => a,
         Op::Div { signed: false } => a / b,
@@ -159,12 +159,12 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
     low(value, width)
 }
 
-/// `value`, or its complement if the lowest bit of `row` is 0.
+/// Returns `value`, or its complement if the lowest bit of `row` is 0.
 fn pick(value: u64, row: i32) -> u64 {
     if row & 1 == 1 { value } else { !value }
 }
 
-/// The lowest `length` bits.
+/// Returns a mask of the lowest `length` bits.
 fn field(length: u64) -> u64 {
     if length >= 64 { u64::MAX } else { (1 << length) - 1 }
 }
@@ -219,7 +219,7 @@ where
     }
 }
 
-/// The comparison of two values of `width` bits.
+/// Compares two values of `width` bits.
 #[inline(always)]
 pub fn compares(compare: Compare, class: Class, width: u8, a: u64, b: u64) -> bool {
     use std::cmp::Ordering::{Equal, Greater, Less};
@@ -247,7 +247,7 @@ pub fn compares(compare: Compare, class: Class, width: u8, a: u64, b: u64) -> bo
     }
 }
 
-/// A comparison combined with a predicate.
+/// Combines a comparison with a predicate.
 #[inline(always)]
 pub fn combined(combine: Combine, found: bool, other: bool) -> bool {
     match combine {
@@ -258,7 +258,7 @@ pub fn combined(combine: Combine, found: bool, other: bool) -> bool {
     }
 }
 
-/// What an atomic makes of the old value.
+/// Returns the value that an atomic replaces `old` with.
 pub fn changed(op: Atomic, old: u64, b: u64, c: u64, width: u8, sign: bool) -> u64 {
     let less = |one: u64, other: u64| if sign { signed(one, width) < signed(other, width) } else { one < other };
     match op {

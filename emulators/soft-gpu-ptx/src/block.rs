@@ -1,35 +1,35 @@
-//! A block that runs: its threads, their barriers, and what they wait for.
+//! A running block: its threads, their barriers, and what they wait for.
 
 use crate::code::{ALWAYS, Op, Scope, Vote};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::thread::{Place, State, Thread};
 
-/// A barrier of a block.
+/// A block's barrier.
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
     arrived: u32,
     expected: u32,
-    /// True predicates, of a reduction.
+    /// The number of true predicates, for a reduction.
     yes: u32,
     waiting: u32,
 }
 
-/// A block that runs.
+/// A running block.
 pub struct Block {
     pub place: Place,
     pub threads: Vec<Thread>,
     pub shared: Vec<u8>,
     barriers: [Barrier; 16],
-    /// The lanes of each warp that have ended.
+    /// The lanes of each warp that have exited.
     pub ended: Vec<u32>,
     pub live: u32,
-    /// Threads that wait for nothing.
+    /// Threads that aren't waiting.
     pub ready: u32,
 }
 
 impl Block {
-    /// A block whose threads wait for nothing.
+    /// Makes a block whose threads are all ready.
     pub fn new(place: Place, threads: Vec<Thread>) -> Self {
         let live = threads.len() as u32;
         Self {
@@ -43,13 +43,13 @@ impl Block {
         }
     }
 
-    /// The threads of a warp.
+    /// Returns a warp's threads.
     pub fn warp(&self, warp: u32) -> &[Thread] {
         let first = warp as usize * 32;
         &self.threads[first..self.threads.len().min(first + 32)]
     }
 
-    /// All lanes of a warp that have not ended wait for each other with masks that do not fit.
+    /// Fails if all live lanes of a warp wait for each other, with masks that don't match.
     pub fn warp_stuck(&self, warp: u32, core: &Core<'_>) -> Result<(), Fault> {
         if self.warp(warp).iter().any(|thread| !matches!(thread.state, State::Warp(_) | State::Ended)) {
             return Ok(());
@@ -65,7 +65,7 @@ impl Block {
         Err(Fault::new(TrapKind::Convergence, cause))
     }
 
-    /// No thread can go on.
+    /// Fails if no thread of the block can continue.
     pub fn stuck(&self, core: &Core<'_>) -> Result<(), Fault> {
         if self.ready > 0 || self.live == 0 {
             return Ok(());
@@ -99,7 +99,7 @@ impl Block {
         Err(Fault::new(TrapKind::Convergence, cause))
     }
 
-    /// A thread arrives at a barrier of the block.
+    /// Handles a thread's arrival at one of the block's barriers.
     pub fn arrive(&mut self, index: usize, core: &mut Core<'_>, woken: &mut Vec<u32>) -> Result<(), Fault> {
         let thread = &self.threads[index];
         let i = thread.instruction(core.program);
@@ -171,12 +171,12 @@ impl Block {
         Ok(())
     }
 
-    /// All other lanes of the warp are at an `activemask`, wait or have ended.
+    /// Whether all lanes of the warp are at an `activemask`, waiting, or have exited.
     pub fn all_gathered(&self, index: usize) -> bool {
         self.warp(index as u32 / 32).iter().all(|thread| thread.state != State::Running)
     }
 
-    /// The lanes of a warp that are at the same `activemask` are the active ones.
+    /// Completes an `activemask`: the active lanes are those at the same one.
     pub fn gather(&mut self, index: usize, core: &Core<'_>) {
         let at = self.threads[index].position();
         let first = index / 32 * 32;

@@ -1,12 +1,12 @@
-//! The compact form in which the interpreter executes a function.
+//! The compact form of a function that the interpreter executes.
 //!
-//! A register, a constant and an address are all slots of a frame: a call copies the function's slots, with the constants filled in,
-//! to the top of the thread's stack. Slots hold the value's bits, zero above its width.
+//! Registers, constants and addresses are all slots of a frame: a call copies the function's slots, with the constants filled in,
+//! to the top of the thread's stack. A slot holds the value's bits, and zeros above its width.
 
-/// No guard.
+/// The `guard` of an instruction that has none.
 pub const ALWAYS: u16 = u16::MAX;
 
-/// A comparison. Unsigned and signed ones differ by the instruction's flag.
+/// A comparison. The operands' `Class` says whether it is unsigned, signed or on floats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     Eq,
@@ -15,7 +15,7 @@ pub enum Compare {
     Le,
     Gt,
     Ge,
-    /// Floats only: the ordered comparison or not a number.
+    /// Floats only, from here on: `Equ` to `Geu` are also true if an operand is NaN.
     Equ,
     Neu,
     Ltu,
@@ -26,7 +26,7 @@ pub enum Compare {
     Nan,
 }
 
-/// The operation that combines a comparison with a predicate.
+/// How a comparison is combined with a predicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Combine {
     None,
@@ -50,17 +50,17 @@ pub enum Space {
     Global,
     Constant,
     Shared,
-    /// An offset in the thread's local memory.
+    /// An offset into the thread's local memory.
     Local,
-    /// An offset from the local memory of the frame.
+    /// An offset from the start of the frame's local memory.
     LocalFrame,
-    /// An offset in the thread's parameters.
+    /// An offset into the thread's parameters.
     Param,
-    /// An offset from the parameters of the frame.
+    /// An offset from the start of the frame's parameters.
     ParamFrame,
 }
 
-/// The order of an access.
+/// The memory order of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Order {
     Weak,
@@ -106,7 +106,7 @@ pub enum Atomic {
     Decrement,
 }
 
-/// The operation of a vote or of a reduction over a barrier.
+/// The operation of a vote or a barrier reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
     All,
@@ -116,7 +116,7 @@ pub enum Vote {
     Count,
 }
 
-/// The lane from which a shuffle takes its value.
+/// How a shuffle chooses its source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shuffle {
     Index,
@@ -170,7 +170,7 @@ pub enum Special {
 pub enum Op {
     Mov,
     Add,
-    /// With the carry in and out.
+    /// `take`: with carry-in; `give`: with carry-out.
     AddCarry {
         take: bool,
         give: bool,
@@ -212,9 +212,9 @@ pub enum Op {
     Or,
     Xor,
     Not,
-    /// `d` is 1 if `a` is 0, or else 0.
+    /// `d` is 1 if `a` is 0, and 0 otherwise.
     LogicalNot,
-    /// The table of the function of three bits is `imm`.
+    /// `imm` is the truth table of the three-input function.
     Lop3,
     Shl,
     Shr {
@@ -244,39 +244,39 @@ pub enum Op {
         class: Class,
         combine: Combine,
     },
-    /// All ones or zero in 32 bits.
+    /// The result is all ones or zero, in 32 bits.
     Set {
         compare: Compare,
         class: Class,
     },
-    /// Truncates `imm` bits; a signed result fills `extra` bits.
+    /// Converts from `imm` to `width` bits; a signed result is extended to `extra` bits.
     Convert {
         from_signed: bool,
         to_signed: bool,
     },
-    /// The conversions are from `imm` bits to `width` bits.
+    /// The float conversions are from `imm` to `width` bits.
     FloatConvert,
     FloatFromInteger {
         signed: bool,
     },
-    /// Towards zero.
+    /// Rounds towards zero.
     FloatToInteger {
         signed: bool,
     },
     Float(Float),
-    /// `width` bits to `d` and `x`.
+    /// Splits `a` into `d` and `x`, of `width` bits each.
     Unpack,
-    /// `width` bits of `a` and `b`.
+    /// Joins `a` and `b`, of `width` bits each.
     Pack,
-    /// The address of a variable in the frame's local memory, or of a parameter.
+    /// The address of a variable in the frame's local memory, or (`ParamAddress`) of a parameter.
     LocalAddress,
     ParamAddress,
-    /// Adds the start of the window of the space.
+    /// Adds the start of the space's window.
     ToGeneric(Space),
     FromGeneric(Space),
     IsSpace(Space),
     Special(Special),
-    /// `count` registers `d`, `b`, `c`, `x` from `[a + imm]`.
+    /// Loads `count` of the registers `d`, `b`, `c`, `x` from `[a + imm]`.
     Load {
         space: Space,
         order: Order,
@@ -284,14 +284,14 @@ pub enum Op {
         signed: bool,
         count: u8,
     },
-    /// `count` registers `d`, `b`, `c`, `x` to `[a + imm]`.
+    /// Stores `count` of the registers `d`, `b`, `c`, `x` to `[a + imm]`.
     Store {
         space: Space,
         order: Order,
         scope: Scope,
         count: u8,
     },
-    /// `[a + imm]` with `b`, and `c` for an exchange that compares.
+    /// Updates `[a + imm]` with `b`, and `c` for a compare-exchange.
     Atomic {
         op: Atomic,
         space: Space,
@@ -304,30 +304,30 @@ pub enum Op {
         scope: Scope,
     },
     Branch,
-    /// The index in `a`, the table in `imm`.
+    /// The index is in `a`, the table in `imm`.
     BranchTable,
-    /// The call site in `imm`.
+    /// The call site is in `imm`.
     Call,
     Return,
     Exit,
     Trap,
     Nanosleep,
-    /// The barrier's number in `a`, the count of threads in `b` or `ALWAYS`, the predicate in `c`.
+    /// The barrier's number is in `a`, the thread count in `b` (`ALWAYS`: the whole block), the predicate in `c`.
     Barrier {
         arrive: bool,
         reduce: Option<Vote>,
     },
     /// The mask is in `b`.
     WarpBarrier,
-    /// The value `a`, the lane `b`, the clamp `c`, the mask `x`; the predicate in `imm`, or -1.
+    /// The value is in `a`, the lane in `b`, the clamp in `c`, the mask in `x`; the predicate's slot is `imm`, or -1 for none.
     Shuffle(Shuffle),
-    /// The predicate `a`, negated if `imm` is 1; the mask `b`.
+    /// The predicate is in `a`, negated if `imm` is 1; the mask in `b`.
     Vote(Vote),
-    /// The value `a`, the mask `b`. `all`: the predicate in `x`.
+    /// The value is in `a`, the mask in `b`; with `all`, the predicate goes to `x`.
     Match {
         all: bool,
     },
-    /// The value `a`, the mask `b`.
+    /// The value is in `a`, the mask in `b`.
     Reduce {
         op: Atomic,
         signed: bool,
@@ -336,7 +336,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// The lanes of a warp, or the threads of a block, execute the instruction together.
+    /// Whether the lanes of a warp, or the threads of a block, execute the instruction together.
     pub fn meets(self) -> bool {
         matches!(
             self,
@@ -357,7 +357,7 @@ pub struct Instruction {
     pub op: Op,
     pub width: u8,
     pub extra: u8,
-    /// The guard is false when it should be true.
+    /// The guard is negated.
     pub negate: bool,
     pub guard: u16,
     pub d: u16,
@@ -368,7 +368,7 @@ pub struct Instruction {
     pub imm: i32,
 }
 
-/// Bytes to copy between the parameters of two frames.
+/// Bytes to copy between two frames' parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     pub from: u32,
@@ -376,16 +376,16 @@ pub struct Transfer {
     pub size: u32,
 }
 
-/// A call: the callee, and the offsets of the caller's variables.
+/// A call site: the callee, and the offsets of the caller's variables.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// In a module: the index in its functions. In a program: the index in the program's functions.
+    /// The index among the module's functions; after linking, among the program's.
     pub target: usize,
     pub line: u32,
     /// Offset and size of each argument and each result among the caller's parameters.
     pub arguments: Vec<(u32, u32)>,
     pub results: Vec<(u32, u32)>,
-    /// What a call and a return copy; the linker fills it in.
+    /// What the call and the return copy; the linker fills these in.
     pub copies_in: Vec<Transfer>,
     pub copies_out: Vec<Transfer>,
 }
@@ -394,37 +394,37 @@ pub struct Call {
 #[derive(Clone, Copy, Debug)]
 pub struct Relocation {
     pub slot: u16,
-    /// In a module: the index in its variables. In a program: the index in the program's variables.
+    /// The index among the module's variables; after linking, among the program's.
     pub variable: usize,
     pub addend: i64,
     pub width: u8,
 }
 
-/// The code of a function.
+/// A function's code.
 #[derive(Clone, Debug, Default)]
 pub struct Body {
     pub code: Vec<Instruction>,
     pub lines: Vec<u32>,
-    /// The file's number and the line of the source of each instruction; line 0 where the text does not say it.
+    /// Each instruction's source file number and line; line 0 where the text doesn't give it.
     pub sources: Vec<(u32, u32)>,
-    /// The first contents of a frame's slots.
+    /// The initial contents of a frame's slots.
     pub slots: Vec<u64>,
     pub relocations: Vec<Relocation>,
     pub calls: Vec<Call>,
     pub tables: Vec<Vec<u32>>,
-    /// Bytes of a frame's parameters: those of the function, and those of its calls.
+    /// Bytes of parameters per frame: the function's own, and those for its calls.
     pub params: u32,
     pub local: u32,
     pub registers: u32,
 }
 
-/// The value's lower `width` bits.
+/// Returns the value's low `width` bits.
 #[inline(always)]
 pub fn low(value: u64, width: u8) -> u64 {
     value & (u64::MAX >> (64 - u32::from(width)))
 }
 
-/// The value of `width` bits, with its sign.
+/// Sign-extends a value of `width` bits.
 #[inline(always)]
 pub fn signed(value: u64, width: u8) -> i64 {
     let shift = 64 - u32::from(width);

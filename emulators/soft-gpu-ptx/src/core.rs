@@ -1,4 +1,4 @@
-//! What all threads of a launch share, and why one of them cannot go on.
+//! What all threads of a launch share, and why one of them can't continue.
 
 use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
@@ -6,7 +6,7 @@ use crate::memory::{Refusal, View};
 use crate::program::Program;
 use crate::stores::Weak;
 
-/// Why a thread cannot go on.
+/// Why a thread can't continue.
 #[derive(Debug)]
 pub struct Fault {
     pub kind: TrapKind,
@@ -26,12 +26,12 @@ pub struct Core<'a> {
     pub view: View<'a>,
     pub statistics: Statistics,
     pub time: Time,
-    /// Instructions since the last change of memory.
+    /// Instructions since memory last changed.
     pub quiet: u64,
     pub weak: Option<Weak>,
-    /// The addresses of doorbells, if the launch counts what a call costs.
+    /// The doorbells' addresses, if the launch measures the cost of calls.
     pub doorbells: Option<&'a [u64]>,
-    /// The instructions of each function that a thread has executed, if the caller asks for them.
+    /// Which instructions of each function have been executed, if the caller asks for them.
     pub executed: Option<Vec<Vec<bool>>>,
 }
 

@@ -1,39 +1,39 @@
 //! What a call costs: counts, and the longest chain of dependent memory round trips.
 //!
-//! Each register, and each byte of parameters and local memory, has a depth: the round trips that its value needed. An access to global
-//! memory begins at the greatest depth of its operands, of the branches before it and of the fences and acquires before it.
+//! Each register, and each byte of parameters and local memory, has a depth: the number of round trips its value took. An access to global
+//! memory starts at the greatest depth of its operands and of the branches, fences and acquires before it.
 
 use crate::code::{ALWAYS, Instruction, Op, Order, Scope, Space};
 use std::ops::Range;
 
-/// What one thread spent on the last function that its kernel called.
+/// What the last function called by the kernel cost one thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Instructions.
     pub instructions: u64,
-    /// Loads of global memory; a vector is one.
+    /// Loads from global memory; a vector load counts once.
     pub loads: u64,
-    /// Stores into global memory; a vector is one.
+    /// Stores to global memory; a vector store counts once.
     pub stores: u64,
-    /// Atomics in global memory.
+    /// Atomics on global memory.
     pub atomics: u64,
-    /// Fences of the scope of a block, of the GPU and of the system.
+    /// Fences at block, GPU and system scope.
     pub fences: [u64; 3],
-    /// Stores to a doorbell.
+    /// Stores to doorbells.
     pub doorbells: u64,
-    /// Round trips before the first atomic begins.
+    /// Round trips before the first atomic starts.
     pub reservation: Option<u32>,
-    /// Round trips before the first store to a doorbell begins.
+    /// Round trips before the first store to a doorbell starts.
     pub doorbell: Option<u32>,
     /// Round trips before the function returns.
     pub end: u32,
 }
 
-/// The depths of one thread.
+/// One thread's depths.
 #[derive(Debug, Default)]
 pub struct Depths {
     pub cost: Cost,
-    /// A function runs that the kernel called.
+    /// A function called by the kernel is running.
     active: bool,
     slots: Vec<u32>,
     params: Vec<u32>,
@@ -41,7 +41,7 @@ pub struct Depths {
     carry: u32,
     /// The depth of the branches so far.
     control: u32,
-    /// Where the last fence or acquire ended.
+    /// The depth at which the last fence or acquire ended.
     order: u32,
     /// The greatest depth at which a load has returned or a store has begun.
     outstanding: u32,
@@ -49,14 +49,14 @@ pub struct Depths {
     pub arrival: u32,
 }
 
-/// The space and the address of an access.
+/// The space and address of an access.
 pub type Place = Option<(Space, u64)>;
 
 fn deepest(depths: &[u32], bytes: Range<usize>) -> u32 {
     depths.get(bytes).unwrap_or_default().iter().copied().max().unwrap_or(0)
 }
 
-/// Sets the depth of these bytes or slots, which may be new.
+/// Sets the depth of bytes or slots, which may be new.
 fn set(depths: &mut Vec<u32>, range: Range<usize>, depth: u32) {
     if depths.len() < range.end {
         depths.resize(range.end, 0);
@@ -65,18 +65,18 @@ fn set(depths: &mut Vec<u32>, range: Range<usize>, depth: u32) {
 }
 
 impl Depths {
-    /// The kernel calls a function.
+    /// Starts counting: the kernel calls a function.
     pub fn begin(&mut self) {
         *self = Self { active: true, ..Self::default() };
     }
 
-    /// The function that the kernel called has returned a result of this depth.
+    /// Stops counting: the function called by the kernel has returned, with a result of this depth.
     pub fn end(&mut self, result: u32) {
         self.cost.end = self.control.max(self.order).max(result);
         self.active = false;
     }
 
-    /// Parameters of a call or a return. Their depth.
+    /// Copies parameters for a call or return, and returns their depth.
     pub fn copy(&mut self, from: usize, to: usize, size: usize) -> u32 {
         for byte in 0..size {
             let depth = self.params.get(from + byte).copied().unwrap_or(0);
@@ -85,14 +85,14 @@ impl Depths {
         deepest(&self.params, to..to + size)
     }
 
-    /// The frame has ended.
+    /// Drops a frame.
     pub fn leave(&mut self, slots: usize, params: usize, local: usize) {
         self.slots.truncate(slots);
         self.params.truncate(params);
         self.local.truncate(local);
     }
 
-    /// The lanes of a warp instruction have met at this depth.
+    /// Records that the lanes of a warp instruction have met at this depth.
     pub fn meet(&mut self, base: usize, i: &Instruction, depth: u32) {
         self.control = self.control.max(depth);
         if matches!(i.op, Op::WarpBarrier) {
@@ -109,20 +109,20 @@ impl Depths {
         }
     }
 
-    /// The wait of a release, and of a fence: earlier loads have returned, and a round trip has shown that earlier stores are visible.
+    /// Returns the depth at which a release or fence is done: earlier loads have returned, and a round trip confirmed earlier stores.
     fn release(&self, start: u32, scope: Scope) -> u32 {
         start.max(self.outstanding) + u32::from(scope != Scope::Block)
     }
 
-    /// An instruction before it is executed; the frame's slots begin at `base`. `place` is the space and the address of its access.
-    /// `runs` is false if its guard holds it back.
+    /// Accounts for an instruction before it is executed. The frame's slots start at `base`; `place` is the space and address of its
+    /// access; `runs` is false if the guard disables it.
     pub fn account(&mut self, i: &Instruction, runs: bool, base: usize, place: Place, doorbells: &[u64]) {
         if !self.active {
             return;
         }
         self.cost.instructions += 1;
         let at = |slot: u16| base + usize::from(slot);
-        // A slot that an instruction does not have is 0: the register %p0 or the like, which compilers leave out.
+        // A slot that the instruction doesn't have is 0: register %p0 or the like, which compilers don't use.
         let depth = |slot: u16| self.slots.get(at(slot)).copied().unwrap_or(0);
         if i.guard != ALWAYS {
             self.control = self.control.max(depth(i.guard));

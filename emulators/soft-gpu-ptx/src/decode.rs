@@ -1,4 +1,4 @@
-//! Instructions: opcode, modifiers and operands to the compact form.
+//! Decodes instructions: opcode, modifiers and operands into the compact form.
 
 mod arithmetic;
 mod form;
@@ -14,7 +14,7 @@ use crate::parse::parser::Parser;
 use form::{Form, Instr, SCOPES, SPACES, blank};
 
 impl<'a> Parser<'a> {
-    /// The instruction behind a body's last one.
+    /// Adds the implicit instruction at the end of a body.
     pub fn finish(&self, context: &mut Context<'a>, kernel: bool, line: u32) -> Result<(), Error> {
         let form = Form { text: "}", line, rest: "".split('.').peekable() };
         self.emit(context, &form, blank(if kernel { Op::Exit } else { Op::Return }, 64))

@@ -1,38 +1,38 @@
-//! What is wrong with a PTX text, and what ends a kernel early.
+//! Errors in PTX texts, and traps, which end kernels early.
 
 use std::fmt;
 
-/// The kind of a defect of a PTX text or of a link.
+/// The kind of a parse or link error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The text is not PTX (`CUDA_ERROR_INVALID_PTX`).
+    /// The text isn't PTX (`CUDA_ERROR_INVALID_PTX`).
     Syntax,
-    /// `.version` names a PTX version that the interpreter does not know (`CUDA_ERROR_UNSUPPORTED_PTX_VERSION`).
+    /// `.version` names a PTX version that the interpreter doesn't support (`CUDA_ERROR_UNSUPPORTED_PTX_VERSION`).
     Version,
-    /// `.target` or `.address_size` names an architecture that the interpreter does not know (`CUDA_ERROR_INVALID_PTX`).
+    /// `.target` or `.address_size` names an architecture that the interpreter doesn't support (`CUDA_ERROR_INVALID_PTX`).
     Target,
-    /// An instruction or a directive is PTX, but none that the interpreter knows (`CUDA_ERROR_INVALID_PTX`).
+    /// The interpreter doesn't support an instruction or directive (`CUDA_ERROR_INVALID_PTX`).
     Form,
-    /// The type or the number of the operands does not fit the instruction (`CUDA_ERROR_INVALID_PTX`).
+    /// The type or number of operands doesn't fit the instruction (`CUDA_ERROR_INVALID_PTX`).
     Operand,
-    /// A name has no definition (`CUDA_ERROR_INVALID_PTX` in one module, `CUDA_ERROR_NOT_FOUND` between modules).
+    /// A name isn't defined (`CUDA_ERROR_INVALID_PTX` within a module, `CUDA_ERROR_NOT_FOUND` between modules).
     Symbol,
-    /// A name has two definitions (`CUDA_ERROR_INVALID_PTX`).
+    /// A name is defined twice (`CUDA_ERROR_INVALID_PTX`).
     Duplicate,
-    /// A declaration and the definition differ (`CUDA_ERROR_INVALID_PTX`).
+    /// A declaration doesn't match the definition (`CUDA_ERROR_INVALID_PTX`).
     Signature,
-    /// The module is larger than the interpreter's limits (`CUDA_ERROR_OUT_OF_MEMORY`).
+    /// The module exceeds one of the interpreter's limits (`CUDA_ERROR_OUT_OF_MEMORY`).
     Limit,
 }
 
-/// A defect of a PTX text or of a link: `module:line: form: cause; fix`.
+/// A parse or link error: `module:line: form: cause; fix`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Error {
-    /// The kind, for a status code.
+    /// The kind, from which callers choose a status code.
     pub kind: Kind,
     /// The name that the caller gave the module.
     pub module: String,
-    /// The line in the module's text, from 1; 0 if the error has no line.
+    /// The line in the module's text, counting from 1; 0 if the error has no line.
     pub line: u32,
     /// The instruction or directive with all its modifiers, or the name.
     pub form: String,
@@ -53,19 +53,19 @@ pub enum TrapKind {
     Launch,
     /// The kernel needs more shared or local memory than there is (`CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES`).
     Resources,
-    /// An access to memory that the kernel may not touch (`CUDA_ERROR_ILLEGAL_ADDRESS`).
+    /// The kernel accessed memory that it may not touch (`CUDA_ERROR_ILLEGAL_ADDRESS`).
     Address,
-    /// An access to an address that is not a multiple of its size (`CUDA_ERROR_MISALIGNED_ADDRESS`).
+    /// The kernel accessed an address that isn't a multiple of the access's size (`CUDA_ERROR_MISALIGNED_ADDRESS`).
     Misaligned,
-    /// An instruction of an address space got an address outside it (`CUDA_ERROR_INVALID_ADDRESS_SPACE`).
+    /// An instruction got an address in the wrong address space (`CUDA_ERROR_INVALID_ADDRESS_SPACE`).
     AddressSpace,
-    /// `trap`, `brkpt`, or a call that the interpreter does not make (`CUDA_ERROR_LAUNCH_FAILED`).
+    /// `trap`, `brkpt`, a failed assertion, or an index outside a branch table (`CUDA_ERROR_LAUNCH_FAILED`).
     Trap,
-    /// A wrong member mask, an exited lane in a mask, a barrier that not all threads reach (`CUDA_ERROR_LAUNCH_FAILED`).
+    /// A wrong member mask, an exited lane in a mask, or a barrier that not all threads reach (`CUDA_ERROR_LAUNCH_FAILED`).
     Convergence,
-    /// More calls deep than the stack has room for (`CUDA_ERROR_LAUNCH_FAILED`).
+    /// Calls are nested deeper than the stack allows (`CUDA_ERROR_LAUNCH_FAILED`).
     Recursion,
-    /// The watchdog's time is over (`CUDA_ERROR_LAUNCH_TIMEOUT`).
+    /// The watchdog expired (`CUDA_ERROR_LAUNCH_TIMEOUT`).
     Watchdog,
     /// The caller stopped the kernel.
     Stopped,
@@ -74,7 +74,7 @@ pub enum TrapKind {
 /// The event that ended a kernel early: kernel, block, thread, line, cause.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Trap {
-    /// The kind, for a status code.
+    /// The kind, from which callers choose a status code.
     pub kind: TrapKind,
     /// The kernel's name.
     pub kernel: String,
@@ -82,13 +82,13 @@ pub struct Trap {
     pub block: [u32; 3],
     /// The thread's index in its block.
     pub thread: [u32; 3],
-    /// The name of the module of the instruction.
+    /// The name of the instruction's module.
     pub module: String,
-    /// The function of the instruction.
+    /// The instruction's function.
     pub function: String,
-    /// The line of the instruction in the module's text, from 1; 0 if the trap has no line.
+    /// The instruction's line in the module's text, counting from 1; 0 if the trap has no line.
     pub line: u32,
-    /// File and line of the source of the instruction, if the text has them (`.loc`).
+    /// The instruction's source file and line, if the text has them (`.loc`).
     pub origin: Option<(String, u32)>,
     /// What happened, and what to do.
     pub cause: String,

@@ -1,28 +1,28 @@
-//! What a launch of a kernel is given, and what the kernel did.
+//! Launch settings and statistics.
 
 use std::time::Duration;
 
-/// The processors that a block may find itself on.
+/// The number of processors that blocks are spread over.
 pub const PROCESSORS: u32 = 132;
 
 /// What `%globaltimer` and the watchdog count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Time {
-    /// Nanoseconds of the system's clock.
+    /// Nanoseconds of the system clock.
     #[default]
     System,
-    /// Instructions of all threads, one a nanosecond: a launch that nothing else changes is the same on every run of its seed.
+    /// Instructions of all threads, one per nanosecond: a launch that nothing else races with is the same on every run of its seed.
     Instructions,
 }
 
-/// What a launch is given.
+/// The settings of a launch.
 #[derive(Clone, Debug)]
 pub struct Launch {
-    /// Blocks.
+    /// Blocks in the grid.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory of a block.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
     /// The parameters' bytes, each at its offset in [`Kernel::parameters`](crate::Kernel::parameters).
     pub parameters: Vec<u8>,
@@ -30,14 +30,14 @@ pub struct Launch {
     pub seed: u64,
     /// What `%globaltimer` and the watchdog count.
     pub time: Time,
-    /// The longest time that the kernel may take.
+    /// The kernel's time limit.
     pub watchdog: Option<Duration>,
-    /// Stores leave a thread in seeded order; only fences, releases and atomics force them.
+    /// Stores leave a thread in seeded order; only fences, releases and atomics force them out.
     pub weak: bool,
 }
 
 impl Launch {
-    /// A launch without dynamic shared memory, with seed 0, no watchdog, and memory in program order.
+    /// Returns a launch with no dynamic shared memory, seed 0, no watchdog, and memory in program order.
     pub fn new(grid: [u32; 3], block: [u32; 3], parameters: Vec<u8>) -> Self {
         Self { grid, block, shared: 0, parameters, seed: 0, time: Time::System, watchdog: None, weak: false }
     }
@@ -46,18 +46,18 @@ impl Launch {
 /// What a kernel did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Instructions of all threads.
+    /// Instructions executed by all threads.
     pub instructions: u64,
     /// Threads.
     pub threads: u64,
-    /// Loads of global memory.
+    /// Loads from global memory.
     pub loads: u64,
-    /// Stores into global memory.
+    /// Stores to global memory.
     pub stores: u64,
-    /// Atomics in global memory.
+    /// Atomics on global memory.
     pub atomics: u64,
     /// Fences.
     pub fences: u64,
-    /// Times that no thread could do other than wait for memory to change.
+    /// How often all threads were waiting for memory to change.
     pub idle: u64,
 }

@@ -1,73 +1,73 @@
-//! The process's memory, as far as a kernel may touch it.
+//! The part of the process's memory that a kernel may touch.
 #![allow(unsafe_code)]
 
 use crate::error::TrapKind;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-/// A range of the process's addresses that a kernel may touch.
+/// A range of addresses in the process that a kernel may touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
     /// The first address.
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// Kernels may write to the range, too.
+    /// Whether kernels may also write to the range.
     pub writable: bool,
 }
 
 /// The memory that a kernel may touch. Addresses are the process's own.
 ///
-/// The interpreter keeps ranges that it got and uses them until the generation changes.
+/// The interpreter caches ranges and uses them until the generation changes.
 ///
 /// # Safety
 ///
-/// The backing of every address of a range, which is the address itself if there is no other, is mapped in this process, readable, and writable if the range says so, and no Rust reference covers
-/// it, from the call that returned the range until the generation has changed and no kernel that began before the change runs.
+/// From the call that returns a range until the generation has changed and all kernels started before that have ended, the backing of the
+/// range's addresses (themselves by default) is mapped, readable, writable if the range says so, and not covered by Rust references.
 pub unsafe trait Memory: Sync {
-    /// A number that changes after each change of a range. One counter for the life of the memory.
+    /// Returns a counter that changes after every change to a range. It is the same one for the life of the memory.
     fn generation(&self) -> &AtomicU64;
 
-    /// The range around `address`, as wide as it is known.
+    /// Returns the widest known range that contains `address`.
     fn range(&self, address: u64) -> Option<Range>;
 
-    /// Where this process has the bytes of an address, if that is not at the address: memory of a device that the CPU cannot touch.
+    /// Returns a map from addresses to where this process has their bytes, if that differs: for device memory that the CPU can't touch.
     fn backing(&self) -> Option<fn(u64) -> u64> {
         None
     }
 
-    /// An `st.mmio` of a kernel is in memory. A device behind the memory may act on it before any thread goes on.
+    /// Called when a kernel's `st.mmio` has reached memory. A device behind the memory may act on it before any thread continues.
     fn stored_mmio(&self, address: u64) {
         let _ = address;
     }
 
-    /// A kernel prints.
+    /// Prints a kernel's output.
     fn print(&self, text: &str) {
         use std::io::Write;
-        // A kernel goes on if nobody reads its output.
+        // The kernel continues even if nobody reads its output.
         let _ = std::io::stdout().write_all(text.as_bytes());
     }
 
-    /// All threads wait for memory to change.
+    /// Called when all threads wait for memory to change.
     fn idle(&self) {
         std::thread::yield_now();
     }
 
-    /// Why a kernel may not touch `address`, for the message of an error: "freed memory", "unregistered host memory".
+    /// Says in an error message why a kernel may not touch `address`: "freed memory", "unregistered host memory".
     fn explain(&self, address: u64) -> String {
         let _ = address;
         "neither device memory nor memory registered with the device".into()
     }
 }
 
-/// All writable memory of this process, as `/proc/self/maps` has it: for kernels whose memory the caller leaks.
+/// All writable memory of this process, according to `/proc/self/maps`: for kernels whose memory the caller leaks.
 pub struct Process(AtomicU64);
 
 impl Process {
-    /// The memory of this process.
+    /// Makes a view of this process's memory.
     ///
     /// # Safety
     ///
-    /// While a kernel runs, no memory that it touches is unmapped, and no Rust reference other than to atomics covers it.
+    /// While a kernel runs, memory that it touches isn't unmapped, and no Rust references cover it except references to atomics.
     pub unsafe fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -91,18 +91,18 @@ unsafe impl Memory for Process {
     }
 }
 
-/// Why an access is not made.
+/// Why an access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No range has all of the bytes.
+    /// No range contains all of the bytes.
     Outside,
-    /// The range is only for reading.
+    /// The range is read-only.
     ReadOnly,
-    /// The address is not a multiple of the access's size.
+    /// The address isn't a multiple of the access's size.
     Misaligned,
 }
 
-/// The memory as one launch sees it: the ranges that it used last.
+/// One launch's view of the memory: the ranges it used last.
 pub struct View<'m> {
     memory: &'m dyn Memory,
     changes: &'m AtomicU64,
@@ -115,11 +115,11 @@ pub struct View<'m> {
 
 const NOWHERE: Range = Range { start: u64::MAX, end: 0, writable: false };
 
-/// The atomic word at an address that `View::check` has just found.
+/// The atomic word at an address that `View::check` has just approved.
 macro_rules! word {
     ($atomic:ty, $int:ty, $at:expr) => {
-        // SAFETY: `check` found the aligned address in a range, for writing if the access writes; the range is mapped and no
-        // reference covers it, as `Memory` vouches; every access of the interpreter is atomic.
+        // SAFETY: `check` found the aligned address in a range, a writable one if the access writes; by the contract of `Memory` the
+        // range is mapped and no reference covers it; all of the interpreter's accesses are atomic.
         unsafe { <$atomic>::from_ptr($at as *mut $int) }
     };
 }
@@ -151,20 +151,20 @@ impl<'m> View<'m> {
         self.memory.idle();
     }
 
-    /// Where this process has the bytes.
+    /// Returns where this process has the bytes.
     #[inline(always)]
     fn at(&self, address: u64) -> usize {
         self.backing.map_or(address, |backing| backing(address)) as usize
     }
 
-    /// `bytes` is a power of two. The address is a multiple of it, and the bytes are in a range, from here until the next call.
+    /// Checks that the address is a multiple of `bytes`, a power of two, and that the bytes are in a range. Holds until the next call.
     #[inline(always)]
     fn check(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Refusal> {
         if address & (bytes - 1) != 0 {
             return Err(Refusal::Misaligned);
         }
         let range = self.ranges[self.last];
-        // Aligned addresses do not wrap around within their bytes.
+        // Aligned accesses don't wrap around.
         if self.changes.load(Ordering::Acquire) == self.generation
             && range.start <= address
             && address < range.end
@@ -199,7 +199,7 @@ impl<'m> View<'m> {
         Ok(())
     }
 
-    /// Prints for a kernel.
+    /// Prints a kernel's output.
     pub fn print(&self, text: &str) {
         self.memory.print(text);
     }
@@ -218,7 +218,7 @@ impl<'m> View<'m> {
         })
     }
 
-    /// Stores `width` bits: 8, 16, 32 or 64. Each call is one store of that width, which a device sees, too.
+    /// Stores `width` bits: 8, 16, 32 or 64. A device, too, sees each call as a single store of that width.
     #[inline(always)]
     pub fn store(&mut self, address: u64, width: u8, value: u64) -> Result<(), Refusal> {
         self.check(address, u64::from(width / 8), true)?;
@@ -233,7 +233,7 @@ impl<'m> View<'m> {
         Ok(())
     }
 
-    /// Replaces 32 or 64 bits by `change` of them in one step. Returns the old bits.
+    /// Atomically replaces 32 or 64 bits with the result of `change`. Returns the old bits.
     pub fn update(&mut self, address: u64, width: u8, change: impl Fn(u64) -> u64) -> Result<u64, Refusal> {
         self.check(address, u64::from(width / 8), true)?;
         let at = self.at(address);
@@ -247,7 +247,7 @@ impl<'m> View<'m> {
         })
     }
 
-    /// `[address, address + bytes)` may be read or written.
+    /// Checks that `[address, address + bytes)` may be read or written.
     pub fn allows(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Refusal> {
         self.check(address, bytes, write)
     }

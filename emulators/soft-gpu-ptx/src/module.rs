@@ -1,32 +1,32 @@
-//! One PTX text, parsed.
+//! A parsed PTX text.
 
 use crate::code::Body;
 use std::collections::HashMap;
 
-/// One PTX text, parsed and decoded.
+/// A PTX text, parsed and decoded.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
     pub(crate) name: String,
     pub(crate) functions: Vec<Function>,
     pub(crate) variables: Vec<Variable>,
     pub(crate) symbols: HashMap<String, Symbol>,
-    /// `.version`, major and minor.
+    /// The major and minor `.version`.
     pub(crate) version: (u32, u32),
     /// The number after `sm_`.
     pub(crate) target: u32,
     pub(crate) instructions: usize,
-    /// The files of `.file`, by number.
+    /// The `.file` names, by number.
     pub(crate) files: Vec<(u32, String)>,
 }
 
-/// What a name of a module means.
+/// What a name in a module refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Symbol {
     Function(usize),
     Variable(usize),
 }
 
-/// The visibility of a name between modules.
+/// A name's visibility to other modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
     Local,
@@ -59,7 +59,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// How two declarations of a function differ.
+    /// Returns how two declarations of a function differ.
     pub fn unlike(&self, other: &Self) -> Option<&'static str> {
         let same =
             |one: &[Slot], other: &[Slot]| one.iter().map(|slot| slot.size).eq(other.iter().map(|slot| slot.size));
@@ -75,7 +75,7 @@ impl Function {
     }
 }
 
-/// The state space of a variable.
+/// A variable's state space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Global,
@@ -83,7 +83,7 @@ pub enum Place {
     Shared,
 }
 
-/// A variable of a module, or a shared one of a function.
+/// A module's variable, or one declared in a function.
 #[derive(Clone, Debug)]
 pub struct Variable {
     pub name: String,
@@ -92,26 +92,26 @@ pub struct Variable {
     pub place: Place,
     pub size: u64,
     pub align: u64,
-    /// The first bytes of the contents; the others are zero.
+    /// The first bytes of the initial value; the rest are zero.
     pub bytes: Vec<u8>,
-    /// Offset, variable of the module, and addend of the addresses in the contents.
+    /// Addresses in the initial value: offset, the module's variable, and addend.
     pub addresses: Vec<(usize, usize, i64)>,
-    /// `.extern .shared name[]`: the launch gives the size.
+    /// `.extern .shared name[]`, whose size the launch sets.
     pub dynamic: bool,
 }
 
 impl Module {
-    /// The PTX version of `.version`, major and minor.
+    /// Returns the PTX version (`.version`), major and minor.
     pub fn version(&self) -> (u32, u32) {
         self.version
     }
 
-    /// The architecture of `.target`: 70 for `sm_70`.
+    /// Returns the architecture (`.target`): 70 for `sm_70`.
     pub fn target(&self) -> u32 {
         self.target
     }
 
-    /// Instructions in the text.
+    /// Returns the number of instructions in the text.
     pub fn instructions(&self) -> usize {
         self.instructions
     }

@@ -1,4 +1,4 @@
-//! Types and operands as PTX writes them.
+//! Types and operands as written in PTX.
 
 /// The type of an instruction, a register or a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Type {
 }
 
 impl Type {
-    /// `u32`, `b64`, `pred`.
+    /// Parses a type such as `u32`, `b64` or `pred`.
     pub fn parse(name: &str) -> Option<Self> {
         if name == "pred" {
             return Some(Self { kind: 'p', bits: 1 });
@@ -39,7 +39,7 @@ impl Type {
     }
 }
 
-/// An operand as it is written.
+/// An operand as written.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Operand<'a> {
     Name(&'a str),

@@ -1,4 +1,4 @@
-//! Directives, declarations and the structure of functions.
+//! Parses directives, declarations and the structure of functions.
 
 mod body;
 pub mod context;
@@ -12,11 +12,11 @@ use context::Context;
 use parser::Parser;
 
 impl Module {
-    /// Parses `text`. `name` is for messages.
+    /// Parses `text`. `name` is for error messages.
     ///
     /// # Errors
     ///
-    /// The first defect of the text, with its line. A form that the interpreter does not know is a defect.
+    /// The first error in the text, with its line. Forms that the interpreter doesn't support are errors.
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
         let mut parser = Parser::new(name, text)?;
         parser.header()?;
@@ -28,7 +28,7 @@ impl Module {
 }
 
 impl<'a> Parser<'a> {
-    /// `.version`, `.target`, `.address_size`.
+    /// Parses `.version`, `.target` and `.address_size`.
     fn header(&mut self) -> Result<(), Error> {
         let line = self.line();
         let missing = "a PTX text begins with .version, .target and .address_size 64";
@@ -95,7 +95,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// One declaration or definition of the module.
+    /// Parses one declaration or definition.
     fn item(&mut self) -> Result<(), Error> {
         let mut linkage = Linkage::Local;
         loop {
@@ -134,7 +134,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Debug information.
+    /// Skips debug information.
     fn skip_section(&mut self) -> Result<(), Error> {
         while self.peek() != Some(Token::Sign('{')) {
             self.next()?;
@@ -143,7 +143,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Enters a variable among the module's names.
+    /// Adds a variable to the module's names.
     fn declare(&mut self, variable: Variable) -> Result<usize, Error> {
         let Some(&symbol) = self.module.symbols.get(&variable.name) else {
             let index = self.module.variables.len();
@@ -178,7 +178,7 @@ impl<'a> Parser<'a> {
         Ok(index)
     }
 
-    /// `(.param .b64 a, .param .b32 b)`, if there is one.
+    /// Parses a list such as `(.param .b64 a, .param .b32 b)`, if there is one.
     fn parameters(&mut self, offset: &mut u32) -> Result<Vec<(&'a str, Slot)>, Error> {
         let mut found = Vec::new();
         if !self.take('(') {
@@ -219,7 +219,7 @@ impl<'a> Parser<'a> {
             max_threads: 1024,
             required_block: None,
         };
-        // Results are after the parameters.
+        // Results come after the parameters.
         let mut placed = Vec::new();
         for (name, slot) in results {
             let slot = self.place(&mut offset, u64::from(slot.size), slot.align, line, name)?;
@@ -282,7 +282,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Enters a function among the module's names.
+    /// Adds a function to the module's names.
     fn define(&mut self, function: Function) -> Result<usize, Error> {
         let Some(&symbol) = self.module.symbols.get(&function.name) else {
             let index = self.module.functions.len();

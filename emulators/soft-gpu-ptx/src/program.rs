@@ -1,4 +1,4 @@
-//! Modules linked: one table of functions, one of variables.
+//! Linked modules: one table of functions, one of variables.
 
 use crate::code::{Body, Transfer};
 use crate::error::{Error, Kind};
@@ -6,10 +6,10 @@ use crate::module::{Function, Linkage, Module, Place, Variable};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Calls in calls.
+/// The nesting limit of calls.
 pub const MAX_DEPTH: usize = 128;
 
-/// One parameter of a kernel.
+/// A kernel's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// The offset in the launch's parameter bytes.
@@ -20,29 +20,29 @@ pub struct Parameter {
     pub align: u32,
 }
 
-/// A kernel: a function that a launch can start.
+/// A kernel: a function that can be launched.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// The name.
     pub name: String,
-    /// The parameters in their order.
+    /// The parameters, in order.
     pub parameters: Vec<Parameter>,
-    /// Bytes of static shared memory of a block.
+    /// Bytes of static shared memory per block.
     pub shared: u32,
-    /// Bytes of local memory of a thread, for its deepest chain of calls.
+    /// Bytes of local memory per thread, for the deepest chain of calls.
     pub local: u32,
-    /// Bytes of constants that the program has.
+    /// Bytes of constants in the program.
     pub constant: u32,
-    /// Virtual registers of the kernel's own function, at most 255.
+    /// Virtual registers of the kernel's own function, capped at 255.
     pub registers: u32,
-    /// The most threads of a block.
+    /// The most threads per block.
     pub max_threads: u32,
-    /// The block's size, if the kernel demands one (`.reqntid`).
+    /// The block size, if the kernel requires one (`.reqntid`).
     pub required_block: Option<[u32; 3]>,
     pub(crate) function: usize,
-    /// The functions that the kernel may call, and itself.
+    /// The kernel's own function, and all that it may call.
     pub(crate) reachable: Vec<usize>,
-    /// Each shared variable and its offset. Dynamic shared memory begins at `shared`.
+    /// The offset of each shared variable. Dynamic shared memory starts at `shared`.
     pub(crate) layout: HashMap<usize, u32>,
 }
 
@@ -55,21 +55,21 @@ pub struct Global {
     pub size: u64,
     /// The alignment in bytes.
     pub align: u64,
-    /// Kernels only read the variable (`.const`).
+    /// The variable is read-only for kernels (`.const`).
     pub constant: bool,
-    /// Other modules, and `cuModuleGetGlobal`, see the name.
+    /// The name is visible to other modules and `cuModuleGetGlobal`.
     pub visible: bool,
 }
 
-/// A function of the program.
+/// A linked function.
 #[derive(Debug)]
 pub struct Linked {
     pub name: String,
     pub module: Arc<str>,
-    /// The source files of the module, by number.
+    /// The module's source files, by number.
     pub files: Arc<[(u32, String)]>,
     pub body: Body,
-    /// A function of the driver, which has no code.
+    /// Set for a function that the driver provides, which has no code here.
     pub built_in: Option<BuiltIn>,
 }
 
@@ -89,13 +89,13 @@ pub struct Program {
     globals: Vec<Global>,
     pub(crate) functions: Vec<Linked>,
     pub(crate) variables: Vec<Variable>,
-    /// The index of a variable among the globals.
+    /// The index among the globals of each variable that has one.
     pub(crate) placed: HashMap<usize, usize>,
-    /// The variable of each global.
+    /// Each global's variable.
     sources: Vec<usize>,
 }
 
-/// The work of a link.
+/// The state of a link.
 struct Linker {
     modules: Vec<Module>,
     functions: HashMap<String, (usize, usize)>,
@@ -107,7 +107,7 @@ impl Linker {
         Error { kind, module: self.modules[module].name.clone(), line, form: name.into(), cause }
     }
 
-    /// Enters the names that other modules see.
+    /// Collects the names that are visible to other modules.
     fn names(&mut self) -> Result<(), Error> {
         let rank = |linkage| match linkage {
             Linkage::Visible => 3,
@@ -128,7 +128,7 @@ impl Linker {
         for at in 0..self.modules.len() {
             for index in 0..self.modules[at].functions.len() {
                 let function = &self.modules[at].functions[index];
-                // A kernel is a name of the program whatever its linkage.
+                // A kernel's name is visible whatever its linkage.
                 let own = if function.kernel { rank(function.linkage).max(2) } else { rank(function.linkage) };
                 if function.body.is_none() || own == 0 {
                     continue;
@@ -165,7 +165,7 @@ impl Linker {
         Ok(())
     }
 
-    /// The definition that a module's function means.
+    /// Returns the definition that a module's function refers to.
     fn function(&self, at: usize, index: usize, line: u32) -> Result<(usize, usize), Error> {
         let function = &self.modules[at].functions[index];
         if function.linkage == Linkage::Local || function.linkage == Linkage::Visible && function.body.is_some() {
@@ -245,11 +245,11 @@ fn built_in(function: &Function) -> Option<BuiltIn> {
 }
 
 impl Program {
-    /// Links `modules`: each `.extern` gets its definition; a strong definition replaces weak ones.
+    /// Links `modules`: resolves each `.extern` to its definition; a strong definition replaces weak ones.
     ///
     /// # Errors
     ///
-    /// A name without a definition or with two, or a definition unlike its declaration.
+    /// A name is undefined or defined twice, or a definition doesn't match its declaration.
     pub fn link(modules: Vec<Module>) -> Result<Self, Error> {
         let mut linker = Linker { modules, functions: HashMap::new(), variables: HashMap::new() };
         linker.names()?;
@@ -261,7 +261,7 @@ impl Program {
             placed: HashMap::new(),
             sources: Vec::new(),
         };
-        // The definitions get their numbers, then the references the numbers of their definitions.
+        // Number the definitions first, and then make references use those numbers.
         let mut functions = HashMap::new();
         let mut variables = HashMap::new();
         for (at, module) in linker.modules.iter().enumerate() {
@@ -323,7 +323,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Replaces each reference by the number of what it refers to. `functions` and `variables` have the numbers of the modules' definitions.
+    /// Replaces each reference with the number of its definition, as listed in `functions` and `variables`.
     fn refer(
         &mut self,
         linker: &Linker,
@@ -390,7 +390,7 @@ impl Program {
                 }
                 let start = u64::from(shared).next_multiple_of(variable.align);
                 layout.insert(relocation.variable, start as u32);
-                // More than a block has anyway; the launch says so.
+                // That is more than a block can have, so the launch reports it.
                 shared = u32::try_from(start + variable.size).unwrap_or(u32::MAX - 4096);
             }
         }
@@ -418,7 +418,7 @@ impl Program {
         }
     }
 
-    /// Bytes of local memory of the deepest chain of calls; a function counts once in a chain.
+    /// Returns the bytes of local memory that the deepest chain of calls needs; a recursive function counts once.
     fn deepest(&self, function: usize, calls: usize, known: &mut HashMap<usize, u32>) -> u32 {
         if let Some(&local) = known.get(&function) {
             return local;
@@ -434,27 +434,27 @@ impl Program {
         local
     }
 
-    /// The kernels' names.
+    /// Returns the kernels' names.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.kernels.iter().map(|kernel| kernel.name.as_str())
     }
 
-    /// The kernel of this name.
+    /// Finds a kernel by name.
     pub fn kernel(&self, name: &str) -> Option<&Kernel> {
         self.kernels.iter().find(|kernel| kernel.name == name)
     }
 
-    /// The variables that the caller places, in the order of [`Program::load`]'s addresses.
+    /// Returns the variables that the caller places, in the order of [`Program::load`]'s addresses.
     pub fn globals(&self) -> &[Global] {
         &self.globals
     }
 
-    /// The first contents of the global `index`, with the addresses of the globals filled in. One address for each of
+    /// Returns the initial value of global `index`, with the globals' addresses filled in. `addresses` has one address for each of
     /// [`Program::globals`].
     ///
     /// # Panics
     ///
-    /// If `index` or the number of addresses is not that of [`Program::globals`].
+    /// If `index` is out of range, or there isn't one address for each of [`Program::globals`].
     pub fn initial(&self, index: usize, addresses: &[u64]) -> Vec<u8> {
         assert_eq!(addresses.len(), self.globals.len());
         let variable = &self.variables[self.sources[index]];
@@ -467,11 +467,11 @@ impl Program {
         bytes
     }
 
-    /// The program with its globals at `addresses`, in the order of [`Program::globals`].
+    /// Places the program's globals at `addresses`, in the order of [`Program::globals`].
     ///
     /// # Panics
     ///
-    /// If the number of addresses is not that of [`Program::globals`].
+    /// If there isn't one address for each of [`Program::globals`].
     pub fn load(self: Arc<Self>, addresses: &[u64]) -> Loaded {
         assert_eq!(addresses.len(), self.globals.len());
         Loaded { program: self, addresses: addresses.to_vec() }
@@ -479,7 +479,7 @@ impl Program {
 }
 
 impl Linker {
-    /// This definition of a variable is the one that its name means.
+    /// Whether this definition of a variable is the one that its name refers to.
     fn chosen(&self, at: usize, index: usize) -> bool {
         let variable = &self.modules[at].variables[index];
         !matches!(variable.linkage, Linkage::Weak | Linkage::Common)
@@ -487,7 +487,7 @@ impl Linker {
     }
 }
 
-/// A program whose globals have addresses.
+/// A program whose globals have been placed.
 #[derive(Debug)]
 pub struct Loaded {
     program: Arc<Program>,
@@ -495,18 +495,18 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// The program.
+    /// Returns the program.
     pub fn program(&self) -> &Arc<Program> {
         &self.program
     }
 
-    /// The address and the size of the visible global `name`.
+    /// Returns the address and size of the visible global `name`.
     pub fn global(&self, name: &str) -> Option<(u64, u64)> {
         let index = self.program.globals.iter().position(|global| global.visible && global.name == name)?;
         Some((self.addresses[index], self.program.globals[index].size))
     }
 
-    /// The first contents of the frames of `kernel`'s functions: constants and addresses, and poisoned registers.
+    /// Returns the initial frames of `kernel`'s functions: constants and addresses, and poisoned registers.
     pub(crate) fn templates(&self, kernel: &Kernel) -> Vec<Vec<u64>> {
         let program = &self.program;
         let mut templates = vec![Vec::new(); program.functions.len()];
@@ -528,12 +528,12 @@ impl Loaded {
 }
 
 impl Program {
-    /// The line of an instruction, given its function and index.
+    /// Returns an instruction's line, given its function and index.
     pub(crate) fn line(&self, (function, pc): (u32, u32)) -> u32 {
         self.functions[function as usize].body.lines.get(pc as usize).copied().unwrap_or(0)
     }
 
-    /// The file and the line of an instruction's source, if the text says them.
+    /// Returns an instruction's source file and line, if the text gives them.
     pub(crate) fn source(&self, (function, pc): (u32, u32)) -> Option<(String, u32)> {
         let function = &self.functions[function as usize];
         let &(file, line) = function.body.sources.get(pc as usize).filter(|source| source.1 != 0)?;

@@ -1,6 +1,6 @@
-//! The seeded sequence of a launch.
+//! A launch's random numbers.
 
-/// A seeded sequence.
+/// A seeded pseudorandom sequence.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -9,7 +9,7 @@ impl Random {
         Self(seed)
     }
 
-    /// splitmix64.
+    /// Returns the next number (splitmix64).
     #[inline(always)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -19,7 +19,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Less than `end`.
+    /// Returns a number below `end`.
     #[inline(always)]
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize

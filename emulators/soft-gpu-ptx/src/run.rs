@@ -1,4 +1,4 @@
-//! Runs of kernels: the checks of a launch, and what its caller wants to know.
+//! Runs kernels: checks the launch, and returns what the caller asks for.
 
 use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Bytes of shared memory of a block.
+/// The most shared memory per block, in bytes.
 const MAX_SHARED: u64 = 227 << 10;
 
-/// Runs a kernel on this thread until all of its threads have ended.
+/// Runs a kernel on this thread until all of its threads have exited.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub fn run(
     run_with(loaded, kernel, launch, memory, stop, Watch::Nothing).map(|ended| ended.statistics)
 }
 
-/// Runs a kernel as [`run`] does, and returns the lines of its modules that threads have executed.
+/// Runs a kernel like [`run`], and returns the lines of its modules that were executed.
 ///
 /// # Errors
 ///
@@ -51,8 +51,8 @@ pub fn executed(
     Ok(lines.collect())
 }
 
-/// Runs a kernel as [`run`] does, and returns the cost of each thread in the order of blocks and threads.
-/// A store to an address of `doorbells` is that of a doorbell.
+/// Runs a kernel like [`run`], and returns the cost for each thread, in order of blocks and threads. Stores to the addresses in `doorbells`
+/// count as doorbell stores.
 ///
 /// # Errors
 ///
@@ -69,7 +69,7 @@ pub fn cost(
     run_with(loaded, kernel, launch, memory, stop, Watch::Cost(doorbells)).map(|ended| ended.costs)
 }
 
-/// Runs a kernel, and notes what the caller asks for.
+/// Runs a kernel, and records what the caller asks for.
 #[allow(clippy::result_large_err)]
 fn run_with(
     loaded: &Loaded,

@@ -1,4 +1,4 @@
-//! One scheduler for all threads of a launch: it chooses each turn from the seed.
+//! The scheduler of a launch's threads: it chooses each turn from the seed.
 
 use crate::block::Block;
 use crate::code::Op;
@@ -17,32 +17,32 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that are there at once; a grid's other blocks wait for some to end.
+/// The most threads at once; a grid's other blocks wait for some to end.
 const MAX_THREADS: usize = 1 << 16;
-/// Turns between two looks at the clock and at the caller's stop.
+/// How many turns pass between checks of the clock and the caller's `stop`.
 const CHECK: u32 = 256;
-/// Instructions without a change of memory after which other processes get the processor.
+/// How many instructions may run without changing memory before the scheduler yields the CPU.
 const QUIET: u64 = 1 << 16;
 
-/// What a run notes beside its statistics.
+/// What a run records besides its statistics.
 pub enum Watch<'a> {
     Nothing,
-    /// What each thread spends, with these doorbells.
+    /// The cost for each thread, with these doorbells.
     Cost(&'a [u64]),
-    /// The lines that threads execute.
+    /// The executed lines.
     Lines,
 }
 
-/// A kernel that has ended.
+/// The outcome of a kernel that has ended.
 pub struct Ended {
     pub statistics: Statistics,
-    /// What each thread spent, if the run noted it.
+    /// The cost for each thread, if recorded.
     pub costs: Vec<Cost>,
-    /// The instructions of each function that a thread has executed, if the run noted them.
+    /// Which instructions of each function have been executed, if recorded.
     pub executed: Vec<Vec<bool>>,
 }
 
-/// A thread: its block's place in the table, and its index.
+/// A thread: its block's slot, and its index.
 type Id = (u32, u32);
 
 pub struct Scheduler<'a> {
@@ -53,19 +53,19 @@ pub struct Scheduler<'a> {
     random: Random,
     blocks: Vec<Option<Box<Block>>>,
     free: Vec<usize>,
-    /// The number of the next block, and of all.
+    /// The next block's number, and the number of blocks.
     next: u64,
     total: u64,
-    /// Threads that make progress, and threads that wait for memory to change.
+    /// Threads that make progress, and those that wait for memory to change.
     active: Vec<Id>,
     spinning: Vec<Id>,
     idle: u32,
     begun: Instant,
-    /// What the threads that have ended spent, by block and thread.
+    /// The costs for exited threads, by block and thread.
     costs: BTreeMap<([u32; 3], u32), Cost>,
 }
 
-/// The coordinates of the number `index` in a box of this size.
+/// Returns the coordinates of item `index` in a box of this size.
 fn coordinates(index: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
     let (x, y) = (u64::from(x), u64::from(y));
     [(index % x) as u32, (index / x % y) as u32, (index / x / y) as u32]
@@ -120,7 +120,7 @@ impl<'a> Scheduler<'a> {
         loop {
             self.begin_blocks();
             if self.active.is_empty() && self.spinning.is_empty() {
-                // All threads that wait would have been an error before.
+                // If there were only waiting threads left, that would already have been an error.
                 self.core.settle_all().map_err(|fault| self.trap(None, fault))?;
                 let Core { statistics, executed, .. } = self.core;
                 let costs = self.costs.into_values().collect();
@@ -169,7 +169,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// The caller's stop, the watchdog, and the other threads of the process.
+    /// Checks the caller's `stop` and the watchdog, and lets other threads of the process run.
     fn check(&mut self) -> Result<(), Box<Trap>> {
         let any = self.active.first().or(self.spinning.first()).copied();
         if self.stop.load(Ordering::Relaxed) {
@@ -196,7 +196,7 @@ impl<'a> Scheduler<'a> {
         }
     }
 
-    /// One thread executes until its turn is over or it has to wait.
+    /// Lets one thread execute until its turn is over or it has to wait.
     fn turn(&mut self) -> Result<(), Box<Trap>> {
         let chance = self.random.next();
         let spins = self.active.is_empty() || !self.spinning.is_empty() && chance.is_multiple_of(8);
@@ -205,7 +205,7 @@ impl<'a> Scheduler<'a> {
         let id = list[at];
         let (slot, index) = (id.0 as usize, id.1 as usize);
         let budget = 1 + (chance >> 8) as u32 % (1 << (1 + (chance >> 3) % 8));
-        // A thread that is seldom chosen is in no cache: it stays longer.
+        // With many threads, each is rarely in the cache: let it run longer.
         let budget = if self.active.len() > 1024 { budget * 4 } else { budget };
         let Some(block) = &mut self.blocks[slot] else { return Ok(()) };
         let thread = &mut block.threads[index];
@@ -224,7 +224,7 @@ impl<'a> Scheduler<'a> {
             }
         }
         let thread_progressed = thread.progressed();
-        // Stores of a thread that waits leave it, too.
+        // Stores of waiting threads leave, too.
         if self.core.weak.is_some() && outcome.is_ok() && chance >> 60 == 0 {
             let other = self.random.below(block.threads.len());
             if let Err(fault) = block.threads[other].buffer().drift(&mut self.core) {
@@ -271,7 +271,7 @@ impl<'a> Scheduler<'a> {
         };
     }
 
-    /// All threads wait for memory to change: another thread of the process has to run.
+    /// Lets other threads of the process run while all threads wait for memory to change.
     fn wait(&mut self) {
         let threads = self.spinning.len() as u32;
         if !self.idle.is_multiple_of(2 * threads) {
@@ -283,7 +283,7 @@ impl<'a> Scheduler<'a> {
         } else {
             self.core.view.idle();
         }
-        // No overflow, however long the kernel waits.
+        // Don't overflow, however long the kernel waits.
         self.idle = self.idle.min(1024 * threads);
     }
 
@@ -325,7 +325,7 @@ impl<'a> Scheduler<'a> {
         block.stuck(&self.core)
     }
 
-    /// A thread is at a warp instruction, a barrier or `activemask`.
+    /// Handles a thread at a warp instruction, barrier or `activemask`.
     fn meet(&mut self, id: Id) -> Result<(), Fault> {
         let (slot, index) = (id.0 as usize, id.1 as usize);
         let Some(block) = &mut self.blocks[slot] else { return Ok(()) };
@@ -333,7 +333,7 @@ impl<'a> Scheduler<'a> {
         let mut woken = Vec::new();
         match instruction.op {
             Op::ActiveMask => {
-                // A warp's lanes wait for each other, or come alone, at this instruction.
+                // Decide whether the warp's lanes wait for each other here, and for how long.
                 let (function, pc) = block.threads[index].position();
                 let warp = u64::from(id.0) << 8 | u64::from(id.1 / 32);
                 let here = self.launch.seed ^ (u64::from(function) << 40 | u64::from(pc) << 8) ^ warp << 20;

@@ -1,14 +1,14 @@
-//! Stores of weak memory that are on their way.
+//! Stores in flight under weak memory.
 
 use crate::code::Order;
 use crate::random::Random;
 
-/// A store on its way.
+/// A store in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Store {
     pub address: u64,
     pub value: u64,
-    /// The block that sees it, or [`ALL`].
+    /// The block that sees the store, or [`ALL`].
     pub block: u32,
     pub width: u8,
     pub order: Order,
@@ -31,7 +31,7 @@ impl Store {
     }
 }
 
-/// Stores from the oldest, and how many there are to each of some words.
+/// Stores, oldest first, and how many there are per hashed word.
 #[derive(Debug)]
 pub struct Stores {
     pub list: Vec<Store>,
@@ -44,7 +44,7 @@ impl Default for Stores {
     }
 }
 
-/// Where the count of a word is. No access is longer than a word, and all are aligned.
+/// Returns the index of a word's count. Accesses are aligned and at most a word long.
 #[inline(always)]
 fn word_of(address: u64) -> usize {
     ((address >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
@@ -69,7 +69,7 @@ impl Stores {
         store
     }
 
-    /// The store that goes first if the store `at` is to go: no older store overlaps it.
+    /// Returns the store that has to go first for store `at` to go: one that no older store overlaps.
     #[inline(always)]
     pub fn oldest(&self, mut at: usize) -> usize {
         if self.counts[word_of(self.list[at].address)] > 1 {
@@ -86,7 +86,7 @@ impl Stores {
         self.list[..at].iter().position(|older| older.overlaps(store.address, store.bytes()))
     }
 
-    /// The latest store to some of these bytes, of those that the block sees.
+    /// Returns the latest store to any of these bytes that the block sees.
     #[inline(always)]
     pub fn latest(&self, address: u64, bytes: u64, block: Option<u32>) -> Option<usize> {
         if !self.has(address) {
@@ -97,7 +97,7 @@ impl Stores {
     }
 }
 
-/// Stores that have left their threads, and the order of all.
+/// Stores that have left their threads, and the random numbers that order them.
 #[derive(Debug)]
 pub struct Weak {
     pub random: Random,
@@ -109,7 +109,7 @@ impl Weak {
         Self { random: Random::new(seed ^ 0x7765_616b), stores: Stores::default() }
     }
 
-    /// True once in `times`, a power of two.
+    /// Returns true once in `times`, a power of two.
     #[inline(always)]
     pub fn one_in(&mut self, times: u64) -> bool {
         self.random.next() & (times - 1) == 0

@@ -1,4 +1,4 @@
-//! One GPU thread: a stack of frames and their slots, and what it waits for.
+//! A GPU thread: a stack of frames and their slots, and what it waits for.
 
 mod access;
 mod call;
@@ -11,22 +11,22 @@ use crate::cost::Depths;
 use crate::program::Program;
 use crate::weak::Buffer;
 
-/// The place of a thread in its grid.
+/// A block's place in the grid, and its sizes.
 pub struct Place {
     pub grid: [u32; 3],
     pub block: [u32; 3],
     pub ctaid: [u32; 3],
-    /// The processor on which the block would be.
+    /// The processor that the block would run on.
     pub sm: u32,
     pub dynamic: u32,
     pub shared: u32,
 }
 
-/// What a call has to restore.
+/// What a return has to restore.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     function: u32,
-    /// The instruction at which the thread is.
+    /// The current instruction.
     pc: u32,
     base: u32,
     params: u32,
@@ -41,12 +41,12 @@ pub enum State {
     Warp(u32),
     /// A barrier of the block.
     Barrier(u32),
-    /// `activemask`, for as many turns.
+    /// An `activemask`, for this many turns.
     Gather(u32),
     Ended,
 }
 
-/// One GPU thread.
+/// A GPU thread.
 pub struct Thread {
     pub index: u32,
     pub tid: [u32; 3],
@@ -58,34 +58,34 @@ pub struct Thread {
     local: Vec<u8>,
     carry: bool,
     spin: Spin,
-    /// There with weak memory.
+    /// Set if memory is weak.
     pub buffer: Option<Box<Buffer>>,
-    /// Loads and atomics of weak memory that have not happened, and the slots that wait for them.
+    /// Delayed loads and atomics under weak memory, and the slots that wait for them, as a hashed bit set.
     late: Vec<Late>,
     late_slots: u64,
-    /// There if the launch counts what a call costs.
+    /// Set if the launch measures the cost of calls.
     pub depths: Option<Box<Depths>>,
 }
 
-/// A load or an atomic that happens when its result is needed, or when an order or an access to the same word requires it.
+/// A load or atomic that happens when its result is needed, or when memory order or an access to the same word requires it.
 #[derive(Clone, Copy, Debug)]
 struct Late {
     i: Instruction,
     address: u64,
     operands: (u64, u64),
-    /// The slot of the result, of all frames.
+    /// The result's slot, counting from the bottom of the stack.
     slot: usize,
 }
 
-/// What a thread loaded since its last backward branch.
+/// Detects spinning: what a thread has loaded since its last backward branch.
 #[derive(Default)]
 struct Spin {
     hash: u64,
     loaded: bool,
     wrote: bool,
-    /// The last rounds; a loop may have several branches back.
+    /// The last rounds; a loop may have several backward branches.
     last: [(u32, u64); 4],
-    /// The thread did more than wait since its turn began.
+    /// The thread has done more than wait since its turn began.
     progress: bool,
 }
 
@@ -95,7 +95,7 @@ impl Spin {
         self.loaded = true;
     }
 
-    /// A backward branch: whether the thread loaded the same as in the last round, and changed nothing.
+    /// Handles a backward branch. Returns whether the thread loaded the same as in an earlier round and changed nothing.
     fn round(&mut self, pc: u32) -> bool {
         let now = (pc, self.hash);
         let spins = self.loaded && !self.wrote && self.last.contains(&now);
@@ -106,18 +106,18 @@ impl Spin {
     }
 }
 
-/// Why a thread stops for now.
+/// Why a thread's turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Turn,
     Spin,
     Ended,
-    /// At a warp instruction, a barrier or `activemask`, which the scheduler executes.
+    /// The thread is at a warp instruction, barrier or `activemask`, which the scheduler executes.
     Meets,
 }
 
 impl Thread {
-    /// A thread at the first instruction of a kernel.
+    /// Makes a thread at a kernel's first instruction.
     pub fn new(
         core: &Core<'_>,
         kernel: usize,
@@ -147,7 +147,7 @@ impl Thread {
         }
     }
 
-    /// The buffer of weak memory.
+    /// Returns the thread's store buffer for weak memory.
     #[inline(always)]
     pub fn buffer(&mut self) -> &mut Buffer {
         self.buffer.get_or_insert_default()
@@ -157,7 +157,7 @@ impl Thread {
         self.index % 32
     }
 
-    /// The function and the index of the instruction at which the thread is.
+    /// Returns the function and index of the current instruction.
     pub fn position(&self) -> (u32, u32) {
         (self.at.function, self.at.pc)
     }
@@ -175,19 +175,19 @@ impl Thread {
         self.slots[at] = value;
     }
 
-    /// The thread did more in its turn than look whether memory has changed.
+    /// Whether the thread did more in its turn than check whether memory has changed.
     pub fn progressed(&self) -> bool {
         self.spin.progress || self.spin.wrote
     }
 
-    /// Goes on behind the instruction that the scheduler executed.
+    /// Continues after the instruction that the scheduler executed.
     pub fn proceed(&mut self) {
         self.at.pc += 1;
         self.state = State::Running;
         self.spin.wrote = true;
     }
 
-    /// The lanes of a warp instruction have met at this depth.
+    /// Records that the lanes of a warp instruction have met at this depth.
     pub fn meet(&mut self, depth: u32, i: &Instruction) {
         let base = self.at.base as usize;
         if let Some(depths) = &mut self.depths {

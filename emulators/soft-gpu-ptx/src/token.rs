@@ -1,11 +1,11 @@
-//! The words of a PTX text.
+//! Splits PTX text into tokens.
 
 use crate::error::{Error, Kind};
 
-/// One word.
+/// A token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Token<'a> {
-    /// A name, an opcode with its modifiers, a directive with its dot, a register.
+    /// A name, an opcode with its modifiers, a directive with its dot, or a register.
     Word(&'a str),
     /// An integer.
     Integer(u64),
@@ -15,11 +15,11 @@ pub enum Token<'a> {
     Double(u64),
     /// The contents of a string.
     Text(&'a str),
-    /// One other character.
+    /// Any other single character.
     Sign(char),
 }
 
-/// The words of `text`, each with its line.
+/// Returns the tokens of `text`, each with its line.
 pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, Error> {
     let bytes = text.as_bytes();
     let mut found = Vec::with_capacity(text.len() / 6);
@@ -39,7 +39,7 @@ pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, 
                 at += 1;
             }
             b' ' | b'\t' | b'\r' => at += 1,
-            // cuModuleLoadData takes a string that ends with a zero byte.
+            // cuModuleLoadData takes a NUL-terminated string.
             0 => break,
             b'/' if bytes.get(at + 1) == Some(&b'/') => {
                 while at < bytes.len() && bytes[at] != b'\n' {

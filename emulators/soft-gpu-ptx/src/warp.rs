@@ -1,4 +1,4 @@
-//! Instructions of a warp: a lane waits until all lanes of its mask have arrived.
+//! Warp instructions: a lane waits until all lanes in its mask have arrived.
 
 use crate::alu::changed;
 use crate::block::Block;
@@ -7,12 +7,12 @@ use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::thread::State;
 
-/// The slot of an instruction's mask.
+/// Returns the slot of an instruction's mask.
 fn mask_slot(i: &Instruction) -> u16 {
     if matches!(i.op, Op::Shuffle(_)) { i.x } else { i.b }
 }
 
-/// The thread `index` is at a warp instruction.
+/// Handles thread `index` at a warp instruction.
 pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Vec<u32>) -> Result<(), Fault> {
     let wrong = |cause: String| Err(Fault::new(TrapKind::Convergence, cause));
     let first = index / 32 * 32;
@@ -20,7 +20,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     let lane = index - first;
     let i = block.threads[index].instruction(core.program);
     let given = block.threads[index].slot(mask_slot(&i)) as u32;
-    // A block whose last warp is not full has no lanes behind its last thread.
+    // A partial last warp has no lanes beyond the block's last thread.
     let mask = given & (u32::MAX >> (32 - lanes));
     if mask >> lane & 1 == 0 {
         return wrong(format!("lane {lane} is not in its own mask {given:#010x}"));
@@ -141,7 +141,7 @@ fn execute(block: &mut Block, i: &Instruction, first: usize, members: &[usize], 
     }
 }
 
-/// The lane whose value a shuffle returns, and whether it is in range.
+/// Returns the lane that a shuffle takes its value from, and whether it is in range.
 fn source(kind: Shuffle, lane: i32, given: u32, clamp: u32) -> (i32, bool) {
     let (step, segment) = ((given & 31) as i32, (clamp >> 8 & 31) as i32);
     let clamp = (clamp & 31) as i32;

@@ -1,17 +1,17 @@
-//! Weak memory: stores that leave a thread late, and loads that are early.
+//! Weak memory: stores that leave a thread late, and loads that happen early.
 //!
-//! A store goes from its thread to the block, to the GPU, and to memory, where the card, the host and other GPUs see it. It moves in
-//! seeded order, after older stores to the same bytes. A fence or a release of a scope moves all that the thread has seen to that
-//! scope, before the thread's next store or atomic. An atomic of the scope of the block changes the word for the block, any other
-//! changes memory. An early load returns a value that memory had since the thread's last acquire. The thread itself makes loads and
-//! atomics late (`crate::thread`).
+//! A store goes from its thread to the block, then to the GPU, then to memory, where the card, the host and other GPUs see it. It moves
+//! in seeded order, but after older stores to the same bytes. A fence or release pushes everything the thread has seen out to its scope
+//! before the thread's next store or atomic. An atomic at block scope changes the word for the block only; any other changes memory. An
+//! early load returns a value that memory has had since the thread's last acquire. Late loads and atomics are up to the thread
+//! (`crate::thread`).
 
 use crate::code::{Order, Scope, low};
 use crate::core::{Core, Fault};
 use crate::memory::Refusal;
 use crate::stores::{ALL, Store, Stores};
 
-/// The last load of a word, and the value that the next one may return if its batch is that of the buffer.
+/// The last load of a word, and the value that the next load may return if its batch is the buffer's current one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load {
     address: u64,
@@ -20,23 +20,23 @@ struct Load {
     batch: u32,
 }
 
-/// Words whose last load a thread keeps.
+/// How many words' last loads a thread remembers.
 const LOADS: usize = 32;
 
 /// A thread's stores and early loads.
 #[derive(Debug)]
 pub struct Buffer {
     block: u32,
-    /// The block has no other thread.
+    /// The block has no other threads.
     alone: bool,
     stores: Stores,
-    /// A fence of this scope comes before the next store.
+    /// A fence of this scope is pending before the next store.
     fence: Option<Scope>,
-    /// The last loads of the last words.
+    /// The last loads, and their words.
     loads: [Load; LOADS],
     words: [u64; LOADS],
     next: usize,
-    /// Early values are of one moment, and there for some more loads.
+    /// A batch of early values is from one moment, and lasts for `left` more loads.
     batch: u32,
     left: u32,
 }
@@ -59,22 +59,22 @@ impl Default for Buffer {
 }
 
 impl Buffer {
-    /// The buffer of a thread of this block, which is `alone` in it or not.
+    /// Makes the buffer of a thread in this block; `alone` means it is the only one.
     pub fn new(block: u32, alone: bool) -> Self {
         Self { block, alone, ..Self::default() }
     }
 }
 
-/// Stores that a thread keeps at most, and stores that blocks and the GPU keep at most.
+/// The most stores that a thread holds, and that blocks and the GPU hold together.
 const MAX: usize = 16;
 const MAX_SHARED: usize = 48;
-/// Early values are taken after one turn of a thread in so many: a power of two.
+/// Early values are taken after one in this many of a thread's turns: a power of two.
 const PREFETCH: u64 = 2;
 
 impl Core<'_> {
     fn write(&mut self, store: Store) -> Result<(), Fault> {
         self.quiet = 0;
-        // A range may have changed since the store.
+        // The range may have changed since the store was made.
         self.view
             .store(store.address, store.width, store.value)
             .map_err(|refusal| self.refused(refusal, "store", store.address, store.bytes()))?;
@@ -84,7 +84,7 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Moves the store `at` of those of blocks and the GPU on to the GPU, or to memory.
+    /// Moves store `at` of those held by blocks and the GPU on to the GPU, or to memory.
     fn advance(&mut self, at: usize, to_memory: bool) -> Result<(), Fault> {
         let Some(weak) = &mut self.weak else { return Ok(()) };
         let at = weak.stores.oldest(at);
@@ -96,7 +96,7 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Moves some stores on, as time goes by.
+    /// Moves some stores on, as time passes.
     pub fn drift(&mut self) -> Result<(), Fault> {
         while let Some(weak) = &mut self.weak
             && !weak.stores.list.is_empty()
@@ -108,7 +108,7 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// Moves all stores of blocks and the GPU to memory.
+    /// Moves all stores held by blocks and the GPU to memory.
     pub fn settle_all(&mut self) -> Result<(), Fault> {
         while self.weak.as_ref().is_some_and(|weak| !weak.stores.list.is_empty()) {
             self.advance(0, true)?;
@@ -116,7 +116,7 @@ impl Core<'_> {
         Ok(())
     }
 
-    /// A store leaves its thread for the block, the GPU or memory.
+    /// Moves a store from its thread to the block, the GPU or memory.
     fn pass(&mut self, mut store: Store, scope: Scope, block: u32) -> Result<(), Fault> {
         if scope != Scope::System
             && let Some(weak) = &mut self.weak
@@ -129,7 +129,7 @@ impl Core<'_> {
             }
             return Ok(());
         }
-        // Older stores to the same bytes are before it.
+        // Older stores to the same bytes go first.
         while let Some(weak) = &self.weak
             && let Some(older) = weak.stores.latest(store.address, store.bytes(), None)
         {
@@ -140,14 +140,14 @@ impl Core<'_> {
 }
 
 impl Buffer {
-    /// Moves the thread's store `at` on.
+    /// Moves the thread's store `at` out to the scope.
     fn advance(&mut self, core: &mut Core<'_>, at: usize, scope: Scope) -> Result<(), Fault> {
         let at = self.stores.oldest(at);
         let store = self.stores.remove(at);
         core.pass(store, scope, self.block)
     }
 
-    /// Moves one of the thread's stores on.
+    /// Moves one of the thread's stores out, to a random scope.
     fn advance_one(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         let Some(weak) = &mut core.weak else { return Ok(()) };
         let chance = weak.random.next();
@@ -156,7 +156,7 @@ impl Buffer {
         self.advance(core, at, scope)
     }
 
-    /// A turn of the thread is over: some of its stores move on, and later loads may be of this moment.
+    /// Ends a turn of the thread: some of its stores move on, and later loads may see memory as of now.
     pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         while !self.stores.list.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(2)) {
             self.advance_one(core)?;
@@ -167,7 +167,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// The thread has ended: its stores leave it, in any order.
+    /// Handles the thread's exit: its stores leave, in any order.
     pub fn leave(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         while !self.stores.list.is_empty() {
             self.advance_one(core)?;
@@ -175,7 +175,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// A fence: a sequential one at once, another before the next store or atomic.
+    /// Executes a fence: a sequential one takes effect at once, any other before the next store or atomic.
     pub fn fence(&mut self, core: &mut Core<'_>, order: Order, scope: Scope) -> Result<(), Fault> {
         if order.releases() {
             self.fence = self.fence.max(Some(scope));
@@ -184,7 +184,7 @@ impl Buffer {
         if order == Order::Sequential { self.release(core, scope) } else { Ok(()) }
     }
 
-    /// Ends the fence before a store or an atomic.
+    /// Completes the pending fence before a store or atomic.
     #[inline(always)]
     fn end_fence(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         match self.fence {
@@ -193,7 +193,7 @@ impl Buffer {
         }
     }
 
-    /// A release of a scope: all that the thread has seen is there before what follows.
+    /// Executes a release: all that the thread has seen reaches the scope before anything that follows.
     pub fn release(&mut self, core: &mut Core<'_>, scope: Scope) -> Result<(), Fault> {
         let scope = self.fence.take().map_or(scope, |fence| fence.max(scope));
         while !self.stores.list.is_empty() {
@@ -217,7 +217,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// An acquire: no load that follows is from before it. In a block of one thread, no other thread is in the block's scope.
+    /// Executes an acquire: later loads return nothing from before it. At block scope, a thread alone in its block has nothing to acquire.
     #[inline(always)]
     pub fn acquire(&mut self, scope: Scope) {
         if !(self.alone && scope == Scope::Block) {
@@ -225,14 +225,14 @@ impl Buffer {
         }
     }
 
-    /// Early values are too old from now on.
+    /// Discards the early values.
     #[inline(always)]
     fn end_batch(&mut self) {
         self.batch = self.batch.wrapping_add(1);
         self.left = 0;
     }
 
-    /// The place of the last load of the word. The same on every run of a seed, wherever memory is.
+    /// Returns the index of the word's last load. It is the same on every run of a seed, wherever memory lies.
     #[inline(always)]
     fn last_load(&self, address: u64) -> Option<usize> {
         let word = address & !7;
@@ -241,7 +241,7 @@ impl Buffer {
         (found != 0).then(|| found.trailing_zeros() as usize)
     }
 
-    /// The next load of this word is not early.
+    /// Keeps the next load of this word from being early.
     #[inline(always)]
     fn forget(&mut self, address: u64) {
         if let Some(at) = self.last_load(address) {
@@ -249,7 +249,7 @@ impl Buffer {
         }
     }
 
-    /// Moves all stores to these bytes that the thread sees to memory.
+    /// Moves all stores to these bytes that the thread sees out to memory.
     fn settle(&mut self, core: &mut Core<'_>, address: u64, bytes: u64) -> Result<(), Refusal> {
         let outside = |_| Refusal::Outside;
         while let Some(at) = self.stores.latest(address, bytes, None) {
@@ -271,7 +271,7 @@ impl Buffer {
         value: u64,
         order: Order,
     ) -> Result<(), Refusal> {
-        // The store is an error where it stands, not where it leaves.
+        // A bad store is an error where it is executed, not where it leaves the buffer.
         core.view.allows(address, u64::from(width / 8), true)?;
         self.end_fence(core).map_err(|_| Refusal::Outside)?;
         self.forget(address);
@@ -283,7 +283,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// Two stores to the same bytes may be one: the earlier one goes. No fence is between them, as it would have moved that on.
+    /// Merges two stores to the same bytes by dropping the earlier one. No fence is between them, or it would have moved that one out.
     #[inline(always)]
     fn merge(&mut self, store: &Store, core: &mut Core<'_>) -> bool {
         let plain = |store: &Store| matches!(store.order, Order::Weak | Order::Relaxed);
@@ -331,14 +331,14 @@ impl Buffer {
             && (last.batch, last.address, last.width) == (batch, address, width)
             && !matches!(order, Order::Volatile | Order::Mmio)
         {
-            // An early acquire: the other early values are of the same moment, and so after it.
+            // An early acquire: the other early values are from the same moment, so they don't precede it.
             return Ok(last.value);
         }
         if acquires {
             self.end_batch();
         }
         let value = self.seen(core, address, width)?;
-        // A later load of the same bytes sees no older value.
+        // Later loads of the same bytes see no older value.
         let old = self.batch.wrapping_sub(1);
         let at = known.unwrap_or_else(|| {
             self.next = (self.next + 1) % LOADS;
@@ -349,7 +349,7 @@ impl Buffer {
         Ok(value)
     }
 
-    /// Keeps what some words of the last loads hold now, for loads that are early.
+    /// Takes early values: what some of the recently loaded words hold now.
     fn prefetch(&mut self, core: &mut Core<'_>) {
         self.end_batch();
         let Some(weak) = &mut core.weak else { return };
@@ -366,7 +366,7 @@ impl Buffer {
         }
     }
 
-    /// An atomic: of the scope of the block for the block, of any other in memory. Returns the old value.
+    /// Executes an atomic: at block scope for the block only, otherwise in memory. Returns the old value.
     pub fn update(
         &mut self,
         core: &mut Core<'_>,
@@ -391,7 +391,7 @@ impl Buffer {
         Ok(old)
     }
 
-    /// The value of the thread's own store.
+    /// Returns the value of the thread's own store.
     fn own(&mut self, core: &mut Core<'_>, address: u64, width: u8) -> Result<Option<u64>, Refusal> {
         let bytes = u64::from(width / 8);
         let Some(at) = self.stores.latest(address, bytes, None) else {
@@ -406,7 +406,7 @@ impl Buffer {
         Ok(None)
     }
 
-    /// The value that the thread sees outside its own stores.
+    /// Returns the value that the thread sees beyond its own stores.
     #[inline(always)]
     fn seen(&mut self, core: &mut Core<'_>, address: u64, width: u8) -> Result<u64, Refusal> {
         if let Some(weak) = core.weak.as_ref().filter(|weak| weak.stores.has(address)) {

@@ -1,4 +1,4 @@
-//! Instructions that compute from registers.
+//! Arithmetic, moves, conversions and comparisons.
 
 use super::form::{Form, Instr, blank};
 use crate::code::{Class, Combine, Compare, Float, Op};
@@ -171,7 +171,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Operands in their order: `d`, `a`, `b`, `c`, `x`.
+    /// Decodes an instruction whose operands are, in order, `d`, `a`, `b`, `c`, `x`.
     pub(super) fn plain(
         &self,
         context: &mut Context<'a>,

@@ -1,4 +1,4 @@
-//! The modifiers of an instruction, and its operands as slots.
+//! An instruction's modifiers, and its operands as slots.
 
 use crate::code::{ALWAYS, Atomic, Instruction, Op, Scope, Space, Special, low};
 use crate::error::{Error, Kind};
@@ -7,7 +7,7 @@ use crate::operand::{Operand, Type};
 use crate::parse::context::{Context, Local};
 use crate::parse::parser::Parser;
 
-/// An opcode's modifiers, from first to last.
+/// An opcode's remaining modifiers.
 pub struct Form<'a> {
     pub text: &'a str,
     pub line: u32,
@@ -54,7 +54,7 @@ pub const ATOMICS: &[(&str, Atomic)] = &[
     ("dec", Atomic::Decrement),
 ];
 
-/// An address as an instruction takes it.
+/// A decoded address operand.
 pub struct Address {
     pub slot: u16,
     pub offset: i32,
@@ -77,12 +77,12 @@ impl<'a> Parser<'a> {
         )
     }
 
-    /// All modifiers are used up.
+    /// Checks that no modifiers are left.
     pub fn done(&self, form: &mut Form<'_>) -> Result<(), Error> {
         if form.rest.peek().is_some() { Err(self.unknown_form(form)) } else { Ok(()) }
     }
 
-    /// The last modifier, a type.
+    /// Takes the last modifier, a type.
     pub fn ty(&self, form: &mut Form<'_>) -> Result<Type, Error> {
         let ty = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
         self.done(form)?;
@@ -101,7 +101,7 @@ impl<'a> Parser<'a> {
         Err(self.bad(form, format!("the instruction has {count} operands, not {}", operands.len())))
     }
 
-    /// The slot of an operand of exactly `width` bits that is read.
+    /// Returns the slot of a source operand of exactly the type's width.
     pub fn value(
         &self,
         context: &mut Context<'a>,
@@ -112,7 +112,7 @@ impl<'a> Parser<'a> {
         self.value_of(context, form, operand, ty, false).map(|(slot, _)| slot)
     }
 
-    /// As `value`; with `wider`, a register may have more bits. Returns the register's width, too.
+    /// Like `value`, but with `wider` a register may have more bits. Also returns the register's width.
     pub fn value_of(
         &self,
         context: &mut Context<'a>,
@@ -169,7 +169,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The address of a variable as a value.
+    /// Returns the slot and width of a variable's address used as a value.
     fn address_value(
         &self,
         context: &mut Context<'a>,
@@ -225,7 +225,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The slot of a register that is written, and its width.
+    /// Returns the slot and width of a destination register.
     pub fn target(
         &self,
         context: &mut Context<'a>,
@@ -264,7 +264,7 @@ impl<'a> Parser<'a> {
         self.target(context, form, operand, bits, false).map(|(slot, _)| slot)
     }
 
-    /// A predicate that is read, and whether it is negated.
+    /// Returns the slot of a source predicate, and whether it is negated.
     pub fn predicate(
         &self,
         context: &mut Context<'a>,
@@ -352,7 +352,7 @@ pub fn blank(op: Op, width: u8) -> Instr {
     Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
 }
 
-/// A special register, and its width.
+/// Returns a special register and its width.
 fn special(name: &str) -> Option<(Special, u8)> {
     let axis = |name: &str| match name {
         ".x" => Some(0),

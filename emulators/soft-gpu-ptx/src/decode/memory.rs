@@ -9,7 +9,7 @@ use crate::parse::parser::Parser;
 
 const CACHES: &[(&str, ())] =
     &[("ca", ()), ("cg", ()), ("cs", ()), ("lu", ()), ("cv", ()), ("wb", ()), ("wt", ()), ("nc", ())];
-/// Hints for the caches, which change no value.
+/// Cache hints, which don't affect values.
 const HINTS: &[(&str, ())] = &[
     ("L1::no_allocate", ()),
     ("L1::evict_normal", ()),
@@ -22,7 +22,7 @@ const HINTS: &[(&str, ())] = &[
 ];
 
 impl<'a> Parser<'a> {
-    /// Order, scope and space of a load, a store or an atomic.
+    /// Decodes a load or store.
     pub(super) fn access(
         &self,
         context: &mut Context<'a>,

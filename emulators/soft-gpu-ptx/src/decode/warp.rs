@@ -1,4 +1,4 @@
-//! Barriers, and instructions of a warp.
+//! Barriers and warp instructions.
 
 use super::form::{ATOMICS, Form, Instr, blank};
 use crate::code::{ALWAYS, Atomic, Op, Shuffle, Vote};
@@ -87,7 +87,7 @@ impl<'a> Parser<'a> {
             Some(other) => (other.clone(), None),
             None => (Operand::Name("_"), None),
         };
-        // Without a mask, sm_70 and later have no such instruction.
+        // sm_70 and later only have the forms with a mask.
         if base != "match" && !form.take("sync") {
             return Err(self.unknown_form(form));
         }

@@ -1,4 +1,4 @@
-//! The body of a function: names, labels, and the operands of instructions.
+//! Parses function bodies: names, labels, and operands of instructions.
 
 use super::context::{Context, Local, Names};
 use super::parser::Parser;
@@ -7,13 +7,13 @@ use crate::module::{Linkage, Place};
 use crate::operand::{Operand, Type};
 use crate::token::Token;
 
-/// Blocks in blocks.
+/// The nesting limit of blocks.
 const MAX_DEPTH: usize = 64;
-/// Bytes of local memory of a function.
+/// The limit of a function's local memory, in bytes.
 const MAX_LOCAL: u32 = 512 << 10;
 
 impl<'a> Parser<'a> {
-    /// The statements of a function, to its closing brace.
+    /// Parses a function's statements, up to its closing brace.
     pub(super) fn body(&mut self, context: &mut Context<'a>, kernel: bool) -> Result<(), Error> {
         let mut stack = Vec::new();
         loop {
@@ -187,7 +187,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// An instruction's operands and its semicolon; then its decoding.
+    /// Parses an instruction's operands and semicolon, and decodes the instruction.
     fn instruction(
         &mut self,
         context: &mut Context<'a>,
@@ -259,10 +259,10 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The end of a body: branches get their targets.
+    /// Finishes a body: resolves the targets of branches.
     fn end(&mut self, context: &mut Context<'a>, kernel: bool) -> Result<(), Error> {
         let line = self.line();
-        // The end of a body returns.
+        // Reaching the end of a body returns.
         self.finish(context, kernel, line)?;
         for (at, scope, label) in std::mem::take(&mut context.branches) {
             let line = context.body.lines[at];

@@ -1,4 +1,4 @@
-//! The function whose body is being parsed: its names, and its slots.
+//! The function whose body is being parsed: its names and slots.
 
 use super::parser::Parser;
 use crate::code::{Body, Relocation};
@@ -6,7 +6,7 @@ use crate::error::{Error, Kind};
 use crate::module::Slot;
 use std::collections::HashMap;
 
-/// What a name of a function means.
+/// What a name in a function refers to.
 #[derive(Clone, Copy, Debug)]
 pub enum Local {
     Register {
@@ -20,7 +20,7 @@ pub enum Local {
     Variable(usize),
 }
 
-/// Names of a block in a function's body.
+/// The names in one block of a function's body.
 #[derive(Default)]
 pub struct Names<'a> {
     pub names: HashMap<&'a str, Local>,
@@ -38,18 +38,18 @@ pub struct Context<'a> {
     pub scope: usize,
     constants: HashMap<u64, u16>,
     addresses: HashMap<(usize, i64, u8), u16>,
-    /// The file's number and the line of the last `.loc`; line 0 without one.
+    /// The file number and line of the last `.loc`; line 0 if there was none.
     pub source: (u32, u32),
-    /// Instruction, scope and label of each branch.
+    /// Each branch's instruction, scope and label.
     pub branches: Vec<(usize, usize, &'a str)>,
-    /// Table, entry, scope, label and line of each entry of a table.
+    /// Each branch table entry's table, index, scope, label and line.
     pub entries: Vec<(usize, usize, usize, &'a str, u32)>,
-    /// Instruction, scope and name of each use of a table.
+    /// For each use of a branch table: instruction, scope and the table's name.
     pub uses: Vec<(usize, usize, &'a str)>,
 }
 
 impl<'a> Context<'a> {
-    /// The context of a body with these parameters and results, which have `params` bytes.
+    /// Makes the context of a body whose parameters and results, `named`, take `params` bytes.
     pub fn new(params: u32, named: impl Iterator<Item = (&'a str, Slot)>) -> Self {
         let names = named.map(|(name, slot)| (name, Local::Param(slot))).collect();
         Self {
@@ -65,7 +65,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// What the name means here.
+    /// Looks up a name in the current scope.
     pub fn find(&self, name: &str) -> Option<Local> {
         let digits = name.len() - name.bytes().rev().take_while(u8::is_ascii_digit).count();
         let number = name[digits..].parse::<u32>().ok();
@@ -100,12 +100,12 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The next instruction branches to `label`.
+    /// Records that the next instruction branches to `label`.
     pub fn branch(&mut self, label: &'a str) {
         self.branches.push((self.body.code.len(), self.scope, label));
     }
 
-    /// The next instruction branches over the table `name`.
+    /// Records that the next instruction branches through the table `name`.
     pub fn branch_table(&mut self, name: &'a str) {
         self.uses.push((self.body.code.len(), self.scope, name));
     }
@@ -114,11 +114,11 @@ impl<'a> Context<'a> {
 impl<'a> Parser<'a> {
     pub fn slots(&self, context: &mut Context<'a>, count: u32, width: u8, line: u32) -> Result<u16, Error> {
         let first = context.body.slots.len();
-        // Two slots are more than any instruction needs; the guard's number for "no guard" is not a slot.
+        // `ALWAYS`, which means that there is no guard, must not be a slot's number.
         if first + count as usize > usize::from(u16::MAX) - 1 {
             return Err(self.error(Kind::Limit, line, ".reg", "a function has at most 65534 registers and constants"));
         }
-        // An undefined register has a value that no program expects.
+        // An uninitialized register holds a value that no program expects.
         let poison = 0xa5a5_a5a5_a5a5_a5a5 & (u64::MAX >> (64 - u32::from(width)));
         context.body.slots.resize(first + count as usize, poison);
         Ok(first as u16)
@@ -128,7 +128,7 @@ impl<'a> Parser<'a> {
         self.slots(context, 1, 64, line)
     }
 
-    /// The slot of a constant.
+    /// Returns the slot of a constant.
     pub fn constant(&self, context: &mut Context<'a>, value: u64, line: u32) -> Result<u16, Error> {
         if let Some(&slot) = context.constants.get(&value) {
             return Ok(slot);
@@ -139,7 +139,7 @@ impl<'a> Parser<'a> {
         Ok(slot)
     }
 
-    /// The slot of a variable's address.
+    /// Returns the slot of a variable's address.
     pub fn address(
         &self,
         context: &mut Context<'a>,

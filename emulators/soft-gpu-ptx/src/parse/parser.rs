@@ -1,10 +1,10 @@
-//! The words of a module one after another.
+//! Steps through the tokens of a module.
 
 use crate::error::{Error, Kind};
 use crate::module::Module;
 use crate::token::{Token, tokens};
 
-/// The parser of one module.
+/// A module's parser.
 pub struct Parser<'a> {
     pub tokens: Vec<(Token<'a>, u32)>,
     pub at: usize,
@@ -12,7 +12,7 @@ pub struct Parser<'a> {
 }
 
 impl<'a> Parser<'a> {
-    /// The parser at the beginning of a text.
+    /// Makes a parser at the beginning of a text.
     pub fn new(name: &str, text: &'a str) -> Result<Self, Error> {
         Ok(Self { tokens: tokens(name, text)?, at: 0, module: Module { name: name.into(), ..Module::default() } })
     }
@@ -85,7 +85,7 @@ impl<'a> Parser<'a> {
         Err(self.unexpected("an integer"))
     }
 
-    /// `+8` or `-8`, if there is one.
+    /// Parses an addend such as `+8` or `-8`, if there is one.
     pub fn addend(&mut self) -> Result<i64, Error> {
         if self.take('+') || self.peek() == Some(Token::Sign('-')) { Ok(self.integer()? as i64) } else { Ok(0) }
     }
@@ -99,7 +99,7 @@ impl<'a> Parser<'a> {
         Ok(value)
     }
 
-    /// `.file` and `.loc` end with their line.
+    /// Skips the rest of the line, which is where `.file` and `.loc` end.
     pub fn skip_line(&mut self, line: u32) -> Result<(), Error> {
         while self.tokens.get(self.at).is_some_and(|token| token.1 == line) {
             self.at += 1;
@@ -107,7 +107,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `.file 1 "name.cu"`: the file that `.loc` means by the number.
+    /// Parses `.file 1 "name.cu"`, which names the file that `.loc` refers to by number.
     pub fn file(&mut self, line: u32) -> Result<(), Error> {
         if let [(Token::Integer(number), _), (Token::Text(name), _), ..] = self.tokens[self.at..] {
             self.module.files.push((number as u32, name.into()));

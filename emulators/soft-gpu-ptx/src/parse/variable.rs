@@ -1,4 +1,4 @@
-//! Declarations of variables and parameters.
+//! Parses declarations of variables and parameters.
 
 use super::parser::Parser;
 use crate::error::{Error, Kind};
@@ -6,12 +6,12 @@ use crate::module::{Linkage, Place, Slot, Symbol, Variable};
 use crate::operand::Type;
 use crate::token::Token;
 
-/// The largest size of a variable, and of all parameters of a function.
+/// The largest size of a variable, and of all of a function's parameters.
 const MAX_BYTES: u64 = 1 << 32;
 const MAX_PARAMETERS: u32 = 1 << 16;
 
 impl<'a> Parser<'a> {
-    /// What `.ptr` says of a parameter that is a pointer: its space and the alignment of its target.
+    /// Skips what `.ptr` says about a pointer parameter: its space and the target's alignment.
     fn skip_pointer(&mut self) -> Result<(), Error> {
         while let Some(Token::Word(".global" | ".shared" | ".local" | ".const" | ".align")) = self.peek() {
             if self.word("")? == ".align" {
@@ -21,7 +21,7 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// `.align 8 .b8 name[16]`, after the state space.
+    /// Parses a declaration such as `.align 8 .b8 name[16]`, after the state space.
     pub fn typed(&mut self) -> Result<(&'a str, u64, u64, bool, Type), Error> {
         let mut align = 0;
         loop {

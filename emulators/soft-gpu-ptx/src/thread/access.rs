@@ -1,4 +1,4 @@
-//! Loads, stores and atomics of a thread, in each space; with weak memory some of them are late.
+//! A thread's loads, stores and atomics, in each space; under weak memory some of them are late.
 
 use super::{Late, Thread};
 use crate::alu::changed;
@@ -7,20 +7,20 @@ use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::memory::Refusal;
 
-/// Generic addresses of shared memory, of local memory and of parameters. No address of a process is so high.
+/// Generic addresses of shared memory, local memory and parameters, which lie above all addresses in a process.
 const SHARED: u64 = 1 << 60;
 const LOCAL: u64 = 2 << 60;
 const PARAM: u64 = 3 << 60;
 pub(super) const WINDOW: u64 = 0xf << 60;
 
-/// A load or an atomic in this many is late, and stays so until one turn in this many: a power of two.
+/// One in this many loads and atomics is late, and each turn completes late ones with a chance of one in this many: a power of two.
 pub(super) const LATE: u64 = 4;
 
 pub(super) fn bit(slot: usize) -> u64 {
     1 << (slot & 63)
 }
 
-/// Bytes of a space that is this process's own.
+/// Reads from a space that lives in a byte array.
 pub(super) fn peek(bytes: &[u8], at: u64, width: u8) -> Option<u64> {
     let at = usize::try_from(at).ok()?;
     let found = bytes.get(at..at.checked_add(usize::from(width / 8))?)?;
@@ -53,7 +53,7 @@ pub(super) fn window(space: Space) -> u64 {
 }
 
 impl Thread {
-    /// The late accesses that `which` chooses happen.
+    /// Performs the late accesses that `which` chooses.
     #[cold]
     pub(super) fn happen(
         &mut self,
@@ -77,7 +77,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Whether the access is late. Earlier ones to the same words happen first.
+    /// Decides whether an access is late. Earlier late ones to the same words happen first.
     #[inline(always)]
     pub(super) fn is_late(
         &mut self,
@@ -112,7 +112,7 @@ impl Thread {
         Ok(true)
     }
 
-    /// Whether the atomic is late; if it is not, the buffer has released and acquired for it.
+    /// Decides whether an atomic is late; if it isn't, the buffer has done its release and acquire.
     #[inline(always)]
     pub(super) fn is_late_atomic(
         &mut self,
@@ -139,8 +139,8 @@ impl Thread {
         Ok(false)
     }
 
-    /// Late results that the instruction reads or replaces are there; all of them before a fence, a release, a return or a wait for
-    /// other threads.
+    /// Completes the late accesses whose results the instruction reads or replaces; all of them before a fence, release, return or wait
+    /// for other threads.
     #[cold]
     pub(super) fn needs(
         &mut self,
@@ -158,7 +158,7 @@ impl Thread {
         self.happen(core, shared, |late| all || slots.contains(&late.slot))
     }
 
-    /// The space of an address, and the address in it.
+    /// Returns an address's space, and the address within it.
     #[inline(always)]
     pub(super) fn locate(&self, space: Space, address: u64) -> (Space, u64) {
         match space {

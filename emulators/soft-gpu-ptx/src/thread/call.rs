@@ -1,4 +1,4 @@
-//! Calls and returns: the frames of a thread.
+//! Calls and returns: a thread's frames.
 
 use super::access::{peek, poke};
 use super::{Frame, Thread};
@@ -6,7 +6,7 @@ use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::program::{BuiltIn, MAX_DEPTH, Program};
 
-/// Bytes of local memory of a thread, as on a GPU.
+/// The most local memory per thread in bytes, as on a GPU.
 const MAX_LOCAL: usize = 512 << 10;
 
 impl Thread {
@@ -69,7 +69,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Returns to the caller. False if there is none.
+    /// Returns to the calling function, or gives false if there is none.
     pub(super) fn leave(&mut self, program: &Program) -> bool {
         let Some(caller) = self.frames.pop() else {
             return false;

@@ -9,7 +9,7 @@ use crate::error::TrapKind;
 use crate::launch::Time;
 use std::time::SystemTime;
 
-/// The label of a branch's table.
+/// Returns the target of a branch table's entry.
 fn entry(table: &[u32], index: u64) -> Result<u32, Fault> {
     table.get(index as usize).copied().ok_or_else(|| {
         let most = table.len();
@@ -18,7 +18,7 @@ fn entry(table: &[u32], index: u64) -> Result<u32, Fault> {
 }
 
 impl Thread {
-    /// Executes until something else has to happen, at most `budget` instructions.
+    /// Executes up to `budget` instructions, until something else has to happen.
     pub fn execute(
         &mut self,
         core: &mut Core<'_>,
@@ -28,7 +28,7 @@ impl Thread {
     ) -> Result<Event, Fault> {
         let mut left = budget;
         self.spin.progress = false;
-        // A result that no instruction needs is not delayed forever.
+        // Results that no instruction needs aren't delayed forever.
         if !self.late.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(LATE)) {
             self.happen(core, shared, |_| true)?;
         }
@@ -57,7 +57,7 @@ impl Thread {
         }
     }
 
-    /// `COUNTS`: the launch counts what a call costs, or notes what is executed. `WEAK`: memory may be weak.
+    /// Executes instructions. `COUNTS`: the launch measures costs or records what is executed. `WEAK`: memory may be weak.
     fn steps<const COUNTS: bool, const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
@@ -172,7 +172,7 @@ impl Thread {
                 Op::Special(special) => {
                     let value = self.special(core, special, place);
                     if matches!(special, Special::Timer | Special::TimerHigh | Special::Clock) {
-                        // A loop until a time changes nothing.
+                        // A loop that waits for a time is spinning.
                         self.spin.loaded = true;
                     }
                     self.slots[base + usize::from(i.d)] = low(value, i.width);

@@ -1,4 +1,4 @@
-//! `vprintf`: what a kernel prints.
+//! `vprintf`, with which kernels print.
 
 use super::access::peek;
 use super::{Space, Thread};
@@ -8,7 +8,7 @@ use crate::core::{Core, Fault};
 const MAX_LEN: usize = 4096;
 
 impl Thread {
-    /// Prints by `format` the arguments at `arguments`, each at a multiple of its size. Returns how many there were.
+    /// Formats and prints the arguments at `arguments`, each aligned to its size. Returns how many there were.
     pub(super) fn print(&self, core: &mut Core<'_>, shared: &[u8], format: u64, arguments: u64) -> Result<u32, Fault> {
         let format = self.string(core, shared, format)?;
         let (mut text, mut rest, mut at, mut count) = (String::new(), format.as_str(), arguments, 0);
@@ -16,7 +16,7 @@ impl Thread {
             text += before;
             let end = after.find(|c: char| c.is_ascii_alphabetic() && !"hlzjtL".contains(c) || c == '%');
             let Some(end) = end else {
-                // No conversion: printed as it is.
+                // Not a conversion: print it as is.
                 text.push('%');
                 rest = after;
                 continue;
@@ -64,7 +64,7 @@ impl Thread {
         Ok(count)
     }
 
-    /// A string with a zero at its end.
+    /// Reads a NUL-terminated string.
     fn string(&self, core: &mut Core<'_>, shared: &[u8], address: u64) -> Result<String, Fault> {
         let mut bytes = Vec::new();
         while bytes.len() < MAX_LEN {
@@ -89,7 +89,7 @@ impl Thread {
     }
 }
 
-/// Flags, width and precision of a conversion.
+/// A conversion's flags, width and precision.
 struct Layout {
     left: bool,
     zero: bool,
@@ -101,7 +101,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// `stars` are the numbers in place of `*`.
+    /// Parses a conversion; `stars` are the values for `*`.
     fn new(spec: &str, stars: &[i32]) -> Self {
         let flags = spec.len() - spec.trim_start_matches(['-', '0', '+', ' ', '#']).len();
         let (flags, rest) = spec.split_at(flags);
@@ -113,7 +113,7 @@ impl Layout {
             false => text.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0),
         };
         let width = number(width);
-        // A negative precision counts as none.
+        // A negative precision means none.
         let precision = precision.map(&mut number).and_then(|number| usize::try_from(number).ok());
         let has = |flag| flags.contains(flag);
         Self {
@@ -144,7 +144,7 @@ impl Layout {
         if conversion.is_ascii_uppercase() { text.to_uppercase() } else { text }
     }
 
-    /// The sign, and the width.
+    /// Adds the sign and padding.
     fn padded(&self, value: String, conversion: u8) -> String {
         let is_signed = b"difFeEgG".contains(&conversion);
         let value = match (is_signed && !value.starts_with('-'), self.plus, self.space) {
@@ -165,7 +165,7 @@ impl Layout {
     }
 }
 
-/// `1.500000e+03`.
+/// Formats as in `1.500000e+03`.
 fn scientific(value: f64, precision: usize) -> String {
     let text = format!("{value:.precision$e}");
     let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
@@ -173,7 +173,7 @@ fn scientific(value: f64, precision: usize) -> String {
     format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs())
 }
 
-/// The shorter form, without zeros at the end.
+/// Formats as `%g` does: in the shorter form, without trailing zeros.
 fn general(value: f64, precision: usize) -> String {
     let short = |text: String| match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),

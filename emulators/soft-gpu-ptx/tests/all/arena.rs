@@ -1,11 +1,11 @@
-//! Memory for kernels, and short ways to run them.
+//! Memory for kernels, and helpers to run them.
 
 use ferrogin_test_support::wait::HANG_LIMIT;
 use soft_gpu_ptx::{Launch, Memory, Module, Program, Range, Statistics, Trap, run};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Words that kernels and the test share.
+/// Words shared by kernels and the test.
 pub struct Arena {
     words: Vec<AtomicU64>,
     generation: AtomicU64,
@@ -14,7 +14,7 @@ pub struct Arena {
     printed: Mutex<String>,
 }
 
-// SAFETY: the words live as long as the arena, and are atomics, to which references may exist.
+// SAFETY: the words live as long as the arena and are atomics, to which references may exist.
 unsafe impl Memory for Arena {
     fn generation(&self) -> &AtomicU64 {
         &self.generation
@@ -41,7 +41,7 @@ impl Arena {
         Self::with_host(words, |_| ())
     }
 
-    /// An arena with a `host` that runs whenever all threads of a kernel wait for memory to change.
+    /// Makes an arena whose `host` function runs whenever all of a kernel's threads wait for memory to change.
     pub fn with_host(words: usize, host: fn(&Arena)) -> Self {
         Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -64,12 +64,12 @@ impl Arena {
         self.words[word].store(value, Ordering::SeqCst);
     }
 
-    /// What kernels have printed.
+    /// Returns what kernels have printed.
     pub fn printed(&self) -> String {
         self.printed.lock().unwrap().clone()
     }
 
-    /// How often all threads of a kernel have waited for memory to change.
+    /// Returns how often all of a kernel's threads have waited for memory to change.
     pub fn idle_rounds(&self) -> u64 {
         self.idle.load(Ordering::SeqCst)
     }
@@ -79,7 +79,7 @@ impl Arena {
     }
 }
 
-/// A kernel `k` whose parameter `%out` is the arena's address.
+/// Returns the text of a kernel `k` whose register `%out` holds the arena's address.
 pub fn kernel(declarations: &str, body: &str) -> String {
     format!(
         ".version 8.2\n.target sm_70\n.address_size 64\n.visible .entry k(.param .u64 k_out)\n{{\n\
@@ -105,7 +105,7 @@ pub fn start(program: &Arc<Program>, launch: &Launch, arena: &Arena) -> Result<S
     run(&loaded, program.kernel("k").expect("a kernel k"), launch, arena, &AtomicBool::new(false)).map_err(Box::new)
 }
 
-/// Runs `text`'s kernel `k` by one block.
+/// Runs `text`'s kernel `k` with one block.
 pub fn run_text(text: &str, arena: &Arena, threads: u32) -> Result<Statistics, Box<Trap>> {
     start(&linked(text), &launch(arena, 1, threads, 1), arena)
 }

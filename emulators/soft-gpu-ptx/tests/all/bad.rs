@@ -1,4 +1,4 @@
-//! Bad texts, bad links, bad launches and kernels that go wrong: an error with its line and its cause.
+//! Bad texts, links and launches, and kernels that go wrong: each is an error with its line and cause.
 
 use crate::arena::{Arena, kernel, launch, linked, run_text, start};
 use ferrogin_test_support::wait::wait_until;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const HEAD: &str = ".version 8.2\n.target sm_70\n.address_size 64\n";
 
-/// A text, whole or behind the usual head, and its error: the kind, the line and a part of the cause.
+/// Texts, whole or (if they start with a newline) after the usual header, and their errors: the kind, the line and part of the cause.
 const TEXTS: &[(&str, Kind, u32, &str)] = &[
     ("", Kind::Syntax, 1, "begins with .version"),
     ("hello", Kind::Syntax, 1, "begins with .version"),
@@ -78,7 +78,7 @@ fn a_bad_text_is_an_error_with_its_line_and_its_cause() {
     }
 }
 
-/// Modules, and the error of their link.
+/// Modules, and the error that linking them gives.
 const LINKS: &[(&[&str], Kind, &str)] = &[
     (&[".extern .func f; .entry k { call f; }"], Kind::Symbol, "no module defines the function"),
     (
@@ -159,7 +159,7 @@ fn a_strong_definition_replaces_weak_ones_and_local_names_do_not_meet() {
     }
 }
 
-/// Kernels that go wrong: threads, the body, and the trap. The body's first line is line 9.
+/// Kernels that go wrong: the number of threads, the body, and the trap. The body's first line is line 9.
 const TRAPS: &[(u32, &str, TrapKind, u32, &str)] = &[
     (1, "\ntrap;", TrapKind::Trap, 10, "`trap`"),
     (1, "brkpt;", TrapKind::Trap, 9, "`brkpt`"),

@@ -1,10 +1,10 @@
-//! The cost of a function that is short enough to count by hand.
+//! Costs of functions that are short enough to count by hand.
 
 use crate::arena::{Arena, launch, linked};
 use soft_gpu_ptx::{Cost, cost};
 use std::sync::atomic::AtomicBool;
 
-/// The costs of `threads` threads that call `f(address of the arena)`, whose doorbell is the arena's word 7.
+/// Returns the costs of `threads` threads that call `f` with the arena's address; the doorbell is the arena's word 7.
 fn costs(body: &str, threads: u32) -> Vec<Cost> {
     let arena = Arena::new(8);
     let program = linked(&format!(
@@ -23,12 +23,12 @@ fn costs(body: &str, threads: u32) -> Vec<Cost> {
 
 #[test]
 fn chains_and_counts_are_those_by_hand() {
-    // Two dependent loads, a third beside them; the atomic's operand needs two trips.
+    // Two dependent loads and an independent one; the atomic's operand takes two round trips.
     let post = "ld.global.u64 %d2, [%d1]; add.u64 %d3, %d1, %d2; ld.global.u64 %d4, [%d3]; ld.global.u64 %d5, [%d1+8];\n\
         atom.relaxed.gpu.global.add.u64 %d6, [%d1+16], %d4; st.global.u64 [%d1+24], %d6; fence.acq_rel.sys;\n\
         st.mmio.relaxed.sys.global.u64 [%d1+56], %d5; st.param.b32 [r], 0;";
     let found = costs(post, 1);
-    // The fence begins when the atomic has returned, in 3, and ends in 4.
+    // The fence starts when the atomic has returned, at depth 3, and ends at 4.
     let wanted = Cost {
         instructions: 11,
         loads: 3,
@@ -46,13 +46,13 @@ fn chains_and_counts_are_those_by_hand() {
 #[test]
 fn branches_acquires_releases_and_results_are_in_the_chain() {
     let ends = |body: &str, threads| costs(body, threads).iter().map(|cost| cost.end).collect::<Vec<_>>();
-    // The second load is behind a branch on the first; its result is the function's.
+    // The second load comes after a branch on the first; its result is the function's.
     let branch = "ld.global.u64 %d2, [%d1]; setp.eq.u64 %p1, %d2, 1; @%p1 bra $end; ld.global.u32 %r1, [%d1]; st.param.b32 [r], %r1;\n$end:";
     assert_eq!(ends(branch, 1), [2]);
     // Two loads side by side, and two with an acquire between them.
     assert_eq!(ends("ld.global.u32 %r1, [%d1]; ld.global.u32 %r2, [%d1]; st.param.b32 [r], %r2;", 1), [1]);
     assert_eq!(ends("ld.acquire.gpu.global.u32 %r1, [%d1]; ld.global.u32 %r2, [%d1]; st.param.b32 [r], %r2;", 1), [2]);
-    // A release waits for the load and makes a trip; a fence of the block makes none.
+    // A release waits for the load and takes a round trip; a fence at block scope takes none.
     let release = "ld.global.u32 %r1, [%d1]; atom.release.gpu.global.add.u32 %r2, [%d1+8], 1; st.param.b32 [r], %r2;";
     assert_eq!(ends(release, 1), [3]);
     assert_eq!(ends("ld.global.u32 %r1, [%d1]; fence.acq_rel.cta; st.param.b32 [r], 0;", 1), [1]);

@@ -1,8 +1,8 @@
-//! Each form on given operands, against results by hand.
+//! Each form on given operands, against results worked out by hand.
 
 use crate::arena::{Arena, kernel, run_text};
 
-/// Instructions that leave their result in `%d0`, `%r0`, `%h0` or `%p0`, and the result.
+/// Instructions that leave their result in `%d0`, `%r0`, `%h0` or `%p0`, and the expected result.
 const FORMS: &[(&str, u64)] = &[
     ("mov.b64 %d0, 0xfedcba9876543210", 0xfedc_ba98_7654_3210),
     ("mov.u32 %r0, -2", 0xffff_fffe),
@@ -119,7 +119,7 @@ const FORMS: &[(&str, u64)] = &[
     ("mov.u32 %r0, %lanemask_ge", 0xffff_ffff),
     ("mov.u32 %r0, %lanemask_lt", 0),
     ("mov.u32 %r0, WARP_SZ", 32),
-    // Memory: word 1 of the arena is 0x8899aabbccddeeff, the others up to 8 are their number.
+    // Memory: word 1 of the arena is 0x8899aabbccddeeff; words 2 to 7 hold their own numbers.
     ("ld.global.b8 %r0, [%out+15]", 0x88),
     ("ld.global.s8 %r0, [%out+15]", 0xffff_ff88),
     ("ld.s16 %d0, [%out+8]", 0xffff_ffff_ffff_eeff),

@@ -1,4 +1,4 @@
-//! The parser, the linker and the interpreter as their callers see them.
+//! Tests of the parser, linker and interpreter through the public API.
 #![allow(unsafe_code)]
 
 mod arena;

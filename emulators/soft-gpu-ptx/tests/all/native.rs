@@ -1,5 +1,5 @@
-//! Each `fgin_*` function of the shipped module on the interpreter beside the same function as native code: equal results, ring bytes,
-//! cursors and doorbells, call by call.
+//! Each `fgin_*` function of the shipped module on the interpreter, next to the same function as native code: after every call, results,
+//! ring bytes, cursors and doorbells must be equal.
 
 use crate::arena::Arena;
 use crate::shipped;
@@ -14,15 +14,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The result of the functions of the fast path: the rest, its word, the endpoint, the two addresses, and the keys.
+/// The result of the fast-path functions: the continuation's kind, its word, the endpoint, the two addresses, and the keys.
 #[repr(C)]
 struct Continuation([u64; WORDS]);
 
-/// Words of the longest result, and bits of an [`Continuation`].
+/// Words in the longest result, and bits in a [`Continuation`].
 pub const WORDS: usize = 6;
 pub const CONTINUATION: u32 = 384;
 
-/// A function: its name, the widths of its parameters and of its result, and the native call.
+/// A function: its name, the widths of its parameters and result, and the native call.
 pub struct Function {
     pub name: &'static str,
     pub parameters: &'static [u32],
@@ -72,7 +72,7 @@ macro_rules! functions {
             native: |arguments| {
                 let mut arguments = arguments.iter();
                 $(let $argument = *arguments.next().expect("an argument") as $ty;)*
-                // SAFETY: the test passes leaked contexts, windows and buffers, or null where the function checks for it.
+                // SAFETY: the test passes leaked contexts, windows and buffers, or null where the function checks for null.
                 let result = unsafe { $name($($argument),*) };
                 words!(result, $result)
             },
@@ -80,10 +80,10 @@ macro_rules! functions {
     };
 }
 
-/// A result of 64 bits.
+/// A 64-bit result.
 type Number = u64;
 
-// Pointers are `u64` here: the interpreter and the native code get the same numbers.
+// Pointers are `u64` here, so the interpreter and the native code get the same numbers.
 functions! {
     fgin_open(handle: u64, context: u32, out: u64) -> i32;
     fgin_put(ctx: u64, peer: u32, dst: u64, dst_off: u64, src: u64, src_off: u64, bytes: u64, action: u64, flags: u32) -> i32;
@@ -117,7 +117,7 @@ functions! {
     fgin_continue(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, rest: u32) -> i32;
 }
 
-/// A kernel `call_NAME` for each function: arguments and results in an array of words.
+/// Returns the text of a kernel `call_NAME` for each function, which takes arguments from, and writes results to, an array of words.
 fn wrappers() -> String {
     let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
     for function in FUNCTIONS {
@@ -158,7 +158,7 @@ fn wrappers() -> String {
     text
 }
 
-/// Bytes of a put that takes three requests, and waits for the card between them.
+/// The size of a put that takes three requests and waits for the card between them.
 const HUGE: u64 = (2 << 30) + 5;
 pub const STRONG: u64 = 0x400;
 pub const ENTRIES: u32 = 16;
@@ -168,13 +168,13 @@ pub const SIGNALS: u32 = 2;
 const COUNTERS: u32 = 1;
 pub const ENDPOINTS: usize = 2 + (SIGNALS + COUNTERS) as usize;
 
-/// One of the two contexts, and the buffers of its calls.
+/// One of the two contexts, and the buffers for its calls.
 pub struct Side {
     pub context: TestContext,
     pub windows: [u64; 2],
     out: Arena,
     request: Arena,
-    /// The signals of this rank where they are emulated.
+    /// This rank's signals, if they are emulated.
     pub words: &'static [AtomicU64],
 }
 
@@ -230,7 +230,7 @@ impl Side {
         Self { context, windows, out: Arena::new(16), request: Arena::new(16), words }
     }
 
-    /// The card has completed all requests, and others have added to signals and counters.
+    /// Completes all requests as the card does, and adds to signals and counters as others do.
     fn complete(&self, arrived: u64) {
         for ring in &self.context.rings {
             ring.completed.store(u64::from(ring.cursors()[0] & 0x7fff_ffff), Ordering::SeqCst);
@@ -258,7 +258,7 @@ impl Side {
         }
     }
 
-    /// All that a card or a caller sees.
+    /// Returns everything that a card or caller can see.
     fn seen(&self, opened: bool) -> Vec<Vec<u64>> {
         let words = self.words.iter().map(|word| word.load(Ordering::SeqCst)).collect();
         let mut seen = vec![self.request.all(), words];
@@ -283,13 +283,13 @@ enum Argument {
     Context,
     Handle,
     Window(usize),
-    /// The address of an endpoint, from that of the first.
+    /// The address of an endpoint, as an offset from the first.
     Poster(u64),
     Out,
     Request,
 }
 
-/// Arguments for the function, most of them valid.
+/// Returns arguments for a function, most of them valid.
 fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
     use Argument::{Context, Handle, Out, Request, Value, Window};
     let rare = |random: &mut Random, usual: Argument, bad: u64| if random.one_in(40) { Value(bad) } else { usual };
@@ -334,7 +334,7 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
         "fgin_put_value" => vec![Context, peer, one, off1, value, size, action, flags],
         "fgin_get" => vec![Context, peer, one, off1, other, off2, bytes, flags],
         "fgin_signal" => vec![Context, peer, if random.one_in(9) { action } else { only_signal }, flags],
-        // The only lane of its warp.
+        // The thread is its warp's only lane.
         "fgin_warp_put" => vec![rare(random, Context, 0), Value(1), peer, one, off1, other, off2, bytes, action, flags],
         "fgin_warp_put_value" => vec![Context, Value(1), peer, one, off1, value, size, action, flags],
         "fgin_warp_signal" => vec![Context, Value(1), peer, if random.one_in(9) { action } else { only_signal }, flags],
@@ -369,7 +369,7 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
     }
 }
 
-/// An argument of a function that does the rest: a word of the result of the fast path, or an argument of the fast path.
+/// Where an argument of a continuation comes from: a word of the fast path's result, or an argument of the fast path.
 #[derive(Clone, Copy)]
 pub enum Source {
     Result(usize),
@@ -377,7 +377,7 @@ pub enum Source {
     Zero,
 }
 
-/// The function that does what the fast path left undone, and its arguments.
+/// Returns the function that does what the fast path left undone, and its arguments.
 pub fn continuation(name: &str) -> (&'static Function, [Source; 7]) {
     use Source::{Argument, Result, Zero};
     let bytes = match name {
@@ -399,11 +399,11 @@ fn continued(name: &str, fast: &[Argument], result: [u64; WORDS]) -> Vec<Argumen
     continuation(name).1.iter().map(argument).collect()
 }
 
-/// A card that completes requests during a call, unless it is off.
+/// A card that completes requests during a call, unless it is switched off (true).
 pub struct Card(pub AtomicBool);
 
 impl Card {
-    /// Completes requests during the call.
+    /// Completes requests during a call.
     pub fn completes<T>(&self, side: &Side, call: impl FnOnce() -> T) -> T {
         let off = self.0.load(Ordering::SeqCst);
         let rings = side.context.rings.iter().map(|ring| (ring.doorbell, ring.completed)).collect::<Vec<_>>();
@@ -412,7 +412,7 @@ impl Card {
                 scope.spawn(|| {
                     while !self.0.load(Ordering::SeqCst) {
                         for (doorbell, completed) in &rings {
-                            // Deferred requests have completed between the calls.
+                            // Deferred requests have already been completed between calls.
                             let rung = doorbell.load(Ordering::SeqCst) & 0x7fff_ffff;
                             let done = completed.load(Ordering::SeqCst) as u32;
                             if rung.wrapping_sub(done) & 0x7fff_ffff < 1 << 30 {
@@ -432,7 +432,7 @@ impl Card {
     }
 }
 
-/// Calls the function on the interpreter, or natively without one. The result, with the endpoint as an offset.
+/// Calls a function on the interpreter, or natively if there is none. Returns the result, with the endpoint as an offset.
 fn call(
     interpreter: Option<(&Loaded, bool)>,
     function: &Function,
@@ -453,7 +453,7 @@ fn call(
         let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
         launch.watchdog = Some(HANG_LIMIT);
         launch.weak = weak;
-        // SAFETY: the kernels reach only leaked memory and the test's arena, through pointers and atomics; both live until the test ends.
+        // SAFETY: kernels only reach leaked memory and the test's arenas, through pointers and atomics; both live until the test ends.
         let memory = unsafe { Process::new() };
         let ended =
             card.completes(side, || run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new));
@@ -469,13 +469,13 @@ fn call(
     }
     let [rest, word, poster, remote, local, keys] = found;
     match rest {
-        // The words have no meaning.
+        // The other words have no meaning.
         0 => [0; WORDS],
         _ => [rest, word, poster.wrapping_sub(side.argument(Argument::Poster(0))), remote, local, keys],
     }
 }
 
-/// The results, native and interpreted, are equal, and all that there is to see.
+/// Checks that the native and interpreted results, and everything visible, are equal.
 fn same(name: &str, arguments: &[Argument], found: [[u64; WORDS]; 2], sides: &[Side; 2], what: &str) {
     assert_eq!(found[1], found[0], "{what}: the result of {name} {arguments:x?}");
     let opened = name == "fgin_open" && found[0][0] == 0;

@@ -1,12 +1,12 @@
-//! What kernels print, and the source lines in their errors.
+//! What kernels print, and source lines in their errors.
 
 use crate::arena::{Arena, run_text};
 use soft_gpu_ptx::TrapKind;
 
 const HEAD: &str = ".version 8.2\n.target sm_70\n.address_size 64\n";
 
-/// The text of a kernel that prints by the format at word 8: an int, a double and a string, as compilers pass them. It stores the result of
-/// the call in word 0.
+/// Returns the text of a kernel that prints an int, a double and a string, passed as compilers do, with the format at word 8. It stores
+/// the call's result in word 0.
 fn printing(double: f64) -> String {
     format!(
         "{HEAD}.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 arguments);

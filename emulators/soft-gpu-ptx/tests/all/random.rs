@@ -1,15 +1,15 @@
-//! Seeded random programs against an oracle: a plain evaluator, bit by bit where that is the definition.
+//! Seeded random programs against an oracle: a plain evaluator, which works bit by bit where PTX defines the result that way.
 
 use crate::arena::{Arena, launch, linked, start};
 use ferrogin_test_support::{Random, repetitions};
 use std::fmt::Write;
 
-/// Threads of a program, in one warp.
+/// Threads per program, in one warp.
 const THREADS: usize = 8;
-/// Registers of each kind, and words of memory of a thread.
+/// Registers of each kind, and words of memory per thread.
 const N: usize = 6;
 
-/// A thread as the oracle has it. Index 0 of `regs` is for 16 bits, then 32, then 64.
+/// A thread's state in the oracle. `regs` has the 16-bit registers, then the 32-bit ones, then the 64-bit ones.
 #[derive(Clone, Default)]
 struct State {
     regs: [[u64; N]; 3],
@@ -17,7 +17,7 @@ struct State {
     memory: [u64; N],
 }
 
-/// The text of a program so far, and the threads behind it.
+/// A program's text so far, and the threads' state after it.
 struct Program {
     text: String,
     threads: Vec<State>,
@@ -39,7 +39,7 @@ fn cut(value: u128, bits: u32) -> u64 {
     (value & ((1u128 << bits) - 1)) as u64
 }
 
-/// The number that `bits` bits mean.
+/// Returns the number that `bits` bits represent.
 fn number(value: u64, bits: u32, signed: bool) -> i128 {
     let value = i128::from(value);
     if signed && value >> (bits - 1) & 1 == 1 { value - (1i128 << bits) } else { value }
@@ -53,7 +53,7 @@ fn bit(value: u64, at: u32) -> bool {
     at < 64 && value >> at & 1 == 1
 }
 
-/// The value whose bit `at` is `of(at)`.
+/// Returns the value whose bit `at` is `of(at)`.
 fn from_bits(bits: u32, of: impl Fn(u32) -> bool) -> u64 {
     (0..bits).map(|at| u64::from(of(at)) << at).sum()
 }
@@ -92,12 +92,12 @@ impl Program {
         }
     }
 
-    /// An amount that is small more often than not.
+    /// Returns an amount that is usually small.
     fn amount(&mut self) -> Source {
         if self.random.one_in(3) { self.source(1) } else { Source::Constant(u64::from(self.random.below(72))) }
     }
 
-    /// Writes the instruction, and applies it to the threads that execute it.
+    /// Writes an instruction, and applies it to the threads that execute it.
     fn step(&mut self, text: &str, apply: impl Fn(&mut State)) {
         let guard = self.random.one_in(5).then(|| (self.random.index(N), self.random.one_in(2)));
         if let Some((pred, negate)) = guard {
@@ -127,7 +127,7 @@ impl Program {
                 self.step(&format!("mul.lo.{s}{n} %{l}{d}, {ta}, {tb}"), |t| set(t, num(a, t).wrapping_mul(num(b, t))))
             }
             3 => self.step(&format!("mul.hi.{s}{n} %{l}{d}, {ta}, {tb}"), |t| {
-                // The product of two unsigned words of 64 bits needs all of 128 bits.
+                // The product of two unsigned 64-bit words needs all 128 bits.
                 let high = if signed {
                     (num(a, t) * num(b, t)) >> n
                 } else {
@@ -153,7 +153,7 @@ impl Program {
             }
             6 | 7 => {
                 let Source::Constant(divisor @ 1..) = b else { return };
-                // The least number divided by -1 is not a number of these bits; hardware wraps around, and so does the cut.
+                // The smallest number divided by -1 doesn't fit; hardware wraps around, and so does `back`.
                 let by = number(divisor, n, signed);
                 self.step(&format!("div.{s}{n} %{l}{d}, {ta}, {tb}"), |t| set(t, num(a, t) / by));
                 self.step(&format!("rem.{s}{n} %{l}{d}, {tc}, {tb}"), |t| set(t, num(c, t) % by));
@@ -189,14 +189,14 @@ impl Program {
                 });
             }
             _ => {
-                // With carries, over two words.
+                // Two words with a carry.
                 let (a, b, c, e) = (self.source(wide), self.source(wide), self.source(wide), self.source(wide));
                 let (n, l, high) = (bits(wide), letter(wide), (d + 1) % N);
                 let sub = self.random.one_in(2);
                 let name = if sub { "sub" } else { "add" };
                 let (low, carry) = ((a, c), (b, e));
                 let before = self.random.index(N);
-                // No guard: the carry belongs to both.
+                // No guard: the two instructions share the carry.
                 let _ = writeln!(
                     self.text,
                     "{name}.cc.u{n} %{l}{before}, {}, {};\n{name}c.u{n} %{l}{high}, {}, {};",
@@ -333,7 +333,7 @@ impl Program {
     fn convert(&mut self) {
         let (from, to) = (self.random.index(3), self.random.index(3));
         let (from_signed, to_signed) = (self.random.one_in(2), self.random.one_in(2));
-        // 8 bits are a part of a register.
+        // 8-bit values are parts of registers.
         let from_bits = if self.random.one_in(4) { 8 } else { bits(from) };
         let to_bits = if self.random.one_in(4) { 8 } else { bits(to) };
         let name = |signed: bool, bits: u32| format!("{}{bits}", if signed { 's' } else { 'u' });
@@ -431,7 +431,7 @@ impl Program {
         }
     }
 
-    /// An instruction over all threads that are here.
+    /// Writes a warp instruction for all active threads.
     fn warp(&mut self) {
         let mask = (0..THREADS).filter(|&thread| self.active[thread]).fold(0u64, |mask, thread| mask | 1 << thread);
         if mask == 0 {
@@ -450,7 +450,7 @@ impl Program {
         let _ = writeln!(self.text, "{text};");
         for &member in &members {
             let result = match kind {
-                // A value from outside the mask is undefined: the oracle takes the interpreter's.
+                // A value from outside the mask is undefined: the oracle uses the interpreter's.
                 0 if !members.contains(&(member ^ lane)) => 0xa5a5_a5a5,
                 0 => before[member ^ lane].regs[1][a],
                 1 => members.iter().map(|&other| u64::from(before[other].preds[a]) << other).sum(),
@@ -465,7 +465,7 @@ impl Program {
         }
     }
 
-    /// A branch over some instructions, in which the threads part.
+    /// Writes a branch at which the threads diverge.
     fn branch(&mut self, depth: usize) {
         let (p, negate) = (self.random.index(N), self.random.one_in(2));
         let label = self.labels;
@@ -499,7 +499,7 @@ impl Program {
     }
 }
 
-/// Runs the program of `seed` on both. The number of its instructions.
+/// Runs the program for `seed` on interpreter and oracle. Returns its number of lines.
 fn run(seed: u64) -> usize {
     let mut program = Program {
         text: String::new(),

@@ -1,8 +1,8 @@
-//! Fences and orders of the shipped module, removed in turn: with weak memory and a simulated card, some seed shows each removal.
+//! Removes the shipped module's fences and orderings in turn: with weak memory and a simulated card, some seed exposes each removal.
 //!
-//! A *site* is an instruction with an order, between the nearest strong accesses before and after it in the text. Copies of one
-//! line of the source, which the compiler has inlined in several functions, are one site, and are removed together.
-//! `removals.txt` lists all sites with their verdicts, and README.md the reasons of those that no seed shows.
+//! A *site* is an instruction with an ordering, identified by the nearest strong accesses before and after it in the text. Copies of
+//! one source line that the compiler has inlined into several functions are one site, and are removed together.
+//! `removals.txt` lists all sites with their verdicts, and README.md explains the reasons for those that no seed exposes.
 
 mod aimed;
 mod campaign;
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use table::{Line, refresh, removals, table};
 use work::Work;
 
-/// No pause of threads at any fence or order makes the module wrong, either.
+/// Checks that the module is right, also when threads pause at any fence or ordering.
 fn is_right_under(seeds: impl Iterator<Item = u64>) {
     let text = shipped::text();
     let everywhere: Vec<usize> = sites(&text).into_values().flatten().collect();
@@ -45,7 +45,7 @@ fn the_shipped_module_is_right_under_all_seeds() {
     is_right_under(seeds());
 }
 
-/// Nothing but the seed decides what a work does: not the time, the load of the machine, or where memory lies.
+/// Only the seed decides what a workload does: not the time, the machine's load, or where memory lies.
 #[test]
 fn each_work_does_the_same_on_every_run_of_its_seed() {
     let text = shipped::text();
@@ -60,7 +60,7 @@ fn each_work_does_the_same_on_every_run_of_its_seed() {
     }
 }
 
-/// The sites of the module, each with a verdict, and the reasons of those that no seed shows.
+/// The table has each of the module's sites with a verdict, and a reason for those that no seed exposes.
 #[test]
 fn the_table_of_removals_lists_every_site() {
     if refreshes() {
@@ -100,8 +100,8 @@ fn some_removals_have_the_verdicts_of_the_table() {
     }
 }
 
-/// The seed of each removal that the table calls found shows it. A soak tries all removals under all seeds; with
-/// `FERROGIN_REFRESH` the table is made again.
+/// Each removal that the table calls found is exposed by its seed. A soak tries all removals under all seeds; with
+/// `FERROGIN_REFRESH` the table is regenerated.
 #[test]
 #[ignore = "make check"]
 fn removals_have_the_verdicts_of_the_table() {
@@ -115,7 +115,7 @@ fn removals_have_the_verdicts_of_the_table() {
 fn have_verdicts(mut table: Vec<Line>) {
     let text = shipped::text();
     let sites = sites(&text);
-    // The other test names the sites that the table lacks, and those that the module lacks.
+    // The other test reports sites missing from the table or the module.
     table.retain(|line| sites.contains_key(&line.site) && (soak() || line.seed().is_some()));
     let campaign = soak().then(|| Campaign::new(text.clone()));
     let differences = in_parallel(&table, |line| {

@@ -1,4 +1,4 @@
-//! Warps, barriers, divergence, and the order of threads.
+//! Warps, barriers, divergence, and thread order.
 
 use crate::arena::{Arena, kernel, launch, linked, run_text, start};
 use ferrogin_test_support::wait::wait_until;
@@ -6,7 +6,7 @@ use soft_gpu_ptx::Time;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Runs `body` by one block, with `%r1` the thread and `%d1` the address of its word; the words of the threads.
+/// Runs `body` with one block, where `%r1` is the thread and `%d1` the address of its word. Returns the threads' words.
 fn threads(count: u32, body: &str) -> Vec<u64> {
     let arena = Arena::new(count as usize);
     let text = kernel(
@@ -84,7 +84,7 @@ fn active_masks_part_a_warp_into_groups() {
 
 #[test]
 fn barriers_part_a_block_into_phases() {
-    // Each thread adds its neighbour's word of the phase before.
+    // In each phase, every thread takes its neighbour's word from the previous phase.
     let words = threads(
         100,
         "mov.u64 %d20, room; mad.wide.u32 %d2, %r1, 8, %d20; cvt.u64.u32 %d9, %r1; st.shared.u64 [%d2], %d9;\n\
@@ -116,7 +116,7 @@ fn a_producer_warp_arrives_and_a_consumer_warp_waits() {
 
 #[test]
 fn threads_of_one_warp_can_hold_a_lock_in_turn() {
-    // Without independent thread scheduling, the lane with the lock waits for lanes that spin for it.
+    // Without independent thread scheduling, the lane that holds the lock would wait for lanes that spin on it.
     let body = "$L: atom.acquire.gpu.global.cas.b32 %r2, [%out], 0, 1; setp.ne.u32 %p1, %r2, 0; @%p1 bra $L;\n\
         ld.global.u64 %d2, [%out+8]; nanosleep.u32 10; add.u64 %d2, %d2, 1; st.global.u64 [%out+8], %d2;\n\
         fence.acq_rel.gpu; atom.release.gpu.global.exch.b32 %r2, [%out], 0;";
@@ -131,7 +131,7 @@ fn threads_of_one_warp_can_hold_a_lock_in_turn() {
 
 #[test]
 fn the_seed_gives_the_order_and_the_same_seed_the_same_order() {
-    // The order in which 64 threads of two blocks take their tickets.
+    // 64 threads in two blocks take tickets; the seed decides their order.
     let program = linked(&kernel(
         "",
         "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mad.lo.u32 %r1, %r2, 32, %r1; cvt.u64.u32 %d1, %r1;\n\

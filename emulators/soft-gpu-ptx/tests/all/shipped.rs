@@ -10,7 +10,7 @@ pub fn text() -> String {
 #[test]
 fn shipped_module_parses_and_links() {
     let module = Module::parse("ferrogin_device.ptx", &text()).unwrap_or_else(|error| panic!("{error}"));
-    // The text has one statement a line; a module that the parser skipped would have fewer.
+    // The text has one statement per line; had the parser skipped parts, there would be fewer instructions.
     assert!(module.instructions() > 10_000, "{} instructions", module.instructions());
     Program::link(vec![module]).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -1,4 +1,4 @@
-//! Strong signals of lanes of a warp: the shipped module on the interpreter, and a card that completes requests in any order.
+//! Strong signals from a warp's lanes: the shipped module on the interpreter, and a card that completes requests in any order.
 
 use crate::shipped;
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, parse};
@@ -15,13 +15,13 @@ const LANES: u64 = 32;
 const ENTRIES: u32 = 16;
 const PEER: u64 = 1;
 const REMOTE: u64 = 0x2000_0000;
-/// Bytes between the puts of two lanes.
+/// Bytes between two lanes' puts.
 const STRIDE: u64 = 64;
 const STRONG: u64 = 0x400;
 /// Signal 0, raised by one.
 const SIGNAL: u64 = 1 << 32 | 1;
 
-/// A call of `function` whose arguments are registers or numbers; `%r` gets the status.
+/// Returns a call of `function` whose arguments are registers or numbers; `%r` collects the statuses.
 fn call(function: &str, arguments: &[(u32, &str)]) -> String {
     let mut text = String::from("{\n.param .b32 e;\n");
     for (at, (bits, value)) in arguments.iter().enumerate() {
@@ -31,7 +31,7 @@ fn call(function: &str, arguments: &[(u32, &str)]) -> String {
     text + &format!("call (e), {function}, ({});\nld.param.b32 %e, [e]; or.b32 %r, %r, %e;\n}}\n", names.join(", "))
 }
 
-/// A kernel whose lanes post, meet, and raise strong signals. Each lane stores the statuses of its calls.
+/// Returns a kernel whose lanes post, meet, and raise strong signals. Each lane stores the combined status of its calls.
 fn kernel(name: &str, posts: &str, signals: &str) -> String {
     format!(
         ".visible .entry {name}(.param .u64 words)\n{{\n.reg .b64 %w, %ctx, %win, %off, %at; .reg .b32 %lane, %odd, %e, %r;\n\
@@ -42,7 +42,7 @@ fn kernel(name: &str, posts: &str, signals: &str) -> String {
     )
 }
 
-/// The kernels by their names, and the module that has them.
+/// Returns the kernels' names, and the module that contains them.
 fn kernels() -> (Vec<&'static str>, String) {
     let signatures = [
         ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32][..]),
@@ -82,7 +82,7 @@ fn kernels() -> (Vec<&'static str>, String) {
     (parts.iter().map(|part| part.0).collect(), text)
 }
 
-/// A context of two ranks with emulated signals, and a window.
+/// Makes a context of two ranks with emulated signals, and a window.
 fn context(policy: u32) -> (TestContext, u64) {
     let peers = leak([EmulatedPeer { n_signals: 1, generation: 3 }; 2]);
     let emulated = leak(EmulatedSignals {
@@ -114,14 +114,14 @@ struct Card {
     under_way: Vec<(usize, u64)>,
     completed: HashSet<u64>,
     signals: u64,
-    /// The first signal that a put had not completed before.
+    /// The first signal that came before a put had completed.
     early: Option<String>,
-    /// One request stays under way until the first signal.
+    /// The card keeps one request under way until the first signal.
     holds: bool,
 }
 
 impl Card {
-    /// Reads the requests that are rung, and completes some.
+    /// Reads the requests covered by the doorbells, and completes some.
     fn work(&mut self, rings: &[Ring], random: &mut Random) {
         for (endpoint, ring) in rings.iter().enumerate() {
             let under_way = self.under_way.iter().filter(|request| request.0 == endpoint).count() as u64;
@@ -151,7 +151,7 @@ impl Card {
     }
 }
 
-/// Runs a kernel of 32 lanes beside a card, which `holds` a put back until the first signal or not. The number of signals, and what was wrong with the first early one.
+/// Runs a 32-lane kernel next to a card that may hold one put back (`holds`). Returns the signal count and the first early signal.
 fn raise(loaded: &Loaded, name: &str, policy: u32, seed: u64, holds: bool) -> (u64, Option<String>) {
     let (test, window) = context(policy);
     let mut words = vec![0; 2 + LANES as usize];
@@ -170,7 +170,7 @@ fn raise(loaded: &Loaded, name: &str, policy: u32, seed: u64, holds: bool) -> (u
             }
             card.work(&test.rings, &mut random);
         });
-        // SAFETY: context, window and words are leaked, and no reference to them but to atomics exists while the kernel runs.
+        // SAFETY: context, window and words are leaked, and the only references to them while the kernel runs are to atomics.
         let memory = unsafe { Process::new() };
         let result = run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new);
         ended.store(true, Ordering::SeqCst);
@@ -205,7 +205,7 @@ fn strong_signals_of_lanes_find_puts_of_all_lanes_complete() {
     }
 }
 
-/// The test above sees a signal that does not wait: each kernel fails with a device code whose strong signals wait for nothing.
+/// Checks that the test above catches signals that don't wait: each kernel fails with device code whose strong signals wait for nothing.
 #[test]
 fn strong_signal_without_wait_is_early() {
     const CALL: &str = "call.uni (retval0), ";

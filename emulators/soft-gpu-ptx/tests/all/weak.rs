@@ -1,10 +1,10 @@
-//! Weak memory: what it may do, it does with some seed; what fences forbid, it never does.
+//! Weak memory: whatever it may do happens with some seed; what fences forbid never happens.
 
 use crate::arena::{Arena, kernel, launch, linked, start};
 use ferrogin_test_support::repetitions;
 use std::collections::BTreeSet;
 
-/// Runs `body` by blocks and threads under many seeds; the results in words 8 to 10 of the arena.
+/// Runs `body` with these blocks and threads under many seeds. Returns the results found in words 8 to 10 of the arena.
 fn outcomes(grid: u32, block: u32, body: &str) -> BTreeSet<[u64; 3]> {
     let head = "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.u32 %r1, %r2, %r3, %r1;\nsetp.eq.u32 %p1, %r1, 0; @!%p1 bra $other;\n";
     let program = linked(&kernel("", &format!("{head}{body}")));
@@ -20,7 +20,7 @@ fn outcomes(grid: u32, block: u32, body: &str) -> BTreeSet<[u64; 3]> {
         .collect()
 }
 
-/// A message: the first thread writes data and a flag, the second waits for the flag and reads the data.
+/// Passes a message: the first thread writes data and a flag, the second waits for the flag and reads the data.
 fn message(grid: u32, block: u32, write: &str, read: &str) -> BTreeSet<[u64; 3]> {
     outcomes(
         grid,
@@ -61,7 +61,7 @@ fn a_release_of_the_block_orders_nothing_for_another_block() {
 
 #[test]
 fn a_load_before_an_acquire_may_be_early() {
-    // The reader has read the data before, as a thread that polls has.
+    // The reader has read the data before, as polling threads do.
     let read = format!("ld.global.u64 %d2, [%out]; ld.global.u64 %d3, [%out+32];\n{WAIT}");
     let write = "fence.acq_rel.sys; st.release.sys.global.u64 [%out+256], 1;";
     let found = message(2, 1, write, &read.replace("ORDER", "relaxed.gpu"));
@@ -70,10 +70,10 @@ fn a_load_before_an_acquire_may_be_early() {
     assert_eq!(found, BTreeSet::from([[1, 2, 0]]));
 }
 
-/// A litmus test: the code of each thread, by blocks of so many threads, and an outcome.
+/// A litmus test: each thread's code, the number of threads per block, and an outcome.
 ///
-/// Threads have the words `[x]` and `[y]`, and write what they saw to `[r0]` to `[r3]`. The outcome is of `r0` to `r3`, and then of
-/// the final `x` and `y`; `_` is any value.
+/// Threads share the words `[x]` and `[y]`, and write what they saw to `[r0]` to `[r3]`. The outcome lists `r0` to `r3`, then the
+/// final `x` and `y`; `_` is any value.
 struct Litmus {
     name: &'static str,
     block: u32,
@@ -92,8 +92,8 @@ const fn case(
     Litmus { name, block, threads, outcome, allowed }
 }
 
-/// Short forms of the litmus tests: `W x 1` stores, `R x 0` loads into `r0`; `Wrel` and `Racq` are of the scope of the GPU, and
-/// `WrelC` and `RacqC` of that of the block; `D x 0` stores 1 or what depends on `r0`, `C x 0` stores 1 behind a branch on `r0`, which is 0 or 1.
+/// The litmus tests, in short forms: `W x 1` stores, `R x 0` loads into `r0`; `Wrel` and `Racq` are at GPU scope, `WrelC` and `RacqC` at
+/// block scope; `D x 0` stores a value that depends on `r0`, and `C x 0` stores 1 if `r0` is not 0, with a branch.
 const LITMUS: &[Litmus] = &[
     case("MP", 1, &["W x 1; W y 1", "R y 0; R x 1"], "1 0 _ _ _ _", true),
     case("MP, the writer orders", 1, &["W x 1; Wrel y 1", "R y 0; R x 1"], "1 0 _ _ _ _", true),
@@ -160,7 +160,7 @@ const LITMUS: &[Litmus] = &[
     case("atomics of the GPU", 1, &["Aacq x 0", "Aacq x 1"], "0 0 _ _ _ _", false),
 ];
 
-/// The PTX of a short form.
+/// Returns the PTX for a short form.
 fn form(thread: usize, number: usize, words: &[&str]) -> String {
     let word = |name: &str| format!("[%out+{}]", if name == "x" { 0 } else { 256 });
     let result = |at: &str| format!("%d{}", 10 + at.parse::<usize>().expect("a number"));
@@ -189,7 +189,7 @@ fn form(thread: usize, number: usize, words: &[&str]) -> String {
     }
 }
 
-/// The kernel of a litmus test. Each thread has loaded both words before, as one that polls has, and pauses between its instructions.
+/// Returns a litmus test's kernel. Each thread first loads both words, as polling threads do, and pauses between its instructions.
 fn litmus(threads: &[&str], pause: &str) -> String {
     let mut body = String::from(
         "mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ntid.x; mov.u32 %r6, %tid.x; mad.lo.u32 %r4, %r4, %r5, %r6;\n\
@@ -250,7 +250,7 @@ fn a_thread_sees_its_own_stores_and_a_location_has_one_order() {
 
 #[test]
 fn a_fence_of_the_gpu_orders_nothing_for_the_system() {
-    // The host looks at the flag and then at the data while the kernel waits: it sees memory, not the GPU.
+    // While the kernel waits, the host reads the flag and then the data: it sees memory, not the GPU.
     let host = |arena: &Arena| {
         if arena.get(32) != 0 && arena.get(33) == 0 {
             arena.set(34, 1 + arena.get(0));

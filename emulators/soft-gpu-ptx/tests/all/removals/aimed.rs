@@ -1,4 +1,4 @@
-//! The steps of works that are aimed at orders which the usual ones seldom need: few kinds of operations, close together.
+//! The steps of workloads aimed at orderings that the usual ones rarely need: few kinds of operations, close together.
 
 use super::work::Word::{Arrived, Context, Data, Done, Out, Request, ResetAt, Value, Window};
 use super::work::{END, Expect, Kind, LOAD, MANY, POSTS, STORE, Step, Word, Work, function};
@@ -6,14 +6,14 @@ use crate::native::{NRANKS, STRONG};
 use ferrogin_ffi::ext::POLICY_LOCKED;
 use ferrogin_test_support::Random;
 
-/// No name, the counter, and the two signals, as actions of a put: each has an endpoint.
+/// No action, the counter, and the two signals, as actions of a put: each has its own endpoint.
 const NAMES: [u64; 4] = [0, 1 << 16, 1 | 1 << 32, 2 | 1 << 32];
 const COUNTER: u64 = NAMES[1];
 
-/// The steps of one thread while they grow.
+/// One thread's steps while they are being built.
 struct Steps<'a> {
     thread: u64,
-    /// The first number without a flush after it.
+    /// The first post without a flush after it.
     flushed: u64,
     /// What a call returns.
     ends: Expect,
@@ -30,7 +30,7 @@ impl Steps<'_> {
         self.list.push((LOAD, vec![word], expect));
     }
 
-    /// A put of 8 bytes, so many times.
+    /// Puts 8 bytes, `times` times.
     fn put(&mut self, work: &mut Work, number: u64, action: u64, aggregates: bool, times: u32) {
         let (to, offset) = (Value(u64::from(self.random.below(NRANKS))), Value(number * 8));
         let flags = Value(if aggregates { 2 } else { 0 });
@@ -42,7 +42,7 @@ impl Steps<'_> {
         work.posts.push((function("fgin_put"), list));
     }
 
-    /// A flush, or a flush by a request, after the post of this number.
+    /// Flushes, directly or through a request, after the post of this number.
     fn flush(&mut self, number: u64, by_request: bool, tests: u32) {
         let request = Request(self.thread);
         if by_request {
@@ -64,7 +64,7 @@ impl Steps<'_> {
         let action = if self.random.one_in(8) { self.random.of(&NAMES) } else { NAMES[self.thread as usize] };
         self.put(work, number, action, false, 1);
         if self.random.one_in(3) {
-            // Meanwhile another thread's flushes may end, and remove the endpoint.
+            // Meanwhile another thread's flush may end and remove the endpoint.
             (0..self.random.below(80)).for_each(|_| self.load(Done(number), Expect::Any));
         }
         for _ in 0..1 + self.random.below(3) {
@@ -103,7 +103,7 @@ impl Steps<'_> {
         }
     }
 
-    /// A put that raises one signal after the other, and a flush by a request when there was one on most endpoints.
+    /// Makes puts that raise one signal after another, and flushes through a request once most endpoints have had one.
     fn many(&mut self, work: &mut Work, number: u64, posted: u64) {
         self.put(work, number, (posted % u64::from(MANY) + 1) | (1 << 32), false, 1);
         if posted >= 16 && self.random.one_in(2) {
@@ -129,8 +129,8 @@ impl Steps<'_> {
         }
     }
 
-    /// A put or a signal, or its fast path, or one in the mode of a block, or of a warp. A thread that has looked for requests to ring has
-    /// read the cursors, so it may read them early in its next turn, if it reads few other words before: a signal does.
+    /// Makes a put or signal, or its fast path, or one in block or warp mode. A thread that has looked for requests to ring has read the
+    /// cursors, so it may read them early in its next turn if it reads few other words first, as a signal does.
     fn ringing(&mut self, work: &mut Work, number: u64) {
         if self.random.one_in(2) {
             self.call("fgin_ring", vec![Context]);
@@ -165,7 +165,7 @@ impl Steps<'_> {
         }
     }
 
-    /// A put, or a signal with a put or without one, in a word that no other post names; then a wait or a look at this rank's signals.
+    /// Makes a put, or a signal with or without a put, to a word that no other post names; then waits for or reads this rank's signals.
     fn emulated(&mut self, work: &mut Work, number: u64, posted: u64) {
         let to = Value(u64::from(self.random.below(NRANKS)));
         let (offset, value) = (Value(number * 8), Value(0x1111_0000 + number));
@@ -239,7 +239,7 @@ impl Steps<'_> {
 }
 
 impl Work {
-    /// The steps of a thread of an aimed kind.
+    /// Returns the steps of a thread in an aimed workload.
     pub fn aimed_thread(&mut self, random: &mut Random, thread: u64, posts: u64) -> Vec<Step> {
         let first = thread * posts;
         let ends = if self.kind == Kind::Aborted { Expect::Ends } else { Expect::Equal(0) };

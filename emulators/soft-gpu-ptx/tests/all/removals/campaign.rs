@@ -1,4 +1,4 @@
-//! The seeds that try a removal.
+//! Tries removals under many seeds.
 
 use super::card::{lines, load, outcome};
 use super::sites::{Change, Pause, Site, changed, sites};
@@ -10,27 +10,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Seeds of the search for a removal that was found before.
+/// How many seeds to search for a removal that was found before.
 const MAX_SEEDS: u64 = 1000;
 
-/// Where the threads pause under a seed.
+/// Returns where the threads pause under a seed.
 pub fn pause_of(seed: u64) -> Pause {
     Pause::ALL[seed as usize / 3 % Pause::ALL.len()]
 }
 
-/// A seed that shows a removal.
+/// A seed that exposes a removal.
 #[derive(Clone, Debug)]
 pub struct Shown {
     pub seed: u64,
-    /// The work, and what was wrong with it.
+    /// The workload, and what went wrong.
     pub how: String,
 }
 
-/// What the campaign says of a removal.
+/// The campaign's verdict on a removal.
 #[derive(Clone, Debug)]
 pub enum Verdict {
     Found(Shown),
-    /// So many works get to the site, and no seed shows the removal.
+    /// This many workloads reach the site, but no seed exposes the removal.
     Unseen(usize),
     Unreached,
 }
@@ -45,7 +45,7 @@ impl Verdict {
     }
 }
 
-/// The module with a change, for each pause.
+/// The changed module, for each pause.
 struct Removal<'a> {
     text: &'a str,
     lines: &'a [usize],
@@ -58,7 +58,7 @@ impl<'a> Removal<'a> {
         Self { text, lines, change, loaded: Default::default() }
     }
 
-    /// The pause alone changes nothing.
+    /// Checks that the pause alone is harmless.
     fn check_pause(&self, work: &Work, seed: u64) {
         let pause = pause_of(seed);
         let alone = load(&changed(self.text, self.lines, Change::Keep, pause));
@@ -66,7 +66,7 @@ impl<'a> Removal<'a> {
         assert!(outcome.is_ok(), "seed {seed}, {:?}: a pause {pause:?} alone is wrong: {outcome:?}", work.kind);
     }
 
-    /// What is wrong with the work, if anything.
+    /// Runs the workload, and returns what went wrong, if anything.
     fn try_work(&self, work: &Work, seed: u64) -> Option<Shown> {
         let pause = pause_of(seed);
         let loaded =
@@ -76,19 +76,19 @@ impl<'a> Removal<'a> {
     }
 }
 
-/// The module, and the works of all seeds.
+/// The module, and the workloads of all seeds.
 pub struct Campaign {
     pub text: String,
     pub sites: BTreeMap<Site, Vec<usize>>,
-    /// The works of each seed, and the lines that each executes.
+    /// Each seed's workloads, and the lines that each executes.
     works: Vec<Vec<(Work, BTreeSet<usize>)>>,
 }
 
 impl Campaign {
-    /// Runs all works of the unchanged module.
+    /// Runs all workloads on the unchanged module.
     ///
     /// # Panics
-    /// A work is wrong.
+    /// If a workload goes wrong.
     pub fn new(text: String) -> Self {
         let unchanged = load(&text);
         let works = in_parallel(&seeds().collect::<Vec<_>>(), |&seed| {
@@ -101,7 +101,7 @@ impl Campaign {
         Self { sites: sites(&text), text, works }
     }
 
-    /// Tries the removal under all seeds until one shows it, and under more of them if it was found before the module changed.
+    /// Tries a removal under all seeds until one exposes it, and under more seeds if it was found before the module changed.
     pub fn verdict(&self, site: &Site, change: Change, was_found: bool) -> Verdict {
         let sites = &self.sites[site];
         let removal = Removal::new(&self.text, sites, change);
@@ -125,18 +125,18 @@ impl Campaign {
     }
 }
 
-/// The first work of the seed that shows the removal.
+/// Returns the result of the seed's first workload that exposes the removal.
 pub fn shown_by(text: &str, lines: &[usize], change: Change, seed: u64) -> Option<Shown> {
     let removal = Removal::new(text, lines, change);
     Work::of(seed).iter().find_map(|work| removal.try_work(work, seed))
 }
 
-/// The seeds of a campaign.
+/// Returns a campaign's seeds.
 pub fn seeds() -> std::ops::Range<u64> {
     0..repetitions("SOFTGPU_REMOVAL_SEEDS", 200, 200)
 }
 
-/// The results of all items, in their order, by two threads.
+/// Processes all items on two threads, and returns the results in order.
 pub fn in_parallel<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(items.len()));

@@ -1,4 +1,4 @@
-//! A simulated card, and the run of one work on it.
+//! A simulated card, and runs of workloads on it.
 
 use super::kernel;
 use super::work::{Expect, Kind, NUMBERS, POSTS, STEP, THREADS, Work, canonical, pool};
@@ -12,15 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// The module whose fences and orders are removed.
+/// The module whose fences and orderings are removed.
 const MODULE: &str = "ferrogin_device.ptx";
-/// Instructions of a work that ends are a tenth of it at most.
+/// A workload that ends takes at most a tenth as many instructions.
 const WATCHDOG: Duration = Duration::from_nanos(5_000_000);
 
-/// Requests that the card has fetched and not completed, and what was wrong.
+/// Requests that the card has fetched but not completed, and what went wrong.
 #[derive(Default)]
 struct Fetched {
-    /// Requests that are rung, and those of them that the card has read.
+    /// The doorbell value of each ring, and how far the card has read.
     rung: Vec<u32>,
     counts: Vec<u32>,
     open: Vec<(usize, Vec<u8>)>,
@@ -30,13 +30,13 @@ struct Fetched {
     wrong: Option<String>,
 }
 
-/// A card that acts on each MMIO store of a kernel, and when all threads wait.
+/// A card that acts after each of a kernel's MMIO stores, and when all threads wait.
 struct Card<'a> {
     work: &'a Work,
     side: Side,
-    /// The numbers of the rings' first requests.
+    /// The number of each ring's first request.
     first: Vec<u32>,
-    /// The bytes of a slot that no post has written, of each ring.
+    /// The bytes of an unwritten slot of each ring.
     unwritten: Vec<Vec<u8>>,
     pool: u64,
     process: Process,
@@ -55,7 +55,7 @@ impl Card<'_> {
         [0, DONE, ARRIVED, REQUESTS, OUT].map(|at| self.data.address() + at as u64 * 8)
     }
 
-    /// A doorbell. The card reads the requests at once, or later.
+    /// Handles a doorbell. The card reads the requests now or later.
     fn ring(&self, state: &mut Fetched, at: usize) -> Result<(), String> {
         let rung = self.side.context.rings[at].doorbell.load(Ordering::SeqCst);
         let new = rung.wrapping_sub(state.rung[at]);
@@ -66,7 +66,7 @@ impl Card<'_> {
         Ok(())
     }
 
-    /// Checks that a store has not written more requests beyond the doorbell than the card takes.
+    /// Checks that no more requests have been written ahead of the doorbell than the card accepts.
     fn check_batches(&self, state: &Fetched) -> Result<(), String> {
         for (at, ring) in self.side.context.rings.iter().enumerate() {
             let idx = state.rung[at].wrapping_add(MAX_BATCH);
@@ -82,7 +82,7 @@ impl Card<'_> {
         Ok(())
     }
 
-    /// Reads the requests that are rung.
+    /// Reads the requests covered by the doorbell.
     fn fetch(&self, state: &mut Fetched, at: usize) -> Result<(), String> {
         let ring = &self.side.context.rings[at];
         while state.counts[at] != state.rung[at] {
@@ -116,7 +116,7 @@ impl Card<'_> {
         Ok(())
     }
 
-    /// Completes a request, and reads its value again, as for a retransmission.
+    /// Completes a request, after reading its value again as for a retransmission.
     fn complete(&self, state: &mut Fetched, which: usize) -> Result<(), String> {
         let (at, slot) = state.open.swap_remove(which);
         let ring = &self.side.context.rings[at];
@@ -128,7 +128,7 @@ impl Card<'_> {
         Ok(())
     }
 
-    /// A peer's signal, and a counter of this rank.
+    /// Raises signals, as a peer does, and this rank's counters.
     fn raise(&self, state: &mut Fetched) {
         state.raised += 1;
         self.data.set(ARRIVED, state.raised);
@@ -139,7 +139,7 @@ impl Card<'_> {
         }
     }
 
-    /// The request that the card completes at an MMIO store or when all threads wait, of those that are open.
+    /// Chooses which open request the card completes at an MMIO store, or when all threads wait.
     fn next(&self, open: usize, random: &mut Random, doorbell: Option<bool>) -> Option<usize> {
         let chance = match (self.work.kind, doorbell) {
             (Kind::Stalled, _) => return None,
@@ -152,7 +152,7 @@ impl Card<'_> {
         (open != 0 && random.one_in(chance)).then(|| random.index(open))
     }
 
-    /// The card acts after an MMIO store to the address; without one, all threads wait.
+    /// Lets the card act after an MMIO store to `address`, or without one when all threads wait.
     fn act(&self, state: &mut Fetched, random: &mut Random, address: Option<u64>) -> Result<(), String> {
         let rings = &self.side.context.rings;
         if address.is_some() {
@@ -178,7 +178,7 @@ impl Card<'_> {
             self.raise(state);
         }
         state.idle = if address.is_none() && state.open.is_empty() { state.idle + 1 } else { 0 };
-        // The last stores of a lane that waits for others leave it after some hundred turns.
+        // It may take a few hundred turns until the last stores of a lane that waits for others leave it.
         if state.idle > 900 && self.work.kind != Kind::Stalled {
             let rings: Vec<_> =
                 rings.iter().map(|ring| (ring.cursors(), ring.completed.load(Ordering::SeqCst))).collect();
@@ -201,10 +201,10 @@ impl Card<'_> {
     }
 }
 
-// SAFETY: the raw pointers are to leaked memory. Only the thread that runs the kernel uses a card.
+// SAFETY: the raw pointers point to leaked memory. Only the thread that runs the kernel uses a card.
 unsafe impl Sync for Card<'_> {}
 
-// SAFETY: the ranges are those of `Process`; the kernel reaches the leaked context and pool, and arenas that live as long.
+// SAFETY: the ranges are those of `Process`; the kernel reaches the leaked context and pool, and arenas that live as long as the card.
 unsafe impl Memory for Card<'_> {
     fn generation(&self) -> &AtomicU64 {
         self.process.generation()
@@ -223,11 +223,11 @@ unsafe impl Memory for Card<'_> {
     }
 }
 
-/// A work that is ready to run: the card, and the memory of the steps.
+/// A workload that is ready to run: the card, and the steps in memory.
 struct Ready<'a> {
     card: Card<'a>,
     lists: Arena,
-    /// The word of each step's result, what it has to be, and what the step did.
+    /// The word of each step's result, the expected result, and the step's kind.
     expected: Vec<(usize, Expect, u64)>,
     launch: Launch,
 }
@@ -244,7 +244,7 @@ impl<'a> Ready<'a> {
             first: counts.clone(),
             unwritten,
             pool,
-            // SAFETY: the kernel reaches the leaked context and pool, and arenas that live as long.
+            // SAFETY: the kernel reaches the leaked context and pool, and arenas that live as long as the card.
             process: unsafe { Process::new() },
             data: Arena::new(OUT + THREADS),
             state: Mutex::new((Fetched { rung: counts.clone(), counts, ..Fetched::default() }, Random::new(seed))),
@@ -268,13 +268,13 @@ impl<'a> Ready<'a> {
         let mut launch = Launch::new([blocks, 1, 1], [threads, 1, 1], lists.address().to_le_bytes().to_vec());
         launch.seed = seed;
         launch.weak = true;
-        // The seed alone decides when a wait ends by its time, and when the watchdog ends the kernel.
+        // Only the seed decides when a wait times out, and when the watchdog ends the kernel.
         launch.time = Time::Instructions;
         launch.watchdog = Some(WATCHDOG);
         Self { card, lists, expected, launch }
     }
 
-    /// What was wrong.
+    /// Returns what went wrong, if anything.
     fn check(self, ended: Result<(), Trap>) -> Result<(), String> {
         let (state, _) = self.card.state.into_inner().expect("no thread panics with the card");
         if let Some(wrong) = state.wrong {
@@ -306,7 +306,7 @@ impl<'a> Ready<'a> {
     }
 }
 
-/// Runs the work on the module. What it did, or what was wrong.
+/// Runs a workload on the module. Returns what it did, or what went wrong.
 pub fn outcome(loaded: &Loaded, work: &Work, seed: u64) -> Result<Statistics, String> {
     let ready = Ready::new(work, seed);
     let kernel = loaded.program().kernel("work").expect("the kernel");
@@ -315,7 +315,7 @@ pub fn outcome(loaded: &Loaded, work: &Work, seed: u64) -> Result<Statistics, St
     ready.check(ended.map(|_| ())).map(|()| statistics)
 }
 
-/// Runs the work as [`outcome`] does. The lines of the module that it has executed, from 0 on, or what was wrong.
+/// Runs a workload like [`outcome`]. Returns the module's executed lines, counting from 0, or what went wrong.
 pub fn lines(loaded: &Loaded, work: &Work, seed: u64) -> Result<BTreeSet<usize>, String> {
     let ready = Ready::new(work, seed);
     let kernel = loaded.program().kernel("work").expect("the kernel");

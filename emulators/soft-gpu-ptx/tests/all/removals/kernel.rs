@@ -1,4 +1,4 @@
-//! A kernel whose threads do the steps of their lists.
+//! A kernel whose threads execute lists of steps.
 
 use super::work::{END, LOAD, STEP, STORE};
 use crate::native::{CONTINUATION, FUNCTIONS, Source, continuation};
@@ -8,7 +8,7 @@ fn list(parameters: &[u32], of: impl Fn(usize, u32) -> String) -> String {
     parameters.iter().enumerate().map(|(at, &bits)| of(at, bits)).collect::<Vec<_>>().join(", ")
 }
 
-/// The text of the kernel.
+/// Returns the kernel's text.
 pub fn text() -> String {
     let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
     let mut calls = String::new();
@@ -36,7 +36,7 @@ pub fn text() -> String {
         parameters.iter().enumerate().for_each(|(at, &bits)| calls += &load(at, bits, at));
         let _ = writeln!(calls, "call (r), {name}, ({names});");
         if function.result == CONTINUATION {
-            // What is left is done by the other function.
+            // The continuation does what is left.
             calls += "ld.param.b64 %a, [r]; st.global.b64 [%w+128], %a;\nsetp.eq.u64 %p, %a, 0; @%p bra $next;\n{\n.param .b32 c;\n";
             let (next, sources) = continuation(name);
             let (next, parameters) = (next.name, next.parameters);

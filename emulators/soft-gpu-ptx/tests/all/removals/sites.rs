@@ -1,11 +1,11 @@
-//! The instructions of the shipped module with an order, and the module with some of them changed.
+//! Finds the shipped module's instructions with an ordering, and changes some of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An instruction with an order, and the strong accesses before and after it in the text.
+/// An instruction with an ordering, and the strong accesses before and after it in the text.
 pub type Site = [String; 3];
 
-/// The strong access in a line of PTX.
+/// Returns the strong access in a line of PTX.
 fn strong(line: &str) -> Option<&str> {
     let word = line.trim().trim_start_matches('@').split_whitespace().find(|word| {
         word.starts_with("fence") || ["ld.", "st.", "atom.", "red."].iter().any(|start| word.starts_with(start))
@@ -23,7 +23,7 @@ fn begins_function(line: &str) -> bool {
     line.contains(".func") || line.contains(".entry")
 }
 
-/// The sites of a text, each with its lines, from 0 on.
+/// Returns the sites in a text, each with its lines, counting from 0.
 pub fn sites(text: &str) -> BTreeMap<Site, Vec<usize>> {
     let mut found: Vec<(usize, &str)> = Vec::new();
     for (at, line) in text.lines().enumerate() {
@@ -44,7 +44,7 @@ pub fn sites(text: &str) -> BTreeMap<Site, Vec<usize>> {
     sites
 }
 
-/// The functions that have these lines, by their last names.
+/// Returns the functions that contain these lines, by the last component of their paths.
 pub fn functions(text: &str, lines: &[usize]) -> BTreeSet<String> {
     let (mut found, mut now) = (BTreeSet::new(), "");
     for (at, line) in text.lines().enumerate() {
@@ -63,8 +63,8 @@ fn is_name(word: &str) -> bool {
     ["fgin_", "_R"].iter().any(|start| word.starts_with(start))
 }
 
-/// The last name of the path in a symbol of Rust (v0 mangling), without generic arguments. A path is one run of names, and that of
-/// a method has a second run: its type, and the method.
+/// Returns the last name of the path in a Rust symbol (v0 mangling), without generic arguments. A path is one run of names; a
+/// method's path has a second run: its type and the method.
 fn path_of(symbol: &str) -> Option<&str> {
     let path = symbol.strip_prefix("_R")?.trim_start_matches('I');
     let (mut rest, mut runs, mut in_run) = (path, Vec::new(), false);
@@ -78,7 +78,7 @@ fn path_of(symbol: &str) -> Option<&str> {
             runs.push(name);
             (rest, in_run) = (after, true);
         } else {
-            // A reference to what came before, and a number that tells two paths apart, end in `_`.
+            // Back-references and disambiguators end in `_`.
             rest = if matches!(first, 'B' | 's') { rest.split_once('_')?.1 } else { &rest[1..] };
             in_run = false;
         }
@@ -86,18 +86,18 @@ fn path_of(symbol: &str) -> Option<&str> {
     runs.get(usize::from(path.starts_with("NvM"))).copied()
 }
 
-/// What is done to a site.
+/// The change made to a site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing: for the pause alone.
+    /// No change: tries the pause alone.
     Keep,
     /// The fence is removed, or the access is relaxed.
     None,
-    /// The scope is that of the block.
+    /// The scope is narrowed to the block.
     Block,
 }
 
-/// Where a thread that gets to a site lets the others run, for a turn or for several.
+/// Where a thread that reaches a site lets the others run, for one turn or several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     None,
@@ -110,7 +110,7 @@ pub enum Pause {
 impl Pause {
     pub const ALL: [Pause; 5] = [Pause::None, Pause::Before, Pause::After, Pause::LongBefore, Pause::LongAfter];
 
-    /// Turns before the site, and after it.
+    /// Returns the number of turns before and after the site.
     fn turns(self) -> (usize, usize) {
         match self {
             Pause::None => (0, 0),
@@ -122,7 +122,7 @@ impl Pause {
     }
 }
 
-/// The text with the change and the pause in these lines. All lines keep their numbers.
+/// Returns the text with the change and pause made in these lines. All lines keep their numbers.
 pub fn changed(text: &str, lines: &[usize], change: Change, pause: Pause) -> String {
     let (before, after) = pause.turns();
     let sleep = |turns| "nanosleep.u32 1; ".repeat(turns);

@@ -1,4 +1,4 @@
-//! `removals.txt`: a line for each removal that the module has room for, with its verdict.
+//! `removals.txt`: a line with the verdict on each possible removal.
 
 use super::campaign::{Campaign, Verdict, in_parallel};
 use super::sites::{Change, Site, functions};
@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 const TABLE: &str = include_str!("../../../removals.txt");
 
-/// The change, the site, the verdict, the seed or the reason, and some functions that have the site.
+/// The change, site, verdict, seed or reason, and some functions that contain the site.
 #[derive(Clone, Debug)]
 pub struct Line {
     pub change: Change,
@@ -31,7 +31,7 @@ impl Line {
         Self { change, site: [form, before, after], verdict, note, functions }
     }
 
-    /// What tells the removal from others, whatever lines the module has before the site.
+    /// Returns what identifies the removal, independent of line numbers.
     pub fn key(&self) -> String {
         let change = if self.change == Change::Block { "cta" } else { "none" };
         format!("{change}\t{}", self.site.join("\t"))
@@ -41,18 +41,18 @@ impl Line {
         format!("{}\t{}\t{}\t{}", self.key(), self.verdict, self.note, self.functions)
     }
 
-    /// The seed that shows the removal.
+    /// Returns the seed that exposes the removal.
     pub fn seed(&self) -> Option<u64> {
         self.note.parse().ok().filter(|_| self.verdict == "found")
     }
 }
 
-/// The lines of the table.
+/// Reads the table's lines.
 pub fn table() -> Vec<Line> {
     TABLE.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(Line::read).collect()
 }
 
-/// A line for each removal that the module has room for, without a verdict.
+/// Returns a line without a verdict for each possible removal.
 pub fn removals(sites: &BTreeMap<Site, Vec<usize>>) -> Vec<Line> {
     let line = |change, site: &Site| {
         let (verdict, note, functions) = Default::default();
@@ -62,7 +62,7 @@ pub fn removals(sites: &BTreeMap<Site, Vec<usize>>) -> Vec<Line> {
     sites.keys().map(|site| line(Change::None, site)).chain(narrower).collect()
 }
 
-/// A few names of a list, and the number of the others.
+/// Returns a few names from a list, and the number of the rest.
 fn few(names: &BTreeSet<String>) -> String {
     let mut few = names.iter().take(3).cloned().collect::<Vec<_>>().join(" ");
     if names.len() > 3 {
@@ -71,7 +71,7 @@ fn few(names: &BTreeSet<String>) -> String {
     few
 }
 
-/// The old line whose reason a line gets that has none: one that the new table lacks before others, then the most like it.
+/// Returns the old line whose reason to propose for a line without one: preferably one that is gone from the table, then the most similar.
 fn most_like<'a>(line: &Line, old: &'a [Line], keys: &BTreeSet<String>) -> Option<&'a Line> {
     let names: BTreeSet<&str> = line.functions.split(' ').collect();
     let alike = |other: &&Line| {
@@ -82,7 +82,7 @@ fn most_like<'a>(line: &Line, old: &'a [Line], keys: &BTreeSet<String>) -> Optio
     old.iter().filter(|other| other.verdict != "found" && other.site[0] == line.site[0]).max_by_key(alike)
 }
 
-/// The lines of the PTX around the first place of a site.
+/// Returns the PTX around a site's first instruction.
 fn place(text: &str, lines: &[usize]) -> String {
     let first = lines.first().copied().unwrap_or(0);
     let mut place = String::new();
@@ -95,7 +95,7 @@ fn place(text: &str, lines: &[usize]) -> String {
     place
 }
 
-/// Makes the table again, and prints what has changed.
+/// Regenerates the table, and prints what has changed.
 pub fn refresh(campaign: &Campaign) -> String {
     let old = table();
     let mut file: String = TABLE.lines().filter(|line| line.starts_with('#')).map(|line| format!("{line}\n")).collect();
@@ -118,7 +118,7 @@ pub fn refresh(campaign: &Campaign) -> String {
             }
             (_, Some(before)) if before.verdict == line.verdict => line.note.clone_from(&before.note),
             (verdict, _) => {
-                // No reason of another line fits a removal that was found.
+                // No other line's reason fits a removal that was found before.
                 let like =
                     most_like(line, &old, &keys).filter(|_| before.is_none_or(|before| before.verdict != "found"));
                 line.note = like.map_or("?".into(), |like| like.note.clone());

@@ -1,4 +1,4 @@
-//! The works of a seed: what each thread calls, what the calls must return, and the requests that the card must find.
+//! A seed's workloads: what each thread calls, what the calls must return, and the requests that the card must find.
 
 use crate::native::{self, ENDPOINTS, ENTRIES, FUNCTIONS, NRANKS, STRONG, Side};
 use efa_dp_direct::queue::{SQ_WQ_OFFSET, WqV0};
@@ -11,15 +11,15 @@ use std::collections::HashMap;
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Threads that post, and posts of each.
+/// Threads that post, and posts per thread.
 pub const THREADS: usize = 4;
 pub const POSTS: usize = 10;
-/// Signals of a context with many endpoints.
+/// The number of signals in a context with many endpoints.
 pub const MANY: u32 = 16;
 pub const NUMBERS: u64 = (THREADS * POSTS) as u64;
-/// Words of a step: what it does, its arguments, and from word 16 on its result.
+/// Words per step: its kind, its arguments, and from word 16 on its result.
 pub const STEP: usize = 18;
-/// Steps that are no calls.
+/// Steps that aren't calls.
 pub const LOAD: u64 = 100;
 pub const STORE: u64 = 101;
 pub const END: u64 = 102;
@@ -29,19 +29,19 @@ pub fn function(name: &str) -> u64 {
     FUNCTIONS.iter().position(|function| function.name == name).expect("the function is in the list") as u64
 }
 
-/// What a step's result has to be.
+/// The expected result of a step.
 #[derive(Clone, Copy, Debug)]
 pub enum Expect {
     Any,
     Equal(u64),
     AtLeast(u64),
-    /// The result of the step before, or more.
+    /// At least the result of the previous step.
     AtLeastBefore,
-    /// Success, or an error of a wait that ends without what it waits for.
+    /// Success, or the error of a wait that ended early.
     Ends,
 }
 
-/// A step before addresses are known: arguments are from a context, a window, the data words, or a value.
+/// An argument before addresses are known: a value, a context, a window, or a word of the data.
 #[derive(Clone, Copy, Debug)]
 pub enum Word {
     Value(u64),
@@ -49,11 +49,11 @@ pub enum Word {
     Window,
     /// A word of the data that threads write and the card reads.
     Data(u64),
-    /// A word that the card sets when it has completed the post of this number.
+    /// A word that the card sets when it completes the post of this number.
     Done(u64),
-    /// A word that a peer writes before it raises the signal.
+    /// A word that is written before the signal or counter is raised.
     Arrived(u64),
-    /// Memory for a request of a flush, and for a result.
+    /// Memory for a flush request, and (`Out`) for a result.
     Request(u64),
     Out(u64),
     /// The count at the last reset of signal 1.
@@ -62,7 +62,7 @@ pub enum Word {
 
 pub type Step = (u64, Vec<Word>, Expect);
 
-/// What makes the threads get to code that they seldom need.
+/// What makes the threads reach code that they rarely need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Usual,
@@ -70,38 +70,38 @@ pub enum Kind {
     Aggregated,
     /// All posts are on one ring.
     Crowded,
-    /// One thread alone, in the exclusive mode, posts more than the rings have room for.
+    /// A single thread, in exclusive mode, posts more than the rings have room for.
     Lone,
-    /// NCCL's device code has posted before, and has rung, or left that to others.
+    /// NCCL's device code has posted before and rung the doorbell, or (`Deferred`) left that to others.
     Posted,
     Deferred,
-    /// The card completes nothing, and waits end by their time.
+    /// The card completes nothing, and waits time out.
     Stalled,
-    /// Endpoints leave the set of used endpoints, and enter it again.
+    /// Endpoints leave the set of used endpoints and enter it again.
     Leaving,
-    /// Threads take the lock of one endpoint, each operation for another reason.
+    /// Threads take one endpoint's lock, for a different reason in each operation.
     Locking,
-    /// Two threads post on one endpoint, and flush again and again.
+    /// Two threads post on one endpoint, and flush over and over.
     Flushing,
-    /// The host has raised the abort flag: no thread waits.
+    /// The host has raised the abort flag, so no thread waits.
     Aborted,
-    /// Threads post on one endpoint, and wait for nothing.
+    /// Threads post on one endpoint without waiting for anything.
     Ringing,
-    /// The same for the threads of one block, in the mode of a block.
+    /// As `Ringing`, but with the threads of one block, in block mode.
     RingingBlock,
-    /// The same for the lanes of warps, by the functions for lanes that post together.
+    /// As `Ringing`, but with lanes of warps, which call the functions for posting together.
     RingingWarp,
     /// The card completes the newest request first, and some threads flush while others post.
     Newest,
-    /// Threads read and reset signals and counters, which change all the time.
+    /// Threads read and reset signals and counters that keep changing.
     Counting,
-    /// Threads post on more endpoints than a request of a flush has entries for.
+    /// Threads post on more endpoints than a flush request has entries for.
     Many,
-    /// Signals are words of memory: threads raise them with puts, after puts, and after all earlier posts, and wait for them.
+    /// Signals are words in memory: threads raise them with puts, after puts and after all earlier posts, and wait for them.
     Emulated,
 }
 
-/// The kinds of the works of a seed that has the remainder `seed % USUAL.len()`.
+/// The kinds of the usual workloads, by `seed % USUAL.len()`.
 const USUAL: [Kind; 11] = [
     Kind::Usual,
     Kind::Crowded,
@@ -115,7 +115,7 @@ const USUAL: [Kind; 11] = [
     Kind::Usual,
     Kind::Crowded,
 ];
-/// The kinds of its aimed works, which are at few orders, and the policies.
+/// The kinds and policies of the aimed workloads, which target a few orderings each, by `seed % AIMED.len()`.
 const AIMED: [[(Kind, u32); 8]; 3] = [
     [
         (Kind::Leaving, POLICY_COMBINING),
@@ -149,76 +149,76 @@ const AIMED: [[(Kind, u32); 8]; 3] = [
     ],
 ];
 
-/// A ring, and a slot without phase and value.
+/// A ring, and a slot in canonical form.
 pub type Slot = (usize, Vec<u64>);
 
-/// The steps of all threads under one seed, and what the card has to find.
+/// A workload: the steps of all threads under one seed, and what the card has to find.
 pub struct Work {
     pub kind: Kind,
-    /// The kind of posts of a crowd.
+    /// Which post a `Crowded` workload makes.
     crowd: usize,
     pub policy: u32,
     pub wide: bool,
-    /// The number of the first post.
+    /// The rings' initial count.
     pub start: u32,
-    /// Blocks, and threads of a block.
+    /// Blocks, and threads per block.
     pub shape: (u32, u32),
     pub steps: Vec<Vec<Step>>,
-    /// The posts of the steps, for native calls.
+    /// The steps' posts, to make natively.
     pub posts: Vec<(u64, Vec<Word>)>,
-    /// The post that a slot is of, and the data that its request reads.
+    /// The post that each slot belongs to, and the data that its request reads.
     pub slots: HashMap<Slot, (usize, Option<u64>)>,
-    /// Of the slots, requests that are signals alone, and the posts that must have completed before.
+    /// The slots that are only signals, and the posts that must have completed before each.
     pub signals: HashMap<Slot, Vec<usize>>,
     pub requests: usize,
 }
 
-/// The address of the count at the last reset of signal 1.
+/// Returns the address of the count at the last reset of signal 1.
 fn reset_at(side: &Side) -> u64 {
     let context = side.context.context.as_ptr();
     // SAFETY: the context is leaked, and no thread writes its pointers.
     let dev = unsafe { (*context).routes.dev };
     // SAFETY: the device handle is leaked, and no thread writes its pointers.
     let handles = unsafe { (*dev).signal_handles };
-    // SAFETY: the list is leaked, and has a handle for each of two signals.
+    // SAFETY: the list is leaked, and has two handles, one per signal.
     let handle = unsafe { *handles.wrapping_add(1) };
     // SAFETY: the handle is leaked.
     unsafe { &raw const (*handle).cntr_offset as u64 }
 }
 
-/// NCCL's device code has written requests of the ring, and leaves the doorbell to others.
+/// Writes requests to a ring as NCCL's device code does when it leaves the doorbell to others.
 fn defer(side: &Side, ring: usize, count: u32) {
     let context = side.context.context.as_ptr();
     // SAFETY: the context is leaked, and no thread writes its pointers.
     let endpoints = unsafe { (*context).routes.endpoints };
-    // SAFETY: the endpoints are leaked, and the number is that of one of them.
+    // SAFETY: the endpoints are leaked, and `ring` is the number of one of them.
     let queue = unsafe { &raw const (*endpoints.wrapping_add(ring)).queue };
     for field in [offset_of!(WqV0, pc), offset_of!(WqV0, wqes_completed)] {
         let word = queue.cast::<u8>().wrapping_add(SQ_WQ_OFFSET + field).cast_mut();
-        // SAFETY: an aligned word of the leaked queue, which is only accessed atomically while a kernel runs.
+        // SAFETY: this is an aligned word of the leaked queue, which is only accessed atomically while a kernel runs.
         unsafe { AtomicU32::from_ptr(word.cast()) }.fetch_add(count, Ordering::SeqCst);
     }
 }
 
-/// NCCL's device code says that doorbells wait for a later request.
+/// Sets NCCL's mark that doorbells wait for a later request.
 fn wait(side: &Side) {
     let context = side.context.context.as_ptr();
     // SAFETY: the context is leaked, and no thread writes its pointers.
     let dev = unsafe { (*context).routes.dev };
     let word = dev.wrapping_byte_add(offset_of!(DevHandle, scratch_pad)).cast();
-    // SAFETY: an aligned word of the leaked handle, which is only accessed atomically.
+    // SAFETY: this is an aligned word of the leaked handle, which is only accessed atomically.
     unsafe { AtomicU32::from_ptr(word) }.store(1, Ordering::SeqCst);
 }
 
-/// The host has raised the abort flag.
+/// Raises the abort flag, as the host does.
 fn abort(side: &Side) {
     let context = side.context.context.as_ptr().cast_mut();
-    // SAFETY: the context is leaked, and no thread uses it before the kernel.
+    // SAFETY: the context is leaked, and no thread uses it before the kernel runs.
     unsafe { (*context).abort_flag = std::ptr::from_mut(Box::leak(Box::new(1))) };
 }
 
 impl Work {
-    /// Requests of NCCL's device code on each ring: few, or all but one.
+    /// Returns the number of NCCL's requests on each ring: a few, or all but one.
     pub fn of_nccl(&self) -> u32 {
         match self.kind {
             Kind::Posted => 2,
@@ -227,7 +227,7 @@ impl Work {
         }
     }
 
-    /// The device code has posted on rings before, and NCCL's code after it; or the host has aborted. The counts of the card.
+    /// Prepares the context: the device code has posted before, and then NCCL's code, or the host has aborted. Returns the card's counts.
     pub fn before(&self, side: &Side) -> Vec<u32> {
         let rings = &side.context.rings;
         if self.kind == Kind::Aborted {
@@ -260,7 +260,7 @@ impl Work {
     }
 }
 
-/// The word of a slot in the pool is replaced by the value.
+/// Returns a slot's words without the phase bit and with pool addresses replaced by the values there; and the phase.
 pub fn canonical(slot: &[u8], pool: u64) -> (Vec<u64>, bool) {
     let mut words: Vec<u64> =
         slot.chunks(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))).collect();
@@ -270,7 +270,7 @@ pub fn canonical(slot: &[u8], pool: u64) -> (Vec<u64>, bool) {
     let end = pool + 8 * u64::from(ENTRIES) * ENDPOINTS as u64;
     for word in &mut words {
         if (pool..end).contains(word) {
-            // SAFETY: a word of the leaked pool, which is only accessed atomically.
+            // SAFETY: this is a word of the leaked pool, which is only accessed atomically.
             *word = unsafe { AtomicU64::from_ptr(*word as *mut u64) }.load(Ordering::SeqCst);
         }
     }
@@ -282,7 +282,7 @@ pub fn pool() -> u64 {
 }
 
 impl Work {
-    /// The works of a seed: a usual one, and aimed ones.
+    /// Returns a seed's workloads: a usual one, and aimed ones.
     pub fn of(seed: u64) -> Vec<Self> {
         let aimed = AIMED[seed as usize % AIMED.len()];
         let aimed = aimed.into_iter().zip(1..).map(|((kind, policy), number)| Self::aimed(seed, number, kind, policy));
@@ -315,7 +315,7 @@ impl Work {
 
     fn aimed(seed: u64, number: u64, kind: Kind, policy: u32) -> Self {
         let mut random = Random::new(seed ^ number << 32);
-        // Most threads have blocks of their own, for which the scope of the block is not enough.
+        // Most threads have blocks of their own, so block scope isn't enough for them.
         let shape = match kind {
             Kind::Leaving | Kind::Newest => (random.of(&[2, 4]), 1),
             Kind::Flushing | Kind::Many => (2, 1),
@@ -333,7 +333,7 @@ impl Work {
         Work { kind, crowd: 0, policy, wide, start, shape, steps, posts, slots, signals, requests: 0 }
     }
 
-    /// Takes the steps of each thread, which has so many posts.
+    /// Collects each thread's steps from `steps`, which takes the thread and its number of posts.
     fn fill(&mut self, mut steps: impl FnMut(&mut Self, u64, u64) -> Vec<Step>) {
         let threads = u64::from(self.shape.0 * self.shape.1);
         for thread in 0..threads {
@@ -374,10 +374,10 @@ impl Work {
             let fast = mode == 0 && random.one_in(2);
             // Bit 0: lanes post together if they get there at the same time.
             let how = Value(if aggregates { 2 } else { 0 } | u64::from(random.one_in(3)));
-            // All threads of a block post each third time together, as lanes of a warp that make the same call.
+            // Every third time, all threads of a block post together, as lanes of a warp that make the same call.
             let at = (number - first) as usize;
             let by_lanes = at % 3 == 2;
-            // The plain post, and the fast functions that post the same.
+            // The plain post, and the fast-path call that posts the same.
             let post = match self.kind {
                 Kind::Crowded => self.crowd,
                 _ if by_lanes => [0, 3, 1][at / 3 % 3],
@@ -392,7 +392,7 @@ impl Work {
                 }
                 1 => {
                     let quick = vec![Context, to, Value(1), Value(0), how];
-                    // Raised by two, a signal takes the slow path, which posts in the exclusive mode too.
+                    // A signal raised by two takes the slow path, which posts in exclusive mode too.
                     let amount = if self.kind == Kind::Lone { 2 } else { 1 };
                     let action = Value(1 | amount << 32);
                     (("fgin_signal", vec![Context, to, action, flags]), ("fgin_fast_signal", quick))
@@ -407,7 +407,7 @@ impl Work {
                     (("fgin_put_value", list), ("fgin_fast_put_value", quick))
                 }
             };
-            // The requests of signals are equal: the card cannot tell whose it has completed.
+            // All signal requests look the same, so the card can't tell whose it has completed.
             if post.0 == "fgin_signal" {
                 signals.push(number);
             }
@@ -431,7 +431,7 @@ impl Work {
                         _ => {
                             steps.push((function("fgin_flush_async"), vec![Context, Request(thread)], ends));
                             steps.push((LOAD, vec![Done(seen)], Expect::Any));
-                            // A flush that has ended has the posts before it.
+                            // A flush that has ended covers the posts before it.
                             for _ in 0..random.below(6) {
                                 let list = vec![Context, Request(thread), Out(thread)];
                                 steps.push((LOAD, vec![Done(seen)], Expect::Any));
@@ -480,7 +480,7 @@ impl Work {
         steps
     }
 
-    /// A context for the work.
+    /// Makes a context for the workload.
     pub fn side(&self, pool: u64) -> Side {
         let parts = (self.policy, self.wide, pool, self.start);
         match self.kind {
@@ -490,7 +490,7 @@ impl Work {
         }
     }
 
-    /// The posts that the signal of a post covers: the put of the same call, and for a strong one those that the thread has made before.
+    /// Returns the posts that a post's signal covers: the put of the same call, and for a strong signal all earlier posts of the thread.
     fn covered(&self, number: usize, list: &[u64]) -> Vec<usize> {
         let name = |number: usize| FUNCTIONS[self.posts[number].0 as usize].name;
         let of_thread = NUMBERS as usize / (self.shape.0 * self.shape.1) as usize;
@@ -499,7 +499,7 @@ impl Work {
         (first..=number).filter(|&number| name(number) != "fgin_signal_at").collect()
     }
 
-    /// Posts natively, one after the other, and keeps the slots.
+    /// Makes all posts natively, one after another, and records the slots.
     fn expect_slots(&mut self) {
         let pool = pool();
         let side = self.side(pool);
@@ -508,7 +508,7 @@ impl Work {
             let function = &FUNCTIONS[*kind as usize];
             let source = ["fgin_put", "fgin_put_signal_at"].contains(&function.name).then_some(number as u64);
             let before: Vec<u32> = rings.iter().map(|ring| ring.cursors()[0]).collect();
-            // No aggregation: the batch would fill.
+            // No aggregation, or the batch would fill up.
             let list: Vec<u64> = list
                 .iter()
                 .enumerate()
@@ -517,7 +517,7 @@ impl Work {
                     if at + 1 == list.len() { value & !2 } else { value }
                 })
                 .collect();
-            // An emulated signal waits for the card, as does the second request of one that is raised by two.
+            // An emulated signal waits for the card, as does the second request of a signal raised by two.
             let waits = matches!(self.kind, Kind::Emulated | Kind::Lone);
             let ended = native::Card(AtomicBool::new(!waits)).completes(&side, || (function.native)(&list)[0]);
             assert_eq!(ended, 0, "{}", function.name);
@@ -526,7 +526,7 @@ impl Work {
                 let new = ring.cursors()[0].wrapping_sub(before[at]);
                 for idx in (0..new).map(|more| before[at].wrapping_add(more)) {
                     let (words, _) = canonical(&ring.slot(idx as usize), pool);
-                    // Signals by index are equal to others.
+                    // Indexed signals can't be told apart.
                     let is_signal = idx != before[at] || function.name == "fgin_signal_at";
                     if is_signal && function.name.ends_with("signal_at") {
                         self.signals.insert((at, words.clone()), covered.clone());
