@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Instructions of mlx5 posts and polls against their budgets: check.sh [DIST]. DIST is not used: the bench links the crate.
+# Checks instruction counts of mlx5 posts and polls against their budgets: check.sh [DIST]. DIST is unused: the bench links the crate.
 #
-# Prints one line for each budget and a last one with the counts; status 1 when a budget is exceeded. Without valgrind it prints
+# Prints one line per budget and a last one with the totals; exits with status 1 if a budget is exceeded. Without valgrind, it prints
 # SKIP and the reason.
 set -uo pipefail
 

@@ -1,9 +1,9 @@
-//! Instructions of an mlx5 post and poll: `cargo bench -p soft-mlx5 --bench instructions [-- --check]`.
+//! Counts the instructions of mlx5 posts and polls: `cargo bench -p soft-mlx5 --bench instructions [-- --check]`.
 //!
-//! Each figure is the mean over many and counts all executed instructions: the loop, the loads of the arguments from memory, the
-//! doorbell, and for polls the reads of each completion's byte count and request index and the release of the slots. The card executes
-//! no instruction, because the completions are in the queue before. With `--check` the program prints PASS, FAIL or SKIP for each
-//! budget, and fails when one is exceeded.
+//! Each figure is the mean over many operations and counts all executed instructions: the loop, loading the arguments from memory, the
+//! doorbell, and for polls also reading each completion's byte count and request index and releasing the slots. The card executes no
+//! instructions, because the completions are already in the queue. With `--check` the program prints PASS, FAIL or SKIP for each
+//! budget, and fails if one is exceeded.
 #![allow(unsafe_code)]
 
 use ferrogin_test_support::callgrind::{self, Count};
@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use std::ptr::NonNull;
 use std::slice::from_ref;
 
-/// Budgets, and the instructions of the usual driver (UCX for polls, rdma-core for posts).
+/// Budgets, and the instruction counts of the usual drivers (UCX for polls, rdma-core for posts).
 const ROWS: &[(&str, Option<f64>, &str)] = &[
     ("poll, plain", Some(18.0), "25.3"),
     ("poll, plain, one by one", None, "25.3"),
@@ -37,7 +37,7 @@ const ROWS: &[(&str, Option<f64>, &str)] = &[
     ("complete a write", None, "-"),
 ];
 
-/// The name in the last line, which the test run parses: one word (`xtask`'s `closing_line`).
+/// The name in the last line, which the test run parses: a single word (`xtask`'s `closing_line`).
 const LABEL: &str = "mlx5";
 
 fn main() -> ExitCode {
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The directory that cargo built this program in.
+/// Returns the target directory that cargo built this program in.
 fn target_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     program.ancestors().nth(3).map_or_else(std::env::temp_dir, Path::to_path_buf)
@@ -103,27 +103,27 @@ fn report(counts: &[Count], check: bool) -> u32 {
     failed
 }
 
-/// Memory that lives until the program ends.
+/// Allocates memory that lives until the program ends.
 fn memory(bytes: usize) -> NonNull<u8> {
     let layout = std::alloc::Layout::from_size_align(bytes, 4096).expect("a layout");
-    // SAFETY: the layout is not empty.
+    // SAFETY: the layout isn't empty.
     NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).expect("memory")
 }
 
-/// A doorbell record in such memory.
+/// Makes a doorbell record in memory that lives until the program ends.
 fn record_at(word: NonNull<u32>) -> DoorbellRecord {
     // SAFETY: the word is aligned and mapped until the program ends.
     unsafe { DoorbellRecord::new(word) }
 }
 
-/// Slots of the completion queues. Every run takes fewer completions, so no lap is full.
+/// Slots per completion queue. Every run takes fewer completions, so none wraps around.
 const LOG_SLOTS: u32 = 16;
-/// Completions that are counted; a multiple of whole blocks and batches.
+/// The number of completions counted; a multiple of whole blocks and batches.
 const POLLS: u32 = 64 * 7 * 80;
-/// Completions that one call returns.
+/// The number of completions that one call returns.
 const BATCH: u32 = 64;
 
-/// A queue that holds completions of one kind with consecutive request indices.
+/// Makes a queue that holds completions of one kind with consecutive request indices.
 fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
     let slots = memory(64 << LOG_SLOTS);
     let record = memory(8).cast::<u32>();
@@ -133,7 +133,7 @@ fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
     // SAFETY: the memory is aligned and mapped until the program ends, and no other queue uses it.
     let arm = unsafe { ArmRegister::new(arm) };
     ring.initialise();
-    // SAFETY: the queue's memory, aligned and mapped until the program ends; driver and card access it by the format's rules.
+    // SAFETY: the queue's memory is aligned and mapped until the program ends; driver and card access it by the format's rules.
     let card = unsafe { CqMemory::new(slots.cast(), LOG_SLOTS, record) };
     let layout = if blocks.is_some() { Layout::Enhanced } else { Layout::Plain };
     let mut writer = CqWriter::new(
@@ -196,9 +196,9 @@ fn count_polls(name: &str, mut queue: CompletionQueue, poll: fn(&mut CompletionQ
     });
 }
 
-/// Blocks of the send queue: more than all posts of a run, so that none waits for a completion.
+/// Blocks in the send queue: more than a run posts, so that no post waits for a completion.
 const LOG_BLOCKS: u32 = 15;
-/// Posts that are counted; a multiple of the batch.
+/// The number of posts counted; a multiple of the batch.
 const POSTS: u32 = 8192;
 const POST_BATCH: usize = 16;
 
@@ -226,7 +226,7 @@ fn send_queue(blueflame: BlueFlame) -> SendQueue<u64> {
 /// A function that posts all writes.
 type PostAll = fn(&mut SendQueue<u64>, &[Write]) -> bool;
 
-/// The arguments of one write, which are read from memory for each post.
+/// One write's arguments, which are read from memory for each post.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Write {
@@ -306,7 +306,7 @@ fn count_posts() {
     });
 }
 
-/// The oldest outstanding request of a queue that has posted since it began.
+/// Returns the index of the oldest outstanding request in a queue.
 fn oldest(queue: &SendQueue<u64>) -> u16 {
     queue.producer().wrapping_sub((1 << LOG_BLOCKS) - queue.free_blocks()) as u16
 }

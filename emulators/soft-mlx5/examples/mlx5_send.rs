@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 type Error = Box<dyn std::error::Error>;
 
-/// The next completion of the queue.
+/// Waits for the queue's next completion.
 fn next(queue: &mut CompletionQueue) -> Result<Cqe, Error> {
     let deadline = Instant::now() + Duration::from_secs(30);
     while Instant::now() < deadline {
@@ -24,7 +24,7 @@ fn next(queue: &mut CompletionQueue) -> Result<Cqe, Error> {
             Polled::Failed(error) => return Err(error.into()),
             Polled::Empty => continue,
         };
-        // The card may write the slot again.
+        // From here on, the card may reuse the slot.
         queue.release();
         return Ok(completion);
     }
@@ -32,7 +32,7 @@ fn next(queue: &mut CompletionQueue) -> Result<Cqe, Error> {
 }
 
 fn main() -> Result<(), Error> {
-    // What the card writes while it is registered. It outlives the card, which is dropped first.
+    // Memory for the card to write to. It outlives the card, which is dropped first.
     let mut memory = [0u8; 64];
     let card = soft_mlx5::open(Settings::default())?;
     let pd = card.alloc_pd()?;
@@ -56,7 +56,7 @@ fn main() -> Result<(), Error> {
 
     // A receive names registered memory by address and local key.
     let base = NonNull::from(&mut memory).cast();
-    // SAFETY: the array lives until `main` returns, and this program reads it again after the completion of the receive.
+    // SAFETY: the array lives until `main` returns, and this program doesn't read it until the receive has completed.
     let region = unsafe { card.register(&pd, base, 64, Access::LOCAL_WRITE) }?;
     let receives = receiver.recv().ok_or("the queue pair has a receive queue of its own")?;
     receives.post("the receive", &[Sge { addr: region.addr, length: 64, lkey: region.lkey }]).map_err(|r| r.error)?;
@@ -66,7 +66,7 @@ fn main() -> Result<(), Error> {
     let message: WorkRequest<'_> = Op::Send { data: Data::Inline(&[b"hello"]), with: With::Nothing };
     sender.send().post("the send", Flags::SIGNALED, &message).map_err(|rejected| rejected.error)?;
 
-    // One completion for each side, in any order.
+    // Each side gets one completion, in any order.
     for _ in 0..2 {
         let completion = next(&mut completions)?;
         let (bytes, index) = (completion.byte_cnt.get(), completion.wqe_counter.get());

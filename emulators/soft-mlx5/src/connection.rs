@@ -11,14 +11,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::frame::{Frame, HEADER, Header, Kind, VERSION};
 
-/// The address of a card: 16 bytes, which take the place of a GID.
+/// A card's address: 16 bytes that take the place of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Address {
     /// IPv4 address.
     pub ip: [u8; 4],
     /// TCP port.
     pub port: u16,
-    /// A random number. The card refuses connections of cards that send another number.
+    /// A random number. The card refuses connections from cards that send any other.
     pub nonce: u64,
 }
 
@@ -37,7 +37,7 @@ const _: () = {
 };
 
 impl Address {
-    /// The bytes of the address, for another process.
+    /// Returns the address as bytes, to send to another process.
     pub fn to_bytes(self) -> [u8; 16] {
         zerocopy::transmute!(RawAddress {
             ip: self.ip,
@@ -47,7 +47,7 @@ impl Address {
         })
     }
 
-    /// The address of these bytes. Any bytes are an address.
+    /// Makes an address from bytes. Any bytes are valid.
     pub fn from_bytes(bytes: &[u8; 16]) -> Address {
         let raw: RawAddress = zerocopy::transmute!(*bytes);
         Address { ip: raw.ip, port: raw.port.get(), nonce: raw.nonce.get() }
@@ -58,29 +58,29 @@ impl Address {
     }
 }
 
-/// Time limit of a connect.
+/// The time limit for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Bytes of one read from a socket.
+/// The most bytes to read from a socket at once.
 const READ: usize = 256 << 10;
 
 #[derive(Debug)]
 enum Stream {
     Socket(TcpStream),
-    /// The card's connection with itself. The engine moves the bytes.
+    /// The card's connection to itself. The engine moves the bytes.
     Memory,
 }
 
-/// One connection.
+/// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Stream,
     out: Vec<u8>,
     sent: usize,
-    /// Bytes `taken..filled` have arrived and are not parsed. The rest is free; it is zeroed once.
+    /// Bytes `taken..filled` have arrived but aren't parsed yet. The rest is free.
     read: Vec<u8>,
     taken: usize,
     filled: usize,
-    /// The peer has sent the nonce. A connection that this card opened needs no proof.
+    /// The peer has sent the nonce. A connection opened by this card needs no proof.
     pub authenticated: bool,
 }
 
@@ -108,7 +108,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The socket, for waiting.
+    /// Returns the socket, to wait for it.
     pub(super) fn socket(&self) -> Option<&TcpStream> {
         match &self.stream {
             Stream::Socket(stream) => Some(stream),
@@ -116,24 +116,24 @@ impl Connection {
         }
     }
 
-    /// Bytes that the socket has not taken.
+    /// Returns the number of bytes that the socket hasn't taken yet.
     pub(super) fn unsent(&self) -> usize {
         self.out.len() - self.sent
     }
 
-    /// Queues a header. Its payload, if any, must follow by [`Connection::payload`].
+    /// Queues a header. Its payload, if any, must follow through [`Connection::payload`].
     pub(super) fn push(&mut self, header: &Header) {
         self.out.extend_from_slice(header.as_bytes());
     }
 
-    /// Room for `len` bytes of payload.
+    /// Queues `len` bytes of payload, for the caller to fill in.
     pub(super) fn payload(&mut self, len: usize) -> &mut [u8] {
         let at = self.out.len();
         self.out.resize(at + len, 0);
         &mut self.out[at..]
     }
 
-    /// Sends as much as the socket takes. True when something was sent.
+    /// Sends as much as the socket takes. Returns true if anything was sent.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         let Stream::Socket(stream) = &mut self.stream else { return Ok(false) };
         let mut moved = false;
@@ -154,7 +154,7 @@ impl Connection {
         Ok(moved)
     }
 
-    /// Room for `bytes` arriving bytes.
+    /// Makes room for `bytes` arriving bytes.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.taken == self.filled {
             (self.taken, self.filled) = (0, 0);
@@ -168,7 +168,7 @@ impl Connection {
         &mut self.read[self.filled..]
     }
 
-    /// Reads from the socket. True when something arrived.
+    /// Reads from the socket. Returns true if anything arrived.
     pub(super) fn fill(&mut self) -> io::Result<bool> {
         if matches!(self.stream, Stream::Memory) {
             return Ok(false);
@@ -189,19 +189,19 @@ impl Connection {
         }
     }
 
-    /// Takes the queued bytes, for the other end of a connection within one card.
+    /// Takes the queued bytes, for the other end of the card's connection to itself.
     pub(super) fn take_out(&mut self) -> Vec<u8> {
         self.sent = 0;
         std::mem::take(&mut self.out)
     }
 
-    /// Appends arriving bytes: the other half of [`Connection::take_out`].
+    /// Appends arriving bytes: the counterpart of [`Connection::take_out`].
     pub(super) fn give(&mut self, bytes: &[u8]) {
         self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.filled += bytes.len();
     }
 
-    /// The next whole frame.
+    /// Returns the next complete frame, if there is one.
     ///
     /// # Errors
     /// The header of a malformed frame.

@@ -1,4 +1,4 @@
-//! The card's state, behind one lock: the engine works on it, set-up changes it.
+//! The card's state, behind one lock: the engine works on it, and set-up changes it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,12 +17,12 @@ use super::qp::{Issued, Progress, QueuePair, State};
 use super::receive::{Receive, ReceiveQueue};
 use super::settings::Settings;
 
-/// The card's connection with itself: requests are sent on the first end and arrive on the second.
+/// The card's connection to itself: requests are sent on the first end and arrive on the second.
 pub(super) const LOOP_OUT: u32 = 0;
 pub(super) const LOOP_IN: u32 = 1;
-/// Log lines of a card at most. A broken program can violate one rule a million times.
+/// The most log lines per card. A broken program can violate one rule a million times.
 const MAX_LINES: u32 = 200;
-/// Polls between two calls of accept.
+/// Polls per call to `accept`.
 const ACCEPT_EVERY: u32 = 32;
 /// Queue pair numbers have 24 bits; the lowest are reserved.
 const FIRST_QPN: u32 = 0x40;
@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// A number that no object of the card uses.
+    /// Returns a number that none of the card's objects uses.
     pub(super) fn number(&mut self) -> u32 {
         loop {
             self.next = if self.next >= MAX_QPN { FIRST_QPN } else { self.next + 1 };
@@ -95,7 +95,7 @@ impl Core {
         id
     }
 
-    /// The random delay of the next key change.
+    /// Returns the random delay of the next key change.
     pub(super) fn lateness(&mut self) -> Duration {
         let most = self.settings.max_bind_delay.as_micros().min(u128::from(u32::MAX - 1)) as u32;
         Duration::from_micros(self.random.below(u64::from(most) + 1))
@@ -107,19 +107,19 @@ impl Core {
         }
     }
 
-    /// Whether a receive is posted for a queue pair.
+    /// Whether a queue pair has a receive posted.
     pub(super) fn has_receive(&self, qpn: u32) -> bool {
         let queue = self.qps.get(&qpn).and_then(|qp| self.receives.get(&qp.receives));
         queue.is_some_and(ReceiveQueue::is_ready)
     }
 
-    /// Takes the next receive of a queue pair.
+    /// Takes a queue pair's next receive.
     pub(super) fn take_receive(&mut self, qpn: u32) -> Option<Receive> {
         let receives = self.qps.get(&qpn)?.receives;
         self.receives.get_mut(&receives)?.take()
     }
 
-    /// Puts a queue pair into the error state: the card flushes requests that are posted or will be posted.
+    /// Puts a queue pair into the error state: the card flushes its current and future requests.
     pub(super) fn break_qp(&mut self, qpn: u32) {
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
         if qp.state == State::Error {
@@ -133,7 +133,7 @@ impl Core {
         self.flush_receives(qpn);
     }
 
-    /// Flushes the receives of a queue pair in error, but not those of a shared queue.
+    /// Flushes a failed queue pair's receives, but not those of a shared queue.
     fn flush_receives(&mut self, qpn: u32) -> bool {
         let Some(qp) = self.qps.get(&qpn) else { return false };
         let (cq, own) = (qp.recv_cq, qp.receives == qpn);
@@ -146,7 +146,7 @@ impl Core {
         moved
     }
 
-    /// Polls everything once. True when there was work.
+    /// Polls everything once. Returns true if there was work.
     pub(super) fn poll(&mut self) -> bool {
         self.polls = self.polls.wrapping_add(1);
         let mut moved = self.polls.is_multiple_of(ACCEPT_EVERY) && self.accept();
@@ -166,7 +166,7 @@ impl Core {
         moved | self.complete()
     }
 
-    /// Writes completions. A full queue is overrun, and the queue pairs that complete into it go to the error state.
+    /// Writes completions. If a queue is overrun, the queue pairs that complete into it go to the error state.
     fn complete(&mut self) -> bool {
         let (mut moved, mut lost) = (false, Vec::new());
         for (cqn, queue) in &mut self.cqs {
@@ -208,7 +208,7 @@ impl Core {
         }
         let Some(qp) = self.qps.get_mut(&qpn) else { return moved };
         let full = qp.blocked || !qp.issued.is_empty();
-        // When all requests of the doorbell are taken, the next poll waits for the next doorbell.
+        // Once all requests covered by the doorbell have been taken, wait for the next doorbell.
         qp.rung &= full || qp.state == State::Error;
         if qp.state == State::Error {
             moved |= self.flush_receives(qpn);
@@ -216,7 +216,7 @@ impl Core {
         moved
     }
 
-    /// Accepts connections. True when there was one.
+    /// Accepts connections. Returns true if there were any.
     pub(super) fn accept(&mut self) -> bool {
         let mut moved = false;
         while let Ok((stream, _)) = self.listener.accept() {
@@ -281,7 +281,7 @@ impl Core {
                 let qpn = frame.header.dst_qpn.get();
                 match self.qps.get_mut(&qpn) {
                     Some(qp) if qp.state != State::Error => qp.inbox.push_back((id, frame)),
-                    // A closed or failed queue pair does not answer, so the peer's retries run out.
+                    // A closed or failed queue pair doesn't answer, so the peer's retries run out.
                     _ if frame.kind != Kind::Datagram => self.no_answer(id, &frame),
                     _ => {}
                 }
@@ -309,7 +309,7 @@ impl Core {
         }
     }
 
-    /// Moves the queued bytes between both ends of the card's connection with itself.
+    /// Moves the queued bytes between the two ends of the card's connection to itself.
     fn exchange_loop(&mut self) -> bool {
         let mut moved = false;
         for (from, to) in [(LOOP_OUT, LOOP_IN), (LOOP_IN, LOOP_OUT)] {
@@ -324,7 +324,7 @@ impl Core {
         moved
     }
 
-    /// Closes a connection. Requests that wait for its answers fail.
+    /// Closes a connection. Requests that wait for answers on it fail.
     fn lose(&mut self, id: u32) {
         self.connections.remove(&id);
         self.connection_of.retain(|_, connection| *connection != id);
@@ -343,7 +343,7 @@ impl Core {
         }
     }
 
-    /// The connection to a card: `made`, unless there is one already.
+    /// Returns the connection to a card: the existing one, or else `made` or a new one.
     pub(super) fn adopt(&mut self, to: Address, made: Option<Connection>) -> Result<u32, DeviceError> {
         if to == self.address {
             return Ok(LOOP_OUT);

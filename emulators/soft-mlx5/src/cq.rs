@@ -11,23 +11,23 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::shared::Shared;
 
-/// Offset of the ring: behind a page with the doorbell record.
+/// Offset of the ring, after a page with the doorbell record.
 pub const RING: usize = 4096;
-/// The consumer's index, 24 bits.
+/// Offset of the consumer's 24-bit index.
 pub const CONSUMER: usize = 0;
 /// Offset of the consumer's arm word.
 pub const ARM: usize = 4;
 /// Offset of the register that arms the queue.
 pub const ARM_REGISTER: usize = 64;
-/// Bit of the arm word: only solicited completions and errors raise an event.
+/// The arm word's bit that says that only solicited completions and errors raise an event.
 const SOLICITED_ONLY: u32 = 1 << 24;
 
-/// A completion of the card.
+/// A completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Completion {
-    /// A request of the send queue completed.
+    /// A request in the send queue completed.
     Sent { qpn: u32, index: u16, opcode: u8, bytes: u32 },
-    /// A receive completed; `srqn` is 0 for a receive of the queue pair's own queue.
+    /// A receive completed; `srqn` is 0 for a receive from the queue pair's own queue.
     Received { qpn: u32, srqn: u32, index: u16, how: CqeOpcode, imm: u32, bytes: u32, solicited: bool },
     /// A request failed.
     Failed { qpn: u32, srqn: u32, index: u16, opcode: u8, syndrome: Syndrome, receive: bool },
@@ -76,7 +76,7 @@ pub(super) struct CompletionQueue {
     pub memory: Arc<Shared>,
     writer: CqWriter,
     event: EventFd,
-    /// The consumer armed the queue, and no event was raised since.
+    /// The consumer has armed the queue, and no event has been raised since.
     armed: bool,
     pub overrun: bool,
 }
@@ -89,12 +89,12 @@ impl CompletionQueue {
         Ok(Self { memory, writer, event, armed: false, overrun: false })
     }
 
-    /// The descriptor that becomes readable after an event.
+    /// Returns the descriptor that becomes readable after an event.
     pub(super) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Queues one completion. [`CompletionQueue::flush`] writes it into the ring.
+    /// Queues a completion. [`CompletionQueue::flush`] writes it into the ring.
     pub(super) fn push_completion(&mut self, completion: Completion) {
         self.writer.push(completion.to_cqe());
         if self.armed && (completion.wakes_solicited() || self.memory.record(ARM) & SOLICITED_ONLY == 0) {
@@ -102,14 +102,14 @@ impl CompletionQueue {
         }
     }
 
-    /// Writes the pending completions and checks whether the consumer armed. True when there was work. An overrun is permanent.
+    /// Writes pending completions and checks whether the consumer has armed. Returns true if any were written. Overruns are permanent.
     pub(super) fn flush(&mut self) -> bool {
         let before = self.writer.producer();
         self.overrun |= self.writer.flush().is_err();
         if self.memory.take_register(ARM_REGISTER) != 0 {
             self.armed = true;
             let command = self.memory.record(ARM);
-            // A completion between the consumer's last poll and its arming must raise an event.
+            // A completion that came between the consumer's last poll and the arming must raise an event.
             if command & MAX_24_BITS != self.writer.producer() & MAX_24_BITS && command & SOLICITED_ONLY == 0 {
                 self.wake();
             }
@@ -119,7 +119,7 @@ impl CompletionQueue {
 
     fn wake(&mut self) {
         self.armed = false;
-        // The only failure is a full counter, and then the descriptor is readable already.
+        // This only fails if the counter is full, and then the descriptor is already readable.
         let _ = self.event.write(1);
     }
 }

@@ -1,6 +1,6 @@
-//! The card's side of a completion queue: it writes the completions that [`mlx5::cq`] polls.
+//! The card's side of a completion queue: writes the completions that [`mlx5::cq`] polls.
 //!
-//! The software card and the tests produce completions with it. It shares the format with the poller, but no state: the completions'
+//! The software card and tests use it to produce completions. It shares the format with the poller, but no state: the completions'
 //! bytes decide whether they can be compressed, and seeded chance decides whether they are.
 
 #[allow(unsafe_code)]
@@ -15,18 +15,18 @@ use std::collections::VecDeque;
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::U32;
 
-/// A card's use of compression.
+/// How a card uses compression.
 #[derive(Debug, Clone)]
 pub struct Compression {
-    /// The layout of blocks.
+    /// The blocks' layout.
     pub layout: CompressedLayout,
-    /// The size of blocks.
+    /// The blocks' size.
     pub blocks: Blocks,
-    /// Blocks may cross the end of the queue, and may follow a title of the previous lap.
+    /// Blocks may cross the end of the queue, and may use a title from the previous lap.
     pub across_laps: bool,
 }
 
-/// The layout of a compressed queue.
+/// A compressed queue's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompressedLayout {
     /// [`Layout::Basic`].
@@ -44,27 +44,27 @@ impl From<CompressedLayout> for Layout {
     }
 }
 
-/// Completions of the largest block in the basic layout, as ConnectX-7 reports it.
+/// The most completions in a block of the basic layout, as reported by ConnectX-7.
 const MAX_BASIC: usize = 64;
 
 /// The size of the blocks that a card writes.
 #[derive(Debug, Clone)]
 pub enum Blocks {
-    /// None: the queue has the compressed layout, and all completions are regular.
+    /// No blocks: the queue has the compressed layout, but all completions are regular.
     Never,
     /// As many similar completions as possible.
     Full,
-    /// Random, and sometimes none.
+    /// Random sizes, and sometimes no block.
     Random(Random),
 }
 
 impl Blocks {
-    /// The number of the `run` similar completions that go into the next block.
+    /// Returns how many of `run` similar completions go into the next block.
     fn take(&mut self, run: usize) -> usize {
         match self {
             Self::Never => 0,
             Self::Full => run,
-            // One in eight stays regular, so that titles also change between completions that could be compressed.
+            // One in eight stays regular, so that titles also change in the middle of runs that could be compressed.
             Self::Random(random) => match random.below(8) {
                 0 => 0,
                 7 => run,
@@ -74,13 +74,13 @@ impl Blocks {
     }
 }
 
-/// The consumer did not release slots in time: the next completion would overwrite one that was not polled.
+/// The consumer didn't release slots in time: the next completion would overwrite one that hasn't been polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("completion queue overrun: {pending} completions wait, but {free} slots are free; make the queue larger")]
 pub struct Overrun {
-    /// Completions that have no slot.
+    /// Completions without a slot.
     pub pending: usize,
-    /// Slots that are free.
+    /// Free slots.
     pub free: u32,
 }
 
@@ -92,42 +92,42 @@ pub struct CqWriter {
     producer: u32,
     pending: VecDeque<Cqe>,
     compression: Option<Compression>,
-    /// The last regular completion, and the number of mini completions that followed it; `None` after an error.
+    /// The last regular completion, how many mini completions followed it, and its lap; `None` after an error.
     title: Option<(Cqe, u32, u16)>,
     minis: u64,
 }
 
 impl CqWriter {
-    /// A writer at index `producer` of a queue, with or without compression.
+    /// Makes a writer that starts at index `producer` of a queue, with or without compression.
     pub fn new(memory: CqMemory, producer: u32, compression: Option<Compression>) -> Self {
         let log = memory.log();
         Self { memory, log, producer, pending: VecDeque::new(), compression, title: None, minis: 0 }
     }
 
-    /// Index of the next slot to be written.
+    /// Returns the index of the next slot to write.
     pub fn producer(&self) -> u32 {
         self.producer
     }
 
-    /// Completions that were compressed.
+    /// Returns how many completions have been compressed.
     pub fn minis(&self) -> u64 {
         self.minis
     }
 
-    /// Completions that are not yet in the queue.
+    /// Returns how many completions aren't in the queue yet.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Adds a completion, which [`Self::flush`] writes. Signature and owner bits of `op_own` are set then.
+    /// Adds a completion, which [`Self::flush`] writes. It then also sets the signature and the owner bits of `op_own`.
     pub fn push(&mut self, cqe: Cqe) {
         self.pending.push_back(cqe);
     }
 
-    /// Writes pending completions as far as slots are free.
+    /// Writes pending completions as long as there are free slots.
     ///
     /// # Errors
-    /// Some completions have no free slot.
+    /// There aren't enough free slots for all completions.
     pub fn flush(&mut self) -> Result<(), Overrun> {
         while !self.pending.is_empty() {
             let free = self.free();
@@ -144,18 +144,18 @@ impl CqWriter {
         Ok(())
     }
 
-    /// Slots that may be written, by the consumer index in the doorbell record.
+    /// Returns the number of slots that may be written, according to the consumer index in the doorbell record.
     fn free(&self) -> u32 {
         let outstanding = self.producer.wrapping_sub(self.memory.consumer()) & MAX_24_BITS;
         (1_u32 << self.log).saturating_sub(outstanding)
     }
 
-    /// Completions that the next block takes; 0 for a regular one.
+    /// Returns how many completions the next block takes; 0 if the next completion is a regular one.
     fn block_size(&mut self, free: u32) -> usize {
         let size = 1_u32 << self.log;
         let lap = self.producer >> self.log;
         let Some(compression) = &mut self.compression else { return 0 };
-        // A block of the basic layout has its own title, which is the first of its completions.
+        // A block in the basic layout has its own title, which is the first of its completions.
         let (title, first, largest) = match (compression.layout, &self.title, self.pending.front()) {
             (CompressedLayout::Basic, _, Some(title)) => (title, 0, MAX_BASIC),
             (CompressedLayout::Enhanced, Some((title, under, title_lap)), _)
@@ -180,7 +180,7 @@ impl CqWriter {
         let error = matches!(cqe.op_own.opcode(), CqeOpcode::ReqErr | CqeOpcode::RespErr);
         self.title = (!error).then_some((cqe, 0, lap as u16));
         cqe.op_own = OpOwn(cqe.op_own.0 & !1 | (lap & 1) as u8);
-        // In the basic layout byte 62 is a checksum.
+        // In the basic layout, byte 62 is a checksum.
         if matches!(&self.compression, Some(Compression { layout: CompressedLayout::Enhanced, .. })) {
             cqe.signature = lap as u8;
         }
@@ -188,7 +188,7 @@ impl CqWriter {
         self.producer = self.producer.wrapping_add(1);
     }
 
-    /// Writes the first slot of a block only: the other slots keep their bytes.
+    /// Writes only a block's first slot; the other slots keep their bytes.
     fn write_block(&mut self, minis: usize) {
         let lap = self.producer >> self.log;
         let mut block = self.take_minis(minis);
@@ -203,7 +203,7 @@ impl CqWriter {
 }
 
 impl CqWriter {
-    /// Writes the title of a block and its arrays of mini completions, last what makes the title valid: the other slots keep their bytes.
+    /// Writes a block's arrays of mini completions and then its title, which makes them valid. The other slots keep their bytes.
     fn write_basic(&mut self, minis: usize) {
         let Some(mut title) = self.pending.front().copied() else { return };
         let owner = self.producer >> self.log & 1 != 0;
@@ -218,7 +218,7 @@ impl CqWriter {
         self.minis += minis as u64;
     }
 
-    /// Takes pending completions, and returns a slot with their mini completions.
+    /// Takes pending completions and returns a slot with their mini completions.
     fn take_minis(&mut self, count: usize) -> Cqe {
         let mut slot = Cqe::INITIAL;
         let places = slot.as_mut_bytes().chunks_exact_mut(size_of::<MiniCqe>());
@@ -235,7 +235,7 @@ impl CqWriter {
     }
 }
 
-/// Whether `cqe` can be the `number`th mini completion after a title: it differs only in fields of a mini completion.
+/// Whether `cqe` can be the `number`th mini completion after a title, which means that it only differs in a mini completion's fields.
 fn compresses(title: &Cqe, number: u32, cqe: &Cqe) -> bool {
     let bad = [CqeOpcode::ReqErr, CqeOpcode::RespErr, CqeOpcode::Invalid];
     if bad.contains(&cqe.op_own.opcode()) || cqe.op_own.format() != CqeFormat::Plain {

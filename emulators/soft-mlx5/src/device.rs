@@ -1,4 +1,4 @@
-//! The card as an `mlx5::device::Device`.
+//! The card's implementation of `mlx5::device::Device`.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use super::responder::ENDLESS_MS;
 use super::shared::Shared;
 use super::{Alive, Card, system};
 
-/// Blocks of a send ring, entries of a receive ring.
+/// The most blocks in a send ring, and entries in a receive ring.
 const MAX_RING: u32 = 1 << 15;
 const MAX_CQES: u32 = 1 << 22;
 const LIMITS: Limits = Limits { max_inline: 512, max_sge: 30 };
-/// Buffers of a receive: descriptors have at most 512 bytes.
+/// The most buffers per receive: descriptors have at most 512 bytes.
 const MAX_RECEIVE_SGE: u32 = 30;
 
 pub(super) fn caps() -> Caps {
@@ -49,7 +49,7 @@ struct Domain {
     pd: u32,
 }
 
-/// The key of a region or window, which is removed on drop.
+/// A region's or window's key, which is removed on drop.
 struct Key {
     alive: Arc<Alive>,
     key: u32,
@@ -91,7 +91,7 @@ struct Pair {
     alive: Arc<Alive>,
     qpn: u32,
     _memory: Arc<Shared>,
-    /// The objects that the queue pair uses, which stay open as long as it is.
+    /// The objects that the queue pair uses, to keep them open.
     _uses: [Option<Handle>; 4],
 }
 
@@ -131,7 +131,7 @@ impl Card {
     }
 }
 
-/// log2 of the smallest power of two that is no less than `asked` and `least`.
+/// Returns the base-2 logarithm of the smallest power of two that is at least `asked` and `least`.
 fn log_of(what: &'static str, asked: u64, least: u64, max: u32) -> Result<u32, DeviceError> {
     let size = asked.max(least).next_power_of_two();
     if size > u64::from(max) {
@@ -231,7 +231,7 @@ impl Device for Card {
 
     fn create_srq(&self, pd: &Pd, attr: &SrqAttr) -> Result<SrqParts, DeviceError> {
         self.pd(pd)?;
-        // One descriptor is the end of the list and holds no receive.
+        // One descriptor marks the end of the list and holds no receive.
         let log = log_of("receives of a shared queue", u64::from(attr.entries) + 1, 2, MAX_RING)?;
         let stride = log_stride(attr.max_sge, 1)?;
         let memory = Arc::new(Shared::new(qp::SEND_RING + (1 << (log + stride))).map_err(system("mmap"))?);

@@ -1,17 +1,17 @@
-//! Frames between software ConnectX cards, in a byte stream: a header, and payload behind it.
+//! Frames between software ConnectX cards, in a byte stream: a header followed by payload.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
-/// The kind of a frame.
+/// A frame's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
 pub(super) enum Kind {
-    /// The first frame of a connection: the address of the connecting card.
+    /// The first frame on a connection: the version, and the nonce of the receiving card's address.
     Hello = 1,
-    /// A part of a message, with payload.
+    /// Part of a message, with payload.
     Send = 2,
-    /// A part of an RDMA write, with payload.
+    /// Part of an RDMA write, with payload.
     Write = 3,
     /// An RDMA read.
     Read = 4,
@@ -23,7 +23,7 @@ pub(super) enum Kind {
     Datagram = 7,
     /// The result of a request.
     Ack = 8,
-    /// A part of the answer to a read or an atomic, with payload.
+    /// Part of the answer to a read or atomic, with payload.
     Data = 9,
 }
 
@@ -32,30 +32,30 @@ pub(super) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub(super) struct Header {
     pub kind: u8,
-    /// Sum of [`HAS_IMM`], [`INVALIDATE`], [`SOLICITED`] and [`LAST`].
+    /// Any of [`HAS_IMM`], [`INVALIDATE`], [`SOLICITED`] and [`LAST`].
     pub flags: u8,
-    /// A syndrome, 0 for none.
+    /// A syndrome, or 0 for none.
     pub status: u8,
     pub reserved: u8,
     pub src_qpn: U32,
     pub dst_qpn: U32,
-    /// Remote key; in a hello the version; in a datagram the queue key.
+    /// The remote key; in a hello, the version; in a datagram, the queue key.
     pub rkey: U32,
-    /// Bytes of payload behind this header.
+    /// Bytes of payload after this header.
     pub len: U32,
     /// Immediate data, or the key to invalidate.
     pub imm: U32,
-    /// The requester's identifier of the request.
+    /// The requester's ID for the request.
     pub token: U64,
-    /// Address of the whole request in the peer's memory.
+    /// The address of the whole request in the peer's memory.
     pub addr: U64,
-    /// Bytes of the whole request.
+    /// The length of the whole request in bytes.
     pub total: U32,
-    /// Offset of this frame's payload in the request.
+    /// The offset of this frame's payload in the request.
     pub offset: U32,
-    /// First operand of an atomic; in a message the RNR timeout in milliseconds.
+    /// An atomic's first operand; in a message or write, the RNR timeout in milliseconds; in a hello, the nonce.
     pub operand: U64,
-    /// Second operand of an atomic.
+    /// An atomic's second operand.
     pub second: U64,
 }
 
@@ -70,18 +70,18 @@ const _: () = {
     assert!(offset_of!(Header, operand) == 48 && offset_of!(Header, second) == 56);
 };
 
-/// Payload bytes of one frame at most.
+/// The most payload bytes per frame.
 pub(super) const MAX_PAYLOAD: usize = 64 << 10;
-/// Version of the frames. Cards connect only to cards of the same version.
+/// The version of the frames. Cards only connect to cards of the same version.
 pub(super) const VERSION: u32 = 1;
 
 /// The frame has immediate data.
 pub(super) const HAS_IMM: u8 = 1;
-/// The receiver invalidates a key.
+/// Tells the receiver to invalidate a key.
 pub(super) const INVALIDATE: u8 = 2;
-/// The completion raises an event.
+/// The completion is a solicited one.
 pub(super) const SOLICITED: u8 = 4;
-/// The last frame of a request.
+/// This is the last frame of a request.
 pub(super) const LAST: u8 = 8;
 
 impl Header {
@@ -99,7 +99,7 @@ impl Header {
         self.flags & flag != 0
     }
 
-    /// The kind; `None` for a frame that no card of this version sends.
+    /// Checks the header and returns the kind; `None` for a frame that no card of this version sends.
     pub(super) fn check(&self) -> Option<Kind> {
         let kind = Kind::try_read_from_bytes(&[self.kind]).ok()?;
         let end = u64::from(self.offset.get()) + u64::from(self.len.get());

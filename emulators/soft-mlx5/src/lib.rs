@@ -1,25 +1,25 @@
-//! A software ConnectX card, which executes the bytes of mlx5 work requests as the hardware does, its silent failures included.
+//! A software ConnectX card, which executes the bytes of mlx5 work requests as the hardware does, including its silent failures.
 //!
-//! A [`Card`] is an [`mlx5::device::Device`]. Its queues are plain memory: rings, doorbell records, doorbell registers. The driver
-//! writes requests there and rings; the engine, one thread, reads them and writes completions. Other cards, of this process or of
-//! another, connect to a queue pair by the value of `Device::endpoint`.
+//! A [`Card`] is an [`mlx5::device::Device`]. Its queues are plain memory: rings, doorbell records and doorbell registers. The driver
+//! writes requests there and rings the doorbell; the engine, a single thread, reads them and writes completions. Other cards, in this
+//! process or another, connect to a queue pair with the value of `Device::endpoint`.
 //!
-//! Rules that the card checks, and failures that it does not report, as on hardware:
+//! The rules that the card checks, and the failures that it doesn't report, are those of the hardware:
 //!
-//! * A doorbell counts only when both the record and the register were written. A request must carry the index of its
+//! * A doorbell only counts once both the record and the register have been written. A request must carry the index of its
 //!   slot and the number of its queue pair.
 //! * A bind or invalidation takes effect a little later ([`Settings::max_bind_delay`]). A request with a fence waits for it; a request
 //!   without one may overtake it.
-//! * A UMR changes the fields that its mask names, and no other. Its flags decide what is checked; a failed check is a bind error.
-//! * A bind whose translation has too small a size completes without an error, and so does every operation through that window. No
-//!   byte moves.
-//! * For a stale tag, a window of another queue pair, a range outside or a missing right, the peer gets "remote access error". Both
-//!   queue pairs go to the error state, and their other requests are flushed.
+//! * A UMR changes only the fields that its mask names. Its flags decide what is checked; a failed check is a bind error.
+//! * A bind whose translation size is too small completes without an error, and so does every operation through that window, but no
+//!   bytes move.
+//! * If a tag is stale, a window belongs to another queue pair, a range is out of bounds or a right is missing, the peer gets "remote
+//!   access error". Both queue pairs go to the error state, and their other requests are flushed.
 //! * A message waits for a receive for the sender's RNR timeout ([`Settings::rnr_timeout`]).
-//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, also across the end of the queue, and
-//!   writes only the first slot of a block.
+//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, even across the end of the queue, and
+//!   writes only a block's first slot.
 //!
-//! Each violation is a line on standard error with the queue pair, the request and the rule.
+//! Each violation is logged to standard error with the queue pair, the request and the rule.
 
 mod connection;
 mod core;
@@ -30,7 +30,7 @@ mod frame;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
-    //! A completion queue's memory, for the harness of the fuzz targets.
+    //! A completion queue's memory, for the fuzz harness.
     pub use crate::cq::{ARM, ARM_REGISTER, CONSUMER, RING};
     pub use crate::shared::Shared;
 }
@@ -61,22 +61,22 @@ use self::connection::Connection;
 use self::core::Core;
 use soft_nic::random::Random;
 
-/// Most bytes of a datagram.
+/// The most bytes in a datagram.
 pub const DATAGRAM_MTU: usize = 4096;
 
-/// The card's state, which the engine and set-up share.
+/// The card's state, shared by the engine and set-up.
 struct Inner {
     core: Mutex<Core>,
     stop: AtomicBool,
 }
 
 impl Inner {
-    /// Locks the state. A panic of the engine leaves it consistent enough to be freed.
+    /// Locks the state. If the engine panics, it is still consistent enough to be freed.
     fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection to the card at `to`, opened if there is none. The engine keeps running meanwhile.
+    /// Returns the connection to the card at `to`, opening one if needed. The engine keeps running meanwhile.
     fn connection(&self, to: Address) -> Result<u32, DeviceError> {
         let known = {
             let core = self.lock();
@@ -97,16 +97,16 @@ impl Drop for Alive {
     fn drop(&mut self) {
         self.inner.stop.store(true, Ordering::Release);
         if let Some(engine) = self.engine.take() {
-            // A panic of the engine is on standard error already.
+            // If the engine panicked, that is already on standard error.
             let _ = engine.join();
         }
     }
 }
 
-/// The ConnectX card that FERROGIN_MLX5 names, as `mlx5_0` or `mlx5_0:PORT:GID-INDEX`; where it isn't set, a software card with these settings.
+/// Opens the ConnectX card that FERROGIN_MLX5 names, as `mlx5_0` or `mlx5_0:PORT:GID-INDEX`; without it, a software card with `settings`.
 ///
 /// # Errors
-/// There is no such card, or the software card cannot be opened.
+/// There is no such card, or the software card can't be opened.
 pub fn open(settings: Settings) -> Result<Arc<dyn Device>, DeviceError> {
     Ok(match std::env::var("FERROGIN_MLX5").ok().filter(|name| !name.is_empty()) {
         Some(name) => Arc::new(Hardware::named(&name)?),
@@ -123,7 +123,7 @@ pub struct Card {
 
 /// Idle polls before the engine sleeps.
 const SPIN_POLLS: u32 = 300;
-/// The first sleeps, and the longest.
+/// The length of the first sleeps, and of the later ones.
 const SHORT_SLEEP: Duration = Duration::from_micros(50);
 const LONG_SLEEP: Duration = Duration::from_millis(1);
 /// Short sleeps before long ones.
@@ -145,7 +145,7 @@ fn run(inner: &Inner) {
     }
 }
 
-/// Sleeps until a frame arrives or the time is over. A doorbell is memory and does not wake the engine.
+/// Sleeps until a frame arrives or time runs out. Doorbells are plain memory and don't wake the engine.
 fn sleep(inner: &Inner, at_most: Duration) {
     let mut core = inner.lock();
     if core.accept() {
@@ -158,7 +158,7 @@ fn sleep(inner: &Inner, at_most: Duration) {
         .collect();
     drop(core);
     let mut polled: Vec<PollFd<'_>> = sockets.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    // An error is ignored: the next poll follows in any case.
+    // Ignore errors: the next poll follows in any case.
     let _ = ppoll(&mut polled, Some(at_most.into()), None);
 }
 
@@ -170,7 +170,7 @@ impl Card {
     /// Opens a card that other cards can reach.
     ///
     /// # Errors
-    /// [`DeviceError::Call`]: the system has no socket or thread left.
+    /// [`DeviceError::Call`]: the system has no sockets or threads left.
     pub fn open(settings: Settings) -> Result<Card, DeviceError> {
         let listener = TcpListener::bind(SocketAddr::new(IpAddr::V4(settings.listen), 0))
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
@@ -190,12 +190,12 @@ impl Card {
         Ok(Card { alive, address, caps: device::caps() })
     }
 
-    /// The address for other cards.
+    /// Returns the address at which other cards reach this one.
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// Makes the card at `to` reachable by datagrams. The bytes of its address take the place of the GID in the address vector.
+    /// Makes the card at `to` reachable for datagrams. The bytes of its address take the place of the GID in the address vector.
     ///
     /// # Errors
     /// [`DeviceError::Peer`]: no card answers at the address.
@@ -203,10 +203,10 @@ impl Card {
         self.alive.inner.connection(to).map(drop)
     }
 
-    /// The descriptor that becomes readable after an event of a completion queue that the consumer armed.
+    /// Returns a descriptor that becomes readable when a completion queue that the consumer armed has an event.
     ///
     /// # Errors
-    /// [`DeviceError::Foreign`]: the queue belongs to another card. [`DeviceError::Call`]: no descriptor is left.
+    /// [`DeviceError::Foreign`]: the queue belongs to another card. [`DeviceError::Call`]: the process is out of descriptors.
     pub fn events(&self, cq: &Handle) -> Result<OwnedFd, DeviceError> {
         let cqn = self.cqn(cq)?;
         let core = self.alive.inner.lock();

@@ -1,4 +1,4 @@
-//! Memory keys (mkeys): regions, and windows that UMRs bind.
+//! Memory keys (mkeys): regions, and windows bound by UMRs.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use mlx5::device::{Access, DeviceError};
 use mlx5::wire::{KlmSeg, MkeyAccess, MkeyContext, MkeyMask, UmrFlags};
 use mlx5::wqe::{Umr, WINDOW_OCTOWORDS, WindowType};
 
-/// The access of a peer to memory.
+/// A peer's kind of access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Right {
     Write,
@@ -32,15 +32,15 @@ impl Right {
     }
 }
 
-/// The violated rule, for the card's log line.
+/// The violated rule, for the card's log.
 pub(super) type Denied = &'static str;
 
-/// The memory of a remote key.
+/// The memory that a remote key refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
-    /// The address in this process.
+    /// An address in this process.
     Address(u64),
-    /// A window whose translation has a wrong size: every access succeeds, and no byte moves.
+    /// A window whose translation has the wrong size: every access succeeds, but no bytes move.
     Untranslated,
 }
 
@@ -53,17 +53,17 @@ struct Region {
     access: Access,
 }
 
-/// A window: the context of its memory key, in which a UMR changes the fields that its `mkey_mask` names, and its translation table.
+/// A window: its memory key's context, in which a UMR changes the fields named by its `mkey_mask`, and its translation table.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     pd: u32,
     kind: WindowType,
     tag: u8,
-    /// A free key gives no access.
+    /// A free key grants no access.
     free: bool,
     /// The queue pair that may use the window, or [`MkeyContext::ANY_QPN`].
     qpn: u32,
-    /// The first address for peers.
+    /// The first address, as peers see it.
     start: u64,
     len: u64,
     access: MkeyAccess,
@@ -116,7 +116,7 @@ impl Window {
     }
 }
 
-/// The rights of a memory key, each with its bit of the mask.
+/// A memory key's rights, each with its bit in the mask.
 const RIGHTS: [(MkeyMask, MkeyAccess); 4] = [
     (MkeyMask::ACCESS_LOCAL_WRITE, MkeyAccess::LOCAL_WRITE),
     (MkeyMask::ACCESS_REMOTE_READ, MkeyAccess::REMOTE_READ),
@@ -124,7 +124,7 @@ const RIGHTS: [(MkeyMask, MkeyAccess); 4] = [
     (MkeyMask::ACCESS_ATOMIC, MkeyAccess::ATOMIC),
 ];
 
-/// The fields that the card's windows have.
+/// The fields of the card's windows.
 const KNOWN_FIELDS: MkeyMask = {
     let mut fields = MkeyMask::FREE.with(MkeyMask::MKEY).with(MkeyMask::QPN).with(MkeyMask::START_ADDR);
     fields = fields.with(MkeyMask::LEN);
@@ -141,14 +141,14 @@ const KNOWN_FLAGS: UmrFlags = UmrFlags::CHECK_QPN
     .with(UmrFlags::CHECK_BOUND)
     .with(UmrFlags::INLINE);
 
-/// The translation table of a window.
+/// A window's translation table.
 #[derive(Debug, Clone, Copy)]
 enum Translation {
     /// Never written.
     None,
-    /// Written with a wrong size: no byte moves.
+    /// Written with the wrong size: no bytes move.
     WrongSize,
-    /// `len` bytes at `address`, of the region with this index.
+    /// `len` bytes at `address`, in the region with this index.
     Bytes { region: u32, address: u64, len: u64 },
 }
 
@@ -158,7 +158,7 @@ enum Key {
     Window(Window),
 }
 
-/// All keys of a card, by index: the upper 24 bits of a key. The low byte is its tag.
+/// All of a card's keys by index, which is a key's upper 24 bits. The low byte is the tag.
 #[derive(Debug)]
 pub(super) struct MkeyTable {
     keys: HashMap<u32, Key>,
@@ -166,7 +166,7 @@ pub(super) struct MkeyTable {
 }
 
 const INDICES: u32 = 1 << 24;
-/// Index 1 is the key that ends a receive descriptor's list.
+/// The first index. The key that ends a receive descriptor's list has index 1.
 const FIRST: u32 = 0x10;
 
 fn split(key: u32) -> (u32, u8) {
@@ -178,7 +178,7 @@ fn covers(start: u64, len: u64, addr: u64, bytes: u64) -> bool {
 }
 
 impl MkeyTable {
-    /// The first number is different for each card, so that keys of other cards are noticed.
+    /// Makes an empty table. `start` differs between cards, so that another card's keys are noticed.
     pub(super) fn new(start: u32) -> Self {
         Self { keys: HashMap::new(), next: FIRST + start % (INDICES - FIRST) }
     }
@@ -242,7 +242,7 @@ impl MkeyTable {
         if covers(region.addr, region.len, addr, bytes) { Ok(()) } else { Err("the range is not within the region") }
     }
 
-    /// Checks that a peer of `qpn` may use `bytes` at `addr`, and returns their location.
+    /// Checks that `qpn`'s peer may use `bytes` at `addr`, and returns where they are.
     pub(super) fn remote(
         &self,
         pd: u32,
@@ -295,7 +295,7 @@ impl MkeyTable {
         Ok(Target::Address(address + (addr - window.start)))
     }
 
-    /// Invalidates the window of `rkey` on behalf of a peer's SEND with invalidate.
+    /// Invalidates the window of `rkey` for a peer's SEND with invalidate.
     pub(super) fn invalidate(&mut self, pd: u32, qpn: u32, rkey: u32) -> Result<(), Denied> {
         let (index, tag) = split(rkey);
         let window = self.window(pd, index)?;
@@ -307,7 +307,7 @@ impl MkeyTable {
         Ok(())
     }
 
-    /// Executes a UMR that queue pair `qpn` of `pd` posted. A UMR that fails changes nothing.
+    /// Executes a UMR posted by queue pair `qpn` of `pd`. A UMR that fails changes nothing.
     pub(super) fn umr(&mut self, pd: u32, qpn: u32, umr: &Umr) -> Result<(), Denied> {
         let (index, tag) = split(umr.key);
         let (flags, mask) = (umr.ctrl.flags, umr.ctrl.mkey_mask);
@@ -339,7 +339,7 @@ impl MkeyTable {
         Ok(())
     }
 
-    /// The translation that a bind writes.
+    /// Returns the translation that a bind writes.
     fn translate(&self, pd: u32, umr: &Umr, klm: &KlmSeg, access: MkeyAccess) -> Result<Translation, Denied> {
         let flags = umr.ctrl.flags;
         if !flags.has(UmrFlags::INLINE) {
@@ -361,7 +361,7 @@ impl MkeyTable {
         if writes && !region.access.has(Access::LOCAL_WRITE) {
             return Err("a window that peers write to needs a region with local write");
         }
-        // rdma-core leaves the size in the context 0.
+        // rdma-core leaves the size in the context at 0.
         let size = umr.mkey.translations_octword_size.get();
         let right_size =
             umr.ctrl.klm_octowords.get() == WINDOW_OCTOWORDS && (size == 0 || size == u32::from(WINDOW_OCTOWORDS));

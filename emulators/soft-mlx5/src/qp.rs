@@ -1,4 +1,4 @@
-//! Queue pairs: their rings, their outstanding requests, and the requests of peers.
+//! Queue pairs: their rings, their outstanding requests, and requests from peers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use super::frame::Frame;
 use super::receive::Receive;
 use super::shared::Shared;
 
-/// Offsets in the doorbell record: producer index of the receive queue, then of the send queue.
+/// Offsets in the doorbell record: the receive queue's producer index, then the send queue's.
 pub(super) const RECEIVE_RECORD: usize = 0;
 pub(super) const SEND_RECORD: usize = 4;
 /// Offset of the doorbell register, which has two halves.
 pub(super) const REGISTER: usize = 1024;
-/// Bytes of a half.
+/// The size of each half in bytes.
 pub(super) const REGISTER_HALF: usize = 256;
 /// Offset of the send ring. The receive ring follows it.
 pub(super) const SEND_RING: usize = 4096;
 
-/// The peer of a connected queue pair.
+/// A connected queue pair's peer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer {
     /// The connection for requests.
@@ -30,12 +30,12 @@ pub(super) struct Peer {
     pub qpn: u32,
 }
 
-/// The state of a request that was taken from the ring.
+/// The state of a request that has been taken from the ring.
 #[derive(Debug)]
 pub(super) enum Progress {
-    /// The peer has not answered yet.
+    /// The peer hasn't answered yet.
     Waiting,
-    /// A key change that has not taken effect.
+    /// A key change that hasn't taken effect yet.
     Pending {
         umr: Box<Umr>,
         due: Instant,
@@ -53,23 +53,23 @@ pub(super) struct Issued {
     pub opcode: u8,
     pub signaled: bool,
     pub token: u64,
-    /// The request is a read or an atomic, which a full fence waits for.
+    /// The request is a read or atomic, which a full fence waits for.
     pub fetches: bool,
     pub progress: Progress,
     /// The buffers for the answer's bytes.
     pub into: Vec<Sge>,
 }
 
-/// A message or write that has arrived in part.
+/// A message or write that has partly arrived.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// The receive that a message uses.
+    /// A message's receive.
     pub receive: Option<Receive>,
-    /// The memory of a write.
+    /// A write's memory.
     pub target: Option<super::mkey::Target>,
 }
 
-/// A send ring on the card's side.
+/// The card's view of a send ring.
 #[derive(Debug)]
 pub(super) struct SendRing {
     pub log_blocks: u32,
@@ -79,7 +79,7 @@ pub(super) struct SendRing {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Not connected: it accepts receives, and requests wait.
+    /// Not connected: receives are accepted, and requests wait.
     New,
     Working,
     /// All requests are flushed.
@@ -94,35 +94,35 @@ pub(super) struct QueuePair {
     pub recv_cq: u32,
     pub memory: Arc<Shared>,
     pub send: SendRing,
-    /// The number of the receive queue: the queue pair's own, or a shared one's.
+    /// The number of the receive queue: the queue pair's own or a shared one.
     pub receives: u32,
     pub state: State,
     pub peer: Option<Peer>,
-    /// Queue key of a datagram queue pair.
+    /// A datagram queue pair's queue key.
     pub qkey: u32,
-    /// The RNR timeout of this side's messages, in milliseconds.
+    /// The RNR timeout for this side's messages, in milliseconds.
     pub rnr_timeout_ms: u64,
-    /// The driver rang the doorbell.
+    /// The driver has rung the doorbell.
     pub rung: bool,
     pub issued: VecDeque<Issued>,
     pub token: u64,
-    /// Frames that arrived and were not handled, with the connection for the answer.
+    /// Frames that have arrived but haven't been handled, with the connection for the answer.
     pub inbox: VecDeque<(u32, Frame)>,
     pub incoming: Option<Incoming>,
-    /// Answered bytes of the read at the head of the inbox.
+    /// How many bytes of the read at the head of the inbox have been answered.
     pub answered: u32,
-    /// The time since which the head of the inbox waits for a receive.
+    /// When the head of the inbox started to wait for a receive.
     pub unready: Option<Instant>,
     /// The request at the head of the ring waits for a fence or for room on the connection.
     pub blocked: bool,
 }
 
-/// The next request of a send ring.
+/// The next request in a send ring.
 #[derive(Debug)]
 pub(super) enum Fetched {
     Nothing,
     Request(Box<Wqe>),
-    /// A malformed request: its index and the violated rule.
+    /// A malformed request, and the violated rule.
     Bad {
         index: u16,
         opcode: u8,
@@ -131,18 +131,18 @@ pub(super) enum Fetched {
 }
 
 impl QueuePair {
-    /// The receive queue's number in completions: that of a shared queue, or 0. `own` is this queue pair's number.
+    /// Returns the receive queue's number for completions: a shared queue's number, or 0. `own` is this queue pair's number.
     pub(super) fn srqn(&self, own: u32) -> u32 {
         if self.receives == own { 0 } else { self.receives }
     }
 
-    /// Bytes of a queue pair's memory, and the offset of its receive ring.
+    /// Returns the size of a queue pair's memory, and the offset of its receive ring.
     pub(super) fn layout(log_blocks: u32, log_entries: u32, log_stride: u32) -> (usize, usize) {
         let receive = SEND_RING + (BLOCK << log_blocks);
         (receive + (1 << (log_entries + log_stride)), receive)
     }
 
-    /// Whether the driver rang since the last poll. An `Err` is a value that does not name this queue pair.
+    /// Returns whether the driver has rung since the last poll. An `Err` has a doorbell value that doesn't name this queue pair.
     pub(super) fn take_doorbell(&mut self, qpn: u32) -> Result<bool, u64> {
         let mut rung = false;
         for half in 0..2 {
@@ -160,7 +160,7 @@ impl QueuePair {
         Ok(rung)
     }
 
-    /// The driver's producer index of the send ring.
+    /// Returns the driver's producer index for the send ring.
     fn produced(&self) -> u16 {
         self.memory.record(SEND_RECORD) as u16
     }
@@ -169,7 +169,7 @@ impl QueuePair {
         SEND_RING + (index as usize & ((1 << self.send.log_blocks) - 1)) * BLOCK
     }
 
-    /// Blocks of the request at the head, at least 1.
+    /// Returns the number of blocks of a request with `ds` segments, at least 1.
     fn blocks_of(ds: u8) -> u16 {
         u16::from(ds).div_ceil(4).max(1)
     }
@@ -180,7 +180,7 @@ impl QueuePair {
         CtrlSeg::read_from_bytes(&bytes).unwrap_or_default()
     }
 
-    /// Reads the request at the head of the ring and does not remove it.
+    /// Reads the request at the head of the ring without removing it.
     pub(super) fn fetch(&self, qpn: u32) -> Fetched {
         let index = self.send.next;
         let written = self.produced().wrapping_sub(index);
@@ -216,7 +216,7 @@ impl QueuePair {
         self.send.next = self.send.next.wrapping_add(blocks);
     }
 
-    /// Index and operation of the next request of a failed queue pair, to flush it.
+    /// Removes a failed queue pair's next request to flush it, and returns its index and operation.
     pub(super) fn next_flushed(&mut self) -> Option<(u16, u8)> {
         let index = self.send.next;
         let written = self.produced().wrapping_sub(index);

@@ -1,4 +1,4 @@
-//! Receive queues on the card's side: the ring of one queue pair, or the list that several queue pairs share.
+//! The card's view of receive queues: a queue pair's ring, or a list shared by several queue pairs.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use zerocopy::FromBytes;
 
 use super::shared::Shared;
 
-/// A receive that was taken from its queue.
+/// A receive that has been taken from its queue.
 #[derive(Debug, Clone)]
 pub(super) struct Receive {
     pub index: u16,
@@ -21,12 +21,12 @@ impl Receive {
     }
 }
 
-/// The order of descriptors.
+/// The order of the descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// One after the other in the ring.
+    /// One after another in the ring.
     Ring,
-    /// Each descriptor names the next; this is the next one to take.
+    /// Each descriptor names the next; this one is to be taken next.
     List(u16),
 }
 
@@ -40,7 +40,7 @@ pub(super) struct ReceiveQueue {
     pub log_entries: u32,
     pub log_stride: u32,
     pub order: Order,
-    /// Taken descriptors.
+    /// The number of descriptors taken.
     pub taken: u16,
 }
 

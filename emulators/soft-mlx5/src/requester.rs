@@ -1,4 +1,4 @@
-//! The requester takes requests from the ring, sends them, and completes them in order.
+//! The requester: takes requests from the ring, sends them, and completes them in order.
 
 use std::time::Instant;
 
@@ -12,19 +12,19 @@ use super::frame::{self, Header, Kind, MAX_PAYLOAD};
 use super::qp::{Fetched, Issued, Progress, State};
 use super::shared::{copy_from, copy_to};
 
-/// Outstanding requests of a queue pair at most.
+/// The most outstanding requests per queue pair.
 const MAX_IN_FLIGHT: usize = 256;
-/// Bytes that may wait in a connection.
+/// How many bytes may be waiting on a connection before requests have to wait.
 pub(super) const BACKLOG: usize = 4 << 20;
 
-/// A request that this side refuses.
+/// Why this side refuses a request.
 struct Refused(Syndrome, String);
 
 fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// Calls `each` for bytes `from..from + len` of a list of buffers, with the address and the range of each part.
+/// Calls `each` for bytes `from..from + len` of a list of buffers, with each part's address and its range within the `len` bytes.
 pub(super) fn walk(sges: &[Sge], from: u64, len: usize, mut each: impl FnMut(u64, std::ops::Range<usize>)) {
     let (mut skip, mut done) = (from, 0);
     for sge in sges {
@@ -43,7 +43,7 @@ pub(super) fn walk(sges: &[Sge], from: u64, len: usize, mut each: impl FnMut(u64
 }
 
 impl Core {
-    /// Takes posted requests. True when there was one.
+    /// Takes posted requests. Returns true if there were any.
     pub(super) fn issue(&mut self, qpn: u32) -> bool {
         let mut moved = false;
         while self.issue_one(qpn).is_some() {
@@ -135,7 +135,7 @@ impl Core {
         Some(())
     }
 
-    /// Completes key changes: those that are due, or all if `now` is `None`.
+    /// Carries out key changes: those that are due, or all of them if `now` is `None`.
     pub(super) fn settle(&mut self, qpn: u32, now: Option<Instant>) -> bool {
         let Core { qps, mkeys, .. } = self;
         let Some(qp) = qps.get_mut(&qpn) else { return false };
@@ -316,7 +316,7 @@ impl Core {
         }
     }
 
-    /// Sends a datagram, which completes at once. Its loss is not noticed.
+    /// Sends a datagram, which completes at once. Its loss goes unnoticed.
     fn datagram(
         &mut self,
         qpn: u32,
@@ -350,7 +350,7 @@ impl Core {
         Ok((Progress::Done { bytes: 0 }, Vec::new()))
     }
 
-    /// Handles the bytes of an answer.
+    /// Handles an answer's bytes.
     pub(super) fn arrived(&mut self, frame: &frame::Frame) {
         let header = &frame.header;
         let (qpn, token) = (header.dst_qpn.get(), header.token.get());
@@ -367,7 +367,7 @@ impl Core {
         }
     }
 
-    /// Handles an acknowledgement: the peer executed a request, or refused it.
+    /// Handles an acknowledgement: the peer has executed or refused a request.
     pub(super) fn acknowledged(&mut self, header: &Header) {
         let (qpn, token) = (header.dst_qpn.get(), header.token.get());
         let Some(qp) = self.qps.get_mut(&qpn) else { return };
@@ -381,7 +381,7 @@ impl Core {
         }
     }
 
-    /// Completes finished requests in order. After a failure the later ones are flushed.
+    /// Completes finished requests in order. After a failure, the later ones are flushed.
     pub(super) fn retire(&mut self, qpn: u32) {
         loop {
             let Some(qp) = self.qps.get_mut(&qpn) else { return };
@@ -415,7 +415,7 @@ impl Core {
         }
     }
 
-    /// Completes the request at the head in error and puts the queue pair into the error state.
+    /// Completes the request at the head with an error and puts the queue pair into the error state.
     fn fail(&mut self, qpn: u32, completion: Completion) {
         if let Some(qp) = self.qps.get_mut(&qpn) {
             qp.issued.pop_front();

@@ -1,4 +1,4 @@
-//! The responder executes the requests of peers, in order for each queue pair.
+//! The responder: executes peers' requests, in order for each queue pair.
 
 use std::time::Instant;
 
@@ -15,21 +15,21 @@ use super::shared::{atomic, copy_from, copy_to};
 
 /// The state of the request at the head of the inbox.
 enum Outcome {
-    /// The request is finished, with the status of the answer, if it gets one.
+    /// The request is finished; the status is for the answer, if it gets one.
     Finished(Option<u8>),
-    /// More of the request has yet to arrive, or more of the answer has yet to be sent.
+    /// More of the answer has yet to be sent.
     Continues,
     /// The request waits for a receive, or for room on the connection.
     Waits,
 }
 
-/// Bytes of the header in front of a datagram's data in a receive.
+/// Bytes of the header that precedes a datagram's data in a receive.
 const GRH: u64 = 40;
-/// The RNR timeout of a peer that waits without limit.
+/// The RNR timeout of a peer that waits indefinitely.
 pub(super) const ENDLESS_MS: u64 = u64::MAX;
 
 impl Core {
-    /// Handles the frames that arrived for a queue pair. True when there was work.
+    /// Handles the frames that have arrived for a queue pair. Returns true if there was work.
     pub(super) fn respond(&mut self, qpn: u32) -> bool {
         let mut moved = false;
         loop {
@@ -91,7 +91,7 @@ impl Core {
         let from = frame.header.src_qpn.get();
         match (frame.kind, qp.peer) {
             (Kind::Datagram, _) => return self.take_datagram(qpn, frame),
-            // The peer connected before this side did.
+            // The peer has connected before this side.
             (_, None) => return Outcome::Waits,
             (_, Some(peer)) if peer.qpn != from => {
                 self.log(format_args!("QP {qpn:#x}: a request from QP {from:#x}, to which it is not connected"));
@@ -161,7 +161,7 @@ impl Core {
         Outcome::Finished(Some(0))
     }
 
-    /// Checks the keys and the length of a receive for `bytes`. An error has the syndromes of this side and of the peer.
+    /// Checks a receive's keys and its length for `bytes`. An error has the syndromes for this side and the peer.
     fn check_receive(&self, qpn: u32, receive: &Receive, bytes: u64) -> Result<(), (Syndrome, Syndrome, &'static str)> {
         let pd = self.qps.get(&qpn).map_or(0, |qp| qp.pd);
         if bytes > receive.capacity() {
@@ -246,7 +246,7 @@ impl Core {
         let offset = qp.answered;
         let len = match target {
             Target::Address(_) => (total - offset).min(MAX_PAYLOAD as u32),
-            // No byte moves, and no error is reported.
+            // No bytes move, and no error is reported.
             Target::Untranslated => 0,
         };
         let last = matches!(target, Target::Untranslated) || offset + len == total;

@@ -1,21 +1,21 @@
-//! The behaviour of a card.
+//! A card's settings.
 
 use crate::cq_writer::CompressedLayout;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-/// The behaviour of a card.
+/// A card's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Seed of all random choices; `None` for a random seed.
+    /// The seed for all random choices; `None` for a random seed.
     pub seed: Option<u64>,
-    /// The longest delay of a key change.
+    /// The longest delay before a key change takes effect.
     pub max_bind_delay: Duration,
-    /// The time for which a message waits for the peer to post a receive; `None` for no limit.
+    /// How long a message waits for the peer to post a receive; `None` for no limit.
     pub rnr_timeout: Option<Duration>,
-    /// The layout of compressed queues: the software card has both.
+    /// The layout of compressed queues; the software card supports both.
     pub compressed_layout: CompressedLayout,
-    /// The IP address for other cards.
+    /// The IP address at which other cards reach this one.
     pub listen: Ipv4Addr,
 }
 

@@ -1,4 +1,4 @@
-//! The software ConnectX card, or the one of FERROGIN_MLX5, with requests built by hand: silent failures, errors, and the order of requests.
+//! The software ConnectX card, or the one that FERROGIN_MLX5 names, with requests built by hand: silent failures, errors and request order.
 #![allow(unsafe_code)]
 
 mod umr;
@@ -23,7 +23,7 @@ use soft_mlx5::{Card, Settings};
 const LIMITS: Limits = Limits { max_inline: 128, max_sge: 4 };
 const RIGHTS: Access = Access(0x1f);
 
-/// A send queue that writes any request and any flags, fences included.
+/// A send queue that writes any request with any flags, including fences.
 struct Raw {
     parts: SendParts,
     next: u32,
@@ -121,7 +121,7 @@ impl End {
         recv.ring();
     }
 
-    /// The next completion: operation, bytes, and immediate data; or the syndrome.
+    /// Waits for the next completion and returns its operation, bytes and immediate data, or the syndrome.
     fn next(&mut self) -> Result<(CqeOpcode, u32, u32), Syndrome> {
         let seen = wait_for("completion", || match self.cq.poll().unwrap() {
             Polled::Empty => None,
@@ -135,7 +135,7 @@ impl End {
         seen
     }
 
-    /// Binds a type-2 window on bytes `from..from + length`, at the next tag.
+    /// Returns the key and UMR that bind a type-2 window to bytes `from..from + length`, with the next tag.
     fn bind(&mut self, rkey: u32, from: u64, length: u64) -> (u32, Umr) {
         let tag = rkey.wrapping_add(1) as u8;
         let bind = Bind {
@@ -164,12 +164,12 @@ fn connect(card_a: &dyn Device, a: &End, card_b: &dyn Device, b: &End) {
     card_b.connect(&b.qp, &end_a).unwrap();
 }
 
-/// A software card with these settings.
+/// Opens a software card with these settings.
 fn software(settings: Settings) -> Arc<Card> {
     Arc::new(Card::open(settings).unwrap())
 }
 
-/// True with FERROGIN_MLX5, where `test` is skipped, because it's about what only the software card has.
+/// Returns true if FERROGIN_MLX5 is set, and reports `test` as skipped, because it needs the software card.
 fn on_hardware(test: &str) -> bool {
     let is_set = std::env::var_os("FERROGIN_MLX5").is_some();
     if is_set {
@@ -178,7 +178,7 @@ fn on_hardware(test: &str) -> bool {
     is_set
 }
 
-/// Two ends, on two cards or on one.
+/// Connects two ends, on two cards or on one.
 fn pair(two: bool, bytes: usize) -> (Vec<Arc<dyn Device>>, End, End) {
     let mut cards = vec![card(7)];
     if two {
@@ -190,7 +190,7 @@ fn pair(two: bool, bytes: usize) -> (Vec<Arc<dyn Device>>, End, End) {
     (cards, a, b)
 }
 
-/// Another pair of ends exchanges requests: afterwards the last card has looked at all that was posted on the first one before.
+/// Exchanges requests between another pair of ends, after which the last card has seen everything posted on the first one before.
 fn exchange(cards: &[Arc<dyn Device>]) {
     let [first, last] = [&*cards[0], &*cards[cards.len() - 1]];
     let (mut a, b) = (End::new(first, Transport::Rc, 64, false), End::new(last, Transport::Rc, 64, false));
@@ -265,7 +265,7 @@ fn window_works_until_invalidated() {
     a.next().unwrap();
     assert_eq!(&a.memory[100..108], b"contents");
 
-    // The peer's message invalidates the key, and the peer's next access with it fails.
+    // The peer's message invalidates the key, so the peer's next access with it fails.
     b.receive(0, 16);
     a.send.post(&Op::Send { data: Data::Inline(&[&b"done"[..]]), with: With::Invalidate(rkey) }, SIGNAL);
     assert_eq!(b.next(), Ok((CqeOpcode::RespSendInv, 4, rkey)));
@@ -276,7 +276,7 @@ fn window_works_until_invalidated() {
     assert_eq!(a.next(), Err(Syndrome::WrFlush));
 }
 
-/// The responder binds and sends the key, and the peer writes at once. With a fence the write succeeds; without one it overtakes a
+/// The responder binds and sends the key, and the peer writes at once. With a fence, the write succeeds; without one, it overtakes a
 /// bind that takes an hour.
 #[test]
 fn request_without_fence_overtakes_bind() {
@@ -366,7 +366,7 @@ fn window_of_another_domain_is_neither_bound_nor_invalidated() {
     let other = cards[1].alloc_pd().unwrap();
     let outsider = cards[1].alloc_window(&other, WindowType::Type2).unwrap();
     let rkey = outsider.rkey;
-    // The peer's message names it.
+    // The peer's message names the outsider.
     b.receive(0, 16);
     a.send.post(&Op::Send { data: Data::Inline(&[&b"done"[..]]), with: With::Invalidate(rkey) }, SIGNAL);
     assert_eq!(b.next(), Err(Syndrome::RemoteInvalReq));
@@ -534,7 +534,7 @@ fn armed_queue_raises_event() {
         nix::poll::poll(&mut fds, wait).unwrap() == 1
     };
     send.post(&Op::Nop, SIGNAL);
-    // The card polls its queue pairs in turn: after two requests of another one it has completed that of this one.
+    // The card polls its queue pairs in turn: once it has completed two requests of another, it has completed this one's.
     for _ in 0..2 {
         peer.send.post(&Op::Nop, SIGNAL);
         peer.next().unwrap();

@@ -1,5 +1,5 @@
 //! Seeded random completions against an oracle: the poller must return the completions that the card pushed, in order, with any
-//! compression and at any wrap. `FERROGIN_ZIP_CQES=N` sets the total number of completions (default 10 million).
+//! compression and across any wrap. `FERROGIN_ZIP_CQES=N` sets the total number of completions (default: 10 million).
 
 use ferrogin_test_support::Random;
 use ferrogin_test_support::mlx5_memory::Memory;
@@ -11,12 +11,12 @@ use soft_nic::random::Random as CardRandom;
 use std::collections::VecDeque;
 use zerocopy::FromZeros;
 
-/// The slots on the card's side, with the first word of `record`.
+/// Returns the card's view of the slots and the first word of `record`.
 #[allow(unsafe_code)]
 fn card_side(slots: &Memory, record: &Memory) -> CqMemory {
     let entries = slots.size() / size_of::<Cqe>();
     let base = slots.base().cast();
-    // SAFETY: both are aligned, and each test keeps both mapped as long as the writer.
+    // SAFETY: both are aligned, and each test keeps both mapped as long as the writer lives.
     unsafe { CqMemory::new(base, entries.trailing_zeros(), record.base().cast()) }
 }
 
@@ -69,7 +69,7 @@ impl Source {
     }
 }
 
-/// The completion without the bytes that depend on compression.
+/// Returns the completion without the bytes that depend on compression.
 fn meaning(mut cqe: Cqe) -> Cqe {
     cqe.signature = 0;
     cqe.op_own = OpOwn(cqe.op_own.0 & 0xf0);
@@ -91,7 +91,7 @@ struct Tally {
     minis: u64,
 }
 
-/// `count` completions through a queue of `1 << log` slots that begins at index `start`.
+/// Passes `count` completions through a queue of `1 << log` slots that starts at index `start`.
 fn run(log: u32, start: u32, count: u64, seed: u64, zip: Option<CompressedLayout>, across_laps: bool) -> Tally {
     let slots = Memory::new(64 << log);
     let (record, arm) = (Memory::new(8), Memory::new(8));
@@ -110,7 +110,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: Option<CompressedLayout
     let mut queue = CompletionQueue::new(parts);
     queue.release();
     if zip != Some(CompressedLayout::Enhanced) && start >> log & 1 != 0 {
-        // A queue that was passed an odd number of times holds the owner bit of the previous lap.
+        // A queue that starts on an odd lap holds the previous lap's owner bits.
         for slot in 0..1_usize << log {
             slots.write(slot * 64 + 63, &[0xf0]);
         }
@@ -133,10 +133,10 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: Option<CompressedLayout
                 tally.written += 1;
             }
         }
-        // An overrun is expected here: the remaining completions follow when slots are free.
+        // Overruns are expected here: the remaining completions follow once slots are free.
         let _ = writer.flush();
         tally.minis = writer.minis();
-        // Sometimes more than there are, sometimes up to the middle of a block, sometimes none.
+        // Poll sometimes more than there are, sometimes up to the middle of a block, sometimes none.
         let most = random.below(2 << log.min(7));
         let taken = if random.below(4) == 0 {
             let mut taken = 0;
@@ -158,7 +158,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: Option<CompressedLayout
             queue.drain(most, |one| check(oracle.pop_front(), one)).expect("a valid completion")
         };
         tally.polled += taken as u64;
-        // Every written completion must have been returned: with all slots polled, only pending ones are left.
+        // If the poller had room for more, it must have returned every written completion.
         if most > writer.producer().wrapping_sub(queue.consumer()) + taken {
             assert_eq!(queue.consumer(), writer.producer(), "the poller stalled");
         }
@@ -168,7 +168,7 @@ fn run(log: u32, start: u32, count: u64, seed: u64, zip: Option<CompressedLayout
     tally
 }
 
-/// The slots that a block covers carry the marks of their own laps, also across the end of the queue.
+/// The slots covered by a block are marked with their own laps, even across the end of the queue.
 #[test]
 fn covered_slots_are_marked_with_their_own_lap() {
     let slots = Memory::new(64 << 3);
@@ -192,13 +192,13 @@ fn covered_slots_are_marked_with_their_own_lap() {
     cqe.op_own = OpOwn::regular(CqeOpcode::Req, false);
     (0..6).for_each(|_| writer.push(cqe));
     writer.flush().expect("room");
-    // A title at 5, then a block of five at 6, 7 of lap 0 and 8, 9, 10 of lap 1.
+    // A title at 5, then a block of five: 6 and 7 on lap 0, and 8, 9 and 10 on lap 1.
     assert_eq!(queue.drain(10, |_| ()), Ok(6));
     let mark = |slot: usize| slots.read(slot * 64 + 62, 1)[0];
     assert_eq!([5, 6, 7, 0, 1, 2].map(mark), [0, 0, 0, 1, 1, 1]);
     assert_eq!([3, 4].map(mark), [0xff, 0xff], "no other slot is touched");
 
-    // The doorbell that arms: sequence number, command and index, then the queue's number.
+    // The arming doorbell: sequence number, command and index, then the queue's number.
     queue.arm(mlx5::cq::Arm::Solicited);
     assert_eq!(record.read(4, 4), [0x01, 0, 0, 11]);
     assert_eq!(arm.read(0, 8), [0x01, 0, 0, 11, 0, 0, 0x12, 0x34]);
@@ -211,7 +211,7 @@ fn total() -> u64 {
     std::env::var("FERROGIN_ZIP_CQES").map_or(10_000_000, |n| n.parse().expect("FERROGIN_ZIP_CQES is a number"))
 }
 
-/// First indices of queues: 0, near the wrap of the 8-bit lap mark, near the wrap of the index.
+/// Returns the queues' first indices: 0, near the wrap of the 8-bit lap mark, and near the wrap of the index.
 fn starts(log: u32) -> [u32; 3] {
     [0, (254_u32 << log).wrapping_add(1), 0_u32.wrapping_sub(3 << log)]
 }

@@ -1,4 +1,4 @@
-//! The tests of the software ConnectX card.
+//! Tests of the software ConnectX card.
 
 mod card;
 mod cq_random;

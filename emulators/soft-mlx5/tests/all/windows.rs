@@ -1,4 +1,4 @@
-//! Windows of the crate mlx5 on the software card, or on the one of FERROGIN_MLX5: bound, used by the peer, invalidated, bound again.
+//! The mlx5 crate's windows on the software card, or the one that FERROGIN_MLX5 names: bound, used by the peer, invalidated, bound again.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -47,7 +47,7 @@ impl End {
         let memory = Box::leak(vec![0_u8; BYTES].into_boxed_slice()).as_mut_ptr();
         let base = NonNull::new(memory).expect("memory");
         let access = Access::LOCAL_WRITE.with(Access::MW_BIND);
-        // SAFETY: the memory is leaked, and reached by pointer only.
+        // SAFETY: the memory is leaked, and only accessed through pointers.
         let mr = unsafe { device.register(&pd, base, BYTES, access) }.expect("a region");
         Self { device, pd, qp, cq: CompletionQueue::new(cq.parts), mr, memory }
     }
@@ -71,7 +71,7 @@ impl End {
         recv.ring();
     }
 
-    /// The next completion, with the kinds of the requests that it completes.
+    /// Waits for the next completion, and returns it with the kinds of the requests that it completes.
     fn next(&mut self) -> Result<(Cqe, Vec<RequestKind>), CompletionError> {
         let seen = wait_for("completion", || match self.cq.poll().expect("a valid completion") {
             Polled::Empty => None,
@@ -108,7 +108,7 @@ impl End {
         self.byte(100)
     }
 
-    /// Binds a window of `length` bytes and sends the peer the key in one batch. Returns the key.
+    /// Binds a window of `length` bytes and sends the key to the peer in one batch. Returns the key.
     fn lend(&mut self, window: &mut Window, addr: u64, length: u64, zero_based: bool) -> u32 {
         let range = Range { addr, length, zero_based };
         let bind = window.bind(&self.qp, &self.mr, range, RIGHTS).expect("legal");
@@ -140,7 +140,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
         let zero_based = round % 2 == 0;
         peer.receive();
         let rkey = owner.lend(&mut window, base + 1000, 500, zero_based);
-        // The message with the key comes after the bind, which the fence ensures.
+        // The fence ensures that the message with the key comes after the bind.
         let (told, _) = peer.next().expect("the key");
         assert_eq!(told.byte_cnt.get(), 4);
         assert_eq!(owner.next().expect("done").1, [RequestKind::Bind, RequestKind::Plain]);
@@ -152,7 +152,7 @@ fn window_is_bound_used_and_invalidated_many_times() {
         owner.set(1000, byte ^ 0xff);
         assert_eq!(peer.read(rkey, at(0)), byte ^ 0xff);
         match round % 3 {
-            // The owner frees the window by its key, or by a bind of no bytes.
+            // The owner frees the window through its key, or by binding no bytes.
             0 | 1 => {
                 let change = if round % 3 == 0 { window.invalidate(&owner.qp) } else { window.unbind(&owner.qp) };
                 let change = change.expect("bound");

@@ -1,15 +1,15 @@
-//! UMRs that a driver builds wrongly: what the card does with each flag, each bit of the mask and each size. docs/mlx5.md compares the
-//! results with public reports.
+//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. docs/mlx5.md compares the results with public
+//! reports.
 
 use super::*;
 use mlx5::device::RawWindow;
 use mlx5::wire::{MkeyMask, UmrFlags};
 
-/// A bound range: bytes 1024 to 1536 of the owner's memory.
+/// The bound range: bytes 1024 to 1536 of the owner's memory.
 const FROM: u64 = 1024;
 const LENGTH: u64 = 512;
 
-/// Two queue pairs of one domain, `owner` and `other`, each with a peer, and a window of the domain.
+/// Two queue pairs in one domain, `owner` and `other`, each with a peer, and a window in that domain.
 struct Scene {
     // Fields are dropped in this order: queue pairs, window, card.
     owner: End,
@@ -25,7 +25,7 @@ struct Scene {
 enum Written {
     /// The bytes arrived.
     Bytes,
-    /// The write completed without an error, and no byte moved.
+    /// The write completed without an error, but no bytes moved.
     Nothing,
     Failed(Syndrome),
 }
@@ -64,7 +64,7 @@ impl Scene {
         Self { owner, other, peer, peer_of_other, window, _card: card }
     }
 
-    /// The new key and a legal bind, whose addresses are those of the owner's memory.
+    /// Returns the new key and a legal bind, with the owner's memory addresses.
     fn bind(&self) -> (u32, Umr) {
         let bind = Bind {
             window: WindowType::Type2,
@@ -86,12 +86,12 @@ impl Scene {
         rkey
     }
 
-    /// A write of the owner's peer to the first bytes of the window.
+    /// Writes to the first bytes of the window from the owner's peer.
     fn write(&mut self, rkey: u32) -> Written {
         write_by(&mut self.peer, self.owner.addr() + FROM, rkey, &self.owner)
     }
 
-    /// The same by the peer of the other queue pair.
+    /// Writes likewise from the other queue pair's peer.
     fn write_of_other(&mut self, rkey: u32) -> Written {
         write_by(&mut self.peer_of_other, self.owner.addr() + FROM, rkey, &self.owner)
     }
@@ -106,8 +106,8 @@ fn without(mask: MkeyMask, bits: MkeyMask) -> MkeyMask {
     MkeyMask::new(mask.bits() & !bits.bits())
 }
 
-/// A bind whose mask lacks a field completes, and the window keeps the field that it had: a new window is free, of no length, without
-/// rights.
+/// A bind whose mask lacks a field completes, but the window keeps its old value for that field: a new window is free, with no length and
+/// no rights.
 #[test]
 fn bind_changes_only_fields_of_mask() {
     let legal = Scene::new().bind().1.ctrl.mkey_mask;
@@ -151,7 +151,7 @@ fn bind_with_empty_mask_leaves_window_free() {
     assert_eq!(scene.write(rkey), Written::Bytes);
 }
 
-/// Without the queue pair in the mask the window belongs to no queue pair: all of the domain may use it, and none may invalidate it.
+/// If the mask lacks the queue pair, the window belongs to none: every queue pair in the domain may use it, but none may invalidate it.
 #[test]
 fn bind_without_queue_pair_in_mask_makes_window_of_no_owner() {
     let bind = |scene: &mut Scene| {
@@ -180,13 +180,13 @@ fn bind_without_queue_pair_in_mask_makes_window_of_no_owner() {
     assert_eq!(scene.write(rkey), Written::Bytes);
 }
 
-/// `CHECK_QPN` alone keeps other queue pairs of the domain from an invalidation.
+/// Only `CHECK_QPN` keeps other queue pairs in the domain from invalidating the window.
 #[test]
 fn invalidation_checks_queue_pair_by_its_flag_only() {
     let at_offset = UmrFlags::INLINE.with(UmrFlags::TRANSLATION_OFFSET);
     let cases = [
         ("CHECK_QPN", at_offset.with(UmrFlags::CHECK_QPN), Err(Syndrome::MwBind)),
-        // The bit of TRANSLATION_OFFSET, taken for that of CHECK_QPN, checks nothing.
+        // The bit of TRANSLATION_OFFSET, mistaken for CHECK_QPN's, checks nothing.
         ("bit 4", at_offset, Ok(())),
         ("no flag", UmrFlags::NONE, Ok(())),
         ("CHECK_FREE", at_offset.with(UmrFlags::CHECK_FREE), Err(Syndrome::MwBind)),
@@ -208,7 +208,7 @@ fn invalidation_checks_queue_pair_by_its_flag_only() {
     }
 }
 
-/// The owner's invalidation with `CHECK_FREE` fails, because the window is not free; bit 6 is the opposite check.
+/// The owner's invalidation with `CHECK_FREE` fails, because the window isn't free; bit 6 is the opposite check.
 #[test]
 fn checks_of_free_state_refuse_wrong_state() {
     let invalidate = |scene: &mut Scene, rkey: u32, flags: UmrFlags| {
@@ -226,7 +226,7 @@ fn checks_of_free_state_refuse_wrong_state() {
     assert_eq!(invalidate(&mut scene, rkey, UmrFlags::CHECK_FREE), Ok(()));
     assert_eq!(invalidate(&mut scene, rkey, UmrFlags::CHECK_BOUND), Err(Syndrome::MwBind));
 
-    // The bind of a type-2 window needs the check that the window is free, and carries its entry inline.
+    // Binding a type-2 window requires the check that the window is free, and an inline entry.
     for flags in [UmrFlags::INLINE.with(UmrFlags::CHECK_BOUND), UmrFlags::INLINE, UmrFlags::CHECK_FREE] {
         let mut scene = Scene::new();
         let (_, mut umr) = scene.bind();
@@ -254,7 +254,7 @@ fn invalidation_checks_owner_and_tag() {
     assert_eq!(post(&mut scene.owner, Umr::local_inv(rkey & !0xff)), Err(Syndrome::MwBind), "invalidated before");
 }
 
-/// An invalidation whose mask lacks the free state completes, and the peer keeps its access.
+/// An invalidation whose mask lacks the free state completes, but the peer keeps its access.
 #[test]
 fn invalidation_with_empty_mask_leaves_window_bound() {
     for mask in [MkeyMask::NONE, MkeyMask::QPN] {
@@ -270,8 +270,8 @@ fn invalidation_with_empty_mask_leaves_window_bound() {
     }
 }
 
-/// A wrong size below that of the window's table completes, and so does every operation through the window; no byte moves. More
-/// entries than the table has fail.
+/// A bind with too small a size completes, and so does every operation through the window, but no bytes move. A bind with more entries
+/// than the table has fails.
 #[test]
 fn size_of_translation_decides_whether_bytes_move() {
     // klm_octowords, translations_octword_size, translation_offset.
@@ -320,7 +320,7 @@ fn unknown_field_of_mask_fails() {
     }
 }
 
-/// A refused UMR leaves the window as it was, for every queue pair of the domain.
+/// A refused UMR leaves the window as it was.
 #[test]
 fn refused_bind_changes_nothing() {
     let mut scene = Scene::new();
