@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes libibverbs.so.1 and libefa.so.1 of the static library, and their links for linkers: emulators/soft-verbs/link.sh libsoft_verbs.a DIRECTORY
-# It also writes what programs read of the cards in sysfs into DIRECTORY/sysfs.
+# Links libibverbs.so.1, libefa.so.1 and their development symlinks: emulators/soft-verbs/link.sh libsoft_verbs.a DIRECTORY
+# Also writes the sysfs files that programs read about the cards, into DIRECTORY/sysfs.
 set -eu
 archive=$1
 out=$2
@@ -8,11 +8,11 @@ here=$(dirname "$0")
 cards=64
 
 mkdir -p "$out"
-# Programs unload the library, and the card's thread must not lose its code: nodelete.
+# nodelete: programs unload the library while the card's thread still runs its code.
 ${CC:-cc} -shared -o "$out/libibverbs.so.1" -Wl,-soname,libibverbs.so.1 -Wl,-z,nodelete,-z,defs,--gc-sections \
     -Wl,--version-script="$here/symbols.map" -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -lgcc_s -lpthread -ldl -lm -lc
 ln -sf libibverbs.so.1 "$out/libefa.so.1"
-# What a link with -libverbs or dlopen by the short name takes.
+# Found by -libverbs, and by dlopen with the short name.
 ln -sf libibverbs.so.1 "$out/libibverbs.so"
 ln -sf libefa.so.1 "$out/libefa.so"
 
@@ -28,7 +28,7 @@ while [ $n -lt $cards ]; do
     verbs=$pci/infiniband_verbs/uverbs$n
     mkdir -p "$card/ports/1/gids" "$card/ports/1/hw_counters" "$verbs"
     ln -s "../../../bus/pci/drivers/efa" "$pci/driver"
-    # The name of the link's target is the PCI address.
+    # Programs take the PCI address from the name of the symlink's target.
     ln -s "../../../$address" "$card/device"
     ln -s "../../../$address" "$verbs/device"
     ln -s "../../../devices/pci0000:00/$address" "$sys/bus/pci/devices/$address"
@@ -38,13 +38,13 @@ while [ $n -lt $cards ]; do
     echo 0x00 >"$pci/revision"
     echo 8.0 GT/s PCIe | tee "$pci/current_link_speed" >"$pci/max_link_speed"
     echo 16 | tee "$pci/current_link_width" >"$pci/max_link_width"
-    # `ferrogin verbs` knows the machine.
+    # `ferrogin verbs` fills this in, since it knows the machine.
     echo -1 >"$pci/numa_node"
-    # A bar has its first address, its last and flags; the card needs none of the six, nor a ROM.
+    # Each BAR's first address, last address and flags. The card needs none of the six BARs, and no ROM.
     zero=0x0000000000000000
     for _ in 0 1 2 3 4 5 6; do echo $zero $zero $zero; done >"$pci/resource"
-    # The configuration space: ids, command and status, class; subsystem ids at 0x2c; at 0x34 the place of the PCI Express capability, which has
-    # the speed and the width of the link (8 GT/s, 16 lanes) at 0x4c and 0x52.
+    # Configuration space: ids, command and status, class; subsystem ids at 0x2c; at 0x34 the offset of the PCI Express capability, which
+    # holds the link's speed and width (8 GT/s, 16 lanes) at 0x4c and 0x52.
     {
         printf '\017\035\243\357\006\004\020\000\000\000\000\002'
         head -c 32 /dev/zero

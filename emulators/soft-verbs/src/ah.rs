@@ -13,7 +13,7 @@ use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::uses::Uses;
 
-/// An address handle: the program's, and that of the card.
+/// An address handle: the program's and the card's.
 #[repr(C)]
 pub(crate) struct Ah {
     raw: ib::ibv_ah,
@@ -40,7 +40,7 @@ unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: Option<&ib::ibv_ah_attr>
         if attr.port_num != PORT {
             return Err(Errno::INVAL);
         }
-        // SAFETY: all bytes of the union are a GID's.
+        // SAFETY: any bytes in the union make a valid GID.
         let gid = Gid::from_bytes(unsafe { attr.grh.dgid.raw })
             .map_err(|error| refuse("ibv_create_ah", Errno::INVAL, format_args!("the destination GID {error}")))?;
         let number = pd.card().lock().open_handle(pd.number, gid)?;

@@ -1,4 +1,4 @@
-//! Completion channels: descriptors that tell which completion queue has an event.
+//! Completion channels: descriptors that say which completion queue has an event.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -15,14 +15,14 @@ use crate::guard::{Errno, object, status};
 use crate::objects::{self, Held, Object, Open};
 use crate::uses::Uses;
 
-/// A pipe, into which the card writes the address of a completion queue for each event, as the kernel does: libfabric reads it itself.
+/// A pipe into which the card writes a completion queue's address for each event, as the kernel does: libfabric reads it directly.
 #[repr(C)]
 pub(crate) struct Channel {
     raw: ib::ibv_comp_channel,
     _context: Held<Context>,
     reader: OwnedFd,
     writer: OwnedFd,
-    /// The open completion queues of the channel, by address as a number.
+    /// The channel's open completion queues, by their addresses as numbers.
     queues: Mutex<HashMap<u64, Member>>,
     uses: Uses,
 }
@@ -37,14 +37,14 @@ unsafe impl Object for Channel {
     }
 }
 
-/// What a program gets with an event of a completion queue.
+/// What a program gets with a completion queue's event.
 struct Member {
     cq: *mut ib::ibv_cq,
     context: *mut c_void,
     unacknowledged: Arc<Unacknowledged>,
 }
 
-/// The events of a completion queue that the program got, less those that it acknowledged.
+/// How many of a completion queue's events the program has received but not acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Unacknowledged(AtomicU32);
 
@@ -59,7 +59,7 @@ impl Unacknowledged {
 }
 
 impl Channel {
-    /// The signal of a queue of the channel.
+    /// Returns the signal of one of the channel's queues.
     pub(crate) fn signal(&self, number: u64) -> Result<Arc<Signal>, Errno> {
         Ok(Arc::new(Signal::numbered(self.writer.try_clone()?, number)))
     }
@@ -69,7 +69,7 @@ impl Channel {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(cq as u64, member);
     }
 
-    /// Removes a queue, whose events that are left in the pipe are then ignored, unless a later queue of the channel has its address.
+    /// Removes a queue. Its events still in the pipe are then ignored, unless a later queue of the channel gets the same address.
     pub(crate) fn detach(&self, number: u64) {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
     }
@@ -79,7 +79,7 @@ impl Channel {
 unsafe extern "C" fn ibv_create_comp_channel(raw: Open<Context>) -> *mut ib::ibv_comp_channel {
     object("ibv_create_comp_channel", || {
         let open = raw.get()?;
-        // Only the program's end blocks, unless the program makes it non-blocking.
+        // Only the program's end blocks, and the program can make that non-blocking too.
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let channel = Channel {
@@ -109,7 +109,7 @@ unsafe extern "C" fn ibv_get_cq_event(
         let (Some(cq), Some(cq_context)) = (cq, cq_context) else { return Err(Errno::INVAL) };
         loop {
             let channel = raw.get()?;
-            // Writes of numbers are atomic.
+            // A whole number arrives at once: pipe writes this small are atomic.
             let mut number = [0; size_of::<u64>()];
             nix::unistd::read(&channel.reader, &mut number)?;
             let queues = channel.queues.lock().unwrap_or_else(PoisonError::into_inner);

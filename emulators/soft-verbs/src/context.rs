@@ -1,4 +1,4 @@
-//! An open device, and the questions about it.
+//! An open device, and the queries about it.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -20,15 +20,15 @@ use crate::params::{Size, Struct};
 use crate::queues::Queues;
 use crate::uses::Uses;
 
-/// Inline bytes of 64-byte and of 128-byte work requests.
+/// The inline bytes that 64-byte and 128-byte work requests hold.
 pub(crate) const NARROW_INLINE: u32 = 32;
 pub(crate) const WIDE_INLINE: u32 = 80;
-/// Buffers of a send and of a receive.
+/// Maximum buffers per send or receive.
 pub(crate) const MAX_SGE: u32 = 2;
-/// Entries of a receive queue, and of a completion queue.
+/// Maximum entries in a receive queue and in a completion queue.
 pub(crate) const MAX_RQ: u32 = 16384;
 pub(crate) const MAX_CQE: u32 = 65536;
-/// Completion vectors. Events of all of them come from the card's one thread.
+/// Completion vectors. The card's one thread raises the events of all of them.
 pub(crate) const VECTORS: c_int = 32;
 /// The only port.
 pub(crate) const PORT: u8 = 1;
@@ -41,14 +41,14 @@ pub(crate) struct Context {
     pub(crate) card: Arc<Card>,
     pub(crate) number: u32,
     pub(crate) gid: [u8; 16],
-    /// The open queue pairs, by number.
+    /// Open queue pairs, by number.
     pub(crate) queue_pairs: RwLock<HashMap<u16, Arc<Queues>>>,
-    /// Asynchronous events. The card has none: closing the device ends the waits for them.
+    /// Asynchronous events. The card raises none; closing the device ends any waits for them.
     events: Mutex<Option<(Arc<OwnedFd>, OwnedFd)>>,
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and `AT` is the place of the struct.
+// SAFETY: no other type has this kind, and `AT` is the struct's offset.
 unsafe impl Object for Context {
     const KIND: &'static str = "device";
     type Raw = ib::ibv_context;
@@ -60,7 +60,7 @@ unsafe impl Object for Context {
 }
 
 impl Context {
-    /// Opens a device; `raw` has the calls of its tables.
+    /// Opens a device; `raw` holds its tables of calls.
     pub(crate) fn open(device: &Device, mut raw: ib::verbs_context) -> Result<*mut ib::ibv_context, Errno> {
         let config = device::settings("ibv_open_device")?;
         let card = Card::open(device.number, &config)?;
@@ -88,7 +88,7 @@ impl Context {
         })))
     }
 
-    /// The work queues of an open queue pair.
+    /// Returns an open queue pair's work queues.
     pub(crate) fn queues(&self, qpn: u16) -> Option<Arc<Queues>> {
         self.queue_pairs.read().unwrap_or_else(PoisonError::into_inner).get(&qpn).cloned()
     }
@@ -98,7 +98,7 @@ impl Context {
 unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
     status("ibv_close_device", || {
         let open = objects::take::<Context>("ibv_close_device", raw)?;
-        // The kernel removes what is open, and the program may still call the destructors: the memory stays.
+        // Like the kernel, remove what is still open. The memory stays, because the program may still call the destructors.
         for qpn in open.queue_pairs.read().unwrap_or_else(PoisonError::into_inner).keys() {
             open.card.close_qp(*qpn);
         }
@@ -172,11 +172,11 @@ fn port_attributes(port: u8) -> Result<ib::ibv_port_attr, Errno> {
         max_mtu: ib::IBV_MTU_4096,
         active_mtu: ib::IBV_MTU_4096,
         gid_tbl_len: 1,
-        // One packet, as the driver says: RDMA has a limit of its own (`efadv_query_device`).
+        // One packet, as the driver reports; RDMA has its own limit (`efadv_query_device`).
         max_msg_sz: MAX_SEND_SIZE,
         pkey_tbl_len: 1,
         max_vl_num: 1,
-        // Four lanes of 25 Gbit/s, as the link speed of softefa.
+        // Four lanes at 25 Gbit/s: the link speed that softefa reports.
         active_width: 2,
         active_speed: 32,
         active_speed_ex: 32,
@@ -195,15 +195,15 @@ pub(crate) unsafe extern "C" fn query_port(
     status("ibv_query_port", || attr.fill(&port_attributes(port)?, size))
 }
 
-/// The call of programs that were built before the struct had a size: its last field is `flags`.
+/// Serves programs built before the struct had a size; theirs ends with the field `flags`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port(_raw: *mut ib::ibv_context, port: u8, attr: Struct<ib::ibv_port_attr>) -> c_int {
     const OLD_SIZE: usize = offset_of!(ib::ibv_port_attr, port_cap_flags2);
-    // SAFETY: the old struct is the beginning of the new one up to `port_cap_flags2`.
+    // SAFETY: the old struct is the new one up to `port_cap_flags2`.
     status("ibv_query_port", || unsafe { attr.fill_bytes(&port_attributes(port)?, OLD_SIZE) })
 }
 
-/// The speed of the port's lanes in all, in units of 100 Mbit/s.
+/// Reports the port's total speed, in units of 100 Mbit/s.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_port_speed(_raw: *mut ib::ibv_context, port: u32, speed: Option<&mut u64>) -> c_int {
     status("ibv_query_port_speed", || {
@@ -310,7 +310,7 @@ extern "C" fn ibv_get_pkey_index(_: *mut ib::ibv_context, port: u8, pkey: u16) -
     if port == PORT && pkey == PKEY { 0 } else { -1 }
 }
 
-/// Waits for an asynchronous event. The card has none, so the call ends when the device is closed, or at once with `EAGAIN` when the
+/// Waits for an asynchronous event. The card raises none, so the call returns when the device is closed, or at once with `EAGAIN` if the
 /// program made the descriptor non-blocking.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_async_event(raw: Open<Context>, _event: *mut ib::ibv_async_event) -> c_int {
@@ -330,7 +330,7 @@ unsafe extern "C" fn ibv_get_async_event(raw: Open<Context>, _event: *mut ib::ib
 #[unsafe(no_mangle)]
 extern "C" fn ibv_ack_async_event(_event: *mut ib::ibv_async_event) {}
 
-/// Pages of registered memory are never pinned, so a fork does no harm to them.
+/// Says that forking is safe: registered pages are never pinned.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_fork_init() -> c_int {
     0

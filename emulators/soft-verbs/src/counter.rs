@@ -1,4 +1,4 @@
-//! Completion counters, which the card can keep in memory of the program.
+//! Completion counters, which the card can keep in the program's memory.
 
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
@@ -19,11 +19,11 @@ use crate::uses::Uses;
 pub(crate) struct CompCntr {
     raw: ib::ibv_comp_cntr,
     pub(crate) context: Held<Context>,
-    /// Number on the card.
+    /// The card's number for it.
     pub(crate) number: u32,
     completions: *const u64,
     errors: *const u64,
-    /// Queue pairs that it counts for.
+    /// The queue pairs it counts for.
     uses: Uses,
 }
 
@@ -37,7 +37,7 @@ unsafe impl Object for CompCntr {
     }
 }
 
-/// The events of a queue pair that a counter counts, by their bits.
+/// The queue pair events that a counter can count, by their bits.
 pub(crate) const EVENT_OF: [(c_uint, Event); EVENTS] = [
     (ib::IBV_QP_ATTACH_COMP_CNTR_OP_SEND, Event::Send),
     (ib::IBV_QP_ATTACH_COMP_CNTR_OP_RECV, Event::Recv),
@@ -102,7 +102,7 @@ unsafe fn word_at(location: &ib::efadv_memory_location, start: u64) -> Result<Wo
 }
 
 /// # Safety
-/// The program keeps the external memory of `dv` mapped and writable until it destroys the counter.
+/// The program keeps `dv`'s external memory mapped and writable until it destroys the counter.
 unsafe fn create(
     raw: Open<Context>,
     attr: Option<&ib::ibv_comp_cntr_init_attr>,
@@ -168,7 +168,7 @@ unsafe extern "C" fn efadv_create_comp_cntr(
         let least =
             offset_of!(ib::efadv_comp_cntr_init_attr, err_cntr_ext_mem) + size_of::<ib::efadv_memory_location>();
         let dv = dv.read(size, least)?;
-        // SAFETY: the manual page has the program keep external memory until it destroys the counter.
+        // SAFETY: the manual page requires the program to keep external memory until it destroys the counter.
         unsafe { create(raw, attr, &dv) }
     })
 }

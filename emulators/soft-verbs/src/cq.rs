@@ -1,4 +1,4 @@
-//! Completion queues: rings of the card, and the calls that read them.
+//! Completion queues: the card's rings, and the calls that read them.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint, c_void};
@@ -33,23 +33,23 @@ pub(crate) struct Cq {
     pub(crate) context: Held<Context>,
     channel: Option<Held<Channel>>,
     _parent_domain: Option<Held<Pd>>,
-    /// Number of the ring on the card.
+    /// The card's number for the ring.
     pub(crate) ring: u32,
     /// The ring in the program's memory.
     buffer: *mut u8,
     entries: u32,
-    /// The doorbell that arms events; null without a channel.
+    /// The doorbell that arms events; null if there is no channel.
     doorbell: *mut u32,
-    /// The signal of events.
+    /// The signal for its events.
     event: Option<Arc<Signal>>,
     turn: Turn,
     reader: Mutex<Reader>,
-    /// Queue pairs that complete here.
+    /// The queue pairs that complete here.
     uses: Uses,
     unacknowledged: Arc<Unacknowledged>,
 }
 
-// SAFETY: no other type has this kind, and the struct, with which `ibv_cq_ex` begins, is the first field.
+// SAFETY: no other type has this kind, and the struct, which `ibv_cq_ex` begins with, is the first field.
 unsafe impl Object for Cq {
     const KIND: &'static str = "completion queue";
     type Raw = ib::ibv_cq;
@@ -59,13 +59,13 @@ unsafe impl Object for Cq {
     }
 }
 
-// SAFETY: the field of this type.
+// SAFETY: the offset is that of the field of this type.
 unsafe impl EfaPart for Cq {
     type Part = ib::efadv_cq;
     const PART_AT: usize = offset_of!(Cq, dv);
 }
 
-// SAFETY: `ibv_cq_ex` begins as `ibv_cq`, and `Open` is transparent.
+// SAFETY: `ibv_cq_ex` begins like `ibv_cq`, and `Open` is transparent.
 unsafe impl Param<*mut ib::ibv_cq_ex> for Open<'_, Cq> {}
 
 /// The program's position in the ring.
@@ -73,7 +73,7 @@ struct Reader {
     buffer: *const u8,
     entries: u32,
     next: u32,
-    /// The entry that `ibv_wc_read_*` reads.
+    /// The entry that the `ibv_wc_read_*` calls read.
     current: Option<Completion>,
 }
 
@@ -94,7 +94,7 @@ struct Completion {
     unsolicited: bool,
 }
 
-/// The number of the address handle of an unknown sender.
+/// The address handle number reported for an unknown sender.
 const UNKNOWN_AH: u16 = 0xffff;
 
 impl Completion {
@@ -106,7 +106,7 @@ impl Completion {
     }
 }
 
-/// The status that rdma-core's efa gives for the card's.
+/// Translates the card's status as rdma-core's efa does.
 fn wc_status(status: u8) -> ib::ibv_wc_status {
     use CompStatus as S;
     match CompStatus::from_raw(status) {
@@ -128,12 +128,12 @@ fn wc_status(status: u8) -> ib::ibv_wc_status {
 }
 
 impl Reader {
-    /// The next entry that the card has written.
+    /// Returns the next entry, if the card has written it.
     fn next(&mut self) -> Option<RawCqe> {
         let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
         let word = |i: usize| {
-            // SAFETY: the ring is mapped until the queue is closed, and the slot lies in it. Acquire orders the first word, which has
-            // the phase, before the others.
+            // SAFETY: the ring is mapped until the queue is closed, and the slot lies in it. The acquire orders the first word, which
+            // holds the phase, before the others.
             unsafe { memory::load_acquire(slot.wrapping_add(8 * i).cast()) }
         };
         let expected = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
@@ -147,7 +147,7 @@ impl Reader {
     /// Takes the next completion.
     ///
     /// # Errors
-    /// `ENOENT` when there is none, `EINVAL` for the completion of a queue pair that is closed, as rdma-core's efa returns.
+    /// As in rdma-core's efa: `ENOENT` when there is none, `EINVAL` if its queue pair is closed.
     fn take(&mut self, open: &Context) -> Result<Completion, Errno> {
         self.current = None;
         let raw = match self.next() {
@@ -194,7 +194,7 @@ impl Reader {
     }
 }
 
-/// Longest wait of `ibv_destroy_cq` for events that the program has not acknowledged.
+/// How long `ibv_destroy_cq` waits for the program to acknowledge its events.
 const ACKNOWLEDGE_LIMIT: Duration = Duration::from_secs(5);
 
 impl Cq {
@@ -202,7 +202,7 @@ impl Cq {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the next completion, as [`Reader::take`].
+    /// Takes the next completion; see [`Reader::take`].
     fn take(&self) -> Result<Completion, Errno> {
         self.reader().take(&self.context)
     }
@@ -294,7 +294,7 @@ fn create(
 /// `IBV_WC_STANDARD_FLAGS`
 const STANDARD_FLAGS: u32 = 0x7f;
 
-/// The functions that the program asked for. As on hardware, the others are null.
+/// Sets the functions that the program asked for. The others are null, as on hardware.
 fn fill_functions(raw: &mut ib::ibv_cq_ex, flags: u64) {
     let has = |flag: u32| flags & u64::from(flag) != 0;
     raw.start_poll = Some(call2(start_poll));
@@ -418,7 +418,7 @@ pub(crate) unsafe extern "C" fn poll(raw: Open<Cq>, count: c_int, to: *mut ib::i
                 Err(Errno(code)) if i == 0 => return -code,
                 Err(_) => return i,
             };
-            // SAFETY: the program gives room for `count` completions, of which this is one. Fields that a completion has not stay.
+            // SAFETY: the program gives room for `count` completions, and this is one. Fields that a completion lacks stay as they are.
             let wc = unsafe { &mut *to.wrapping_add(i as usize) };
             (wc.wr_id, wc.status, wc.vendor_err) = (done.wr_id, wc_status(done.status), done.status.into());
             (wc.opcode, wc.qp_num, wc.wc_flags) = (done.opcode, done.qpn.into(), flags_of(&done));
@@ -434,7 +434,7 @@ pub(crate) unsafe extern "C" fn poll(raw: Open<Cq>, count: c_int, to: *mut ib::i
     })
 }
 
-/// Yields after a poll that found nothing, on machines where threads share a core with the engine.
+/// Yields after a poll that found nothing, on machines where the engine shares its core with other threads.
 fn relax() {
     if shares_a_core() {
         std::thread::yield_now();
@@ -447,9 +447,9 @@ fn poll_one(raw: Open<Cq>) -> c_int {
         Ok(done) => {
             let (wr_id, status) = (offset_of!(ib::ibv_cq_ex, wr_id), offset_of!(ib::ibv_cq_ex, status));
             let fields = cq.raw.get();
-            // SAFETY: the field is the program's to read in its turn, which this thread has.
+            // SAFETY: the program reads the field only in its turn, and this thread has the turn.
             unsafe { fields.wrapping_byte_add(wr_id).cast::<u64>().write(done.wr_id) };
-            // SAFETY: the field is the program's to read in its turn, which this thread has.
+            // SAFETY: the program reads the field only in its turn, and this thread has the turn.
             unsafe { fields.wrapping_byte_add(status).cast::<ib::ibv_wc_status>().write(wc_status(done.status)) };
             0
         }
@@ -490,7 +490,7 @@ unsafe extern "C" fn ibv_ack_cq_events(raw: Open<Cq>, count: c_uint) {
     }
 }
 
-/// The completion that the program reads, or the default.
+/// Returns a field of the completion that the program is reading, or its default.
 fn current<T: Default>(raw: Open<Cq>, field: impl FnOnce(&Completion) -> T) -> T {
     let read = || {
         let cq = raw.get().ok()?;

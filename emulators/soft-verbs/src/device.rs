@@ -1,4 +1,4 @@
-//! Devices: one for each software card of the settings.
+//! Devices: one for each configured software card.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -12,14 +12,14 @@ use crate::guard::{Errno, entry, object, refuse};
 use crate::objects::{self, Object};
 use crate::uses::Uses;
 
-/// A device, which lives as long as the process: programs keep pointers to it, and pass them as the address of `raw`.
+/// A device. It lives as long as the process, since programs keep pointers to `raw` and pass them back.
 #[repr(C)]
 pub(crate) struct Device {
     pub(crate) raw: ib::ibv_device,
     pub(crate) number: u32,
 }
 
-/// The devices of this process.
+/// This process's devices.
 struct Devices(Vec<Device>);
 
 // SAFETY: the structs are written once, before they are shared; programs only read them.
@@ -27,25 +27,25 @@ unsafe impl Send for Devices {}
 // SAFETY: the structs are written once, before they are shared; programs only read them.
 unsafe impl Sync for Devices {}
 
-/// The directory that stands for /sys.
+/// Returns the directory that stands in for /sys.
 pub(crate) fn sysfs() -> String {
     std::env::var("SYSFS_PATH").ok().filter(|path| !path.is_empty()).unwrap_or_else(|| "/sys".into())
 }
 
-/// What sysfs has of a card.
+/// Returns a card's sysfs directory.
 pub(crate) fn card_directory(number: u32) -> String {
     format!("{}/class/infiniband/rdmap{number}s0", sysfs())
 }
 
-/// Copies text into a field of a C struct, with its end.
+/// Copies text into a C struct's field, NUL-terminated.
 fn put<const N: usize>(field: &mut [c_char; N], text: &str) {
     for (to, from) in field.iter_mut().take(N - 1).zip(text.bytes()) {
         *to = from as c_char;
     }
 }
 
-/// The settings of the environment. Without `SOFTEFA_IFADDR` only cards of this host reach the card: then its GID begins with fe80::/64, as
-/// that of an EFA card. UCX tells by equal prefixes that there is a way to a card.
+/// Reads the settings from the environment. Without `SOFTEFA_IFADDR` only this host's cards can reach the card, so its GID begins with
+/// fe80::/64, like an EFA card's. UCX takes equal prefixes as a sign that a card is reachable.
 pub(crate) fn settings(call: &str) -> Result<Config, Errno> {
     let mut config = Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))?;
     if config.wire == WireChoice::Auto && config.ifaddr.is_none() {
@@ -76,7 +76,7 @@ fn devices() -> Result<&'static [Device], Errno> {
     made.as_ref().map(|devices| devices.0.as_slice()).map_err(|errno| *errno)
 }
 
-/// A list of devices as the program gets it: the entries, and null behind them.
+/// A list of devices as the program gets it: null-terminated.
 #[repr(C)]
 struct DeviceList {
     entries: [*mut ib::ibv_device; MAX_NICS as usize + 1],
@@ -120,7 +120,7 @@ unsafe extern "C" fn ibv_get_device_name(device: Option<&Device>) -> *const c_ch
     device.map_or(ptr::null(), |device| device.raw.name.as_ptr())
 }
 
-/// The GUID names the host and the card, and nothing of the card's GID.
+/// Returns the GUID, which identifies the host and the card but reveals nothing of the card's GID.
 pub(crate) fn guid(number: u32) -> u64 {
     (u64::from(host::host_id()) << 32 | u64::from(number)).to_be()
 }
@@ -130,7 +130,7 @@ unsafe extern "C" fn ibv_get_device_guid(device: Option<&Device>) -> u64 {
     entry("ibv_get_device_guid", 0, || device.map_or(0, |device| guid(device.number)))
 }
 
-/// The kernel's number of the device, with which UCX asks the kernel about it. The kernel knows no software card.
+/// Returns the kernel's index for the device, which UCX uses to ask the kernel about it. The kernel knows no software cards.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_index(_device: Option<&Device>) -> c_int {
     -1

@@ -1,4 +1,4 @@
-//! The EFA calls of a device.
+//! The EFA-specific device calls.
 
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -12,12 +12,12 @@ use crate::guard::{Errno, entry, status};
 use crate::objects::Open;
 use crate::params::{Size, Struct};
 
-/// True when the card has 128-byte requests (fault `narrow_only`).
+/// Whether the card supports 128-byte requests (not with the fault `narrow_only`).
 fn has_wide_requests(open: &Context) -> bool {
     open.card.lock().config.faults.wqe_size == 128
 }
 
-/// Inline bytes of the longest requests.
+/// Returns how many inline bytes the longest requests hold.
 pub(crate) fn max_inline(open: &Context) -> u32 {
     if has_wide_requests(open) { WIDE_INLINE } else { NARROW_INLINE }
 }
@@ -57,12 +57,12 @@ unsafe extern "C" fn efadv_query_device(
     })
 }
 
-/// Bytes of the requests of a queue.
+/// Returns the size of a queue's requests, in bytes.
 pub(crate) fn request_size(max_inline: u32, inline_writes: bool) -> u32 {
     if max_inline > NARROW_INLINE || inline_writes { 128 } else { 64 }
 }
 
-/// Requests of this size that a queue holds at most.
+/// Returns how many requests of this size a queue can hold.
 pub(crate) fn max_depth(request_size: u32) -> u32 {
     MAX_SQ_SIZE * 64 / request_size
 }

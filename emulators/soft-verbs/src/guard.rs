@@ -1,4 +1,4 @@
-//! The border between C and this library: no panic unwinds into a caller, and errors become numbers of errno.
+//! The boundary between C and this library: panics don't unwind into the caller, and errors become errno values.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use soft_nic::card::SetupError;
 use soft_nic::log;
 
-/// A number of errno.
+/// An errno value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub c_int);
 
@@ -18,7 +18,7 @@ impl Errno {
     pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
 
-    /// Sets errno of this thread.
+    /// Sets this thread's errno.
     pub(crate) fn set(self) {
         nix::errno::Errno::set_raw(self.0);
     }
@@ -45,10 +45,10 @@ impl From<SetupError> for Errno {
     }
 }
 
-/// Set by the harness of the fuzz targets, of whose calls most are refused.
+/// Silences the log. The fuzz harness sets it, since most of its calls are refused.
 pub static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Logs why a call is refused, and returns the number.
+/// Logs why a call is refused, and returns `errno`.
 pub(crate) fn refuse(call: &str, errno: Errno, why: std::fmt::Arguments<'_>) -> Errno {
     if !cfg!(test) && !QUIET.load(Ordering::Relaxed) {
         log::line(format_args!("softefa: {call}: {why}"));
@@ -56,7 +56,7 @@ pub(crate) fn refuse(call: &str, errno: Errno, why: std::fmt::Arguments<'_>) -> 
     errno
 }
 
-/// Runs the body of an entry point; `otherwise` is the result after a panic.
+/// Runs an entry point's body; if it panics, returns `otherwise`.
 pub(crate) fn entry<T>(call: &str, otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         log::line(format_args!("softefa: {call} failed inside the software card: this is a bug in soft-verbs"));
@@ -64,7 +64,7 @@ pub(crate) fn entry<T>(call: &str, otherwise: T, body: impl FnOnce() -> T) -> T 
     })
 }
 
-/// The same for calls that return 0 or a number of errno.
+/// Runs an entry point that returns 0 or an errno value.
 pub(crate) fn status(call: &str, body: impl FnOnce() -> Result<(), Errno>) -> c_int {
     match entry(call, Err(Errno(libc::EIO)), body) {
         Ok(()) => 0,
@@ -75,7 +75,7 @@ pub(crate) fn status(call: &str, body: impl FnOnce() -> Result<(), Errno>) -> c_
     }
 }
 
-/// The same for calls that return an object, or null and errno.
+/// Runs an entry point that returns an object, or sets errno and returns null.
 pub(crate) fn object<T>(call: &str, body: impl FnOnce() -> Result<*mut T, Errno>) -> *mut T {
     entry(call, Err(Errno(libc::EIO)), body).unwrap_or_else(|errno| {
         errno.set();

@@ -1,10 +1,10 @@
-//! The software EFA card as libibverbs and libefa: the front end that libfabric's own `efa` provider and other programs of verbs use.
+//! The software EFA card as libibverbs and libefa: the front end for libfabric's own `efa` provider and other verbs programs.
 //!
-//! `link.sh` makes `libibverbs.so.1` of this crate's static library; `libefa.so.1` is another name of the same file. The card itself is the
-//! crate `soft-nic`.
+//! `link.sh` links `libibverbs.so.1` from this crate's static library; `libefa.so.1` is another name for the same file. The card itself is
+//! the `soft-nic` crate.
 //!
-//! Layouts: the public headers of rdma-core (`bindings.rs`). Rules and errors: rdma-core's efa and the kernel's driver, as the tests state
-//! them.
+//! The layouts come from rdma-core's public headers (`bindings.rs`). Rules and errors follow rdma-core's efa and the kernel driver; the
+//! tests spell them out.
 #![allow(unsafe_code)]
 
 mod ah;
@@ -20,7 +20,7 @@ mod dv;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing {
-    //! The types of the calls, for the harness of the fuzz targets.
+    //! The calls' types, for the fuzz harness.
     pub use crate::bindings::*;
     pub use crate::guard::QUIET;
 }

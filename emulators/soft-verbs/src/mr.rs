@@ -15,14 +15,14 @@ use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::uses::Uses;
 
-/// How rdma-core's private `struct verbs_mr` continues behind `ibv_mr`. libfabric's unit tests read it.
+/// What follows `ibv_mr` in rdma-core's private `struct verbs_mr`. libfabric's unit tests read it.
 #[repr(C)]
 struct DriverPart {
     mr_type: c_uint,
     access: c_uint,
 }
 
-/// `IBV_MR_TYPE_*` of rdma-core's driver.h.
+/// `IBV_MR_TYPE_*` from rdma-core's driver.h.
 const TYPE_MR: c_uint = 0;
 const TYPE_DMABUF: c_uint = 3;
 
@@ -48,11 +48,11 @@ unsafe impl Object for Mr {
 const LOCAL_WRITE: c_uint = ib::IBV_ACCESS_LOCAL_WRITE;
 const REMOTE_WRITE: c_uint = ib::IBV_ACCESS_REMOTE_WRITE;
 const REMOTE_READ: c_uint = ib::IBV_ACCESS_REMOTE_READ;
-/// `IBV_ACCESS_OPTIONAL_RANGE`: rights that a card may ignore.
+/// `IBV_ACCESS_OPTIONAL_RANGE`: access flags that a card may ignore.
 const OPTIONAL: c_uint = 0x3ff0_0000;
 
 /// # Errors
-/// `EOPNOTSUPP` for rights that the card lacks, `EINVAL` for remote writes without local ones.
+/// `EOPNOTSUPP` for access that the card lacks, `EINVAL` for remote writes without local ones.
 fn access_of(asked: c_uint) -> Result<Access, Errno> {
     if asked & !(LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | OPTIONAL) != 0 {
         return Err(Errno::UNSUPPORTED);
@@ -146,7 +146,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         if fd < 0 {
             return Err(Errno(libc::EBADF));
         }
-        // SAFETY: the program keeps the descriptor open during the call; the mapping does not need it afterwards.
+        // SAFETY: the program keeps the descriptor open during the call; the mapping doesn't need it afterwards.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let (at, map) = Location::of_dma_buf(fd, offset, length, None)?;
         let memory = Memory { base: iova, len: length as u64, at, _map: map };
@@ -169,7 +169,7 @@ unsafe extern "C" fn efadv_query_mr(mr: *mut ib::ibv_mr, attr: Struct<ib::efadv_
         if mr.is_null() || size.bytes() < size_of::<ib::efadv_mr_attr>() {
             return Err(Errno::INVAL);
         }
-        // The software card has one way to memory, so no interconnect has a number.
+        // The software card has only one path to memory, so no interconnect has an id.
         attr.fill(&ib::efadv_mr_attr::default(), size)
     })
 }

@@ -1,4 +1,4 @@
-//! The open objects of the program. A destructor looks here before it touches an object: what was destroyed before is memory of someone else.
+//! The program's open objects. Destructors look here before they touch an object: once destroyed, its memory may be someone else's.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::guard::{Errno, refuse, status};
 use crate::uses::Uses;
 
-/// The kinds of the open objects, by the addresses that the program has.
+/// The open objects' kinds, by the addresses that the program has.
 static OPEN: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
 
 fn open() -> MutexGuard<'static, BTreeMap<usize, &'static str>> {
@@ -19,23 +19,23 @@ fn open() -> MutexGuard<'static, BTreeMap<usize, &'static str>> {
 /// An object whose address the program has.
 ///
 /// # Safety
-/// No other type has this kind, and the program's struct `Raw` lies in the object at `AT`. `uses` returns the same count each time.
+/// No other type has this kind, and the program's struct `Raw` lies at `AT` in the object. `uses` always returns the same count.
 pub(crate) unsafe trait Object: Sized {
     /// Its name in messages.
     const KIND: &'static str;
-    /// The struct of verbs that the program sees.
+    /// The verbs struct that the program sees.
     type Raw;
     const AT: usize = 0;
 
-    /// The open objects that use this one.
+    /// Returns the count of open objects that use this one.
     fn uses(&self) -> &Uses;
 }
 
 /// A parameter of an entry point: null, or the address of an open object.
 ///
-/// Programs of verbs pass nothing else; that is the contract of each `unsafe extern "C"` entry point. Safe code makes no such value: it comes
-/// from C, or from [`Open::at`]. The object lives as long as the call, since programs destroy nothing that they use, and destructors refuse
-/// what is not among the open objects.
+/// Verbs programs pass nothing else: that is the contract of every `unsafe extern "C"` entry point. Safe code can't make such a value; it
+/// comes from C or from [`Open::at`]. The object outlives the call, since programs don't destroy what they are using, and destructors
+/// refuse anything that isn't among the open objects.
 #[repr(transparent)]
 pub(crate) struct Open<'a, T: Object>(*mut T::Raw, PhantomData<&'a T>);
 
@@ -49,7 +49,7 @@ impl<T: Object> Copy for Open<'_, T> {}
 
 impl<'a, T: Object> Open<'a, T> {
     /// # Safety
-    /// `raw` is null or an object of this type that stays open as long as `'a`.
+    /// `raw` is null or an object of this type that stays open for `'a`.
     pub(crate) unsafe fn at(raw: *mut T::Raw) -> Self {
         Self(raw, PhantomData)
     }
@@ -58,10 +58,10 @@ impl<'a, T: Object> Open<'a, T> {
         self.0
     }
 
-    /// Another object, which an attribute of the same call names.
+    /// Returns another object, named by an attribute of the same call.
     ///
     /// # Errors
-    /// `EINVAL` if no object of this kind is open there.
+    /// `EINVAL` if no object of this kind is open at that address.
     pub(crate) fn named<U: Object>(self, raw: *mut U::Raw) -> Result<Open<'a, U>, Errno> {
         let found = open().get(&raw.addr()) == Some(&U::KIND);
         if found { Ok(Open(raw, PhantomData)) } else { Err(Errno::INVAL) }
@@ -73,19 +73,19 @@ impl<'a, T: Object> Open<'a, T> {
         if self.0.is_null() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: not null, so it is the program's struct in an object that is open as long as `'a`.
+        // SAFETY: not null, so it is the program's struct in an object that stays open for `'a`.
         Ok(unsafe { &*self.0.wrapping_byte_sub(T::AT).cast::<T>() })
     }
 }
 
-/// A parameter that is the address of the part of an object for the EFA calls.
+/// A parameter that is the address of an object's part for the EFA calls.
 #[repr(transparent)]
 pub(crate) struct Efa<'a, T: EfaPart>(*mut T::Part, PhantomData<&'a T>);
 
 /// An object with a part for the EFA calls.
 ///
 /// # Safety
-/// The part lies in the object at `PART_AT`.
+/// The part lies at `PART_AT` in the object.
 pub(crate) unsafe trait EfaPart: Object {
     type Part;
     const PART_AT: usize;
@@ -100,10 +100,10 @@ impl<'a, T: EfaPart> Efa<'a, T> {
     }
 }
 
-/// A parameter as entry points of this library have it, in place of the pointer `Raw` of a table of verbs.
+/// A parameter type of this library's entry points that stands for the pointer `Raw` in a verbs table.
 ///
 /// # Safety
-/// Both have one ABI.
+/// Both have the same ABI.
 pub(crate) unsafe trait Param<Raw> {}
 
 // SAFETY: the same type.
@@ -119,13 +119,13 @@ unsafe impl<T> Param<*mut T> for Option<&mut T> {}
 // SAFETY: a reference is a pointer, and `None` is null.
 unsafe impl<T> Param<*const T> for Option<&T> {}
 
-/// Makes a function of a table of verbs of an entry point, whose callers keep the same contract by either type.
+/// Turns an entry point into a verbs table's function; callers keep the same contract through either type.
 macro_rules! in_table {
     ($($name:ident: $($param:ident $raw:ident),*;)*) => {$(
         pub(crate) fn $name<$($param: Param<$raw>, $raw,)* R>(
             entry: unsafe extern "C" fn($($param),*) -> R,
         ) -> unsafe extern "C" fn($($raw),*) -> R {
-            // SAFETY: functions whose parameters have one ABI.
+            // SAFETY: the functions' parameters have the same ABI.
             unsafe { std::mem::transmute(entry) }
         }
     )*};
@@ -137,20 +137,20 @@ in_table! {
     call4: A X, B Y, C Z, D W;
 }
 
-/// Gives an object to the program, which has it until [`destroy`].
+/// Hands an object to the program, which keeps it until [`destroy`].
 pub(crate) fn give<T: Object>(object: Box<T>) -> *mut T::Raw {
     let at = Box::into_raw(object).wrapping_byte_add(T::AT);
     open().insert(at.addr(), T::KIND);
     at.cast()
 }
 
-/// An object that a destructor took out of the open ones: no other call gets it.
+/// An object that a destructor removed from the open ones, so no other call can get it.
 pub(crate) struct Taken<T: Object>(*mut T);
 
-/// Takes an object that the program destroys. Of two threads that destroy the same object, one gets it.
+/// Takes an object that the program is destroying. If two threads destroy the same object, only one gets it.
 ///
 /// # Errors
-/// `EINVAL` if no object of this kind is open there; a line in the log names the mistake.
+/// `EINVAL` if no object of this kind is open at that address; the log names the mistake.
 pub(crate) fn take<T: Object>(call: &str, raw: *mut T::Raw) -> Result<Taken<T>, Errno> {
     let kind = T::KIND;
     let mut open = open();
@@ -176,7 +176,7 @@ impl<T: Object> Taken<T> {
         open().insert(self.0.addr() + T::AT, T::KIND);
     }
 
-    /// Frees the object. If others use it, its memory stays.
+    /// Frees the object. If others still use it, its memory stays.
     pub(crate) fn free(self) {
         if self.uses().none().is_ok() {
             // SAFETY: `give` made the address from a box of this type. Nothing uses the object, and no other call gets it.
@@ -194,7 +194,7 @@ impl<T: Object> Deref for Taken<T> {
     }
 }
 
-/// A destructor of the program's: frees the object after `close`, and leaves it open if that fails or others use it.
+/// Serves the program's destructor calls: frees the object after `close`, or leaves it open if that fails or others still use it.
 pub(crate) fn destroy<T: Object>(call: &str, raw: *mut T::Raw, close: impl FnOnce(&T) -> Result<(), Errno>) -> c_int {
     status(call, || {
         let object = take::<T>(call, raw)?;
@@ -208,7 +208,7 @@ pub(crate) fn destroy<T: Object>(call: &str, raw: *mut T::Raw, close: impl FnOnc
     })
 }
 
-/// An object that another one uses: it stays open as long.
+/// An object that another one uses, which keeps it open.
 pub(crate) struct Held<T: Object>(*const T);
 
 impl<T: Object> Held<T> {
@@ -226,7 +226,7 @@ impl<T: Object> Deref for Held<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the object is in a box that `Taken::free` alone frees, and not while the count of uses has this one.
+        // SAFETY: the object is in a box that only `Taken::free` frees, and not while its use count includes this one.
         unsafe { &*self.0 }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
     #[repr(C)]
     struct Thing(u8, Uses);
 
-    // SAFETY: only this test has things, and the byte is the first field.
+    // SAFETY: only this test uses the type, and the byte is the first field.
     unsafe impl Object for Thing {
         const KIND: &'static str = "thing";
         type Raw = u8;
@@ -257,7 +257,7 @@ mod tests {
     #[repr(C)]
     struct OtherThing(u8, Uses);
 
-    // SAFETY: only this test has these, and the byte is the first field.
+    // SAFETY: only this test uses the type, and the byte is the first field.
     unsafe impl Object for OtherThing {
         const KIND: &'static str = "other thing";
         type Raw = u8;

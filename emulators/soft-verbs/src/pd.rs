@@ -1,5 +1,5 @@
-//! Protection domains. Thread domains and parent domains let a driver leave out locks; this library keeps its own, and checks the uses as
-//! rdma-core's efa does.
+//! Protection domains. Thread domains and parent domains let a driver skip locks; this library keeps its locks, but checks the domains'
+//! uses as rdma-core's efa does.
 
 use std::ffi::c_int;
 
@@ -15,9 +15,9 @@ use crate::uses::Uses;
 pub(crate) struct Pd {
     raw: ib::ibv_pd,
     pub(crate) context: Held<Context>,
-    /// Number on the card.
+    /// The card's number for it.
     pub(crate) number: u32,
-    /// A parent domain is the domain that it holds under another pointer.
+    /// Set if this is a parent domain, which is another pointer to the domain it holds.
     parent: Option<Parent>,
     uses: Uses,
 }
@@ -39,7 +39,7 @@ unsafe impl Object for Pd {
 }
 
 impl Pd {
-    /// What the structs of its objects have.
+    /// Returns the context pointer that its objects' structs hold.
     pub(crate) fn context_pointer(&self) -> *mut ib::ibv_context {
         self.raw.context
     }
@@ -53,7 +53,7 @@ impl Pd {
     }
 }
 
-/// Gives a domain with this number on the card to the program.
+/// Hands the program a domain that has this number on the card.
 fn give(raw: Open<Context>, number: u32, parent: Option<Parent>) -> Result<*mut ib::ibv_pd, Errno> {
     let context = Held::new(raw.get()?);
     let raw = ib::ibv_pd { context: raw.pointer(), handle: number };
@@ -75,7 +75,7 @@ unsafe extern "C" fn ibv_dealloc_pd(raw: *mut ib::ibv_pd) -> c_int {
 struct Td {
     raw: ib::ibv_td,
     context: Held<Context>,
-    /// Parent domains of it.
+    /// The parent domains that use it.
     uses: Uses,
 }
 

@@ -1,4 +1,4 @@
-//! Posting: `ibv_post_send`, `ibv_post_recv` and the calls `ibv_wr_*`.
+//! Posting: `ibv_post_send`, `ibv_post_recv` and the `ibv_wr_*` calls.
 
 use std::ffi::{c_int, c_uint};
 
@@ -46,7 +46,7 @@ fn validate(qp: &QueuePair, flags: c_uint) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The buffers of a request as the card has them.
+/// A request's buffers in the card's form.
 #[derive(Default)]
 struct Buffers {
     all: [Sge; MAX_SGE as usize],
@@ -55,7 +55,7 @@ struct Buffers {
 
 impl Buffers {
     /// # Errors
-    /// `EINVAL` for more buffers than `max`.
+    /// `EINVAL` for more than `max` buffers.
     fn of(sges: &[ib::ibv_sge], max: u32) -> Result<Self, Errno> {
         let mut buffers = Self { len: sges.len(), ..Self::default() };
         if sges.len() > buffers.all.len().min(max as usize) {
@@ -91,7 +91,7 @@ unsafe fn inline_of(buffers: impl Iterator<Item = (*const u8, usize)>, limit: u3
     Inline::new(&bytes[..at]).ok_or(Errno::INVAL)
 }
 
-/// Sets the local side of a request.
+/// Sets a request's local side.
 fn set_buffers(op: &mut Operation, buffers: &[Sge]) -> Result<(), Errno> {
     match (op, buffers) {
         (Operation::Send { data, .. }, []) => *data = SendData::Empty,
@@ -120,18 +120,18 @@ fn destination(ah: Open<Ah>, qpn: u32, qkey: u32) -> Result<Destination, Errno> 
     Ok(Destination { ah: ah.get()?.number, qpn: qpn as u16, qkey })
 }
 
-/// A request of `ibv_post_send`.
+/// Translates a request from `ibv_post_send`.
 fn request(qp: &QueuePair, sq: &SendQueue, wr: Posted<ib::ibv_send_wr>) -> Result<SendWqe, Errno> {
     validate(qp, wr.send_flags)?;
     let imm = match wr.opcode {
         ib::IBV_WR_SEND => None,
-        // SAFETY: this operation has the union member; all bytes are a number's.
+        // SAFETY: this operation uses the union member, and any bytes make a valid number.
         ib::IBV_WR_SEND_WITH_IMM => Some(u32::from_be(unsafe { wr.__bindgen_anon_1.imm_data })),
         _ => return Err(Errno::INVAL),
     };
-    // SAFETY: UD and SRD requests have this union member.
+    // SAFETY: UD and SRD requests use this union member.
     let ud = unsafe { wr.wr.ud };
-    // SAFETY: a request of the program names an open handle.
+    // SAFETY: the program's request names an open handle.
     let dest = destination(unsafe { Open::at(ud.ah) }, ud.remote_qpn, ud.remote_qkey)?;
     let mut op = Operation::Send { data: SendData::Empty, imm };
     let sges = wr.buffers()?;
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     })
 }
 
-/// The functions that the program asked for. As on hardware, the others are null.
+/// Sets the functions that the program asked for. The others are null, as on hardware.
 pub(crate) fn fill_functions(raw: &mut ib::ibv_qp_ex, ops: u64) {
     let has = |op: u32| ops & u64::from(op) != 0;
     raw.wr_start = Some(call1(wr_start));
@@ -244,7 +244,7 @@ fn begin(raw: Open<QueuePair>, op: Operation) {
     });
 }
 
-/// Changes the latest request of the session.
+/// Changes the session's latest request.
 fn change(raw: Open<QueuePair>, how: impl FnOnce(&mut SendWqe, &SendQueue) -> Result<(), Errno>) {
     entry("ibv_wr_set", (), || {
         let Ok(qp) = raw.get() else { return };

@@ -20,7 +20,7 @@ use crate::pd::Pd;
 use crate::queues::{Queues, Session};
 use crate::uses::{Turn, Uses};
 
-/// A queue pair. The program reads and writes fields of `raw`; `own` keeps those that do not change.
+/// A queue pair. The program reads and writes fields of `raw`; `own` keeps copies of those that don't change.
 #[repr(C)]
 pub(crate) struct QueuePair {
     pub(crate) raw: UnsafeCell<ib::ibv_qp_ex>,
@@ -36,14 +36,14 @@ pub(crate) struct QueuePair {
     pub(crate) turn: Turn,
     pub(crate) session: Mutex<Session>,
     pub(crate) signal_all: bool,
-    /// It has the calls `ibv_wr_*`.
+    /// Whether it has the `ibv_wr_*` calls.
     pub(crate) extended: bool,
     pub(crate) cap: ib::ibv_qp_cap,
     pub(crate) settings: Mutex<Settings>,
     pub(crate) uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct, with which `ibv_qp_ex` begins, is the first field.
+// SAFETY: no other type has this kind, and the struct, which `ibv_qp_ex` begins with, is the first field.
 unsafe impl Object for QueuePair {
     const KIND: &'static str = "queue pair";
     type Raw = ib::ibv_qp;
@@ -53,26 +53,26 @@ unsafe impl Object for QueuePair {
     }
 }
 
-// SAFETY: the field of this type.
+// SAFETY: the offset is that of the field of this type.
 unsafe impl EfaPart for QueuePair {
     type Part = ib::efadv_qp;
     const PART_AT: usize = offset_of!(QueuePair, dv);
 }
 
-/// The state and what `ibv_modify_qp` sets.
+/// The state, and what `ibv_modify_qp` sets.
 #[derive(Default)]
 pub(crate) struct Settings {
     qkey: u32,
     psn: u32,
     rnr_retry: u8,
-    /// Counters by event.
+    /// The counters, by event.
     counters: [Option<Held<CompCntr>>; EVENTS],
 }
 
 // SAFETY: `ibv_qp` is the first field of `ibv_qp_ex`, and `Open` is transparent.
 unsafe impl Param<*mut ib::ibv_qp_ex> for Open<'_, QueuePair> {}
 
-/// A change of state: the attributes that it requires, and those that it allows.
+/// Returns the attributes that a state change requires, and those that it allows.
 fn transition(from: ib::ibv_qp_state, to: ib::ibv_qp_state, srd: bool) -> Option<(u32, u32)> {
     const INIT: u32 = ib::IBV_QP_PKEY_INDEX | ib::IBV_QP_PORT | ib::IBV_QP_QKEY;
     let rnr = if srd { ib::IBV_QP_RNR_RETRY } else { 0 };
@@ -91,7 +91,7 @@ fn transition(from: ib::ibv_qp_state, to: ib::ibv_qp_state, srd: bool) -> Option
     })
 }
 
-/// Attributes that the driver of EFA knows.
+/// The attributes that the EFA driver knows.
 const KNOWN: u32 = ib::IBV_QP_STATE
     | ib::IBV_QP_CUR_STATE
     | ib::IBV_QP_EN_SQD_ASYNC_NOTIFY
@@ -139,7 +139,7 @@ unsafe extern "C" fn ibv_modify_qp(raw: Open<QueuePair>, attr: Option<&ib::ibv_q
         qp.apply(attr, mask, to)?;
         qp.state.store(to, Ordering::Release);
         let state = qp.raw.get().wrapping_byte_add(offset_of!(ib::ibv_qp, state)).cast::<ib::ibv_qp_state>();
-        // SAFETY: the field is this library's to write. Programs only read it.
+        // SAFETY: only this library writes the field; programs only read it.
         unsafe { state.write_volatile(to) };
         Ok(())
     })
@@ -154,13 +154,13 @@ impl QueuePair {
         self.state.load(Ordering::Acquire)
     }
 
-    /// The id and the flags that the program set for the next request.
+    /// Returns the id and flags that the program set for the next request.
     pub(crate) fn next_request(&self) -> (u64, c_uint) {
         let (wr_id, flags) = (offset_of!(ib::ibv_qp_ex, wr_id), offset_of!(ib::ibv_qp_ex, wr_flags));
         let fields = self.raw.get();
-        // SAFETY: the program writes the field in its session only, and the caller is the program's call in that session.
+        // SAFETY: the program writes the field only in its session, and this runs inside one of the program's calls in that session.
         let wr_id = unsafe { fields.wrapping_byte_add(wr_id).cast::<u64>().read() };
-        // SAFETY: the program writes the field in its session only, and the caller is the program's call in that session.
+        // SAFETY: the program writes the field only in its session, and this runs inside one of the program's calls in that session.
         (wr_id, unsafe { fields.wrapping_byte_add(flags).cast::<c_uint>().read() })
     }
 
@@ -265,7 +265,7 @@ extern "C" fn efadv_qp_from_ibv_qp_ex(raw: *mut ib::ibv_qp_ex) -> *mut ib::efadv
     raw.wrapping_byte_add(offset_of!(QueuePair, dv)).cast()
 }
 
-/// Data of a message arrives in any order.
+/// Says that a message's data may arrive in any order.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ib::ibv_qp, _op: ib::ibv_wr_opcode, _flags: u32) -> c_int {
     0
@@ -307,7 +307,7 @@ unsafe extern "C" fn efadv_query_qp_wqs(
     })
 }
 
-/// Attaches a counter to events of a queue pair, before the queue pair sends.
+/// Attaches a counter to a queue pair's events; allowed only before the queue pair can send.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     raw: Open<QueuePair>,
@@ -330,7 +330,7 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         if wanted.clone().any(|(_, event)| settings.counters[*event as usize].is_some()) {
             return Err(Errno::BUSY);
         }
-        // A queue pair that has not started takes its counters along when it starts.
+        // A queue pair that hasn't started gets its counters when it starts.
         let started = qp.state() == ib::IBV_QPS_RTR;
         for (_, event) in wanted {
             if started {

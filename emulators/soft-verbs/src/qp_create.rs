@@ -19,13 +19,13 @@ use crate::queues::{Queues, Sizes};
 use crate::uses::{Turn, Uses};
 
 const CALL: &str = "ibv_create_qp";
-/// The calls of libibverbs make UD queue pairs alone. There is no log line: programs try the other types to learn which a card has.
+/// libibverbs' own calls only create UD queue pairs. Not logged, since programs try types to find out which ones a card has.
 const ANOTHER_TYPE: Errno = Errno::UNSUPPORTED;
 const SEND_OPS: u64 = (ib::IBV_QP_EX_WITH_SEND | ib::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const RDMA_OPS: u64 =
     (ib::IBV_QP_EX_WITH_RDMA_READ | ib::IBV_QP_EX_WITH_RDMA_WRITE | ib::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64;
 
-/// Checks what the program asks for, as rdma-core's efa does and with its errors.
+/// Checks what the program asks for, with rdma-core efa's rules and errors.
 fn check(open: &Context, attr: &ib::ibv_qp_init_attr_ex, dv: &ib::efadv_qp_init_attr) -> Result<(), Errno> {
     let unsupported = |what: &str| Err(refuse(CALL, Errno::UNSUPPORTED, format_args!("{what}")));
     let invalid = |what: &str| Err(refuse(CALL, Errno::INVAL, format_args!("{what}")));
@@ -151,7 +151,7 @@ fn create(
     Ok(objects::give(qp))
 }
 
-/// The part that both forms of the attributes begin with.
+/// Returns the attributes in the extended form.
 fn extended(pd: *mut ib::ibv_pd, attr: &ib::ibv_qp_init_attr) -> ib::ibv_qp_init_attr_ex {
     ib::ibv_qp_init_attr_ex {
         qp_context: attr.qp_context,

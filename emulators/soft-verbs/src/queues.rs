@@ -1,4 +1,4 @@
-//! The program's side of the work queues: what a driver writes into the rings, and the ids of what is posted.
+//! The program's side of the work queues: what a driver writes into the rings, and the ids of the posted requests.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,8 +10,8 @@ use soft_nic::card::queue::{RQ_ENTRY_LEN, WorkQueue};
 
 use crate::guard::Errno;
 
-/// The ids of the requests in flight. On the card an id has 16 bits: the number of its entry here and, above it, the generation of the
-/// queue pair, so that a completion of an earlier queue pair with the same number is noticed.
+/// The ids of the requests in flight. On the card an id has 16 bits: its entry's index here and, above that, the queue pair's generation,
+/// which reveals a completion from an earlier queue pair with the same number.
 #[derive(Debug)]
 struct Ids {
     wr_ids: Vec<Option<u64>>,
@@ -44,17 +44,17 @@ impl Ids {
     }
 }
 
-/// Both work queues of a queue pair.
+/// A queue pair's two work queues.
 #[derive(Debug)]
 pub(crate) struct Queues {
     sq: Mutex<SendQueue>,
     rq: Mutex<RecvQueue>,
 }
 
-/// Sizes of the work queues.
+/// The work queues' sizes.
 pub(crate) struct Sizes {
     pub max_batch: u32,
-    /// The index at which the send queue begins.
+    /// The send queue's first index.
     pub start: u32,
     pub max_inline: u32,
     pub max_send_sge: u32,
@@ -95,7 +95,7 @@ impl Queues {
         }
     }
 
-    /// Forgets all requests; the next one has the index `start`.
+    /// Drops all requests; the next send gets index `start`.
     pub(crate) fn reset(&self, start: u32) {
         let generation = next_generation();
         let (mut sq, mut rq) = (self.send(), self.recv());
@@ -126,20 +126,20 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// Requests that can be posted now.
+    /// Returns how many requests can be posted now.
     pub(crate) fn room(&self) -> usize {
         self.ids.free.len()
     }
 
-    /// True when writes can have inline data.
+    /// Whether writes can carry inline data.
     pub(crate) fn has_inline_writes(&self) -> bool {
         self.geometry == Geometry::WIDE
     }
 
-    /// Writes a request, which the card takes at the next [`ring`](Self::ring) or before.
+    /// Writes a request. The card takes it at the next [`ring`](Self::ring), if not earlier.
     ///
     /// # Errors
-    /// `ENOMEM` when the queue is full, `EINVAL` for a request that the queue cannot hold.
+    /// `ENOMEM` when the queue is full, `EINVAL` for a request that its entries can't hold.
     pub(crate) fn post(&mut self, request: SendWqe) -> Result<(), Errno> {
         let wr_id = request.wr_id;
         let id = self.ids.take(wr_id).ok_or(Errno::NOMEM)?;
@@ -159,7 +159,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Posts all requests of a session, or none.
+    /// Posts a session's requests, or none if one of its calls failed.
     pub(crate) fn post_all(&mut self, session: &Session) -> Result<(), Errno> {
         if let Some(error) = session.error {
             return Err(error);
@@ -176,7 +176,7 @@ impl SendQueue {
         }
     }
 
-    /// The program's id of a completed request; `None` if no such request is in flight.
+    /// Returns the program's id for a completed request; `None` if no such request is in flight.
     pub(crate) fn finish(&mut self, id: u64) -> Option<u64> {
         self.ids.finish(id)
     }
@@ -199,7 +199,7 @@ pub(crate) struct RecvQueue {
 }
 
 impl RecvQueue {
-    /// Writes a receive, which the card takes after the next [`ring`](Self::ring).
+    /// Writes a receive. The card takes it after the next [`ring`](Self::ring).
     ///
     /// # Errors
     /// `ENOMEM` when the queue is full.
@@ -208,7 +208,7 @@ impl RecvQueue {
         let empty = [Sge::default()];
         let buffers = if buffers.is_empty() { &empty } else { buffers };
         for (i, sge) in buffers.iter().enumerate() {
-            // Only the first descriptor of a receive has the id.
+            // Only a receive's first descriptor has the id.
             let id = if i == 0 { id } else { 0 };
             let mut desc = RxDesc::single(id, sge.addr, host_length(sge.length), sge.lkey);
             desc.lkey_ctrl = desc.lkey_ctrl.with_first(i == 0).with_last(i + 1 == buffers.len());
@@ -226,7 +226,7 @@ impl RecvQueue {
         self.queue.ring(self.pc);
     }
 
-    /// The program's id of a completed receive; `None` if no such receive is posted.
+    /// Returns the program's id for a completed receive; `None` if no such receive is posted.
     pub(crate) fn finish(&mut self, id: u64) -> Option<u64> {
         self.ids.finish(id)
     }

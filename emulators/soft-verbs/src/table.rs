@@ -1,4 +1,4 @@
-//! Opening a device: the tables of calls that the program finds in a context.
+//! Opening a device, and the tables of calls that the program finds in its context.
 
 use crate::bindings as ib;
 use crate::context::{self, Context};

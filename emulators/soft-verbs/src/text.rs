@@ -1,4 +1,4 @@
-//! Names, rates, and files of sysfs.
+//! Names, rates and sysfs files.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::sync::OnceLock;
@@ -69,7 +69,7 @@ extern "C" fn ibv_wc_status_str(status: ib::ibv_wc_status) -> *const c_char {
     name(&names, status)
 }
 
-/// Static rates (`enum ibv_rate`) in Mbit/s. EFA has none; programs print them.
+/// Static rates (`enum ibv_rate`) in Mbit/s. EFA has none, but programs print them.
 const RATES: [(c_uint, c_int); 23] = [
     (2, 2_500),
     (3, 10_000),
@@ -95,7 +95,7 @@ const RATES: [(c_uint, c_int); 23] = [
     (23, 850_000),
     (24, 1_275_000),
 ];
-/// Rates are multiples of this one.
+/// The rate that multipliers refer to.
 const BASE: c_int = 2_500;
 
 #[unsafe(no_mangle)]
@@ -127,10 +127,10 @@ extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     PATH.get_or_init(|| std::ffi::CString::new(device::sysfs()).unwrap_or_default()).as_ptr()
 }
 
-/// Reads a short file, without its end of line, and returns its bytes or -1.
+/// Reads a short file without its final newline, and returns its length or -1.
 ///
 /// # Safety
-/// `dir` and `file` are terminated strings; `buf` has `size` writable bytes.
+/// `dir` and `file` are NUL-terminated; `buf` has `size` writable bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
@@ -142,7 +142,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
         if dir.is_null() || file.is_null() || buf.is_null() {
             return -1;
         }
-        // SAFETY: not null, and this function's caller passes terminated strings.
+        // SAFETY: not null, and this function's caller passes NUL-terminated strings.
         let (dir, file) = (unsafe { CStr::from_ptr(dir) }, unsafe { CStr::from_ptr(file) });
         let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
         let Ok(mut text) = std::fs::read(path) else { return -1 };
@@ -150,7 +150,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
             text.pop();
         }
         text.truncate(size.saturating_sub(1));
-        // SAFETY: this function's caller gives `size` writable bytes, one more than the text has at least.
+        // SAFETY: this function's caller gives `size` writable bytes, and the text was cut to fewer, or is empty.
         unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), buf.cast(), text.len()) };
         if size > 0 {
             // SAFETY: the text is shorter than `size`.
@@ -160,7 +160,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
     })
 }
 
-/// The same for a device's directory; without the path's format, which the card has no use for.
+/// Would read from a device's directory; always fails, because the card has no use for path formats.
 #[unsafe(no_mangle)]
 extern "C" fn ibv_read_ibdev_sysfs_file(_buf: *mut c_char, _size: usize) -> c_int {
     -1

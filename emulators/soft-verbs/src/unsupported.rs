@@ -1,6 +1,6 @@
-//! Symbols of libibverbs that EFA does not have. Each refuses with `EOPNOTSUPP`, as rdma-core does for EFA, whatever its arguments are.
+//! libibverbs symbols that EFA doesn't support. Each fails with `EOPNOTSUPP`, as rdma-core does for EFA, whatever its arguments.
 //!
-//! The old forms of release 1.0 and the private symbols, by which rdma-core's own drivers reach the kernel, refuse too.
+//! So do the old forms from release 1.0, and the private symbols through which rdma-core's own drivers reach the kernel.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -17,7 +17,7 @@ extern "C" fn refuse_with_null() -> *mut c_void {
     ptr::null_mut()
 }
 
-/// For functions without a result.
+/// Stands in for functions that return nothing.
 extern "C" fn do_nothing() {}
 
 #[cfg(target_arch = "x86_64")]
@@ -34,7 +34,7 @@ macro_rules! jump {
     };
 }
 
-/// Defines symbols that go on in one function.
+/// Defines symbols that all jump to one function.
 macro_rules! symbols {
     ($target:ident: $($name:literal)*) => {
         std::arch::global_asm!(
@@ -44,7 +44,7 @@ macro_rules! symbols {
     };
 }
 
-/// The same for the form of a symbol that programs of release 1.0 use.
+/// Does the same for the symbol versions that programs built for release 1.0 use.
 macro_rules! old_symbols {
     ($target:ident: $($name:literal)*) => {
         std::arch::global_asm!(

@@ -1,4 +1,4 @@
-//! Counting the objects that use another one, and the turns of threads.
+//! Counts of the objects that use another one, and threads' turns.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use soft_nic::log;
 
 use crate::guard::Errno;
 
-/// The number of open objects that use this one.
+/// How many open objects use this one.
 #[derive(Debug, Default)]
 pub(crate) struct Uses(AtomicU32);
 
@@ -21,23 +21,23 @@ impl Uses {
     }
 
     /// # Errors
-    /// `EBUSY` while some are open.
+    /// `EBUSY` while any are open.
     pub(crate) fn none(&self) -> Result<(), Errno> {
         if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Errno::BUSY) }
     }
 }
 
-/// The turn of one thread over several calls: from `ibv_start_poll` to `ibv_end_poll`, from `ibv_wr_start` to `ibv_wr_complete`.
+/// One thread's turn over several calls: from `ibv_start_poll` to `ibv_end_poll`, or from `ibv_wr_start` to `ibv_wr_complete`.
 ///
-/// It keeps the calls of two threads apart. It guards no memory: locks that last for one call do.
+/// It keeps two threads' call sequences apart. It guards no memory; the locks inside each call do that.
 #[derive(Debug, Default)]
 pub(crate) struct Turn(AtomicBool);
 
-/// Longest wait for another thread's turn. A program that forgets the last call must not hang.
+/// How long to wait for another thread's turn. A program that forgets the last call mustn't hang.
 const LIMIT: Duration = Duration::from_secs(10);
 
 impl Turn {
-    /// Waits for the turn of another thread to end. After ten seconds the turn is taken over, with a line in the log.
+    /// Begins this thread's turn once another thread's has ended. After ten seconds, takes it over and logs that.
     pub(crate) fn begin(&self, first: &str, last: &str) {
         let mut since = None;
         while self.0.swap(true, Ordering::Acquire) {

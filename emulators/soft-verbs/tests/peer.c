@@ -1,6 +1,6 @@
 /*
- * A process with one SRD queue pair, which executes commands from its standard input. The first line of its output has its address (as libfabric
- * writes it), and the address and key of its memory. An answer is a line that begins with @.
+ * A process with one SRD queue pair that executes commands from standard input. The first line of output has its address (in libfabric's
+ * format), and its memory's address and key. An answer is a line that begins with @.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -22,11 +22,11 @@
 		}                                                                                                                 \
 	} while (0)
 
-/* In seconds. It only ends a run that would hang. */
+/* In seconds. Only ends a run that would otherwise hang. */
 enum { HANG_LIMIT = 120 };
 enum { SIZE = 4 << 20, QKEY = 0x4321, ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
 
-/* As libfabric's efa_ep_addr. */
+/* Same layout as libfabric's efa_ep_addr. */
 struct address {
 	uint8_t gid[16];
 	uint16_t qpn, pad;
@@ -42,7 +42,7 @@ static struct ibv_mr *mr, *source_mr;
 static uint64_t *memory, *source;
 static struct ibv_ah *ah;
 static struct address to;
-/* Completions of sends and of receives that are not asked for yet. */
+/* Completions of sends and receives that haven't been asked for yet. */
 static char sent[64], received[64];
 
 static void open_queue_pair(void)
@@ -121,7 +121,7 @@ static bool matches(const uint64_t *words, uint64_t seed, size_t len)
 	return true;
 }
 
-/* Takes completions until `wanted` has one, and prints it. */
+/* Polls completions until `wanted` has one, and prints it. */
 static void answer(char *wanted)
 {
 	struct timespec start, now;
@@ -199,7 +199,7 @@ int main(void)
 			fill(memory, a, SIZE);
 			printf("@ok\n");
 		} else if (!strcmp(word, "matches")) {
-			/* seed, bytes; of the memory, or of what a read fetched */
+			/* seed, bytes; checks the memory, or what a read fetched */
 			printf("@%s\n", matches(memory, a, b) ? "true" : "false");
 		} else if (!strcmp(word, "fetched")) {
 			printf("@%s\n", matches(source, a, b) ? "true" : "false");

@@ -1,4 +1,4 @@
-"""Runs rdma-core's tests of pyverbs: run_pyverbs.py DIRECTORY, which is that of their package.
+"""Runs rdma-core's pyverbs tests: run_pyverbs.py DIRECTORY, where DIRECTORY is the tests' package.
 
 Prints a line for each test: `ok NAME`, `skip NAME: reason` or `FAIL NAME: error`.
 """
@@ -24,7 +24,7 @@ class Lines(unittest.TestResult):
 
 def main():
     directory = os.path.realpath(sys.argv.pop())
-    # The modules import each other as those of the package `tests`, and one of them by its own name.
+    # The modules import each other from the package `tests`, except one that is imported by its bare name.
     sys.path[:0] = [directory, os.path.dirname(directory)]
     sys.dont_write_bytecode = True
     import tests

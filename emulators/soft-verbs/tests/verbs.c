@@ -1,4 +1,4 @@
-/* A program of verbs on the software card, on one device: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed. It ends with "PART: good". */
+/* Runs one part (see the usage message) of a verbs test on one software card: verbs PART. Prints "PART: good" at the end. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include <infiniband/efadv.h>
 #include <infiniband/verbs.h>
 
-/* Newer than the headers of release 44. */
+/* Newer than release 44's headers. */
 struct ibv_comp_cntr;
 struct comp_cntr_init_attr { uint32_t comp_mask; uint32_t type; uint32_t flags; };
 struct memory_location {
@@ -79,7 +79,7 @@ extern int ibv_query_port_speed(struct ibv_context *, uint32_t, uint64_t *);
 			exit(1);                                                                                                  \
 		}                                                                                                                 \
 	} while (0)
-/* A call that returns null, and its errno. */
+/* Checks that a call returns null with this errno. */
 #define REFUSES(call, number)                                                                                                     \
 	do {                                                                                                                      \
 		errno = 0;                                                                                                        \
@@ -112,7 +112,7 @@ static void open_device(void)
 	memset(memory, 0, SIZE);
 	mr = ibv_reg_mr(pd, memory, SIZE, ALL);
 	CHECK(mr && mr->addr == memory && mr->length == SIZE && mr->context == context && mr->pd == pd);
-	/* The type and the rights, as in rdma-core's private struct verbs_mr. */
+	/* The type and access flags, as in rdma-core's private struct verbs_mr. */
 	const int *driver = (const int *)(mr + 1);
 	CHECK(driver[0] == 0 && driver[1] == ALL);
 	struct ibv_ah_attr attr = { .port_num = 1, .is_global = 1 };
@@ -190,7 +190,7 @@ static int post_receive(struct ibv_qp *qp, uint64_t id, size_t at, uint32_t len)
 	return error;
 }
 
-/* In seconds. It only ends a run that would hang. */
+/* In seconds. Only ends a run that would otherwise hang. */
 enum { HANG_LIMIT = 120 };
 
 static double now(void)
@@ -200,7 +200,7 @@ static double now(void)
 	return time.tv_sec + time.tv_nsec * 1e-9;
 }
 
-/* Starts the poll of an extended queue that has or gets a completion. */
+/* Starts polling an extended queue, waiting until it has a completion. */
 static void wait_ex(struct ibv_cq_ex *cq)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
@@ -222,7 +222,7 @@ static struct ibv_wc wait_plain(struct ibv_cq *cq)
 	return wc;
 }
 
-/* Polls often, which lets the card work, and finds nothing. */
+/* Polls many times, which gives the card time to work, and finds nothing. */
 static void nothing_for_a_while(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
@@ -257,7 +257,7 @@ static void part_srd(void)
 	struct efadv_ah_attr ahn = { 0 };
 	CHECK(!efadv_query_ah(ah, &ahn, sizeof(ahn)) && ahn.ahn);
 
-	/* A send of two buffers with immediate data. */
+	/* Sends two buffers with immediate data. */
 	for (int round = 0; round < 100; round++) {
 		for (int i = 0; i < 100; i++)
 			memory[i] = (unsigned char)(i + round);
@@ -286,7 +286,7 @@ static void part_srd(void)
 		ibv_end_poll(send);
 	}
 
-	/* A write with immediate data takes a receive, and waits for one. Its buffer stays as it is. */
+	/* A write with immediate data waits for a receive and consumes it. The receive's buffer is left unchanged. */
 	memset(memory, 0x5a, 512);
 	start(qp, 1);
 	ibv_wr_rdma_write_imm(qp, mr->rkey, (uintptr_t)memory + HALF, htobe32(5));
@@ -312,7 +312,7 @@ static void part_srd(void)
 	ibv_end_poll(send);
 	CHECK(memory[0] == 0x77 && memory[511] == 0x77 && memory[512] == 0);
 
-	/* Inline data, and a session that is aborted. */
+	/* Inline data, and an aborted session. */
 	CHECK(!post_receive(b, 3, HALF, 64));
 	start(qp, 9);
 	ibv_wr_send(qp);
@@ -366,7 +366,7 @@ static void part_ud(void)
 	/* It only receives. */
 	to_rtr(b);
 	memset(memory, 0x33, 100);
-	/* Without a receive it is dropped, and the sender does not learn of that. */
+	/* Without a receive it's dropped, and the sender doesn't find out. */
 	CHECK(!send_plain(a, b->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 100));
 	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
 	CHECK(!post_receive(b, 21, HALF, 140));
@@ -389,7 +389,7 @@ static void part_unanswered(void)
 	to_init(b);
 	to_rts(a);
 	to_rtr(b);
-	/* A datagram is complete when it is sent: to a queue pair that refuses it, that is gone, and to a card that does not exist. */
+	/* A datagram completes when it's sent, even to a queue pair that refuses it or is gone, or to a card that doesn't exist. */
 	CHECK(!send_plain(a, b->qp_num, QKEY + 1, mr->lkey, IBV_SEND_SIGNALED, 100));
 	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
 	uint32_t gone = b->qp_num;
@@ -407,7 +407,7 @@ static void part_unanswered(void)
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_cq(send) && !ibv_destroy_cq(recv));
 }
 
-/* The number of the queue pair that was destroyed last is the next one's, except with the fault. */
+/* A new queue pair gets the number of the one destroyed last, except with the fault. */
 static void part_numbers(void)
 {
 	const char *faults = getenv("SOFTEFA_FAULTS");
@@ -422,7 +422,7 @@ static void part_numbers(void)
 	CHECK(!ibv_destroy_qp(next) && !ibv_destroy_cq(cq));
 }
 
-/* Programs try types to learn which a card has. */
+/* Programs try types to find out which ones a card has. */
 static void part_types(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 10, NULL, NULL, 0);
@@ -433,12 +433,12 @@ static void part_types(void)
 	whole.qp_type = IBV_QPT_RC;
 	REFUSES(ibv_create_qp_ex(context, &whole), EOPNOTSUPP);
 	CHECK(!ibv_destroy_cq(cq));
-	/* libfabric makes half of it the depth of its receive queues, and 2.1 to 2.4 have room for 8,192. */
+	/* libfabric sets its receive queue depth to half of it, and 2.1 to 2.4 have room for 8,192. */
 	struct efadv_device_attr limits = { 0 };
 	CHECK(!efadv_query_device(context, &limits, sizeof(limits)) && limits.max_rq_wr == 16384);
 }
 
-/* Waits until the card has written this entry of a completion queue, by its phase, and leaves it there. */
+/* Waits until a completion queue entry's phase shows that the card has written it, and leaves the entry there. */
 static void wait_entry(const struct cq_attr *ring, uint32_t index)
 {
 	volatile uint8_t *flags = ring->buffer + (size_t)(index % ring->num_entries) * ring->entry_size + 3;
@@ -475,15 +475,15 @@ static void part_events(void)
 		CHECK(wait_plain(recv).wr_id == 5 && wait_plain(send).wr_id == 11);
 	}
 	/*
-	 * The same by the mapped doorbell and the descriptor alone, as libfabric does: the consumer index, the number of events taken, and the
-	 * bit that arms.
+	 * The same with only the mapped doorbell and the descriptor, as libfabric does it: the doorbell takes the consumer index, the number of
+	 * events taken, and the arming bit.
 	 */
 	struct cq_attr ring;
 	CHECK(!efadv_query_cq(recv, &ring, sizeof(ring)) && ring.doorbell);
 	uint32_t consumed = 20;
 	for (uint32_t taken = 0; taken < 9; taken++) {
 		CHECK(poll(&fd, 1, 0) == 0);
-		/* Completions that wait when the doorbell is written raise an event too. */
+		/* Completions already waiting when the doorbell is written raise an event too. */
 		bool early = taken % 3 == 1;
 		if (!early)
 			*(volatile uint32_t *)ring.doorbell = 1u << 31 | (taken & 3) << 29 | (consumed & 0xffff);
@@ -515,7 +515,7 @@ static void part_events(void)
 	CHECK(ibv_get_async_event(context, &event) == -1 && errno == EAGAIN);
 }
 
-/* The state SQD: what is posted waits until the queue pair is in RTS again. */
+/* In the state SQD, posted requests wait until the queue pair is in RTS again. */
 static void part_states(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
@@ -540,7 +540,7 @@ static void part_states(void)
 			good += wait_plain(cq).status == IBV_WC_SUCCESS;
 		CHECK(good == 2);
 	}
-	/* The error state flushes what waits. */
+	/* The error state flushes what is waiting. */
 	attr.qp_state = IBV_QPS_SQD;
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
@@ -571,7 +571,7 @@ static void part_domains(void)
 	CHECK(wait_plain(ibv_cq_ex_to_cq(cq)).status == IBV_WC_LOC_QP_OP_ERR);
 	ah = own;
 
-	/* A queue pair of a domain without a handle for the sender learns the sender's GID. */
+	/* A queue pair whose domain has no handle for the sender learns the sender's GID. */
 	struct ibv_mr *of_pd = mr;
 	struct ibv_ah *of_second = foreign;
 	CHECK(!ibv_destroy_ah(of_second));
@@ -623,7 +623,7 @@ static void part_domains(void)
 	attr.pd = parent;
 	struct ibv_qp *within = efadv_create_qp_ex(context, &attr, &dv, sizeof(dv));
 	CHECK(within && !ibv_destroy_cq(ibv_cq_ex_to_cq(inner)) == 0);
-	/* Memory of the domain that the parent domain holds serves its queue pairs. */
+	/* The parent domain's queue pairs can use memory of the domain it holds. */
 	mr = ibv_reg_mr(second, memory, SIZE, ALL);
 	ah = ibv_create_ah(parent, &at);
 	CHECK(mr && ah);
@@ -639,7 +639,7 @@ static void part_domains(void)
 	CHECK(!ibv_destroy_ah(again) && !ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
 }
 
-/* The port in the GID is reserved from the start, and nothing listens there before a queue pair may receive. */
+/* The GID's port is reserved from the start, but nothing listens on it until a queue pair can receive. */
 static void part_port(void)
 {
 	union ibv_gid gid;
@@ -655,7 +655,7 @@ static void part_port(void)
 	CHECK(connect(before, (struct sockaddr *)&address, sizeof(address)) == -1 && errno == ECONNREFUSED);
 	CHECK(bind(before, (struct sockaddr *)&address, sizeof(address)) == -1 && errno == EADDRINUSE);
 	to_rtr(qp);
-	/* The change of state waits for the wire only so long, and a loaded machine may take longer to open it. */
+	/* The state change waits only so long for the wire, and a loaded machine may take longer to open it. */
 	while (connect(after, (struct sockaddr *)&address, sizeof(address))) {
 		CHECK(errno == ECONNREFUSED);
 		usleep(10000);
@@ -678,7 +678,7 @@ static void part_counters(void)
 	REFUSES(efadv_create_comp_cntr(context, &attr, &dv, sizeof(dv)), EOPNOTSUPP);
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	struct ibv_qp *qp = srd(cq);
-	/* Sends, and writes of peers. */
+	/* Sends, and peers' writes. */
 	struct attach_attr events = { .op_mask = 32 };
 	to_init(qp);
 	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
@@ -702,7 +702,7 @@ static void part_counters(void)
 	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + HALF);
 	CHECK(!finish(ex, qp->qp_num, 0, 8));
 	CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
-	/* A send that fails counts as an error. */
+	/* A failed send counts as an error. */
 	CHECK(!send_plain(qp, qp->qp_num, QKEY + 1, mr->lkey, IBV_SEND_SIGNALED, 10));
 	CHECK(wait_plain(cq).status == IBV_WC_REM_INV_RD_REQ_ERR);
 	uint64_t value = 0, errors = 0;
@@ -715,8 +715,8 @@ static void part_counters(void)
 }
 
 /*
- * What libfabric's efa provider calls, in its order, for queues that a GPU drives: a completion queue and a counter in a dma-buf, an SRD
- * queue pair of 128-byte requests, and the addresses of its rings. The program then posts into the ring itself.
+ * The calls of libfabric's efa provider, in its order, for queues that a GPU drives: a completion queue and a counter in a dma-buf, an SRD
+ * queue pair with 128-byte requests, and its rings' addresses. The program then posts into the ring itself.
  */
 static void part_gda(void)
 {
@@ -730,7 +730,7 @@ static void part_gda(void)
 	enum { READS = 4, WRITES = 16 };
 	CHECK(!_ibv_query_comp_cntr_caps(context, &caps, sizeof(caps)));
 	CHECK(caps.max_value == INT32_MAX && caps.max_counters && (caps.attach_ops & (READS | WRITES)) == (READS | WRITES));
-	/* Wide requests have half the depth. */
+	/* Wide requests halve the depth. */
 	struct sq_depth_attr depth = { .flags = 1, .max_inline_data = 80 };
 	CHECK(efadv_get_max_sq_depth(context, &depth, sizeof(depth)) == (int)device.max_sq_wr / 2);
 	struct ibv_mr *data = ibv_reg_dmabuf_mr(pd, SIZE, SIZE, 0x7000000, fd, ALL);
@@ -757,12 +757,12 @@ static void part_gda(void)
 
 	struct ibv_qp_init_attr_ex of_qp = srd_attr(ibv_cq_ex_to_cq(cq));
 	of_qp.cap.max_inline_data = 80;
-	/* 128-byte requests, unsolicited receives of writes. */
+	/* 128-byte requests, and unsolicited receives of writes. */
 	struct { uint64_t comp_mask; uint32_t type; uint16_t flags; uint8_t sl, reserved; uint64_t wr_flags; } dv = {
 		.type = EFADV_QP_DRIVER_TYPE_SRD, .flags = 1, .sl = 8 };
 	struct ibv_qp *qp = efadv_create_qp_ex(context, &of_qp, (void *)&dv, sizeof(dv));
 	CHECK(qp);
-	/* One counter for two kinds of requests, attached in the first state. */
+	/* One counter for two kinds of requests, attached in the RESET state. */
 	struct attach_attr events = { .op_mask = READS };
 	CHECK(!ibv_qp_attach_comp_cntr(qp, cntr, &events));
 	events.op_mask = WRITES;
@@ -784,7 +784,7 @@ static void part_gda(void)
 	while (*count != 1)
 		CHECK(now() < until && !*errors);
 	CHECK(!memcmp(shared + SIZE + 100, "eighty bytes fit", 16));
-	/* The flags of the first completion have the phase of the first lap. */
+	/* The first completion's flags carry the first lap's phase. */
 	CHECK(((volatile uint8_t *)shared)[3] & 1);
 
 	/* A read into the program's memory. */
@@ -796,7 +796,7 @@ static void part_gda(void)
 		CHECK(now() < until && !*errors);
 	CHECK(!memcmp(memory, shared + SIZE + 100, 80));
 
-	/* The same request again, written and rung by the program. */
+	/* The same request again, but the program writes it and rings the doorbell. */
 	memset(shared + SIZE, 0, SIZE);
 	memcpy(sends.buffer + 256, sends.buffer, 128);
 	__atomic_store_n(sends.doorbell, 3, __ATOMIC_RELEASE);
@@ -807,7 +807,7 @@ static void part_gda(void)
 	close(fd);
 }
 
-/* A function of the CUDA driver, by its name in the library. */
+/* Looks up a CUDA driver function by its name in the library. */
 static void *of_driver(const char *name)
 {
 	static void *library;
@@ -822,7 +822,7 @@ static void *of_driver(const char *name)
 	return function;
 }
 
-/* Memory of a GPU, registered by dma-bufs of a part of it: writes, reads, sends and receives move its bytes. */
+/* GPU memory, part of which is registered through dma-bufs: writes, reads, sends and receives move its bytes. */
 static void part_gpu(void)
 {
 	int (*init)(unsigned) = of_driver("cuInit"), (*retain)(void **, int) = of_driver("cuDevicePrimaryCtxRetain"),
@@ -839,12 +839,12 @@ static void part_gpu(void)
 	for (int i = 0; i < ALLOCATED; i++)
 		bytes[i] = (unsigned char)(i * 11 + (i >> 8));
 	CHECK(!to_gpu(base, bytes, ALLOCATED));
-	/* The dma-buf begins in the middle of the allocation, and the region in the middle of the dma-buf. */
+	/* The dma-buf begins inside the allocation, and the region inside the dma-buf. */
 	CHECK(!export(&fd, base + START, 4 * 65536, 1, 0) && fd >= 0);
 	struct ibv_mr *region = ibv_reg_dmabuf_mr(pd, 100, 2 * 65536, IOVA, fd, ALL);
 	CHECK(region);
 	unsigned char *first = bytes + START + 100;
-	/* Counts of the queue pair's writes and errors, behind the region in the same dma-buf. */
+	/* The queue pair's write and error counts, after the region in the same dma-buf. */
 	enum { WRITES = 16, COUNTS = 3 * 65536 + 8 };
 	struct comp_cntr_init_attr plain = { 0 };
 	struct dv_comp_cntr_init_attr place = { .flags = 3, .comp = { .dmabuf = { COUNTS, fd, 0 }, .type = 1 },
@@ -863,7 +863,7 @@ static void part_gpu(void)
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
 	for (int i = 0; i < SIZE; i++)
 		memory[i] = (unsigned char)(i * 3 + 1);
-	/* Writes from the host, of odd lengths to odd addresses. */
+	/* Writes from the host, with odd lengths to odd addresses. */
 	const struct { uint32_t len; uint64_t at; } rows[] = { { 1, 0 }, { 77, 5 }, { 1000, 4095 }, { SIZE, 65001 }, { 9, 2 * 65536 - 9 } };
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
 		start(ex, i);
@@ -874,7 +874,7 @@ static void part_gpu(void)
 	}
 	bytes[START + COUNTS] = 5;
 	CHECK(!from_gpu(seen, base, ALLOCATED) && !memcmp(seen, bytes, ALLOCATED));
-	/* Reads into the host. */
+	/* Reads into host memory. */
 	for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++) {
 		memset(memory, 0, SIZE);
 		start(ex, i);
@@ -883,7 +883,7 @@ static void part_gpu(void)
 		CHECK(wait_plain(cq).status == IBV_WC_SUCCESS);
 		CHECK(!memcmp(memory, first + rows[i].at + (i == 1), rows[i].len));
 	}
-	/* A send from the GPU to the GPU. */
+	/* A send from GPU memory to GPU memory. */
 	struct ibv_sge sge = { .addr = IOVA + 90001, .length = 3000, .lkey = region->lkey };
 	struct ibv_recv_wr wr = { .wr_id = 8, .sg_list = &sge, .num_sge = 1 }, *bad = NULL;
 	CHECK(!ibv_post_recv(qp, &wr, &bad));
@@ -995,7 +995,7 @@ static void part_refused(void)
 	CHECK(!ibv_query_qp(qp, &attr, IBV_QP_STATE | IBV_QP_QKEY, &(struct ibv_qp_init_attr){ 0 }));
 	CHECK(attr.qp_state == IBV_QPS_RTS && attr.qkey == QKEY);
 
-	/* Requests that the driver refuses. */
+	/* Requests the driver refuses. */
 	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, 0, 8) == EINVAL);
 	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED | IBV_SEND_FENCE, 8) == EINVAL);
 	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED | IBV_SEND_INLINE, 33) == EINVAL);
@@ -1008,7 +1008,7 @@ static void part_refused(void)
 	for (int i = 0; i < 17; i++)
 		CHECK(post_receive(qp, 100 + i, HALF, 64) == (i < 16 ? 0 : ENOMEM));
 
-	/* Requests that the card refuses. */
+	/* Requests the card refuses. */
 	CHECK(!send_plain(qp, qp->qp_num, QKEY, mr->lkey + 1, IBV_SEND_SIGNALED, 8));
 	CHECK(wait_plain(cq).status == IBV_WC_LOC_PROT_ERR);
 	CHECK(!send_plain(qp, 0xfff0, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
@@ -1017,7 +1017,7 @@ static void part_refused(void)
 	ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + SIZE);
 	CHECK(!finish(ex, qp->qp_num, 0, 8));
 	CHECK(wait_plain(cq).status == IBV_WC_REM_ACCESS_ERR);
-	/* A region of another domain. */
+	/* A region in another domain. */
 	struct ibv_pd *second = ibv_alloc_pd(context);
 	struct ibv_mr *foreign = ibv_reg_mr(second, memory, SIZE, ALL);
 	CHECK(second && foreign);
@@ -1026,7 +1026,7 @@ static void part_refused(void)
 	CHECK(ibv_dealloc_pd(second) == EBUSY);
 	CHECK(!ibv_dereg_mr(foreign) && !ibv_dealloc_pd(second));
 
-	/* The error state flushes what is posted; objects in use stay. */
+	/* The error state flushes what is posted; objects in use can't be destroyed. */
 	attr.qp_state = IBV_QPS_ERR;
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 	for (int i = 0; i < 16; i++) {
@@ -1036,7 +1036,7 @@ static void part_refused(void)
 	CHECK(send_plain(qp, qp->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8) == EINVAL);
 	CHECK(ibv_destroy_cq(cq) == EBUSY);
 
-	/* A reset queue pair works again, on empty rings. */
+	/* After a reset a queue pair works again, with empty rings. */
 	attr.qp_state = IBV_QPS_RESET;
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE) && qp->state == IBV_QPS_RESET);
 	CHECK(post_receive(qp, 1, HALF, 64) == EINVAL);
@@ -1049,7 +1049,7 @@ static void part_refused(void)
 		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (wc.opcode == IBV_WC_RECV ? 200 : 11));
 	}
 
-	/* A doorbell out of range: the card completes a request that was never posted, and the queue pair is in error. */
+	/* A doorbell out of range: the card completes a request that was never posted, and the queue pair goes into the error state. */
 	struct ibv_qp *broken = srd(cq);
 	to_init(broken);
 	to_rts(broken);
@@ -1067,7 +1067,7 @@ static void part_refused(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_qp(broken) && !ibv_destroy_cq(cq));
 }
 
-/* A row of a table: what was called, the error that it gave and the one that rdma-core's efa and the kernel's driver give. */
+/* A table row: the call, the error it returned, and the error that rdma-core's efa and the kernel driver return. */
 struct row { const char *call; int got, wanted; };
 #define ROW(call, wanted) { #call, (call), (wanted) }
 #define NULL_ROW(call, wanted) { #call, (errno = 0, (call) ? -1 : errno), (wanted) }
@@ -1249,10 +1249,10 @@ static void part_table(void)
 	};
 	CHECK_ROWS(posts);
 
-	/* Without retries a send without a receive fails. */
+	/* Without retries, a send that finds no receive fails. */
 	CHECK(!send_plain(qp, qp->qp_num, 0, mr->lkey, IBV_SEND_SIGNALED, 8));
 	CHECK(wait_plain(cq).status == IBV_WC_RNR_RETRY_EXC_ERR);
-	/* A receive doorbell beyond the ring, and one that goes back: the queue pair is in error. */
+	/* A receive doorbell beyond the ring, or one that moves backwards, puts the queue pair into the error state. */
 	for (int back = 0; back < 2; back++) {
 		struct ibv_qp *broken = srd(cq);
 		to_init(broken);
@@ -1265,7 +1265,7 @@ static void part_table(void)
 		}
 		*(volatile uint32_t *)receives.doorbell = back ? 0x10000000 : 0x100;
 		CHECK(!send_plain(broken, broken->qp_num, QKEY, mr->lkey, IBV_SEND_SIGNALED, 8));
-		/* One completion is of a receive that was never posted, and has no id. */
+		/* One completion is for a receive that was never posted, so it has no id. */
 		int failed = 0, unknown = 0;
 		for (double until = now() + HANG_LIMIT; !failed || !unknown;) {
 			struct ibv_wc wc;
@@ -1281,7 +1281,7 @@ static void part_table(void)
 	CHECK(!ibv_close_device(other));
 }
 
-/* A destructor that is called again refuses, and destroys nothing else. */
+/* A destructor called again refuses, and destroys nothing else. */
 #define TWICE(call)                                                                                                               \
 	do {                                                                                                                      \
 		CHECK((call) == 0);                                                                                               \
@@ -1313,7 +1313,7 @@ static void part_destroyed(void)
 	struct ibv_comp_cntr *cntr = efadv_create_comp_cntr(context, &plain, &place, sizeof(place));
 	CHECK(domain && td && parent && region && handle && channel && cq && cntr);
 	struct ibv_qp *qp = srd(cq);
-	/* An object of another kind, and one that is in use: it stays open. */
+	/* An object of another kind, and an object in use, which stays open. */
 	CHECK(ibv_dereg_mr((struct ibv_mr *)handle) == EINVAL && ibv_destroy_qp((struct ibv_qp *)memory) == EINVAL);
 	CHECK(ibv_destroy_cq(cq) == EBUSY && ibv_dealloc_pd(domain) == EBUSY);
 	TWICE(ibv_destroy_qp(qp));
@@ -1323,12 +1323,12 @@ static void part_destroyed(void)
 	TWICE(ibv_dereg_mr(region));
 	TWICE(ibv_destroy_ah(handle));
 	TWICE(ibv_dealloc_pd(parent));
-	/* The header's inline function reads the domain itself. */
+	/* Called through the table, since the header's inline function reads the domain itself. */
 	int (*dealloc_td)(struct ibv_td *) = verbs_get_ctx(context)->dealloc_td;
 	TWICE(dealloc_td(td));
 	TWICE(ibv_dealloc_pd(domain));
 	TWICE(ibv_close_device(other));
-	/* With a domain that is open. */
+	/* With a domain still open. */
 	TWICE(ibv_close_device(left));
 }
 

@@ -1,4 +1,4 @@
-//! A queue pair of verbs and an endpoint of softefa talk to each other: both front ends have one card's wires and rules.
+//! A verbs queue pair and a softefa endpoint talk to each other: both front ends share one card's wire formats and rules.
 
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -13,8 +13,8 @@ use crate::{LIBRARIES, libraries, on_card};
 use softefa_rig::peer::{PEER_BUFFER, Peer};
 use softefa_rig::{End, Rig, have_libfabric, read, write};
 
-/// Runs `body` in a process with the settings, in which softefa is one card; the command starts a queue pair of verbs on another. Returns what the
-/// process logged.
+/// Runs `body` in a process with the settings, where softefa is one card and the command starts a verbs queue pair on another.
+/// Returns what the process logged.
 pub fn with_faces(test: &str, settings: &[(&str, &str)], body: impl FnOnce(&Rig, Command)) -> Option<String> {
     if !have_libfabric(test) {
         return None;
@@ -59,7 +59,7 @@ fn exchange(test: &str, settings: &[(&str, &str)]) {
         assert_eq!(peer.ask(&format!("read {addr} {rkey} {PEER_BUFFER}")), "0");
         assert_eq!(peer.ask(&format!("fetched 8 {PEER_BUFFER}")), "true");
 
-        // Sends, both ways.
+        // Sends in both directions.
         buffer.fill(9);
         assert_eq!(peer.ask("receive 8192"), "ok");
         let data = SendData::One(Sge { length: 8000, ..buffer.sge(0, 8000) });
@@ -75,7 +75,7 @@ fn exchange(test: &str, settings: &[(&str, &str)]) {
         assert_eq!((cqe.req_id, cqe.length, cqe.imm, cqe.src_qp_num), (33, 4000, Some(77), to.qpn));
         assert_eq!(buffer.word(499).load(Ordering::Relaxed), 10 * 0x9e37_79b9 + 499);
 
-        // Refusals cross too: a key that the other side does not have.
+        // Refusals cross too, here of a key that the other side doesn't have.
         let wrong = rkey ^ 1 << 20;
         assert_ne!(peer.ask(&format!("write {addr} {wrong} 8 1")), "0");
         assert_eq!((a.local(), a.errors()), (3, 0));

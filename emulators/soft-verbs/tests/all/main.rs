@@ -1,4 +1,4 @@
-//! Programs of verbs on the software card: those that a system has, and one in C that is compiled here against the system's headers.
+//! Verbs programs on the software card: the system's own, and C programs compiled here against the system's headers.
 
 mod front_ends;
 mod perftest;
@@ -16,10 +16,10 @@ use std::sync::OnceLock;
 
 use ferrogin_test_support::wait::{wait_for, wait_until};
 
-/// The directory of [`libraries`], for a process that a test starts.
+/// Passes the directory of [`libraries`] to a process that a test starts.
 const LIBRARIES: &str = "FERROGIN_TEST_VERBS";
 
-/// The directory with the libraries, made once of the static library that cargo built for this test.
+/// Returns the directory of the libraries, which are linked once from the static library that cargo built for this test.
 fn libraries() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
@@ -43,7 +43,7 @@ fn libraries() -> &'static Path {
     })
 }
 
-/// A program that finds the software card.
+/// Makes a command for a program that finds the software card.
 fn on_card(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     set_card(&mut command);
@@ -55,7 +55,7 @@ fn set_card(command: &mut Command) {
     command.env("LD_LIBRARY_PATH", libraries()).env("SYSFS_PATH", libraries().join("sysfs"));
 }
 
-/// Whether a program is installed; says that the test is skipped if not.
+/// Whether a program is installed; if not, reports the test as skipped.
 fn have(test: &str, program: &str, package: &str) -> bool {
     let found = std::env::var_os("PATH")
         .is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()));
@@ -65,7 +65,7 @@ fn have(test: &str, program: &str, package: &str) -> bool {
     found
 }
 
-/// A child process that ends with the test.
+/// A child process that is killed when the test ends.
 struct Running(Child);
 
 impl Drop for Running {
@@ -84,7 +84,7 @@ impl Running {
         self.0.try_wait().unwrap().is_some()
     }
 
-    /// Waits for the end of the process.
+    /// Waits for the process to exit.
     fn output(mut self) -> Output {
         let status = wait_for("end of the program", || self.0.try_wait().unwrap());
         let read = |from: &mut dyn std::io::Read| {
@@ -98,7 +98,7 @@ impl Running {
     }
 }
 
-/// The text of a successful run.
+/// Returns a successful run's output.
 fn text(output: &Output) -> String {
     let all = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {all}", output.status);
@@ -109,11 +109,11 @@ fn run(command: Command) -> String {
     text(&Running::start(command).output())
 }
 
-/// Runs a server and, when it listens, a client, each with the port that both use. Returns what they print.
+/// Runs a server and, once it listens, a client, both with the same port. Returns what they print.
 fn server_and_client(server: impl Fn(&str) -> Command, client: impl Fn(&str) -> Command) -> (String, String) {
     let port = ferrogin_test_support::own_port();
     let mut server = Running::start(server(&port.to_string()));
-    // The client does not wait for a server that does not listen yet.
+    // The client doesn't wait for a server that isn't listening yet.
     let listens = || {
         let wanted = format!(":{port:04X} ");
         let lines = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());

@@ -1,10 +1,10 @@
-//! perftest's programs between two processes. They take a card that they do not know for one without `ibv_wr_*`, and 4.5 knows two.
+//! perftest's programs between two processes. They assume that an unknown card lacks `ibv_wr_*`; release 4.5 knows two EFA cards.
 
 use std::process::Command;
 
 use crate::{have, on_card, server_and_client};
 
-/// Both sides of a program, over SRD queue pairs with the first GID. Each of a ping-pong's iterations waits until the system has run both processes.
+/// Runs both sides of a program over SRD queue pairs with the first GID. Each ping-pong iteration waits for both processes to be scheduled.
 fn perftest(test: &str, program: &str, faults: &str) {
     let iterations = if program.ends_with("lat") { "100" } else { "1000" };
     if !have(test, program, "perftest") {
@@ -21,7 +21,7 @@ fn perftest(test: &str, program: &str, faults: &str) {
         command.arg("127.0.0.1");
         command
     });
-    // A row of figures: bytes, iterations and more.
+    // A results row: bytes, iterations and more.
     let figures = |line: &str| line.split_whitespace().nth(1) == Some(iterations);
     assert!(client.lines().any(figures), "{client}");
 }

@@ -31,7 +31,7 @@ fn ibv_devinfo_shows_the_card() {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(gid.starts_with("fe80::") || gid.starts_with("fe80:0000:0000:0000:"), "{text}");
-    // The GID of a card for several hosts has their address.
+    // The GID of a card that other hosts can reach contains its address.
     let (gid, text) = shown("127.0.0.1");
     assert!(gid.starts_with("5e04:7f00:0001:") || gid.starts_with("5e04:7f00:1:"), "{text}");
 }
@@ -61,7 +61,7 @@ fn fi_info_lists_the_endpoints_of_efa() {
     assert!(text.contains("rdmap0s0-rdm") && text.contains("rdmap0s0-dgrm"), "{text}");
 }
 
-/// Two processes of libfabric's ping-pong, which checks the data (`-c`).
+/// Runs libfabric's ping-pong between two processes, checking the data (`-c`).
 fn pingpong(test: &str, endpoint: &str, faults: &str) {
     pingpong_with(test, endpoint, &[("SOFTEFA_FAULTS", faults)]);
 }

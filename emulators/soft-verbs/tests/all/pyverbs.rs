@@ -1,4 +1,4 @@
-//! rdma-core's own tests, which Debian's packages have: those of EFA, and those of all devices.
+//! rdma-core's own tests, from Debian's packages: those for EFA, and those for all devices.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 
 use crate::{libraries, on_card, run};
 
-/// Debian's, which finds Debian's pyverbs.
+/// Debian's Python, which finds Debian's pyverbs.
 const PYTHON: &str = "/usr/bin/python3";
-/// Debian's package has the tests as documentation, compressed file by file.
+/// Debian's package ships the tests as documentation, each file compressed.
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// A line for each test of rdma-core; nothing without pyverbs or the tests.
+/// Returns a line for each of rdma-core's tests, or `None` if pyverbs or the tests are missing.
 fn lines(test: &str) -> Option<&'static [String]> {
     static LINES: OnceLock<Result<Vec<String>, &str>> = OnceLock::new();
     let lines = LINES.get_or_init(|| {
@@ -45,11 +45,11 @@ fn lines(test: &str) -> Option<&'static [String]> {
 fn tests_of_efa_all_pass() {
     let Some(lines) = lines("tests_of_efa_all_pass") else { return };
     let of_efa: Vec<&String> = lines.iter().filter(|line| line.contains(" tests.test_efa")).collect();
-    // 11 of SRD and 5 of efadv.
+    // 11 for SRD and 5 for efadv.
     assert_eq!(of_efa.iter().filter(|line| line.starts_with("ok ")).count(), 16, "{of_efa:#?}");
 }
 
-/// Tests of what EFA lacks skip themselves, because the calls return EOPNOTSUPP.
+/// Tests for what EFA lacks skip themselves, because the calls return EOPNOTSUPP.
 #[test]
 fn tests_of_other_devices_pass_or_are_not_for_efa() {
     let Some(lines) = lines("tests_of_other_devices_pass_or_are_not_for_efa") else { return };

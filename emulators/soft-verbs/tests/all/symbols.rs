@@ -1,4 +1,4 @@
-//! The symbols of the system's libibverbs and libefa are all in ours, with their versions.
+//! Checks that our libraries have all symbols of the system's libibverbs and libefa, with their versions.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::{have, libraries};
 
-/// The symbols that a library defines, each with its version.
+/// Returns the symbols that a library defines, each with its version.
 fn symbols(library: &Path) -> BTreeSet<String> {
     let output = Command::new("readelf").args(["--dyn-syms", "-W"]).arg(library).output().unwrap();
     assert!(output.status.success(), "{}", library.display());
@@ -14,7 +14,7 @@ fn symbols(library: &Path) -> BTreeSet<String> {
     let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let defined = words.filter(|words| words.len() == 8 && words[6] != "UND" && matches!(words[3], "FUNC" | "OBJECT"));
     let named = defined.map(|words| words[7].replace("@@", "@"));
-    // The names of versions are symbols too.
+    // Version names are listed as symbols too.
     named.filter(|name| name.contains('@')).collect()
 }
 
@@ -41,7 +41,7 @@ fn all_symbols_of_rdma_core_are_exported_with_their_versions() {
         else {
             continue;
         };
-        // A later release has more symbols. Those of 44, Debian 12's, are all here.
+        // Later releases have more symbols. All of release 44's (Debian 12) are here.
         if !theirs.canonicalize().unwrap().to_string_lossy().ends_with(".44.0") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! The trace of scripted runs (SOFTEFA_TRACE).
+//! Checks the traces of scripted runs (SOFTEFA_TRACE).
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use soft_nic::trace::{Kind, RECORD_LEN, Record, flags};
 use crate::verbs_program::program;
 use crate::{Running, on_card, run};
 
-/// The file of one test, removed at its end.
+/// One test's trace file, removed at the end.
 struct Trace(PathBuf);
 
 impl Trace {
@@ -75,7 +75,7 @@ fn trace_of_srd_pairs_every_request() {
     let records = traced(&program, "srd", &trace);
     let of = |wanted: Kind| records.iter().filter(|record| kind(record) == wanted).collect::<Vec<_>>();
     let (requests, completions) = (of(Kind::Request), of(Kind::Completion));
-    // A hundred sends of two buffers, a write with immediate data, a read, and an inline send.
+    // A hundred two-buffer sends, a write with immediate data, a read, and an inline send.
     assert_eq!((requests.len(), of(Kind::Receive).len()), (103, 101));
     assert_eq!(of(Kind::Received).len(), 102);
     let indices = |records: &[&Record]| records.iter().map(|record| record.index.get()).collect::<Vec<_>>();

@@ -1,12 +1,12 @@
-//! Cards on two hosts, which are network namespaces here. Abstract sockets do not cross them, so the cards connect by address, which
+//! Cards on two hosts, which are network namespaces here. Abstract sockets don't cross them, so the cards connect by the addresses that
 //! `SOFTEFA_IFADDR` puts into their GIDs.
 
 use std::process::Output;
 
 use crate::{Running, have, set_card};
 
-/// The script of a new user and network namespace, which ends with the script. $1 makes the second host, where the server runs. The rest is the
-/// server; the client gets its address behind them.
+/// Runs in a new user and network namespace, which lasts as long as the script. $1 is a script that makes the second host, where the
+/// server runs. The other arguments are the server's command; the client's is the same followed by the server's address.
 const SCRIPT: &str = r#"
 . "$1"; shift
 SOFTEFA_IFADDR=${ADDRESSES:+192.0.2.2} nsenter -t $peer -n "$@" 2>&1 & server=$!
@@ -18,7 +18,7 @@ SOFTEFA_IFADDR=${ADDRESSES:+192.0.2.1} "$@" 192.0.2.2 2>&1 || exit 1
 wait $server
 "#;
 
-/// Runs a server and a client on two hosts; nothing where the machine has no namespaces.
+/// Runs a server and a client on two hosts; returns `None` if the machine has no namespaces.
 fn on_two_hosts(test: &str, program: &[&str], variables: &[(&str, &str)]) -> Option<Output> {
     let mut command = ferrogin_test_support::in_new_network(test)?;
     set_card(&mut command);

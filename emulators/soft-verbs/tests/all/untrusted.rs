@@ -1,4 +1,4 @@
-//! A card below verbs beside processes that may not reach it: those of another user, and those that do not know its GID.
+//! A verbs card next to processes that mustn't reach it: another user's, and those that don't know its GID.
 
 use std::os::fd::AsRawFd;
 use std::process::Command;
@@ -14,7 +14,7 @@ use softefa_rig::peer::Peer;
 use softefa_rig::wire::{self, OURS};
 use softefa_rig::{End, write};
 
-/// Not a test: a process that knows everything, even the secret, and is another user.
+/// Not a test: a process that runs as another user and knows everything, even the secret.
 #[test]
 fn second_user() {
     let Some(card) = untrusted::task() else { return };
@@ -25,12 +25,12 @@ fn second_user() {
     let hello = wire::hello(OURS, &wire::address(1, 77), &card, &[1; 16]);
     let sent = socket::send(socket.as_raw_fd(), &hello, MsgFlags::MSG_NOSIGNAL);
     let received = socket::recv(socket.as_raw_fd(), &mut [0; 64], MsgFlags::empty());
-    // The card closes at once, so the hello may not have been sent either.
+    // The card closes the connection at once, so even sending the hello may fail.
     assert!(matches!(received, Ok(0) | Err(Errno::ECONNRESET)), "{sent:?} {received:?}");
     println!("@refused");
 }
 
-/// The same program as the user `nobody`.
+/// Makes a command that runs the same program as the user `nobody`.
 fn as_nobody(command: &Command) -> Command {
     let mut switched = Command::new("setpriv");
     switched.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(command.get_program());
@@ -52,7 +52,7 @@ fn another_user_does_not_reach_a_card_of_verbs() {
         assert_eq!(attacker.wait_for("@"), "refused");
         assert!(attacker.succeeds());
 
-        // A card below verbs of that user, which got the whole address.
+        // That user's verbs card, which was told the whole address.
         let mut foreign = Peer::spawn(&mut as_nobody(&command));
         foreign.connect(&peer.name);
         let (memory, rkey) = (peer.memory.addr, peer.memory.rkey);
@@ -64,7 +64,7 @@ fn another_user_does_not_reach_a_card_of_verbs() {
         foreign.finish();
         assert!(buffer.matches(1) && a.remote() == 0);
 
-        // Neither is disturbed.
+        // Neither side is disturbed.
         peer.connect(&a.name());
         let to = a.connect(&peer.name);
         assert_eq!(peer.ask("matches 1 64"), "false");
@@ -77,7 +77,7 @@ fn another_user_does_not_reach_a_card_of_verbs() {
     });
 }
 
-/// A card of the same user that has an address with another secret.
+/// Tests cards of the same user whose addresses carry the wrong secret.
 fn without_the_gid(test: &str, settings: &[(&str, &str)]) {
     with_faces(test, settings, |rig, mut command| {
         let mut a = End::open(rig);

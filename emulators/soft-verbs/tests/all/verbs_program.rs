@@ -1,4 +1,4 @@
-//! `tests/verbs.c`, compiled against the headers of the system: layouts, all operations, and what is refused.
+//! `tests/verbs.c`, compiled against the system's headers: layouts, all operations, and what is refused.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use ferrogin_test_support::own_host;
 
 use crate::{Running, have, libraries, on_card, run};
 
-/// The program of `tests/NAME.c`; nothing without a compiler or headers.
+/// Compiles `tests/NAME.c`; returns `None` without a compiler or headers.
 pub fn compiled(test: &str, name: &'static str) -> Option<PathBuf> {
     static PROGRAMS: Mutex<BTreeMap<&str, PathBuf>> = Mutex::new(BTreeMap::new());
     if !Path::new("/usr/include/infiniband/efadv.h").is_file() {
@@ -76,7 +76,7 @@ fn probe_for_a_type_of_queue_pair_logs_nothing() {
     assert_eq!(run(command), "types: good\n");
 }
 
-/// As UCX's valgrind stage asks for.
+/// UCX's valgrind stage requires this.
 #[test]
 #[ignore = "make check"]
 fn nothing_is_lost_at_the_end_of_a_program() {
@@ -115,7 +115,7 @@ fn cards_of_all_processes_count_in_sysfs() {
     let (first, second) = (counted(), counted());
     std::fs::remove_dir_all(sysfs).unwrap();
     assert!(first.iter().all(|number| *number > 0), "{first:?}");
-    // The bytes on the wire depend on retries.
+    // The byte count on the wire depends on retries.
     assert_eq!(first[1..].iter().map(|number| 2 * number).collect::<Vec<_>>(), second[1..], "{second:?}");
 }
 
@@ -139,7 +139,7 @@ fn nothing_listens_for_other_hosts_before_a_queue_pair_may_receive() {
     let test = "nothing_listens_for_other_hosts_before_a_queue_pair_may_receive";
     if let Some(program) = program(test) {
         let mut command = on_card(program);
-        // An address of this test alone: a listener of another process may have the same port at the usual one.
+        // This test has its own address: at the usual one, another process may be listening on the same port.
         command.arg("port").env("SOFTEFA_WIRE", "tcp").env("SOFTEFA_IFADDR", own_host().to_string());
         let text = run(command);
         assert!(text.contains("port: good"), "{text}");
@@ -188,7 +188,7 @@ fn queues_in_a_dma_buf_are_driven_by_the_program() {
     part("queues_in_a_dma_buf_are_driven_by_the_program", "gda", "seed=2");
 }
 
-/// The software GPU exports a part of its memory as a dma-buf.
+/// The software GPU exports part of its memory as a dma-buf.
 #[test]
 fn memory_of_a_gpu_is_registered_by_its_dma_buf() {
     let test = "memory_of_a_gpu_is_registered_by_its_dma_buf";
