@@ -65,7 +65,7 @@ impl Device {
         self.memory
     }
 
-    /// The size of the heap's file: larger than the memory, to leave room between allocations.
+    /// Returns the size of the heap's file: larger than the memory, to leave room between allocations.
     pub(crate) fn heap_bytes(&self) -> u64 {
         self.memory + (256 << 20)
     }
@@ -87,12 +87,12 @@ impl Device {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The PCI address in the driver's format: domain, bus, device and function.
+    /// Returns the PCI address in the driver's format: domain, bus, device and function.
     fn pci(&self) -> String {
         format!("0000:{:02X}:00.0", 0xA0 + self.ordinal)
     }
 
-    /// The UUID, which is the same in every process.
+    /// Returns the UUID, which is the same in every process.
     fn uuid(&self) -> [u8; 16] {
         let mut bytes = *b"ferrogin-softgpu";
         bytes[15] = self.ordinal as u8;
@@ -100,12 +100,12 @@ impl Device {
     }
 }
 
-/// The most blocks that the device can hold at once.
+/// Returns the most blocks that the device can hold at once.
 pub(crate) fn resident_blocks(threads: u32, shared: u32) -> u32 {
     blocks_of_processor(threads, shared) * PROCESSORS
 }
 
-/// The most blocks of this size that fit on one processor.
+/// Returns the most blocks of this size that fit on one processor.
 pub(crate) fn blocks_of_processor(threads: u32, shared: u32) -> u32 {
     let by_threads = THREADS_OF_PROCESSOR / threads.next_multiple_of(32).max(32);
     let by_shared = SHARED_OF_PROCESSOR.checked_div(shared.next_multiple_of(1024)).unwrap_or(BLOCKS_OF_PROCESSOR);

@@ -163,7 +163,7 @@ impl Stream {
         }
     }
 
-    /// The main loop of the stream's thread.
+    /// Runs the stream's thread.
     fn work(&self) {
         let mut state = lock(&self.state);
         loop {
