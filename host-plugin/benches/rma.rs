@@ -1,7 +1,7 @@
-//! The RMA plugin beside bare libfabric calls on the same provider: `FERROGIN_PROVIDER=tcp cargo bench -p ferrogin-host-plugin --bench rma`.
+//! The RMA plugin versus bare libfabric on the same provider: `FERROGIN_PROVIDER=tcp cargo bench -p ferrogin-host-plugin --bench rma`.
 //!
-//! Two ranks are threads of this process. Each round measures one after the other, and a figure is the median of the rounds' ratios, so
-//! both have the same load. docs/measurements.md has the results.
+//! The two ranks are threads of this process. Each round measures both back to back, under the same load, and a figure is the median of the
+//! rounds' ratios. docs/measurements.md has the results.
 #![allow(unsafe_code)]
 
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
@@ -24,20 +24,20 @@ const ROUNDS: usize = 15;
 /// Operations in flight.
 const WINDOW: usize = 128;
 const MIB: usize = 1 << 20;
-/// Bytes of each rank's memory: what it sends, and what the peer writes behind it.
+/// Size of each half of a rank's memory: the first half is sent, the peer writes to the second.
 const HALF: usize = 8 * MIB;
 
-/// A rank's way to put and signal.
+/// How a rank puts and signals.
 trait Way {
     /// Starts a put of `size` bytes at `offset`.
     fn put(&mut self, offset: usize, size: usize);
-    /// Operations that have not completed.
+    /// Number of outstanding operations.
     fn pending(&self) -> usize;
-    /// Takes completions, and lets the peer's operations make progress.
+    /// Reaps completions, and lets the peer's operations make progress.
     fn poll(&mut self);
     /// Puts 8 bytes that the peer notices.
     fn signal(&mut self);
-    /// Signals of the peer until now.
+    /// Signals received from the peer so far.
     fn signals(&mut self) -> u64;
 }
 
@@ -130,7 +130,7 @@ fn info(lib: &Arc<Libfabric>, provider: &str) -> Info {
     let hints =
         Hints::new(provider).caps(caps).mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2 | bindings::FI_RX_CQ_DATA);
     let mut all = lib.getinfo(&hints.mr_mode(ferrogin_libfabric::MR_MODE_ALL)).expect("the provider");
-    // As the plugin does: without a protocol above the card, where there is such a fabric.
+    // Like the plugin, prefer the fabric without a protocol above the card, if there is one.
     all.sort_by_key(|info| info.fabric_name() != "efa-direct");
     all.into_iter().next().expect("a card")
 }
@@ -150,7 +150,7 @@ impl Bare {
         let memory = Arc::new(DeviceMemory::alloc(2 * HALF).expect("memory"));
         let access = bindings::FI_WRITE | bindings::FI_REMOTE_WRITE | bindings::FI_READ | bindings::FI_REMOTE_READ;
         let region = Region::Va { addr: memory.as_ptr().cast(), len: memory.len() };
-        // SAFETY: `Bare` closes endpoint and region before it frees the memory.
+        // SAFETY: `Bare` closes the endpoint and the region before it frees the memory.
         let region = unsafe { MemoryRegion::register(&domain, region, access, 7) }.expect("a registration");
         let base = if info.mr_mode() & bindings::FI_MR_VIRT_ADDR != 0 { memory.as_ptr() as u64 } else { 0 };
         let names = bootstrap.allgather(&endpoint.name().expect("a name")).expect("all ranks");
@@ -186,7 +186,7 @@ impl Bare {
     fn receive(&mut self, at: usize) {
         let context = self.receives[at].as_ptr();
         let (endpoint, any) = (self.endpoint.as_ptr(), bindings::FI_ADDR_UNSPEC);
-        // SAFETY: the endpoint is open, and the context belongs to this receive, which has no bytes.
+        // SAFETY: the endpoint is open, and the context belongs to this zero-byte receive.
         let code = unsafe { (self.recv)(endpoint, null_mut(), 0, null_mut(), any, context) };
         assert_eq!(code, 0, "fi_recv");
     }
@@ -214,7 +214,7 @@ impl Bare {
             data: 1,
         };
         loop {
-            // SAFETY: the endpoint is open, message and vectors outlive the call, and the context and its bytes belong to this write.
+            // SAFETY: the endpoint is open, the message and vectors outlive the call, and the context and its bytes belong to this write.
             match unsafe { (self.write)(self.endpoint.as_ptr(), &message, flags | bindings::FI_COMPLETION) } {
                 0 => break,
                 code if -code == bindings::FI_EAGAIN as isize => self.poll(),
@@ -243,12 +243,12 @@ impl Way for Bare {
             if completion.flags & bindings::FI_REMOTE_CQ_DATA != 0 {
                 self.signals += 1;
                 if self.takes_receives {
-                    // SAFETY: the context is that of a receive of this endpoint.
+                    // SAFETY: the context belongs to a receive on this endpoint.
                     let at = unsafe { Context::<u32>::note(completion.context) };
                     self.receive(at as usize);
                 }
             } else {
-                // SAFETY: the context is that of a write of this endpoint.
+                // SAFETY: the context belongs to a write on this endpoint.
                 self.free.push(unsafe { Context::<u32>::note(completion.context) });
                 self.pending -= 1;
             }
@@ -265,15 +265,15 @@ impl Way for Bare {
     }
 }
 
-/// How many measurements of puts rank 0 has ended.
+/// Number of put measurements that rank 0 has finished.
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Those that this rank has begun.
+    /// Number that this rank has begun.
     static BEGUN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Seconds of `count` puts of `size` bytes from rank 0, `window` in flight, while rank 1 polls.
+/// Time in seconds for `count` puts of `size` bytes from rank 0, with `window` in flight, while rank 1 polls.
 fn puts(path: &mut dyn Way, rank: usize, size: usize, count: usize, window: usize) -> f64 {
     let number = BEGUN.get() + 1;
     BEGUN.set(number);
@@ -300,7 +300,7 @@ fn puts(path: &mut dyn Way, rank: usize, size: usize, count: usize, window: usiz
     0.0
 }
 
-/// Seconds of `count` round trips of signals, after `before` earlier ones.
+/// Time in seconds for `count` signal round trips, after `before` earlier ones.
 fn ping_pong(path: &mut dyn Way, rank: usize, count: usize, before: usize) -> f64 {
     let began = Instant::now();
     for n in before + 1..=before + count {
@@ -326,7 +326,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Measures both in alternation; rank 0 prints the median of each and of the ratio plugin / bare.
+/// Measures both in turn; rank 0 prints the median of each and of the ratio plugin / bare.
 fn compare(
     comm: &RmaComm,
     what: &str,
@@ -388,7 +388,7 @@ fn main() {
         ("FERROGIN_DEVICE", "cpu".as_ref()),
         ("FI_PROVIDER_PATH", dist.as_os_str()),
     ] {
-        // SAFETY: this thread is the only one of the process.
+        // SAFETY: this is the process's only thread.
         unsafe { std::env::set_var(name, value) };
     }
     let plugin = RmaPlugin::load(dist.join("libnccl-gin-ferrogin.so")).expect("the built plugin: make build");

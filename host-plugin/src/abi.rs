@@ -1,7 +1,7 @@
 //! The symbols that NCCL loads, and their C functions.
 //!
-//! Every function checks its pointers and looks its handles up in the [`registry`]. An error or a panic leaves
-//! a function as a code and one WARN line, in no other way.
+//! Every function checks its pointers and looks its handles up in the [`registry`]. An error or a panic turns into a return code and one
+//! WARN line, never anything else.
 #![allow(unsafe_code)]
 
 use crate::comm::{CollComm, ListenComm};
@@ -21,7 +21,7 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// The largest number of ranks. The check comes before the plugin reads so many pointers from the caller's memory.
+/// The largest number of ranks, checked before the plugin reads that many pointers from the caller's memory.
 pub(crate) const RANKS_MAX: c_int = 1 << 20;
 
 /// The symbol that NCCL loads first.
@@ -47,8 +47,8 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     finalize: Some(finalize),
 };
 
-/// The symbol that NCCL loads before v14. NCCL assumes that v13 plugins have strong and VA signals, which hold with
-/// FERROGIN_SIGNALS=emulated only.
+/// The symbol that NCCL versions without v14 load. NCCL assumes that v13 plugins have strong and VA signals, which is only true with
+/// FERROGIN_SIGNALS=emulated.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclGinPlugin_v13: GinV13 = GinV13 {
@@ -75,8 +75,8 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     finalize: Some(finalize),
 };
 
-/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has
-/// handles the body does not run: it would wait for threads and locks that only the other process has.
+/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has the
+/// handles the body doesn't run: it would wait for threads and locks that only the other process has.
 pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
     let checked = || match registry::forked_from() {
         Some(parent) => Err(Error::Forked { parent, child: std::process::id() }),
@@ -86,7 +86,7 @@ pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> ncc
         Ok(Ok(())) => nccl::SUCCESS,
         Ok(Err(error)) => {
             match shortage::of(&error) {
-                // The fix of the error itself, behind its first semicolon, is wrong then.
+                // The error's own fix, after its first semicolon, doesn't apply to a shortage.
                 Some(shortage) => {
                     warn!("{call}: {}; {shortage}", error.to_string().split("; ").next().unwrap_or_default())
                 }
@@ -117,8 +117,8 @@ impl<T> Out<T> {
     }
 
     pub(crate) fn set(&self, value: T) {
-        // SAFETY: `new` checked that the pointer is aligned and not null. NCCL passes the address of a `T` that is valid for
-        // writes during the call.
+        // SAFETY: `new` checked that the pointer is aligned and not null. NCCL passes the address of a `T` that is valid for writes during
+        // the call.
         unsafe { self.0.write(value) }
     }
 }
@@ -128,8 +128,8 @@ pub(crate) fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, 
     if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
         return Err(Error::Null(what));
     }
-    // SAFETY: the pointer is aligned and not null, as just checked. NCCL passes the address of a `T` that is valid for reads
-    // during the call; every `T` here consists of integers and pointers, which have no invalid value.
+    // SAFETY: the pointer is aligned and not null, as just checked. NCCL passes the address of a `T` that is valid for reads during the
+    // call; every `T` here consists of integers and pointers, which have no invalid values.
     Ok(unsafe { pointer.read() })
 }
 
@@ -137,14 +137,14 @@ pub(crate) fn keep<T: Send + Sync + 'static>(kind: Kind, object: Arc<T>) -> Resu
     kept(kind, registry::insert(kind, object))
 }
 
-/// The handle that the registry gave.
+/// Returns the handle that the registry assigned, or an error if it has no room.
 pub(crate) fn kept(kind: Kind, handle: Option<*mut c_void>) -> Result<*mut c_void, Error> {
     handle
         .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
 
-/// The entries that both plugins' tables have alike, for a type of plugins and the kind of its listen communicators. `$prefix` stands before
-/// the names of the calls in messages.
+/// The entries that both plugins' tables share, for a plugin type and the kind of its listen communicators. `$prefix` precedes the call
+/// names in messages.
 macro_rules! common_entries {
     ($prefix:literal, $plugin:ty = $kind:expr, $listen_kind:expr) => {
         unsafe extern "C" fn init(ctx: *mut *mut c_void, comm: u64, logger: DebugLogger) -> nccl::Result {
@@ -216,14 +216,14 @@ common_entries!("", Plugin = Kind::Plugin, Kind::Listen);
 unsafe extern "C" fn get_gin_properties(properties: *mut GinPropertiesV14) -> nccl::Result {
     guard("getGinProperties", || {
         let properties = Out::new(properties, "props")?;
-        // Cards have neither; the emulation has both.
+        // Cards support neither; emulated signals support both.
         let has = u8::from(Plugin::latest()?.config.signals == Signals::Emulated);
         properties.set(GinPropertiesV14 { supports_strong_signals: has, supports_va_signals: has });
         Ok(())
     })
 }
 
-/// The handles of all ranks, as NCCL passes them to `connect`.
+/// Reads the handles of all ranks, which NCCL passes to `connect`.
 pub(crate) fn read_handles(
     handles: *mut *mut c_void,
     nranks: c_int,
@@ -265,7 +265,7 @@ unsafe extern "C" fn connect(
     })
 }
 
-/// The error of a call whose communicator another thread closed meanwhile.
+/// The error for a call whose communicator another thread closed in the meantime.
 pub(crate) fn closed(call: &str) -> Error {
     Error::Usage(format!("NCCL called closeColl before {call} had returned"))
 }
@@ -424,7 +424,7 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
             );
         }
         for handle in contexts {
-            // Another thread may have removed this handle just now.
+            // Another thread may just have removed this handle.
             if let Ok(context) = registry::remove::<Context>(handle, Kind::Context) {
                 context.close(handle);
             }

@@ -1,22 +1,22 @@
-//! The address of an endpoint of an EFA card, as `fi_getname` gives it and `fi_av_insert` takes it (libfabric, `efa_ep_addr`).
+//! EFA endpoint addresses, as `fi_getname` returns them and `fi_av_insert` takes them (libfabric's `efa_ep_addr`).
 
 use crate::error::Error;
 use ferrogin_libfabric::Endpoint as QueuePair;
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, native_endian};
 
-/// The address of an endpoint.
+/// An endpoint's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndpointAddress {
     /// The card. An address handle names a card, so one handle serves all endpoints of the card.
     pub gid: [u8; 16],
     /// The queue pair.
     pub qpn: u16,
-    /// The key that the queue pair asks of senders.
+    /// The key that senders must present.
     pub qkey: u32,
 }
 
-/// An [`EndpointAddress`] as bytes. Its numbers have the host's byte order.
+/// An [`EndpointAddress`] as bytes, in host byte order.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawAddress {
@@ -24,20 +24,20 @@ struct RawAddress {
     qpn: native_endian::U16,
     pad: [u8; 2],
     qkey: native_endian::U32,
-    /// libfabric's pointer to the next address of a list; null in an address by itself.
+    /// libfabric's pointer to the next address in a list; null in a single address.
     next: [u8; 8],
 }
 
 ferrogin_ffi::assert_layout!(RawAddress, size 32, align 1, { gid @ 0, qpn @ 16, pad @ 18, qkey @ 20, next @ 24 });
 
 impl EndpointAddress {
-    /// Bytes of an address.
+    /// Size of an address in bytes.
     pub const LEN: usize = size_of::<RawAddress>();
 
-    /// The address of an open queue pair, which the error calls `endpoint`.
+    /// Returns the address of an open queue pair, which errors call `endpoint`.
     ///
     /// # Errors
-    /// The libfabric call fails, or the address is not one of EFA.
+    /// The libfabric call fails, or the address is not an EFA address.
     pub fn of(qp: &QueuePair, endpoint: &dyn fmt::Display) -> Result<Self, Error> {
         let name = qp.name().map_err(Error::fabric(format!("querying the address of endpoint {endpoint}")))?;
         Self::parse(&name).ok_or_else(|| {
@@ -50,13 +50,13 @@ impl EndpointAddress {
         })
     }
 
-    /// The address in `bytes`; `None` if they have another length.
+    /// Parses an address; returns `None` if `bytes` has the wrong length.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let raw = RawAddress::read_from_bytes(bytes).ok()?;
         Some(Self { gid: raw.gid, qpn: raw.qpn.get(), qkey: raw.qkey.get() })
     }
 
-    /// The bytes for `fi_av_insert`.
+    /// Returns the bytes for `fi_av_insert`.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         zerocopy::transmute!(RawAddress {
             gid: self.gid,

@@ -1,9 +1,8 @@
-//! The device block of a `createContext`: all structs that kernels read. The host lays the block out, fills it, and copies it to the
-//! device once.
+//! The device block of a `createContext`: all structs that kernels read. The host lays it out, fills it, and copies it to the device once.
 //!
-//! This module computes bytes and addresses from numbers and addresses, so its tests check the rules of NCCL's device code without
-//! a card. The block begins with the header and the array of device handles, which NCCL's code indexes. The tables of each context
-//! follow, and the structs that posting threads write, each on its own cache lines.
+//! This module only computes bytes and addresses, so its tests check the rules of NCCL's device code without a card. The block begins with
+//! the header and the array of device handles, which NCCL's code indexes. Each context's tables follow, and the structs that posting
+//! threads write, each on its own cache lines.
 
 use crate::device::bytes_of;
 use efa_dp_direct::queue::{
@@ -23,10 +22,10 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Bytes of an aligned unit that threads which post on different endpoints must not share.
+/// Size of an aligned unit that threads posting on different endpoints must not share.
 const LINE: usize = 128;
 
-/// Layout of the queue structs, which NCCL's `backendVersion` selects.
+/// Layout of the queue structs, selected by NCCL's `backendVersion`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// `efa_cuda_qp_v0`, for kernels built with NCCL 2.31: backendVersion 0 or 1.
@@ -36,7 +35,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// The layout of a `backendVersion`; `None` for an unknown one.
+    /// Returns the layout for a `backendVersion`; `None` for an unknown one.
     pub fn of(backend_version: i32) -> Option<Self> {
         match backend_version {
             0 | 1 => Some(Self::V0),
@@ -45,7 +44,7 @@ impl Layout {
         }
     }
 
-    /// The `backendVersion` of this layout.
+    /// Returns this layout's `backendVersion`.
     pub fn backend_version(self) -> u32 {
         match self {
             Self::V0 => 1,
@@ -54,7 +53,7 @@ impl Layout {
     }
 }
 
-/// One endpoint's queues and counters, by device addresses.
+/// One endpoint's queues and counters, as device addresses.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EndpointSpec {
     /// Send ring.
@@ -65,11 +64,11 @@ pub struct EndpointSpec {
     pub sq_entries: u32,
     /// Requests that may be outstanding; a power of two, at most `sq_entries`.
     pub sq_size: u32,
-    /// Requests that may be written before a doorbell.
+    /// Requests that may be written before the doorbell is rung.
     pub max_batch: u32,
-    /// Bytes of a send request.
+    /// Size of a send request in bytes.
     pub wqe_size: u32,
-    /// Bytes that a request may carry inline.
+    /// Bytes that a request can carry inline.
     pub max_inline: u32,
     /// Slots of the receive ring, a power of two.
     pub rq_entries: u32,
@@ -77,22 +76,22 @@ pub struct EndpointSpec {
     pub cq_buf: u64,
     /// Slots of the completion ring, a power of two.
     pub cq_entries: u32,
-    /// Bytes of a completion.
+    /// Size of a completion in bytes.
     pub cq_entry_size: u32,
-    /// Completion counter, and its present value.
+    /// Completion counter and its current value.
     pub completed: (u64, u64),
-    /// Error counter, and its present value.
+    /// Error counter and its current value.
     pub errors: (u64, u64),
-    /// Counter of received writes, and its present value; signal endpoints only.
+    /// Counter of received writes and its current value; signal endpoints only.
     pub signal: Option<(u64, u64)>,
-    /// First value slot and number of slots; 0 and 0 if the endpoint does not post values from the pool.
+    /// First value slot and number of slots; both 0 if the endpoint doesn't post values from the pool.
     pub values: (u64, u32),
 }
 
 /// One context.
 #[derive(Debug, Clone, Default)]
 pub struct ContextSpec {
-    /// The data endpoint, the value endpoint, those of counters, those of signals.
+    /// The data endpoint, the value endpoint, the counter endpoints, then the signal endpoints.
     pub endpoints: Vec<EndpointSpec>,
     /// Number of counters.
     pub n_counters: usize,
@@ -102,9 +101,9 @@ pub struct ContextSpec {
     pub nranks: usize,
     /// This rank.
     pub rank: usize,
-    /// Rail of the context.
+    /// The context's rail.
     pub rail: u32,
-    /// Rails of the communicator. A window has a handle for each.
+    /// The communicator's number of rails. A window has a handle for each.
     pub rails: usize,
     /// Targets at `[slot * nranks + peer]`.
     pub targets: Arc<[Target]>,
@@ -114,20 +113,20 @@ pub struct ContextSpec {
     pub scratch_peers: Vec<(u64, u32)>,
     /// Local key of the value pool.
     pub value_lkey: u32,
-    /// Largest transfer of one request, bytes.
+    /// Largest transfer of one request, in bytes.
     pub max_rdma_size: u32,
-    /// The emulated signals, if the card does not count them.
+    /// Emulated signals, if the card doesn't count them.
     pub emulated: Option<EmulatedSpec>,
-    /// The function by which waiting CPU threads make the card progress; none for kernels on a GPU.
+    /// The function that waiting CPU threads call to make the card progress; none for kernels on a GPU.
     pub progress: Option<Progress>,
 }
 
-/// The emulated signals of one context.
+/// One context's emulated signals.
 #[derive(Debug, Clone, Default)]
 pub struct EmulatedSpec {
-    /// Address of the words of this rank.
+    /// Address of this rank's words.
     pub words: u64,
-    /// Signals of this rank.
+    /// This rank's number of signals.
     pub n_signals: u32,
     /// What senders know of each rank's context.
     pub peers: Vec<EmulatedPeer>,
@@ -144,14 +143,14 @@ pub struct BlockSpec {
     pub policy: u32,
     /// Device address of the abort flag.
     pub abort_flag: u64,
-    /// Nanoseconds that a wait may take at first; 0 is no limit.
+    /// Initial limit of a wait in nanoseconds; 0 is no limit.
     pub wait_ns: u64,
 }
 
-/// [`ContextExt::failure_offset`]: the word lies between the abort flag and the error counters.
+/// [`ContextExt::failure_offset`]: the word is between the abort flag and the error counters.
 pub const FAILURE_OFFSET: u32 = 8;
 
-/// The place of `count` values of `T` in a block.
+/// Where `count` values of `T` are in a block.
 #[derive(Debug)]
 struct Place<T> {
     offset: usize,
@@ -167,18 +166,18 @@ impl<T> Clone for Place<T> {
 impl<T> Copy for Place<T> {}
 
 impl<T> Place<T> {
-    /// The place of a field of element `i`, at `offset` in the element.
+    /// Returns the place of a field of element `i`, at `offset` within the element.
     fn part<P>(self, i: usize, offset: usize) -> Place<P> {
         Place { offset: self.offset + i * size_of::<T>() + offset, count: 1, of: PhantomData }
     }
 }
 
-/// Assigns places.
+/// Assigns places one after the other.
 #[derive(Debug, Default)]
 struct Cursor(usize);
 
 impl Cursor {
-    /// The next place, aligned to at least `align`.
+    /// Returns the next place, aligned to at least `align`.
     fn place<T>(&mut self, count: usize, align: usize) -> Place<T> {
         let offset = self.0.next_multiple_of(align.max(align_of::<T>()));
         self.0 = offset + count * size_of::<T>();
@@ -210,14 +209,14 @@ struct ContextPlaces {
 
 #[derive(Debug)]
 struct QueuePlaces {
-    /// Has room for either layout, within the endpoint's struct.
+    /// Within the endpoint's struct, with room for either layout.
     qp: Place<QpV1>,
     cq: Place<CqV0>,
-    /// Counter and signal endpoints only; the device handle contains those of the data and value endpoints.
+    /// Counter and signal endpoints only; the device handle contains the data and value endpoints' handles.
     handle: Option<Place<CounterHandle>>,
 }
 
-/// The layout of a block, which does not depend on the block's address.
+/// A block's layout, which doesn't depend on the block's address.
 #[derive(Debug)]
 pub struct Plan {
     header: Place<HandleHeader>,
@@ -228,7 +227,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The layout for `spec`.
+    /// Lays out the block for `spec`.
     pub fn new(spec: &BlockSpec) -> Self {
         let mut cursor = Cursor::default();
         let n = spec.contexts.len();
@@ -270,17 +269,17 @@ impl Plan {
         Self { header, devs, exts, contexts, len: cursor.0.next_multiple_of(LINE) }
     }
 
-    /// Bytes of the block.
+    /// Returns the block's size in bytes.
     pub fn size(&self) -> usize {
         self.len
     }
 
-    /// Offset of the array of device handles.
+    /// Returns the offset of the array of device handles.
     pub fn handles_offset(&self) -> usize {
         self.devs.offset
     }
 
-    /// Offsets of the send queue cursors of each context's endpoints: the number of the next request, and the requests beyond it
+    /// Returns the offsets of the send queue cursors of each context's endpoints: the next request's number, and the requests beyond it
     /// that an endpoint with the `locked` policy has not rung.
     pub fn cursors(&self) -> Vec<Vec<[usize; 2]>> {
         let fields = [offset_of!(WqV0, pc), offset_of!(WqV0, wqes_pending)];
@@ -291,7 +290,7 @@ impl Plan {
     /// Fills the block for the device address `base`.
     ///
     /// # Errors
-    /// The layout of the queue structs cannot express a queue.
+    /// The layout of the queue structs can't express a queue.
     pub fn fill(&self, spec: &BlockSpec, base: u64) -> Result<Image, InitError> {
         let mut image = Image { base, bytes: vec![MaybeUninit::new(0); self.len] };
         image.put(
@@ -323,12 +322,12 @@ pub struct Image {
 }
 
 impl Image {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[MaybeUninit<u8>] {
         &self.bytes
     }
 
-    /// The device address of element `i`; null for a place without elements.
+    /// Returns the device address of element `i`; null for an empty place.
     fn at<T>(&self, place: Place<T>, i: usize) -> *mut T {
         if place.count == 0 { null_mut() } else { (self.base + (place.offset + i * size_of::<T>()) as u64) as *mut T }
     }
@@ -339,7 +338,7 @@ impl Image {
         self.bytes[offset..offset + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
     }
 
-    /// Writes a field, at `offset` in the place.
+    /// Writes a field at `offset` within the place.
     fn put_field<T: Copy, P>(&mut self, place: Place<P>, offset: usize, value: T) {
         let at = place.offset + offset;
         self.bytes[at..at + size_of::<T>()].copy_from_slice(bytes_of(&[value]));
@@ -369,7 +368,7 @@ fn fill_context(
     Ok(())
 }
 
-/// Fills the tables of peers, and the emulated signals.
+/// Fills the peer tables and the emulated signals.
 fn fill_tables(image: &mut Image, context: &ContextSpec, places: &ContextPlaces) {
     image.put_all(
         places.targets,
@@ -398,7 +397,7 @@ fn fill_tables(image: &mut Image, context: &ContextSpec, places: &ContextPlaces)
     }
 }
 
-/// Fills what belongs to endpoint `e`, and returns its handle. `dev` is the address of the context's device handle.
+/// Fills in everything that belongs to endpoint `e`, and returns its handle. `dev` is the address of the context's device handle.
 fn fill_endpoint(
     image: &mut Image,
     spec: &BlockSpec,
@@ -413,7 +412,7 @@ fn fill_endpoint(
     }
     image.put(queue.cq, 0, cq(endpoint)?);
     let handle = EndpointHandle {
-        // NCCL's own device code would post to peers that count no signal for it: it finds no queue.
+        // NCCL's own device code must find no queue: it would post to peers, which wouldn't count its signals.
         qp: if context.emulated.is_some() { null_mut() } else { image.at(queue.qp, 0).cast() },
         cq: image.at(queue.cq, 0).cast(),
         target_address_handles: image.at(places.ahs, 0),
@@ -448,14 +447,14 @@ fn fill_endpoint(
     Ok(handle)
 }
 
-/// The device handle, with the handles of the data endpoint and the value endpoint.
+/// Builds the device handle, with the handles of the data endpoint and the value endpoint.
 fn dev_handle(
     image: &Image,
     context: &ContextSpec,
     places: &ContextPlaces,
     (data, pvdata): (EndpointHandle, EndpointHandle),
 ) -> DevHandle {
-    // The place of the addresses holds that of emulated signals, which `ferrogin_signals_of_context` of nccl_gin_backend.cuh reads.
+    // With emulated signals this holds the address of their words, which `ferrogin_signals_of_context` in nccl_gin_backend.cuh reads.
     let scratch_remote_addrs = match &context.emulated {
         Some(signals) => signals.words as *mut u64,
         None => image.at(places.scratch_addrs, 0),
@@ -480,7 +479,7 @@ fn dev_handle(
     }
 }
 
-/// The part of the handle that is ferrogin's own. `dev` is the address of the context's device handle.
+/// Builds ferrogin's own part of the handle. `dev` is the address of the context's device handle.
 fn context_ext(
     image: &Image,
     spec: &BlockSpec,
@@ -515,13 +514,13 @@ fn context_ext(
     }
 }
 
-/// Bytes from a window to its peers' entries on the context's rail.
+/// Returns the offset from a window to its peers' entries on the context's rail.
 fn window_peers(context: &ContextSpec) -> u64 {
     let handle = window_handle_offset(context.rails, context.rail as usize, context.nranks);
     (handle + size_of::<MrHandle>()) as u64
 }
 
-/// Words of the set of endpoints that a flush looks at.
+/// Returns the number of words in the set of endpoints that a flush looks at.
 fn words_of_used_set(n_endpoints: usize) -> usize {
     let (summaries, leaves) = used_words(n_endpoints as u32);
     summaries + leaves
@@ -529,7 +528,7 @@ fn words_of_used_set(n_endpoints: usize) -> usize {
 
 /// Sets the cursors to the card's completion counter, which is 0 on hardware.
 fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, usize), start: u32) {
-    // The device code derives the lap's phase from `pc`; the word `phase` has the flush barrier.
+    // The device code derives the lap's phase from `pc`; the word `phase` holds the flush barrier.
     for field in
         [offset_of!(WqV0, wqes_posted), offset_of!(WqV0, wqes_completed), offset_of!(WqV0, pc), offset_of!(WqV0, phase)]
     {
@@ -545,7 +544,7 @@ fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, 
     image.put_field(exts, posting + offset_of!(PostingState, barrier), start);
 }
 
-/// A target in the form that posts copy. The request id is the peer's rank, for the message of a failed request.
+/// Converts a target to the form that posts copy. The request id is the peer's rank, for the error message of a failed request.
 fn target_words(target: &Target, peer: usize) -> TargetWords {
     if *target == Target::default() {
         return TargetWords::default();
@@ -555,12 +554,12 @@ fn target_words(target: &Target, peer: usize) -> TargetWords {
     TargetWords { head, second, third }
 }
 
-/// Inline bytes of a write: only 128-byte requests have room for them.
+/// Returns a write's inline bytes: only 128-byte requests have room for them.
 fn write_inline(endpoint: &EndpointSpec) -> u32 {
     if endpoint.wqe_size == 128 { endpoint.max_inline } else { 0 }
 }
 
-/// How values take the fast path, which the `locked` policy does not have.
+/// Returns how values take the fast path, which the `locked` policy doesn't have.
 fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
     match policy {
         POLICY_COMBINING if write_inline(endpoint) >= 8 => VALUE_INLINE,
@@ -569,7 +568,7 @@ fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
     }
 }
 
-/// The constant half of an endpoint's device state.
+/// Builds the constant half of an endpoint's device state.
 fn endpoint_config(
     (endpoint, index): (&EndpointSpec, u32),
     handle: *mut EndpointHandle,
@@ -624,8 +623,8 @@ fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
     })
 }
 
-/// The reference initialiser requires queues with 64-bit request ids, on which no byte of the struct depends. The device code of
-/// NCCL and of ferrogin writes 16 bits of an id and leaves the others 0, which is valid on every queue.
+/// The reference initialiser requires queues with 64-bit request ids, but no byte of the struct depends on them. NCCL's and ferrogin's
+/// device code write 16 bits of an id and leave the others 0, which is valid on every queue.
 fn qp_v1(endpoint: &EndpointSpec) -> Result<QpV1, InitError> {
     QpV1::new(&QpAttrs {
         sq_buffer: endpoint.sq_buf as *mut u8,

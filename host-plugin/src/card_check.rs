@@ -1,4 +1,4 @@
-//! The check of a card in `init`.
+//! Checks a card in `init`.
 
 use crate::cards::CardQuery;
 use crate::config::Signals;
@@ -12,14 +12,14 @@ use crate::shortage;
 use crate::signal_proxy::inbox::Inbox;
 use ferrogin_libfabric::{Info, Version, bindings};
 
-/// Requests in flight of the endpoint that the check opens.
+/// Requests in flight on the endpoint that the check opens.
 const DEPTH: usize = 16;
 
-/// Runs the steps of `createContext` on one card, for this rank alone, and closes everything again. A defect of a driver, a
-/// libfabric or a GPU shows in `init`, where NCCL can still continue without the plugin.
+/// Runs the steps of `createContext` on one card, for this rank alone, and closes everything again. This way, driver, libfabric and GPU
+/// problems show up in `init`, where NCCL can still continue without the plugin.
 ///
 /// # Errors
-/// The first step that fails, with its cause where the cause is known.
+/// The error of the first step that fails, with its cause if known.
 #[allow(unsafe_code)]
 pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &Info) -> Result<(), Error> {
     let rail = Rail::open(0, card, 1)?;
@@ -40,11 +40,10 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
     let memory = ContextMemory::allocate(device, layout)?;
     let _registered = RegisteredMemory::register(&rail, &memory, layout)?;
     let offsets = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };
-    // One endpoint at a time, so that the check uses no more counters than the smallest context.
+    // One endpoint at a time, so the check needs no more counters than the smallest context.
     for role in [Role::Data, Role::Signal(0)] {
         let queue = (role, &info, DEPTH);
-        // SAFETY: `memory` outlives the endpoint, which ends in this round of the loop. Only this endpoint uses `offsets`
-        // meanwhile.
+        // SAFETY: `memory` outlives the endpoint, which is dropped in this iteration. Only this endpoint uses `offsets` meanwhile.
         let opened =
             unsafe { Endpoint::open(&rail, device, (query.provider, signals), queue, memory.counters(), offsets) };
         opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;
@@ -52,7 +51,7 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
     Ok(())
 }
 
-/// Adds the known cause to an error of a completion counter that does not open.
+/// Adds the known cause to the error of a completion counter that doesn't open.
 fn explain_counters(error: Error, card: &Info, libfabric: Version) -> Error {
     let Error::Fabric { what, source: source @ ferrogin_libfabric::Error::Call { call: "cntr_open_ext", code, .. } } =
         error
@@ -68,7 +67,7 @@ fn explain_counters(error: Error, card: &Info, libfabric: Version) -> Error {
     Error::Usage(format!("{what}: {source}: {cause}"))
 }
 
-/// The reason why the card has no completion counter for kernels, and the fix.
+/// Explains why the card has no completion counters for kernels, and names the fix.
 fn counter_cause(
     code: i32,
     highest: u64,

@@ -1,4 +1,4 @@
-//! The search for cards: the query to libfabric, the checks before it, and the errors of a machine without a usable card.
+//! Finds the cards: the query to libfabric, the checks before it, and the errors on a machine without a usable card.
 
 use crate::config::Provider;
 use crate::device::DeviceKind;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// libfabric's name for EFA without a software protocol above the card.
 pub(crate) const FABRIC: &str = "efa-direct";
-/// The first libfabric whose `efa` provider places counters in caller memory.
+/// The first libfabric whose `efa` provider puts counters in the caller's memory.
 const EFA_NEEDS: Version = Version::new(2, 6);
 
 /// A query to libfabric for the cards of one provider.
@@ -21,14 +21,14 @@ const EFA_NEEDS: Version = Version::new(2, 6);
 pub struct CardQuery {
     /// libfabric.
     pub lib: Arc<Libfabric>,
-    /// The provider of the cards.
+    /// The cards' provider.
     pub provider: Provider,
     /// The device that kernels run on: GPU memory needs FI_HMEM.
     pub kind: DeviceKind,
 }
 
 impl CardQuery {
-    /// Hints for the card `domain`, or for all cards.
+    /// Returns hints for the card `domain`, or for all cards.
     pub fn hints(&self, domain: Option<&str>) -> Hints {
         let mut caps = bindings::FI_RMA;
         if self.kind == DeviceKind::Cuda {
@@ -45,7 +45,7 @@ impl CardQuery {
         }
     }
 
-    /// All cards of this machine, in the order of their PCI addresses and names.
+    /// Returns all cards of this machine, sorted by PCI address and name.
     ///
     /// # Errors
     /// There is no usable card; the message names the cause and the fix.
@@ -74,7 +74,7 @@ impl CardQuery {
                 self.lib.path().display()
             )));
         }
-        // The length comes before the name, so that softefa2 comes before softefa10.
+        // Shorter names first, so that softefa2 comes before softefa10.
         cards.sort_by_key(|card| (card.pci_address(), card.domain_name().len(), card.domain_name()));
         Ok(cards)
     }
@@ -115,7 +115,7 @@ impl CardQuery {
         })
     }
 
-    /// Queries libfabric for the cards. A separate error reports a libfabric that offers the cards but refuses GPU memory.
+    /// Queries libfabric for the cards. A libfabric that offers the cards but refuses GPU memory gets its own error.
     fn ask(&self, no_card: impl FnOnce() -> String) -> Result<Vec<Info>, Error> {
         let found = self.lib.getinfo(&self.hints(None));
         let without_gpu_memory = Self { kind: DeviceKind::Cpu, ..self.clone() };
@@ -127,7 +127,7 @@ impl CardQuery {
     }
 }
 
-/// The error for a libfabric that offers `provider`, but not with GPU memory.
+/// Returns the error for a libfabric that offers `provider`, but not with GPU memory.
 pub fn refuses_gpu_memory(lib: &Libfabric, provider: Provider) -> Error {
     Error::Usage(format!(
         "provider {} of libfabric {} ({}) refuses GPU memory (FI_HMEM): this libfabric was built without CUDA, or \
@@ -139,13 +139,12 @@ pub fn refuses_gpu_memory(lib: &Libfabric, provider: Provider) -> Error {
     ))
 }
 
-/// Sets FI_EFA_FORK_SAFE, so that a process with EFA endpoints can fork, as Python's data loaders do. On a kernel before 5.13
-/// the provider aborts a forking process without it. A value that the user has set stays. libfabric reads the variable at the
-/// first fi_getinfo of the process.
+/// Sets FI_EFA_FORK_SAFE, so that a process with EFA endpoints can fork, as Python's data loaders do. Without it, the provider aborts a
+/// forking process on kernels before 5.13. A value set by the user stays. libfabric reads the variable in the process's first fi_getinfo.
 #[allow(unsafe_code)]
 pub(crate) fn enable_fork_safety() {
     const NAME: &str = "FI_EFA_FORK_SAFE";
-    // The provider refuses fork safety together with huge pages, so a user's choice of huge pages stays.
+    // The provider refuses fork safety together with huge pages, so respect a user's choice of huge pages.
     if std::env::var_os(NAME).is_none() && std::env::var_os("FI_EFA_USE_HUGE_PAGE").is_none() {
         // SAFETY: no other thread accesses the environment now. NCCL calls `init` under a process-wide mutex and the plugin
         // has no threads yet; the program keeps its own threads from changing the environment during NCCL's set-up, as for
@@ -154,13 +153,13 @@ pub(crate) fn enable_fork_safety() {
     }
 }
 
-/// True if the kernel lists an RDMA device.
+/// Returns true if the kernel lists an RDMA device.
 pub(crate) fn has_rdma_device() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
-/// A hint that lists the SOFTEFA_ variables which are set. The software card offers no card when it does not understand one
-/// of them, and reports the variable on standard error only.
+/// Returns a hint that lists the SOFTEFA_ variables that are set. The software card offers no cards if it doesn't understand one of them,
+/// and only reports it on standard error.
 pub(crate) fn software_card_settings() -> String {
     let mut settings: Vec<String> = std::env::vars_os()
         .filter(|(name, value)| name.to_string_lossy().starts_with("SOFTEFA_") && !value.is_empty())
@@ -186,11 +185,11 @@ pub(crate) fn load_software_card(lib: &Arc<Libfabric>) -> Result<PathBuf, Error>
 /// Makes libfabric load providers from `dir`.
 #[allow(unsafe_code)]
 fn add_provider_dir(lib: &Arc<Libfabric>, dir: &Path) -> Result<(), Error> {
-    // SAFETY: no other thread accesses the environment now, for the reason that `enable_fork_safety` gives.
+    // SAFETY: no other thread accesses the environment now, for the reason given in `enable_fork_safety`.
     unsafe { lib.use_provider_dir(dir) }.map_err(Error::fabric("the software card cannot be loaded"))
 }
 
-/// The directory of this library's file.
+/// Returns the directory that contains this library's file.
 #[allow(unsafe_code)]
 fn library_dir() -> Result<PathBuf, Error> {
     use std::os::unix::ffi::OsStrExt;
@@ -213,7 +212,7 @@ fn library_dir() -> Result<PathBuf, Error> {
     if found == 0 || info.dli_fname.is_null() {
         return Err(missing());
     }
-    // SAFETY: the linker's NUL-terminated name of the object that contains this code; the object stays loaded while it runs.
+    // SAFETY: the linker's NUL-terminated name of the object that contains this code, which stays loaded while it runs.
     let name = unsafe { CStr::from_ptr(info.dli_fname) };
     let path = Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()));
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());

@@ -1,4 +1,4 @@
-//! Communicators: the listen communicator, which serves one `connect`, and the collective communicator, which owns the rails.
+//! The listen communicator, which serves one `connect`, and the collective communicator, which owns the rails.
 
 use crate::config::Signals;
 use crate::device::{self, Device};
@@ -18,8 +18,8 @@ use std::time::Duration;
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The listen communicator of the plugin `P`, from `listen` to `closeListen`. It keeps all that `connect` needs: for its RMA layer NCCL passes
-/// `connect` the context of another plugin.
+/// The listen communicator of plugin `P`, from `listen` to `closeListen`. It keeps everything that `connect` needs, because NCCL's RMA
+/// layer passes `connect` another plugin's context.
 pub struct ListenComm<P> {
     /// The plugin context.
     pub plugin: Arc<P>,
@@ -28,16 +28,16 @@ pub struct ListenComm<P> {
 }
 
 impl<P> ListenComm<P> {
-    /// Listens for NCCL device `device`, which exists.
+    /// Listens for NCCL device `device`, which must exist.
     ///
     /// # Errors
-    /// The control plane's endpoint does not open.
+    /// The control plane's endpoint doesn't open.
     pub fn open(plugin: Arc<P>, device: c_int) -> Result<Self, Error> {
         let _span = trace::span("listen", 0);
         Ok(Self { plugin, listener: Listener::open()?, device })
     }
 
-    /// The handle for the other ranks.
+    /// Returns the handle for the other ranks.
     pub fn handle(&self) -> [u8; HANDLE_MAXSIZE] {
         self.listener.handle()
     }
@@ -47,13 +47,13 @@ impl<P> ListenComm<P> {
 pub struct CollComm {
     /// Dropped before the rails, whose cards it reads.
     pub metrics: Option<metrics::Communicator>,
-    /// Windows that are not deregistered yet.
+    /// Windows not yet deregistered.
     pub windows: Handles,
-    /// Contexts that are not destroyed yet.
+    /// Contexts not yet destroyed.
     pub contexts: Handles,
-    /// The windows that emulated signals may name.
+    /// Windows that emulated signals may name.
     pub signal_windows: Arc<Windows>,
-    /// One for each card of the device.
+    /// One for each card of the NCCL device.
     pub rails: Vec<Arc<Rail>>,
     /// The device that kernels run on.
     pub device: Arc<dyn Device>,
@@ -63,11 +63,11 @@ pub struct CollComm {
     pub nranks: usize,
     /// The plugin context.
     pub plugin: Arc<Plugin>,
-    /// The watcher looks at it for ranks that end.
+    /// The watcher watches it for ranks that exit.
     pub(crate) ring: Arc<Mutex<Ring>>,
 }
 
-/// The block of `connect`'s allgather. Ranks with different greetings cannot work together.
+/// Each rank's block in `connect`'s allgather. Ranks with different greetings can't work together.
 #[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
 #[repr(C)]
 struct Greeting {
@@ -86,7 +86,7 @@ impl CollComm {
     /// Opens the rails and joins the other ranks.
     ///
     /// # Errors
-    /// A card does not open; a rank does not connect, or has another version or number of rails.
+    /// A card doesn't open; a rank doesn't connect, or its greeting differs.
     pub fn connect(
         listen: &ListenComm<Plugin>,
         handles: &[[u8; HANDLE_MAXSIZE]],
@@ -100,7 +100,7 @@ impl CollComm {
             let rails = cards.iter().zip(0..).map(|(card, index)| Rail::open(index, card, nranks));
             Ok::<_, Error>((device, rails.collect::<Result<Vec<_>, _>>()?))
         })();
-        // Ranks that wait for this rank are refused at once.
+        // Refuses the ranks that wait for this one at once.
         let (device, rails) = opened.inspect_err(|_| listen.listener.close())?;
         let emulated = u16::from(plugin.config.signals == Signals::Emulated);
         let greeting =
@@ -121,10 +121,10 @@ impl CollComm {
         Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
     }
 
-    /// `agree` on the ring of this communicator.
+    /// Runs `agree` on this communicator's ring.
     ///
     /// # Errors
-    /// The error in `part`, or one of [`Ring::allgather`].
+    /// The error in `part`, or an error of [`Ring::allgather`].
     pub fn agree<T>(
         &self,
         step: Step,
@@ -135,20 +135,20 @@ impl CollComm {
     }
 }
 
-/// What has to be the same on all ranks of a communicator.
+/// What must be the same on all ranks of a communicator.
 pub(crate) struct Same<'a> {
-    /// All of it, as bytes.
+    /// Everything that must match, as bytes.
     pub greeting: &'a [u8],
-    /// The number of rails, which is a part of it.
+    /// The number of rails, which is part of the greeting.
     pub rails: usize,
-    /// A setting that is another part.
+    /// Another part: a setting.
     pub setting: &'static str,
 }
 
-/// Builds the ring, and compares what has to be the same.
+/// Builds the ring, and checks that the ranks match.
 ///
 /// # Errors
-/// A rank does not connect, or differs.
+/// A rank doesn't connect, or doesn't match.
 pub(crate) fn join(
     listener: &Listener,
     handles: &[[u8; HANDLE_MAXSIZE]],
@@ -173,11 +173,11 @@ pub(crate) fn join(
     }
 }
 
-/// Exchanges the parts of all ranks in `step`, by rank. A rank that failed passes its error as `part`; then the call fails on
-/// all ranks. `encode` makes the bytes of a part.
+/// Exchanges the parts of all ranks in `step`, and returns them by rank. A rank that failed passes its error as `part`, and the call then
+/// fails on all ranks. `encode` converts a part to bytes.
 ///
 /// # Errors
-/// The error in `part`, or one of [`Ring::allgather`].
+/// The error in `part`, or an error of [`Ring::allgather`].
 pub(crate) fn agree<T>(
     ring: &mut Ring,
     step: Step,
@@ -197,7 +197,7 @@ pub(crate) fn agree<T>(
     }
 }
 
-/// An allgather, with its step in the trace.
+/// Runs an allgather, with its step in the trace.
 pub(crate) fn exchange(ring: &mut Ring, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
     let mut span = trace::span(step.trace_name(), ring.rank());
     let result = ring.allgather(step, block);
@@ -208,7 +208,7 @@ pub(crate) fn exchange(ring: &mut Ring, step: Step, block: Option<&[u8]>) -> Res
     result
 }
 
-/// Handles of a communicator that `closeColl` must close; empty once the communicator is closed.
+/// A communicator's handles that `closeColl` must close; empty once the communicator is closed.
 #[derive(Debug)]
 pub struct Handles(Mutex<Option<BTreeSet<usize>>>);
 
@@ -223,23 +223,23 @@ impl Handles {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a handle; false if the communicator is closed, so that the caller must close the handle.
+    /// Adds a handle; returns false if the communicator is closed, in which case the caller must close the handle.
     #[must_use]
     pub fn add(&self, handle: *mut c_void) -> bool {
         self.lock().as_mut().is_some_and(|all| all.insert(handle as usize))
     }
 
-    /// Removes a handle; false if the communicator does not have it.
+    /// Removes a handle; returns false if the communicator doesn't have it.
     pub fn take(&self, handle: *mut c_void) -> bool {
         self.lock().as_mut().is_some_and(|all| all.remove(&(handle as usize)))
     }
 
-    /// All handles.
+    /// Returns all handles.
     pub fn all(&self) -> Vec<*mut c_void> {
         self.lock().iter().flatten().map(|handle| *handle as *mut c_void).collect()
     }
 
-    /// Removes all handles, the latest first, and refuses later ones.
+    /// Removes all handles, newest first, and refuses later ones.
     pub fn close(&self) -> Vec<*mut c_void> {
         let all = self.lock().take().unwrap_or_default();
         all.into_iter().rev().map(|handle| handle as *mut c_void).collect()

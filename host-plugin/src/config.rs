@@ -1,4 +1,4 @@
-//! Settings from the environment. Each `init` reads them, so a process may change them between communicators.
+//! Settings from the environment. Each `init` reads them, so a process can change them between communicators.
 
 use ferrogin_ffi::settings;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use std::time::Duration;
 pub enum Provider {
     /// AWS EFA hardware.
     Efa,
-    /// The software card, whose library lies beside the plugin.
+    /// The software card, whose library is next to the plugin.
     SoftEfa,
     /// TCP, for the RMA plugin.
     Tcp,
@@ -20,7 +20,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// libfabric's name of the provider.
+    /// Returns libfabric's name for the provider.
     pub fn name(self) -> &'static str {
         match self {
             Self::Efa => "efa",
@@ -31,7 +31,7 @@ impl Provider {
     }
 }
 
-/// FERROGIN_DEVICE: the processor that kernels run on, whose memory is device memory.
+/// FERROGIN_DEVICE: the processor that runs kernels, and whose memory is device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// A GPU if the machine has one; see [`crate::device::open`].
@@ -42,17 +42,17 @@ pub enum DeviceChoice {
     Cpu,
 }
 
-/// The posting policy: how threads of a kernel share an endpoint.
+/// The posting policy: how a kernel's threads share an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// One thread rings the doorbell for all requests that are ready.
+    /// One thread rings the doorbell for all ready requests.
     Combining,
     /// Each post runs under a lock.
     Locked,
 }
 
 impl Policy {
-    /// The value of FERROGIN_POST.
+    /// Returns the value for FERROGIN_POST.
     pub fn name(self) -> &'static str {
         match self {
             Self::Combining => "combining",
@@ -61,12 +61,12 @@ impl Policy {
     }
 }
 
-/// FERROGIN_SIGNALS: the kind of signals of all contexts.
+/// FERROGIN_SIGNALS: the kind of signals that all contexts use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signals {
-    /// Counters of the card.
+    /// The card's counters.
     Card,
-    /// Words of memory, to which the [signal proxy](crate::signal_proxy) adds.
+    /// Words in memory that the [signal proxy](crate::signal_proxy) adds to.
     Emulated,
 }
 
@@ -81,21 +81,21 @@ pub struct Config {
     pub policy: Policy,
     /// FERROGIN_SIGNALS.
     pub signals: Signals,
-    /// FERROGIN_TIMEOUT: the limit of each wait for a peer during set-up.
+    /// FERROGIN_TIMEOUT: the limit for each wait for a peer during set-up.
     pub timeout: Duration,
-    /// FERROGIN_WAIT_TIMEOUT: the limit of one wait of a kernel in the host API's contexts; zero is none.
+    /// FERROGIN_WAIT_TIMEOUT: the limit for one wait of a kernel in the host API's contexts; zero means no limit.
     pub wait_timeout: Duration,
     /// FERROGIN_TRACE: the file for the set-up trace.
     pub trace: Option<PathBuf>,
-    /// FERROGIN_METRICS: the file for metrics, with `{pid}` and `{rank}`.
+    /// FERROGIN_METRICS: the file for metrics; may contain `{pid}` and `{rank}`.
     pub metrics: Option<String>,
-    /// FERROGIN_METRICS_INTERVAL: the time from one write of the file to the next.
+    /// FERROGIN_METRICS_INTERVAL: the time between writes of the file.
     pub metrics_interval: Duration,
-    /// Variables that begin with FERROGIN_ and are no setting of the plugin or of the host API: misspelt, or of another program.
+    /// Variables that begin with FERROGIN_ but aren't settings of the plugin or the host API: misspelt, or another program's.
     pub unknown: Vec<String>,
 }
 
-/// A variable is not usable.
+/// A variable is unusable.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// It has an invalid value.
@@ -117,14 +117,14 @@ pub enum ConfigError {
     Removed {
         /// The variable.
         variable: &'static str,
-        /// The variable in its place.
+        /// The variable that replaces it.
         replacement: &'static str,
     },
 }
 
 /// The largest FERROGIN_TIMEOUT and FERROGIN_WAIT_TIMEOUT in seconds: a day.
 const TIMEOUT_MAX: u64 = 86_400;
-/// The largest FERROGIN_METRICS_INTERVAL in seconds. A counter wraps at 2^31: 35 million requests a second on one queue in this time.
+/// The largest FERROGIN_METRICS_INTERVAL in seconds. A counter wraps at 2^31: 35 million requests per second on one queue.
 const METRICS_INTERVAL_MAX: u64 = 60;
 
 impl Config {
@@ -189,7 +189,7 @@ fn choice<T: Copy>(
     found.map(|(_, choice)| *choice).ok_or_else(|| error(variable, value, (allowed, table[0].0)))
 }
 
-/// A number of seconds in `valid`, or the default.
+/// Reads a number of seconds in `valid`, or returns the default.
 fn seconds(
     get: impl Fn(&str) -> Option<OsString>,
     variable: &'static str,
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(read(&[("FERROGIN_PROVIDER", "")]).unwrap().provider, Provider::Efa);
     }
 
-    /// The plugin warns of other variables of the prefix.
+    /// The plugin warns about other variables with the prefix.
     #[test]
     fn every_setting_that_is_read_is_known() {
         let read = std::cell::RefCell::new(Vec::new());

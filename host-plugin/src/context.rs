@@ -1,4 +1,4 @@
-//! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes both to kernels.
+//! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes them to kernels.
 
 use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, FAILURE_OFFSET, Layout, Plan};
 use crate::comm::CollComm;
@@ -37,19 +37,19 @@ pub use shape::Shape;
 /// Largest transfer of one request on EFA, even if the card reports more.
 const RDMA_MAX: usize = 1 << 30;
 
-/// The result of one `createContext`. Fields are dropped in this order, users before what they use.
+/// The result of one `createContext`. Fields drop in this order: users before what they use.
 pub struct Context {
     metrics: Mutex<Option<metrics::Guard>>,
     watch: Mutex<Option<Guard>>,
     handle: Box<NetDeviceHandleV11>,
     block: Option<Box<dyn DeviceBuffer>>,
-    /// Of [`Plan::cursors`].
+    /// From [`Plan::cursors`].
     cursors: Vec<Vec<[usize; 2]>>,
     contexts: Vec<OneContext>,
-    /// Dropped before the memory of their words.
+    /// Dropped before the memory of the words they add to.
     inboxes: Option<Inboxes>,
     signal_memory: Option<SignalMemory>,
-    /// By context, with emulated signals.
+    /// By context; only with emulated signals.
     signal_counts: Vec<Arc<metrics::source::Counts>>,
     /// One for each rail in use. Removed after the endpoints that post to them are closed.
     peers: Vec<Peers>,
@@ -71,7 +71,7 @@ unsafe impl Send for Context {}
 #[allow(unsafe_code)]
 unsafe impl Sync for Context {}
 
-/// The parts of a context that [`Context::finish`] makes.
+/// The parts of a context that [`Context::finish`] creates.
 struct Ready {
     /// The address of the device handles in `block`.
     handles: *mut c_void,
@@ -82,10 +82,10 @@ struct Ready {
 
 const REUSED_SLOTS: &str = "NCCL 2.31 reuses value slots";
 impl Context {
-    /// Collective: builds the contexts.
+    /// Builds the contexts. Collective.
     ///
     /// # Errors
-    /// A card has too few counters or queues; another rank failed; the requested layout cannot express a queue.
+    /// A card has too few counters or queues; another rank failed; the requested layout can't express a queue.
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
         let mut span = trace::span("createContext", coll.rank);
         let shape = &shape.in_job(coll.nranks, coll.plugin.config.signals)?;
@@ -133,12 +133,12 @@ impl Context {
         Ok(context)
     }
 
-    /// Builds this rank's memory and endpoints, and the description of them for the other ranks.
+    /// Builds this rank's memory and endpoints, and their description for the other ranks.
     #[allow(unsafe_code)]
     fn build(coll: &Arc<CollComm>, shape: &Shape) -> Result<(Self, wire::RankContexts), Error> {
         let _span = trace::span("createContext: endpoints", coll.rank);
         let rails = &coll.rails;
-        // Contexts take the rails in turn.
+        // Contexts are assigned to rails round-robin.
         let on_rail = |rail: usize| (shape.n_contexts + rails.len() - 1 - rail) / rails.len();
         let used: Vec<_> = rails.iter().enumerate().filter(|(i, _)| on_rail(*i) != 0).map(|(_, rail)| rail).collect();
         let budgets = used.iter().enumerate().map(|(i, rail)| rail.reserve_counters(on_rail(i) * shape.counters()));
@@ -165,7 +165,7 @@ impl Context {
         for id in 0..shape.n_contexts {
             let at = id % rails.len();
             let rail = &rails[at];
-            // SAFETY: `Context` drops its endpoints before its memory (field order), which has room for the counters of all contexts.
+            // SAFETY: `Context` drops its endpoints before its memory (field order), and the memory has room for all contexts' counters.
             let context = unsafe { OneContext::open(coll, (rail, &infos[at]), shape, &memory, &mut next) }?;
             let mut addresses = context.addresses()?;
             let mut signals = EmulatedPeer::default();
@@ -213,7 +213,7 @@ impl Context {
         Ok((context, wire::RankContexts { contexts: parts }))
     }
 
-    /// Adds the contexts to FERROGIN_METRICS. `starts` are the first values of the counters, by context and endpoint.
+    /// Adds the contexts to FERROGIN_METRICS. `starts` has the counters' first values, by context and endpoint.
     #[allow(unsafe_code)]
     fn add_to_metrics(&mut self, coll: &CollComm, starts: &[Vec<Start>]) {
         let Some(of_comm) = &coll.metrics else { return };
@@ -226,7 +226,7 @@ impl Context {
                     cursor: block.map(|base| cursor.map(|offset| base.wrapping_add(offset).cast_const().cast())),
                     ..endpoint.words(self.memory.counters(), *start)
                 };
-                // SAFETY: the layouts of block and memory align the words. `self` drops the guard of the metrics before both.
+                // SAFETY: the layouts of the block and the memory align the words. `self` drops the metrics guard before both.
                 endpoints.push(unsafe { metrics::source::Endpoint::new(endpoint.role.into(), words) });
             }
             let rail = &coll.rails[id % coll.rails.len()];
@@ -270,7 +270,7 @@ impl Context {
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
             for endpoint in &one.endpoints {
-                // The value endpoint and the signal endpoints post values: inline in 128-byte requests, else from the pool.
+                // The value endpoint and the signal endpoints post values: inline in 128-byte requests, otherwise from the pool.
                 let pooled = match endpoint.role {
                     Role::Value => !endpoint.wide(),
                     Role::Signal(_) => true,
@@ -337,10 +337,10 @@ impl Context {
         std::ptr::from_ref(&*self.handle).cast_mut()
     }
 
-    /// The requests that kernels have posted and the card has not completed, on all endpoints.
+    /// Returns the number of requests, over all endpoints, that kernels have posted and the card has not completed.
     ///
     /// # Errors
-    /// The device cannot read its memory.
+    /// The device can't read its memory.
     pub fn outstanding(&self) -> Result<u64, Error> {
         let Some(block) = &self.block else { return Ok(0) };
         let read = |offset: usize| {
@@ -350,7 +350,7 @@ impl Context {
         let mut outstanding = 0;
         for (one, cursors) in self.contexts.iter().zip(&self.cursors) {
             for (endpoint, [next, pending]) in one.endpoints.iter().zip(cursors) {
-                // The count is read first, so that it is not ahead of the cursor. Both wrap at 2^31.
+                // Read the count first, so that it isn't ahead of the cursor. Both wrap at 2^31.
                 let completed = endpoint.completed(self.memory.counters())? as u32;
                 let posted = read(*next)?.wrapping_add(read(*pending)?);
                 outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
@@ -359,11 +359,11 @@ impl Context {
         Ok(outstanding)
     }
 
-    /// Starts watching the context's queues, and with `peers` the other ranks: waits end when one ends. `handle` is NCCL's handle of the
-    /// context.
+    /// Starts watching the context's queues and, with `peers`, the other ranks: waits end when a rank exits. `handle` is NCCL's handle for
+    /// the context.
     ///
     /// # Errors
-    /// The watcher's thread does not start.
+    /// The watcher's thread doesn't start.
     #[allow(unsafe_code)]
     pub fn watch(&self, handle: *mut c_void, peers: bool) -> Result<(), Error> {
         let Some(abort) = self.memory.shared.host_address() else {
@@ -374,16 +374,16 @@ impl Context {
         let (mut endpoints, mut counters) = (Vec::new(), Vec::new());
         for (id, one) in self.contexts.iter().enumerate() {
             for endpoint in &one.endpoints {
-                // SAFETY: the counter lies 8-byte aligned in `self.memory`, and only the card writes it. Its readers end
-                // earlier: the guard in `self.watch` is dropped before the memory, and the registry forgets the counters
-                // when it removes NCCL's handle, before it drops its reference to the context.
+                // SAFETY: the counter is 8-byte aligned in `self.memory`, and only the card writes it. Its readers stop earlier: the guard
+                // in `self.watch` is dropped before the memory, and the registry forgets the counters when it removes NCCL's handle, before
+                // it drops its reference to the context.
                 let errors = unsafe { ErrorCounter::new(endpoint.errors(self.memory.counters())) };
                 counters.push(errors);
                 let (cq, sq) = (endpoint.cq, endpoint.sq);
                 endpoints.push(WatchedEndpoint {
                     name: (id, endpoint.role),
-                    // SAFETY: the ring stays mapped until the endpoint is dropped, after the guard in `self.watch`. The ring
-                    // holds no completion: kernels get the context only after this function.
+                    // SAFETY: the ring stays mapped until the endpoint is dropped, after the guard in `self.watch`. The ring holds no
+                    // completions: kernels get the context only after this function.
                     cq: unsafe { CqReader::new(cq.buffer, cq.entry_size, cq.num_entries) },
                     errors,
                     ring: endpoint.host_ring.then_some(RingView {
@@ -414,7 +414,7 @@ impl Context {
         Ok(())
     }
 
-    /// Stops the watch and removes the context from its communicator. Dropping the last reference closes the endpoints.
+    /// Stops watching, and removes the context from its communicator. Dropping the last reference closes the endpoints.
     pub fn close(&self, handle: *mut c_void) {
         let _span = trace::span("destroyContext", self.rank);
         drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -427,14 +427,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Metrics and watch end first, even if another thread left a lock poisoned.
+        // Metrics and the watch end first, even if another thread left a lock poisoned.
         drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());
         drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
-/// The function of the handle by which a waiting thread makes the card progress: the provider's, if it offers one. A GPU cannot call
-/// a function of the host.
+/// Returns the function that waiting threads call to make the card progress: the provider's, if it offers one. A GPU can't call a host
+/// function.
 fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<Progress>) -> Option<Progress> {
     if device == DeviceKind::Cpu { offered() } else { None }
 }

@@ -22,23 +22,23 @@ pub enum Role {
     Data,
     /// Values without a signal.
     Value,
-    /// Posts that increment this counter.
+    /// Posts that count in this counter.
     Counter(usize),
-    /// Target of this signal, and posts of values with it.
+    /// Target of this signal, and posts of values that carry it.
     Signal(usize),
 }
 
 impl Role {
-    /// The roles of all endpoints of a context, in the order of kernels' indices.
+    /// Returns the roles of all endpoints in a context, in the order that kernels index them.
     pub fn all(n_counters: usize, n_signals: usize) -> impl Iterator<Item = Self> {
         let first = [Self::Data, Self::Value].into_iter();
         first.chain((0..n_counters).map(Self::Counter)).chain((0..n_signals).map(Self::Signal))
     }
 
-    /// The operations whose completions the endpoint's counter counts.
+    /// Returns the operations whose completions the endpoint's counter counts.
     fn counted_operations(self, signals: Signals) -> u64 {
         match (self, signals) {
-            // Kernels post gets on the data endpoint, and emulated signals as sends: those of a counter without a put on its endpoint.
+            // Kernels post gets on the data endpoint, and emulated signals as sends; one with a counter but no put on the counter's.
             (Self::Data, Signals::Card) => bindings::FI_WRITE | bindings::FI_READ,
             (Self::Data, Signals::Emulated) => bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND,
             (Self::Counter(_), Signals::Emulated) => bindings::FI_WRITE | bindings::FI_SEND,
@@ -69,12 +69,12 @@ impl fmt::Display for Role {
     }
 }
 
-/// Bytes between two counters: a cache line, because the card writes one counter while kernels read another.
+/// Distance between two counters in bytes: a cache line, because the card writes one counter while kernels read another.
 pub const COUNTER_STRIDE: usize = 64;
 
-/// The value of FI_OPT_EFA_RNR_RETRY for retries without a limit: the receives of a peer may run out.
+/// The value of FI_OPT_EFA_RNR_RETRY for unlimited retries: a peer's receives may run out.
 const RETRY_FOR_EVER: usize = 7;
-/// Where a libfabric does not take it: a line for each card.
+/// Key for one line per card, if libfabric doesn't accept that value.
 const FEW_RETRIES: &str = "few retries";
 
 /// Offsets of an endpoint's counters in [`CounterMemory`].
@@ -86,7 +86,7 @@ pub struct CounterOffsets {
     pub errors: usize,
 }
 
-/// The allocations of counters.
+/// The allocations that hold the counters.
 #[derive(Clone, Copy)]
 pub struct CounterMemory<'a> {
     /// Completion and signal counters.
@@ -95,7 +95,7 @@ pub struct CounterMemory<'a> {
     pub shared: &'a dyn DeviceBuffer,
 }
 
-/// The values of an endpoint's counters before the first request.
+/// An endpoint's counter values before the first request.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
     completed: u64,
@@ -104,17 +104,17 @@ pub struct Start {
 }
 
 impl Start {
-    /// The values in the endpoint's description.
+    /// Takes the values from the endpoint's description.
     pub fn of(spec: &EndpointSpec) -> Self {
         Self { completed: spec.completed.1, errors: spec.errors.1, signal: spec.signal.map_or(0, |(_, value)| value) }
     }
 }
 
-/// An open endpoint. Fields are dropped in this order: the mappings before the queue pair, which owns its queues and counters.
+/// An open endpoint. Fields drop in this order: the mappings before the queue pair, which owns its queues and counters.
 pub struct Endpoint {
     sq_map: Box<dyn DeviceMapping>,
     db_map: Box<dyn DeviceMapping>,
-    /// The queue pair, which owns the completion queue and the counters that are bound to it.
+    /// The queue pair, which owns the completion queue and counters bound to it.
     pub qp: QueuePair,
     /// The role.
     pub role: Role,
@@ -131,7 +131,7 @@ pub struct Endpoint {
     offsets: CounterOffsets,
 }
 
-/// A place in an allocation, in libfabric's terms.
+/// Returns a location in an allocation, in libfabric's terms.
 fn location<'a>(buffer: &'a dyn DeviceBuffer, offset: usize) -> Location<'a> {
     let host = buffer.host_address().map_or(std::ptr::null_mut(), |base| base.wrapping_add(offset).cast::<u64>());
     match buffer.dma_buf() {
@@ -144,10 +144,10 @@ impl Endpoint {
     /// Opens, binds and enables an endpoint with `info`, for `depth` requests in flight.
     ///
     /// # Errors
-    /// A libfabric call fails, or the device cannot map the queues for kernels.
+    /// A libfabric call fails, or the device can't map the queues for kernels.
     ///
     /// # Safety
-    /// `memory` outlives the endpoint, and only the card writes the counters at `offsets`.
+    /// `memory` must outlive the endpoint, and only the card may write the counters at `offsets`.
     pub unsafe fn open(
         rail: &Rail,
         device: &dyn Device,
@@ -159,19 +159,19 @@ impl Endpoint {
         let failed = |what: &str| Error::fabric(format!("{what} of endpoint {role} on card {}", rail.name()));
         let errors = location(memory.shared, offsets.errors);
         let completed = location(memory.card, offsets.completed);
-        // SAFETY: the caller keeps the memory alive, and gives `offsets` to this endpoint alone.
+        // SAFETY: the caller keeps the memory alive, and gives `offsets` only to this endpoint.
         let local = unsafe { Counter::open_ext(&rail.gda, completed, Some(errors)) };
         let local = local.map_err(failed("opening the completion counter"))?;
         let signal = match role {
             Role::Signal(_) => {
                 let place = location(memory.card, offsets.completed + COUNTER_STRIDE);
-                // SAFETY: the caller keeps the memory alive, and gives `offsets` and the stride after it to this endpoint alone.
+                // SAFETY: the caller keeps the memory alive, and gives `offsets` and the stride after it only to this endpoint.
                 let signal = unsafe { Counter::open_ext(&rail.gda, place, None) };
                 Some(signal.map_err(failed("opening the signal counter"))?)
             }
             _ => None,
         };
-        // Twice the send queue: the card fills one half while the host drains the other.
+        // Twice the send queue's size: the card fills one half while the host drains the other.
         let cq = CompletionQueue::open(&rail.domain, &CqAttr { size: 2 * info.tx_size().max(depth) })
             .map_err(failed("opening the completion queue"))?;
         let mut qp = QueuePair::open(&rail.domain, info).map_err(failed("opening the queue pair"))?;
@@ -220,35 +220,35 @@ impl Endpoint {
         })
     }
 
-    /// The address that peers insert into their address vectors.
+    /// Returns the address that peers insert into their address vectors.
     ///
     /// # Errors
-    /// The libfabric call fails, or the address is not one of EFA.
+    /// The libfabric call fails, or the address is not an EFA address.
     pub fn address(&self) -> Result<EndpointAddress, Error> {
         EndpointAddress::of(&self.qp, &self.role)
     }
 
-    /// Requests in flight: a power of two, at most the ring's slots.
+    /// Returns the number of requests that may be in flight: a power of two, at most the ring's slots.
     pub fn sq_size(&self) -> u32 {
         floor_power_of_two(self.sq.num_entries).min(floor_power_of_two(self.depth))
     }
 
-    /// True for 128-byte requests, which carry a write's bytes inline.
+    /// Returns true for 128-byte requests, which can carry a write's bytes inline.
     pub fn wide(&self) -> bool {
         self.sq.entry_size == 128
     }
 
-    /// True if request ids may have more than 16 bits.
+    /// Returns true if request ids may have more than 16 bits.
     pub fn request_ids_64(&self) -> bool {
         self.sq.caps & bindings::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16 != 0
     }
 
-    /// The host address of the error counter.
+    /// Returns the error counter's host address.
     pub fn errors(&self, memory: CounterMemory<'_>) -> *const u64 {
         memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.offsets.errors).cast())
     }
 
-    /// The counters, where they have an address in the host, for metrics. The cursor is not the endpoint's.
+    /// Returns the counters that have a host address, for metrics. The caller adds the cursor.
     pub fn words(&self, memory: CounterMemory<'_>, start: Start) -> Words {
         let card = |offset: usize| memory.card.host_address().map(|base| base.wrapping_add(offset).cast_const().cast());
         let signal =
@@ -261,20 +261,20 @@ impl Endpoint {
         }
     }
 
-    /// The completion counter's value.
+    /// Returns the completion counter's value.
     ///
     /// # Errors
-    /// The device cannot read the counter.
+    /// The device can't read the counter.
     pub fn completed(&self, memory: CounterMemory<'_>) -> Result<u64, Error> {
         let mut bytes = [0; 8];
         memory.card.read(self.offsets.completed, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// The description of this endpoint for kernels. `values` is the address of its value slots, or 0.
+    /// Returns this endpoint's description for kernels. `values` is the address of its value slots, or 0.
     ///
     /// # Errors
-    /// The device cannot read the counters.
+    /// The device can't read the counters.
     pub fn spec(&self, memory: CounterMemory<'_>, values: u64) -> Result<EndpointSpec, Error> {
         let now = |buffer: &dyn DeviceBuffer, offset: usize| {
             let mut bytes = [0; 8];
@@ -291,7 +291,7 @@ impl Endpoint {
             sq_db: self.db_map.device_address(),
             sq_entries: self.sq.num_entries,
             sq_size,
-            // 0 means that the card has no bound.
+            // 0 means that the card has no limit.
             max_batch: if self.sq.max_batch == 0 { sq_size } else { self.sq.max_batch.min(sq_size) },
             wqe_size: self.sq.entry_size,
             max_inline: (self.max_inline as u32).min(if self.wide() { 80 } else { 32 }),
@@ -307,7 +307,7 @@ impl Endpoint {
     }
 }
 
-/// The largest power of two that is at most `n`; 1 for 0.
+/// Returns the largest power of two that is at most `n`; 1 for 0.
 pub fn floor_power_of_two(n: u32) -> u32 {
     1 << n.max(1).ilog2()
 }

@@ -1,4 +1,4 @@
-//! The error of a failed call, and NCCL's code for it.
+//! The error of a failed call, and its NCCL result code.
 
 use crate::config::ConfigError;
 use crate::device::DeviceError;
@@ -13,10 +13,10 @@ pub enum Error {
     /// A pointer argument is NULL or misaligned.
     #[error("the pointer {0} is NULL or misaligned")]
     Null(&'static str),
-    /// A handle is not valid, or was closed.
+    /// A handle is invalid or closed.
     #[error(transparent)]
     Handle(#[from] HandleError),
-    /// This process inherited the plugin's state by `fork`.
+    /// This process inherited the plugin's state through `fork`.
     #[error(
         "process {child} is a fork() of process {parent}, and the plugin's threads run in process {parent} only: use the plugin in \
          the process that called init, or start the new process with exec"
@@ -30,7 +30,7 @@ pub enum Error {
     /// An argument has an invalid value.
     #[error("{0}")]
     Argument(String),
-    /// This machine or configuration does not allow the call.
+    /// This machine or configuration doesn't allow the call.
     #[error("{0}")]
     Usage(String),
     /// An environment variable has an invalid value.
@@ -50,14 +50,14 @@ pub enum Error {
         /// libfabric's error.
         source: ferrogin_libfabric::Error,
     },
-    /// NCCL's structs cannot describe a queue.
+    /// NCCL's structs can't describe a queue.
     #[error(
         "the queue structs of backendVersion {backend_version} cannot describe a queue of the card: {source}; pass another backendVersion"
     )]
     Queue {
         /// NCCL's backendVersion.
         backend_version: i32,
-        /// The value that does not fit.
+        /// The value that doesn't fit.
         source: InitError,
     },
     /// An operation of an RMA context failed, now or before.
@@ -77,7 +77,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// NCCL's code for the error.
+    /// Returns NCCL's result code for the error.
     pub fn result(&self) -> nccl::Result {
         match self {
             Self::Null(_) | Self::Handle(_) | Self::Argument(_) => nccl::INVALID_ARGUMENT,
@@ -100,7 +100,7 @@ impl Error {
         }
     }
 
-    /// For `map_err`: an error of libfabric in the operation `what`.
+    /// For `map_err`: wraps a libfabric error in the operation `what`.
     pub fn fabric(what: impl Into<String>) -> impl FnOnce(ferrogin_libfabric::Error) -> Self {
         move |source| Self::Fabric { what: what.into(), source }
     }

@@ -1,4 +1,4 @@
-//! The failure flag of a GIN context, which any thread can read without a lock.
+//! A GIN context's failure flag, which any thread can read without a lock.
 //!
 //! A context has failed when the watcher raised its flag, or when one of its error counters changed. Kernels read the same
 //! counters, so a query after a kernel's error always returns true.
@@ -20,11 +20,11 @@ unsafe impl Send for ErrorCounter {}
 unsafe impl Sync for ErrorCounter {}
 
 impl ErrorCounter {
-    /// The counter at `address`. Its present value means no error.
+    /// Watches the counter at `address`. Its current value means no error.
     ///
     /// # Safety
-    /// `address` is 8-byte aligned memory that only the card writes, and that outlives every use of the result. A
-    /// [`FailureFlag`] uses its counters until [`FailureFlag::close`] returns.
+    /// `address` must be 8-byte aligned memory that only the card writes, and must outlive every use of the result. A [`FailureFlag`] uses
+    /// its counters until [`FailureFlag::close`] returns.
     pub unsafe fn new(address: *const u64) -> Self {
         let mut counter = Self { address, first: 0 };
         counter.first = counter.read();
@@ -32,35 +32,34 @@ impl ErrorCounter {
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: the caller of `new` keeps the memory alive and aligned. The card may write it at any time, and the access is
-        // atomic.
+        // SAFETY: the caller of `new` keeps the memory alive and aligned. The card may write it at any time, and the access is atomic.
         unsafe { AtomicU64::from_ptr(self.address.cast_mut()) }.load(Ordering::Relaxed)
     }
 
-    /// True if the card has counted an error.
+    /// Returns true if the card has counted an error.
     pub fn has_changed(&self) -> bool {
         self.read() != self.first
     }
 }
 
-/// The flag of one context at a time. Contexts have different generations, above 0.
+/// A flag that serves one context at a time. Each context has its own generation, above 0.
 #[derive(Debug, Default)]
 pub struct FailureFlag {
-    /// `generation << 1 | failed`; 0 without a context.
+    /// `generation << 1 | failed`; 0 if there is no context.
     word: AtomicU64,
     /// The context's counters, which this flag owns; null before `set_counters`.
     counters: AtomicPtr<Vec<ErrorCounter>>,
-    /// Threads that may read the counters now.
+    /// Number of threads that may be reading the counters.
     readers: AtomicUsize,
 }
 
 impl FailureFlag {
-    /// Starts a context, without a failure.
+    /// Starts a context, in the non-failed state.
     pub fn open(&self, generation: u64) {
         self.word.store(generation << 1, Ordering::SeqCst);
     }
 
-    /// Sets the error counters of the present context, which [`FailureFlag::failed`] reads.
+    /// Sets the current context's error counters, which [`FailureFlag::failed`] reads.
     pub fn set_counters(&self, counters: Vec<ErrorCounter>) {
         self.replace(Box::into_raw(Box::new(counters)));
     }
@@ -80,18 +79,18 @@ impl FailureFlag {
         while self.readers.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
-        // SAFETY: `set_counters` made the pointer from a box, and the swap above gave it to this call alone. No reader has it,
-        // since the number of readers was 0 after the swap.
+        // SAFETY: `set_counters` created the pointer from a box, and the swap above gave it to this call alone. No reader has it, since the
+        // number of readers was 0 after the swap.
         drop(unsafe { Box::from_raw(old) });
     }
 
     /// Marks the context of `generation` as failed for good. Does nothing for another context.
     pub fn raise(&self, generation: u64) {
-        // The exchange fails if the context ended or is marked already.
+        // The exchange fails if the context has ended or is already marked.
         let _ = self.word.compare_exchange(generation << 1, generation << 1 | 1, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// True if the context of `generation` has failed; `None` if the flag belongs to another context.
+    /// Returns true if the context of `generation` has failed; `None` if the flag belongs to another context.
     pub fn failed(&self, generation: u64) -> Option<bool> {
         // A stale generation returns here, so that it never keeps `close` waiting.
         if self.state(generation)? {
@@ -101,7 +100,7 @@ impl FailureFlag {
         let changed = self.has_changed();
         self.readers.fetch_sub(1, Ordering::SeqCst);
         if changed {
-            // `raise` changes nothing if another context began meanwhile.
+            // `raise` does nothing if another context has started in the meantime.
             self.raise(generation);
         }
         self.state(generation)
@@ -112,7 +111,7 @@ impl FailureFlag {
         (word >> 1 == generation && generation != 0).then_some(word & 1 == 1)
     }
 
-    /// The caller is counted in `readers`.
+    /// The caller must be counted in `readers`.
     fn has_changed(&self) -> bool {
         let counters = self.counters.load(Ordering::SeqCst);
         // SAFETY: the pointer is null or a list that `replace` frees only when `readers` is 0; the caller is counted there.
@@ -173,7 +172,7 @@ mod tests {
                 // SAFETY: the box is aligned and outlives `close`.
                 flag.set_counters(vec![unsafe { ErrorCounter::new(memory.as_ptr()) }; 4]);
                 flag.close();
-                // A later read of this memory would see another value.
+                // A later read of this memory would see a different value.
                 memory.store(0, Ordering::Relaxed);
             }
             stop.store(1, Ordering::Relaxed);

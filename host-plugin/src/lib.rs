@@ -1,6 +1,6 @@
 //! NCCL's GIN plugin for AWS EFA: `ncclGinPlugin_v14` and `_v13`.
 //!
-//! NCCL calls the functions of [`abi`], and gets handles of the [`registry`].
+//! NCCL calls the functions in [`abi`], and gets handles from the [`registry`].
 //!
 //! | call | makes | of |
 //! |---|---|---|
@@ -9,16 +9,16 @@
 //! | `regMrSym` | a [`window`] | regions of all rails |
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
 //!
-//! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`, with set-up, devices and messages of these modules.
+//! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`. It shares set-up, devices and messages with these modules.
 //!
-//! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory. Its [`rounds`] tell when another thread
+//! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory. Its [`rounds`] tell other threads when they
 //! may free memory that it uses.
 //!
-//! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors,
-//! which [`fault`] keeps for `queryLastError`. [`shortage`] finds the limit of the process behind a failure. [`mod@trace`] writes
-//! the steps of set-up to a file, and [`metrics`] what runs.
+//! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors, which
+//! [`fault`] keeps for `queryLastError`. [`shortage`] finds the process limit behind a failure. [`mod@trace`] writes the steps of set-up to
+//! a file, and [`metrics`] what is running.
 //!
-//! The plugin uses libfabric and its EFA operations only, so hardware and the software card take the same path.
+//! The plugin only uses libfabric and its EFA operations, so hardware and the software card take the same path.
 pub mod abi;
 pub mod address;
 pub mod block;

@@ -1,6 +1,6 @@
-//! NCCL's logger, or standard error where NCCL gave none.
+//! Logs to NCCL's logger, or to standard error if NCCL passed none.
 //!
-//! Each failed call writes one WARN line, when it returns to NCCL (see [`crate::abi`]). All other lines are INFO or TRACE.
+//! Each failed call writes one WARN line, when it returns to NCCL (see [`crate::abi`]).
 #![allow(unsafe_code)]
 
 use ferrogin_ffi::nccl::{self, DebugLogger};
@@ -25,19 +25,19 @@ pub enum Level {
     Trace,
 }
 
-/// Sends later lines to `logger`; `None` keeps the present logger.
+/// Sends later lines to `logger`; `None` keeps the current logger.
 pub fn set(logger: DebugLogger) {
     if let Some(function) = logger {
         LOGGER.store(function as usize, Ordering::Release);
     }
 }
 
-/// The address of the logger, if NCCL gave one.
+/// Returns the logger's address, if NCCL passed one.
 pub fn logger() -> Option<usize> {
     Some(LOGGER.load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Writes one line. `file` and `line` are its place in the plugin's source.
+/// Writes one line. `file` and `line` say where it comes from in the plugin's source.
 pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>) {
     let Some(address) = logger() else {
         if level == Level::Warn {
@@ -60,12 +60,12 @@ pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>
     unsafe { logger(level, subsystem, file.as_ptr(), line as i32, c"%s".as_ptr(), text.as_ptr()) };
 }
 
-/// A number and what it counts: "1 rail", "2 rails".
+/// Formats a number and what it counts: "1 rail", "2 rails".
 pub fn counted(n: usize, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// True at the first call with this message and card in the process. A message about no card has the card "".
+/// Returns true for the process's first call with this message and card. A message that isn't about a card passes "".
 pub fn first_time(message: &'static str, card: &str) -> bool {
     static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
     REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))

@@ -1,4 +1,4 @@
-//! Memory that a card shares with the kernels of a context, and its registration with the rails.
+//! Memory that a card shares with a context's kernels, and its registration with the rails.
 
 use crate::device::{Device, DeviceBuffer, Use};
 use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
@@ -11,7 +11,7 @@ use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 pub struct ContextMemory {
     /// Scratch page, then value slots, then completion counters.
     pub card: Box<dyn DeviceBuffer>,
-    /// The abort flag and the word of the first failure, then error counters.
+    /// The abort flag and the first failure's word, then error counters.
     pub shared: Box<dyn DeviceBuffer>,
 }
 
@@ -27,7 +27,7 @@ impl ContextMemory {
         })
     }
 
-    /// The memory that endpoints place their counters in.
+    /// Returns the memory that endpoints place their counters in.
     pub fn counters(&self) -> CounterMemory<'_> {
         CounterMemory { card: &*self.card, shared: &*self.shared }
     }
@@ -36,16 +36,15 @@ impl ContextMemory {
 /// Sizes that determine the offsets within [`ContextMemory`].
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryLayout {
-    /// Bytes of a page: a registered region begins on a page. The first page is the scratch target, which only receives
-    /// writes without bytes.
+    /// Page size in bytes; registered regions begin on a page. The first page is the scratch target, which only receives zero-byte writes.
     pub page: usize,
-    /// Endpoints of all contexts.
+    /// Number of endpoints over all contexts.
     pub endpoints: usize,
-    /// Completion and signal counters of all contexts.
+    /// Number of completion and signal counters over all contexts.
     pub counters: usize,
-    /// Endpoints of all contexts that post values from the pool.
+    /// Number of endpoints, over all contexts, that post values from the pool.
     pub pooled: usize,
-    /// Value slots of each of those: as many as the deepest queue has requests.
+    /// Value slots for each of those: as many as the deepest queue has requests.
     pub slots: usize,
 }
 
@@ -58,28 +57,28 @@ impl MemoryLayout {
         self.pooled * self.slots * VALUE_STRIDE as usize
     }
 
-    /// Offset of the first completion counter.
+    /// Returns the offset of the first completion counter.
     pub fn completed(&self) -> usize {
         (self.values() + self.values_len()).next_multiple_of(self.page)
     }
 
-    /// Bytes of [`ContextMemory::card`].
+    /// Returns the size of [`ContextMemory::card`] in bytes.
     pub fn card_len(&self) -> usize {
         self.completed() + self.counters * COUNTER_STRIDE
     }
 
-    /// Bytes of [`ContextMemory::shared`]: one stride for the abort flag and the word of the first failure, then one for each error counter.
+    /// Returns the size of [`ContextMemory::shared`]: a stride for the abort flag and the first failure's word, then one per error counter.
     pub fn shared_len(&self) -> usize {
         (1 + self.endpoints) * COUNTER_STRIDE
     }
 
-    /// Offsets of the value slots of each endpoint that posts values from the pool.
+    /// Returns the offset of the value slots of each endpoint that posts values from the pool.
     pub fn value_slices(&self) -> impl Iterator<Item = usize> + use<> {
         (self.values()..self.values() + self.values_len()).step_by(self.slots * VALUE_STRIDE as usize)
     }
 }
 
-/// [`ContextMemory`] as one rail's card has it registered.
+/// [`ContextMemory`] as registered with one rail's card.
 pub struct RegisteredMemory {
     _scratch: MemoryRegion,
     _values: Option<MemoryRegion>,
@@ -90,7 +89,7 @@ pub struct RegisteredMemory {
 }
 
 impl RegisteredMemory {
-    /// Registers the scratch page and the value slots with the card of `rail`.
+    /// Registers the scratch page and the value slots with `rail`'s card.
     ///
     /// # Errors
     /// The card refuses the memory.
@@ -111,7 +110,7 @@ impl RegisteredMemory {
     }
 }
 
-/// A part of the buffer, as a card registers it.
+/// Returns part of a buffer in the form that a card registers.
 pub fn region_of(buffer: &dyn DeviceBuffer, offset: usize, len: usize) -> (Region<'_>, MemoryKind) {
     let base = buffer.device_address() as *mut u8;
     match buffer.dma_buf() {

@@ -1,7 +1,7 @@
-//! The handles that NCCL and the users of the host API get.
+//! The handles that NCCL and host API users get.
 //!
-//! A handle is a number of kind, slot and generation, and no address. The registry refuses a wrong or stale handle, or one of
-//! another kind, without reading memory at it, and a closed handle never names a later object.
+//! A handle encodes a kind, a slot and a generation; it's not an address. The registry refuses a wrong or stale handle, or one of another
+//! kind, without reading the memory it points to, and a closed handle never names a later object.
 
 use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
@@ -42,7 +42,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The name for messages.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Plugin => "plugin context",
@@ -61,7 +61,7 @@ impl Kind {
         }
     }
 
-    /// Handles of this kind have a failure flag.
+    /// Returns true if handles of this kind have a failure flag.
     fn has_flag(self) -> bool {
         matches!(self, Self::Context | Self::RmaContext)
     }
@@ -88,7 +88,7 @@ pub enum HandleError {
         /// The kind that the call takes.
         wanted: Kind,
     },
-    /// The handle was closed, or this plugin did not make it.
+    /// The handle was closed, or this plugin didn't create it.
     #[error("{address:#x} is not an open {} of this library: it was closed, or another library made it", .wanted.name())]
     Unknown {
         /// The value passed.
@@ -98,12 +98,12 @@ pub enum HandleError {
     },
 }
 
-/// A handle has the kind in bits 0..4, the slot in 4..24, the generation in 24..62, and bit 62 set, so that it is never small.
+/// A handle has the kind in bits 0..4, the slot in 4..24, the generation in 24..62, and bit 62 set so that it's never a small number.
 const SLOT_BITS: u32 = 20;
 const SLOT_SHIFT: u32 = 4;
 const GENERATION_SHIFT: u32 = SLOT_SHIFT + SLOT_BITS;
 const GENERATION_BITS: u32 = 62 - GENERATION_SHIFT;
-/// Handles that can be open.
+/// Maximum number of open handles.
 pub const PLACES: usize = 1 << SLOT_BITS;
 const MARK: u64 = 1 << 62;
 
@@ -113,17 +113,17 @@ struct Entry {
     object: Box<dyn Any + Send>,
 }
 
-/// The process that has open handles; 0 without one. A process that it forks inherits the memory, but not the threads behind the
-/// handles, and perhaps a lock that one of them held.
+/// The process that has open handles; 0 if there is none. A process that it forks inherits the memory, and perhaps a lock that another
+/// thread held, but not the threads behind the handles.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// The process whose open handles this process inherited by `fork`; `None` in that process, and if it had no open handle.
+/// Returns the process whose open handles this one inherited through `fork`; `None` in that process itself, or if it had none open.
 pub fn forked_from() -> Option<u32> {
     let owner = OWNER.load(Ordering::Relaxed);
     (owner != 0 && owner != process()).then_some(owner)
 }
 
-/// The number of this process, 0 if it is not known. Every call of the RMA plugin's data path asks for it, and getpid is a system call.
+/// This process's id, 0 if not known yet. Every call on the RMA plugin's data path needs it, and getpid is a system call.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forget_process() {
@@ -146,8 +146,8 @@ fn process() -> u32 {
     id
 }
 
-/// Objects and failure flags of contexts lie in blocks that are never freed. [`fault`] needs no lock, and [`with`] that of its slot only:
-/// NCCL's threads look up their contexts in each call of the RMA plugin's data path, and must not share a cache line.
+/// Objects and the contexts' failure flags are in blocks that are never freed. [`fault`] takes no lock, and [`with`] only its slot's:
+/// NCCL's threads look up their contexts in each call on the RMA plugin's data path, and must not share a cache line.
 const BLOCK: usize = 1024;
 type Blocks<T> = [OnceLock<Box<[T]>>; PLACES / BLOCK];
 static SLOTS: Blocks<Slot> = [const { OnceLock::new() }; PLACES / BLOCK];
@@ -163,10 +163,10 @@ impl Slot {
     }
 }
 
-/// The slots that [`insert`] may take.
+/// The slots that [`insert`] can take.
 struct Free {
     slots: Vec<usize>,
-    /// Those from this one on were never taken.
+    /// Slots from this one on were never taken.
     next: usize,
     generation: u64,
 }
@@ -177,7 +177,7 @@ fn in_block<T>(blocks: &'static Blocks<T>, slot: usize) -> Option<&'static T> {
     blocks.get(slot / BLOCK)?.get()?.get(slot % BLOCK)
 }
 
-/// The same, after the allocation of the block.
+/// Like `in_block`, but allocates the block if needed.
 fn or_allocate<T: Default>(blocks: &'static Blocks<T>, slot: usize) -> &'static T {
     &blocks[slot / BLOCK].get_or_init(|| (0..BLOCK).map(|_| T::default()).collect())[slot % BLOCK]
 }
@@ -204,12 +204,12 @@ fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleErro
     }
 }
 
-/// Makes a handle for an object that other threads may use too; `None` if a million handles are open.
+/// Creates a handle for an object that several threads may use; returns `None` if a million handles are open.
 pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
     insert_owned(kind, object)
 }
 
-/// Makes a handle for an object that one thread at a time uses, by [`with`]; `None` if a million handles are open.
+/// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles are open.
 pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void> {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let slot = match free.slots.pop() {
@@ -234,7 +234,7 @@ fn handle_of(slot: usize, generation: u64, kind: Kind) -> *mut c_void {
     (MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void
 }
 
-/// Calls `body` with the object behind a handle, which no other thread uses or closes meanwhile.
+/// Calls `body` with the object behind a handle. Meanwhile no other thread can use or close it.
 pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
@@ -243,17 +243,17 @@ pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut
     Ok(body(entry.and_then(|entry| entry.object.downcast_mut()).ok_or(unknown)?))
 }
 
-/// The object behind a handle of [`insert`].
+/// Returns the object behind a handle from [`insert`].
 pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     with(handle, kind, |object: &mut Arc<T>| object.clone())
 }
 
-/// The place of an open handle among all handles, less than [`PLACES`].
+/// Returns a handle's place among all handles, less than [`PLACES`].
 pub fn place(handle: *const c_void) -> usize {
     (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
 }
 
-/// [`with`], for the open object in a place, whose handle `body` gets too.
+/// Like [`with`], for the open object in a place; also passes `body` its handle.
 pub fn with_at<T: Any, R>(place: usize, kind: Kind, body: impl FnOnce(&mut T, *mut c_void) -> R) -> Option<R> {
     let mut entry = in_block(&SLOTS, place)?.lock();
     let entry = entry.as_mut().filter(|entry| entry.kind == kind)?;
@@ -261,12 +261,12 @@ pub fn with_at<T: Any, R>(place: usize, kind: Kind, body: impl FnOnce(&mut T, *m
     entry.object.downcast_mut().map(|object| body(object, handle))
 }
 
-/// Closes a handle of [`insert`] and returns its object. If several threads close a handle, one of them succeeds.
+/// Closes a handle from [`insert`] and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     remove_owned(handle, kind)
 }
 
-/// The same, for a handle of [`insert_owned`].
+/// Closes a handle from [`insert_owned`] in the same way.
 pub fn remove_owned<T: Any + Send>(handle: *const c_void, kind: Kind) -> Result<T, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
@@ -286,10 +286,10 @@ pub fn remove_owned<T: Any + Send>(handle: *const c_void, kind: Kind) -> Result<
     object.downcast::<T>().map(|object| *object).map_err(|_| unknown)
 }
 
-/// Sets the error counters of a GIN context, which [`fault`] reads until the handle is removed.
+/// Sets a GIN context's error counters, which [`fault`] reads until the handle is removed.
 ///
 /// # Errors
-/// The handle was removed meanwhile.
+/// The handle was removed in the meantime.
 pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
     let (slot, generation) = parse(handle, Kind::Context)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
@@ -300,7 +300,7 @@ pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) ->
     Ok(())
 }
 
-/// Marks a context of one kind as failed for good.
+/// Marks a context of this kind as failed for good.
 pub fn raise_fault(handle: *const c_void, kind: Kind) {
     if let Ok((slot, generation)) = parse(handle, kind)
         && let Some(flag) = flag(slot)
@@ -309,7 +309,7 @@ pub fn raise_fault(handle: *const c_void, kind: Kind) {
     }
 }
 
-/// True if a context of one kind has failed. Takes no lock: NCCL calls it from any thread while other threads use and close contexts.
+/// Returns true if a context has failed. Takes no lock: NCCL calls this from any thread while other threads use and close contexts.
 pub fn fault(handle: *const c_void, kind: Kind) -> Result<bool, HandleError> {
     let (slot, generation) = parse(handle, kind)?;
     let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };

@@ -10,7 +10,7 @@ struct Chunk {
     _bytes: [u8; 128],
 }
 
-/// A block on the device, which reads structs by device address, as a kernel does.
+/// A block on the device. Reads structs by device address, as a kernel does.
 struct Device {
     base: u64,
     words: Vec<Chunk>,
@@ -119,7 +119,7 @@ fn header_precedes_device_handles() {
             assert_eq!((ext.max_rdma_size, ext.routes.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 7));
             let routes = ext.routes;
             assert_eq!((routes.nranks, routes.n_counters, routes.n_signals), (3, 3, 2));
-            // Behind two pointers: a handle with its three peers, and the next handle.
+            // After two pointers: a handle with its three peers, and the next handle.
             assert_eq!(routes.window_peers as usize, [16 + 16, 16 + 64 + 16][i]);
             let scratch = device.get(routes.scratch);
             assert_eq!((scratch.lkey, scratch.local_addr), (77, 0x7000_0000));
@@ -152,7 +152,7 @@ fn nccl_structs_match_its_device_code() {
             let sets: Vec<CounterHandle> = counters.chain(signals).collect();
             for (i, set) in sets.iter().enumerate() {
                 let e = i as u64 + 2;
-                // A counter handle names the local counter, a signal handle the counter of received writes.
+                // A counter handle points to the local counter, a signal handle to the counter of received writes.
                 let (value, offset) = if i < 3 { (0x3000_0000 + e * 64, 5) } else { (0x5000_0000 + e * 64, 9) };
                 assert_eq!((set.cntr_value as u64, set.cntr_offset), (value, offset));
             }

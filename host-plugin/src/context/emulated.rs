@@ -1,4 +1,4 @@
-//! The emulated signals of a `createContext`: indexed words and receives in memory of the host, and an inbox for each context.
+//! The emulated signals of a `createContext`: indexed words and receives in memory that the host can access, and an inbox for each context.
 
 use crate::comm::CollComm;
 use crate::device::{self, DeviceBuffer, Use};
@@ -12,22 +12,22 @@ use ferrogin_libfabric::{Info, MemoryRegion, bindings};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The number of the next context of this process.
+/// The process's next context number.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// The memory of all inboxes: the buffers of receives by context, then the words by context.
+/// The memory of all inboxes: each context's receive buffers, then each context's words.
 pub struct SignalMemory {
-    /// By rail in use: the registration of the buffers, and its key. It ends before the allocation.
+    /// By rail in use: the buffers' registration and its key. Dropped before the allocation.
     regions: Vec<(Arc<MemoryRegion>, u32)>,
     buffer: Arc<dyn DeviceBuffer>,
-    /// By rail in use: what opens an inbox.
+    /// By rail in use: the info to open an inbox with.
     infos: Vec<Info>,
     words: usize,
     n_signals: usize,
 }
 
 impl SignalMemory {
-    /// Allocates the memory of `n_contexts` with `n_signals` each, and registers it with the cards of `rails`.
+    /// Allocates memory for `n_contexts` with `n_signals` each, and registers it with the cards of `rails`.
     ///
     /// # Errors
     /// A card lacks what emulated signals need, or refuses the memory; the device is out of memory.
@@ -44,7 +44,7 @@ impl SignalMemory {
         let register = |rail: &&Arc<Rail>| {
             let (region, kind) = region_of(&*buffer, 0, words);
             let what = format!("registering {words} bytes for receives of signals with card {}", rail.name());
-            // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair before. No Rust reference covers the memory.
+            // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair first. No Rust reference covers the memory.
             let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, bindings::FI_RECV, 0, kind) };
             let region = Arc::new(region.map_err(Error::fabric(what))?);
             let (lkey, _) = rail.keys(&region)?;
@@ -54,17 +54,17 @@ impl SignalMemory {
         Ok(Self { buffer, regions, infos, words, n_signals })
     }
 
-    /// Offset of the words of context `id`.
+    /// Returns the offset of context `id`'s words.
     fn words_of(&self, id: usize) -> usize {
         self.words + id * stride(self.n_signals)
     }
 
-    /// The device's address of the words of context `id`.
+    /// Returns the device address of context `id`'s words.
     pub fn words(&self, id: usize) -> u64 {
         self.buffer.device_address() + self.words_of(id) as u64
     }
 
-    /// Opens the inbox of context `id` on the rail of number `at`.
+    /// Opens context `id`'s inbox on rail number `at`.
     ///
     /// # Errors
     /// Those of [`Inbox::open`].
@@ -85,7 +85,7 @@ impl SignalMemory {
     }
 }
 
-/// Bytes of the words of a context. Contexts share no cache line.
+/// Returns the size of a context's words. Contexts share no cache lines.
 fn stride(n_signals: usize) -> usize {
     (n_signals.max(1) * 8).next_multiple_of(128)
 }
@@ -97,13 +97,13 @@ impl Inboxes {
     /// Hands inboxes to the signal proxy.
     ///
     /// # Errors
-    /// The signal proxy's thread does not start.
+    /// The signal proxy's thread doesn't start.
     pub fn serve(inboxes: Vec<Inbox>) -> Result<Self, Error> {
         let served = inboxes.into_iter().map(signal_proxy::serve).collect::<Result<_, _>>();
         served.map(Self).map_err(|source| Error::System { call: "starting the signal proxy's thread", source })
     }
 
-    /// The inboxes, for the watcher.
+    /// Returns the inboxes, for the watcher.
     pub fn served(&self) -> Vec<Arc<Served>> {
         self.0.iter().map(signal_proxy::Guard::served).collect()
     }

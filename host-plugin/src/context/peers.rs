@@ -11,10 +11,10 @@ use ferrogin_ffi::ext::Target;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Resolves the targets of all contexts. The result keeps the address handles until it is dropped.
+/// Resolves the targets of all contexts. The result keeps the address handles until it's dropped.
 ///
 /// # Errors
-/// libfabric refuses an address, or resolves it to other numbers than the address has.
+/// libfabric refuses an address, or resolves it to numbers that don't match it.
 pub fn resolve(
     coll: &CollComm,
     shape: &Shape,
@@ -25,7 +25,7 @@ pub fn resolve(
     for (at, rail) in coll.rails.iter().enumerate().take(contexts.len()) {
         let of_rail = |id: usize| id % coll.rails.len() == at;
         let reached = || parts.iter().enumerate().filter(|(peer, _)| shape.reaches(coll.rank, *peer));
-        // One address of each card is enough: the handle names the card, and the peers' lists have the rest.
+        // One address per card is enough: the handle names the card, and the peers' lists have the rest.
         let mut cards = BTreeMap::new();
         for (rank, part) in reached() {
             for context in part.contexts.iter().enumerate().filter(|(id, _)| of_rail(*id)).map(|(_, context)| context) {
@@ -51,8 +51,8 @@ pub fn resolve(
     Ok(all)
 }
 
-/// Inserts one address of each card into the rail's address vector, in one call, and asks for the handles. `cards` has the rank and an
-/// address of each card.
+/// Inserts one address per card into the rail's address vector, in one call, and queries the handles. `cards` has a rank and an address for
+/// each card.
 fn handles_of(
     rail: &Arc<Rail>,
     context: &OneContext,

@@ -1,4 +1,4 @@
-//! The queues of one context: its endpoints on a rail, and the infos that open them.
+//! One context's queues: its endpoints on a rail, and the infos to open them with.
 #![allow(unsafe_code)]
 
 use super::shape::Shape;
@@ -27,13 +27,13 @@ pub struct OneContext {
 }
 
 impl OneContext {
-    /// Opens the endpoints on `rail`, without targets yet. Moves `next`, the places of the next counters in `memory`, on.
+    /// Opens the endpoints on `rail`, without targets yet. Advances `next`, the offsets of the next counters in `memory`.
     ///
     /// # Errors
-    /// An endpoint does not open.
+    /// An endpoint doesn't open.
     ///
     /// # Safety
-    /// `memory` outlives the result, and has room from `next` on for counters of these endpoints alone.
+    /// `memory` must outlive the result, and have room from `next` on that only these endpoints' counters use.
     pub unsafe fn open(
         coll: &CollComm,
         (rail, info): (&Rail, &RailInfo),
@@ -64,7 +64,7 @@ impl OneContext {
         Ok(Self { endpoints, targets: Arc::default() })
     }
 
-    /// The addresses of the endpoints that peers write to.
+    /// Returns the addresses of the endpoints that peers write to.
     ///
     /// # Errors
     /// Those of [`Endpoint::address`].
@@ -74,7 +74,7 @@ impl OneContext {
     }
 }
 
-/// Infos that open a rail's endpoints, each with the queue depth.
+/// Infos to open a rail's endpoints with, and their queue depths.
 pub struct RailInfo {
     /// For endpoints with 64-byte requests.
     pub narrow: (Info, usize),
@@ -102,7 +102,7 @@ impl RailInfo {
         let mut classes = tclass_choices(shape.tclass).into_iter();
         let (narrow, tclass) = loop {
             let tclass = classes.next().unwrap_or(0);
-            // Some libfabrics refuse an unknown class, others ignore it and succeed.
+            // Some libfabric versions refuse an unknown class, others ignore it and succeed.
             match find(false, depth, tclass) {
                 Ok(info) if tclass == 0 || info.tclass() == tclass => break (info, tclass),
                 Ok(_) => crate::trace!("libfabric ignores traffic class {tclass:#x}"),
@@ -120,7 +120,7 @@ impl RailInfo {
         }
         let wide = match shape.layout {
             Layout::V0 => None,
-            // A queue of 128-byte requests has fewer slots. The card reports how many when the hints name no number.
+            // A queue of 128-byte requests has fewer slots. The card reports how many if the hints don't ask for a number.
             Layout::V1 => match find(true, 0, tclass) {
                 Ok(info) => {
                     let depth = depth.min(limit(&info));
@@ -151,8 +151,8 @@ impl RailInfo {
     }
 }
 
-/// The traffic classes to try for a requested class, best first. EFA knows only the low-latency class, which replaces expedited
-/// forwarding (DSCP 46) and every higher DSCP.
+/// Returns the traffic classes to try for a requested class, best first. EFA only knows the low-latency class, which stands in for
+/// expedited forwarding (DSCP 46) and every higher DSCP.
 fn tclass_choices(tclass: u32) -> Vec<u32> {
     let mut choices = vec![tclass];
     if tclass != 0 {

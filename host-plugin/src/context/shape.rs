@@ -6,37 +6,37 @@ use crate::error::Error;
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_libfabric::bindings;
 
-/// The limit of each number of signals, counters and contexts. No card has so many queue pairs.
+/// The limit for the numbers of signals, counters and contexts. No card has that many queue pairs.
 const COUNT_MAX: i32 = 1 << 16;
-/// The limit of the number of emulated signals.
+/// The limit for the number of emulated signals.
 const SIGNALS_MAX: i32 = 1 << 20;
 
 /// The checked configuration of a `createContext`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Signals of each context that the card counts.
+    /// Signals per context that the card counts.
     pub n_signals: usize,
-    /// Emulated signals of each context, in place of those.
+    /// Emulated signals per context, which replace those.
     pub n_words: Option<usize>,
-    /// Counters of each context.
+    /// Counters per context.
     pub n_counters: usize,
-    /// Contexts, at least one.
+    /// Number of contexts, at least one.
     pub n_contexts: usize,
     /// NCCL's queueDepth; 0 means the default.
     pub depth: usize,
-    /// libfabric's traffic class, or 0.
+    /// libfabric's traffic class; 0 means the default.
     pub tclass: u32,
     /// Layout of the queue structs.
     pub layout: Layout,
     /// NCCL's backendVersion.
     pub backend_version: i32,
-    /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it does not divide the ranks.
+    /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it doesn't divide the number of ranks.
     pub rank_stride: usize,
-    /// Nanoseconds that a wait of a kernel may take at first; 0 is no limit, as NCCL's kernels have limits of their own.
+    /// Initial limit of a kernel's wait in nanoseconds; 0 is no limit, as NCCL's kernels have limits of their own.
     pub wait_ns: u64,
 }
 
-/// A count of NCCL's configuration.
+/// Checks a count in NCCL's configuration.
 fn count_up_to(name: &str, value: i32, most: i32) -> Result<usize, Error> {
     let valid = (0..=most).contains(&value);
     valid
@@ -48,7 +48,7 @@ impl Shape {
     /// Checks NCCL's configuration.
     ///
     /// # Errors
-    /// A count is negative or above any card's limit; this plugin does not know the backend version.
+    /// A count is negative or above any card's limit; the plugin doesn't know the backend version.
     pub fn new(config: &GinConfigV14) -> Result<Self, Error> {
         let count = |name: &str, value: i32| count_up_to(name, value, COUNT_MAX);
         let layout = Layout::of(config.backend_version).ok_or_else(|| {
@@ -81,12 +81,12 @@ impl Shape {
         })
     }
 
-    /// The shape with what a job of `nranks` ranks and its kind of signals make of it.
+    /// Returns the shape adapted to a job's number of ranks and kind of signals.
     ///
     /// # Errors
     /// Too many signals for any card.
     pub fn in_job(&self, nranks: usize, signals: Signals) -> Result<Self, Error> {
-        // The stride is a hint that all ranks follow alike.
+        // The stride is a hint, and all ranks ignore it in the same cases.
         let rank_stride = if nranks.is_multiple_of(self.rank_stride) { self.rank_stride } else { 1 };
         if rank_stride != self.rank_stride {
             let given = self.rank_stride;
@@ -103,17 +103,17 @@ impl Shape {
         })
     }
 
-    /// True if kernels of `rank` may post to `peer`.
+    /// Returns true if `rank`'s kernels may post to `peer`.
     pub fn reaches(&self, rank: usize, peer: usize) -> bool {
         rank.abs_diff(peer).is_multiple_of(self.rank_stride)
     }
 
-    /// Endpoints of each context.
+    /// Returns the number of endpoints per context.
     pub fn endpoints(&self) -> usize {
         2 + self.n_counters + self.n_signals
     }
 
-    /// Completion counters of each context.
+    /// Returns the number of completion counters per context.
     pub fn counters(&self) -> usize {
         2 + self.n_counters + 2 * self.n_signals
     }

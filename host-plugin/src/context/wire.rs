@@ -1,6 +1,6 @@
-//! The description of a rank's contexts for the other ranks, as its block of the allgather. Integers are little endian.
+//! A rank's description of its contexts for the other ranks: its block in the allgather. Integers are little endian.
 //!
-//! A [`RawCount`] of contexts, then for each context a [`RawContext`], and for each of its endpoints a [`RawEndpoint`].
+//! A [`RawCount`] of contexts, then each context's [`RawContext`], followed by a [`RawEndpoint`] for each of its endpoints.
 
 use crate::address::EndpointAddress;
 use ferrogin_ffi::ext::EmulatedPeer;
@@ -16,7 +16,7 @@ struct RawCount {
 
 ferrogin_ffi::assert_layout!(RawCount, size 4, align 1, { count @ 0 });
 
-/// The head of a context.
+/// The header of a context.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RawContext {
@@ -54,30 +54,30 @@ pub struct RankContexts {
 pub struct PeerContext {
     /// Address and remote key of the scratch page.
     pub scratch: (u64, u32),
-    /// The card of all its endpoints.
+    /// The card that all its endpoints are on.
     pub gid: [u8; 16],
-    /// The emulated signals; zero with card signals.
+    /// Emulated signals; zero with card signals.
     pub signals: EmulatedPeer,
-    /// Queue pair and QKey of the data endpoint, then of the signal endpoints; those of the inbox alone with emulated signals.
+    /// Queue pair and QKey of the data endpoint, then of the signal endpoints. With emulated signals, the inbox's only.
     pub endpoints: Vec<(u16, u32)>,
 }
 
 impl PeerContext {
-    /// A context whose endpoints have these addresses; `None` if they are on several cards.
+    /// Describes a context whose endpoints have these addresses; `None` if they are on several cards.
     pub fn new(scratch: (u64, u32), signals: EmulatedPeer, addresses: &[EndpointAddress]) -> Option<Self> {
         let gid = addresses.first()?.gid;
         let endpoints = addresses.iter().map(|address| (address.qpn, address.qkey)).collect();
         addresses.iter().all(|address| address.gid == gid).then_some(Self { scratch, gid, signals, endpoints })
     }
 
-    /// The addresses of the endpoints.
+    /// Returns the endpoints' addresses.
     pub fn addresses(&self) -> impl Iterator<Item = EndpointAddress> + '_ {
         self.endpoints.iter().map(|(qpn, qkey)| EndpointAddress { gid: self.gid, qpn: *qpn, qkey: *qkey })
     }
 }
 
 impl RankContexts {
-    /// The bytes for the other ranks.
+    /// Returns the bytes for the other ranks.
     pub fn emit(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let mut put = |bytes: &[u8]| out.extend_from_slice(bytes);
@@ -97,7 +97,7 @@ impl RankContexts {
         out
     }
 
-    /// The contexts that `bytes` describe; `None` if the bytes are not valid.
+    /// Parses the contexts in `bytes`; returns `None` if the bytes are invalid.
     pub fn parse(mut bytes: &[u8]) -> Option<Self> {
         let bytes = &mut bytes;
         let count = take::<RawCount>(bytes)?.count;
@@ -123,7 +123,7 @@ fn take<T: FromBytes>(bytes: &mut &[u8]) -> Option<T> {
 
 fn list<T>(bytes: &mut &[u8], count: U32, mut element: impl FnMut(&mut &[u8]) -> Option<T>) -> Option<Vec<T>> {
     let count = count.get() as usize;
-    // Each element has at least four bytes, so a larger count is not valid and must not allocate memory.
+    // Each element has at least four bytes, so a larger count is invalid and must not allocate memory.
     if count > bytes.len() / size_of::<RawCount>() {
         return None;
     }

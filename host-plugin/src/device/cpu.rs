@@ -1,4 +1,4 @@
-//! The CPU as device: host memory behind a memfd, which cards register as they register a GPU's dma-buf.
+//! The CPU as device: host memory behind a memfd, which cards register like a GPU's dma-buf.
 #![allow(unsafe_code)]
 
 use super::interface::{
@@ -19,12 +19,12 @@ use std::ptr::NonNull;
 /// Host memory as device memory.
 #[derive(Debug)]
 pub struct CpuDevice {
-    /// True if cards register memory as the memfd (the software card), false if by address (hardware, which takes no memfd).
+    /// True if cards register memory through the memfd (the software card), false if by address (hardware, which can't use a memfd).
     export: bool,
 }
 
 impl CpuDevice {
-    /// With `export`, cards register memory as the memfd.
+    /// Opens the CPU. With `export`, cards register memory through the memfd.
     pub fn new(export: bool) -> Self {
         Self { export }
     }
@@ -44,7 +44,7 @@ impl Device for CpuDevice {
             .checked_next_multiple_of(page_size())
             .and_then(NonZeroUsize::new)
             .ok_or(DeviceError::Bounds { offset: 0, len, size: isize::MAX as usize })?;
-        // Beyond this limit the kernel would end the process by SIGXFSZ.
+        // Beyond this limit the kernel would kill the process with SIGXFSZ.
         let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).map_err(system("getrlimit", len))?;
         if size.get() as u64 > limit {
             return Err(system("ftruncate", len)(nix::Error::EFBIG));
@@ -52,12 +52,12 @@ impl Device for CpuDevice {
         let file = memfd_create(c"ferrogin", MFdFlags::MFD_CLOEXEC).map_err(system("memfd_create", len))?;
         nix::unistd::ftruncate(&file, size.get() as i64).map_err(system("ftruncate", len))?;
         let flags = MapFlags::MAP_SHARED;
-        // SAFETY: the kernel chooses the address, so the mapping replaces no other. Only this process has the file, so its size
-        // stays.
+        // SAFETY: the kernel chooses the address, so the mapping replaces no other. Only this process has the file, so its size doesn't
+        // change.
         let base = unsafe { mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, &file, 0) }
             .map_err(system("mmap", len))?;
         let export = self.export && usage != Use::Tables;
-        // SAFETY: the mapping has as many bytes, and the buffer, which keeps this value, ends it on drop.
+        // SAFETY: the mapping has at least `len` bytes, and the buffer, which keeps this value, unmaps it on drop.
         let bytes = unsafe { HostBytes::new(base.as_ptr().cast(), len) };
         Ok(Box::new(CpuBuffer { base, bytes, size: size.get(), file: export.then_some(file) }))
     }
@@ -81,7 +81,7 @@ impl Device for CpuDevice {
     }
 }
 
-/// Checks that each page of `len` bytes from `address` is mapped.
+/// Checks that every page of the `len` bytes at `address` is mapped.
 pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError> {
     let not_mapped = DeviceError::NotMapped { address, len };
     let start = address & !(page_size() - 1);
@@ -141,7 +141,7 @@ impl DeviceBuffer for CpuBuffer {
 
 impl Drop for CpuBuffer {
     fn drop(&mut self) {
-        // SAFETY: `allocate` made this mapping, and only this drop ends it. The owner drops the cards' registrations of it first.
+        // SAFETY: `allocate` created this mapping, and only this drop unmaps it. The owner drops the cards' registrations of it first.
         if let Err(errno) = unsafe { munmap(self.base, self.size) } {
             crate::warn!("munmap of {} bytes of device memory failed: {errno}", self.size);
         }
@@ -202,7 +202,7 @@ mod tests {
         assert!(device.window(16 as *mut c_void, 8, nccl::PTR_HOST).is_err());
         assert!(device.window(base, usize::MAX, nccl::PTR_HOST).is_err());
         drop(buffer);
-        // Another test may map this address meanwhile, but not 64 GiB.
+        // Another test may have mapped this address by now, but not 64 GiB.
         assert!(device.window(base, 64 << 30, nccl::PTR_CUDA).is_err());
     }
 }

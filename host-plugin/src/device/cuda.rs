@@ -1,8 +1,8 @@
 //! The GPU as device, through the CUDA driver, which is loaded at run time.
 //!
-//! A card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, which it registers as a dma-buf; its rings and
-//! doorbells are mapped into the GPU. A software card is a thread of this process, which reaches dma-bufs of the software GPU alone: its
-//! driver has a function for that. On any other GPU its memory is host memory that is mapped into the GPU.
+//! A card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, and registers it as a dma-buf; its rings and doorbells
+//! are mapped into the GPU. A software card is a thread of this process, and can only access the software GPU's dma-bufs: that GPU's driver
+//! has a function for it. With any other GPU, a software card's memory is host memory mapped into the GPU.
 #![allow(unsafe_code)]
 
 mod capabilities;
@@ -27,21 +27,21 @@ use std::sync::Arc;
 /// A GPU.
 pub struct CudaDevice {
     core: Arc<Core>,
-    /// False for a software card that the driver does not let into the GPU's memory.
+    /// False for a software card that the driver doesn't let access the GPU's memory.
     reachable: bool,
     flush: Flush,
-    /// A stream has atomic reductions.
+    /// True if streams have atomic reductions.
     reduces: bool,
-    /// Atomic operations of the CPU on GPU memory are atomic for the GPU too.
+    /// True if the CPU's atomic operations on GPU memory are atomic for the GPU too.
     native_atomics: bool,
 }
 
 impl CudaDevice {
-    /// Opens the GPU whose context is current on this thread, or else the first GPU. NCCL always calls a plugin with the context of the
-    /// communicator's GPU current, so it is up to other callers to make the GPU of their rank current.
+    /// Opens the GPU whose context is current on this thread, or the first GPU if none is. NCCL always calls a plugin with the context of
+    /// the communicator's GPU current; other callers must make their rank's GPU current themselves.
     ///
     /// # Errors
-    /// [`DeviceError::NoGpu`] without a driver or a suitable GPU; otherwise a failure of the driver.
+    /// [`DeviceError::NoGpu`] if there is no driver or no suitable GPU; otherwise the driver's error.
     pub fn open(software: bool) -> Result<Self, DeviceError> {
         // cudarc panics if the library or one of its symbols is missing.
         // SAFETY: the call loads NVIDIA's driver library, whose initialisers any process may run.
@@ -189,7 +189,7 @@ impl Device for CudaDevice {
             unsafe { cu::cuDeviceGetPCIBusId(address.as_mut_ptr().cast(), address.len() as i32 - 1, self.core.device) };
         check("cuDeviceGetPCIBusId", result).ok()?;
         let address = CStr::from_bytes_until_nul(&address).ok()?;
-        // The driver writes upper case; sysfs has lower case.
+        // The driver uses upper case, sysfs lower case.
         Some((usize::try_from(self.core.device).ok()?, address.to_str().ok()?.to_ascii_lowercase()))
     }
 }

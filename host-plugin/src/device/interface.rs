@@ -1,4 +1,4 @@
-//! What both back ends offer: the trait [`Device`], and the memory and errors that it names.
+//! The interface of both back ends: the trait [`Device`], and its memory and error types.
 
 use crate::rounds::Round;
 use ferrogin_libfabric::MemoryKind;
@@ -16,7 +16,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The name for messages.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -25,7 +25,7 @@ impl DeviceKind {
     }
 }
 
-/// The users of an allocation besides kernels, which determine the kind of memory.
+/// Who uses an allocation besides kernels, which determines the kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// The host, during set-up only: handles and tables.
@@ -38,28 +38,28 @@ pub enum Use {
     Shared,
 }
 
-/// The kind of memory that is mapped into the device.
+/// The kind of memory being mapped into the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// Registers or device memory of a card.
+    /// A card's registers or device memory.
     Mmio,
     /// Host memory, which the software card uses as its own.
     Host,
 }
 
-/// How the signal proxy adds to a 64-bit word of a window. The owner resets a word by a plain store at any time.
+/// How the signal proxy adds to a 64-bit word in a window. The owner may reset a word with a plain store at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Adds {
-    /// An atomic operation of the CPU, on memory that the CPU and the device access coherently.
+    /// An atomic operation by the CPU, on memory that the CPU and the device access coherently.
     Cpu,
-    /// An atomic reduction of a stream.
+    /// An atomic reduction on a stream.
     Stream,
-    /// A copy from the device, and one back: a reset between the two is undone.
+    /// A copy from the device and one back, which undo a reset in between.
     Copy,
 }
 
 impl Adds {
-    /// The name for messages.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cpu => "atomic adds by the CPU",
@@ -69,7 +69,7 @@ impl Adds {
     }
 }
 
-/// A device memory call failed.
+/// The error of a failed device memory call.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The machine has no usable GPU.
@@ -98,17 +98,17 @@ pub enum DeviceError {
         call: &'static str,
         /// Its `CUresult`.
         code: u32,
-        /// The driver's name of the result.
+        /// The driver's name for the result.
         text: String,
     },
-    /// A write or read outside an allocation.
+    /// A write or read is outside its allocation.
     #[error("{len} bytes at {offset} are outside an allocation of {size} bytes")]
     Bounds {
         /// First byte.
         offset: usize,
         /// Bytes.
         len: usize,
-        /// Bytes of the allocation.
+        /// Size of the allocation.
         size: usize,
     },
     /// A window's memory is not mapped.
@@ -121,7 +121,7 @@ pub enum DeviceError {
         /// Bytes.
         len: usize,
     },
-    /// The device cannot use memory of this kind.
+    /// The device can't use memory of this kind.
     #[error("memory at {address:#x} is {problem}: {fix}")]
     WrongMemory {
         /// First byte.
@@ -146,37 +146,37 @@ pub struct DmaBuf<'a> {
     pub kind: MemoryKind,
 }
 
-/// An allocation that kernels can use, zeroed when made, freed when dropped.
+/// An allocation that kernels can use. Zeroed when created, freed when dropped.
 pub trait DeviceBuffer: Send + Sync {
-    /// The address for kernels, on a page boundary.
+    /// Returns the address for kernels, on a page boundary.
     fn device_address(&self) -> u64;
-    /// The address for the host, if there is one. [`Use::Shared`] always has one.
+    /// Returns the address for the host, if there is one. [`Use::Shared`] always has one.
     fn host_address(&self) -> Option<*mut u8>;
-    /// Bytes.
+    /// Returns the size in bytes.
     fn len(&self) -> usize;
-    /// True if the allocation has no bytes.
+    /// Returns true if the allocation is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The allocation as a dma-buf, if cards use it in this form.
+    /// Returns the allocation as a dma-buf, if cards register it as one.
     fn dma_buf(&self) -> Option<DmaBuf<'_>>;
-    /// GPU memory as a dma-buf with or without the mapping type PCIe, to compare both. `None` for host memory.
+    /// Exports GPU memory as a dma-buf with or without mapping type PCIe, to compare the two. Returns `None` for host memory.
     fn export(&self, _pcie: bool) -> Option<Result<std::os::fd::OwnedFd, DeviceError>> {
         None
     }
-    /// Copies host bytes in. Not ordered against running kernels.
+    /// Copies bytes in from the host. Not ordered with running kernels.
     ///
     /// # Errors
     /// The range is out of bounds, or the driver fails.
     fn write(&self, offset: usize, bytes: &[std::mem::MaybeUninit<u8>]) -> Result<(), DeviceError>;
-    /// Copies bytes out. Not ordered against running kernels.
+    /// Copies bytes out to the host. Not ordered with running kernels.
     ///
     /// # Errors
     /// The range is out of bounds, or the driver fails.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
 }
 
-/// The form in which a card registers a window's memory.
+/// How a card registers a window's memory.
 #[derive(Debug)]
 pub enum WindowMemory {
     /// By address.
@@ -192,18 +192,18 @@ pub enum WindowMemory {
     },
 }
 
-/// Memory that is mapped for kernels until this is dropped.
+/// Memory that stays mapped for kernels until this is dropped.
 pub trait DeviceMapping: Send + Sync {
-    /// Device address of the first byte.
+    /// Returns the device address of the first byte.
     fn device_address(&self) -> u64;
 }
 
 /// A device: allocates memory, and maps the cards' memory for kernels.
 pub trait Device: Send + Sync {
-    /// The kind of device.
+    /// Returns the kind of device.
     fn kind(&self) -> DeviceKind;
 
-    /// Allocates `len` zeroed bytes; `len` is not 0.
+    /// Allocates `len` zeroed bytes; `len` must not be 0.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -212,7 +212,7 @@ pub trait Device: Send + Sync {
     /// Maps `len` bytes at `address`, a ring or a doorbell, for kernels.
     ///
     /// # Safety
-    /// The bytes stay mapped in this process until the result is dropped.
+    /// The bytes must stay mapped in this process until the result is dropped.
     ///
     /// # Errors
     /// The driver fails.
@@ -224,25 +224,25 @@ pub trait Device: Send + Sync {
         mapping: Mapping,
     ) -> Result<Box<dyn DeviceMapping>, DeviceError>;
 
-    /// The form in which a card registers `len` bytes at `address`, of NCCL's memory type `ptr_type`.
+    /// Returns how a card registers `len` bytes at `address`, of NCCL's memory type `ptr_type`.
     ///
     /// # Errors
-    /// The memory is not mapped, or the device cannot use it.
+    /// The memory isn't mapped, or the device can't use it.
     fn window(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Result<WindowMemory, DeviceError>;
 
-    /// The memory types that NCCL may register: a sum of `PTR_*`.
+    /// Returns the memory types that NCCL may register: a sum of `PTR_*`.
     fn ptr_support(&self) -> i32;
 
-    /// How the signal proxy adds to words of a window of `len` bytes at `address`, of NCCL's memory type `ptr_type`.
+    /// Returns how the signal proxy adds to words in a window of `len` bytes at `address`, of NCCL's memory type `ptr_type`.
     fn adds(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Adds {
         let _ = (address, len, ptr_type);
         Adds::Cpu
     }
 
-    /// Adds to words of the device's memory in order, by another way than [`Adds::Cpu`]. Each call of the driver is one of `round`.
+    /// Adds to words in device memory, in order, in a way other than [`Adds::Cpu`]. Makes each driver call through `round`.
     ///
     /// # Safety
-    /// Each address is 8-byte aligned and mapped on the device until the end of the round.
+    /// Each address must be 8-byte aligned, and mapped on the device until the end of the round.
     ///
     /// # Errors
     /// The driver fails.
@@ -252,12 +252,12 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// The reason why the host cannot make kernels see the bytes that a card wrote, if it cannot.
+    /// Returns why the host can't make a card's writes visible to kernels; `None` if it can.
     fn cannot_flush_writes(&self) -> Option<String> {
         None
     }
 
-    /// Returns when kernels see the bytes that cards wrote to the device's memory before their completions, which the host has read.
+    /// Makes visible to kernels what cards wrote to device memory before the completions that the host has read.
     ///
     /// # Errors
     /// The driver fails.
@@ -265,17 +265,17 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
-    /// The GPU's number and PCI address; `None` for the CPU.
+    /// Returns the GPU's number and PCI address; `None` for the CPU.
     fn gpu(&self) -> Option<(usize, String)> {
         None
     }
 }
 
-/// Bytes of a page of this system: 4 KiB on most, 64 KiB on some aarch64 machines (Grace).
+/// Returns the system's page size in bytes: 4 KiB on most machines, 64 KiB on some aarch64 ones (Grace).
 pub fn page_size() -> usize {
     static SIZE: LazyLock<usize> = LazyLock::new(|| {
         let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten();
-        // Linux always answers. Otherwise the largest page size is right for smaller pages too.
+        // Linux always answers. If it didn't, the largest page size would work for smaller pages too.
         size.and_then(|size| usize::try_from(size).ok()).filter(|size| size.is_power_of_two()).unwrap_or(1 << 16)
     });
     *SIZE
@@ -288,7 +288,7 @@ pub(super) fn bounds(offset: usize, len: usize, size: usize) -> Result<(), Devic
     }
 }
 
-/// Host memory that its owner keeps, and that cards and kernels access too: no reference to it is made.
+/// Host memory that the owner keeps alive. Cards and kernels access it too, so no Rust reference to it is ever created.
 pub(super) struct HostBytes {
     base: *mut u8,
     len: usize,
@@ -296,7 +296,7 @@ pub(super) struct HostBytes {
 
 impl HostBytes {
     /// # Safety
-    /// `len` bytes at `base` stay readable and writable as long as the value.
+    /// `len` bytes at `base` must stay readable and writable as long as the value lives.
     #[allow(unsafe_code)]
     pub(super) unsafe fn new(base: *mut u8, len: usize) -> Self {
         Self { base, len }
@@ -329,9 +329,9 @@ impl HostBytes {
     }
 }
 
-/// The bytes of `value` for [`DeviceBuffer::write`]. `MaybeUninit`, because padding may be uninitialised.
+/// Returns the bytes of `value` for [`DeviceBuffer::write`], as `MaybeUninit` because padding may be uninitialised.
 #[allow(unsafe_code)]
 pub fn bytes_of<T: Copy>(value: &[T]) -> &[std::mem::MaybeUninit<u8>] {
-    // SAFETY: pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid value.
+    // SAFETY: the pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid values.
     unsafe { std::slice::from_raw_parts(value.as_ptr().cast(), size_of_val(value)) }
 }

@@ -12,13 +12,13 @@ pub use interface::{
 use crate::config::{DeviceChoice, Provider};
 use std::sync::Arc;
 
-/// Opens the device of the setting FERROGIN_DEVICE.
+/// Opens the device that FERROGIN_DEVICE selects.
 ///
-/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it is the CPU for the software card and for TCP, which the user chose by
-/// name, and an error for hardware, because CPU threads do not replace a GPU in a job.
+/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it's the CPU for the software card and for TCP, which the user chose
+/// explicitly, and an error for hardware, because CPU threads are no replacement for a GPU in a job.
 ///
 /// # Errors
-/// [`DeviceError::NoGpu`], or a failure of the driver.
+/// [`DeviceError::NoGpu`], or the driver's error.
 pub fn open(choice: DeviceChoice, provider: Provider) -> Result<Arc<dyn Device>, DeviceError> {
     let software = provider == Provider::SoftEfa;
     let without_gpu = software || provider == Provider::Tcp;

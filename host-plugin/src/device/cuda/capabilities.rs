@@ -6,7 +6,7 @@ use crate::device::interface::DeviceError;
 use cudarc::driver::sys as cu;
 use std::ffi::CStr;
 
-/// Required GPU attributes: the attribute, its least value, true if cards that do not reach its memory need it too, and the message.
+/// Required GPU attributes: the attribute, its minimum, whether it's needed even with cards that can't access GPU memory, and the message.
 const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     use cu::CUdevice_attribute::*;
     [
@@ -39,7 +39,7 @@ const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     ]
 };
 
-/// Checks that the GPU has what the plugin needs of it, with cards that reach its memory or with others.
+/// Checks that the GPU has what the plugin needs. `reachable` tells whether cards can access its memory.
 pub fn check_needs(device: cu::CUdevice, reachable: bool) -> Result<(), DeviceError> {
     for (attribute, least, always, reason) in NEEDS {
         let value = known(attribute, device)?;
@@ -57,7 +57,7 @@ fn known(attribute: cu::CUdevice_attribute, device: cu::CUdevice) -> Result<i32,
     Ok(value)
 }
 
-/// The GPU and its driver, for messages.
+/// Describes the GPU and its driver, for messages.
 pub fn versions(device: cu::CUdevice) -> String {
     use cu::CUdevice_attribute::{
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
@@ -72,18 +72,18 @@ pub fn versions(device: cu::CUdevice) -> String {
     format!("{name}, compute capability {major}.{minor}, driver of CUDA {}.{}", driver / 1000, driver % 1000 / 10)
 }
 
-/// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`, of CUDA 13.1.
+/// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`, from CUDA 13.1.
 pub const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
 
-/// Whether the driver has the function by which software cards reach a dma-buf of the GPU's memory. The software GPU's has it.
+/// Returns whether the driver has the function that gives software cards access to GPU memory's dma-bufs. The software GPU's does.
 pub fn lets_software_cards_in() -> bool {
     // SAFETY: the driver is loaded already, so no initialiser runs.
     let driver = unsafe { libloading::Library::new("libcuda.so.1") };
-    // SAFETY: the symbol is looked up and not used.
+    // SAFETY: the symbol is only looked up, not used.
     driver.is_ok_and(|driver| unsafe { driver.get::<*const ()>(b"cuSoftGpuAttachDmaBuf\0") }.is_ok())
 }
 
-/// A device attribute, also one that this release of the driver's bindings has no name for; 0 if the driver does not know it.
+/// Returns a device attribute, even one that this release of the driver's bindings has no name for; 0 if the driver doesn't know it.
 pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
     type Get = extern "C" fn(&mut i32, i32, cu::CUdevice) -> i32;
     // SAFETY: the driver is loaded already, so no initialiser runs.
@@ -94,14 +94,14 @@ pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
     if get(&mut value, number, device) == 0 { value } else { 0 }
 }
 
-/// How a host thread makes kernels see the bytes that a card wrote to GPU memory before a completion in host memory.
+/// How a host thread makes bytes that a card wrote to GPU memory before a completion in host memory visible to kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flush {
-    /// Kernels see them: the driver says so, or it has no way and the software card wrote them through the driver or its own mapping.
+    /// They already are: the driver says so, or it has no flush and the software card wrote them through the driver or its own mapping.
     NotNeeded,
     /// `cuFlushGPUDirectRDMAWrites`.
     Driver,
-    /// The driver has no way.
+    /// The driver has no flush.
     Missing,
 }
 

@@ -1,11 +1,11 @@
-//! The driver: its errors, and the context and stream of a device.
+//! The driver: its errors, and a device's context and stream.
 #![allow(unsafe_code)]
 
 use crate::device::interface::DeviceError;
 use cudarc::driver::sys as cu;
 use std::ffi::CStr;
 
-/// The result of a call of the driver.
+/// Checks the result of a driver call.
 pub fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError> {
     if result == cu::CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -22,14 +22,14 @@ pub fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError
     Err(DeviceError::Cuda { call, code: result as u32, text })
 }
 
-/// [`check`] of a call that frees device memory: an error makes a WARN line.
+/// [`check`] for a call that frees device memory: an error becomes a WARN line.
 pub fn check_free(call: &'static str, result: cu::CUresult) {
     if let Err(error) = check(call, result) {
         crate::warn!("freeing device memory: {error}");
     }
 }
 
-/// The CUDA context and a non-blocking stream, which all objects of the device share.
+/// The CUDA context and a non-blocking stream, shared by all of the device's objects.
 pub struct Core {
     pub context: cu::CUcontext,
     pub device: cu::CUdevice,
@@ -43,8 +43,8 @@ unsafe impl Send for Core {}
 // SAFETY: the driver's calls on a context and a stream are thread-safe, and no field changes after `open`.
 unsafe impl Sync for Core {}
 
-/// Keeps a context current on this thread until dropped, which restores the previous context. Until then the calls of this thread do not
-/// fail, and do not spoil the capture, while the program captures a CUDA graph: `CU_STREAM_CAPTURE_MODE_RELAXED`.
+/// Keeps a context current on this thread; dropping it restores the previous context. Until then, if the program is capturing a CUDA graph,
+/// this thread's calls don't fail and don't invalidate the capture (`CU_STREAM_CAPTURE_MODE_RELAXED`).
 pub struct Current {
     capture_mode: cu::CUstreamCaptureMode,
 }
@@ -58,7 +58,7 @@ impl Core {
         Ok(current)
     }
 
-    /// Waits for the copies on the stream.
+    /// Waits for the stream's work to finish.
     pub fn synchronize(&self) -> Result<(), DeviceError> {
         // SAFETY: `self` owns the stream and destroys it on drop.
         check("cuStreamSynchronize", unsafe { cu::cuStreamSynchronize(self.stream) })
@@ -66,7 +66,7 @@ impl Core {
 }
 
 impl Current {
-    /// An error leaves this thread's mode, which matters during a capture only.
+    /// An error leaves this thread's mode unchanged, which only matters during a capture.
     fn exchange_capture_mode(&mut self) {
         // SAFETY: the driver reads a mode from a local variable and writes another one to it.
         let _ = unsafe { cu::cuThreadExchangeStreamCaptureMode(&mut self.capture_mode) };
@@ -85,8 +85,8 @@ impl Drop for Current {
 impl Drop for Core {
     fn drop(&mut self) {
         if let Ok(_current) = self.enter() {
-            // SAFETY: `open` made the stream, and only this drop destroys it. If the program destroyed the context, the driver
-            // returns an error.
+            // SAFETY: `open` created the stream, and only this drop destroys it. If the program destroyed the context, the driver returns
+            // an error.
             let _ = unsafe { cu::cuStreamDestroy_v2(self.stream) };
         }
         if self.retained {

@@ -1,4 +1,4 @@
-//! Rings and doorbells of cards, mapped for kernels.
+//! Maps the cards' rings and doorbells for kernels.
 #![allow(unsafe_code)]
 
 use super::driver::{Core, check, check_free};
@@ -9,15 +9,15 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-/// Host pages that this process registered with the driver, by address and size. Doorbells of several queues may share a page,
-/// which the driver registers only once in a process.
+/// Host pages that this process registered with the driver, by address and size. Doorbells of several queues may share a page, which the
+/// driver registers only once per process.
 static REGISTERED: LazyLock<Mutex<RegisteredPages>> = LazyLock::new(Mutex::default);
 type RegisteredPages = HashMap<(usize, usize), Weak<Registered>>;
 
 /// Maps `len` bytes at `address` for kernels.
 ///
 /// # Safety
-/// The bytes stay mapped in this process until the result is dropped.
+/// The bytes must stay mapped in this process until the result is dropped.
 pub unsafe fn map(
     core: &Arc<Core>,
     address: *mut c_void,
@@ -37,8 +37,8 @@ pub unsafe fn map(
     if mapping == Mapping::Mmio {
         flags |= cu::CU_MEMHOSTREGISTER_IOMEMORY;
     }
-    // SAFETY: the caller keeps the bytes mapped until the mapping is dropped, which unregisters them. Whole pages are mapped
-    // or not, so rounding to pages adds no unmapped byte.
+    // SAFETY: the caller keeps the bytes mapped until the mapping is dropped, which unregisters them. Only whole pages are mapped, so
+    // rounding to pages adds no unmapped bytes.
     let result = unsafe { cu::cuMemHostRegister_v2(start as *mut c_void, size, flags) };
     check("cuMemHostRegister", result)?;
     let mut pages = Registered { core: core.clone(), start, device: 0 };

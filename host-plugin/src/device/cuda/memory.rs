@@ -1,4 +1,4 @@
-//! Device memory: pinned memory of the host, memory of the GPU, and its export as a dma-buf.
+//! Device memory: pinned host memory, GPU memory, and exporting it as a dma-buf.
 #![allow(unsafe_code)]
 
 use super::driver::{Core, check, check_free};
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Host memory, pinned and mapped into the GPU.
+/// Allocates host memory, pinned and mapped into the GPU.
 pub fn host(core: &Arc<Core>, len: usize) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
     let _current = core.enter()?;
     let size = round_up(len, page_size())?;
@@ -18,7 +18,7 @@ pub fn host(core: &Arc<Core>, len: usize) -> Result<Box<dyn DeviceBuffer>, Devic
     let flags = cu::CU_MEMHOSTALLOC_PORTABLE | cu::CU_MEMHOSTALLOC_DEVICEMAP;
     // SAFETY: the driver writes one pointer into a local variable.
     check("cuMemHostAlloc", unsafe { cu::cuMemHostAlloc(&mut host, size, flags) })?;
-    // SAFETY: the driver allocated at least `len` bytes, which the buffer, which keeps this value, frees on drop.
+    // SAFETY: the driver allocated at least `len` bytes, and the buffer that keeps this value frees them on drop.
     let bytes = unsafe { HostBytes::new(host.cast(), len) };
     let mut buffer = HostBuffer { core: core.clone(), bytes, device: 0 };
     // SAFETY: `host` is mapped pinned memory from the call above. The driver writes one address into `buffer`.
@@ -28,7 +28,7 @@ pub fn host(core: &Arc<Core>, len: usize) -> Result<Box<dyn DeviceBuffer>, Devic
     Ok(Box::new(buffer))
 }
 
-/// GPU memory, with `export` also as a dma-buf.
+/// Allocates GPU memory and, with `export`, exports it as a dma-buf.
 pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
     let _current = core.enter()?;
     let location = cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: core.device };
@@ -68,7 +68,7 @@ pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceB
     Ok(Box::new(buffer))
 }
 
-/// Exports GPU memory as a dma-buf. `base` and `size` are multiples of the host's page size.
+/// Exports GPU memory as a dma-buf. `base` and `size` must be multiples of the host's page size.
 pub fn export_range(base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
     export_for_pcie_or_plain(|flags| export_with(base, size, flags))
 }
@@ -85,8 +85,8 @@ fn export_with(base: u64, size: usize, flags: u64) -> Result<OwnedFd, DeviceErro
 
 const PCIE: u64 = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
 
-/// Exports with the mapping type PCIe, or without it if the driver refuses the flag. On machines with coherent memory of CPU and
-/// GPU (GB200, B300), a card reaches GPU memory over PCIe only through such a mapping. Older drivers refuse the flag.
+/// Exports with mapping type PCIe, or without it if the driver refuses the flag, as older drivers do. On machines with coherent CPU and GPU
+/// memory (GB200, B300), a card can reach GPU memory over PCIe only through such a mapping.
 pub fn export_for_pcie_or_plain<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     export(PCIE).or_else(|error| {
         crate::trace!("the CUDA driver exports no dma-buf of mapping type PCIe: {error}");
@@ -94,7 +94,7 @@ pub fn export_for_pcie_or_plain<T>(export: impl Fn(u64) -> Result<T, DeviceError
     })
 }
 
-/// `len`, rounded up to a multiple of `to`.
+/// Rounds `len` up to a multiple of `to`.
 pub fn round_up(len: usize, to: usize) -> Result<usize, DeviceError> {
     len.checked_next_multiple_of(to).ok_or(DeviceError::Bounds { offset: 0, len, size: isize::MAX as usize })
 }

@@ -5,7 +5,7 @@ use crate::rounds::Rounds;
 use ferrogin_libfabric::Region;
 use ferrogin_test_support::child;
 
-/// Runs `body` in a child process, with the driver of this machine or else on the software GPU.
+/// Runs `body` in a child process, on this machine's GPU or, without one, on the software GPU.
 fn on_gpu(test: &str, body: impl FnOnce()) {
     if CudaDevice::open(true).is_ok() {
         child::run(test, &[], body);
@@ -73,7 +73,7 @@ fn adds_reach_words_of_gpu_memory_in_each_way() {
         for (at, adds) in ways.into_iter().enumerate() {
             let at = address + 512 * at as u64;
             let words: Vec<_> = (0..300).map(|n| (at + n % 3 * 8, (1 << 40) + n)).collect();
-            // SAFETY: the words lie in `buffer`.
+            // SAFETY: the words are in `buffer`.
             unsafe { device.add(&round, adds, &words) }.unwrap();
             for word in 0..4 {
                 let mut bytes = [0; 8];
@@ -86,13 +86,13 @@ fn adds_reach_words_of_gpu_memory_in_each_way() {
                 );
             }
         }
-        // SAFETY: the words lie in `buffer`; the driver refuses the last one.
+        // SAFETY: the words are in `buffer`; the driver refuses the last one.
         let refused = unsafe { device.add(&round, Adds::Stream, &[(address, 1), (address + 4, 1)]) };
         assert!(refused.is_err());
     });
 }
 
-/// Sets an attribute of the software GPU; false if another driver answers.
+/// Sets an attribute of the software GPU; returns false if the driver is a different one.
 fn set_attribute(number: i32, value: i32) -> bool {
     type Set = unsafe extern "C" fn(i32, i32) -> i32;
     // SAFETY: the driver is loaded already, so no initialiser runs.
@@ -108,7 +108,7 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
     let test = "ways_of_adding_and_flushing_follow_the_attributes_of_the_driver";
     on_gpu(test, || {
         let first = CudaDevice::open(true).expect("a GPU");
-        // Native atomics, host page tables, atomic reductions; how the signal proxy adds to GPU memory.
+        // Native atomics, host page tables, atomic reductions; how the signal proxy then adds to GPU memory.
         let adds = [
             ([0, 0, 0], Adds::Copy),
             ([0, 0, 1], Adds::Stream),
@@ -136,8 +136,8 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
             let on_host = host.host_address().expect("an address").cast();
             assert_eq!(device.adds(on_host, 4096, nccl::PTR_HOST), Adds::Cpu);
         }
-        // Order of writes (0 none, 100 for the owner, 200 for all), ways to flush (1 by the host, 2 by a stream); with a hardware card, with
-        // the software card.
+        // Order of writes (0 none, 100 for the owner, 200 for all), ways to flush (1 by the host, 2 by a stream); expected with a hardware
+        // card and with the software card.
         let flushes = [
             ([0, 0], Flush::Missing, Flush::NotNeeded),
             ([0, 2], Flush::Missing, Flush::NotNeeded),
@@ -159,8 +159,8 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
     });
 }
 
-/// Memory of cards and windows is GPU memory that the card registers as a dma-buf, where cards reach it; the last is true for hardware, and
-/// for a software card on the software GPU.
+/// Where cards can access GPU memory, cards and windows use it, registered as a dma-buf: with hardware, and with a software card on the
+/// software GPU.
 #[test]
 fn cards_get_gpu_memory_where_they_reach_it() {
     let test = "cards_get_gpu_memory_where_they_reach_it";
@@ -184,7 +184,7 @@ fn cards_get_gpu_memory_where_they_reach_it() {
             assert!(device.window(16 as *mut c_void, 8, nccl::PTR_CUDA).is_err());
         };
         let device = CudaDevice::open(true).expect("a GPU");
-        // A call that changes nothing tells the software GPU from other drivers.
+        // Setting an attribute to its current value succeeds only on the software GPU.
         assert_eq!(device.reachable, set_attribute(ATOMIC_REDUCTION_SUPPORTED, i32::from(device.reduces)));
         check(&device);
         check(&CudaDevice { reachable: false, ..device });

@@ -1,4 +1,4 @@
-//! The words of windows: where they lie, and how the signal proxy adds to those in GPU memory.
+//! The words of windows: which memory they're in, and how the signal proxy adds to those in GPU memory.
 #![allow(unsafe_code)]
 
 use super::driver::{Core, Current, check};
@@ -6,21 +6,21 @@ use crate::device::interface::DeviceError;
 use crate::rounds::Round;
 use cudarc::driver::sys as cu;
 
-/// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, of CUDA 13.1.
+/// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, from CUDA 13.1.
 const ATOMIC_REDUCTION: u32 = 8;
 const REDUCTION_ADD: u32 = 0;
 const REDUCTION_U64: u32 = 22;
-/// Operations of one `cuStreamBatchMemOp`.
+/// Operations per `cuStreamBatchMemOp`.
 const MEM_OPS: usize = 128;
 
-/// The starts of the parts of `len` bytes at `address` that lie in one allocation each. Several adjacent allocations may make up a
-/// window. `None` if a byte is in no allocation of the driver.
+/// Splits `len` bytes at `address` by allocation, since a window may span several adjacent ones, and returns where each part starts.
+/// Returns `None` if a byte is not in any of the driver's allocations.
 pub fn parts(_: &Current, address: u64, len: usize) -> Option<Vec<u64>> {
     let (mut at, end) = (address, address.checked_add(len as u64)?);
     let mut parts = Vec::new();
     while at < end {
         let (mut base, mut size) = (0, 0);
-        // SAFETY: the driver looks `at` up without access to it, and writes an address and a size into local variables.
+        // SAFETY: the driver looks up `at` without accessing it, and writes an address and a size into local variables.
         let result = unsafe { cu::cuMemGetAddressRange_v2(&mut base, &mut size, at) };
         let next = base.saturating_add(size as u64);
         if result != cu::CUresult::CUDA_SUCCESS || !(base..next).contains(&at) {
@@ -32,14 +32,14 @@ pub fn parts(_: &Current, address: u64, len: usize) -> Option<Vec<u64>> {
     Some(parts)
 }
 
-/// True if an atomic operation of the CPU on a word at `address` is atomic for the GPU: the word is in host memory, or the CPU reaches
-/// it at the same address in GPU memory that is coherent with it, as on Grace.
+/// Returns true if the CPU's atomic operations on a word at `address` are atomic for the GPU: the word is in host memory, or in coherent
+/// GPU memory that the CPU accesses at the same address, as on Grace.
 pub fn is_coherent(native_atomics: bool, _: &Current, address: u64) -> bool {
     use cu::CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_HOST_POINTER as HOST_POINTER, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
     };
     let (mut host, mut kind) = (0u64, 0u32);
-    // SAFETY: the driver looks the address up without access to it, and writes one pointer into a local variable.
+    // SAFETY: the driver looks up the address without accessing it, and writes one pointer into a local variable.
     let found = unsafe { cu::cuPointerGetAttribute((&raw mut host).cast(), HOST_POINTER, address) };
     // SAFETY: as above, with one 32-bit number.
     let typed = unsafe { cu::cuPointerGetAttribute((&raw mut kind).cast(), MEMORY_TYPE, address) };
@@ -48,7 +48,7 @@ pub fn is_coherent(native_atomics: bool, _: &Current, address: u64) -> bool {
     found == success && host == address && (on_host || native_atomics)
 }
 
-/// A call of the driver in a round of the signal proxy, and the end of what it puts on the stream. False if the signal proxy was abandoned meanwhile.
+/// Makes a driver call in a signal proxy's round, and waits for the stream. Returns false if the proxy was abandoned meanwhile.
 fn on_stream(
     core: &Core,
     round: &Round<'_>,
@@ -63,13 +63,13 @@ fn on_stream(
     done.transpose().map(|done| done.is_some())
 }
 
-/// Adds by atomic reductions of the stream.
+/// Adds with atomic reductions on the stream.
 ///
 /// # Safety
-/// Each address is 8-byte aligned and mapped on the device until the end of the round.
+/// Each address must be 8-byte aligned, and mapped on the device until the end of the round.
 pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]) -> Result<(), DeviceError> {
     for words in words.chunks(MEM_OPS) {
-        // The form of CUDA 13.1: operation and flags, kind and type, address, value.
+        // The layout in CUDA 13.1: operation and flags, kind and type, address, value.
         let head = [u64::from(ATOMIC_REDUCTION), u64::from(REDUCTION_ADD) | u64::from(REDUCTION_U64) << 32];
         let operation = |(address, amount): &(u64, u64)| cu::CUstreamBatchMemOpParams {
             pad: [head[0], head[1], *address, *amount, 0, 0],
@@ -77,8 +77,8 @@ pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]
         let mut operations: Vec<_> = words.iter().map(operation).collect();
         let (count, list) = (operations.len() as u32, operations.as_mut_ptr());
         let added = on_stream(core, round, "cuStreamBatchMemOp", |stream| {
-            // SAFETY: the driver reads as many operations as stated. This function's caller keeps the words mapped until the
-            // stream has executed them.
+            // SAFETY: the driver reads `count` operations. This function's caller keeps the words mapped until the stream has executed
+            // them.
             unsafe { cu::cuStreamBatchMemOp_v2(stream, count, list, 0) }
         })?;
         if !added {
@@ -88,10 +88,10 @@ pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]
     Ok(())
 }
 
-/// Adds by a copy from the device, and one back.
+/// Adds by copying each word from the device and back.
 ///
 /// # Safety
-/// Each address is 8-byte aligned and mapped on the device until the end of the round.
+/// Each address must be 8-byte aligned, and mapped on the device until the end of the round.
 pub unsafe fn add_by_copies(core: &Core, round: &Round<'_>, words: &[(u64, u64)]) -> Result<(), DeviceError> {
     for (address, amount) in words {
         let mut word = 0u64;
