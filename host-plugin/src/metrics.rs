@@ -1,10 +1,10 @@
-//! FERROGIN_METRICS: what runs, as a file in Prometheus' text format.
+//! FERROGIN_METRICS: what is running, as a file in Prometheus' text format.
 //!
-//! A thread of the host sleeps, and reads at each interval what kernels and cards keep anyway: cursors, completion counters
-//! ([`source`]) and the cards' own statistics ([`card`]). Kernels execute no instruction for it. The file is replaced as a whole, so a
-//! reader never finds half of it. docs/metrics.md names what each number counts.
+//! At each interval, a host thread wakes up and reads what kernels and cards maintain anyway: cursors, completion counters ([`source`]) and
+//! the cards' own statistics ([`card`]). Kernels don't execute a single extra instruction. The file is replaced as a whole, so a reader
+//! never sees half of it. docs/metrics.md says what each number counts.
 //!
-//! All plugins of a process with the same file share one writer. It ends, after a last write, with the last of them.
+//! All plugins of a process with the same file share one writer. When the last of them goes away, it writes the file once more and exits.
 
 pub mod card;
 pub mod source;
@@ -34,7 +34,7 @@ pub struct Metrics {
     shared: Arc<Shared>,
     /// `None` only in `drop`.
     thread: Option<JoinHandle<()>>,
-    /// The process that has the thread.
+    /// The process that the thread runs in.
     process: u32,
 }
 
@@ -55,7 +55,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Samples and replaces the file. The lock is not held while the file is written.
+    /// Samples, and replaces the file. The lock isn't held while the file is written.
     fn write(&self) -> io::Result<()> {
         let text = {
             let mut state = self.lock();
@@ -66,7 +66,7 @@ impl Shared {
         replace(&self.path, &text)
     }
 
-    /// The writer's thread. A file that cannot be written makes one WARN line until it can be written again.
+    /// The writer's thread. A file that can't be written causes one WARN line until it can be written again.
     fn run(&self) {
         loop {
             let mut state = self.lock();
@@ -94,10 +94,10 @@ impl Shared {
 }
 
 impl Metrics {
-    /// The writer of the file of FERROGIN_METRICS, or `None` without this setting, for a plugin with `device`.
+    /// Returns the writer of the FERROGIN_METRICS file for a plugin with `device`, or `None` if it's not set.
     ///
     /// # Errors
-    /// The file cannot be written, or its name needs a rank that no launcher gives.
+    /// The file can't be written, or its name needs a rank but no launcher set one.
     pub fn open(config: &Config, device: DeviceKind) -> Result<Option<Arc<Self>>, Error> {
         let Some(template) = &config.metrics else { return Ok(None) };
         let path = path(template, std::process::id())?;
@@ -128,13 +128,13 @@ impl Metrics {
         Ok(Some(writer))
     }
 
-    /// Adds a communicator, whose cards are read until the result is dropped.
+    /// Adds a communicator. Its cards are read until the result is dropped.
     pub fn communicator(&self, rank: usize, cards: Vec<Card>) -> Communicator {
         let mut state = self.shared.lock();
         let number = state.comms;
         state.comms += 1;
         state.rails.insert(number, cards);
-        // A software card that was closed and opened again counts from 0.
+        // A software card that was closed and reopened counts from 0.
         state.sample();
         drop(state);
         Communicator { shared: self.shared.clone(), number, rank, contexts: AtomicU64::new(0) }
@@ -143,13 +143,13 @@ impl Metrics {
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        // A fork of the process has no such thread, and the file belongs to the other process.
+        // A fork of the process doesn't have the thread, and the file belongs to the parent.
         let Some(thread) = self.thread.take().filter(|_| self.process == std::process::id()) else { return };
-        // A plugin that opens the same file now waits for the last write.
+        // A plugin that opens the same file now has to wait for the last write.
         let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared.lock().stop = true;
         self.shared.wake.notify_all();
-        // NCCL may unload this library next, so the thread must have ended.
+        // NCCL may unload this library next, so the thread must have exited.
         let _ = thread.join();
         writers.retain(|writer| writer.strong_count() > 0);
         writers.shrink_to_fit();
@@ -162,10 +162,10 @@ impl fmt::Debug for Metrics {
     }
 }
 
-/// Rail, name of the card, endpoints, and what the signal proxy counts of a context.
+/// A context's rail, card name, endpoints, and the signal proxy's counts.
 type NewContext = (u32, String, Vec<source::Endpoint>, Option<Arc<Counts>>);
 
-/// A communicator in the file, until it is dropped.
+/// A communicator in the file, until dropped.
 pub struct Communicator {
     shared: Arc<Shared>,
     number: u64,
@@ -174,10 +174,10 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Adds the contexts of a `createContext`: for each its rail, its card's name, where its endpoints count, and what the signal proxy counts.
+    /// Adds the contexts of a `createContext`: each one's rail, card name, where its endpoints count, and the signal proxy's counts.
     ///
     /// # Safety
-    /// The memory of all endpoints stays mapped until the result is dropped.
+    /// The memory of all endpoints must stay mapped until the result is dropped.
     #[allow(unsafe_code)]
     pub unsafe fn contexts(&self, contexts: Vec<NewContext>) -> Guard {
         let mut state = self.shared.lock();
@@ -194,7 +194,7 @@ impl Communicator {
         Guard { shared: self.shared.clone(), ids }
     }
 
-    /// Adds a context of the RMA plugin: the name of each rail's card, and what it counts.
+    /// Adds an RMA plugin context: each rail's card name and counts.
     pub fn rma_context(&self, rails: impl Iterator<Item = (String, Arc<RmaCounts>)>) -> Guard {
         let mut state = self.shared.lock();
         let context = self.contexts.fetch_add(1, Ordering::Relaxed);
@@ -219,8 +219,7 @@ impl Drop for Communicator {
     }
 }
 
-/// Contexts in the file. When it is dropped, their last numbers are added to those of closed contexts, and their memory is read no
-/// more.
+/// Contexts in the file. Dropping it adds their final numbers to those of closed contexts, and stops reading their memory.
 pub struct Guard {
     shared: Arc<Shared>,
     ids: Vec<u64>,
@@ -233,8 +232,8 @@ impl Drop for Guard {
     }
 }
 
-/// The file of this process: `{pid}` and `{rank}` stand for numbers. A name without either gets `-PID` before its extension, so that
-/// the ranks of a host have files of their own.
+/// Returns this process's file: `{pid}` and `{rank}` are replaced with numbers. A name without either gets `-PID` before its extension, so
+/// that each rank on a host has its own file.
 fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
     let invalid = |why: String| Error::Usage(format!("FERROGIN_METRICS={template}: {why}"));
     let given = Path::new(template);
@@ -260,10 +259,10 @@ fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
     Ok(given.with_file_name(format!("{stem}-{pid}{extension}")))
 }
 
-/// Replaces the file at once. The new file has a hidden name until then, which node_exporter does not read.
+/// Replaces the file atomically. Until then the new file has a hidden name, which node_exporter doesn't read.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    // A name that no other user can take in advance. A new file is never one that a link of another user names.
+    // A name that no other user can take in advance. `create_new` never follows another user's link.
     let new = path.with_file_name(format!(".{name}.{:016x}.tmp", RandomState::new().build_hasher().finish()));
     let mut file = OpenOptions::new().write(true).create_new(true).open(&new)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&new, path));
@@ -291,14 +290,14 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("ferrogin-replace-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let path = directory.join("a.prom");
-        // The name of the process's number is taken, by what this process cannot remove.
+        // A temporary name made from the process id is taken, by something that `replace` can't remove.
         let taken = directory.join(format!(".a.prom.{}.tmp", std::process::id()));
         std::fs::create_dir(&taken).unwrap();
         for text in ["first\n", "second\n"] {
             replace(&path, text).unwrap();
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
-        // The name is that of a directory with a file in it.
+        // The path is a non-empty directory.
         assert!(replace(&directory, "third\n").is_err());
         std::fs::remove_dir(taken).unwrap();
         let names: Vec<_> = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();

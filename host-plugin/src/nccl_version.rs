@@ -1,7 +1,7 @@
 //! The version of the NCCL that loaded the plugin.
 //!
-//! `backendVersion` alone does not say which structs kernels read: two NCCL releases may give one number to different structs. So the plugin
-//! asks for NCCL's own version too, and serves the pairs that it knows.
+//! `backendVersion` alone doesn't say which structs kernels read: two NCCL releases may use the same number for different structs. So the
+//! plugin also asks for NCCL's own version, and serves the pairs that it knows.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -13,7 +13,7 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 
-/// A version of NCCL.
+/// An NCCL version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NcclVersion {
     major: c_int,
@@ -22,7 +22,7 @@ pub struct NcclVersion {
 }
 
 impl NcclVersion {
-    /// The version of the library that has the logger of `init`, or `None` if that is no NCCL.
+    /// Returns the version of the library that contains the logger passed to `init`, or `None` if that isn't NCCL.
     pub fn of_caller() -> Option<Self> {
         Self::of_code_at(log::logger()?)
     }
@@ -38,12 +38,12 @@ impl NcclVersion {
         (result == nccl::SUCCESS).then_some(Self::from_code(code))
     }
 
-    /// From `NCCL_VERSION_CODE`, as NCCL 2.9 and newer have it.
+    /// Converts an `NCCL_VERSION_CODE` of NCCL 2.9 or newer.
     fn from_code(code: c_int) -> Self {
         Self { major: code / 10_000, minor: code / 100 % 100, patch: code % 100 }
     }
 
-    /// Whether this release's kernels of `backend_version` read the structs that the plugin writes for it.
+    /// Returns whether this release's kernels with `backend_version` read the structs that the plugin writes for it.
     fn knows(self, backend_version: c_int) -> bool {
         matches!((self.major, self.minor, backend_version), (2, 30..=32, 0 | 1) | (2, 32, 2))
     }
@@ -55,10 +55,10 @@ impl fmt::Display for NcclVersion {
     }
 }
 
-/// Checks that kernels of this NCCL read the structs that the plugin writes for `backend_version`. Without a version it trusts the number.
+/// Checks that this NCCL's kernels read the structs that the plugin writes for `backend_version`. Without a version, trusts the number.
 ///
 /// # Errors
-/// The plugin does not know this pair.
+/// The plugin doesn't know this pair.
 pub fn check(version: Option<NcclVersion>, backend_version: c_int) -> Result<(), Error> {
     match version {
         None => crate::info!(
@@ -76,7 +76,7 @@ pub fn check(version: Option<NcclVersion>, backend_version: c_int) -> Result<(),
     Ok(())
 }
 
-/// The loaded library that has the code at `address`.
+/// Returns the loaded library that contains the code at `address`.
 fn library_of(address: usize) -> Option<Library> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: dladdr accepts any address, and writes a `Dl_info`.
@@ -88,7 +88,7 @@ fn library_of(address: usize) -> Option<Library> {
     }
     // SAFETY: dladdr's file name is a C string, which lives as long as the library.
     let path = unsafe { CStr::from_ptr(info.dli_fname) };
-    // SAFETY: with RTLD_NOLOAD, no code of the library runs: it is loaded already.
+    // SAFETY: with RTLD_NOLOAD, none of the library's code runs: it's already loaded.
     unsafe { Library::open(Some(OsStr::from_bytes(path.to_bytes())), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()
 }
 

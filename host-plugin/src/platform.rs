@@ -1,11 +1,11 @@
-//! Facts about AWS instance types: which have completion counters that a GPU can read, and which drivers report a wrong link speed.
+//! Facts about AWS instance types: which have completion counters that a GPU can read, and which drivers report the wrong link speed.
 //!
-//! Source: aws-ofi-nccl of August 2026 (`platform-aws.cpp`, `nccl_ofi_net.cpp`) declares the counters for p5en, p6-b200 and p6-b300, and none
-//! for p3dn, p4d, p4de, p5, p5e, p6e-gb200, g5, g6 and g7e. The list below omits p6e-gb200, whose declaration is a default.
+//! Source: aws-ofi-nccl as of August 2026 (`platform-aws.cpp`, `nccl_ofi_net.cpp`) declares the counters for p5en, p6-b200 and p6-b300, and
+//! none for p3dn, p4d, p4de, p5, p5e, p6e-gb200, g5, g6 and g7e. The list below omits p6e-gb200, whose declaration is only a default.
 
 use std::path::Path;
 
-/// The file with the machine's name; on AWS it is the instance type.
+/// The file with the machine's name, which on AWS is the instance type.
 const PRODUCT_NAME: &str = "/sys/devices/virtual/dmi/id/product_name";
 
 /// A machine type.
@@ -20,7 +20,7 @@ const WITHOUT_COUNTERS: [&str; 8] = ["p3dn", "p4d", "p4de", "p5", "p5e", "g5", "
 const WITH_COUNTERS: &str = "p5en, p6-b200 and p6-b300";
 
 impl Platform {
-    /// This machine.
+    /// Identifies this machine.
     pub fn this() -> Self {
         Self::read(Path::new(PRODUCT_NAME))
     }
@@ -29,7 +29,7 @@ impl Platform {
         Self { name: std::fs::read_to_string(path).unwrap_or_default().trim().to_owned() }
     }
 
-    /// The reason why the cards have no completion counters for GPUs, if the machine is known to lack them.
+    /// Returns why the cards have no completion counters for GPUs, if the machine is known to lack them.
     pub fn lacks_counters(&self) -> Option<String> {
         let family = self.name.split('.').next()?;
         WITHOUT_COUNTERS.contains(&family).then(|| {
@@ -40,8 +40,7 @@ impl Platform {
         })
     }
 
-    /// Bits per second of one card's link, where the driver reports `reported`. Older drivers report 100 Gbit/s for p5en, which
-    /// has 200.
+    /// Returns a card's link speed in bits per second; `reported` is the driver's. Older drivers report 100 Gbit/s for p5en, which has 200.
     pub fn link_speed(&self, reported: Option<u64>) -> Option<u64> {
         if self.name.starts_with("p5en.") { Some(200_000_000_000) } else { reported }
     }

@@ -1,4 +1,4 @@
-//! The result of `init`: settings, libfabric, and the cards in groups, which are NCCL's devices.
+//! The result of `init`: settings, libfabric, and the cards, grouped into NCCL devices.
 
 use crate::cards::CardQuery;
 use crate::config::{Config, Signals};
@@ -29,9 +29,9 @@ pub struct Plugin {
     pub config: Config,
     /// libfabric, the provider and the kind of device.
     pub query: CardQuery,
-    /// Its devices.
+    /// The NCCL devices.
     pub devices: Devices,
-    /// The number of the device whose cards are nearest to the GPU; 0 without a GPU.
+    /// The number of the device whose cards are nearest to the GPU; 0 if there is no GPU.
     pub nearest: usize,
     /// The writer of FERROGIN_METRICS.
     pub metrics: Option<Arc<Metrics>>,
@@ -48,7 +48,7 @@ pub struct Devices {
     pub net_device_type: c_int,
 }
 
-/// A NCCL device: one to [`RAILS_MAX`] cards.
+/// An NCCL device: one to [`RAILS_MAX`] cards.
 #[derive(Debug)]
 pub struct NetDevice {
     /// One for each rail.
@@ -57,7 +57,7 @@ pub struct NetDevice {
     pci_path: Option<&'static CStr>,
 }
 
-/// The plugins of one kind that are not finalized, the latest last: NCCL passes no context to `devices` and `getProperties`.
+/// The plugins of one kind that haven't been finalized, latest last: NCCL passes no context to `devices` and `getProperties`.
 pub(crate) struct Live<T>(Mutex<Vec<Weak<T>>>);
 
 impl<T> Live<T> {
@@ -73,7 +73,7 @@ impl<T> Live<T> {
         plugin
     }
 
-    /// The latest one. There is none if NCCL did not call `init`, or `init` failed.
+    /// Returns the latest one. There is none if NCCL didn't call `init`, or `init` failed.
     pub fn latest(&self) -> Result<Arc<T>, Error> {
         let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = live.iter().rev().find_map(Weak::upgrade);
@@ -84,11 +84,10 @@ impl<T> Live<T> {
 static LIVE: Live<Plugin> = Live::new();
 
 impl Plugin {
-    /// Reads the settings, finds the cards and checks them. Keeps no card open.
+    /// Reads the settings, finds the cards and checks them. Keeps no cards open.
     ///
     /// # Errors
-    /// An invalid setting; no libfabric, no card, no GPU; a card that cannot open what `createContext` needs. Each message
-    /// names its fix.
+    /// An invalid setting; no libfabric, card or GPU; a card that can't open what `createContext` needs. Each message names its fix.
     pub fn open() -> Result<Arc<Self>, Error> {
         let config = Config::from_env()?;
         trace::start(config.trace.as_deref());
@@ -102,7 +101,7 @@ impl Plugin {
         let _span = trace::span("init", 0);
         let lib = Libfabric::load(None).map_err(Error::fabric("ferrogin needs libfabric"))?;
         let device = device::open(config.device, config.provider);
-        // A machine without a card often has no GPU either: the missing card is the error to report.
+        // A machine without a card often has no GPU either, so the missing card is the error to report.
         let kind = device.as_ref().map_or(DeviceKind::Cpu, |device| device.kind());
         let query = CardQuery { lib, provider: config.provider, kind };
         let cards = query.find()?;
@@ -130,7 +129,7 @@ impl Plugin {
         Ok(LIVE.add(plugin))
     }
 
-    /// Checks, once for each card of the process, that endpoints and counters open on the card as `createContext` opens them.
+    /// Checks, once per card and process, that endpoints and counters open the way `createContext` opens them.
     fn check_cards(&self, device: &dyn Device) -> Result<(), Error> {
         static CHECKED: Mutex<BTreeSet<(&'static str, DeviceKind, Signals, String)>> = Mutex::new(BTreeSet::new());
         let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,17 +144,17 @@ impl Plugin {
         Ok(())
     }
 
-    /// The latest plugin that is not finalized.
+    /// Returns the latest plugin that hasn't been finalized.
     ///
     /// # Errors
-    /// There is none: NCCL did not call `init`, or `init` failed.
+    /// There is none: NCCL didn't call `init`, or `init` failed.
     pub fn latest() -> Result<Arc<Self>, Error> {
         LIVE.latest()
     }
 }
 
 impl Devices {
-    /// Device number `index`.
+    /// Returns device number `index`.
     ///
     /// # Errors
     /// There is no such device.
@@ -167,7 +166,7 @@ impl Devices {
         })
     }
 
-    /// `getProperties`.
+    /// Returns a device's properties for `getProperties`.
     ///
     /// # Errors
     /// There is no such device.
@@ -203,7 +202,7 @@ impl Devices {
     }
 }
 
-/// Groups cards into NCCL devices: up to [`RAILS_MAX`] neighbours below one PCI switch; software cards in order.
+/// Groups cards into NCCL devices: up to [`RAILS_MAX`] neighbours below the same PCI switch; software cards in order.
 pub(crate) fn group(cards: Vec<Info>) -> Vec<NetDevice> {
     let mut devices: Vec<(Option<PathBuf>, Vec<Info>)> = Vec::new();
     for card in cards {
@@ -221,18 +220,18 @@ pub(crate) fn group(cards: Vec<Info>) -> Vec<NetDevice> {
     named.collect()
 }
 
-/// Sysfs directory of a card.
+/// Returns a card's sysfs directory.
 fn sysfs_path(card: &Info) -> Option<PathBuf> {
     sysfs_of(card.pci_address()?)
 }
 
-/// Sysfs directory of a PCI address. Its parents are the bridges above the device.
+/// Returns the sysfs directory for a PCI address. Its parents are the bridges above the device.
 fn sysfs_of(address: impl Display) -> Option<PathBuf> {
     std::fs::canonicalize(format!("/sys/bus/pci/devices/{address}")).ok()
 }
 
-/// The place in `cards` of the card that shares the most bridges with the GPU. GPUs take cards that are equally near in turn,
-/// by `ordinal`.
+/// Returns the index in `cards` of the card that shares the most bridges with the GPU. GPUs with several equally near cards take turns, by
+/// `ordinal`.
 fn nearest(cards: &[Option<PathBuf>], gpu: &Path, ordinal: usize) -> Option<usize> {
     let shared = |card: &Option<PathBuf>| {
         card.as_ref().map(|card| card.iter().zip(gpu).take_while(|(card, gpu)| card == gpu).count())
@@ -242,7 +241,7 @@ fn nearest(cards: &[Option<PathBuf>], gpu: &Path, ordinal: usize) -> Option<usiz
     Some(equal[ordinal % equal.len()])
 }
 
-/// Sysfs directory of the PCI switch above the card's own port. The GPU beside the card is below the same switch.
+/// Returns the sysfs directory of the PCI switch above the card's own port. The GPU next to the card is below the same switch.
 fn switch_of(card: &Info) -> Option<PathBuf> {
     sysfs_path(card)?.parent()?.parent().map(Path::to_owned)
 }
@@ -256,7 +255,7 @@ fn guid(card: &Info) -> u64 {
     hasher.finish()
 }
 
-/// A copy of `text` that lives as long as the process, since NCCL keeps the pointer. Equal texts share one copy.
+/// Returns a copy of `text` that lives as long as the process, since NCCL keeps the pointer. Equal texts share one copy.
 fn intern(text: &str) -> &'static CStr {
     static ALL: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
@@ -288,7 +287,7 @@ mod tests {
         ];
         let of = |gpu: &str, ordinal| nearest(&cards, Path::new(gpu), ordinal);
         assert_eq!(of("/sys/pci0/a/s0/gpu", 5), Some(0));
-        // Two cards are below this switch: GPUs take them in turn.
+        // Two cards are below this switch: GPUs take turns.
         assert_eq!([of("/sys/pci0/a/s1/gpu", 6), of("/sys/pci0/a/s1/gpu", 7)], [Some(2), Some(3)]);
         assert_eq!(of("/sys/pci1/gpu", 0), Some(4));
         assert_eq!(nearest(&cards[1..2], Path::new("/sys/pci1/gpu"), 0), None);

@@ -1,5 +1,5 @@
-//! A rail: one card as a communicator uses it. All contexts and windows of the communicator share the card's domain and its
-//! address vector, so that each peer's card is inserted once for a `createContext`, however many endpoints post to it.
+//! A rail: a card as used by one communicator. All the communicator's contexts and windows share the card's domain and address vector, so
+//! each peer's card is inserted once per `createContext`, however many endpoints post to it.
 
 use crate::address::EndpointAddress;
 use crate::cards::CardQuery;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// An open card.
 pub struct Rail {
-    /// Number of the rail within the communicator's device.
+    /// The rail's number within the communicator's NCCL device.
     pub index: u32,
     /// The card.
     pub info: Info,
@@ -24,25 +24,25 @@ pub struct Rail {
 }
 
 impl Rail {
-    /// Opens a card for a communicator of `nranks`.
+    /// Opens a card for a communicator of `nranks` ranks.
     ///
     /// # Errors
-    /// The libfabric call that failed, and the card's name.
+    /// A libfabric call fails; the error names it and the card.
     pub fn open(index: u32, info: &Info, nranks: usize) -> Result<Arc<Self>, Error> {
-        // Room for two contexts with another card for each rank; the vector grows.
+        // Room for two contexts with a different card per rank; the vector grows if needed.
         let (domain, av) = open(info, nranks * 2)?;
         let name = info.domain_name();
         let gda = domain.gda().map_err(Error::fabric(format!("asking for GPU-driven queues on card {name}")))?;
         Ok(Arc::new(Self { index, info: info.clone(), domain, gda, av }))
     }
 
-    /// The card's name.
+    /// Returns the card's name.
     pub fn name(&self) -> String {
         self.info.domain_name()
     }
 
-    /// Inserts the endpoints of peers into the address vector, until the result is dropped, and returns the place of the first address
-    /// that libfabric refuses, with the reason.
+    /// Inserts peers' endpoints into the address vector until the result is dropped. Also returns the index of the first address that
+    /// libfabric refused, if any, and the reason.
     ///
     /// # Errors
     /// libfabric refuses all addresses.
@@ -62,10 +62,10 @@ impl Rail {
         Ok((peers, refused))
     }
 
-    /// Local and remote key of a region. Keys of EFA have 32 bits.
+    /// Returns a region's local and remote key. EFA keys have 32 bits.
     ///
     /// # Errors
-    /// The provider gives no key, or one that is longer than 32 bits.
+    /// The provider returns no key, or one longer than 32 bits.
     pub fn keys(&self, region: &MemoryRegion) -> Result<(u32, u32), Error> {
         let lkey = self.gda.lkey(region).map_err(Error::fabric(format!("asking card {} for a key", self.name())))?;
         let rkey = u32::try_from(region.key()).map_err(|_| {
@@ -79,10 +79,10 @@ impl Rail {
         Ok((lkey, rkey))
     }
 
-    /// Reserves `count` completion counters before the first of them is opened.
+    /// Reserves `count` completion counters, before any of them is opened.
     ///
     /// # Errors
-    /// The card has fewer free counters, by the count of this process.
+    /// The card has fewer free counters, going by what this process uses.
     pub fn reserve_counters(&self, count: usize) -> Result<CounterBudget, Error> {
         let card = self.name();
         let limit = self.info.counter_count();
@@ -101,10 +101,10 @@ impl Rail {
     }
 }
 
-/// Opens a card, and a vector for about so many addresses on it.
+/// Opens a card, and an address vector on it for about `addresses` entries.
 ///
 /// # Errors
-/// The libfabric call that failed, and the card's name.
+/// A libfabric call fails; the error names it and the card.
 pub(crate) fn open(info: &Info, addresses: usize) -> Result<(Arc<Domain>, Arc<AddressVector>), Error> {
     let name = info.domain_name();
     let failed = |what: &str| Error::fabric(format!("{what} {name}"));
@@ -122,9 +122,9 @@ static USED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 pub struct CounterBudget {
     card: String,
     count: usize,
-    /// Counters of the card that this process uses, with these.
+    /// Counters of the card that this process uses, including these.
     pub used: usize,
-    /// Counters that the card has; 0 if unknown.
+    /// The card's number of counters; 0 if unknown.
     pub limit: usize,
 }
 
@@ -146,14 +146,14 @@ impl Drop for CounterBudget {
     }
 }
 
-/// Endpoints of peers in the address vector of a rail.
+/// Peers' endpoints in a rail's address vector. Removed when dropped.
 pub struct Peers {
     numbers: Vec<FiAddr>,
     av: Arc<AddressVector>,
 }
 
 impl Peers {
-    /// Without peers.
+    /// Starts without peers.
     pub fn new(av: &Arc<AddressVector>) -> Self {
         Self { numbers: Vec::new(), av: av.clone() }
     }
@@ -167,7 +167,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Their numbers in the address vector.
+    /// Returns their numbers in the address vector.
     pub fn numbers(&self) -> &[FiAddr] {
         &self.numbers
     }
@@ -192,24 +192,24 @@ pub struct QueueOptions {
     pub wide: bool,
     /// libfabric's traffic class, or 0.
     pub tclass: u32,
-    /// Receives of an endpoint for emulated signals: a write with immediate data takes one. 0 for endpoints of kernels.
+    /// Receives of an endpoint for emulated signals: a write with immediate data takes one. 0 for kernels' endpoints.
     pub receives: usize,
 }
 
-/// Entries of a receive queue, which nothing is posted on.
+/// Entries in a receive queue that nothing is posted on.
 const RECEIVES: usize = 16;
 /// Inline bytes of a 128-byte request.
 const WIDE_INLINE: usize = 80;
 
 impl Rail {
-    /// The info that opens endpoints with `options` on this card.
+    /// Returns the info to open endpoints with `options` on this card.
     ///
     /// # Errors
     /// The card has no such queues.
     pub fn endpoint_info(&self, query: &CardQuery, options: QueueOptions) -> Result<Info, ferrogin_libfabric::Error> {
         let name = self.name();
         let hints = query.hints(Some(&name)).tx_size(options.depth).tclass(options.tclass);
-        // Kernels post no receives, and a provider without this hint makes room for thousands.
+        // Kernels post no receives, and without this hint a provider makes room for thousands.
         let receives = if options.receives == 0 { RECEIVES } else { options.receives };
         let most = self.info.rx_size();
         let mut hints = hints.rx_size(if most == 0 { receives } else { receives.min(most) });
@@ -226,7 +226,7 @@ impl Rail {
         let mut info = matching.ok_or_else(|| ferrogin_libfabric::Error::Argument {
             what: format!("libfabric no longer offers card {name}"),
         })?;
-        // libfabric 2.6 ignores this class in hints and reads it from the info that opens an endpoint: see fi_efa(7).
+        // libfabric 2.6 ignores this class in hints, and reads it from the info that an endpoint is opened with: see fi_efa(7).
         if options.tclass == bindings::FI_TC_LOW_LATENCY {
             info.set_tclass(options.tclass);
         }

@@ -1,7 +1,7 @@
 //! The handles that NCCL and host API users get.
 //!
 //! A handle encodes a kind, a slot and a generation; it's not an address. The registry refuses a wrong or stale handle, or one of another
-//! kind, without reading the memory it points to, and a closed handle never names a later object.
+//! kind, without dereferencing it, and a closed handle never names a later object.
 
 use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;

@@ -1,12 +1,12 @@
-//! Whether the signal proxy is in a round, so that other threads can free memory that a round uses.
+//! Tracks whether the signal proxy is in a round, so that other threads know when they can free memory that a round uses.
 //!
-//! A round ends soon, except in a call of a driver. A thread that waits for the end of a round gives up a signal proxy that is in one call for too
-//! long. The signal proxy learns this when the call returns, and accesses no memory from then on.
+//! A round ends soon, unless a driver call hangs. A thread that waits for the end of a round abandons a signal proxy that has been in one
+//! call for too long. The signal proxy finds out when the call returns, and accesses no memory from then on.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Looks at one call of a driver after which it hangs: two seconds in which this thread ran, too.
+/// Looks at one driver call after which it counts as hung: two seconds in which the looking thread was running too.
 const HANG: u32 = 200;
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(10);
@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(10);
 enum Now {
     Between,
     Round,
-    /// In a call of a driver since then.
+    /// In a driver call since then.
     Call(Instant),
     Abandoned,
 }
@@ -23,13 +23,13 @@ enum Now {
 #[derive(Debug)]
 struct State {
     now: Now,
-    /// Rounds that began.
+    /// Number of rounds begun.
     rounds: u64,
-    /// Calls that returned.
+    /// Number of calls returned.
     calls: u64,
 }
 
-/// What the signal proxy does now.
+/// What the signal proxy is doing now.
 #[derive(Debug)]
 pub struct Rounds {
     state: Mutex<State>,
@@ -39,11 +39,11 @@ pub struct Rounds {
 /// The result of [`Rounds::wait`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Out {
-    /// The signal proxy is in no round that began before, or another thread has abandoned it.
+    /// The signal proxy is no longer in a round that began before the wait, or another thread has abandoned it.
     Now,
     /// This call abandoned the signal proxy.
     Abandoned {
-        /// The time of the signal proxy's call of a driver.
+        /// How long the signal proxy has been in its driver call.
         after: Duration,
     },
 }
@@ -59,7 +59,7 @@ impl Rounds {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a round; `None` if the signal proxy is abandoned.
+    /// Begins a round; returns `None` if the signal proxy was abandoned.
     pub fn begin(&self) -> Option<Round<'_>> {
         let mut state = self.lock();
         if state.now == Now::Abandoned {
@@ -70,23 +70,23 @@ impl Rounds {
         Some(Round(self))
     }
 
-    /// A number that changes while the signal proxy makes progress.
+    /// Returns a number that changes as long as the signal proxy makes progress.
     pub fn progress(&self) -> u64 {
         let state = self.lock();
         state.rounds.wrapping_add(state.calls)
     }
 
-    /// True if a thread has given the signal proxy up.
+    /// Returns true if a thread has abandoned the signal proxy.
     pub fn is_abandoned(&self) -> bool {
         self.lock().now == Now::Abandoned
     }
 
-    /// Returns when the round has ended that is under way, or abandons a signal proxy that is in one call of a driver for two seconds.
+    /// Waits for the current round to end, or abandons a signal proxy that has been in one driver call for two seconds.
     pub fn wait(&self) -> Out {
         self.look_until(|state| self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    /// [`wait`](Self::wait) with `pause` between two looks.
+    /// Like [`wait`](Self::wait), with `pause` between two looks.
     fn look_until<'a>(&'a self, mut pause: impl FnMut(MutexGuard<'a, State>) -> MutexGuard<'a, State>) -> Out {
         let mut state = self.lock();
         let (round, mut call, mut looks) = (state.rounds, state.calls, 0);
@@ -109,12 +109,12 @@ impl Rounds {
     }
 }
 
-/// A round of the signal proxy, until dropped.
+/// A round of the signal proxy; ends when dropped.
 #[derive(Debug)]
 pub struct Round<'a>(&'a Rounds);
 
 impl Round<'_> {
-    /// Makes a call of a driver, which may take any time. `None` if the signal proxy was abandoned meanwhile: memory that it knows may be gone.
+    /// Makes a driver call, which may take any time. Returns `None` if the signal proxy was abandoned: memory that it knows may be gone.
     pub fn call<T>(&self, call: impl FnOnce() -> T) -> Option<T> {
         let mut state = self.0.lock();
         if state.now == Now::Abandoned {
@@ -132,7 +132,7 @@ impl Round<'_> {
         Some(result)
     }
 
-    /// True if a thread has given the signal proxy up.
+    /// Returns true if a thread has abandoned the signal proxy.
     pub fn is_abandoned(&self) -> bool {
         self.0.is_abandoned()
     }
@@ -205,7 +205,7 @@ mod tests {
         let round = rounds.begin().expect("a round");
         let mut looks = 0;
         let result = round.call(|| {
-            // What another thread does while the signal proxy is in this call.
+            // What another thread would do while the signal proxy is in this call.
             let out = rounds.look_until(|state| {
                 looks += 1;
                 assert!(looks <= HANG);

@@ -1,12 +1,12 @@
-//! The signal proxy: a thread of the host that adds the emulated signals of peers to words of memory.
+//! The signal proxy: a host thread that adds peers' emulated signals to words in memory.
 //!
-//! EFA has no atomic operations. A signal arrives as a completion in the [`inbox`] of its context, with all bytes that it covers, and the
-//! proxy adds it to its word in one step. docs/signals.md has the protocol.
+//! EFA has no atomic operations. A signal arrives as a completion in its context's [`inbox`], after all the bytes that it covers, and the
+//! proxy adds it to its word in one step. docs/signals.md describes the protocol.
 //!
-//! The thread runs while the process has an inbox. In each round it serves all inboxes. When no completion comes it sleeps until an event of
-//! the cards, for at most 100 ms. The watcher asks for its [`Pulse`], and closes the inboxes of a signal proxy that ended or lags, so that
-//! requests of peers fail instead of being retried forever. [`Rounds`](crate::rounds) says whether the signal proxy is in memory that another thread wants to
-//! free, and bounds the wait for a signal proxy that a driver does not give back.
+//! The thread runs while the process has an inbox. It serves the inboxes in turn. When no completions come, it sleeps until an event from
+//! the cards, for at most 100 ms. The watcher checks its [`Pulse`], and closes the inboxes of a signal proxy that has exited or lags, so
+//! that peers' requests fail instead of being retried forever. [`Rounds`](crate::rounds) tells whether the signal proxy may be using memory
+//! that another thread wants to free, and bounds the wait for a signal proxy stuck in a driver.
 #![allow(unsafe_code)]
 
 pub mod inbox;
@@ -21,22 +21,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest sleep. An event of a card ends it.
+/// Longest sleep. An event from a card ends it.
 const SLEEP: Duration = Duration::from_millis(100);
-/// Sleep between polls where a provider has no events: from the first to the second, doubled each time.
+/// Sleep between polls if a provider has no events: from the first to the second, doubled each time.
 const POLL: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 /// Rounds without a completion before a sleep.
 const IDLE_ROUNDS: u32 = 64;
-/// Time without a round or call of a driver after which the signal proxy counts as lagging, which is as long as a card may be silent.
+/// Time without a round or driver call after which the signal proxy counts as lagging: as long as a card may be silent.
 const LAG: Duration = Duration::from_secs(5);
-/// What the time between two looks counts for at most: in a longer one, as in a process that was stopped, the watcher did not run either.
+/// The most that the time between two looks counts for: if it's longer, as in a stopped process, the watcher didn't run either.
 const MAX_STEP: Duration = Duration::from_millis(50);
 
 /// An inbox that the signal proxy serves.
 pub struct Served {
-    /// `None` while the signal proxy is in it, and once it is closed.
+    /// `None` while the signal proxy is using it, and once it's closed.
     inbox: Mutex<Option<Inbox>>,
-    /// The signal proxy leaves the inbox alone, or closes it if it is in it.
+    /// Tells the signal proxy to leave the inbox alone, or to close it if it's using it.
     closing: AtomicBool,
 }
 
@@ -45,17 +45,17 @@ impl Served {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the inbox. If the signal proxy is in it, the signal proxy does so when it comes out. Requests of peers for it fail then.
+    /// Closes the inbox, after which peers' requests to it fail. If the signal proxy is using it, the proxy closes it when it's done.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
         let inbox = self.lock().take();
         drop(inbox);
     }
 
-    /// Serves the inbox once. Returns the number of completions, or `None` if the signal proxy has to end.
+    /// Serves the inbox once. Returns the number of completions, or `None` if the signal proxy must exit.
     fn round(&self, rounds: &Rounds) -> Option<usize> {
         let round = rounds.begin()?;
-        // A thread that closes the inbox says so before it waits for the round.
+        // A thread that closes the inbox sets this before it waits for the round.
         if self.closing.load(Ordering::Acquire) {
             return Some(0);
         }
@@ -64,7 +64,7 @@ impl Served {
         if round.is_abandoned() {
             return None;
         }
-        // Closing an inbox is a call of a driver, too.
+        // Closing an inbox is a driver call too.
         let close = |inbox| round.call(|| drop::<Inbox>(inbox));
         let completions = match result {
             Ok(completions) => completions,
@@ -108,12 +108,12 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns when the signal proxy is in no round that began before. A signal proxy that a call of a driver does not give back is abandoned: its thread,
-/// its inbox and the inbox's memory stay until the call returns, and the signal proxy then touches no other memory.
+/// Waits until the signal proxy has left any round that began before this call. A signal proxy stuck in a driver call is abandoned: its
+/// thread, its inbox and the inbox's memory stay until the call returns, and it touches no other memory after that.
 pub fn wait_out() {
     let Some(shared) = table().thread.as_ref().map(|thread| thread.shared.clone()) else { return };
     let Out::Abandoned { after } = shared.rounds.wait() else { return };
-    // Without its entry the thread is detached, and the next `serve` starts another one.
+    // Removing its entry detaches the thread, and the next `serve` starts another one.
     table().thread.take_if(|thread| Arc::ptr_eq(&thread.shared, &shared));
     stay_loaded();
     crate::warn!(
@@ -125,7 +125,7 @@ pub fn wait_out() {
     );
 }
 
-/// Keeps this library in memory when NCCL unloads it, for a thread that is still in it.
+/// Keeps this library in memory when NCCL unloads it, for a thread that is still running its code.
 fn stay_loaded() {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),
@@ -133,22 +133,22 @@ fn stay_loaded() {
         dli_sname: std::ptr::null(),
         dli_saddr: std::ptr::null_mut(),
     };
-    // SAFETY: dladdr looks the address of this function up, and writes a local variable.
+    // SAFETY: dladdr looks up this function's address, and writes a local variable.
     let found = unsafe { libc::dladdr(stay_loaded as *const libc::c_void, &mut info) };
     if found != 0 {
-        // SAFETY: dladdr succeeded, so the name is a NUL-terminated string of the loader. The flags load nothing: the library is in memory.
+        // SAFETY: dladdr succeeded, so the name is the loader's NUL-terminated string. The flags load nothing: the library is in memory.
         unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE) };
     }
 }
 
-/// Ends the service of an inbox when dropped. Afterwards the signal proxy accesses none of its memory, except for a signal proxy that [`wait_out`]
-/// abandons in this inbox, which keeps it.
+/// Stops serving an inbox when dropped. Afterwards the signal proxy accesses none of its memory, unless [`wait_out`] abandoned the proxy in
+/// this inbox, which then keeps it.
 pub struct Guard(Arc<Served>);
 
-/// Serves an inbox.
+/// Hands an inbox to the signal proxy.
 ///
 /// # Errors
-/// The thread does not start, or it ended while it served other inboxes, which are still open.
+/// The thread doesn't start, or it has exited while serving other inboxes that are still open.
 pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
     let served = Arc::new(Served { inbox: Mutex::new(Some(inbox)), closing: AtomicBool::new(false) });
     let mut table = table();
@@ -169,14 +169,14 @@ pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
     }
     table.served.push(served.clone());
     if let Some(thread) = &table.thread {
-        // The signal proxy sleeps on the descriptors of the inboxes that it knows.
+        // The signal proxy only sleeps on the descriptors of inboxes that it knows.
         let _ = thread.shared.wake.write(1);
     }
     Ok(Guard(served))
 }
 
 impl Guard {
-    /// The inbox, for the watcher.
+    /// Returns the inbox, for the watcher.
     pub fn served(&self) -> Arc<Served> {
         self.0.clone()
     }
@@ -196,7 +196,7 @@ impl Drop for Guard {
         drop(table);
         thread.shared.stop.store(true, Ordering::Release);
         let _ = thread.shared.wake.write(1);
-        // NCCL may unload this library next, so the thread must have ended. It has no inbox, so no call of a driver keeps it.
+        // NCCL may unload this library next, so the thread must have exited. It has no inbox, so no driver call holds it up.
         let _ = thread.handle.join();
     }
 }
@@ -217,7 +217,7 @@ fn run(shared: &Shared) {
             std::thread::yield_now();
             continue;
         }
-        // Completions between the last round and the arming would raise no event.
+        // Completions between the last round and arming wouldn't raise an event.
         served.iter().for_each(|served| {
             if let Some(inbox) = &*served.lock() {
                 inbox.arm();
@@ -232,7 +232,7 @@ fn run(shared: &Shared) {
     }
 }
 
-/// Sleeps until an event of an inbox, a call of [`serve`] or the end. `pause` is the sleep where an inbox has no events.
+/// Sleeps until an inbox has an event, [`serve`] is called, or the thread is stopped. `pause` is the sleep if an inbox has no events.
 fn sleep(served: &[Arc<Served>], wake: &EventFd, pause: &mut Duration) {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = vec![entry(wake.as_fd().as_raw_fd())];
@@ -245,7 +245,7 @@ fn sleep(served: &[Arc<Served>], wake: &EventFd, pause: &mut Duration) {
         }
     }
     let limit_ns = libc::timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
-    // SAFETY: the array has as many entries as stated, and a descriptor that was closed meanwhile only ends the sleep early.
+    // SAFETY: the array has `fds.len()` entries, and a descriptor that was closed meanwhile only ends the sleep early.
     unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, &limit_ns, std::ptr::null()) };
     *pause = (*pause * 2).min(POLL[1]);
     let _ = wake.read();
@@ -261,12 +261,12 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// The view of a watcher that has not looked before `now`.
+    /// Starts the view of a watcher that hasn't looked before `now`.
     pub fn new(now: Instant) -> Self {
         Self { progress: 0, looked: now, idle: Duration::ZERO }
     }
 
-    /// What is wrong with the signal proxy `now`, if anything. The caller asks every 50 ms, or more often.
+    /// Returns what is wrong with the signal proxy `now`, if anything. The caller must ask at least every 50 ms.
     pub fn problem(&mut self, now: Instant) -> Option<&'static str> {
         let table = table();
         let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else {
@@ -308,7 +308,7 @@ mod tests {
         assert!(!look(Duration::from_secs(1), 2), "progress");
     }
 
-    /// The thread of a signal proxy without work, which ends when the sender is dropped.
+    /// Starts the thread of an idle signal proxy, which exits when the sender is dropped.
     fn start_proxy() -> (Arc<Shared>, Sender<()>) {
         let (end, ended) = channel();
         let shared = Arc::new(Shared { stop: false.into(), wake: EventFd::new().unwrap(), rounds: Rounds::default() });
@@ -319,7 +319,7 @@ mod tests {
         (shared, end)
     }
 
-    /// Calls `body` with a context of emulated signals, and the watcher's look at it at any time: true once the waits are aborted.
+    /// Calls `body` with the watcher's look at a context with emulated signals, at any given time: true once its waits are aborted.
     fn with_watched_context(body: impl FnOnce(&mut dyn FnMut(Instant) -> bool, Instant)) {
         let (handle, mut abort, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), 0, Instant::now());
         let served = Arc::new(Served { inbox: Mutex::default(), closing: false.into() });
@@ -338,7 +338,7 @@ mod tests {
         let mut look = |now| {
             watch.round(now);
             let failed = registry::fault(handle, Kind::Context) == Ok(true);
-            // SAFETY: the pointer is to this function's local variable.
+            // SAFETY: the pointer points to this function's local variable.
             assert_eq!((unsafe { watch.abort.read_volatile() } == 1, watch.report == Report::Done), (failed, failed));
             assert_eq!(served.closing.load(Ordering::Acquire), failed, "the inbox is closed");
             failed

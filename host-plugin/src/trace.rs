@@ -1,7 +1,7 @@
 //! FERROGIN_TRACE: set-up steps with their durations, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 //!
-//! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under
-//! a file lock, also to the steps of an earlier run.
+//! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under a file
+//! lock, to the steps of an earlier run too.
 
 use ferrogin_rendezvous::open_own_file;
 use nix::errno::Errno;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const END: &[u8] = b"\n]\n";
 /// Pause between two attempts to lock the file.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
-/// Attempts of a step to lock the file: a second. A count, because the other process may have stood still together with this one.
+/// Attempts of a step to lock the file: a second. A count, because the other process may have been stopped along with this one.
 const LOCK_ATTEMPTS: u32 = 1000;
 
 struct Sink {
@@ -36,7 +36,7 @@ impl Sink {
         Ok(sink)
     }
 
-    /// Locks the file against other processes until the result is dropped. A process that is stopped may have the lock.
+    /// Locks the file against other processes until the result is dropped. Gives up after a second: a stopped process may hold the lock.
     fn lock(&self) -> io::Result<Flock<File>> {
         let mut file = self.file.try_clone()?;
         for _ in 0..LOCK_ATTEMPTS {
@@ -51,7 +51,7 @@ impl Sink {
         Err(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
-    /// The offset of the next step, and the separator before it. The caller has the lock.
+    /// Returns the offset of the next step, and the separator before it. The caller must hold the lock.
     fn append_position(&mut self) -> io::Result<(u64, &'static str)> {
         let len = self.file.seek(SeekFrom::End(0))?;
         if len == 0 {
@@ -77,7 +77,7 @@ impl Sink {
         written.inspect_err(|_| drop(self.remove_part(at)))
     }
 
-    /// Restores the end at `at`, after a write of a step that failed. On a full disk that needs no room: the end lies where it was.
+    /// Restores the end at `at`, after a failed write of a step. This works on a full disk: the end goes back to where it was.
     fn remove_part(&self, at: u64) -> io::Result<()> {
         if at == 0 {
             return self.file.set_len(0);
@@ -87,7 +87,7 @@ impl Sink {
     }
 }
 
-/// The value of FERROGIN_TRACE, and the open file; no file after an error.
+/// The value of FERROGIN_TRACE, and the open file; none after an error.
 struct Trace {
     path: Option<PathBuf>,
     sink: Option<Sink>,
@@ -95,15 +95,14 @@ struct Trace {
 
 static TRACE: Mutex<Trace> = Mutex::new(Trace { path: None, sink: None });
 
-/// One moment on the system clock, which the trace shows, and on the steady clock, which measures. The steps of ranks line up on
-/// hosts whose system clocks agree.
+/// Returns one moment on the system clock, which the trace shows, and on the steady clock, which measures. Ranks' steps line up if their
+/// hosts' system clocks agree.
 fn origin() -> (Duration, Instant) {
     static ORIGIN: OnceLock<(Duration, Instant)> = OnceLock::new();
     *ORIGIN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()))
 }
 
-/// Starts writing to `path`; `None` stops. A file that cannot be written makes one WARN line, and the job continues without a
-/// trace.
+/// Starts writing to `path`; `None` stops. A file that can't be written causes one WARN line, and the job continues without a trace.
 pub fn start(path: Option<&Path>) {
     let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
     if trace.path.as_deref() != path {
@@ -123,7 +122,7 @@ fn stop_after(trace: &mut Trace, error: &io::Error) {
     crate::warn!("FERROGIN_TRACE={path} cannot be written: {error}. The job continues without a trace");
 }
 
-/// CPU time of this thread.
+/// Returns this thread's CPU time.
 fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
@@ -158,7 +157,7 @@ impl Drop for Span {
         let begin = (time + self.started.saturating_duration_since(steady)).as_micros();
         let duration = self.started.elapsed().as_micros();
         let (name, rank, process) = (self.name, self.rank, std::process::id());
-        // CPU time excludes waits for other ranks and threads.
+        // CPU time excludes waiting for other ranks and threads.
         self.notes.push(("cpu_us", thread_time().saturating_sub(self.cpu).as_micros() as u64));
         let notes: Vec<_> = self.notes.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();
         let event = format!(
@@ -180,9 +179,9 @@ mod tests {
     use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
     use nix::sys::signal::{SigSet, Signal};
 
-    /// What a step may write in a file of this process; beyond, a write fails like one on a full disk.
+    /// Limits the size of this process's files; writes beyond it fail as they would on a full disk.
     fn limit_files(len: u64) {
-        // The kernel sends this signal too, which would end the process.
+        // The kernel also sends this signal, which would kill the process.
         SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
         setrlimit(Resource::RLIMIT_FSIZE, len, RLIM_INFINITY).unwrap();
     }
@@ -201,7 +200,7 @@ mod tests {
             start(Some(&path));
             drop(span("first", 1));
             let whole = std::fs::read_to_string(&path).unwrap();
-            // Room for a part of the next step, and for less than the end of the file.
+            // Room for part of the next step, and for less than the end of the file.
             for more in [60, 2] {
                 limit_files(whole.len() as u64 + more);
                 drop(span("unseen", 1));
@@ -234,7 +233,7 @@ mod tests {
 
     #[test]
     fn each_step_is_written_when_it_ends() {
-        // Other tests of this process have steps too.
+        // This process's other tests have steps too.
         child::run("each_step_is_written_when_it_ends", &[], || {
             let path = std::env::temp_dir().join(format!("ferrogin-trace-{}.json", std::process::id()));
             // A killed process with the same id may have left a file.
@@ -259,7 +258,7 @@ mod tests {
             );
             assert!(lines[2].starts_with("{\"name\":\"second\""), "{text}");
             assert!(lines[2].contains("\"tid\":4,\"args\":{\"addresses\":12,\"endpoints\":3,\"cpu_us\":"), "{text}");
-            // Like a process that is stopped while it has the lock.
+            // Like a process that is stopped while it holds the lock.
             start(Some(&path));
             let other = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
             drop(span("unseen", 5));

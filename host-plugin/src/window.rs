@@ -1,4 +1,4 @@
-//! Windows: memory that peers may access, registered on every rail, and the tables that kernels address it by.
+//! Windows: memory that peers may access, registered on every rail, and the tables that kernels address it with.
 #![allow(unsafe_code)]
 
 use crate::comm::CollComm;
@@ -31,16 +31,16 @@ pub struct Source {
     pub dma_buf: Option<(c_int, u64)>,
 }
 
-/// A window that is checked and not registered yet.
+/// A window that is checked but not registered yet.
 #[derive(Debug)]
 pub struct Prepared {
     memory: WindowMemory,
-    /// How the signal proxy adds to its words, with emulated signals.
+    /// With emulated signals: how the signal proxy adds to its words.
     adds: Option<Adds>,
 }
 
-/// A window in the list of those that emulated signals may name, until dropped. Afterwards the signal proxy accesses its memory no more, except
-/// by a call of a driver that does not return ([`signal_proxy::wait_out`]).
+/// A window's entry in the list that emulated signals may name, until dropped. Afterwards the signal proxy no longer accesses its memory,
+/// except in a driver call that doesn't return ([`signal_proxy::wait_out`]).
 struct Listed {
     windows: Arc<Windows>,
     /// Rail and remote key.
@@ -63,19 +63,19 @@ impl Drop for Listed {
 
 /// A registered window.
 pub struct Window {
-    /// The tables for kernels. The first field, so that they end before the regions that they name.
+    /// The tables for kernels. The first field, so that they're dropped before the regions they name.
     table: Box<dyn DeviceBuffer>,
-    /// The window in the signal proxy's list, which ends before the regions.
+    /// The window's entry in the signal proxy's list, dropped before the regions.
     _listed: Option<Listed>,
     /// By rail.
     _regions: Vec<MemoryRegion>,
 }
 
-/// Access to windows: local source and target, remote source and target.
+/// Access rights of windows: local source and target, remote source and target.
 pub(crate) const ACCESS: u64 =
     bindings::FI_READ | bindings::FI_WRITE | bindings::FI_REMOTE_READ | bindings::FI_REMOTE_WRITE;
 
-/// One rank's window on one rail, on the wire. A rank's block of the allgather has one for each rail.
+/// One rank's window on one rail, on the wire. A rank's block in the allgather has one for each rail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct RailWindow {
@@ -87,21 +87,20 @@ struct RailWindow {
 ferrogin_ffi::assert_layout!(RailWindow, size 20, align 1, { addr @ 0, rkey @ 8, size @ 12 });
 
 impl Window {
-    /// Collective: registers `size` bytes at `data` and exchanges addresses and keys with the other ranks.
+    /// Registers `size` bytes at `data`, and exchanges addresses and keys with the other ranks. Collective.
     ///
     /// # Errors
-    /// The memory is not mapped; a card refuses it; another rank failed.
+    /// The memory isn't mapped; a card refuses it; another rank failed.
     pub fn register(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<Self, Error> {
-        // An invalid argument fails here, before the exchange, and does not fail the other ranks.
+        // An invalid argument fails here, before the exchange, and doesn't make the other ranks fail.
         let memory = Self::prepare(coll, data, size, source)?;
         Self::exchange(coll, data, size, Ok(memory))
     }
 
-    /// The first, local half of [`register`](Self::register): checks the arguments, and finds the form in which cards register
-    /// the memory.
+    /// The first, local half of [`register`](Self::register): checks the arguments, and finds out how cards register the memory.
     ///
     /// # Errors
-    /// The arguments are invalid; the memory is not mapped.
+    /// The arguments are invalid; the memory isn't mapped.
     pub fn prepare(coll: &CollComm, data: *mut c_void, size: usize, source: Source) -> Result<Prepared, Error> {
         check(data, size, source)?;
         let memory = memory(&*coll.device, data, size, source)?;
@@ -109,7 +108,7 @@ impl Window {
         Ok(Prepared { memory, adds: emulated.then(|| coll.device.adds(data, size, source.ptr_type)) })
     }
 
-    /// The second, collective half of [`register`](Self::register). With an error as `prepared` the call fails on all ranks.
+    /// The second, collective half of [`register`](Self::register). If `prepared` is an error, the call fails on all ranks.
     ///
     /// # Errors
     /// The error in `prepared`; a card refuses the memory; another rank failed.
@@ -123,11 +122,11 @@ impl Window {
         let adds = prepared.as_ref().ok().and_then(|prepared| prepared.adds);
         let registered = prepared.and_then(|Prepared { memory, adds }| {
             let regions = register_rails(coll, data, size, &memory)?;
-            // A peer that has the keys may name them before this rank returns.
+            // A peer that has the keys may use them before this rank returns.
             let region = ferrogin_ffi::signals::Region { start: data as u64, bytes: size as u64 };
             let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey)).collect();
             let listed = adds.map(|adds| Listed::add(&coll.signal_windows, keys, SignalWindow { region, adds }));
-            // In this order an error removes the keys before a card may give them to another region.
+            // In this order, an error removes the keys before a card can assign them to another region.
             Ok((listed, regions))
         });
         let ((listed, regions), parts) = coll.agree(Step::RegisterWindow, registered, |(_, regions)| {
@@ -154,13 +153,13 @@ impl Window {
         Ok(Self { table, _listed: listed, _regions: regions.into_iter().map(|(region, _, _)| region).collect() })
     }
 
-    /// The `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.
+    /// Returns the `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.
     pub fn device_address(&self) -> u64 {
         self.table.device_address()
     }
 }
 
-/// One line for each process, when signals that a kernel may reset are added by copies.
+/// Warns, once per process, that signals that a kernel may reset are added by copying.
 pub(crate) fn warn_of_copies() {
     if first_time("signals by copies", "") {
         crate::warn!(
@@ -171,7 +170,7 @@ pub(crate) fn warn_of_copies() {
     }
 }
 
-/// Checks what NCCL passes to register.
+/// Checks the arguments that NCCL passes to register a window.
 pub(crate) fn check(data: *mut c_void, size: usize, source: Source) -> Result<(), Error> {
     if data.is_null() {
         return Err(Error::Null("data"));
@@ -192,7 +191,7 @@ pub(crate) fn check(data: *mut c_void, size: usize, source: Source) -> Result<()
     Ok(())
 }
 
-/// The form in which the card registers the window's memory.
+/// Returns how the card registers the window's memory.
 pub(crate) fn memory(
     device: &dyn Device,
     data: *mut c_void,
@@ -207,7 +206,7 @@ pub(crate) fn memory(
     if fd < 0 || offset > data as u64 {
         return Err(bad());
     }
-    // SAFETY: the descriptor may not be open. The only use is the dup in the next line, which then fails.
+    // SAFETY: the descriptor might not be open. Its only use is the dup in the next line, which then fails.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     let fd = borrowed.try_clone_to_owned().map_err(|_| bad())?;
     let gpu = device.gpu().filter(|_| source.ptr_type == nccl::PTR_CUDA);
@@ -215,7 +214,7 @@ pub(crate) fn memory(
     Ok(WindowMemory::DmaBuf { fd, offset, kind })
 }
 
-/// `size` bytes at `data` as a card registers them.
+/// Returns `size` bytes at `data` in the form that a card registers.
 pub(crate) fn region_of(memory: &WindowMemory, data: *mut c_void, size: usize) -> (Region<'_>, MemoryKind) {
     match memory {
         WindowMemory::Address(kind) => (Region::Va { addr: data.cast(), len: size }, *kind),
@@ -228,7 +227,7 @@ pub(crate) fn region_of(memory: &WindowMemory, data: *mut c_void, size: usize) -
 
 type Registered = (MemoryRegion, u32, u32);
 
-/// On each rail: the region, its local key, its remote key.
+/// Registers the window on each rail, and returns the region, its local key and its remote key.
 fn register_rails(
     coll: &CollComm,
     data: *mut c_void,
@@ -243,8 +242,8 @@ fn register_rails(
             )
         };
         let (region, kind) = region_of(memory, data, size);
-        // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. The user of NCCL
-        // registers the memory for kernels and peers to write, and this library holds no reference into it.
+        // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. NCCL's user registers the memory
+        // for kernels and peers to write, and this library holds no reference into it.
         let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, ACCESS, 0, kind) }
             .map_err(Error::fabric(what()))?;
         let keys = rail.keys(&region)?;
@@ -253,7 +252,7 @@ fn register_rails(
     coll.rails.iter().map(register).collect()
 }
 
-/// The windows of all ranks on `rail`.
+/// Returns all ranks' windows on `rail`.
 fn peers(parts: &[Vec<u8>], rail: usize) -> Result<Vec<MrPeer>, Error> {
     let peer = |(rank, part): (usize, &Vec<u8>)| {
         let windows = <[RailWindow]>::ref_from_bytes(part).ok();
@@ -268,7 +267,7 @@ fn peers(parts: &[Vec<u8>], rail: usize) -> Result<Vec<MrPeer>, Error> {
     parts.iter().enumerate().map(peer).collect()
 }
 
-/// The array of pointers, then one [`MrHandle`] with its peers for each rail.
+/// Builds the array of pointers, followed by one [`MrHandle`] with its peers for each rail.
 fn table(coll: &CollComm, data: u64, lkeys: &[u32], peers: &[Vec<MrPeer>]) -> Result<Box<dyn DeviceBuffer>, Error> {
     let at = |rail| window_handle_offset(lkeys.len(), rail, coll.nranks);
     let buffer = coll.device.allocate(at(lkeys.len()), Use::Tables)?;

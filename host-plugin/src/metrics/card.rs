@@ -1,11 +1,11 @@
-//! Statistics that a card keeps itself: those of an EFA card are files of its driver in sysfs, the software card has a call for them.
+//! Statistics that a card keeps itself: an EFA card's are its driver's files in sysfs, the software card has a call for them.
 
 use ferrogin_libfabric::statistics::Statistics;
 use ferrogin_libfabric::{Domain, Info};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Totals of a card, by the names of an EFA card's `hw_counters`. `None` where the card lacks the number.
+/// A card's totals, by the names of an EFA card's `hw_counters`. `None` for a number that the card lacks.
 pub type Counters = [Option<u64>; NAMES.len()];
 
 /// The numbers' names.
@@ -23,7 +23,7 @@ pub const NAMES: [&str; 8] = [
 /// An open card.
 pub type Card = (Arc<Domain>, Info);
 
-/// What a card has counted; `None` if it has no statistics.
+/// Returns what a card has counted; `None` if it has no statistics.
 pub fn statistics((domain, info): &Card) -> Option<Counters> {
     if let Some(of_software) = domain.statistics() {
         return Some(counters(&of_software));
@@ -45,14 +45,14 @@ fn counters(from: &Statistics) -> Counters {
     .map(Some)
 }
 
-/// The files of the card's one port. Their names are those of the EFA driver (`efa_verbs.c`); an older driver has fewer.
+/// Reads the files of the card's only port, by the EFA driver's names (`efa_verbs.c`); older drivers have fewer.
 fn of_driver(devices: &Path, address: &str) -> Option<Counters> {
     let card = std::fs::read_dir(devices.join(address).join("infiniband")).ok()?.next()?.ok()?.path();
     let files = card.join("ports/1/hw_counters");
     files.is_dir().then(|| NAMES.map(|name| std::fs::read_to_string(files.join(name)).ok()?.trim().parse().ok()))
 }
 
-/// Totals that go on where a card begins again, as a software card does that was closed and opened, and a card with a new driver.
+/// Totals that keep growing when a card restarts from 0, as a reopened software card does, and a card with a new driver.
 #[derive(Debug, Default)]
 pub struct CardTotals {
     before: [u64; NAMES.len()],
@@ -60,7 +60,7 @@ pub struct CardTotals {
 }
 
 impl CardTotals {
-    /// Takes the card's present numbers.
+    /// Takes the card's current numbers.
     pub fn update(&mut self, now: &Counters) {
         for ((before, last), now) in self.before.iter_mut().zip(&mut self.last).zip(now) {
             if let (Some(last), Some(now)) = (*last, *now)
@@ -72,7 +72,7 @@ impl CardTotals {
         }
     }
 
-    /// The totals.
+    /// Returns the totals.
     pub fn get(&self) -> Counters {
         std::array::from_fn(|i| Some(self.before[i] + self.last[i]?))
     }

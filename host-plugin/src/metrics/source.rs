@@ -1,6 +1,6 @@
-//! The numbers of one context, from the memory where kernels and the card keep them.
+//! One context's numbers, from the memory where kernels and the card keep them.
 //!
-//! The reader takes no lock of theirs and changes nothing. Each word is read by one atomic load, and each only grows, modulo its size,
+//! The reader takes none of their locks and changes nothing. Each word is read with one atomic load, and each only grows, modulo its size,
 //! so a total is at most as old as its load and never wrong.
 #![allow(unsafe_code)]
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// The card's counters wrap at 2^31.
 const COUNTER_MASK: u32 = u32::MAX >> 1;
 
-/// The kind of a queue.
+/// The kind of queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Queue {
     /// Puts and gets without a signal or counter.
@@ -26,7 +26,7 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// The value of the label.
+    /// Returns the label's value.
     pub fn name(self) -> &'static str {
         match self {
             Self::Data => "data",
@@ -38,7 +38,7 @@ impl Queue {
     }
 }
 
-/// Totals of queues. `None` where the memory has no address in the host.
+/// Totals of queues. `None` where the memory has no host address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Numbers {
     /// Requests that kernels have posted.
@@ -47,11 +47,11 @@ pub struct Numbers {
     pub completions: Option<u64>,
     /// Requests that completed in error.
     pub errors: u64,
-    /// Writes of peers that raised a signal, or emulated signals that the signal proxy added.
+    /// Peers' writes that raised a signal, or emulated signals that the signal proxy added.
     pub signals: Option<u64>,
     /// Emulated signals that the signal proxy refused.
     pub refused: Option<u64>,
-    /// Rounds of the signal proxy that found all receives taken.
+    /// Signal proxy rounds that found all receives taken.
     pub exhausted: Option<u64>,
     /// Bytes of the RMA plugin's puts and gets.
     pub bytes: Option<u64>,
@@ -74,7 +74,7 @@ impl Numbers {
         self.errors += other.errors;
     }
 
-    /// Requests that were posted and are not complete.
+    /// Returns the number of requests that were posted and haven't completed.
     pub fn outstanding(&self) -> Option<u64> {
         Some(self.posts?.saturating_sub(self.completions? + self.errors))
     }
@@ -88,17 +88,17 @@ struct Total<W> {
     total: u64,
 }
 
-/// The words of a send queue's cursor: the number of the next request, and with the `locked` policy the requests beyond it that are
-/// not rung.
+/// The words of a send queue's cursor: the next request's number, and, with the `locked` policy, the requests beyond it that haven't been
+/// rung.
 type Cursor = [*const u32; 2];
 
 impl Total<Cursor> {
     fn sample(&mut self) {
-        // Relaxed, and in this order: a thread that rings moves requests from the second word to the first. The sum may lack them
-        // for one sample, and never has them twice. A sum behind the last one is such a moment, and not a wrap.
+        // Relaxed, and in this order: a thread that rings moves requests from the second word to the first. The sum may miss them for one
+        // sample, but never has them twice. A sum below the last one is such a moment, not a wrap.
         let [next, pending] = self.word.map(|word| {
-            // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels of the `combining` policy change the first
-            // word with the flush barrier beside it, as one of 8 bytes; the others as one of 4. Either is one access of the processor.
+            // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels with the `combining` policy change the first
+            // word together with the flush barrier next to it, as 8 bytes; the others as 4. Either is a single access.
             unsafe { AtomicU32::from_ptr(word.cast_mut()) }.load(Ordering::Relaxed)
         });
         let now = next.wrapping_add(pending);
@@ -113,8 +113,8 @@ impl Total<Cursor> {
 impl Total<*const u64> {
     fn sample(&mut self) {
         // Acquire: the card counts a completion after it has read the request, and a kernel wrote the request after it had moved the
-        // cursor. So a cursor that is read after this load includes each request that is counted here.
-        // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. The card may write it now; the load is atomic.
+        // cursor. So a cursor read after this load includes every request counted here. SAFETY: the caller of `Endpoint::new` keeps the
+        // word mapped and aligned. The card may write it now; the load is atomic.
         let now = unsafe { AtomicU64::from_ptr(self.word.cast_mut()) }.load(Ordering::Acquire) as u32 & COUNTER_MASK;
         self.total += u64::from(now.wrapping_sub(self.last) & COUNTER_MASK);
         self.last = now;
@@ -138,10 +138,10 @@ pub struct Endpoint {
 // SAFETY: any thread may read the words, which the caller of `Endpoint::new` keeps mapped. All accesses are atomic loads.
 unsafe impl Send for Endpoint {}
 
-/// The words of an endpoint that have an address in the host, each counter with its value before the first request.
+/// An endpoint's words that have a host address, each counter with its value before the first request.
 #[derive(Debug, Clone, Copy)]
 pub struct Words {
-    /// The cursor's words. Its first value is the completion counter's.
+    /// The cursor's words. It starts at the completion counter's first value.
     pub cursor: Option<[*const u32; 2]>,
     /// The completion counter.
     pub completed: (Option<*const u64>, u64),
@@ -152,10 +152,10 @@ pub struct Words {
 }
 
 impl Endpoint {
-    /// An endpoint that counts in `words`.
+    /// Reads an endpoint that counts in `words`.
     ///
     /// # Safety
-    /// The words are aligned, and stay mapped as long as the result is sampled. Kernels and the card write them atomically.
+    /// The words must be aligned, and stay mapped as long as the result is sampled. Kernels and the card must write them atomically.
     pub unsafe fn new(queue: Queue, words: Words) -> Self {
         let (completed, start) = words.completed;
         Self {
@@ -168,7 +168,7 @@ impl Endpoint {
     }
 
     fn sample(&mut self) {
-        // Completions before the cursor: see above.
+        // Completions before the cursor: see `Total::<*const u64>::sample`.
         self.completions.as_mut().map(Total::<*const u64>::sample);
         self.errors.sample();
         self.signals.as_mut().map(Total::<*const u64>::sample);
@@ -186,7 +186,7 @@ impl Endpoint {
     }
 }
 
-/// What the signal proxy counts of the emulated signals of a context.
+/// The signal proxy's counts for a context's emulated signals.
 #[derive(Debug, Default)]
 pub struct Counts {
     /// Signals that were added.
@@ -197,7 +197,7 @@ pub struct Counts {
     pub exhausted: AtomicU64,
 }
 
-/// A number that one thread at a time raises while others read it.
+/// A number that one thread at a time increments while others read it.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
@@ -212,10 +212,10 @@ impl Count {
     }
 }
 
-/// What the RMA plugin counts of a context on one rail.
+/// The RMA plugin's counts for a context on one rail.
 #[derive(Debug, Default)]
 pub struct RmaCounts {
-    /// Writes, reads and messages that libfabric has taken.
+    /// Writes, reads and messages that libfabric has accepted.
     pub posts: Count,
     /// Those that completed without error.
     pub completions: Count,
@@ -223,30 +223,30 @@ pub struct RmaCounts {
     pub errors: Count,
     /// Bytes of writes and reads.
     pub bytes: Count,
-    /// Signals of peers that were added: on the first rail, those of all.
+    /// Peers' signals that were added; the first rail has those of all rails.
     pub signals: Count,
-    /// Messages and immediate data of peers that were refused.
+    /// Peers' messages and immediate data that were refused.
     pub refused: Count,
 }
 
 /// A context in the file.
 #[derive(Debug)]
 pub struct Source {
-    /// Rank of this process in the communicator.
+    /// This process's rank in the communicator.
     pub rank: usize,
-    /// Number of the communicator in this process.
+    /// The communicator's number in this process.
     pub comm: u64,
-    /// Number of the context in the communicator.
+    /// The context's number in the communicator.
     pub context: u64,
-    /// Number of the rail in the communicator.
+    /// The rail's number in the communicator.
     pub rail: u32,
     /// Name of the rail's card.
     pub card: String,
     /// Its endpoints.
     pub endpoints: Vec<Endpoint>,
-    /// What the signal proxy counts of its emulated signals.
+    /// The signal proxy's counts for its emulated signals.
     pub emulated: Option<Arc<Counts>>,
-    /// What the RMA plugin counts.
+    /// The RMA plugin's counts.
     pub rma: Option<Arc<RmaCounts>>,
 }
 
@@ -256,7 +256,7 @@ impl Source {
         self.endpoints.iter_mut().for_each(Endpoint::sample);
     }
 
-    /// The totals by kind of queue, as of the last sample.
+    /// Returns the totals by kind of queue, as of the last sample.
     pub fn numbers(&self) -> Vec<(Queue, Numbers)> {
         let mut all: Vec<(Queue, Numbers)> = Vec::new();
         for endpoint in &self.endpoints {
@@ -272,7 +272,7 @@ impl Source {
         }
         if let Some(counts) = &self.rma {
             let numbers = Numbers {
-                // Completions before the posts, so that no sample has more of them.
+                // Completions before the posts, so that no sample has more completions than posts.
                 completions: Some(counts.completions.get()),
                 errors: counts.errors.get(),
                 posts: Some(counts.posts.get()),
@@ -340,7 +340,7 @@ mod tests {
             endpoint.numbers().posts
         };
         assert_eq!(posts_at(10, 4), Some(4));
-        // The reader took the first word before the ringing thread changed it, and the second one after.
+        // The reader loaded the first word before the ringing thread changed it, and the second one after.
         assert_eq!(posts_at(10, 0), Some(4));
         assert_eq!(posts_at(14, 0), Some(4));
         assert_eq!(posts_at(14, 1), Some(5));

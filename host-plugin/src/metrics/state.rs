@@ -1,4 +1,4 @@
-//! What the file shows: the contexts and cards that are open, and the totals of those that were closed.
+//! What the file shows: open contexts and cards, and the totals of closed ones.
 
 use super::card::{self, Card, CardTotals};
 use super::source::{Numbers, Queue, Source};
@@ -9,11 +9,11 @@ pub(super) struct State {
     pub stop: bool,
     pub next: u64,
     pub comms: u64,
-    /// By number, as the guards have it.
+    /// By the number that the guards hold.
     pub contexts: BTreeMap<u64, Source>,
-    /// By the number of the communicator.
+    /// By communicator number.
     pub rails: BTreeMap<u64, Vec<Card>>,
-    /// Numbers of contexts that are closed, so that totals never fall.
+    /// Numbers of closed contexts, so that totals never decrease.
     pub closed: BTreeMap<ClosedKey, Numbers>,
     pub cards: BTreeMap<String, CardTotals>,
     pub writes: u64,
@@ -29,7 +29,7 @@ pub(super) struct ClosedKey {
 }
 
 impl State {
-    /// Reads all memory and cards.
+    /// Reads all contexts' memory and all cards.
     pub fn sample(&mut self) {
         self.contexts.values_mut().for_each(Source::sample);
         for card in self.rails.values().flatten() {

@@ -5,8 +5,7 @@ use super::source::Numbers;
 use super::state::State;
 use std::fmt::Write;
 
-/// A metric: its name, type and HELP text. node_exporter refuses files whose HELP texts of one name differ, so none depends on the
-/// process.
+/// A metric: its name, type and HELP text. node_exporter refuses files whose HELP texts for a name differ, so none depends on the process.
 type Metric = (&'static str, &'static str, &'static str);
 
 const INFO: Metric = ("ferrogin_info", "gauge", "Always 1; the labels say what this process runs.");
@@ -54,7 +53,7 @@ const BYTES: Metric = (
      loaded.",
 );
 
-/// Operations of a card, in the order of [`super::card::NAMES`]: two of requests, two of errors, four of bytes.
+/// A card's operations, in the order of [`super::card::NAMES`]: two for requests, two for errors, four for bytes.
 const OPERATIONS: [&str; 4] = ["write", "read", "write_received", "read_served"];
 
 /// `name="value",...`
@@ -64,24 +63,24 @@ pub(super) fn labels(all: &[(&str, &str)]) -> String {
     pairs.join(",")
 }
 
-/// Adds a metric with its samples; nothing without samples.
+/// Adds a metric with its samples; adds nothing if there are no samples.
 fn put(text: &mut String, (name, kind, help): Metric, samples: &[(String, u64)]) {
     if samples.is_empty() {
         return;
     }
-    // Writing to a string does not fail.
+    // Writing to a string never fails.
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     for (labels, value) in samples {
         let _ = writeln!(text, "{name}{{{labels}}} {value}");
     }
 }
 
-/// The samples of one metric of all queues.
+/// Returns one metric's samples for all queues.
 fn of_queues(rows: &[(String, Numbers)], number: impl Fn(&Numbers) -> Option<u64>) -> Vec<(String, u64)> {
     rows.iter().filter_map(|(labels, numbers)| Some((labels.clone(), number(numbers)?))).collect()
 }
 
-/// The file.
+/// Renders the file.
 pub(super) fn render(about: &str, state: &State) -> String {
     let pid = std::process::id().to_string();
     let of_process =
@@ -90,7 +89,7 @@ pub(super) fn render(about: &str, state: &State) -> String {
     put(&mut text, INFO, &[(of_process(about), 1)]);
     put(&mut text, WRITES, &[(of_process(""), state.writes)]);
 
-    // A row for each queue of each context, and one for the contexts of each rail that are closed.
+    // A row for each queue of each open context, and one for each kind of queue of a rail's closed contexts.
     let (mut open, mut all, mut signals) = (Vec::new(), Vec::new(), Vec::new());
     let (mut refused, mut exhausted) = (Vec::new(), Vec::new());
     let place = |rank: usize, comm: &str, context: &str, rail: u32, card: &str| {

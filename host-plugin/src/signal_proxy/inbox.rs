@@ -1,7 +1,7 @@
-//! The inbox of one context: a queue pair that only receives, to which all requests of peers go that carry a signal.
+//! A context's inbox: a receive-only queue pair that peers send all requests with a signal to.
 //!
-//! Each signal takes one posted receive and makes one completion. The signal proxy reads the entries of the completion queue itself, because
-//! some releases of libfabric return 16 of the 32 bits of immediate data.
+//! Each signal takes one posted receive and produces one completion. The signal proxy reads the completion queue's entries itself, because
+//! some libfabric releases return only 16 of the 32 bits of immediate data.
 #![allow(unsafe_code)]
 
 use super::windows::{Windows, Word, add_all};
@@ -27,24 +27,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-/// Receives of an inbox: the signals that all peers together may have under way without a retry.
+/// Receives of an inbox: the number of signals that all peers together can have in flight without a retry.
 pub const DEPTH: usize = 4096;
-/// Entries of the send queue of an inbox, which nothing is posted on.
+/// Entries in an inbox's send queue, which nothing is posted on.
 const SENDS: usize = 16;
-/// Receives that are posted at a time while signals come.
+/// Receives posted at a time while signals keep coming.
 const REFILL: u32 = 64;
-/// Signals of one round: the time until another context has its turn.
+/// Signals per round, which limits how long other contexts wait for their turn.
 const BATCH: usize = 512;
-/// Shortest time between two WARN lines of an inbox.
+/// Shortest time between two WARN lines for an inbox.
 const WARN_PAUSE: Duration = Duration::from_secs(10);
 
-/// The memory of an inbox.
+/// An inbox's memory.
 pub struct InboxMemory {
-    /// The registration of the buffers of receives with the card, and its key. It ends before the allocation.
+    /// The receive buffers' registration with the card, and its key. Dropped before the allocation.
     pub region: (Arc<MemoryRegion>, u32),
-    /// The allocation, with the words and the buffers of receives of several inboxes.
+    /// The allocation, with the words and receive buffers of several inboxes.
     pub buffer: Arc<dyn DeviceBuffer>,
-    /// Offset of the buffers of receives in it.
+    /// Offset of this inbox's receive buffers in it.
     pub receives: usize,
     /// Offset of the indexed words.
     pub words: usize,
@@ -58,28 +58,27 @@ pub struct Inbox {
     rail: u32,
     windows: Arc<Windows>,
     device: Arc<dyn Device>,
-    /// The receive ring, in the terms of the device code.
+    /// The receive ring, in the device code's terms.
     rq: WqV0,
     /// The completion ring, likewise.
     ring: CqV0,
     receives: Receives,
-    /// Numbers of the receives that are not posted.
+    /// Numbers of the receives that aren't posted.
     free: Vec<u16>,
     posted: Vec<bool>,
     adds: Vec<(Word, u64)>,
     counts: Arc<Counts>,
     refusals: Refusals,
-    // The queue pair ends before its completion queue, and both before the memory of receives.
+    // The queue pair drops before its completion queue, and both before the receives' memory.
     qp: QueuePair,
     cq: Arc<CompletionQueue>,
     memory: InboxMemory,
 }
 
-// SAFETY: the raw pointers are those of the rings, which the queue pair and the completion queue keep mapped, and no other object has
-// them.
+// SAFETY: the raw pointers point to the rings, which the queue pair and the completion queue keep mapped, and no other object has them.
 unsafe impl Send for Inbox {}
 
-/// The status of a receive that was too short for the message of a peer.
+/// The status of a receive that was too short for a peer's message.
 const TOO_LONG: Status = Status::Known(CompStatus::LocalBadLength);
 
 /// Why an entry adds nothing.
@@ -110,7 +109,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Adds one. If a WARN line is due now, returns the number of others since the last line.
+    /// Adds one. If a WARN line is due now, returns the number of other refusals since the last line.
     fn add(&mut self, now: Instant) -> Option<u64> {
         if self.last_line.is_some_and(|last| now.duration_since(last) < WARN_PAUSE) {
             self.unreported += 1;
@@ -122,7 +121,7 @@ impl Refusals {
 }
 
 impl Inbox {
-    /// What opens an inbox on a rail.
+    /// Returns the info to open an inbox on a rail with.
     ///
     /// # Errors
     /// The card or libfabric lacks what emulated signals need.
@@ -145,7 +144,7 @@ impl Inbox {
     /// Opens the queue pair with `info`, which lets writes with immediate data take receives, and posts all receives.
     ///
     /// # Errors
-    /// A libfabric call fails, or the card's rings are of no valid size.
+    /// A libfabric call fails, or the card's rings have an invalid size.
     pub fn open(
         (rail, provider, info): (&Rail, &str, &Info),
         device: &Arc<dyn Device>,
@@ -197,41 +196,41 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// The address for the peers' requests.
+    /// Returns the address for the peers' requests.
     ///
     /// # Errors
-    /// The libfabric call fails, or the address is not one of EFA.
+    /// The libfabric call fails, or the address is not an EFA address.
     pub fn address(&self) -> Result<EndpointAddress, Error> {
         EndpointAddress::of(&self.qp, &"of signals")
     }
 
-    /// The number of this context, for the peers.
+    /// Returns this context's number, for the peers.
     pub fn generation(&self) -> Generation {
         self.receiver.generation
     }
 
-    /// What the inbox has counted so far.
+    /// Returns the inbox's counts.
     pub fn counts(&self) -> Arc<Counts> {
         self.counts.clone()
     }
 
-    /// The descriptor that becomes readable at the next completion after [`arm`](Self::arm), if the card's provider has one.
+    /// Returns the descriptor that becomes readable at the next completion after [`arm`](Self::arm), if the card's provider has one.
     pub fn wait_fd(&self) -> Option<RawFd> {
         self.cq.wait_fd()
     }
 
-    /// Asks for an event at the next completion. The caller makes a round before it sleeps.
+    /// Asks for an event at the next completion. The caller must run a round before it sleeps.
     pub fn arm(&self) {
         if self.cq.wait_fd().is_some() {
-            // libfabric's own view of the queue does not matter, as it reads no entry for this library.
+            // libfabric's own view of the queue doesn't matter, as it reads no entries for this library.
             let _ = self.cq.may_wait();
         }
     }
 
-    /// Reads the completions, adds their signals, and posts receives again. Returns the number of completions.
+    /// Reads the completions, adds their signals, and reposts receives. Returns the number of completions.
     ///
     /// # Errors
-    /// The driver of the GPU or the queue pair fails; signals are lost.
+    /// The GPU's driver or the queue pair fails; signals are lost.
     pub fn round(&mut self, round: &Round<'_>) -> Result<usize, Error> {
         // SAFETY: the completion queue keeps the ring mapped, and this object alone reads it.
         if unsafe { cq::poll(&self.ring, self.receives.posted().saturating_sub(1)) }.is_some() {
@@ -242,7 +241,7 @@ impl Inbox {
             && let Some(entry) = self.next()
         {
             taken += 1;
-            // The window may be removed meanwhile, so one look has to do. Its memory stays until the end of the round.
+            // The window may be removed meanwhile, so look it up only once. Its memory stays until the end of the round.
             let adds = Cell::new(Adds::Cpu);
             let region = |rkey| {
                 let window = self.windows.find(self.rail, rkey)?;
@@ -273,8 +272,8 @@ impl Inbox {
         }
         self.refill(taken < BATCH);
         if !self.adds.is_empty() {
-            // SAFETY: the receiver checked alignment and bounds of each word. The context keeps the indexed words, and the windows
-            // keep the others until the end of the round.
+            // SAFETY: the receiver checked each word's alignment and bounds. The context keeps the indexed words, and the windows keep the
+            // others until the end of the round.
             unsafe { add_all(round, &*self.device, &self.adds) }?;
             if !round.is_abandoned() {
                 self.counts.added.fetch_add(self.adds.len() as u64, Ordering::Relaxed);
@@ -284,13 +283,13 @@ impl Inbox {
         Ok(taken)
     }
 
-    /// The next completion, if there is one.
+    /// Returns the next completion, if there is one.
     fn next(&mut self) -> Option<Result<RecvCqe, Reason>> {
         // SAFETY: the completion queue keeps the ring mapped, and this object alone reads it.
         let slot = unsafe { cq::poll(&self.ring, 0) }?;
-        // SAFETY: the completion queue keeps the ring mapped, and `poll` gave the slot.
+        // SAFETY: the completion queue keeps the ring mapped, and `poll` returned the slot.
         let entry = unsafe { cq::read(&self.ring, slot) };
-        // SAFETY: this object alone reads the ring, and the entry of `poll` is there.
+        // SAFETY: this object alone reads the ring, and it has the entry that `poll` found.
         unsafe { cq::pop(&mut self.ring, 1) };
         let Ok(Cqe::Recv(entry)) = Cqe::parse(&entry, RequestIds::Bits16) else { return Some(Err(Reason::Entry)) };
         match self.posted.get_mut(usize::from(entry.req_id)) {
@@ -300,7 +299,7 @@ impl Inbox {
         self.free.push(entry.req_id);
         Some(if entry.status.is_ok() { Ok(entry) } else { Err(Reason::Status(entry.status)) })
     }
-    /// The signal of a completion.
+    /// Returns a completion's signal.
     fn signal(&self, entry: &RecvCqe, window: impl Fn(u32) -> Option<Region>) -> Result<Signal, Reason> {
         let signal = match entry.imm {
             Some(bits) => self.receiver.immediate(bits),
@@ -310,8 +309,8 @@ impl Inbox {
                 let at = self.host(self.offset(entry.req_id));
                 for (i, byte) in bytes[..len].iter_mut().enumerate() {
                     let at = at.wrapping_add(i);
-                    // SAFETY: the buffer of receive `req_id` lies in `self.memory`, which this object keeps. A card that breaks the
-                    // rules may write it now, and the access is atomic.
+                    // SAFETY: the buffer of receive `req_id` is in `self.memory`, which this object keeps. A card that breaks the rules may
+                    // be writing it now, and the access is atomic.
                     *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
                 }
                 self.receiver.message(&bytes[..len], window)
@@ -320,17 +319,17 @@ impl Inbox {
         signal.map_err(Reason::Refusal)
     }
 
-    /// Offset of the buffer of a receive.
+    /// Returns the offset of a receive's buffer.
     fn offset(&self, receive: u16) -> usize {
         self.memory.receives + usize::from(receive) * message::BYTES
     }
 
-    /// The host's address of an offset in the memory.
+    /// Returns the host address of an offset in the memory.
     fn host(&self, offset: usize) -> *mut u8 {
         self.memory.buffer.host_address().map_or(std::ptr::null_mut(), |base| base.wrapping_add(offset))
     }
 
-    /// Counts a refused signal. A WARN line names the first one, and at most one in ten seconds after.
+    /// Counts a refused signal. A WARN line names the first one, and after that at most one every ten seconds.
     fn refuse(&mut self, reason: &Reason) {
         self.counts.refused.fetch_add(1, Ordering::Relaxed);
         let Some(more) = self.refusals.add(Instant::now()) else { return };
@@ -350,8 +349,8 @@ impl Inbox {
             self.posted[usize::from(number)] = true;
             let at = self.memory.buffer.device_address() + self.offset(number) as u64;
             let desc = RxDesc::single(number, at, message::BYTES as u16, self.memory.region.1);
-            // SAFETY: the queue pair keeps the ring mapped, and this object alone posts on it. At most as many receives as the ring has
-            // slots are posted.
+            // SAFETY: the queue pair keeps the ring mapped, and this object alone posts on it. It never posts more receives than the ring
+            // has slots.
             unsafe { rq::post(&mut self.rq, &desc) };
         }
         if due > 0 {
@@ -361,7 +360,7 @@ impl Inbox {
     }
 }
 
-/// Checks that a send of the card can carry a signal of 32 bytes.
+/// Checks that the card's sends can carry the 32 bytes of a signal inline.
 fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
     if inline >= message::BYTES {
         return Ok(());
@@ -373,7 +372,7 @@ fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
     )))
 }
 
-/// A receive queue in the form that the device code posts on.
+/// Converts a receive queue to the form that the device code posts on.
 fn work_queue(rq: &WqMemory) -> WqV0 {
     let entries = rq.num_entries;
     WqV0 {
@@ -381,7 +380,7 @@ fn work_queue(rq: &WqMemory) -> WqV0 {
         max_wqes: entries,
         queue_mask: entries - 1,
         queue_size_shift: entries.trailing_zeros(),
-        // 0 means that the card has no bound.
+        // 0 means that the card has no limit.
         max_batch: if rq.max_batch == 0 { entries } else { rq.max_batch.min(entries) },
         wqes_pending: 0,
         wqes_posted: 0,

@@ -1,4 +1,4 @@
-//! The windows of a communicator, by the keys that signals of peers name them by, and how the signal proxy adds to their words.
+//! A communicator's windows, by the keys that peers' signals name them with, and how the signal proxy adds to their words.
 #![allow(unsafe_code)]
 
 use crate::device::{Adds, Device, DeviceError};
@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-/// A window of this rank on one rail.
+/// One of this rank's windows on one rail.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
-    /// In the addresses that peers use, which are those of this process.
+    /// Its bytes, by the addresses that peers use, which are this process's.
     pub region: Region,
     /// How the signal proxy adds to its words.
     pub adds: Adds,
@@ -29,7 +29,7 @@ impl Windows {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert((rail, rkey), window);
     }
 
-    /// Removes windows. The signal proxy may still access their memory in its present round.
+    /// Removes windows. The signal proxy may still access their memory in its current round.
     pub fn remove(&self, keys: &[(u32, u32)]) {
         let mut windows = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for key in keys {
@@ -37,7 +37,7 @@ impl Windows {
         }
     }
 
-    /// A window that is registered now. Its memory stays until the end of the signal proxy's round.
+    /// Finds a window that is currently registered. Its memory stays until the end of the signal proxy's round.
     pub fn find(&self, rail: u32, rkey: u32) -> Option<Window> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(rail, rkey)).copied()
     }
@@ -46,24 +46,24 @@ impl Windows {
 /// A word that the signal proxy adds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
-    /// Its address: of this process with [`Adds::Cpu`], else of the GPU.
+    /// Its address: this process's with [`Adds::Cpu`], otherwise the GPU's.
     pub address: u64,
     /// How to add to it.
     pub adds: Adds,
 }
 
-/// Makes the bytes visible that the card wrote before the completions of the round, and adds in order, each in one step. Ends early if the
+/// Makes the bytes that the card wrote before the round's completions visible, then adds in order, each in one step. Stops early if the
 /// proxy is abandoned.
 ///
 /// # Safety
-/// Each word is 8-byte aligned, and its memory stays mapped until the end of the round.
+/// Each word must be 8-byte aligned, and its memory must stay mapped until the end of the round.
 ///
 /// # Errors
-/// The driver of the GPU fails. Words before the failing one may have been added to.
+/// The GPU's driver fails. Words before the failing one may have been added to.
 pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), DeviceError> {
     let Some(flushed) = round.call(|| device.flush_writes()) else { return Ok(()) };
     flushed?;
-    // One call of the driver for neighbours that it adds to.
+    // Consecutive words that the driver adds to share one call.
     for run in adds.chunk_by(|(a, _), (b, _)| a.adds == b.adds) {
         if run[0].0.adds != Adds::Cpu {
             let words: Vec<_> = run.iter().map(|(word, amount)| (word.address, *amount)).collect();
@@ -75,9 +75,9 @@ pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64
             return Ok(());
         }
         for (word, amount) in run {
-            // SAFETY: this function's caller keeps the word mapped, and it is aligned. Kernels access it atomically too.
+            // SAFETY: this function's caller keeps the word mapped, and it's aligned. Kernels access it atomically too.
             let word = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
-            // Release: a waiter that acquires the new value sees what the completions before it covered.
+            // Release: a waiter that acquires the new value sees everything that the completions up to it covered.
             word.fetch_add(*amount, Ordering::Release);
         }
     }

@@ -87,7 +87,7 @@ fn failure_is_found_after_whole_laps() {
         ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
     }
     assert!(!watch.round(Instant::now()), "two whole laps look like an empty ring");
-    // As the card counts an error.
+    // Like a card that counts an error.
     errors.store(1, Ordering::Relaxed);
     while watch.round(Instant::now()) {
         assert_ne!(watch.report, Report::Done, "the short pauses end with the report");
@@ -117,7 +117,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
         endpoints: vec![WatchedEndpoint {
             name: (0, Role::Signal(4)),
             cq: ring.reader(),
-            // SAFETY: the word of each test outlives the watch.
+            // SAFETY: each test's word outlives the watch.
             errors: unsafe { ErrorCounter::new(errors.as_ptr()) },
             ring: None,
             context: 0,
@@ -147,7 +147,7 @@ fn failed_request_message_names_peer_endpoint_and_fix() {
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
-    // Without a readable ring, an id that is no rank names no peer.
+    // Without a readable ring, an id that isn't a rank names no peer.
     assert_eq!(watch.peers(0, 77), "an unknown rank");
 }
 
@@ -161,13 +161,13 @@ fn peer_is_found_in_readable_ring() {
         requests[i * 64..][..TxMetaDesc::SIZE].copy_from_slice(&meta.to_bytes());
     }
     watch.endpoints[0].ring = Some(RingView { buffer: requests.as_ptr(), entry_size: 64, entries: 4 });
-    // Two slots of one peer: signal and data endpoint.
+    // Two of a peer's slots: signal and data endpoint.
     assert_eq!(watch.peers(0, 0), "rank 1");
     assert_eq!(watch.peers(0, 5), "rank 2");
     assert_eq!(watch.peers(0, 7), "rank 1");
 }
 
-/// Every peer whose request has the id is a suspect; free slots of the ring and unknown targets are none.
+/// Every peer whose request has the id is a suspect; free ring slots and unknown targets aren't.
 #[test]
 fn peers_that_share_an_id_are_all_named() {
     let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
@@ -230,7 +230,7 @@ fn error_counter_alone_raises_fault_and_abort_flag() {
     let mut watch = watch_of(&mut ring, &errors, &abort, handle as usize);
     watch.round(Instant::now());
     assert_eq!((registry::fault(handle, Kind::Context), watch.report), (Ok(false), Report::Clean));
-    // As the card counts an error.
+    // Like a card that counts an error.
     errors.store(1, Ordering::Relaxed);
     watch.round(Instant::now());
     assert_eq!(registry::fault(handle, Kind::Context), Ok(true));
