@@ -1,5 +1,5 @@
-//! Random calls of the C ABI: in any order and with any arguments, a call succeeds, or returns an error code and writes one WARN
-//! line. Pointers are valid or NULL, as a C caller's are; handles, sizes and numbers are random.
+//! Random calls to the C ABI: in any order and with any arguments, a call either succeeds, or returns an error code and writes one WARN
+//! line. Pointers are valid, NULL or misaligned; handles, sizes and numbers are random.
 //!
 //! FERROGIN_FUZZ_SEED (a whole number) and FERROGIN_FUZZ_CALLS repeat or widen a run; a failure names the seed.
 #![allow(unsafe_code)]
@@ -16,12 +16,12 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Barrier, Mutex};
 
 thread_local! {
-    /// WARN lines of the present call of this thread.
+    /// WARN lines of this thread's current call.
     static WARNINGS: Cell<usize> = const { Cell::new(0) };
     static LAST_CALL: Cell<&'static str> = const { Cell::new("") };
 }
 
-/// A logger that counts WARN lines. NCCL's logger is variadic, but this one reads the level only.
+/// A logger that counts WARN lines. NCCL's logger is variadic, but this one only reads the level.
 unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, _: c_int, _: *const c_char) {
     if level == nccl::LOG_WARN {
         WARNINGS.with(|count| count.set(count.get() + 1));
@@ -29,7 +29,7 @@ unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, 
 }
 
 fn logger() -> nccl::DebugLogger {
-    // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments as any other call does.
+    // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments like any other call.
     Some(unsafe {
         std::mem::transmute::<
             unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char),
@@ -41,12 +41,12 @@ fn logger() -> nccl::DebugLogger {
 /// The handles of all threads.
 #[derive(Default)]
 struct Pool {
-    /// Open handles, in the order of [`Kind`]. Contexts and windows stay here after their communicator closed them.
+    /// Open handles, in the order of [`Kind`]. Contexts and windows stay here after their communicator has closed them.
     handles: [Vec<usize>; 5],
     closed: Vec<usize>,
     /// Listen handles, for connect.
     listening: Vec<([u8; HANDLE_MAXSIZE], usize)>,
-    /// By function: number of calls, and of successes.
+    /// By function: number of calls, and how many succeeded.
     tally: BTreeMap<&'static str, (usize, usize)>,
 }
 
@@ -64,7 +64,7 @@ struct Caller<'a> {
     random: Random,
     pool: &'a Mutex<Pool>,
     memory: &'a DeviceMemory,
-    /// Remaining calls that wait for another rank, which take a second each.
+    /// Remaining calls that may wait for another rank, which takes a second each.
     waits_left: usize,
     seed: u64,
     calls: usize,
@@ -82,7 +82,7 @@ macro_rules! call {
 }
 
 impl Caller<'_> {
-    /// Checks the code, and that an error writes one WARN line and a success none.
+    /// Checks the code, and that an error wrote one WARN line and a success none.
     fn judge(&mut self, code: c_int) -> bool {
         self.calls += 1;
         let (lines, name) = (WARNINGS.with(Cell::get), LAST_CALL.with(Cell::get));
@@ -129,12 +129,12 @@ impl Caller<'_> {
         }
     }
 
-    /// `usual`, and sometimes one of `others`.
+    /// Returns `usual`, and sometimes one of `others`.
     fn mostly<T: Copy>(&mut self, usual: T, others: &[T]) -> T {
         if self.random.one_in(10) { self.random.of(others) } else { usual }
     }
 
-    /// `place`, and sometimes a NULL or misaligned pointer.
+    /// Returns `place`, and sometimes a NULL or misaligned pointer.
     fn out<T>(&mut self, place: *mut T) -> *mut T {
         match self.random.below(24) {
             0 => null_mut(),
@@ -302,7 +302,7 @@ impl Caller<'_> {
         }
     }
 
-    /// Closes all handles, in another order than NCCL's.
+    /// Closes all handles, in a different order than NCCL.
     fn end(&mut self) {
         let handles = std::mem::take(&mut self.pool.lock().expect("a pool").handles);
         for (kind, all) in [Kind::Plugin, Kind::Listen, Kind::Coll].into_iter().map(|k| (k, &handles[k as usize])) {
@@ -351,7 +351,7 @@ fn fuzz(plugin: &Arc<Plugin>, seed: u64, calls: usize, threads: usize) {
     caller(seed).end();
     let tally = std::mem::take(&mut pool.lock().expect("a pool").tally);
     println!("{}seed {seed}, threads: {threads}: {tally:?}", REPORT);
-    // Each function must fail and succeed at least once; a short run may not reach that.
+    // Each function must fail and succeed at least once, which a short run may not reach.
     let enough = tally.values().map(|(all, _)| all).sum::<usize>() >= 3000;
     let covered = tally.len() == 16 && tally.values().all(|(all, good)| (1..*all).contains(good));
     assert!(covered || !enough, "seed {seed}: {tally:?}");

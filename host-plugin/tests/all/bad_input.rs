@@ -1,4 +1,4 @@
-//! Wrong calls of the C ABI: each returns an error code and writes one WARN line.
+//! Invalid calls to the C ABI: each returns an error code and writes one WARN line.
 #![allow(unsafe_code)]
 
 use crate::harness::{alone, device_memory};
@@ -8,10 +8,10 @@ use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// WARN lines since the test began in its child process.
+/// WARN lines since the test started in its child process.
 static WARNINGS: Mutex<usize> = Mutex::new(0);
 
-/// A logger that counts WARN lines. NCCL's logger is variadic, but this one reads the level only.
+/// A logger that counts WARN lines. NCCL's logger is variadic, but this one only reads the level.
 unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, _: c_int, _: *const c_char) {
     if level == nccl::LOG_WARN {
         *WARNINGS.lock().expect("a count") += 1;
@@ -19,7 +19,7 @@ unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, 
 }
 
 fn logger() -> nccl::DebugLogger {
-    // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments as any other call does.
+    // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments like any other call.
     Some(unsafe {
         std::mem::transmute::<
             unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char),
@@ -28,7 +28,7 @@ fn logger() -> nccl::DebugLogger {
     })
 }
 
-/// The plugin's table of functions.
+/// The plugin's function table.
 struct Table(GinV14);
 
 macro_rules! call {
@@ -39,7 +39,7 @@ macro_rules! call {
     }};
 }
 
-/// Asserts that a call returns one of the codes `expected` and writes one WARN line.
+/// Asserts that a call returns one of the `expected` codes and writes one WARN line.
 macro_rules! refused {
     ($expected:expr, $table:expr, $entry:ident ( $($arg:expr),* $(,)? )) => {{
         let before = *WARNINGS.lock().expect("a count");
@@ -192,7 +192,7 @@ fn make_wrong_calls(table: &Table) {
     let started = Instant::now();
     refused!(&[nccl::REMOTE_ERROR], table, connect(ctx, both.as_mut_ptr(), 2, 0, one, &mut coll));
     assert!(started.elapsed() >= Duration::from_secs(1), "a peer may be late");
-    // Bytes of another plugin.
+    // Another plugin's bytes.
     let mut garbage = [0xa5u8; HANDLE_MAXSIZE];
     both[0] = garbage.as_mut_ptr().cast();
     refused!(ARGUMENT, table, connect(ctx, both.as_mut_ptr(), 2, 1, other, &mut coll));

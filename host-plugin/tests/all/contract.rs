@@ -1,4 +1,4 @@
-//! The NCCL contract, through the C ABI of the built plugin on the software card: lifetimes, shapes, rails, versions.
+//! The NCCL contract, through the built plugin's C ABI on the software card: lifetimes, shapes, rails, versions.
 #![allow(unsafe_code)]
 
 use crate::harness::{TraceFile, alone, alone_each, config, device, pass_round, ranks, window};
@@ -10,13 +10,13 @@ use ferrogin_test_support::wait::HANG_LIMIT;
 use mini_nccl::{Bootstrap, Comm, GinContext, Plugin, log};
 use std::sync::Arc;
 
-/// The device handle of context 0, as NCCL's own kernels read it.
+/// Returns context 0's device handle, as NCCL's own kernels read it.
 fn handle(context: &GinContext) -> DevHandle {
     // SAFETY: on the CPU the handle is an address in this process, which the borrowed context keeps valid.
     unsafe { context.handle().cast::<DevHandle>().read() }
 }
 
-/// INFO lines since the last call.
+/// Returns the INFO lines since the last call.
 fn infos() -> Vec<String> {
     log::take().into_iter().filter(|line| line.level == nccl::LOG_INFO).map(|line| line.text).collect()
 }
@@ -26,7 +26,7 @@ fn signals_and_counters_may_differ_by_rank() {
     alone("signals_and_counters_may_differ_by_rank", &[], |plugin| {
         ranks(&plugin, 3, |rank, comm| {
             let (memory, window) = window(&comm, 4096);
-            // A rank may use only the signals of the target rank, and rank 0 has the fewest.
+            // A rank can only use signals that the target rank has, and rank 0 has the fewest.
             let context = comm.create_context(&config(1 + 2 * rank as i32, 2 - rank as i32)).expect("a context");
             pass_round(&comm, &context, 0, &window, &memory, 0);
             let device = device(&context, 0);
@@ -210,7 +210,7 @@ fn card_of_peers_is_inserted_once() {
             let peers = steps.iter().filter(|event| event["name"] == "createContext: peers");
             let inserted: Vec<_> = peers.map(|event| event["args"]["av_insertions"].clone()).collect();
             let newest = &inserted[inserted.len() - RANKS..];
-            // The ranks are threads of one process with two cards. Contexts take the cards in turn.
+            // The ranks are threads of one process with two cards. Contexts are assigned to the cards in turn.
             let expected = contexts.min(2);
             assert!(newest.iter().all(|n| *n == expected), "{newest:?}, not {expected}");
         }
@@ -227,7 +227,7 @@ fn messages_of_each_exchange_are_in_the_trace() {
             comm.create_context(&config(1, 0)).expect("a context").destroy().expect("destroyed");
         });
         let steps = TraceFile::steps();
-        // A frame's head, and the block of one rank: a greeting, a window of one rail, a context of two targets, nothing.
+        // A frame's header, and one rank's block: a greeting, a window on one rail, a context with two targets, nothing.
         let steps_of = |name: &str| steps.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
         for (name, block) in [
             ("connect: exchange", 6),
@@ -269,7 +269,7 @@ fn one_line_describes_each_context() {
                             "backendVersion 2",
                             "64 requests in flight",
                             "requests of 64 bytes and for values of 128",
-                            // 2 + 3 + 2 * 1 of each rank on each card.
+                            // 2 + 3 + 2 * 1 per rank on each card.
                             "of 100 on softefa0-rdm",
                             "of 100 on softefa1-rdm",
                             "2 peer addresses",
@@ -290,7 +290,7 @@ fn peers_outside_stride_are_refused() {
     alone("peers_outside_stride_are_refused", &[], |plugin| {
         ranks(&plugin, 4, |rank, comm| {
             let (memory, window) = window(&comm, 4096);
-            // 3 does not divide 4, so the plugin ignores the stride and the next rank is reachable.
+            // 3 doesn't divide 4, so the plugin ignores the stride and the next rank is reachable.
             let all = comm.create_context(&GinConfigV14 { rank_stride: 3, ..config(1, 0) }).expect("a context");
             pass_round(&comm, &all, 0, &window, &memory, 0);
             all.destroy().expect("destroyed");

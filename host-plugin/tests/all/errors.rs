@@ -1,4 +1,4 @@
-//! Error reports: each failed request makes queryLastError true and writes one WARN line, and no other event does.
+//! Error reports: each failed request makes queryLastError return true and writes one WARN line, and nothing else does.
 #![allow(unsafe_code)]
 
 use crate::harness::{REPORT, alone, alone_each, config, device, pass_round, ranks, window};
@@ -15,7 +15,7 @@ fn warnings() -> Vec<String> {
     log::take().into_iter().filter(|line| line.is_warn()).map(|line| line.text).collect()
 }
 
-/// Posts on each kind of endpoint in turn. Returns the names of the operation and the endpoint in the WARN line.
+/// Posts on each kind of endpoint in turn. Returns the operation's and the endpoint's names in the WARN line.
 fn post_by_turn(
     kernel: &Context<'_>,
     turn: u8,
@@ -36,7 +36,7 @@ fn post_by_turn(
     }
 }
 
-/// A request of rank 1 fails with each of the `statuses`.
+/// Makes a request of rank 1 fail with each of the `statuses`.
 fn failed_status(test: &str, statuses: &[u8]) {
     let faults: Vec<_> = statuses.iter().map(|s| (format!("error_every=1,error_status={s}"), s.to_string())).collect();
     let settings: Vec<_> =
@@ -45,7 +45,7 @@ fn failed_status(test: &str, statuses: &[u8]) {
         let status: u8 = std::env::var("STATUS").expect("set").parse().expect("a status");
         ranks(&plugin, 3, move |rank, comm| {
             let (_memory, window) = window(&comm, 4096);
-            // Both layouts of the queues.
+            // Both queue layouts.
             let backend_version = 1 + i32::from(status) % 2;
             let context = comm.create_context(&GinConfigV14 { backend_version, ..config(2, 1) }).expect("a context");
             let kernel = device(&context, 0);
@@ -86,7 +86,7 @@ fn failed_status(test: &str, statuses: &[u8]) {
 
 #[test]
 fn failed_status_is_reported_with_its_peer() {
-    // Each operation and endpoint, and a status that this version does not know.
+    // Each operation and endpoint, and a status that this version doesn't know.
     failed_status("failed_status_is_reported_with_its_peer", &[7, 11, 14, 18, 200]);
 }
 
@@ -151,9 +151,9 @@ fn clean_set_ups_report_no_error() {
     });
 }
 
-/// Rank 1 closes its communicator before `step`, or does not call it. The other ranks report rank 1.
+/// Rank 1 closes its communicator before `step`, or never calls it. The other ranks report rank 1.
 fn missing_rank(test: &'static str, step: &'static str, closes: bool) {
-    // The other ranks notice a closed rank at once, and a hanging rank at the deadline, which is long enough for connect.
+    // The other ranks notice a closed rank at once, and a hung rank at the deadline, which is long enough for connect.
     let deadline = if closes { "240" } else { "20" };
     alone(test, &[("FERROGIN_TIMEOUT", deadline)], move |plugin| {
         let finished = Arc::new(AtomicUsize::new(0));

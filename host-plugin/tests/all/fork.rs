@@ -1,4 +1,4 @@
-//! A child process that `fork` made gets an error for each call, and its parent goes on.
+//! A forked child process gets an error for each call, and its parent carries on.
 #![allow(unsafe_code)]
 
 use crate::harness::{alone, config, pass_round, ranks, window};
@@ -15,11 +15,11 @@ fn calls_after_fork_fail_in_child_and_pass_in_parent() {
             // The other rank's thread waits in the barrier, so it holds no lock of the test at the fork.
             comm.barrier().expect("all ranks");
             if rank == 0 {
-                // SAFETY: the child runs code of this test and of the plugin, and ends with `_exit`.
+                // SAFETY: the child only runs code of this test and of the plugin, and ends with `_exit`.
                 let child = unsafe { libc::fork() };
                 assert!(child >= 0, "fork: {}", std::io::Error::last_os_error());
                 if child == 0 {
-                    // SAFETY: `alarm` takes a number. Its signal ends a child that hangs.
+                    // SAFETY: `alarm` takes a number. Its signal kills a child that hangs.
                     unsafe { libc::alarm(HANG_LIMIT.as_secs() as u32) };
                     let errors = [
                         ("init", Comm::probe(&loaded).map(drop)),
@@ -38,7 +38,7 @@ fn calls_after_fork_fail_in_child_and_pass_in_parent() {
                     if let Some(wrong) = &wrong {
                         eprintln!("{wrong}");
                     }
-                    // SAFETY: `_exit` runs no destructor and no handler of the parent's libraries.
+                    // SAFETY: `_exit` runs none of the parent's destructors and exit handlers.
                     unsafe { libc::_exit(i32::from(wrong.is_some())) }
                 }
                 assert_eq!(end_of(child), Some(0), "the child's calls fail with the right message");
@@ -50,7 +50,7 @@ fn calls_after_fork_fail_in_child_and_pass_in_parent() {
     });
 }
 
-/// The exit code of a child; `None` if a signal ended it.
+/// Returns a child's exit code; `None` if a signal killed it.
 fn end_of(child: i32) -> Option<i32> {
     let mut status = 0;
     // SAFETY: the kernel writes one int into a local variable.

@@ -1,15 +1,15 @@
-//! Windows of GPU memory, by dma-buf and by address: the card moves their bytes.
+//! Windows in GPU memory, by dma-buf and by address: the card moves their bytes.
 
 use crate::harness::{alone, config, device, gpu_memory, ranks, software_gpu};
 use ferrogin_device::{Action, Flags, Window as DeviceWindow};
 use ferrogin_test_support::Random;
 
-/// Bytes of a window.
+/// Size of a window in bytes.
 const LEN: usize = 300_000;
-/// Where a window begins in its allocation: not at a page.
+/// Where a window begins in its allocation: not on a page boundary.
 const SKIP: usize = 5 * 65536 + 64;
 
-/// Bytes that differ by rank, window and place.
+/// Returns bytes that differ by rank, window and place.
 fn pattern(rank: usize, window: usize) -> Vec<u8> {
     let mut random = Random::new((rank * 2 + window) as u64);
     (0..LEN).map(|_| random.next_u32() as u8).collect()
@@ -28,7 +28,7 @@ fn bytes_move_between_windows_by_dma_buf_and_by_address() {
             let context = comm.create_context(&config(1, 0)).expect("a context");
             let device = device(&context, 0);
             let peer = 1 - rank;
-            // What each window must hold in the end, here and at the peer.
+            // What each window must hold in the end.
             let mut expected = [0, 1].map(|window| pattern(rank, window));
             memory.iter().zip(&expected).for_each(|(memory, bytes)| memory.write(0, bytes));
             let of_peer = [0, 1].map(|window| pattern(peer, window));

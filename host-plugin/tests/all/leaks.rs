@@ -9,7 +9,7 @@ use mini_nccl::Plugin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Resources of a process.
+/// A process's resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Resources {
     descriptors: usize,
@@ -21,7 +21,7 @@ struct Resources {
 fn resources() -> Resources {
     let count = |dir: &str| std::fs::read_dir(dir).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    // The last column is a path or a name in brackets; heaps and stacks have none or the latter.
+    // The last column is a path or a name in brackets; heaps and stacks have a bracketed name or none.
     let named = |line: &&str| line.split_whitespace().nth(5).is_some_and(|name| name.starts_with('/'));
     Resources {
         descriptors: count("/proc/self/fd"),
@@ -31,7 +31,7 @@ fn resources() -> Resources {
 }
 
 impl Resources {
-    /// The minimum of each.
+    /// Returns the minimum of each.
     fn min(self, other: Self) -> Self {
         Self {
             descriptors: self.descriptors.min(other.descriptors),
@@ -40,26 +40,26 @@ impl Resources {
         }
     }
 
-    /// True if no number is larger than in `before`.
+    /// Returns true if no number is larger than in `before`.
     fn within(self, before: Self) -> bool {
         self.min(before) == self
     }
 }
 
-/// Allocated bytes, in all arenas and by mmap. The plugin, the provider and libfabric use this program's allocator. With
-/// [`EXACT`] the number falls as soon as memory is freed.
+/// Returns the allocated bytes, in all arenas and by mmap. The plugin, the provider and libfabric use this program's allocator. With
+/// [`EXACT`] the number goes down as soon as memory is freed.
 fn bytes() -> usize {
     // SAFETY: mallinfo2 takes no arguments and only reads the allocator's statistics.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
-/// Settings of glibc. It counts the threads' caches and the arenas' own data as allocated, so the tests use no caches and one arena.
+/// glibc settings. It counts thread caches and the arenas' own data as allocated, so the tests use no caches and one arena.
 const EXACT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
-/// Bytes that a cycle of two ranks may leave on average: less than one leaked allocation, whose smallest size is 32.
+/// A cycle of two ranks must leave fewer bytes than this on average: it's the smallest size of a leaked allocation.
 const LEFT: usize = 32;
 
-/// True if no more bytes were left than `cycles` cycles may leave.
+/// Returns true if `cycles` cycles left no more bytes than they may.
 fn few_bytes_left(cycles: usize, before: usize, after: usize) -> bool {
     let left = after as isize - before as isize;
     println!("{}{cycles} cycles: {before}, then {after} bytes: {left} more", REPORT);
@@ -68,7 +68,7 @@ fn few_bytes_left(cycles: usize, before: usize, after: usize) -> bool {
 
 const EMULATED: (&str, &str) = ("FERROGIN_SIGNALS", "emulated");
 
-/// Whole communicators of two ranks, one after the other.
+/// Creates and closes two-rank communicators, one after the other.
 fn communicators(plugin: &Arc<Plugin>, times: usize) {
     for i in 0..times {
         ranks(plugin, 2, move |_, comm| {
@@ -105,7 +105,7 @@ fn communicators_leak_no_resources() {
     });
 }
 
-/// libfabric 1.17 itself leaks some hundred bytes for each message endpoint; newer ones do not.
+/// libfabric 1.17 itself leaks a few hundred bytes per message endpoint; newer ones don't.
 #[test]
 #[ignore = "make check"]
 fn communicators_leak_no_memory() {
@@ -157,11 +157,11 @@ fn contexts_of_one_communicator_leak_nothing() {
                 comm.barrier().expect("all ranks");
                 held
             };
-            // The minimum of several counts, because the other rank and the watcher hold some resources for a short time.
+            // The minimum of several counts, because the other rank and the watcher briefly hold some resources.
             let least = |one: (Resources, usize), other: (Resources, usize)| (one.0.min(other.0), one.1.min(other.1));
             let settled = || (0..8).filter_map(|_| cycle(5)).reduce(least);
             let n = repetitions("FERROGIN_TEST_CYCLES", 300, 1000) as usize;
-            // The tables of the driver and of the card have their final size after fewer than this many cycles.
+            // The driver's and the card's tables reach their final size within this many cycles.
             cycle(n.max(200));
             let before = settled();
             cycle(n);

@@ -1,5 +1,4 @@
-//! A process at one of its limits: each call of set-up fails, with an error that names the limit and its fix, and passes once there
-//! is room.
+//! A process at one of its limits: each set-up call fails with an error that names the limit and its fix, and passes once there's room.
 #![allow(unsafe_code)]
 
 use crate::harness::{REPORT, alone_each, config, pass_round, ranks};
@@ -9,11 +8,11 @@ use mini_nccl::{Bootstrap, Comm, DeviceMemory, Error, log};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Barrier};
 
-/// Fixes of other causes.
+/// Fixes for other causes.
 const WRONG: [&str; 5] =
     ["install", "NCCL_SOCKET_IFNAME", "kernel's log", "check or unset", "initialised libfabric first"];
 
-/// A limit: its resource, what a process uses of it now, the least step that is worth a try, and the fix.
+/// A limit: its resource, how much of it the process uses now, the smallest step worth trying, and the fix.
 struct Limit {
     name: &'static str,
     resource: libc::__rlimit_resource_t,
@@ -34,19 +33,19 @@ const LIMITS: [Limit; 3] = [
     Limit { name: "file size", resource: libc::RLIMIT_FSIZE, used: || 0, step: 4 << 10, fix: "raise `ulimit -f`" },
 ];
 
-/// The lowest free descriptor: the limit bounds their numbers.
+/// Returns the lowest free descriptor: the limit applies to descriptor numbers.
 fn open_files() -> u64 {
     std::fs::File::open("/dev/null").expect("a descriptor").as_raw_fd() as u64
 }
 
 impl Limit {
-    /// The limit of this process's environment.
+    /// Returns the limit that this process's environment names.
     fn of_environment() -> &'static Self {
         let name = std::env::var("LIMIT").expect("set");
         LIMITS.iter().find(|limit| limit.name == name).expect("a limit")
     }
 
-    /// Sets the soft limit, and returns the one before.
+    /// Sets the soft limit, and returns the previous one.
     fn set(&self, value: u64) -> u64 {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the kernel writes one struct into a local variable.
@@ -57,8 +56,8 @@ impl Limit {
         before
     }
 
-    /// Makes a call on several ranks at once, with room for `more`. A failure on any of them is named. Each rank has one element of
-    /// `prepared`.
+    /// Makes a call on several ranks at once, with room for `more`, and checks that a failure names the limit. Each rank gets one element
+    /// of `prepared`.
     fn passes<T: Send>(
         &self,
         what: &str,
@@ -92,7 +91,7 @@ impl Limit {
         passed
     }
 
-    /// [`Limit::passes`] with more and more room, until the call passes.
+    /// Repeats [`Limit::passes`] with more and more room, until the call passes.
     fn sweep<T: Send>(&self, what: &str, prepare: impl Fn() -> Vec<T>, call: impl Fn(T) -> Result<(), Error> + Sync) {
         let (mut more, mut failures) = (0, 0);
         while !self.passes(what, more, prepare(), &call) {
@@ -104,7 +103,7 @@ impl Limit {
     }
 }
 
-/// Settings of a child process for each limit.
+/// Returns a child process's settings for each limit.
 fn settings() -> Vec<Vec<(&'static str, &'static str)>> {
     LIMITS.iter().map(|limit| vec![("LIMIT", limit.name), ("FERROGIN_TIMEOUT", "60")]).collect()
 }
@@ -119,7 +118,7 @@ fn init_at_limit_names_it() {
     });
 }
 
-/// libfabric loads its providers once: a process in which that failed for want of memory never gets them. So each step is a process.
+/// libfabric loads its providers once: if that fails for lack of memory, the process never gets them. So each step is its own process.
 #[test]
 fn init_without_memory_names_limit() {
     let test = "init_without_memory_names_limit";
@@ -146,7 +145,7 @@ fn set_up_at_limit_names_it() {
         let all = || both.iter().collect::<Vec<_>>();
         limit.sweep("regMrSym", all, |(comm, memory)| comm.register(memory, 0).map(drop));
         limit.sweep("createContext", all, |(comm, _)| comm.create_context(&config(4, 2)).map(drop));
-        // The communicator works after all these failures.
+        // The communicator still works after all these failures.
         let round = |(comm, memory): &(Comm, Arc<DeviceMemory>)| {
             let window = comm.register(memory, 0).expect("a window");
             let context = comm.create_context(&config(1, 0)).expect("a context");

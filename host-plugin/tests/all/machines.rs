@@ -1,4 +1,4 @@
-//! Machines with a defect, which the software card simulates: `init` fails with cause and fix, or the job works.
+//! Machines with defects, simulated by the software card: `init` fails and names the cause and fix, or the job works.
 
 use crate::harness::{DEVICE, alone, alone_each, config, pass_round, ranks, rma_alone, software_gpu, window};
 use ferrogin_ffi::nccl::GinConfigV14;
@@ -70,7 +70,7 @@ fn queues_with_64_bit_request_ids_are_not_reported() {
     });
 }
 
-/// The device code of NCCL 2.31, which selects backendVersion 0 or 1, reuses value slots too early. Newer code does not.
+/// NCCL 2.31's device code, which selects backendVersion 0 or 1, reuses value slots too early. Newer code doesn't.
 #[test]
 fn reuse_of_value_slots_is_reported_once_and_only_with_nccl_2_31() {
     alone("reuse_of_value_slots_is_reported_once_and_only_with_nccl_2_31", &[], |plugin| {
@@ -85,7 +85,7 @@ fn reuse_of_value_slots_is_reported_once_and_only_with_nccl_2_31() {
     });
 }
 
-/// Some libfabrics refuse an unknown class, others ignore it. The result is the same.
+/// Some libfabric versions refuse an unknown class, others ignore it. The result is the same.
 #[test]
 fn unknown_traffic_classes_fall_back_on_every_libfabric() {
     let test = "unknown_traffic_classes_fall_back_on_every_libfabric";
@@ -134,7 +134,7 @@ fn libfabric_without_cuda_is_named_by_the_rma_plugin() {
     });
 }
 
-/// Device memory, its registration and its mappings come from the CUDA driver then; the software GPU stands in for it.
+/// Device memory, its registration and its mappings then come from the CUDA driver, which the software GPU replaces.
 #[test]
 #[ignore = "make check"]
 fn all_tests_pass_with_memory_of_a_gpu() {
@@ -143,7 +143,7 @@ fn all_tests_pass_with_memory_of_a_gpu() {
     let mut tests = Command::new(std::env::current_exe().expect("the path of this program"));
     tests.args(["--include-ignored", "--skip", test]).env(DEVICE, "cuda").env("LD_LIBRARY_PATH", path);
     if !ferrogin_test_support::soak() {
-        // Most of what these repeat does not depend on the device.
+        // Most of what these repeat doesn't depend on the device.
         tests.envs([("FERROGIN_TEST_CYCLES", "40"), ("FERROGIN_TEST_SETUPS", "10"), ("FERROGIN_FUZZ_CALLS", "1000")]);
     }
     let output = tests.output().expect("a process for the tests");

@@ -1,4 +1,4 @@
-//! The tests of the built plugin on the software card.
+//! Tests of the built plugin on the software card.
 
 mod abi_fuzz;
 mod bad_input;

@@ -1,4 +1,4 @@
-//! The RMA plugin's tables, through dlopen, on the software card and over TCP.
+//! The RMA plugin's function tables, through dlopen, on the software card and over TCP.
 
 mod killed;
 mod refused;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use workload::Workload;
 
-/// In host memory: the distributions' libfabric offers no GPU memory over TCP.
+/// In host memory: the distributions' libfabric doesn't support GPU memory over TCP.
 const TCP: [(&str, &str); 2] = [("FERROGIN_PROVIDER", "tcp"), ("FERROGIN_DEVICE", "cpu")];
 
-/// Runs `body` on each rank of a communicator of `n` ranks, each in a thread. Returns the results by rank.
+/// Runs `body` on each rank of an `n`-rank communicator, each in its own thread. Returns the results by rank.
 fn ranks<T: Send + 'static>(
     plugin: &Arc<RmaPlugin>,
     n: usize,
@@ -68,12 +68,12 @@ fn every_version_of_the_table_moves_data() {
     assert_eq!(RmaPlugin::load(path).expect("the newest table").version(), 16);
 }
 
-/// One request after another, driven by `test` alone.
+/// Finishes one request after another, driven only by `test`.
 fn finish(context: &RmaContext, requests: Vec<Request>) {
     requests.iter().for_each(|request| context.wait(request).expect("a request"));
 }
 
-/// `size` bytes between two registrations.
+/// Describes a transfer of `size` bytes between two registrations.
 fn transfer<'a>(peer: usize, here: Place<'a>, there: Place<'a>, size: usize) -> Transfer<'a> {
     Transfer { context: 0, peer, here, there, size, aggregate: false }
 }
@@ -88,7 +88,7 @@ fn metrics_count_puts_signals_and_bytes_exactly() {
     let file = MetricsFile::new(test);
     rma_alone(test, &[vec![file.setting()], [&TCP[..], &[file.setting()]].concat()], 16, |plugin| {
         const PUTS: usize = 10;
-        // Those behind the window leave after an acknowledgement, so the receiver knows their word.
+        // Those beyond the window leave after an acknowledgement, so the receiver knows their word.
         const SIGNALS: usize = 400;
         const WINDOW: usize = 256;
         ranks(&plugin, 2, |comm| {
@@ -115,7 +115,7 @@ fn metrics_count_puts_signals_and_bytes_exactly() {
             assert_eq!(sum("ferrogin_bytes_total"), (PUTS * 100 + SIGNALS * 8) as u64, "{metrics:?}");
             assert_eq!(sum("ferrogin_signals_total"), SIGNALS as u64, "{metrics:?}");
             assert_eq!((sum("ferrogin_errors_total"), sum("ferrogin_signals_refused_total")), (0, 0), "{metrics:?}");
-            // Besides the writes there are messages of signals in the first window at most, and an acknowledgement of every 64 signals.
+            // Besides the writes there are messages, for signals in the first window at most, and an acknowledgement for every 64 signals.
             let messages = sum("ferrogin_posts_total") as usize - PUTS - SIGNALS;
             assert!((1..=WINDOW + SIGNALS / 64).contains(&messages), "{metrics:?}");
             assert!(sum("ferrogin_completions_total") as usize >= PUTS + SIGNALS, "{metrics:?}");
@@ -153,7 +153,7 @@ fn requests_beyond_all_queues_are_taken_and_complete_in_any_order() {
             let word = Signal { word: memory.at(16 * COUNT), value: 1, strong: true };
             (0..COUNT).for_each(|n| memory.memory().store(8 * n, n as u64 + 1));
             comm.barrier().expect("all ranks");
-            // Far more signals than the window of a stream, and no test and no progress between.
+            // Far more signals than a stream's window, with no test or progress call in between.
             let mut requests: Vec<_> = (0..COUNT)
                 .map(|n| {
                     let put = transfer(peer, memory.at(8 * n), memory.at(8 * (COUNT + n)), 8);
@@ -174,7 +174,7 @@ fn requests_beyond_all_queues_are_taken_and_complete_in_any_order() {
     });
 }
 
-/// Calls `body` while NCCL's thread polls.
+/// Calls `body` while polling like NCCL's thread.
 fn polling(context: &RmaContext, body: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(body);
@@ -289,7 +289,7 @@ fn transfer_beyond_one_write_is_split() {
     );
 }
 
-/// What moves, moves in NCCL's thread: nothing runs in a communicator that NCCL does not poll.
+/// All work happens in NCCL's thread: nothing runs in a communicator that NCCL doesn't poll.
 #[test]
 fn communicator_has_no_thread() {
     let test = "communicator_has_no_thread";
@@ -309,7 +309,7 @@ fn communicator_has_no_thread() {
     });
 }
 
-/// The driver adds to words that kernels may reset.
+/// The driver adds to words that kernels may reset; the card writes the others.
 #[test]
 fn words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card() {
     let test = "words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card";
@@ -324,7 +324,7 @@ fn words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card() {
     });
 }
 
-/// On the software card below verbs.
+/// Runs on the software card's verbs front end.
 #[test]
 #[ignore = "make check"]
 fn libfabrics_efa_provider_carries_puts_gets_and_signals() {
@@ -346,7 +346,7 @@ fn libfabrics_efa_provider_carries_puts_gets_and_signals() {
         "rma::late_traffic_after_destroy_changes_nothing_and_fails_nobody",
         "rma::dead_peer_fails_the_context_and_not_the_close",
     ]);
-    // The providers of a wheel lie beside its library.
+    // A wheel's providers are next to its library.
     command.env("FI_PROVIDER_PATH", library.with_file_name("libfabric")).env("FERROGIN_LIBFABRIC", library);
     // This libfabric was built without CUDA.
     command.env(PROVIDER, "efa").env(DEVICE, "cpu").env("SOFTEFA_NICS", "2");
@@ -365,7 +365,7 @@ fn many_operations_among_four_ranks_are_all_verified() {
     let test = "many_operations_among_four_ranks_are_all_verified";
     let faults = "seed=11,reorder=64,reread=0.1";
     rma_alone(test, &[vec![("SOFTEFA_FAULTS", faults)], TCP.to_vec()], 16, |plugin| {
-        // Of each rank to each rank in two contexts: 32,000 operations an epoch.
+        // From each rank to each rank in two contexts: 32,000 operations per epoch.
         let epochs = repetitions("FERROGIN_RMA_EPOCHS", 3, 160);
         run(&plugin, 4, Workload { seed: 11, operations: 1000, epochs, ..Workload::default() });
     });

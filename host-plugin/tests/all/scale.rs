@@ -1,7 +1,7 @@
-//! Growth of set-up with the number of ranks: address insertions, messages, time, memory and descriptors of `createContext`.
+//! How set-up grows with the number of ranks: `createContext`'s address insertions, messages, time, memory and descriptors.
 //!
-//! FERROGIN_SCALE_RANKS (a comma list) chooses the numbers of ranks, which are threads of one process here. FERROGIN_SCALE_RUNS=N measures
-//! each unit cost N times; reports have the medians.
+//! FERROGIN_SCALE_RANKS (comma-separated) chooses the numbers of ranks, which are threads of one process here. FERROGIN_SCALE_RUNS=N
+//! measures each unit cost N times; reports show the medians.
 #![allow(unsafe_code)]
 
 mod plan;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const SIGNALS: i32 = 64;
 
-/// CPU time of this thread.
+/// Returns this thread's CPU time.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime writes `time`, a local variable.
@@ -33,7 +33,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Measurements of each unit cost.
+/// Returns how often to measure each unit cost.
 fn runs(usual: u64) -> usize {
     repetitions("FERROGIN_SCALE_RUNS", usual, 21) as usize
 }
@@ -44,7 +44,7 @@ fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Processor time of this process in milliseconds, and the pages that it touched for the first time.
+/// Returns this process's CPU time in milliseconds, and the number of pages that it touched for the first time.
 fn used() -> (f64, i64) {
     // SAFETY: all fields are integers, for which zero is valid.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -54,13 +54,13 @@ fn used() -> (f64, i64) {
     (ms(usage.ru_utime) + ms(usage.ru_stime), usage.ru_minflt)
 }
 
-/// libfabric's `tcp` since 2.0 touches 17 MiB when an endpoint posts its first receive. The software card's wire does so once.
+/// Since 2.0, libfabric's `tcp` touches 17 MiB when an endpoint posts its first receive. The software card's wire does so once.
 #[test]
 fn init_needs_no_memory_for_messages() {
     let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").ok();
     let settings = [Some(vec![]), newer.as_deref().map(|path| vec![("FERROGIN_LIBFABRIC", path)])];
     for settings in settings.into_iter().flatten() {
-        // A process pays for the first `init` only.
+        // A process only pays for its first `init`.
         let reports = alone_each("init_needs_no_memory_for_messages", &vec![settings.clone(); runs(1)], |plugin| {
             let (ms, faults) = used();
             Comm::probe(&plugin).expect("an init");
@@ -69,7 +69,7 @@ fn init_needs_no_memory_for_messages() {
             assert!(faults < (4 << 20) / 4096, "{faults} pages");
         });
         if reports.is_empty() {
-            // The child process has done its one `init`.
+            // This is the child process, which has done its one `init`.
             return;
         }
         let times = reports.iter().filter_map(|line| line.split(' ').nth(1)?.parse().ok()).collect::<Vec<f64>>();
@@ -82,7 +82,7 @@ fn init_needs_no_memory_for_messages() {
 #[test]
 fn set_up_grows_with_ranks_only() {
     let trace = TraceFile::new("scale");
-    // All ranks share one card, which needs the counters of all.
+    // All ranks share one card, which needs counters for all of them.
     let settings = [trace.setting(), ("FERROGIN_TIMEOUT", "300"), ("SOFTEFA_FAULTS", "cntr_budget=65536")];
     alone("set_up_grows_with_ranks_only", &settings, |plugin| {
         let list = std::env::var("FERROGIN_SCALE_RANKS").unwrap_or_else(|_| "2,4,8".to_owned());
@@ -130,7 +130,7 @@ fn set_up_grows_with_ranks_only() {
             ] {
                 assert_eq!(noted(&exchange, key), vec![expected; n], "{key} of {n} ranks");
             }
-            // The steps wait for no other rank, but the threads share the cores, so CPU time is the cost of a rank.
+            // The steps don't wait for other ranks, but the threads share the cores, so a rank's cost is its CPU time.
             let mean = |events: &[&serde_json::Value]| {
                 let all: u64 = events.iter().filter_map(|event| event["args"]["cpu_us"].as_u64()).sum();
                 all as f64 / n as f64 / 1e3
@@ -150,14 +150,14 @@ fn set_up_grows_with_ranks_only() {
     });
 }
 
-/// One measured `createContext` of ranks that are threads of this process.
+/// One measured `createContext`, with ranks that are threads of this process.
 struct Measured {
-    /// CPU microseconds of a rank for its endpoints, and for targets and tables.
+    /// CPU microseconds per rank for its endpoints, and for its targets and tables.
     endpoints: f64,
     tables: f64,
-    /// Microseconds of the exchange, of the rank that waited least.
+    /// Microseconds that the exchange took on the rank that waited least.
     exchange: f64,
-    /// KiB in memory for the contexts of all ranks.
+    /// KiB of resident memory for all ranks' contexts.
     resident: f64,
 }
 
@@ -193,8 +193,8 @@ fn measure(plugin: &Arc<Plugin>, n: usize) -> Measured {
     }
 }
 
-/// NCCL's barrier of all ranks takes a signal for each rank, of each block that has a barrier of its own. Counts are exact, times come from
-/// unit costs of this run.
+/// NCCL's all-rank barrier takes one signal per rank for each block that has its own barrier. Counts are exact, times come from unit costs
+/// measured in this run.
 #[test]
 #[ignore = "make check"]
 fn set_up_with_barriers_of_many_ranks_is_tabulated() {
@@ -207,7 +207,7 @@ fn set_up_with_barriers_of_many_ranks_is_tabulated() {
         .collect();
     alone_each("set_up_with_barriers_of_many_ranks_is_tabulated", &settings, |plugin| {
         let emulated = std::env::var("FERROGIN_SIGNALS").is_ok_and(|signals| signals == "emulated");
-        // A context with emulated signals has a row for each rank only.
+        // A context with emulated signals has only one row per rank.
         let many_ranks = if emulated { 32 } else { 8 };
         let of = |ranks, signals| Setup { ranks, signals, contexts: 1, stride: 1, ranks_per_card: 1, emulated };
         measure(&plugin, 2);
@@ -242,7 +242,7 @@ fn set_up_with_barriers_of_many_ranks_is_tabulated() {
     });
 }
 
-/// Counts are exact, times come from unit costs of this run: the software card on this machine.
+/// Counts are exact, times come from unit costs measured in this run: the software card on this machine.
 #[test]
 #[ignore = "make check"]
 fn set_up_of_many_ranks_is_tabulated() {

@@ -1,5 +1,5 @@
-//! Emulated signals, through the C ABI of the built plugin on the software card. The requests are written here by hand, so that the tests
-//! need no device code for them and can break every rule.
+//! Emulated signals, through the built plugin's C ABI on the software card. The requests are written by hand, so that the tests need no
+//! device code for them and can break every rule.
 #![allow(unsafe_code)]
 
 use crate::harness::{alone, alone_each, config, device, gpu_memory, ranks, software_gpu, window};
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 
 const EMULATED: (&str, &str) = ("FERROGIN_SIGNALS", "emulated");
 
-/// Attributes of a GPU: the order of cards' writes to its memory, and who can flush them.
+/// GPU attributes: the order of cards' writes to its memory, and who can flush them.
 const WRITES_ORDERING: i32 = 118;
 const FLUSH_OPTIONS: i32 = 117;
 
-/// Entry `i` of a table of the plugin.
+/// Returns entry `i` of one of the plugin's tables.
 fn entry<T: Copy>(table: *const T, i: usize) -> T {
-    // SAFETY: the callers name entries of tables of an open context or window, which are in this process's memory on the CPU.
+    // SAFETY: the callers name entries in tables of an open context or window, which are in this process's memory on the CPU.
     unsafe { *table.wrapping_add(i) }
 }
 
-/// The data endpoint of a context, driven by hand.
+/// A context's data endpoint, driven by hand.
 struct Poster<'a> {
     device: Context<'a>,
     dev: DevHandle,
@@ -48,7 +48,7 @@ impl<'a> Poster<'a> {
         unsafe { &*self.device.as_ptr() }
     }
 
-    /// The data endpoint.
+    /// Returns the data endpoint.
     fn endpoint(&self) -> EndpointConfig {
         // SAFETY: the data endpoint is the first one, and the borrowed context keeps it.
         let endpoint = unsafe { &*self.ext().routes.endpoints };
@@ -69,7 +69,7 @@ impl<'a> Poster<'a> {
         entry(self.ext().emulated, 0)
     }
 
-    /// The word of signal `id`.
+    /// Returns signal `id`'s word.
     fn word(&self, id: usize) -> &AtomicU64 {
         // SAFETY: the caller names a signal that exists.
         unsafe { AtomicU64::from_ptr(self.emulated().words.wrapping_add(id)) }
@@ -105,14 +105,14 @@ impl<'a> Poster<'a> {
             at.store(u64::from_ne_bytes(word.try_into().unwrap()), Ordering::Relaxed);
         }
         self.posted += 1;
-        // SAFETY: the doorbell of the ring, which this test alone rings.
+        // SAFETY: the ring's doorbell, which this test alone rings.
         unsafe { AtomicU32::from_ptr(ring.sq_db) }.store(self.posted, Ordering::Release);
         self.device.relax(0);
     }
 
-    /// An empty write with this immediate data.
+    /// Posts an empty write with this immediate data.
     fn immediate(&mut self, peer: usize, bits: u32) {
-        // The entries of the peers follow the handle.
+        // The peers' entries follow the handle.
         let MrPeer { remote_addr: addr, rkey, .. } = entry(self.ext().routes.scratch.wrapping_add(1).cast(), peer);
         let remote = RemoteMem { addr, rkey };
         self.post(peer, Operation::Write { remote, data: WriteData::Empty, imm: Some(bits) });
@@ -134,14 +134,14 @@ impl<'a> Poster<'a> {
     }
 }
 
-/// Address and key of a peer's window on the first rail.
+/// Returns the address and key of a peer's window on the first rail.
 fn remote(window: &Window, peer: usize) -> MrPeer {
-    // The handle begins with a pointer for each rail. An entry for each rank follows what it points to.
+    // The handle begins with a pointer for each rail, to a struct that is followed by an entry for each rank.
     let handle: *const MrHandle = entry(window.gin_handle().cast(), 0);
     entry(handle.wrapping_add(1).cast(), peer)
 }
 
-/// [`alone`] on the software GPU.
+/// Like [`alone`], on the software GPU.
 fn alone_on_gpu(test: &str, body: impl FnOnce(Arc<mini_nccl::Plugin>)) {
     let Some(path) = software_gpu(test) else { return };
     let settings =
@@ -149,7 +149,7 @@ fn alone_on_gpu(test: &str, body: impl FnOnce(Arc<mini_nccl::Plugin>)) {
     alone(test, &settings, body);
 }
 
-/// WARN lines with these words since the last call.
+/// Returns the WARN lines with these words since the last call.
 fn warnings(words: &str) -> Vec<String> {
     mini_nccl::log::take()
         .into_iter()
@@ -225,7 +225,7 @@ fn invalid_signals_change_nothing_and_are_reported() {
             }
             comm.barrier().expect("all ranks");
             let (rkey, start) = (of_peer.rkey, of_peer.remote_addr);
-            // The memory of a window is a multiple of the page size.
+            // A window's memory is rounded up to the page size, 64 KiB at most.
             let end = start + (1 << 16);
             let generation = poster.generation(0);
             let stale = Generation::new(u64::from(generation.bits()) + 1);
@@ -265,7 +265,7 @@ fn invalid_signals_change_nothing_and_are_reported() {
                 poster.immediate(0, old.bits());
                 poster.send(0, &good);
                 poster.immediate(0, poster.indexed(0, 0, 1));
-                // A message that is longer than a receive, which the card refuses at both ends.
+                // A message longer than a receive, which the card refuses at both ends.
                 let handle: *const MrHandle = entry(window.gin_handle().cast(), 0);
                 let MrHandle { lkey, local_addr, .. } = entry(handle, 0);
                 let data = SendData::One(Sge { addr: local_addr, length: 48, lkey });
@@ -287,7 +287,7 @@ fn invalid_signals_change_nothing_and_are_reported() {
                 );
                 assert!(!context.query_last_error().expect("a state"), "a peer's faults do not fail this context");
                 let lines = warnings("rank 0: context 0 refused");
-                // One in ten seconds, so there are fewer lines than signals unless the machine is very slow.
+                // At most one every ten seconds, so there are fewer lines than signals unless the machine is very slow.
                 assert!((1..=20).contains(&lines.len()), "{lines:#?}");
                 assert!(lines[0].contains("a signal at") && lines[0].contains("no memory was changed"), "{lines:?}");
                 comm.barrier().expect("all ranks");
@@ -300,7 +300,7 @@ fn invalid_signals_change_nothing_and_are_reported() {
 fn proxy_that_ends_aborts_waits() {
     let test = "proxy_that_ends_aborts_waits";
     alone_on_gpu(test, |plugin| {
-        // The host has to flush the writes of cards.
+        // The host must flush the cards' writes.
         software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
         software_gpu_driver::set_attribute(FLUSH_OPTIONS, 1);
         ranks(&plugin, 2, |rank, comm| {
@@ -312,14 +312,14 @@ fn proxy_that_ends_aborts_waits() {
             }
             wait_until("signals before the fault", || poster.word(1).load(Ordering::Acquire) == 5);
             comm.barrier().expect("all ranks");
-            // The signal proxy ends when the driver refuses a flush.
+            // The signal proxy exits when the driver refuses a flush.
             if rank == 0 {
                 software_gpu_driver::set_attribute(FLUSH_OPTIONS, 0);
                 poster.immediate(other, poster.indexed(other, 1, 1));
             }
             wait_until("abort flag", || poster.is_aborted());
             assert!(context.query_last_error().expect("a state"));
-            // Both inboxes are closed when both ranks are aborted: a request of the peer fails, and is not retried forever.
+            // Both inboxes are closed once both ranks are aborted: a peer's request fails, and isn't retried forever.
             comm.barrier().expect("all ranks");
             poster.immediate(other, poster.indexed(other, 1, 1));
             wait_until("failed request", || poster.errors() > 0);
@@ -371,7 +371,7 @@ fn thousands_of_signals_fit_a_card_with_512_counters() {
     });
 }
 
-/// The software GPU's own functions, in a process that runs on it.
+/// The software GPU's own functions, in a process that uses it.
 mod software_gpu_driver {
     use libloading::Library;
 
@@ -391,7 +391,7 @@ mod software_gpu_driver {
         assert_eq!(unsafe { start(0) } | unsafe { set.expect("the software GPU")(number, value) }, 0);
     }
 
-    /// Calls of cuFlushGPUDirectRDMAWrites, and reductions of streams since the last one.
+    /// Returns the number of cuFlushGPUDirectRDMAWrites calls, and of stream reductions since the last one.
     pub fn flushes() -> (u64, u64) {
         let (driver, mut flushes, mut reduced) = (driver(), 0, 0);
         type Flushes = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
@@ -403,7 +403,7 @@ mod software_gpu_driver {
     }
 }
 
-/// Signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the signal proxy adds to GPU memory.
+/// Sends signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the proxy adds to GPU memory.
 fn proxy_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: &'static str, warns: bool) {
     alone_on_gpu(test, move |plugin| {
         attributes.iter().for_each(|(number, value)| software_gpu_driver::set_attribute(*number, *value));
@@ -478,7 +478,7 @@ fn proxy_adds_to_coherent_gpu_memory_by_cpu() {
 fn proxy_flushes_the_writes_of_cards_before_it_adds() {
     let test = "proxy_flushes_the_writes_of_cards_before_it_adds";
     alone_on_gpu(test, |plugin| {
-        // The writes of cards have no order, and the host can flush them.
+        // Cards' writes are unordered, and the host can flush them.
         software_gpu_driver::set_attribute(WRITES_ORDERING, 0);
         software_gpu_driver::set_attribute(FLUSH_OPTIONS, 1);
         ranks(&plugin, 2, |rank, comm| {
@@ -499,7 +499,7 @@ fn proxy_flushes_the_writes_of_cards_before_it_adds() {
                         u64::from_le_bytes(bytes)
                     };
                     wait_until("signal", || word() == signal);
-                    // A flush sets the number of reductions to 0, so this one came after its flush.
+                    // A flush resets the number of reductions to 0, so this one came after its flush.
                     assert_eq!(software_gpu_driver::flushes(), (signal, 1), "flushes, reductions since the last one");
                 }
             }
@@ -512,7 +512,7 @@ fn proxy_flushes_the_writes_of_cards_before_it_adds() {
 fn window_is_left_alone_once_it_is_deregistered() {
     let test = "window_is_left_alone_once_it_is_deregistered";
     alone_on_gpu(test, |plugin| {
-        // Rounds whose window is deregistered.
+        // The last round whose window has been deregistered.
         let deregistered = AtomicU64::new(0);
         ranks(&plugin, 2, move |rank, comm| {
             let context = comm.create_context(&config(1, 0)).expect("a context");
@@ -530,7 +530,7 @@ fn window_is_left_alone_once_it_is_deregistered() {
                 comm.barrier().expect("all ranks");
                 if rank == 1 {
                     let va = poster.message(0, Target::Va { rkey: peer.rkey, address: peer.remote_addr }, 1);
-                    // The signal proxy is in the midst of signals when the window goes, and more come after.
+                    // The signal proxy is busy with signals when the window goes, and more come afterwards.
                     while deregistered.load(Ordering::Acquire) < round {
                         poster.send(0, &va);
                     }
@@ -567,9 +567,9 @@ fn signals_of_peers_that_left_reach_no_later_context() {
                 let va = Target::Va { rkey: peer.rkey, address: peer.remote_addr + 8 };
                 let va = poster.message(other, va, 1);
                 comm.barrier().expect("all ranks");
-                // One rank leaves with signals under way, and the other one reads before they can all have come.
+                // One rank leaves with signals in flight, and the other reads its words before all of them can have arrived.
                 if rank == round % 2 {
-                    // All fit into the send queue: the other rank may be gone already.
+                    // All fit in the send queue: the other rank may already be gone.
                     for _ in 0..30 {
                         poster.immediate(other, poster.indexed(other, 3, 1));
                         poster.send(other, &va);
@@ -599,7 +599,7 @@ fn signals_of_peers_that_left_reach_no_later_context() {
     });
 }
 
-/// How often the signal proxy's thread has gone to sleep so far.
+/// Returns how often the signal proxy's thread has gone to sleep so far.
 fn sleeps_of_proxy() -> u64 {
     let threads = std::fs::read_dir("/proc/self/task").expect("a directory").flatten();
     let named =
@@ -626,7 +626,7 @@ fn signals_wait_for_receives_and_the_proxy_sleeps_without_any() {
             comm.barrier().expect("all ranks");
             assert!(!context.query_last_error().expect("a state"));
             if rank == 0 && std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "softefa") {
-                // Without an event a sleep takes 100 ms, and on a busy machine more. A lock may add a short one.
+                // Without an event, a sleep takes 100 ms, or more on a busy machine. A lock may add a short one.
                 let (before, began) = (sleeps_of_proxy(), Instant::now());
                 wait_until("sleeps of the idle signal proxy", || sleeps_of_proxy() >= before + 10);
                 assert!(began.elapsed() >= Duration::from_millis(500), "10 sleeps in {:?}", began.elapsed());

@@ -7,7 +7,7 @@ use nccl_gin_ferrogin::device::{Device, DeviceBuffer, Use, WindowMemory, bytes_o
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// A part of an allocation on the GPU, and its dma-buf, which begins at the page of the first byte.
+/// Part of a GPU allocation, and its dma-buf, which begins at the first byte's page.
 struct Part {
     buffer: Box<dyn DeviceBuffer>,
     skip: usize,
@@ -15,7 +15,7 @@ struct Part {
     dma_buf: (OwnedFd, u64),
 }
 
-/// Memory that the plugin registers as its device's: a GPU's with FERROGIN_DEVICE=cuda, or else the host's.
+/// Allocates memory that the plugin registers as its device's: GPU memory with FERROGIN_DEVICE=cuda, otherwise host memory.
 pub fn device_memory(len: usize) -> Arc<DeviceMemory> {
     if std::env::var("FERROGIN_DEVICE").is_ok_and(|device| device == "cuda") {
         return gpu_memory(0, len);
@@ -23,9 +23,9 @@ pub fn device_memory(len: usize) -> Arc<DeviceMemory> {
     Arc::new(DeviceMemory::alloc(len).expect("memory"))
 }
 
-/// `len` bytes of a GPU, after `skip` bytes of their allocation.
+/// Allocates `len` bytes of GPU memory, `skip` bytes into their allocation.
 pub fn gpu_memory(skip: usize, len: usize) -> Arc<DeviceMemory> {
-    // A device for hardware cards, whose memory has dma-bufs.
+    // A device for hardware cards, so its memory has dma-bufs.
     let gpu = CudaDevice::open(false).expect("a GPU");
     let buffer = gpu.allocate(skip + len, Use::Window).expect("memory of the GPU");
     let window = gpu.window((buffer.device_address() as usize + skip) as *mut _, len, nccl::PTR_CUDA);

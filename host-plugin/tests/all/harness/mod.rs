@@ -1,4 +1,4 @@
-//! Shared parts of the tests of the built plugin: its path, child processes, ranks as threads.
+//! Shared parts of the built plugin's tests: its path, child processes, ranks as threads.
 
 mod memory;
 
@@ -17,35 +17,35 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 const CHILD: &str = "FERROGIN_TEST_CHILD";
-/// Names the device of the tests in child processes, `cpu` unless it is set.
+/// Names the device for tests in child processes; `cpu` if unset.
 pub const DEVICE: &str = "FERROGIN_TEST_DEVICE";
-/// Names the provider of the tests in child processes, `softefa` unless it is set.
+/// Names the provider for tests in child processes; `softefa` if unset.
 pub const PROVIDER: &str = "FERROGIN_TEST_PROVIDER";
 
-/// The built plugin. Without it and the software card `test` is skipped.
+/// Returns the path of the built plugin. Skips `test` if it or the software card is missing.
 pub fn plugin_path(test: &str) -> Option<PathBuf> {
     let plugin = "libnccl-gin-ferrogin.so";
     Some(ferrogin_test_support::dist(test, &[plugin, "libsoftefa-fi.so"])?.join(plugin))
 }
 
-/// The directory of the software GPU's libcuda.so.1. Without it or the plugin `test` is skipped.
+/// Returns the directory of the software GPU's libcuda.so.1. Skips `test` if it or the plugin is missing.
 pub fn software_gpu(test: &str) -> Option<String> {
     plugin_path(test)?;
     ferrogin_test_support::software_gpu(test)
 }
 
-/// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults once, and
-/// the leak tests count the resources of a whole process. `test` is the name of the calling test.
+/// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults only once, and the
+/// leak tests count the whole process's resources. `test` is the calling test's name.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin>)) {
     alone_each(test, &[settings.to_vec()], body);
 }
 
-/// [`alone`], once for each of several settings. In the parent process, returns the lines that the child processes reported.
+/// Like [`alone`], once for each of several settings. In the parent process, returns the lines that the children reported.
 pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) -> Vec<String> {
     in_children(test, all, |path| body(Plugin::load(path).expect("the built plugin loads")))
 }
 
-/// [`alone_each`] with one version of the RMA plugin's table.
+/// Like [`alone_each`], with one version of the RMA plugin's table.
 pub fn rma_alone(test: &str, all: &[Vec<(&str, &str)>], version: u32, body: impl FnOnce(Arc<RmaPlugin>)) {
     in_children(test, all, |path| {
         body(RmaPlugin::load_version(path, version).expect("the built plugin loads"));
@@ -70,7 +70,7 @@ fn in_children(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(PathBuf)
         let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
         assert!(output.status.success(), "{test} in a child process, {settings:?}: {}\n{text}", output.status);
         assert!(text.contains("1 passed"), "{test} did not run in the child process:\n{text}");
-        // The child's reports go past the test runner's capture.
+        // Written directly, so that the test runner doesn't capture the child's reports.
         for (_, line) in text.lines().filter_map(|line| line.split_once(REPORT)) {
             let _ = writeln!(std::io::stdout(), "{test}: {line}");
             reports.push(line.to_owned());
@@ -83,19 +83,19 @@ fn in_children(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(PathBuf)
 pub struct TraceFile(PathBuf);
 
 impl TraceFile {
-    /// A new file for `test`. A killed process with the same id may have left one.
+    /// Names a new file for `test`. A killed process with the same id may have left one.
     pub fn new(test: &str) -> Self {
         let path = std::env::temp_dir().join(format!("ferrogin-{test}-{}.json", std::process::id()));
         let _ = std::fs::remove_file(&path);
         Self(path)
     }
 
-    /// The setting that selects the file.
+    /// Returns the setting that selects the file.
     pub fn setting(&self) -> (&'static str, &str) {
         ("FERROGIN_TRACE", self.0.to_str().expect("a path of text"))
     }
 
-    /// All steps until now, in the child process. The file lock excludes ranks that append steps now.
+    /// Returns all steps so far, in the child process. The file lock keeps out ranks that are appending steps.
     pub fn steps() -> Vec<serde_json::Value> {
         let trace = File::open(std::env::var_os("FERROGIN_TRACE").expect("set")).expect("a trace");
         let trace = Flock::lock(trace, FlockArg::LockShared).expect("a lock");
@@ -113,7 +113,7 @@ impl Drop for TraceFile {
 /// The prefix of a line that the parent of a child process prints.
 pub const REPORT: &str = "report: ";
 
-/// The configuration of one context of backendVersion 2.
+/// Returns the configuration of one context, with backendVersion 2.
 pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
     GinConfigV14 {
         n_signals,
@@ -126,14 +126,14 @@ pub fn config(n_signals: i32, n_counters: i32) -> GinConfigV14 {
     }
 }
 
-/// New memory and a window of it.
+/// Allocates memory and registers it as a window.
 pub fn window(comm: &Comm, bytes: usize) -> (Arc<DeviceMemory>, Window) {
     let memory = Arc::new(DeviceMemory::alloc(bytes).expect("memory"));
     let window = comm.register(&memory, 0).expect("a window");
     (memory, window)
 }
 
-/// The kernel's view of a context.
+/// Returns a kernel's view of a context.
 #[allow(unsafe_code)]
 pub fn device(context: &GinContext, id: u32) -> Context<'_> {
     // SAFETY: the result borrows the context, which keeps the handle valid.
@@ -155,7 +155,7 @@ pub fn pass_round(comm: &Comm, context: &GinContext, id: u32, window: &Window, m
     comm.barrier().expect("all ranks");
 }
 
-/// Runs `body` on each rank of a communicator of `n` ranks, each in a thread. Returns the results by rank.
+/// Runs `body` on each rank of an `n`-rank communicator, each in its own thread. Returns the results by rank.
 pub fn ranks<T: Send + 'static>(
     plugin: &Arc<Plugin>,
     n: usize,

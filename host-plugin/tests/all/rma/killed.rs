@@ -1,4 +1,4 @@
-//! Ranks that are killed or close: every request of the others to them completes or fails and names the rank, and they close without it.
+//! Ranks that are killed or close: the others' requests to them complete, or fail and name the rank, and the others close without it.
 
 use super::{TCP, ranks, register, transfer};
 use crate::harness::{plugin_path, rma_alone};
@@ -10,18 +10,18 @@ use mini_nccl::{Bootstrap, Error};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 
-/// One of them is no neighbour of the killed one in the ring.
+/// One of them isn't a neighbour of the killed one in the ring.
 const RANKS: usize = 4;
 const PLUGIN: &str = "FERROGIN_TEST_RMA_PLUGIN";
 const ROLE: &str = "FERROGIN_TEST_RMA_ROLE";
 const BUSY: &str = "busy";
 const IDLE: &str = "idle";
-/// A directory, in which a file of this name ends a wait of all ranks.
+/// A directory where a file named after an event ends all ranks' wait for it.
 const EVENTS: &str = "FERROGIN_TEST_RMA_EVENTS";
 const KILLED: &str = "killed";
 const CLOSE: &str = "close";
 
-/// Waits for a file of the job, and polls meanwhile as NCCL does.
+/// Waits for one of the job's files, and polls meanwhile like NCCL.
 fn wait_for_event(name: &str, mut poll: impl FnMut()) {
     let file = Path::new(&std::env::var_os(EVENTS).expect("set")).join(name);
     poll_until(name, || {
@@ -30,7 +30,7 @@ fn wait_for_event(name: &str, mut poll: impl FnMut()) {
     });
 }
 
-/// Puts with signals to all ranks until one of them fails, then NCCL's teardown. An `idle` rank has no request open when a rank is killed.
+/// Puts with signals to all ranks until one fails, then does NCCL's teardown. An `idle` rank has no open requests when a rank is killed.
 fn rank(plugin: &Path, idle: bool) {
     let plugin = RmaPlugin::load(plugin).expect("the plugin");
     let bootstrap = Arc::new(Bootstrap::from_env(HANG_LIMIT).expect("the other ranks"));
@@ -60,7 +60,7 @@ fn rank(plugin: &Path, idle: bool) {
     };
     assert!(context.has_error().expect("an answer"), "{error}");
     println!("failed: {error}");
-    // NCCL goes on polling. A rank that closes too early would be the failure that others see.
+    // NCCL keeps polling. If a rank closed too early, that would be the failure that others see.
     wait_for_event(CLOSE, || {
         other.progress().expect("progress of a context without requests");
         assert!(context.progress().is_err());
@@ -147,7 +147,7 @@ fn rank_killed_over_tcp_fails_the_others_which_close_without_it() {
     });
 }
 
-/// Rank 2 is no neighbour of rank 0 in the ring.
+/// Rank 2 isn't a neighbour of rank 0 in the ring.
 #[test]
 #[ignore = "make check"]
 fn request_to_a_rank_that_closed_fails_by_name() {

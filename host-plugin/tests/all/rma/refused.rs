@@ -1,4 +1,4 @@
-//! Calls that the plugin refuses, each with a cause, and without harm to what is open.
+//! Calls that the plugin refuses, without harm to anything that is open.
 #![allow(unsafe_code)]
 
 use super::{finish, ranks, register, transfer};
@@ -10,10 +10,10 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr::{dangling_mut, null_mut};
 
-/// Calls entry `$entry` of `$table`.
+/// Calls `$table`'s entry `$entry`.
 macro_rules! call {
     ($table:expr, $entry:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: pointers are NULL or to local variables that outlive the call; the plugin checks handles before it uses them.
+        // SAFETY: pointers are NULL or point to local variables that outlive the call; the plugin checks handles before it uses them.
         (stringify!($entry($($arg),*)), unsafe { ($table.$entry.expect("an entry"))($($arg),*) })
     };
 }
@@ -72,7 +72,7 @@ fn set_up(table: &RmaV16, comm: &RmaComm, memory: &RmaMemory) -> Refused {
     ]
 }
 
-/// `other` belongs to another communicator.
+/// Makes the invalid data-path calls. `other` belongs to another communicator.
 fn data(table: &RmaV16, ctx: *mut c_void, memory: &RmaMemory, other: &RmaMemory) -> Refused {
     let (mut request, mut error) = (null_mut::<c_void>(), 0u8);
     let (m, x, end) = (memory.handle(), other.handle(), memory.memory().len() as u64);
@@ -141,7 +141,7 @@ fn invalid_arguments_of_every_call_are_refused() {
     });
 }
 
-/// What was refused has done no harm.
+/// Checks that the refused calls did no harm.
 fn works(context: &RmaContext, memory: &RmaMemory) {
     assert!(!context.has_error().expect("an answer"));
     let put = transfer(0, memory.at(0), memory.at(64), 8);

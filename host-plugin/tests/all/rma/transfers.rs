@@ -1,4 +1,4 @@
-//! Puts and gets of all sizes, at places that are not aligned, between two ranks and of a rank to itself.
+//! Puts and gets of all sizes, at unaligned places, between two ranks and from a rank to itself.
 
 use super::{TCP, finish, polling, ranks, transfer};
 use crate::harness::{gpu_memory, rma_alone, software_gpu};
@@ -8,14 +8,14 @@ use mini_nccl::DeviceMemory;
 use mini_nccl::rma::{RmaComm, RmaPlugin, Signal};
 use std::sync::Arc;
 
-/// Bytes of a registration.
+/// Size of a registration in bytes.
 const LEN: usize = 4 << 20;
-/// Where GPU memory begins in its allocation: not at a page.
+/// Where GPU memory begins in its allocation: not on a page boundary.
 const SKIP: usize = 5 * 65536 + 64;
-/// Sizes, and where the bytes are. Those of 1 MiB and more spread over the cards.
+/// Sizes, and where the bytes are. Transfers of 1 MiB and more are spread over the cards.
 const TRANSFERS: [(usize, usize); 6] = [(0, 77), (1, 0), (13, 3), (4096, 64), (65_537, 4095), ((1 << 20) + 1, 70_001)];
 
-/// The transfers, each with a place for its bytes.
+/// Returns the transfers, each with a place for its bytes.
 fn places() -> impl Iterator<Item = (usize, (usize, usize))> {
     TRANSFERS.into_iter().scan(5, |next, (size, from)| {
         let to = *next;
@@ -29,7 +29,7 @@ fn pattern(rank: usize) -> Vec<u8> {
     (0..LEN).map(|_| random.next_u32() as u8).collect()
 }
 
-/// Registers memory of `gpu` by dma-buf, or of the host by address.
+/// Registers GPU memory by dma-buf if `gpu` is true, otherwise host memory by address.
 fn move_all(plugin: &Arc<RmaPlugin>, gpu: bool) {
     ranks(plugin, 2, move |comm: RmaComm| {
         let memory = || match gpu {
@@ -43,7 +43,7 @@ fn move_all(plugin: &Arc<RmaPlugin>, gpu: bool) {
         comm.barrier().expect("all ranks");
         let mut requests = Vec::new();
         for peer in 0..2 {
-            // What this rank puts has a half of the peer's memory, and what it gets from the peer a half of its own.
+            // This rank's puts have one half of the peer's memory, and its gets from the peer one half of its own.
             let (there, here) = (comm.rank() * LEN / 2, peer * LEN / 2);
             for (to, (size, from)) in places() {
                 let bytes = transfer(peer, source.at(from), put.at(there + to), size);

@@ -1,7 +1,7 @@
 //! Random puts, gets and signals among all ranks, each checked against memory.
 //!
 //! A stream is a sender, a receiver and a context. Both ends derive the same plan from the seed, so the receiver knows which puts were
-//! issued before each signal. Each put of an epoch has bytes of its own in the receiver's memory, which are 0 before.
+//! issued before each signal. Each put in an epoch has its own bytes in the receiver's memory, which start as 0.
 
 use crate::harness::gpu_memory;
 use ferrogin_ffi::nccl::PTR_HOST;
@@ -12,7 +12,7 @@ use mini_nccl::rma::{Place, Request, RmaComm, RmaContext, RmaMemory, Signal, Tra
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Bytes of a put, at most.
+/// Maximum size of a put in bytes.
 const SLOT: usize = 256;
 
 /// What the ranks do.
@@ -21,12 +21,12 @@ pub struct Workload {
     pub seed: u64,
     /// Contexts behind the handle.
     pub contexts: usize,
-    /// Operations of each stream in an epoch.
+    /// Operations per stream and epoch.
     pub operations: usize,
     pub epochs: u64,
-    /// Requests that are open for a stream, at most.
+    /// Maximum number of open requests per stream.
     pub depth: usize,
-    /// All memory is a GPU's.
+    /// True to use GPU memory throughout.
     pub gpu: bool,
 }
 
@@ -51,7 +51,7 @@ struct Step {
     aggregate: bool,
 }
 
-/// The word at `offset`, with all that it promises.
+/// Loads the word at `offset`; everything it covers is visible after that.
 fn word(memory: &RmaMemory, offset: usize) -> u64 {
     let memory = memory.memory();
     if memory.kind() == PTR_HOST {
@@ -62,7 +62,7 @@ fn word(memory: &RmaMemory, offset: usize) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// The operations of a stream in an epoch.
+/// Returns a stream's operations in an epoch.
 fn plan(workload: &Workload, epoch: u64, (sender, receiver, context): (usize, usize, usize)) -> Vec<Step> {
     let stream = ((sender * 64 + receiver) * 64 + context) as u64;
     let mut random = Random::new(workload.seed ^ epoch << 40 ^ stream << 8);
@@ -78,19 +78,19 @@ fn plan(workload: &Workload, epoch: u64, (sender, receiver, context): (usize, us
         Step { kind, size: random.of(&[0, 1, 8, 40, SLOT]), aggregate: random.one_in(3) }
     };
     let mut steps: Vec<_> = (0..workload.operations).map(|_| step()).collect();
-    // NCCL's last one has no hint.
+    // NCCL's last operation never has the aggregate hint.
     steps.last_mut().expect("an operation").aggregate = false;
     steps
 }
 
-/// Byte `i` of the put of operation `n`.
+/// Returns byte `i` of operation `n`'s put.
 fn byte(n: usize, i: usize) -> u8 {
     (n * 7 + i) as u8 | 1
 }
 
-/// Memory of a rank: its sources, targets of peers, words of strong and of weak signals, and bytes for gets.
+/// A rank's memory: its sources, targets for peers, words for strong and weak signals, and bytes for gets.
 pub struct Areas {
-    /// The words of strong signals before the epoch: NCCL never resets them.
+    /// The strong signals' words before the epoch: NCCL never resets them.
     before: Vec<u64>,
     sources: RmaMemory,
     targets: RmaMemory,
@@ -116,12 +116,12 @@ struct Receiver {
 }
 
 impl Workload {
-    /// One stream's place among the others of a rank.
+    /// Returns a stream's index among its rank's streams.
     fn stream(&self, nranks: usize, peer: usize, context: usize) -> usize {
         context * nranks + peer
     }
 
-    /// Collective: a context handle, and memory for it.
+    /// Creates a context handle and memory for it. Collective.
     pub fn prepare(&self, comm: &RmaComm) -> (RmaContext, Areas) {
         let streams = self.contexts * comm.nranks();
         let slots = streams * self.operations;
@@ -148,7 +148,7 @@ impl Workload {
         (context, areas)
     }
 
-    /// Runs on one rank, with a context handle of its own.
+    /// Runs on one rank, with its own context handle.
     pub fn run(&self, comm: &RmaComm) {
         let (context, mut areas) = self.prepare(comm);
         for epoch in 0..self.epochs {
@@ -164,11 +164,11 @@ impl Workload {
                 });
             });
         }
-        // As NCCL does: the context ends before its memory.
+        // Like NCCL, destroy the context before its memory.
         drop(context);
     }
 
-    /// All operations of an epoch, whose target memory is 0 on all ranks. `all_done` says whether all ranks have made theirs.
+    /// Runs all operations of an epoch, whose target memory must be 0 on all ranks. `all_done` says whether all ranks are done with theirs.
     pub fn epoch(
         &self,
         (rank, nranks): (usize, usize),
@@ -206,7 +206,7 @@ impl Workload {
             }
             std::thread::yield_now();
         }
-        // NCCL's thread goes on polling, which peers need where the provider has no thread.
+        // NCCL's thread keeps polling, which peers need if the provider has no thread.
         while !all_done() {
             context.progress().expect("progress");
             std::thread::yield_now();
@@ -255,7 +255,7 @@ impl Workload {
         (n, step): (usize, Step),
         nranks: usize,
     ) -> Request {
-        // The place of this rank's stream in the peer's memory, and that of the peer in this rank's.
+        // The index of this rank's stream in the peer's memory, and the peer's in this rank's.
         let there = self.stream(nranks, rank, context);
         let here = self.stream(nranks, peer, context);
         let slot = |stream: usize| (stream * self.operations + n) * SLOT;
@@ -285,13 +285,13 @@ impl Workload {
         result.expect("an operation")
     }
 
-    /// Checks what the signals that are visible now promise.
+    /// Checks everything that the currently visible signals cover.
     fn verify(&self, areas: &Areas, receiver: &mut Receiver, nranks: usize) {
         let (peer, _, context) = receiver.stream;
         let stream = self.stream(nranks, peer, context);
         let strong = word(&areas.strong, 8 * stream) - areas.before[stream];
         while receiver.strong < strong {
-            // All operations up to and with the next strong signal.
+            // All operations up to and including the next strong signal.
             while let Some(step) = receiver.plan.get(receiver.checked) {
                 self.check_operation(areas, receiver, receiver.checked, nranks);
                 receiver.checked += 1;

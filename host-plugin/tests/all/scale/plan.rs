@@ -1,17 +1,17 @@
-//! What set-up costs with any number of ranks: counts by the rules of the plugin, and times from unit costs that were measured.
+//! What set-up costs for any number of ranks: counts from the plugin's rules, and times from measured unit costs.
 
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, EndpointExt, TargetWords};
 use ferrogin_test_support::Random;
 
-/// Bytes of a frame's head, of the number of contexts, of a context and of an endpoint in a rank's block.
+/// Bytes of a frame's header, and of the number of contexts, a context and an endpoint in a rank's block.
 const FRAME: u64 = 20;
 const COUNT: u64 = 4;
 const CONTEXT: u64 = 40;
 const ENDPOINT: u64 = 6;
-/// Bytes of the receives of a context with emulated signals.
+/// Bytes of receive buffers for a context with emulated signals.
 const RECEIVES: usize = nccl_gin_ferrogin::signal_proxy::inbox::DEPTH * ferrogin_ffi::signals::message::BYTES;
 
-/// A `createContext` of all ranks, without counters, on one card for each rank.
+/// A `createContext` on all ranks, without counters, each rank on one card.
 #[derive(Debug, Clone, Copy)]
 pub struct Setup {
     pub ranks: usize,
@@ -21,66 +21,66 @@ pub struct Setup {
     pub stride: usize,
     /// Ranks that share a card.
     pub ranks_per_card: usize,
-    /// Signals are words of memory. All signals of a context arrive at one endpoint, and take no counters.
+    /// True if signals are words in memory. Then all signals of a context arrive at one endpoint, and take no counters.
     pub emulated: bool,
 }
 
 impl Setup {
-    /// Endpoints of a rank: queue pairs of its card.
+    /// Returns a rank's number of endpoints: queue pairs on its card.
     pub fn endpoints(&self) -> usize {
         self.contexts * (2 + if self.emulated { 1 } else { self.signals })
     }
 
-    /// Targets of a rank's context, for each rank.
+    /// Returns the number of targets per peer in a rank's context.
     fn targets(&self) -> usize {
         1 + if self.emulated { 0 } else { self.signals }
     }
 
-    /// Completion counters of a rank.
+    /// Returns a rank's number of completion counters.
     pub fn counters(&self) -> usize {
         self.contexts * (2 + if self.emulated { 0 } else { 2 * self.signals })
     }
 
-    /// Addresses that a rank inserts: one of each card that it reaches.
+    /// Returns the number of addresses that a rank inserts: one for each card that it reaches.
     pub fn insertions(&self) -> usize {
         (self.ranks / self.stride).div_ceil(self.ranks_per_card)
     }
 
-    /// Messages that a rank sends in an allgather, and receives.
+    /// Returns the number of messages that a rank sends in an allgather, and receives.
     pub fn messages(&self) -> u64 {
         self.ranks as u64 - 1
     }
 
-    /// Bytes of the message with the contexts of one rank.
+    /// Returns the size of the message with one rank's contexts.
     pub fn block(&self) -> u64 {
         FRAME + COUNT + self.contexts as u64 * (CONTEXT + ENDPOINT * self.targets() as u64)
     }
 
-    /// Rows of a rank's target tables, which have a row for each rank and target, reached or not.
+    /// Returns the number of rows in a rank's target tables, one for each rank and target, reached or not.
     pub fn rows(&self) -> usize {
         self.contexts * self.targets() * self.ranks
     }
 
-    /// Bytes of device memory for a rank's tables and endpoints. A target has a row in NCCL's tables (handle, queue pair and key)
-    /// and one in ours.
+    /// Returns the device memory for a rank's tables and endpoints in bytes. A target has a row in NCCL's tables (handle, queue pair and
+    /// key) and one in ours.
     pub fn device_bytes(&self) -> usize {
         let row = size_of::<TargetWords>() + size_of::<(u16, u16, u32)>();
         let scratch = size_of::<u64>() + size_of::<u32>();
         let peers = self.ranks * size_of::<EmulatedPeer>() + size_of::<EmulatedSignals>();
-        // Kernels post on all endpoints but those at which emulated signals arrive.
+        // Kernels post on all endpoints except those where emulated signals arrive.
         let (posting, peers) = if self.emulated { (2, peers) } else { (2 + self.signals, 0) };
         let context = self.ranks * scratch + posting * size_of::<EndpointExt>() + peers;
         self.rows() * row + self.contexts * context
     }
 
-    /// Bytes of host memory for the words of emulated signals and for receives.
+    /// Returns the host memory for emulated signals' words and receives in bytes.
     pub fn host_bytes(&self) -> usize {
         if self.emulated { self.contexts * (8 * self.signals + RECEIVES) } else { 0 }
     }
 }
 
-/// Microseconds until the last of `ranks` has the blocks of all. A rank sends the block of a round when it has that of the round before;
-/// `hop` is the time between two neighbours. Each rank begins up to `late` microseconds late, and stands still once for so long.
+/// Returns the microseconds until the last of `ranks` has everyone's blocks. A rank sends a round's block once it has the previous round's;
+/// `hop` is the time between two neighbours. Each rank starts up to `late` microseconds late, and stalls once for up to as long.
 pub fn allgather(ranks: usize, hop: f32, late: f32, seed: u64) -> f32 {
     let mut random = Random::new(seed);
     let mut any = |below: f32| random.below(1 << 20) as f32 / (1 << 20) as f32 * below;
@@ -112,7 +112,7 @@ fn simulated_ring_takes_one_hop_a_round_and_waits_for_the_latest() {
     assert_eq!([2, 3, 8, 64].map(|ranks| allgather(ranks, 4.0, 0.0, 1)), [4.0, 8.0, 28.0, 252.0]);
     for seed in 1..20 {
         let late = allgather(64, 4.0, 1000.0, seed);
-        // The latest of 64 begins after 0.5 ms with all but no chance of less. A block meets at most one stop of each rank.
+        // The latest of 64 almost certainly starts after 0.5 ms. A block meets at most one stall per rank.
         assert!((252.0 + 500.0..252.0 + 65.0 * 1000.0).contains(&late), "{late} with seed {seed}");
     }
 }
