@@ -223,7 +223,7 @@ impl Context {
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
             for ((endpoint, cursor), start) in one.endpoints.iter().zip(&self.cursors[id]).zip(&starts[id]) {
                 let words = metrics::source::Words {
-                    cursor: block.map(|base| cursor.map(|offset| base.wrapping_add(offset).cast_const().cast())),
+                    cursor: block.map(|base| base.wrapping_add(cursor[0]).cast_const().cast()),
                     ..endpoint.words(self.memory.counters(), *start)
                 };
                 // SAFETY: the layouts of the block and the memory align the words. `self` drops the metrics guard before both.

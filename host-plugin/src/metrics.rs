@@ -101,9 +101,12 @@ impl Metrics {
     pub fn open(config: &Config, device: DeviceKind) -> Result<Option<Arc<Self>>, Error> {
         let Some(template) = &config.metrics else { return Ok(None) };
         let path = path(template, std::process::id())?;
+        // Outlives the lock, which the drop of a last reference takes.
+        let mut open = Vec::new();
         let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(open) = writers.iter().filter_map(Weak::upgrade).find(|writer| writer.shared.path == path) {
-            return Ok(Some(open));
+        open.extend(writers.iter().filter_map(Weak::upgrade));
+        if let Some(same) = open.iter().find(|writer| writer.shared.path == path) {
+            return Ok(Some(same.clone()));
         }
         let about = text::labels(&[
             ("version", env!("CARGO_PKG_VERSION")),

@@ -69,6 +69,7 @@ impl Core {
             .and_then(|connection| self.connections.get(&connection))
             .is_some_and(|connection| connection.unsent() > BACKLOG)
         {
+            self.qps.get_mut(&qpn)?.blocked = true;
             return None;
         }
         let qp = self.qps.get_mut(&qpn)?;

@@ -159,10 +159,14 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Posts a session's requests, or none if one of its calls failed.
+    /// Posts a session's requests, or none if one of its calls failed or there is no room for all.
     pub(crate) fn post_all(&mut self, session: &Session) -> Result<(), Errno> {
         if let Some(error) = session.error {
             return Err(error);
+        }
+        // Another thread may have posted since the session began.
+        if session.requests.len() > self.room() {
+            return Err(Errno::NOMEM);
         }
         let done = session.requests.iter().try_for_each(|request| self.post(*request));
         self.ring();

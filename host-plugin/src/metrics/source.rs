@@ -88,25 +88,13 @@ struct Total<W> {
     total: u64,
 }
 
-/// The words of a send queue's cursor: the next request's number, and, with the `locked` policy, the requests beyond it that haven't been
-/// rung.
-type Cursor = [*const u32; 2];
-
-impl Total<Cursor> {
+impl Total<*const u32> {
     fn sample(&mut self) {
-        // Relaxed, and in this order: a thread that rings moves requests from the second word to the first. The sum may miss them for one
-        // sample, but never has them twice. A sum below the last one is such a moment, not a wrap.
-        let [next, pending] = self.word.map(|word| {
-            // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels with the `combining` policy change the first
-            // word together with the flush barrier next to it, as 8 bytes; the others as 4. Either is a single access.
-            unsafe { AtomicU32::from_ptr(word.cast_mut()) }.load(Ordering::Relaxed)
-        });
-        let now = next.wrapping_add(pending);
-        let step = now.wrapping_sub(self.last).cast_signed();
-        if step > 0 {
-            self.total += step as u64;
-            self.last = now;
-        }
+        // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels with the `combining` policy change it together
+        // with the flush barrier next to it, as 8 bytes; the others as 4. Either is a single access.
+        let now = unsafe { AtomicU32::from_ptr(self.word.cast_mut()) }.load(Ordering::Relaxed);
+        self.total += u64::from(now.wrapping_sub(self.last));
+        self.last = now;
     }
 }
 
@@ -129,7 +117,7 @@ fn counter(word: *const u64, start: u64) -> Total<*const u64> {
 #[derive(Debug)]
 pub struct Endpoint {
     queue: Queue,
-    posts: Option<Total<Cursor>>,
+    posts: Option<Total<*const u32>>,
     completions: Option<Total<*const u64>>,
     errors: Total<*const u64>,
     signals: Option<Total<*const u64>>,
@@ -141,8 +129,8 @@ unsafe impl Send for Endpoint {}
 /// An endpoint's words that have a host address, each counter with its value before the first request.
 #[derive(Debug, Clone, Copy)]
 pub struct Words {
-    /// The cursor's words. It starts at the completion counter's first value.
-    pub cursor: Option<[*const u32; 2]>,
+    /// The send queue's cursor: the number of the next request to ring. It starts at the completion counter's first value.
+    pub cursor: Option<*const u32>,
     /// The completion counter.
     pub completed: (Option<*const u64>, u64),
     /// The error counter.
@@ -172,7 +160,7 @@ impl Endpoint {
         self.completions.as_mut().map(Total::<*const u64>::sample);
         self.errors.sample();
         self.signals.as_mut().map(Total::<*const u64>::sample);
-        self.posts.as_mut().map(Total::<Cursor>::sample);
+        self.posts.as_mut().map(Total::<*const u32>::sample);
     }
 
     fn numbers(&self) -> Numbers {
@@ -293,11 +281,11 @@ mod tests {
 
     #[test]
     fn totals_go_on_where_words_wrap() {
-        let (next, pending) = (AtomicU32::new(u32::MAX - 1), AtomicU32::new(0));
+        let next = AtomicU32::new(u32::MAX - 1);
         let words = [0x7fff_fffe, 0x7fff_ffff, 5].map(AtomicU64::new);
         let [completed, errors, signal] = words.each_ref().map(|word| word.as_ptr().cast_const());
         let given = Words {
-            cursor: Some([next.as_ptr(), pending.as_ptr()]),
+            cursor: Some(next.as_ptr()),
             completed: (Some(completed), 0xffff_fffe),
             errors: (errors, 0x7fff_ffff),
             signal: Some((signal, 5)),
@@ -320,31 +308,5 @@ mod tests {
             Numbers { posts: Some(9), completions: Some(5), errors: 2, signals: Some(4), ..Numbers::default() }
         );
         assert_eq!(numbers.outstanding(), Some(2));
-    }
-
-    #[test]
-    fn pending_requests_count_once_while_a_thread_rings() {
-        let (next, pending, errors) = (AtomicU32::new(10), AtomicU32::new(0), AtomicU64::new(0));
-        let given = Words {
-            cursor: Some([next.as_ptr(), pending.as_ptr()]),
-            completed: (None, 10),
-            errors: (errors.as_ptr(), 0),
-            signal: None,
-        };
-        // SAFETY: the words live until the end of this test.
-        let mut endpoint = unsafe { Endpoint::new(Queue::Data, given) };
-        let mut posts_at = |next_is, pending_is| {
-            next.store(next_is, Ordering::Relaxed);
-            pending.store(pending_is, Ordering::Relaxed);
-            endpoint.sample();
-            endpoint.numbers().posts
-        };
-        assert_eq!(posts_at(10, 4), Some(4));
-        // The reader loaded the first word before the ringing thread changed it, and the second one after.
-        assert_eq!(posts_at(10, 0), Some(4));
-        assert_eq!(posts_at(14, 0), Some(4));
-        assert_eq!(posts_at(14, 1), Some(5));
-        assert_eq!(endpoint.numbers(), Numbers { posts: Some(5), ..Numbers::default() });
-        assert_eq!(endpoint.numbers().outstanding(), None, "the completion counter has no address in the host");
     }
 }

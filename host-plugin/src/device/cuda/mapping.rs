@@ -31,7 +31,7 @@ pub unsafe fn map(
     let mut known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
     known.retain(|_, pages| pages.strong_count() > 0);
     if let Some(pages) = known.get(&(start, size)).and_then(Weak::upgrade) {
-        return Ok(Box::new(Mapped { pages, offset: offset as u64 }));
+        return Ok(Box::new(Mapped { address: pages.device + offset as u64, pages: Some(pages) }));
     }
     let mut flags = cu::CU_MEMHOSTREGISTER_PORTABLE | cu::CU_MEMHOSTREGISTER_DEVICEMAP;
     if mapping == Mapping::Mmio {
@@ -47,7 +47,7 @@ pub unsafe fn map(
     check("cuMemHostGetDevicePointer", result)?;
     let pages = Arc::new(pages);
     known.insert((start, size), Arc::downgrade(&pages));
-    Ok(Box::new(Mapped { pages, offset: offset as u64 }))
+    Ok(Box::new(Mapped { address: pages.device + offset as u64, pages: Some(pages) }))
 }
 
 /// Host pages registered with the driver.
@@ -68,12 +68,20 @@ impl Drop for Registered {
 }
 
 struct Mapped {
-    pages: Arc<Registered>,
-    offset: u64,
+    address: u64,
+    pages: Option<Arc<Registered>>,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // Under the lock, so that `map` doesn't register the same pages before they are unregistered.
+        let _known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pages = None;
+    }
 }
 
 impl DeviceMapping for Mapped {
     fn device_address(&self) -> u64 {
-        self.pages.device + self.offset
+        self.address
     }
 }
