@@ -403,9 +403,7 @@ impl Engine {
                     Note::Part { what, stream, .. } => (what, stream.peer),
                     _ => ("write of a signal", rank),
                 };
-                return Err(Error::Peer(format!(
-                    "a {what} from rank {rank} to rank {peer} failed: {reason}; {fix}"
-                )));
+                return Err(Error::Peer(format!("a {what} from rank {rank} to rank {peer} failed: {reason}; {fix}")));
             }
             Event::Landed(data) => self.inbound.landed(data),
             Event::Record(record) => {
