@@ -270,11 +270,14 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
     Ok(costs)
 }
 
-const HEADINGS: [&str; 11] =
-    ["reserve", "doorbell", "return", "instr", "loads", "stores", "atomics", "bells", "cta", "gpu", "sys"];
+/// A line of the table: the operation, then the cells.
+fn line(name: &str, cells: [&str; 7]) -> String {
+    let [trips, instr, loads, stores, atomics, bells, fences] = cells;
+    format!("{name:<30}{trips:>9}{instr:>6}{loads:>6}{stores:>7}{atomics:>8}{bells:>6}{fences:>8}\n")
+}
 
 /// Formats a row: the longest chains of any thread, and the means of the counts.
-fn row(costs: &[Cost]) -> String {
+fn row(name: &str, costs: &[Cost]) -> String {
     let chains = [|cost: &Cost| cost.reservation, |cost: &Cost| cost.doorbell, |cost: &Cost| Some(cost.end)];
     let counts = [
         |cost: &Cost| cost.instructions,
@@ -291,10 +294,15 @@ fn row(costs: &[Cost]) -> String {
     };
     let mean = |count: fn(&Cost) -> u64| {
         let sum: u64 = costs.iter().map(count).sum();
-        if costs.len() == 1 { sum.to_string() } else { format!("{:.2}", sum as f64 / costs.len() as f64) }
+        let mean = sum as f64 / costs.len() as f64;
+        match mean {
+            mean if mean.fract() == 0.0 || mean >= 100.0 => format!("{mean:.0}"),
+            mean => format!("{mean:.2}"),
+        }
     };
-    let cells = chains.map(longest).into_iter().chain(counts.map(mean));
-    cells.map(|cell| format!(" {cell:>8}")).collect()
+    let [instr, loads, stores, atomics, bells, fences @ ..] = counts.map(mean);
+    let (trips, fences) = (chains.map(longest).join("/"), fences.join("/"));
+    line(name, [&trips, &instr, &loads, &stores, &atomics, &bells, &fences])
 }
 
 fn table(args: &CostArgs) -> Result<String, String> {
@@ -310,16 +318,17 @@ fn table(args: &CostArgs) -> Result<String, String> {
     let loaded = Arc::new(Program::link(modules).map_err(|error| error.to_string())?).load(&[]);
     let all = <Operation as clap::ValueEnum>::value_variants();
     let operations = if args.operations.is_empty() { all } else { &args.operations };
-    let headings: String = HEADINGS.map(|heading| format!(" {heading:>8}")).concat();
-    let mut table = format!("{:<10}{:<22}{:>7}{headings}\n", "policy", "operation", "threads");
+    let mut table = line("", ["trips", "instr", "loads", "stores", "atomics", "bells", "fences"]);
     for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
-        for &operation in operations {
-            for &threads in &args.threads {
-                let name = clap::ValueEnum::to_possible_value(&operation)
-                    .map_or(String::new(), |value| value.get_name().into());
-                let costs = measure(&loaded, operation, policy, threads, args.seed)
-                    .map_err(|problem| format!("{policy_name} {name}, {threads} threads: {problem}"))?;
-                let _ = writeln!(table, "{policy_name:<10}{name:<22}{threads:>7}{}", row(&costs));
+        for &threads in &args.threads {
+            let group = format!("{policy_name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
+            let _ = writeln!(table, "{group}:");
+            for operation in operations {
+                let value = clap::ValueEnum::to_possible_value(operation);
+                let name = value.as_ref().map_or("", |value| value.get_name());
+                let costs = measure(&loaded, *operation, policy, threads, args.seed)
+                    .map_err(|problem| format!("{group}, {name}: {problem}"))?;
+                table += &row(name, &costs);
             }
         }
     }
