@@ -323,12 +323,12 @@ impl InitError {
 impl core::fmt::Display for InitError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Entries(n) => write!(f, "a ring of {n} entries: it has to be a power of two"),
+            Self::Entries(n) => write!(f, "a ring of {n} entries: must be a power of two"),
             Self::WqeSize(n) => write!(f, "{n}-byte requests: this layout has no such requests"),
             Self::InlineData(n) => write!(f, "{n} inline bytes: more than a request of this size carries"),
             Self::RdmaSges(n) => write!(f, "{n} buffers in an RDMA operation: at most 1"),
             Self::Caps(bits) => write!(f, "queue capabilities {bits:#x}: not those of this layout"),
-            Self::Reserved(bits) => write!(f, "comp_mask or flags {bits:#x}: has to be 0"),
+            Self::Reserved(bits) => write!(f, "comp_mask or flags {bits:#x}: must be 0"),
         }
     }
 }

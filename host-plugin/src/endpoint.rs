@@ -73,7 +73,7 @@ impl fmt::Display for Role {
 pub const COUNTER_STRIDE: usize = 64;
 
 /// The value of FI_OPT_EFA_RNR_RETRY for unlimited retries: a peer's receives may run out.
-const RETRY_FOR_EVER: usize = 7;
+const RETRY_FOREVER: usize = 7;
 /// Key for one line per card, if libfabric doesn't accept that value.
 const FEW_RETRIES: &str = "few retries";
 
@@ -183,7 +183,7 @@ impl Endpoint {
             qp.bind_counter(signal, bindings::FI_REMOTE_WRITE).map_err(failed("binding the signal counter"))?;
         }
         if signals == Signals::Emulated
-            && let Err(error) = qp.set_number(bindings::FI_OPT_EFA_RNR_RETRY, RETRY_FOR_EVER)
+            && let Err(error) = qp.set_number(bindings::FI_OPT_EFA_RNR_RETRY, RETRY_FOREVER)
             && first_time(FEW_RETRIES, &rail.name())
         {
             crate::info!(

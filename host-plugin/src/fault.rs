@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changed_counter_fails_context_for_ever() {
+    fn changed_counter_fails_context_for_good() {
         let memory = [AtomicU64::new(7), AtomicU64::new(9)];
         // SAFETY: the memory is aligned and outlives the flag, which is closed below.
         let counters = memory.each_ref().map(|word| unsafe { ErrorCounter::new(word.as_ptr()) });

@@ -148,7 +148,7 @@ macro_rules! bit_accessors {
             self.0 & $bits != 0
         }
 
-        #[doc = concat!("This value with [`Self::", stringify!($get), "`] replaced.")]
+        #[doc = concat!("Returns this value with [`Self::", stringify!($get), "`] replaced.")]
         #[inline(always)]
         #[must_use]
         pub const fn $with(self, value: bool) -> Self {
@@ -165,7 +165,7 @@ macro_rules! bit_accessors {
             (self.0 & Self::$mask) >> Self::$mask.trailing_zeros()
         }
 
-        #[doc = concat!("This value with [`Self::", stringify!($get), "`] replaced; bits that do not fit are dropped.")]
+        #[doc = concat!("Returns this value with [`Self::", stringify!($get), "`] replaced; bits that don't fit are dropped.")]
         #[inline(always)]
         #[must_use]
         pub const fn $with(self, value: $int) -> Self {

@@ -122,14 +122,14 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Signal { signal, n_signals } => write!(f, "signal {signal} of a context with {n_signals} signals"),
-            Self::Misaligned { address } => write!(f, "a signal at address {address:#x}, which is no multiple of 8"),
+            Self::Misaligned { address } => write!(f, "a signal at address {address:#x}, which is not a multiple of 8"),
             Self::Outside { address, window: Region { start, bytes } } => {
                 write!(f, "a signal at address {address:#x}, outside its window of {bytes} bytes at {start:#x}")
             }
             Self::Window { rkey } => write!(f, "a signal for a window with the key {rkey:#x}, which no window has"),
             Self::Stale => write!(f, "a signal for an earlier context"),
             Self::Rank { rank } => write!(f, "a signal of rank {rank}, which does not exist"),
-            Self::Malformed => write!(f, "bytes that are no signal; do all ranks run the same release?"),
+            Self::Malformed => write!(f, "bytes that are not a signal; do all ranks run the same release?"),
         }
     }
 }

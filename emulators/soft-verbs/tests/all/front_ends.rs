@@ -15,7 +15,7 @@ use softefa_rig::{End, Rig, have_libfabric, read, write};
 
 /// Runs `body` in a process with the settings, where softefa is one card and the command starts a verbs queue pair on another.
 /// Returns what the process logged.
-pub fn with_faces(test: &str, settings: &[(&str, &str)], body: impl FnOnce(&Rig, Command)) -> Option<String> {
+pub fn with_front_ends(test: &str, settings: &[(&str, &str)], body: impl FnOnce(&Rig, Command)) -> Option<String> {
     if !have_libfabric(test) {
         return None;
     }
@@ -29,7 +29,7 @@ pub fn with_faces(test: &str, settings: &[(&str, &str)], body: impl FnOnce(&Rig,
 }
 
 fn exchange(test: &str, settings: &[(&str, &str)]) {
-    with_faces(test, settings, |rig, mut command| {
+    with_front_ends(test, settings, |rig, mut command| {
         let mut peer = Peer::spawn(&mut command);
         let mut a = End::open(rig);
         let buffer = rig.buffer(PEER_BUFFER);
@@ -86,14 +86,14 @@ fn exchange(test: &str, settings: &[(&str, &str)]) {
 }
 
 #[test]
-fn faces_talk_over_shared_memory() {
-    exchange("faces_talk_over_shared_memory", &[("SOFTEFA_FAULTS", "seed=3")]);
+fn front_ends_talk_over_shared_memory() {
+    exchange("front_ends_talk_over_shared_memory", &[("SOFTEFA_FAULTS", "seed=3")]);
 }
 
 #[test]
-fn faces_talk_over_tcp_with_reordering() {
+fn front_ends_talk_over_tcp_with_reordering() {
     exchange(
-        "faces_talk_over_tcp_with_reordering",
+        "front_ends_talk_over_tcp_with_reordering",
         &[("SOFTEFA_WIRE", "tcp"), ("SOFTEFA_FAULTS", "seed=3,reorder=32")],
     );
 }

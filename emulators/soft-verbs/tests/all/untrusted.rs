@@ -9,7 +9,7 @@ use ferrogin_test_support::untrusted;
 use nix::errno::Errno;
 use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr};
 
-use crate::front_ends::with_faces;
+use crate::front_ends::with_front_ends;
 use softefa_rig::peer::Peer;
 use softefa_rig::wire::{self, OURS};
 use softefa_rig::{End, write};
@@ -44,7 +44,7 @@ fn another_user_does_not_reach_a_card_of_verbs() {
     if !untrusted::have_second_user(test) {
         return;
     }
-    with_faces(test, &[], |rig, mut command| {
+    with_front_ends(test, &[], |rig, mut command| {
         let mut a = End::open(rig);
         let buffer = rig.buffer(64);
         let mut peer = Peer::spawn(&mut command);
@@ -79,7 +79,7 @@ fn another_user_does_not_reach_a_card_of_verbs() {
 
 /// Tests cards of the same user whose addresses carry the wrong secret.
 fn without_the_gid(test: &str, settings: &[(&str, &str)]) {
-    with_faces(test, settings, |rig, mut command| {
+    with_front_ends(test, settings, |rig, mut command| {
         let mut a = End::open(rig);
         let buffer = rig.buffer(64);
         let mut peer = Peer::spawn(&mut command);
