@@ -56,7 +56,7 @@ impl<'a> Builder<'a> {
     /// # Panics
     /// If `out` isn't [`WqeSize::bytes`] long.
     pub fn new(geometry: &Geometry, out: &'a mut [u8], op: &Operation, wr_id: u64) -> Self {
-        assert_eq!(out.len(), geometry.wqe_size.bytes(), "a request's buffer has to be its size");
+        assert_eq!(out.len(), geometry.wqe_size.bytes(), "the buffer must have the request's size");
         out.fill(0);
         let remote = match op {
             Operation::Send { .. } => None,

@@ -89,7 +89,7 @@ pub enum CorruptQueue {
         index: u32,
     },
     /// The title of a block in the basic layout is not a successful completion.
-    #[error("the block at index {index} has a title that is no successful completion; close the queue")]
+    #[error("the block at index {index} has a title that isn't a successful completion; close the queue")]
     BadTitle {
         /// Index of the block.
         index: u32,
