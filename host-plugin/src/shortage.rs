@@ -1,7 +1,7 @@
-//! What a process lacks when a call fails: descriptors, memory, or room for shared memory.
+//! What the process has run out of when a call fails: descriptors, memory, room for shared memory, or threads.
 //!
-//! Many failures of a process at its limits come with another code or none: libfabric reports a provider that does not load as no
-//! provider, the dynamic linker a text, and a peer that cannot be accepted is silent. So the limits are tried where no code names them.
+//! A failure at a limit often has another code or none: libfabric reports a provider that doesn't load as no provider, the dynamic linker
+//! gives only text, and a peer that can't be accepted is silent. So if no code names the limit, the limits are probed.
 #![allow(unsafe_code)]
 
 use crate::device::DeviceError;
@@ -13,10 +13,10 @@ use std::fmt;
 
 /// Descriptors that a failed call may have held and closed again.
 const DESCRIPTORS: usize = 32;
-/// Bytes that a failed call may have mapped and unmapped again: libfabric with its providers, the packet buffers of an endpoint, or the
-/// heap that the allocator reserves for a thread.
+/// Bytes that a failed call may have mapped and unmapped again: libfabric with its providers, an endpoint's packet buffers, or the heap
+/// that the allocator reserves for a thread.
 const MEMORY: usize = 128 << 20;
-/// Above the bytes of a memory file between two software cards of a host.
+/// More than the size of the memory file between two software cards on one host.
 const SHARED_MEMORY: u64 = 2 << 20;
 
 /// `CUDA_ERROR_OUT_OF_MEMORY` and `CUDA_ERROR_OPERATING_SYSTEM`.
@@ -32,7 +32,7 @@ pub enum Shortage {
     SystemDescriptors,
     /// Memory, or addresses for it.
     Memory,
-    /// The limit of file sizes bounds shared memory.
+    /// The file size limit, which also limits shared memory.
     FileSize,
     /// Threads.
     Threads,
@@ -55,14 +55,14 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// The shortage that caused an error, if one did.
+/// Returns the shortage that caused an error, if one did.
 pub fn of(error: &Error) -> Option<Shortage> {
     let of_code = |code: Option<i32>| match code {
         Some(libc::EMFILE) => Some(Shortage::Descriptors),
         Some(libc::ENFILE) => Some(Shortage::SystemDescriptors),
         Some(libc::ENOMEM) => Some(Shortage::Memory),
         Some(libc::EFBIG) => Some(Shortage::FileSize),
-        // A thread without memory for its stack has this code too.
+        // A thread that gets no memory for its stack fails with this code too.
         Some(libc::EAGAIN) => now().or(Some(Shortage::Threads)),
         _ => now(),
     };
@@ -76,11 +76,11 @@ pub fn of(error: &Error) -> Option<Shortage> {
             | RingError::Listen { source, .. }
             | RingError::Interface(InterfaceError::System(source)),
         ) => of_code(source.raw_os_error()),
-        // The driver needs descriptors and addresses of this process too, and says only that it got none.
+        // The driver needs this process's descriptors and address space too, and says only that it got none.
         Error::Device(DeviceError::Cuda { code: OUT_OF_MEMORY | OPERATING_SYSTEM, .. }) => now().or_else(file_size),
-        // The CUDA driver is a library that may not load either.
+        // The CUDA driver is a library too, and may fail to load.
         Error::Device(DeviceError::NoGpu { .. }) => now(),
-        // Without descriptors this process accepts no peer, and no peer that it connected to.
+        // Without descriptors, this process can't accept peers, so the ring's connections fail on either side.
         Error::Control(RingError::Unreachable { .. } | RingError::Timeout { .. } | RingError::PeerClosed { .. }) => {
             descriptors()
         }
@@ -88,12 +88,12 @@ pub fn of(error: &Error) -> Option<Shortage> {
     }
 }
 
-/// What the process lacks at this moment.
+/// Returns what the process lacks right now.
 pub fn now() -> Option<Shortage> {
     descriptors().or_else(memory)
 }
 
-/// What a software card of this process lacks at this moment to connect to another.
+/// Returns what this process's software card lacks right now to connect to another.
 pub fn of_software_card() -> Option<Shortage> {
     now().or_else(file_size)
 }

@@ -1,9 +1,8 @@
-//! The watcher: a thread of the host that drains the completion queues of all contexts and reports failed requests.
+//! The watcher: a host thread that drains all contexts' completion queues and reports failed requests.
 //!
-//! Kernels poll no completion queue. The watcher reads the entries, because the entry of a failed request has the reason. Error
-//! counters show a failure even if its entry is lost. The first failure of a context makes one WARN line, raises the context's
-//! fault flag for good, and ends every wait of the context's kernels through the abort flag. The thread runs while the process
-//! has a context.
+//! Kernels don't poll completion queues. The watcher reads the entries, because a failed request's entry has the reason. Error counters
+//! show a failure even if its entry is lost. A context's first failure logs one WARN line, raises the context's fault flag for good, and
+//! ends every wait of the context's kernels through the abort flag. The thread runs as long as the process has a context.
 #![allow(unsafe_code)]
 
 use crate::endpoint::Role;
@@ -23,14 +22,14 @@ use std::time::{Duration, Instant};
 
 /// Pause after a round that found something.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longest pause while nothing is found. A failure ends the waits on its endpoint at once, and all others after this time.
+/// Longest pause while nothing is found. A failure ends the waits on its own endpoint at once, and all others within this time.
 const PAUSE_IDLE: Duration = Duration::from_millis(50);
-/// Time from one look at the other ranks to the next.
+/// Time between checks of the other ranks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Rounds that the watcher waits for the entry of a failure after an error counter changed.
+/// Rounds to wait for a failure's entry after an error counter has changed.
 const ENTRY_ROUNDS: u32 = 20;
 
-/// A reader of a completion queue, whose memory the card writes.
+/// A reader of a completion queue in memory that the card writes.
 #[derive(Debug)]
 pub struct CqReader {
     buffer: *const u8,
@@ -41,7 +40,7 @@ pub struct CqReader {
 }
 
 impl CqReader {
-    /// A reader of a fresh ring of `entries` (a power of two) of `entry_size` bytes.
+    /// Creates a reader of a fresh ring of `entries` (a power of two) entries of `entry_size` bytes.
     ///
     /// # Safety
     /// The ring stays mapped while the reader exists, and has no completion yet.
@@ -50,7 +49,7 @@ impl CqReader {
         Self { buffer, entry_size: entry_size as usize, mask, shift: entries.trailing_zeros(), consumed: 0 }
     }
 
-    /// The phase of the lap of entry number `n`; the first lap has phase 1.
+    /// Returns the phase of entry number `n`'s lap; the first lap has phase 1.
     fn expected_phase(&self, n: u32) -> bool {
         (n >> self.shift) & 1 == 0
     }
@@ -59,30 +58,30 @@ impl CqReader {
         self.buffer.wrapping_add((n & self.mask) as usize * self.entry_size)
     }
 
-    /// The phase that the slot of entry number `n` has now.
+    /// Returns the phase that entry number `n`'s slot has now.
     fn phase_at(&self, n: u32) -> bool {
         let flags_at = self.slot(n).wrapping_add(core::mem::offset_of!(CdescCommon, flags));
-        // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The card may write the
-        // byte now, and the access is atomic. The card writes this byte last, so the acquire orders the reads of the entry.
+        // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The card may be writing the byte, and
+        // the access is atomic. The card writes this byte last, so the acquire orders the reads of the entry.
         unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Acquire) & 1 == 1
     }
 
-    /// The entry in the slot of entry number `n`. The caller has read its phase.
+    /// Returns what entry number `n`'s slot holds, whatever its phase.
     fn entry(&self, n: u32) -> CdescCommon {
         let mut bytes = [0; CdescCommon::SIZE];
         for (i, byte) in bytes.iter_mut().enumerate() {
             let at = self.slot(n).wrapping_add(i).cast_mut();
-            // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The access is atomic,
-            // because the card may write the next lap's entry now; the bytes may then come from two entries.
+            // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The access is atomic, because the
+            // card may be writing the next lap's entry; the bytes may then come from two entries.
             *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
         }
         CdescCommon::from_bytes(&bytes)
     }
 
-    /// The head of the next completion, if the card has written it.
+    /// Returns the head of the next completion, if the card has written it.
     pub fn poll(&mut self) -> Option<CdescCommon> {
         if self.phase_at(self.consumed) != self.expected_phase(self.consumed) {
-            // The queue is empty if the slot before still has the phase that was read.
+            // The queue is empty if the previous slot still has the phase that was read there.
             let before = self.consumed.wrapping_sub(1);
             if self.phase_at(before) == self.expected_phase(before) {
                 return None;
@@ -94,8 +93,8 @@ impl CqReader {
         Some(entry)
     }
 
-    /// Continues with the oldest entry in the ring after the card overwrote unread entries. The card wrote the slots before that
-    /// entry in its present lap, and the others in the lap before.
+    /// Skips to the oldest entry in the ring after the card has overwritten unread entries. The card wrote the slots before that entry in
+    /// its current lap, and the others in the lap before.
     fn skip_overwritten(&mut self) {
         let newest = self.phase_at(0);
         let oldest = (1..=self.mask).find(|slot| self.phase_at(*slot) != newest).unwrap_or(0);
@@ -103,10 +102,10 @@ impl CqReader {
         self.consumed = (lap << self.shift) + oldest;
     }
 
-    /// A failed request among all entries in the ring.
+    /// Finds a failed request among all entries in the ring.
     fn failure(&self) -> Option<CdescCommon> {
         let failed = (0..=self.mask).map(|slot| self.entry(slot)).filter(|entry| entry.status != CompStatus::Ok.raw());
-        // The card flushes requests after a failure, so another status is the cause.
+        // After a failure the card flushes requests, so any other status is the cause.
         failed.min_by_key(|entry| entry.status == CompStatus::Flushed.raw())
     }
 }
@@ -116,9 +115,9 @@ impl CqReader {
 pub struct RingView {
     /// First slot.
     pub buffer: *const u8,
-    /// Bytes of a slot.
+    /// Bytes per slot.
     pub entry_size: usize,
-    /// Slots.
+    /// Number of slots.
     pub entries: usize,
 }
 
@@ -129,8 +128,8 @@ impl RingView {
             let mut bytes = [0; TxMetaDesc::SIZE];
             for (i, byte) in bytes.iter_mut().enumerate() {
                 let at = slot.wrapping_add(i).cast_mut();
-                // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access is
-                // atomic, because kernels may write the ring now. The result is only a hint for a message.
+                // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access is atomic,
+                // because kernels may be writing the ring. The result is only a hint for a message.
                 *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
             }
             TxMetaDesc::from_bytes(&bytes)
@@ -153,7 +152,7 @@ pub struct WatchedEndpoint {
     pub context: usize,
 }
 
-/// The watched endpoints of a `createContext`.
+/// What the watcher checks for one `createContext`.
 pub struct Watch {
     /// The GIN context's handle.
     pub handle: usize,
@@ -165,31 +164,31 @@ pub struct Watch {
     pub endpoints: Vec<WatchedEndpoint>,
     /// By context id: targets at `[slot * nranks + peer]`.
     pub targets: Vec<Arc<[Target]>>,
-    /// The abort flag, which ends the waits of kernels.
+    /// The abort flag, which ends kernels' waits.
     pub abort: *mut u32,
     /// The state of the report.
     pub report: Report,
-    /// The word of a kernel's first failure, until that is reported.
+    /// The word for a kernel's first failure, until that has been reported.
     pub failure: Option<*mut u64>,
-    /// The other ranks, in contexts of the host API. NCCL watches its ranks itself.
+    /// The other ranks, for the host API's contexts. NCCL watches its ranks itself.
     pub peers: Option<PeerWatch>,
-    /// The signal proxy's progress and the inboxes, with emulated signals.
+    /// With emulated signals: the signal proxy's progress, and the inboxes.
     pub proxy: Option<(Pulse, Vec<Arc<Served>>)>,
 }
 
-/// A look at the other ranks of a communicator, now and then.
+/// A periodic check of a communicator's other ranks.
 pub struct PeerWatch {
     ring: Arc<Mutex<Ring>>,
     next: Option<Instant>,
 }
 
 impl PeerWatch {
-    /// Looks through the ring of the communicator.
+    /// Creates a check that uses the communicator's ring.
     pub fn new(ring: Arc<Mutex<Ring>>) -> Self {
         Self { ring, next: None }
     }
 
-    /// A rank that has ended without closing its communicator. A collective call that runs now finds that itself.
+    /// Returns a rank that has ended without closing its communicator. A collective call in progress finds such a rank itself.
     fn lost(&mut self, now: Instant) -> Option<usize> {
         if self.next.is_some_and(|next| now < next) {
             return None;
@@ -199,15 +198,15 @@ impl PeerWatch {
     }
 }
 
-/// The state of the report of a context's first failure.
+/// How far the report of a context's first failure has got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Report {
     /// No failure.
     #[default]
     Clean,
-    /// So many rounds ago, the error counter of the endpoint with that index changed.
+    /// This many rounds ago, the error counter of the endpoint with this index changed.
     Counted(u32, usize),
-    /// The WARN line is written.
+    /// The WARN line has been written.
     Done,
 }
 
@@ -216,15 +215,15 @@ pub enum Report {
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Drains every queue, reads every error counter once, and looks at the signal proxy. True if a queue had completions, or the entry of a
-    /// failure may follow.
+    /// Drains every queue, reads every error counter once, and checks the signal proxy and the other ranks. Returns true if a queue had
+    /// completions, or if a failure's entry may follow.
     pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
         let mut failure = None;
         for (i, endpoint) in self.endpoints.iter_mut().enumerate() {
             while let Some(entry) = endpoint.cq.poll() {
                 busy = true;
-                // The card flushes requests after a failure, so another status is the cause.
+                // After a failure the card flushes requests, so any other status is the cause.
                 if entry.status != CompStatus::Ok.raw() {
                     let better = failure.is_none_or(|(_, first): (usize, CdescCommon)| {
                         first.status == CompStatus::Flushed.raw() && entry.status != first.status
@@ -304,7 +303,7 @@ impl Watch {
         busy || matches!(self.report, Report::Counted(..))
     }
 
-    /// The last round. A failure from just before is reported although its context is closed at once.
+    /// Runs the last round, so that a failure is reported even if its context is closed right after it.
     fn finish(&mut self) {
         self.round(Instant::now());
         if let Report::Counted(_, i) = self.report {
@@ -319,7 +318,7 @@ impl Watch {
         unsafe { AtomicU32::from_ptr(self.abort) }.store(1, Ordering::Release);
     }
 
-    /// The WARN line of a failed request.
+    /// Returns the WARN line for a failed request.
     fn describe(&self, i: usize, entry: CdescCommon) -> String {
         let (context, role) = self.endpoints[i].name;
         let status = CompStatus::from_raw(entry.status);
@@ -329,7 +328,7 @@ impl Watch {
             Some(SendOp::RdmaRead) => "a read from",
             _ => "a request to",
         };
-        // A software card that lacks what a connection takes completes the request like one to a dead peer.
+        // A software card that lacks the resources for a connection completes the request as if the peer were dead.
         let is_software = self.endpoints[i].ring.is_some();
         let shortage = (is_software && is_unreachable(status)).then(shortage::of_software_card).flatten();
         format!(
@@ -342,8 +341,8 @@ impl Watch {
         )
     }
 
-    /// The peer of request `id`, for messages. ferrogin's device code uses the peer's rank as id. NCCL's device code uses the number of
-    /// the thread, so the requests in a readable ring come first, and without one the message says that the rank is a guess.
+    /// Names the peer of request `id`, for messages. ferrogin's device code uses the peer's rank as the ID. NCCL's uses the thread's
+    /// number, so the requests in a readable ring take precedence, and without one the message says that the rank is a guess.
     fn peers(&self, i: usize, id: u16) -> String {
         let endpoint = &self.endpoints[i];
         let targets = &self.targets[endpoint.context];
@@ -371,12 +370,12 @@ impl Watch {
     }
 }
 
-/// True if the peer did not answer.
+/// Returns whether the peer didn't answer.
 fn is_unreachable(status: Option<CompStatus>) -> bool {
     matches!(status, Some(CompStatus::LocalUnresponsiveRemote | CompStatus::LocalUnreachableRemote))
 }
 
-/// The first thing to check.
+/// Returns the first thing to check.
 fn advice(status: Option<CompStatus>) -> &'static str {
     use CompStatus::*;
     match status {
@@ -411,14 +410,14 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends a watch when dropped: afterwards the watcher accesses none of its endpoints.
+/// Ends a watch when dropped: after that, the watcher no longer accesses its endpoints.
 #[derive(Debug)]
 pub struct Guard(u64);
 
 /// Starts a watch.
 ///
 /// # Errors
-/// The thread does not start.
+/// The thread doesn't start.
 pub fn watch(watch: Watch) -> std::io::Result<Guard> {
     let mut table = table();
     if table.thread.is_none() {

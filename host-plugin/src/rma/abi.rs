@@ -1,4 +1,4 @@
-//! The symbols that NCCL loads for its RMA layer, and their C functions, by the rules of [`crate::abi`].
+//! The symbols NCCL loads for its RMA layer, and the C functions behind them, which follow the rules of [`crate::abi`].
 #![allow(unsafe_code)]
 
 use super::calls::SignalCall;
@@ -25,20 +25,20 @@ type Handle = *mut c_void;
 /// The communicator, from `connect` to `closeColl`.
 struct RmaComm {
     ranks: Arc<Ranks>,
-    /// Registrations that are open.
+    /// Open registrations.
     memories: Handles,
-    /// The same registrations by number, for the signals of peers.
+    /// The same registrations by number, for peers' signals.
     registered: Arc<Registered>,
-    /// Contexts that are open.
+    /// Open contexts.
     contexts: Handles,
-    /// Contexts that are destroyed here, until all ranks have destroyed theirs.
+    /// Contexts destroyed here, kept until all ranks have destroyed theirs.
     retired: Arc<RetiredContexts>,
 }
 
-/// A table of one version: its own entries, each with its function unless that has the same name, and those that all versions have.
+/// One version's table: its own entries, each with its function unless the names match, and the entries all versions share.
 macro_rules! export {
     ($symbol:ident: $table:ident, $($own:ident $(= $function:ident)?),*) => {
-        /// The symbol of one version; NCCL loads the newest that it knows.
+        /// One version's symbol; NCCL loads the newest one it knows.
         #[unsafe(no_mangle)]
         #[allow(non_upper_case_globals)]
         pub static $symbol: $table = $table {
@@ -80,14 +80,14 @@ unsafe extern "C" fn get_rma_properties(comm: Handle, properties: *mut RmaProper
     guard("getRmaProperties", || {
         let properties = Out::new(properties, "rmaProps")?;
         registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-        // A signal waits for the puts of its own sender and context only.
+        // A signal waits only for puts from its own sender and context.
         properties.set(RmaPropertiesV16 { flushes_all_puts_on_any_signal: 0 });
         Ok(())
     })
 }
 
 unsafe extern "C" fn connect(
-    // NCCL passes the context of its NET plugin for its own calls, and that of this plugin for the GIN proxy.
+    // NCCL passes its NET plugin's context for its own calls, and this plugin's for the GIN proxy.
     _ctx: Handle,
     handles: *mut Handle,
     nranks: c_int,
@@ -133,7 +133,7 @@ unsafe extern "C" fn create_context_v13(
     dev_handle: *mut *mut NetDeviceHandleV11,
 ) -> nccl::Result {
     guard("RMA createContext", || {
-        // There are no kernels.
+        // There is no device handle: kernels don't use RMA contexts.
         Out::new(dev_handle, "devHandle")?.set(std::ptr::null_mut());
         let config = read(config, "config").map(|config: GinConfigV13| RmaConfigV14 {
             n_contexts: config.n_contexts,
@@ -161,7 +161,7 @@ fn register(comm: Handle, (data, size): (Handle, usize), source: Source, mhandle
     Ok(())
 }
 
-/// `regMrSym` and `regMrSymDmaBuf` of the versions with and without a `ginHandle`, which only kernels would need.
+/// `regMrSym` and `regMrSymDmaBuf`, for versions with and without a `ginHandle`, which only kernels would need.
 macro_rules! registrations {
     ($($name:ident, $dma_buf:ident($($gin_handle:ident)?);)*) => {$(
         unsafe extern "C" fn $name(
@@ -192,9 +192,9 @@ registrations! {
     reg_mr_sym_v13, reg_mr_sym_dma_buf_v13(gin_handle);
 }
 
-/// Takes a registration from the peers' signals, and waits for an addition that is under way.
+/// Closes a registration, so that peers' signals can't reach it anymore, and waits for any addition in progress.
 fn deregister(comm: &RmaComm, handle: Handle) {
-    // Another thread may have removed this handle just now.
+    // Another thread may have just removed this handle.
     if let Ok(memory) = registry::remove::<Memory>(handle, Kind::RmaMemory) {
         let _span = trace::span("RMA deregMrSym", comm.ranks.rank);
         comm.registered.remove(memory.number);
@@ -240,7 +240,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
         let comm = registry::remove::<RmaComm>(comm, Kind::RmaComm)?;
         let _span = trace::span("RMA closeColl", comm.ranks.rank);
         for handle in comm.contexts.close() {
-            // Another thread may have removed this handle just now.
+            // Another thread may have just removed this handle.
             let _ = destroy(handle);
         }
         comm.memories.close().into_iter().for_each(|handle| deregister(&comm, handle));
@@ -249,7 +249,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
     })
 }
 
-/// Calls a context's data path. A failure of it stays, for `queryLastError`.
+/// Calls a context's data path, and records its failure for `queryLastError`.
 fn call<T>(ctx: Handle, context: &mut Context, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
     let result = call(&mut context.engine);
     if result.is_err() && context.engine.failure().is_some() {
@@ -273,7 +273,7 @@ fn signal(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8) -
     SignalCall { memory: memory as usize, offset, value, operation, strong: strong != 0 }
 }
 
-/// `iput`, `iputSignal` or `iget` of one version: the arguments that not all have, the flags, and the call.
+/// One version of `iput`, `iputSignal` or `iget`: the arguments that not all of them have, the flags, and the call.
 macro_rules! operations {
     ($($name:ident($($own:ident: $ty:ty),*), $flags:expr => $call:literal, |$engine:ident, $target:ident, $transfer:ident| $body:expr;)*) => {$(
         #[allow(clippy::too_many_arguments)]
@@ -313,7 +313,7 @@ unsafe extern "C" fn iflush(
     request: *mut Handle,
 ) -> nccl::Result {
     guard("iflush", || {
-        // NULL means that the flush is done.
+        // NULL means the flush is already done.
         Out::new(request, "request")?.set(std::ptr::null_mut());
         with(ctx, |ctx| ctx.engine.flush((context, rank), mhandle as usize))?
     })
@@ -349,7 +349,7 @@ unsafe extern "C" fn rma_progress(ctx: Handle) -> nccl::Result {
         with(ctx, |context| {
             let known = context.engine.failure().is_some();
             match call(ctx, context, Engine::progress) {
-                // NCCL's GIN proxy goes on calling, so only the first failure has a line.
+                // NCCL's GIN proxy keeps calling, so only the first failure is logged.
                 Err(error) if known => result = error.result(),
                 other => other?,
             }

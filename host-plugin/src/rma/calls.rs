@@ -1,4 +1,4 @@
-//! NCCL's data calls: their arguments, checked before the data path takes them.
+//! NCCL's data calls: checks their arguments before the data path takes over.
 
 use super::engine::{Engine, Signal, Transfer};
 use super::memory::Memory;
@@ -12,15 +12,15 @@ use std::collections::btree_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// The context and the rank that a call names.
+/// The context and rank a call names.
 type Target = (c_int, u32);
 
-/// The arguments of a signal.
+/// A signal's arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct SignalCall {
     /// The handle of the word's memory.
     pub memory: usize,
-    /// Offset of the word.
+    /// The word's offset in it.
     pub offset: u64,
     /// `signalValue`.
     pub value: u64,
@@ -31,7 +31,7 @@ pub struct SignalCall {
 }
 
 impl Engine {
-    /// `iput`, and `iputSignal` with a signal. Handles of memory may be NULL with a size of 0.
+    /// Implements `iput`, and `iputSignal` if there is a signal. Memory handles may be NULL if the size is 0.
     ///
     /// # Errors
     /// An argument is invalid; an operation of this context has failed.
@@ -42,7 +42,7 @@ impl Engine {
         self.start_put(stream, put, signal)
     }
 
-    /// `iget`.
+    /// Implements `iget`.
     ///
     /// # Errors
     /// An argument is invalid; an operation of this context has failed.
@@ -52,25 +52,25 @@ impl Engine {
         self.start_get(stream, get)
     }
 
-    /// `iflush`: makes the bytes of completed gets visible to the GPU. Done when it returns.
+    /// Implements `iflush`: makes the bytes of completed gets visible to the GPU before it returns.
     ///
     /// # Errors
     /// An argument is invalid; the driver fails.
     pub fn flush(&mut self, target: Target, memory: usize) -> Result<(), Error> {
         self.stream(target)?;
-        // NCCL passes the handle of its signals, of which there may be none.
+        // NCCL passes its signal memory's handle, or NULL if it has no signals.
         if memory != 0 {
             self.memory(memory)?;
         }
         Ok(self.ranks.device.flush_writes()?)
     }
 
-    /// Forgets memory whose handle is closed.
+    /// Forgets memory whose handle has been closed.
     pub fn forget(&mut self, handle: usize) {
         self.memories.remove(&handle);
     }
 
-    /// The memory behind a handle, which is kept, because threads share the registry's locks.
+    /// Returns the memory behind a handle, and caches it because threads share the registry's locks.
     fn memory(&mut self, handle: usize) -> Result<&Arc<Memory>, Error> {
         match self.memories.entry(handle) {
             Entry::Occupied(known) => Ok(known.into_mut()),
@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// Checks the places of `size` bytes on this rank and on rank `peer`.
+    /// Checks that `size` bytes are inside the memory on this rank and on rank `peer`.
     fn check_transfer(&mut self, peer: usize, near: (usize, u64), far: (usize, u64), size: u64) -> Result<(), Error> {
         if size > 0 {
             self.memory(near.0)?.own().check("memory of this rank", near.1, size)?;

@@ -1,5 +1,5 @@
-//! The search for what the RMA plugin needs of a provider: reliable datagrams with messages, remote memory and immediate data. No
-//! queues for kernels and no counters, so all EFA generations and other fabrics do.
+//! Finds cards whose provider has what the RMA plugin needs: reliable datagrams with messages, remote memory access and immediate data. It
+//! needs neither queues for kernels nor counters, so every EFA generation works, and so do other fabrics.
 
 use crate::cards;
 use crate::config::Provider;
@@ -10,19 +10,19 @@ use ferrogin_rendezvous::interface;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Modes of memory registration that [`super::rail`] and [`super::memory`] keep.
+/// Memory registration modes that [`super::rail`] and [`super::memory`] support.
 const MR_MODES: i32 = bindings::FI_MR_LOCAL
     | bindings::FI_MR_VIRT_ADDR
     | bindings::FI_MR_ALLOCATED
     | bindings::FI_MR_PROV_KEY
     | bindings::FI_MR_HMEM;
-/// Entries of a queue: more are never in use.
+/// Queue entries; more are never in use.
 const QUEUE: usize = 1024;
 
-/// All cards of `provider` on this machine, in the order of their PCI addresses and names.
+/// Returns all of `provider`'s cards on this machine, ordered by PCI address and name.
 ///
 /// # Errors
-/// There is no usable card; the message says why, and what to do.
+/// No card is usable; the message says why, and what to do.
 pub fn find(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Result<Vec<Info>, Error> {
     let caps = bindings::FI_MSG | bindings::FI_RMA;
     match kind {
@@ -71,11 +71,11 @@ fn search(lib: &Arc<Libfabric>, provider: Provider, caps: u64) -> Result<Vec<Inf
             format!("libfabric {} offers no verbs;ofi_rxm with RMA (fi_info -p 'verbs;ofi_rxm')", lib.version()),
         )?,
     };
-    // The fabric without a protocol above the card comes first, where there is one.
+    // The fabric with no protocol above the card sorts first, if there is one.
     found.sort_by_key(|info| info.fabric_name() != cards::FABRIC);
     let mut seen = BTreeSet::new();
     found.retain(|info| seen.insert(info.device_name().unwrap_or_else(|| info.domain_name())));
-    // The length comes before the name, so that softefa2 comes before softefa10.
+    // Shorter names sort first, so that softefa2 comes before softefa10.
     found.sort_by_key(|card| (card.pci_address(), card.domain_name().len(), card.domain_name()));
     for info in &mut found {
         info.limit_queues(QUEUE);

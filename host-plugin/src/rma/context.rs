@@ -1,4 +1,4 @@
-//! Context handles: their set-up between the ranks, and their end.
+//! Context handles: setting them up across the ranks, and destroying them.
 
 use super::engine::{Engine, Note};
 use super::lane::{Address, Lane};
@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Contexts behind one handle, at most.
+/// Maximum number of contexts behind one handle.
 const CONTEXTS_MAX: c_int = 1 << 12;
-/// A rank's part of `createContext`, before its addresses (one [`Address`] for each rail) and the numbers of retired contexts.
+/// The head of a rank's block in `createContext`. Its addresses (one [`Address`] per rail) and its retired contexts' numbers follow.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct WireContext {
@@ -30,13 +30,13 @@ struct WireContext {
 }
 ferrogin_ffi::assert_layout!(WireContext, size 20, align 1, { contexts @ 0, number @ 4, token @ 8, retired @ 16 });
 
-/// The endpoints of a destroyed context.
+/// A destroyed context's endpoints.
 struct Retired {
     number: u32,
     _lanes: Vec<Lane<Note>>,
 }
 
-/// Endpoints of destroyed contexts, which take the late traffic of peers until all ranks have destroyed theirs.
+/// Endpoints of destroyed contexts, kept open for peers' late traffic until all ranks have destroyed theirs.
 #[derive(Default)]
 pub struct RetiredContexts(Mutex<Vec<Retired>>);
 
@@ -60,7 +60,7 @@ impl RetiredContexts {
     }
 }
 
-/// What `createContext` returns, which one thread at a time uses.
+/// What `createContext` returns. Only one thread at a time uses it.
 pub struct Context {
     retired: Arc<RetiredContexts>,
     /// The communicator's handle.
@@ -74,7 +74,7 @@ impl Context {
     /// Collective: opens an endpoint on each rail and exchanges addresses. `comm` is the communicator's handle.
     ///
     /// # Errors
-    /// The configuration is invalid; a card refuses; another rank failed or has another configuration.
+    /// The configuration is invalid; a card refuses; another rank failed or has a different configuration.
     pub fn create(
         ranks: &Arc<Ranks>,
         (registered, retired): (&Arc<Registered>, &Arc<RetiredContexts>),
@@ -137,7 +137,7 @@ impl Context {
             }
             Ok(peers)
         });
-        // A card takes a peer's requests only once it knows the peer's address.
+        // A card accepts a peer's requests only once it knows the peer's address.
         let (peers, ..) = ranks.agree_in_order(Step::ContextReady, inserted, |_, _| Vec::new())?;
         retired.close(&peers);
         let tokens = peers.iter().map(|peer| peer.token).collect();
@@ -145,7 +145,7 @@ impl Context {
         Ok(Self { retired: retired.clone(), comm: comm as usize, number, engine })
     }
 
-    /// `destroyContext`. The endpoints stay for the late traffic of peers.
+    /// Implements `destroyContext`. The endpoints stay open for peers' late traffic.
     pub fn destroy(self) {
         let _span = trace::span("RMA destroyContext", self.engine.ranks.rank);
         let retired = Retired { number: self.number, _lanes: self.engine.retire() };
@@ -153,7 +153,7 @@ impl Context {
     }
 }
 
-/// What a rank tells in `createContext`.
+/// What a rank announces in `createContext`.
 #[derive(Debug)]
 pub(super) struct Peer {
     addresses: Vec<Address>,

@@ -1,4 +1,4 @@
-//! The data path of a context handle: operations become posts on lanes, and completions become finished requests. What arrives from peers
+//! A context handle's data path: it turns operations into posts on lanes, and completions into finished requests. What arrives from peers
 //! goes to [`super::inbound`].
 
 use super::inbound::Inbound;
@@ -18,32 +18,32 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use zerocopy::FromZeros;
 
-/// Bytes from which a put spreads over all rails.
+/// Size from which a transfer is spread over all rails.
 const SPREAD: u64 = 1 << 20;
-/// NCCL's proxy splits a put into parts of this size, and gives the last part alone the signal of the whole.
+/// NCCL's proxy splits a put into parts of this size, and only the last part has the put's signal.
 const NCCL_PART: u64 = 1 << 30;
-/// Batches of completions in one call.
+/// Maximum batches of completions per call.
 const BATCHES: usize = 8;
-/// Calls of `progress` from one look at the other ranks to the next.
+/// Calls to `progress` between checks of the other ranks.
 const LOOK_EVERY: u32 = 32;
 
-/// A put or get. Memory is named by its handles, which mean nothing without bytes.
+/// A put or get. Memory is named by handle; if the size is 0, the handles are ignored.
 #[derive(Debug, Clone, Copy)]
 pub struct Transfer {
-    /// Where the bytes are: memory and offset.
+    /// Where the bytes come from: memory and offset.
     pub from: (usize, u64),
     /// Where they go.
     pub to: (usize, u64),
-    /// Bytes.
+    /// Number of bytes.
     pub size: u64,
-    /// NCCL has another operation for this peer.
+    /// NCCL has another operation for this peer right behind this one.
     pub more_follows: bool,
 }
 
-/// A signal, checked.
+/// A signal with checked arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct Signal {
-    /// The word, by the number of its registration.
+    /// The word, with its registration's number.
     pub word: Word,
     /// Amount to add.
     pub value: u64,
@@ -51,22 +51,22 @@ pub struct Signal {
 
 /// What a lane notes about an operation.
 pub enum Note {
-    /// A part of a request. A put without a number has an index in its stream.
+    /// A part of a request. `put` is the index in the stream of a put without a number.
     Part { what: &'static str, request: Request, stream: StreamId, put: Option<u64> },
     /// An acknowledgement.
     Acknowledgement,
-    /// A signal of a peer.
+    /// A word that the card writes for peers' signals.
     Word(WordWrite),
 }
 
-/// A signal that has a number, and the lane of its message.
+/// A signal with a number, and the lane for its message.
 struct Numbered {
     lane: usize,
     record: Record,
     request: Request,
 }
 
-/// A signal without a number, because the window is full.
+/// A signal that has no number yet, because the window is full.
 struct Waiting {
     put: Transfer,
     signal: Signal,
@@ -82,34 +82,34 @@ struct Outbound {
 /// The data path; see the [module](self).
 pub struct Engine {
     pub(super) ranks: Arc<Ranks>,
-    /// Contexts behind the handle.
+    /// Number of contexts behind the handle.
     pub(super) contexts: usize,
     /// Memory that calls have named, by handle.
     pub(super) memories: BTreeMap<usize, Arc<Memory>>,
     immediate: Immediate,
     lanes: Vec<Lane<Note>>,
-    /// Bytes that a write carries on each rail.
+    /// Most bytes that one write or read can carry, whichever the rail.
     part_max: u64,
     /// See [`Ranks::keep_order`].
     keeps_order: bool,
-    /// The rail of the next operation.
+    /// The rail for the next operation.
     turn: usize,
-    /// The peers' secrets and this rank's.
+    /// Every rank's secret.
     tokens: Vec<u64>,
     outbound: Vec<Option<Box<Outbound>>>,
     inbound: Inbound,
     requests: Requests,
     events: Vec<Event<Note>>,
-    /// Calls of `progress`.
+    /// Calls to `progress`.
     calls: u32,
-    /// The latest request that a test found under way, and such tests since the last look at the network.
+    /// The last request that a test found incomplete, and the number of such tests since the last look at the network.
     tested: (Option<Request>, usize),
     failure: Option<String>,
     _metrics: Option<Guard>,
 }
 
 impl Engine {
-    /// The data path of `contexts` contexts on open lanes, whose peers have the secrets `tokens`.
+    /// Creates the data path for `contexts` contexts on open lanes. `tokens` are the ranks' secrets.
     pub fn new(
         ranks: Arc<Ranks>,
         registered: Arc<Registered>,
@@ -150,7 +150,7 @@ impl Engine {
         })
     }
 
-    /// The cause, once an operation has failed.
+    /// Returns the cause, once an operation has failed.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -162,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the first failure, after which every call fails.
+    /// Keeps the first failure, so that every later call fails.
     fn fail(&mut self, error: Error) -> Error {
         self.failure.get_or_insert_with(|| error.to_string());
         error
@@ -174,7 +174,7 @@ impl Engine {
         start(self, request).map(|()| request).map_err(|error| self.fail(error))
     }
 
-    /// Starts a put whose arguments are checked, and a signal behind it.
+    /// Starts a put with checked arguments, and its signal if it has one.
     pub(super) fn start_put(
         &mut self,
         stream: StreamId,
@@ -187,7 +187,7 @@ impl Engine {
         })
     }
 
-    /// Starts a get whose arguments are checked.
+    /// Starts a get with checked arguments.
     pub(super) fn start_get(&mut self, stream: StreamId, get: Transfer) -> Result<Request, Error> {
         self.started(|this, request| this.parts(stream, get, Access::Read, request))
     }
@@ -198,14 +198,14 @@ impl Engine {
         rail
     }
 
-    /// Bytes of each part of a transfer of `size` bytes.
+    /// Returns the part size for a transfer of `size` bytes.
     fn part(&self, size: u64) -> u64 {
         let rails = self.lanes.len() as u64;
         let share = if rails > 1 && size >= SPREAD { size.div_ceil(rails).next_multiple_of(64) } else { size };
         share.min(self.part_max)
     }
 
-    /// The parts of a transfer: rail, offset and size.
+    /// Splits a transfer into parts: rail, offset and size.
     fn split(&mut self, size: u64) -> impl Iterator<Item = (usize, u64, u64)> + use<> {
         let (part, rails, first) = (self.part(size).max(1), self.lanes.len(), self.turn);
         let parts = size.div_ceil(part);
@@ -213,13 +213,13 @@ impl Engine {
         (0..parts).map(move |n| ((first + n as usize) % rails, n * part, part.min(size - n * part)))
     }
 
-    /// Posts the parts of a transfer.
+    /// Posts a transfer's parts.
     fn parts(&mut self, stream: StreamId, transfer: Transfer, access: Access, request: Request) -> Result<(), Error> {
         let Transfer { from, to, size: size_of_all, more_follows } = transfer;
         let parts = self.split(size_of_all);
         self.requests.add_parts(request, stream.peer, parts.size_hint().0 as u32);
         let ((own, own_offset), (other, other_offset)) = if access == Access::Read { (to, from) } else { (from, to) };
-        // Where order is kept, no signal waits for a put.
+        // If order is kept, no signal waits for a put.
         let has_index = access == Access::Write && !self.keeps_order;
         for (rail, offset, size) in parts {
             let put = has_index.then(|| self.outbound(stream).stream.put(size_of_all == NCCL_PART));
@@ -241,14 +241,14 @@ impl Engine {
     }
 
     fn signal(&mut self, stream: StreamId, waiting: Waiting) -> Result<(), Error> {
-        // Its parts are the message, and those of the put once it has a number.
+        // The message is one part; the put's own parts are added once the signal has a number.
         self.requests.add_parts(waiting.request, stream.peer, 1);
         let outbound = self.outbound(stream);
         outbound.waiting.push_back(waiting);
         self.start_waiting(stream)
     }
 
-    /// Starts the signals of a stream that the window has room for.
+    /// Starts as many of a stream's waiting signals as the window has room for.
     fn start_waiting(&mut self, stream: StreamId) -> Result<(), Error> {
         loop {
             let outbound = self.outbound(stream);
@@ -263,7 +263,7 @@ impl Engine {
 
     fn start(&mut self, stream: StreamId, number: u32, waiting: Waiting) -> Result<(), Error> {
         let Waiting { put, signal, request } = waiting;
-        // One write tells of its landing by immediate data. Of several, this rank waits for the completions.
+        // The immediate data of a single write announces its landing. If there are several, this rank waits for their completions.
         let is_one = put.size > 0 && self.part(put.size) >= put.size;
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
         let outbound = self.outbound(stream);
@@ -283,7 +283,7 @@ impl Engine {
             Name::InMessage(entry) => entry,
         };
         let access = if is_one { Access::WriteData(data(0)) } else { Access::Write };
-        // The message shares the doorbell of the write.
+        // The message shares the write's doorbell.
         self.parts(stream, Transfer { more_follows: is_one, ..put }, access, request)?;
         let record = Record {
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
@@ -308,7 +308,7 @@ impl Engine {
         self.lanes[lane].post(Post::Record { peer: stream.peer, record, note }, more_follows)
     }
 
-    /// Whether a request is done, which ends it; `None` for a request that is not open.
+    /// Returns whether a request is done, and closes it if so; `None` if the request isn't open.
     ///
     /// # Errors
     /// An operation of this context has failed.
@@ -318,7 +318,7 @@ impl Engine {
         if is_done != Some(false) {
             return Ok(is_done);
         }
-        // NCCL tests many requests between its calls of rmaProgress, or one again and again: one look at the network for each round will do.
+        // NCCL tests many requests between calls to rmaProgress, or one over and over: one look at the network per round is enough.
         let again = self.tested.0.replace(request) == Some(request);
         self.tested.1 += 1;
         if again || self.tested.1 > self.requests.count_open() {
@@ -327,7 +327,7 @@ impl Engine {
         Ok(self.requests.close(request))
     }
 
-    /// Takes completions and messages, and posts what waits.
+    /// Handles completions and messages, and posts whatever is waiting.
     ///
     /// # Errors
     /// An operation of this context has failed.
@@ -338,16 +338,16 @@ impl Engine {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Not all providers say that a peer is gone. Requests that are under way to a rank that closed its communicator fail then, and all
-    /// requests after the loss of a rank: several ranks may have ended, and the ring names one of them. A context without requests goes on,
-    /// as ranks may end when they have no more to do.
+    /// Checks the other ranks, because not every provider reports that a peer is gone. Requests to a rank that closed its communicator
+    /// fail. If a rank is lost, all requests fail, because several ranks may have ended and the ring names only one. A context without
+    /// requests carries on, because ranks may exit when they're done.
     fn look_at_ranks(&mut self) -> Result<(), Error> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(LOOK_EVERY) {
             return Ok(());
         }
         let rank = self.ranks.rank;
-        // Also without requests, because this tells the neighbours.
+        // Called even without requests, because it informs the neighbours.
         Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way()) {
             None => return Ok(()),
             Some(Gone::Lost(lost)) => format!(
@@ -392,11 +392,11 @@ impl Engine {
                 }
             }
             Event::Done(Note::Word(write)) => self.inbound.written(write),
-            // A peer that has all its signals, and is gone, needs no acknowledgement.
+            // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
             Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, ..) => {}
             Event::Failed(note, code, reason) => {
                 let rank = self.ranks.rank;
-                // A card reports peers as unreachable too when this process lacks what a connection takes.
+                // A card also reports a peer as unreachable if this process lacks the resources for a connection.
                 let shortage = (code == bindings::FI_EHOSTUNREACH).then(shortage::of_software_card).flatten();
                 let fix = shortage.map_or("check the peer, its card and the network".to_owned(), |it| it.to_string());
                 let (what, peer) = match note {
@@ -408,7 +408,7 @@ impl Engine {
             Event::Landed(data) => self.inbound.landed(data),
             Event::Record(record) => {
                 if let Some((stream, number)) = self.inbound.record(&record) {
-                    // A late one says less than those before.
+                    // A late one is ignored: an earlier one covered more.
                     self.outbound(stream).stream.acknowledge(number);
                     self.start_waiting(stream)?;
                 }
@@ -418,7 +418,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds what is due to words, and posts the writes of those that the card writes.
+    /// Applies the additions that are due, and posts writes of the words that the card writes.
     fn apply(&mut self) -> Result<(), Error> {
         let rank = self.ranks.rank;
         for write in self.inbound.apply(&*self.ranks.device)? {
@@ -457,7 +457,7 @@ impl Engine {
         }
     }
 
-    /// The lanes of a context that is destroyed: they take the late traffic of peers, and nothing looks at it.
+    /// Returns the lanes of a context that is being destroyed: they take peers' late traffic, and nothing reads it.
     pub fn retire(mut self) -> Vec<Lane<Note>> {
         self.lanes.iter_mut().for_each(Lane::retire);
         self.lanes

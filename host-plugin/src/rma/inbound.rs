@@ -1,7 +1,7 @@
-//! The receiving half of a context's data path: messages and immediate data of peers become additions to words.
+//! The receiving half of a context's data path: it turns peers' messages and immediate data into additions to words.
 //!
 //! What arrives may come from a process that breaks the protocol. It is refused with a line in the log and changes no memory, unless it
-//! names a word of memory that is registered here.
+//! names a word in memory registered here.
 #![allow(unsafe_code)]
 
 use super::memory::{Registered, WordWrite};
@@ -17,7 +17,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Additions that wait for the card, beyond which peers wait for their acknowledgements.
+/// While more additions than this wait for the card, peers get no acknowledgements.
 const WAITING_MAX: usize = 1024;
 
 /// An addition that a peer asked for.
@@ -29,11 +29,11 @@ struct Addition {
 
 struct Stream {
     incoming: Incoming<Addition>,
-    /// The table of words that messages of the stream define.
+    /// The word table, defined by the stream's messages.
     words: Vec<Option<Word>>,
 }
 
-/// The streams of all peers to this rank; see the [module](self).
+/// All peers' streams to this rank; see the [module](self).
 pub struct Inbound {
     rank: usize,
     nranks: usize,
@@ -44,17 +44,17 @@ pub struct Inbound {
     registered: Arc<Registered>,
     streams: Vec<Option<Box<Stream>>>,
     additions: VecDeque<Addition>,
-    /// Writes of words that are not complete.
+    /// Word writes that haven't completed.
     writing: usize,
     acknowledgements: Vec<(StreamId, u32)>,
     rounds: Rounds,
-    /// What broke the protocol.
+    /// Number of refusals.
     refused: u64,
     counts: Arc<RmaCounts>,
 }
 
 impl Inbound {
-    /// Streams of `contexts` contexts to rank `rank` of `nranks`, whose messages carry `token`.
+    /// Creates the streams of `contexts` contexts to rank `rank` of `nranks`, whose messages carry `token`.
     pub fn new(
         (rank, nranks): (usize, usize),
         contexts: usize,
@@ -80,7 +80,7 @@ impl Inbound {
         }
     }
 
-    /// A write with immediate data has landed.
+    /// Handles the immediate data of a write that has landed.
     pub fn landed(&mut self, data: u32) {
         let (peer, context, entry, low) = self.immediate.unpack(data);
         if peer >= self.nranks || context >= self.contexts {
@@ -98,7 +98,7 @@ impl Inbound {
         });
     }
 
-    /// A message has arrived. Returns the number of an acknowledgement, for the sending half.
+    /// Handles a message. If it's an acknowledgement, returns its stream and number for the sending half.
     pub fn record(&mut self, record: &Record) -> Option<(StreamId, u32)> {
         let (peer, context) = (record.sender.get() as usize, usize::from(record.context.get()));
         if record.token.get() != self.token || peer >= self.nranks || context >= self.contexts {
@@ -126,7 +126,7 @@ impl Inbound {
         None
     }
 
-    /// Lets a peer's stream take a step, and collects the additions that this completes.
+    /// Advances a peer's stream, and collects the additions and the acknowledgement that become due.
     fn step(
         &mut self,
         stream: StreamId,
@@ -145,17 +145,17 @@ impl Inbound {
         }
     }
 
-    /// Adds what is due to the words, in order, and returns those that the card has to write. They are written before
-    /// [`written`](Self::written) was called for each, and until then nothing more is added: a strong signal must not become visible before an
-    /// earlier one. So a batch has one word of a stream at most.
+    /// Applies the additions that are due, in order, and returns the words that the card has to write. Nothing more is added until
+    /// [`written`](Self::written) has been called for each of them, because a strong signal must not become visible before an earlier one.
+    /// So a batch has no more than one word per stream.
     ///
     /// # Errors
-    /// The driver of the GPU fails.
+    /// The GPU driver fails.
     pub fn apply(&mut self, device: &dyn Device) -> Result<Vec<WordWrite>, Error> {
         if self.additions.is_empty() || self.writing > 0 {
             return Ok(Vec::new());
         }
-        // deregMrSym takes this lock before its memory may be freed.
+        // deregMrSym takes this lock before the memory may be freed.
         let registered = self.registered.read();
         let mut words = Vec::with_capacity(self.additions.len());
         let (mut writes, mut of_streams) = (BTreeMap::new(), BTreeMap::new());
@@ -204,17 +204,17 @@ impl Inbound {
         Ok(writes.into_values().collect())
     }
 
-    /// The card has written a word, whose next write may begin.
+    /// Notes that the card has written a word, so that its next write may begin.
     pub fn written(&mut self, _: WordWrite) {
         self.writing -= 1;
     }
 
-    /// The next acknowledgement that is due.
+    /// Returns the next acknowledgement that is due.
     pub fn acknowledgement(&mut self) -> Option<(StreamId, u32)> {
         if self.additions.len() > WAITING_MAX { None } else { self.acknowledgements.pop() }
     }
 
-    /// Memory is unchanged, and the context goes on. Few of many lines are written.
+    /// Counts a refusal, and logs the 1st, 2nd, 4th and so on. Memory is unchanged, and the context carries on.
     pub fn refuse(&mut self, what: &str) {
         self.refused += 1;
         self.counts.refused.add(1);

@@ -1,5 +1,4 @@
-//! A lane: the endpoint of a context handle on one rail, with its operations in flight, its receives, and the queue of operations that
-//! wait for room.
+//! A lane: a context handle's endpoint on one rail, its operations in flight, its receives, and a queue of operations waiting for room.
 #![allow(unsafe_code)]
 
 use super::memory::Memory;
@@ -24,16 +23,16 @@ type Rma = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
 type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
 type Recv = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
 
-/// An endpoint's address, with zeros behind it.
+/// An endpoint's address, padded with zeros.
 pub type Address = [u8; bindings::FI_NAME_MAX as usize];
 
-/// Operations in flight at most.
+/// Maximum operations in flight.
 const DEPTH: usize = 512;
-/// Receives, of which a signal takes one, or two on cards where writes with immediate data take one as well.
+/// Maximum receives. A signal takes one, or two on cards where writes with immediate data take one as well.
 const RECEIVES: usize = 512;
-/// Bytes of a slot for a record.
+/// Size of a record's slot in bytes.
 const SLOT: usize = 64;
-/// Completions taken from the queue at once.
+/// Completions read from the queue at once.
 const BATCH: usize = 32;
 /// Operations that may be written to a queue before its doorbell is rung.
 const DOORBELL_BATCH: usize = 16;
@@ -50,7 +49,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The name for messages.
+    /// Returns the name for messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Write => "put",
@@ -60,17 +59,17 @@ impl Access {
     }
 }
 
-/// The bytes of this rank.
+/// Where this rank's bytes are.
 pub enum Local {
-    /// At an offset in the memory.
+    /// At this offset in its memory.
     At(u64),
-    /// A word, to write.
+    /// In this value for a word.
     Value(u64),
 }
 
 /// An operation. `N` is what its owner notes about it.
 pub enum Post<N> {
-    /// A write or read of a peer's memory, during which `memory` of this rank stays registered.
+    /// A write or read of a peer's memory. This rank's `memory` stays registered until it completes.
     Rma { access: Access, peer: usize, memory: Arc<Memory>, local: Local, len: usize, remote: (u64, u64), note: N },
     /// A message.
     Record { peer: usize, record: Record, note: N },
@@ -80,17 +79,17 @@ pub enum Post<N> {
 pub enum Event<N> {
     /// An operation has completed: its source may be reused, and, unless the rail keeps order, its bytes have landed.
     Done(N),
-    /// An operation has failed with libfabric's code, for this reason.
+    /// An operation has failed, with libfabric's code and the reason.
     Failed(N, i32, String),
     /// A peer's write with this immediate data has landed.
     Landed(u32),
     /// A peer's message.
     Record(Record),
-    /// A message that is no record, or a receive that failed.
+    /// A message that isn't a record, or a receive that failed.
     Refused(String),
 }
 
-/// What an operation in flight keeps.
+/// What an in-flight operation holds.
 struct InFlight<N> {
     note: N,
     _memory: Option<Arc<Memory>>,
@@ -98,43 +97,43 @@ struct InFlight<N> {
 
 /// The endpoint; see the [module](self).
 pub struct Lane<N> {
-    // First: after it is closed no operation uses what follows.
+    // Dropped first: once it's closed, no operation uses the fields that follow.
     endpoint: Endpoint,
     cq: Arc<CompletionQueue>,
-    /// Where completions go first.
+    /// The buffer completions are read into.
     batch: [Completion; BATCH],
     write: Rma,
     read: Rma,
     send: Send,
     recv: Recv,
     rail: usize,
-    // Dropped after the endpoint is closed, so that no operation to a peer is outstanding.
+    // Dropped after the endpoint, when no operation to a peer is outstanding.
     peers: Peers,
     /// One for each operation, then one for each receive; the note is the index.
     contexts: Box<[Context<u32>]>,
     in_flight: Vec<Option<InFlight<N>>>,
     free: Vec<u32>,
     queue: VecDeque<Post<N>>,
-    /// Receives that libfabric has not taken yet.
+    /// Receives that libfabric hasn't accepted yet.
     unposted: Vec<u32>,
     rank: usize,
     keeps_order: bool,
-    /// The flags by which the completion of a write says that its bytes have landed.
+    /// The flags with which a write's completion means that its bytes have landed.
     level: u64,
-    /// Writes of peers with immediate data take receives.
+    /// Whether peers' writes with immediate data take receives.
     writes_take_receives: bool,
     /// For FERROGIN_METRICS.
     pub counts: Arc<RmaCounts>,
     region: MemoryRegion,
-    /// A slot for each context.
+    /// One slot per context.
     slots: Box<dyn DeviceBuffer>,
 }
 
-// SAFETY: the function pointers are to code of the provider, which any thread may call; `&mut self` keeps other uses in one thread.
+// SAFETY: the function pointers point to provider code, which any thread may call; `&mut self` keeps other uses in one thread.
 unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
 
 impl<N> Lane<N> {
-    /// Opens and enables an endpoint on rail `index`, and posts its receives. Where operations keep their order, a write to a peer
+    /// Opens and enables an endpoint on rail `index`, and posts its receives. If the rail keeps operations in order, a write to a peer
     /// completes once its source may be reused.
     ///
     /// # Errors
@@ -149,7 +148,7 @@ impl<N> Lane<N> {
         }
         let some = |size: usize, most: usize| if size == 0 { most } else { size.min(most) };
         let (depth, receives) = (some(info.tx_size(), DEPTH), some(info.rx_size(), RECEIVES));
-        // Each receive and each operation has an entry, and so has each write of a peer that takes no receive.
+        // One entry for each operation and each receive, and for each peer's write that takes no receive.
         let attr = CqAttr { size: depth + 4 * receives };
         let cq = CompletionQueue::open(&rail.domain, &attr).map_err(failed("opening the completion queue"))?;
         let mut endpoint = Endpoint::open(&rail.domain, &info).map_err(failed("opening the endpoint"))?;
@@ -198,7 +197,7 @@ impl<N> Lane<N> {
         Ok(this)
     }
 
-    /// The endpoint's address, for peers.
+    /// Returns the endpoint's address, for peers.
     ///
     /// # Errors
     /// The libfabric call fails.
@@ -217,7 +216,7 @@ impl<N> Lane<N> {
         self.peers.insert(address)
     }
 
-    /// Takes an operation, and posts it unless another one follows at once.
+    /// Queues an operation, and posts it unless another one follows right away.
     ///
     /// # Errors
     /// libfabric refuses an operation.
@@ -233,7 +232,7 @@ impl<N> Lane<N> {
         if more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
     }
 
-    /// Posts the operations that there is room for.
+    /// Posts as many queued operations as there is room for.
     ///
     /// # Errors
     /// libfabric refuses an operation.
@@ -251,7 +250,7 @@ impl<N> Lane<N> {
         Ok(())
     }
 
-    /// Keeps what a posted operation uses.
+    /// Holds on to what a posted operation uses.
     fn keep(&mut self, at: u32, post: Post<N>) {
         self.free.pop();
         self.counts.posts.add(1);
@@ -264,8 +263,8 @@ impl<N> Lane<N> {
         });
     }
 
-    /// Posts an operation, and returns the index of its context, the last of `free`; `None` without room. With `more` the doorbell may wait
-    /// for the next one.
+    /// Posts an operation and returns its context's index, the last one in `free`; `None` if there is no room. With `more`, the doorbell
+    /// may wait for the next operation.
     fn start(&self, post: &Post<N>, more: bool) -> Result<Option<u32>, Error> {
         let Some(&at) = self.free.last() else { return Ok(None) };
         let context = self.contexts[at as usize].as_ptr();
@@ -289,7 +288,7 @@ impl<N> Lane<N> {
                     context,
                     data: 0,
                 };
-                // NCCL puts to its own rank to see that what came before is there.
+                // NCCL puts to its own rank to make sure that what came before has landed.
                 let level = if self.keeps_order && *peer != self.rank { 0 } else { self.level };
                 let (call, function, flags) = match access {
                     Access::Write => ("fi_writemsg", self.write, level),
@@ -299,8 +298,8 @@ impl<N> Lane<N> {
                     }
                     Access::Read => ("fi_readmsg", self.read, 0),
                 };
-                // SAFETY: the endpoint is open, and message and vectors outlive the call. `in_flight` keeps the registration until the
-                // operation has completed, and no other operation uses the context.
+                // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `in_flight` keeps the registration until
+                // the operation has completed, and no other operation uses the context.
                 (call, unsafe { function(endpoint, &message, flags | bindings::FI_COMPLETION | more) })
             }
             Post::Record { peer, record, .. } => {
@@ -308,14 +307,14 @@ impl<N> Lane<N> {
                 let (descriptor, peer) = (self.region.descriptor(), self.peers.numbers()[*peer].0);
                 let len = size_of::<Record>();
                 // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
-                // slot and context.
+                // the slot or the context.
                 ("fi_send", unsafe { (self.send)(endpoint, slot.cast(), len, descriptor, peer, context) })
             }
         };
         Ok(self.accepted(call, code)?.then_some(at))
     }
 
-    /// False for "try again".
+    /// Returns false for "try again".
     fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
         match -code {
             0 => Ok(true),
@@ -332,11 +331,11 @@ impl<N> Lane<N> {
         self.slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(context as usize * SLOT))
     }
 
-    /// Writes the slot of an operation that is not posted.
+    /// Fills the slot of an operation that hasn't been posted.
     fn fill(&self, at: u32, bytes: &[u8]) -> *mut u8 {
         let (slot, mut whole) = (self.slot(at), [0; SLOT]);
         whole[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the slot lies in `slots` and belongs to the operation, so the card does not read it now.
+        // SAFETY: the slot lies in `slots` and belongs to the operation, so the card isn't reading it now.
         unsafe { slot.cast::<[u8; SLOT]>().write_volatile(whole) };
         slot
     }
@@ -346,8 +345,8 @@ impl<N> Lane<N> {
             let (slot, context) = (self.slot(at).cast(), self.contexts[at as usize].as_ptr());
             let (endpoint, descriptor) = (self.endpoint.as_ptr(), self.region.descriptor());
             let any = bindings::FI_ADDR_UNSPEC;
-            // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
-            // slot and context.
+            // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses the
+            // slot or the context.
             let code = unsafe { (self.recv)(endpoint, slot, SLOT, descriptor, any, context) };
             if !self.accepted("fi_recv", code)? {
                 break;
@@ -357,7 +356,7 @@ impl<N> Lane<N> {
         Ok(())
     }
 
-    /// Reads completions, makes the provider progress, and posts what waits. True if there may be more completions.
+    /// Reads completions, drives the provider's progress, and posts what is waiting. Returns true if there may be more completions.
     ///
     /// # Errors
     /// The completion queue fails, or libfabric refuses an operation.
@@ -368,7 +367,7 @@ impl<N> Lane<N> {
                 for at in 0..count.min(BATCH) {
                     self.complete(self.batch[at], events);
                 }
-                // The next call of rmaProgress takes what came meanwhile.
+                // The next call to rmaProgress handles what has arrived meanwhile.
                 count == BATCH
             }
             Read::Failure => {
@@ -384,9 +383,9 @@ impl<N> Lane<N> {
         Ok(more)
     }
 
-    /// The index of an operation's context; `None` for completions without one.
+    /// Returns the index of an operation's context; `None` for completions without one.
     fn index(&self, context: *mut c_void) -> Option<u32> {
-        // SAFETY: a provider's context is null or one of this lane's operations, whose contexts live until the endpoint is closed.
+        // SAFETY: the provider's context is null or that of one of this lane's operations, and those live until the endpoint is closed.
         (!context.is_null()).then(|| unsafe { Context::note(context) })
     }
 
@@ -399,7 +398,7 @@ impl<N> Lane<N> {
     fn complete(&mut self, completion: Completion, events: &mut Vec<Event<N>>) {
         let own = bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND;
         let landed = completion.flags & bindings::FI_REMOTE_CQ_DATA != 0 && completion.flags & own == 0;
-        // The context of a peer's write is that of a receive, or undefined.
+        // A peer's write completes with a receive's context, or an undefined one.
         let index = if landed && !self.writes_take_receives { None } else { self.index(completion.context) };
         let receive = index.filter(|at| *at as usize >= self.in_flight.len());
         if landed {
@@ -425,7 +424,7 @@ impl<N> Lane<N> {
     fn fail(&mut self, failure: CompletionError, events: &mut Vec<Event<N>>) {
         let Some(at) = self.index(failure.context) else { return };
         if at as usize >= self.in_flight.len() {
-            // The endpoint has failed: its receives come back, and operations say why.
+            // The endpoint has failed: its receives are cancelled, and its operations say why.
             if failure.code == bindings::FI_ECANCELED {
                 return;
             }
@@ -438,14 +437,14 @@ impl<N> Lane<N> {
         }
     }
 
-    /// Forgets operations that were not posted, and what those in flight keep.
+    /// Drops the operations that were never posted, and releases what the in-flight ones hold.
     pub fn retire(&mut self) {
         self.queue.clear();
         self.in_flight.iter_mut().for_each(|operation| *operation = None);
     }
 }
 
-/// The flags by which the completion of a write says that its bytes have landed. EFA's own completions do.
+/// Returns the flags with which a write's completion means that its bytes have landed. EFA needs none.
 fn completion_level(info: &ferrogin_libfabric::Info) -> u64 {
     match info.fabric_name() == crate::cards::FABRIC {
         true => 0,

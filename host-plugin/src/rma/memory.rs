@@ -1,4 +1,4 @@
-//! Registered memory, which has the same number on all ranks.
+//! Registered memory, numbered the same on all ranks.
 #![allow(unsafe_code)]
 
 use super::ranks::Ranks;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A registration of this rank, on the wire, before one [`WireKey`] for each rail.
+/// This rank's registration on the wire, followed by one [`WireKey`] per rail.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct WireMemory {
@@ -36,12 +36,12 @@ struct WireKey {
 ferrogin_ffi::assert_layout!(WireMemory, size 20, align 1, { number @ 0, base @ 4, size @ 12 });
 ferrogin_ffi::assert_layout!(WireKey, size 16, align 1, { address @ 0, key @ 8 });
 
-/// One rank's memory of a registration.
+/// One rank's memory in a registration.
 #[derive(Debug, Clone)]
 pub struct Peer {
     base: u64,
     size: u64,
-    /// Address of the first byte and key, by rail.
+    /// The first byte's address and the key, by rail.
     keys: Vec<(u64, u64)>,
 }
 
@@ -57,22 +57,22 @@ impl Peer {
         )))
     }
 
-    /// The address of an 8-byte word at `offset`, if it is inside and aligned.
+    /// Returns the address of the 8-byte word at `offset`, if it is inside and aligned.
     pub fn word(&self, offset: u64) -> Option<u64> {
         self.check("", offset, 8).ok()?;
         Some(self.base + offset).filter(|address| address.is_multiple_of(8))
     }
 
-    /// Address and key of the byte at `offset` for rail `rail`.
+    /// Returns the address and key of the byte at `offset` on rail `rail`.
     pub fn remote(&self, rail: usize, offset: u64) -> (u64, u64) {
         let (address, key) = self.keys[rail];
         (address + offset, key)
     }
 }
 
-/// Memory that NCCL registered. Its regions close with the last reference.
+/// Memory that NCCL registered. Its regions are closed with the last reference.
 pub struct Memory {
-    /// The number by which signals name it.
+    /// The number that signals name it by.
     pub number: u32,
     /// The communicator's number in this process.
     pub comm: u64,
@@ -80,8 +80,8 @@ pub struct Memory {
     pub adds: Adds,
     /// All ranks' memory.
     pub peers: Vec<Peer>,
-    /// Sums of words that this rank's card writes, by offset: the CPU does not reach them, and NCCL promises that only this plugin writes
-    /// them. `None` while a [`WordWrite`] has it.
+    /// The sums of words that this rank's card writes, by offset: the CPU can't reach these words, and NCCL promises that only this plugin
+    /// writes them. A sum is `None` while a [`WordWrite`] has it.
     sums: Option<Mutex<BTreeMap<u64, Option<u64>>>>,
     rank: usize,
     /// By rail.
@@ -94,7 +94,7 @@ impl Memory {
     /// # Errors
     /// The memory is not mapped; a card refuses it; another rank failed.
     pub fn register(ranks: &Ranks, data: *mut c_void, size: usize, source: Source) -> Result<Arc<Self>, Error> {
-        // An invalid argument fails here, before the exchange, and does not fail the other ranks.
+        // Invalid arguments fail here, before the exchange, so that they don't fail the other ranks.
         window::check(data, size, source)?;
         let memory = window::memory(&*ranks.device, data, size, source)?;
         let _span = trace::span("regMrSym", ranks.rank);
@@ -118,7 +118,7 @@ impl Memory {
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
         let adds = ranks.device.adds(data, size, source.ptr_type);
         let by_card = adds != Adds::Cpu && source.flags & MR_FLAG_SIGNAL_NEVER_RESET != 0;
-        // Any registration may have words of signals, and NCCL says which ones kernels may reset.
+        // Any registration may hold signal words, and NCCL says which ones kernels may reset.
         if adds == Adds::Copy && !by_card && source.flags & MR_FLAG_FORCE_SO != 0 {
             window::warn_of_copies();
         }
@@ -126,7 +126,7 @@ impl Memory {
         Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, sums, rank: ranks.rank, regions }))
     }
 
-    /// Memory of rank 0 without a card, which only signals reach.
+    /// Returns memory of rank 0 without a card, which only signals reach.
     #[cfg(test)]
     pub fn of_rank_0(number: u32, (base, size): (u64, u64), nranks: usize, by_card: bool) -> Arc<Self> {
         let peers = vec![Peer { base, size, keys: Vec::new() }; nranks];
@@ -134,23 +134,23 @@ impl Memory {
         Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, sums, rank: 0, regions: Vec::new() })
     }
 
-    /// True if the card of this rank writes words of signals, from a sum in this process.
+    /// Returns whether this rank's card writes the signal words, from sums in this process.
     pub fn has_sums(&self) -> bool {
         self.sums.is_some()
     }
 
-    /// This rank's memory.
+    /// Returns this rank's memory.
     pub fn own(&self) -> &Peer {
         &self.peers[self.rank]
     }
 
-    /// The descriptor for operations on rail `rail`, and the local address at `offset`.
+    /// Returns the descriptor for operations on rail `rail`, and the local address at `offset`.
     pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, u64) {
         (self.regions[rail].descriptor(), self.own().base + offset)
     }
 }
 
-/// A write of a word by this rank's card, until dropped. There is one of a word at a time, as the card keeps no order.
+/// A write of a word by this rank's card, until dropped. Each word has only one at a time, because the card keeps no order.
 pub struct WordWrite {
     /// The word's memory.
     pub memory: Arc<Memory>,
@@ -161,7 +161,7 @@ pub struct WordWrite {
 }
 
 impl WordWrite {
-    /// Takes the sum of a word; `None` while another write has it.
+    /// Takes a word's sum; `None` while another write has it.
     pub fn begin(memory: &Arc<Memory>, offset: u64) -> Option<Self> {
         let mut sums = memory.sums.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         let sum = sums.entry(offset).or_insert(Some(0)).take()?;
@@ -177,7 +177,7 @@ impl Drop for WordWrite {
     }
 }
 
-/// The registrations of a communicator by number, for the signals of peers.
+/// A communicator's registrations by number, for peers' signals.
 #[derive(Default)]
 pub struct Registered(RwLock<BTreeMap<u32, Arc<Memory>>>);
 
@@ -187,12 +187,12 @@ impl Registered {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(memory.number, memory);
     }
 
-    /// Removes a registration, and waits for an addition that is under way.
+    /// Removes a registration, after waiting for any addition in progress.
     pub fn remove(&self, number: u32) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
     }
 
-    /// The registrations, which stay until the guard is dropped.
+    /// Returns the registrations, all of which stay until the guard is dropped.
     pub fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Memory>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }

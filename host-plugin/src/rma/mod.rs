@@ -1,15 +1,15 @@
-//! NCCL's RMA plugin: `ncclRmaPlugin_v13` to `_v16`, by which a NCCL host thread puts, gets and signals.
+//! NCCL's RMA plugin: `ncclRmaPlugin_v13` to `_v16`, through which an NCCL host thread puts, gets and signals.
 //!
-//! | call | makes | of |
+//! | call | creates | from |
 //! |---|---|---|
 //! | `init` | a `plugin` | settings, libfabric and its `cards` |
-//! | `listen`, `connect` | a communicator | its `ranks`: their ring ([`ferrogin_rendezvous::ring`]), and a `rail` for each card |
-//! | `regMrSym` | a `memory` | regions of all rails |
+//! | `listen`, `connect` | a communicator | its `ranks`: their ring ([`ferrogin_rendezvous::ring`]), and a `rail` per card |
+//! | `regMrSym` | a `memory` | a region on each rail |
 //! | `createContext` | a `context` | a `lane` on each rail |
 //!
-//! `calls` checks the arguments of the data calls. The context's `engine` makes posts of them, and `inbound` makes additions to words of the peers'
-//! messages: `stream` keeps the order of signals, `record` is their message, and `requests` are what NCCL tests. NCCL's thread drives all
-//! of it; there is no other one. docs/rma.md has the protocol.
+//! `calls` checks the arguments of the data calls. The context's `engine` turns the calls into posts, and `inbound` turns the peers'
+//! messages into additions to words. `stream` keeps signals in order, `record` is their message, and `requests` are what NCCL tests. NCCL's
+//! thread drives everything; there is no other thread. docs/rma.md describes the protocol.
 pub mod abi;
 mod calls;
 mod cards;

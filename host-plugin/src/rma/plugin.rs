@@ -1,4 +1,4 @@
-//! The result of the RMA plugin's `init`: settings, libfabric, and the cards in groups, which are NCCL's devices.
+//! What the RMA plugin's `init` creates: settings, libfabric, and the cards, grouped into NCCL's devices.
 
 use super::cards;
 use crate::config::{Config, Provider};
@@ -14,15 +14,15 @@ use ferrogin_libfabric::Libfabric;
 use ferrogin_rendezvous::ring::Listener;
 use std::sync::Arc;
 
-/// One `init`. NCCL makes two for a communicator, for its own calls and for the GIN proxy.
+/// One `init`. NCCL calls it twice per communicator: for its own calls and for the GIN proxy.
 pub struct RmaPlugin {
     /// Settings at `init`.
     pub config: Config,
     /// The device whose memory NCCL registers.
     pub device: Arc<dyn Device>,
-    /// Its devices.
+    /// NCCL's devices.
     pub devices: Devices,
-    /// The file of FERROGIN_METRICS.
+    /// The FERROGIN_METRICS file.
     pub metrics: Option<Arc<Metrics>>,
 }
 
@@ -32,7 +32,7 @@ impl RmaPlugin {
     /// Reads the settings and finds the cards. Keeps no card open.
     ///
     /// # Errors
-    /// An invalid setting; no libfabric, no card, no GPU. Each message says what to do.
+    /// A setting is invalid; there is no libfabric, card or GPU. Each message says what to do.
     pub fn open() -> Result<Arc<Self>, Error> {
         let config = Config::from_env()?;
         trace::start(config.trace.as_deref());
@@ -46,7 +46,7 @@ impl RmaPlugin {
                 "{reason}, so a signal could arrive before its bytes: update the driver, or run with NCCL_RMA_PLUGIN=none"
             )));
         }
-        // Only these register a dma-buf. NCCL registers by address otherwise.
+        // Only these can register a dma-buf. With the others, NCCL registers by address.
         let takes_dma_buf = matches!(config.provider, Provider::Efa | Provider::SoftEfa | Provider::Verbs);
         let ptr_support = device.ptr_support() & if takes_dma_buf { !0 } else { !PTR_DMABUF };
         let devices = Devices { all, ptr_support, net_device_type: NET_DEVICE_GIN_PROXY };
@@ -62,7 +62,7 @@ impl RmaPlugin {
         Ok(LIVE.add(Self { config, device, devices, metrics }))
     }
 
-    /// The latest plugin that is not finalized.
+    /// Returns the latest plugin that hasn't been finalized.
     ///
     /// # Errors
     /// There is none: NCCL did not call `init`, or `init` failed.

@@ -1,4 +1,4 @@
-//! A rail: one card as a communicator uses it, with the registrations of its memory.
+//! A rail: one card as used by a communicator, which registers memory with it.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -7,12 +7,12 @@ use ferrogin_libfabric::{AddressVector, Domain, Info, MemoryKind, MemoryRegion, 
 use ferrogin_rendezvous::Secret;
 use std::sync::Arc;
 
-/// The largest write or read, if the provider takes more.
+/// The largest write or read, even if the provider takes more.
 const PART_MAX: usize = 1 << 30;
 
 /// An open card.
 pub struct Rail {
-    /// The card, and how endpoints open.
+    /// The card, and how to open endpoints on it.
     pub info: Info,
     /// The domain of all endpoints, regions and addresses.
     pub domain: Arc<Domain>,
@@ -21,38 +21,37 @@ pub struct Rail {
 }
 
 impl Rail {
-    /// Opens a card for a communicator of `nranks`.
+    /// Opens a card for a communicator of `nranks` ranks.
     ///
     /// # Errors
-    /// The libfabric call that failed, and the card's name.
+    /// A libfabric call fails; the message names the call and the card.
     pub fn open(info: &Info, nranks: usize) -> Result<Self, Error> {
         let (domain, av) = rail::open(info, nranks)?;
         Ok(Self { info: info.clone(), domain, av })
     }
 
-    /// The card's name.
+    /// Returns the card's name.
     pub fn name(&self) -> String {
         self.info.domain_name()
     }
 
-    /// Bytes that one write or read carries.
+    /// Returns how many bytes one write or read can carry.
     pub fn part_max(&self) -> usize {
         self.info.max_msg_size().clamp(1, PART_MAX)
     }
 
-    /// Whether messages and writes of an endpoint to a peer take effect after the writes before them.
+    /// Returns whether an endpoint's messages and writes to a peer take effect after the writes before them.
     pub fn keeps_order(&self) -> bool {
         let both = bindings::FI_ORDER_SAW | bindings::FI_ORDER_WAW;
         self.info.msg_order() & both == both
     }
 
-    /// The address by which peers name the first byte of a region at `address`.
+    /// Returns the address that peers use for the first byte of a region at `address`.
     pub fn remote_base(&self, address: u64) -> u64 {
         if self.info.mr_mode() & bindings::FI_MR_VIRT_ADDR != 0 { address } else { 0 }
     }
 
-    /// Registers memory. Where the provider leaves the choice of keys to its user, the key is random: with TCP any process may try
-    /// to write.
+    /// Registers memory. If the provider leaves the choice of keys to its user, the key is random: with TCP any process may try to write.
     ///
     /// # Safety
     /// The conditions of [`MemoryRegion::register`].
@@ -70,7 +69,7 @@ impl Rail {
             0 => random()? >> (64 - 8 * self.info.mr_key_size().clamp(1, 8)),
             _ => 0,
         };
-        // SAFETY: this function's caller keeps the conditions.
+        // SAFETY: the caller upholds the same conditions.
         unsafe { MemoryRegion::register_kind(&self.domain, region, access, key, kind) }.map_err(Error::fabric(format!(
             "{}, card {}",
             what.into(),
@@ -79,7 +78,7 @@ impl Rail {
     }
 }
 
-/// A random number that other processes cannot guess.
+/// Returns a random number that other processes can't guess.
 pub fn random() -> Result<u64, Error> {
     let secret = Secret::random().map_err(|source| Error::System { call: "getrandom", source })?;
     Ok(secret.bytes().first_chunk().copied().map_or(0, u64::from_le_bytes))

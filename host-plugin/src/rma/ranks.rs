@@ -1,4 +1,4 @@
-//! The ranks of a communicator as one of them sees them: its place, the cards, the collective calls, and ranks that are gone.
+//! A communicator's ranks as one of them sees them: its own rank, the cards, the collective calls, and ranks that are gone.
 
 use super::plugin::RmaPlugin;
 use super::rail::Rail;
@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Time from one look at the other ranks to the next.
+/// Time between checks of the other ranks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// The ring, and the number of collective calls that registered memory or made a context.
+/// The ring, and the number of the next collective call that registers memory or creates a context.
 struct Calls {
     ring: Ring,
     next: u32,
@@ -27,7 +27,7 @@ struct Calls {
     lost: Option<usize>,
 }
 
-/// Why operations with a rank do not complete.
+/// Why operations with a rank won't complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gone {
     /// It ended without closing the communicator.
@@ -38,11 +38,11 @@ pub enum Gone {
 
 /// The ranks; see the [module](self).
 pub struct Ranks {
-    /// A number that no other communicator of this process has.
+    /// Unique within this process.
     pub number: u64,
     /// For FERROGIN_METRICS.
     pub metrics: Option<metrics::Communicator>,
-    /// One for each card of the device.
+    /// One per card of the NCCL device.
     pub rails: Vec<Rail>,
     /// The device whose memory NCCL registers.
     pub device: Arc<dyn Device>,
@@ -54,11 +54,11 @@ pub struct Ranks {
     _plugin: Arc<RmaPlugin>,
 }
 
-/// The block of `connect`'s allgather. Ranks with different greetings cannot work together.
+/// The block in `connect`'s allgather. Ranks whose greetings differ can't work together.
 #[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
 #[repr(C)]
 struct Greeting {
-    /// Tells the ring of this plugin from that of the GIN plugin.
+    /// Tells this plugin's ring from the GIN plugin's.
     plugin: [u8; 4],
     version: U16,
     rails: U16,
@@ -73,7 +73,7 @@ impl Ranks {
     /// Opens the rails and joins the other ranks.
     ///
     /// # Errors
-    /// A card does not open; a rank does not connect, or has another version, provider or number of rails.
+    /// A card doesn't open; a rank doesn't connect, or has a different version, provider or number of rails.
     pub fn connect(
         listen: &ListenComm<RmaPlugin>,
         handles: &[[u8; HANDLE_MAXSIZE]],
@@ -83,7 +83,7 @@ impl Ranks {
         let (plugin, nranks) = (&listen.plugin, handles.len());
         let cards = &plugin.devices.get(listen.device)?.cards;
         let rails = cards.iter().map(|card| Rail::open(card, nranks)).collect::<Result<Vec<_>, _>>();
-        // Ranks that wait for this rank are refused at once.
+        // This refuses the ranks waiting for this one right away.
         let rails = rails.inspect_err(|_| listen.listener.close())?;
         let (name, mut provider) = (plugin.config.provider.name().as_bytes(), [0; 8]);
         provider[..name.len()].copy_from_slice(name);
@@ -111,15 +111,15 @@ impl Ranks {
         })
     }
 
-    /// Whether a context's operations to a peer take effect there in the order of their posts.
+    /// Returns whether a context's operations to a peer take effect there in the order they were posted.
     pub fn keep_order(&self) -> bool {
         matches!(&*self.rails, [rail] if rail.keeps_order())
     }
 
-    /// [`comm::agree`] in a call whose number is the same on all ranks; returns the number too.
+    /// Runs [`comm::agree`] in a call whose number is the same on all ranks; returns the number too.
     ///
     /// # Errors
-    /// The error in `part`, or one of [`Ring::allgather`].
+    /// The error in `part`, or one from [`Ring::allgather`].
     pub fn agree_in_order<T>(
         &self,
         step: Step,
@@ -133,10 +133,10 @@ impl Ranks {
         Ok((part, blocks, number))
     }
 
-    /// A rank with which operations do not complete, if there are any to the peers `under_way`. Any rank learns it from its neighbours in
-    /// the ring, so all ranks should ask again and again; most calls only read the clock.
+    /// Returns a rank that is gone, if operations to the peers `under_way` are outstanding. Ranks learn this from their neighbours in the
+    /// ring, so all ranks should keep asking; most calls only read the clock.
     pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
-        // A collective call that runs now notices such a rank itself.
+        // A collective call in progress notices such a rank itself.
         let mut calls = self.calls.try_lock().ok()?;
         let now = Instant::now();
         if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {

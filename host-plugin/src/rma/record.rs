@@ -1,32 +1,32 @@
-//! The message of a signal or an acknowledgement.
+//! The message that carries a signal or an acknowledgement.
 
 use super::stream;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A message, on the wire.
+/// A message on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Record {
-    /// The receiver's secret for this context handle: another process may reach the endpoint.
+    /// The receiver's secret for this context handle, because other processes may reach the endpoint.
     pub token: U64,
     /// The sender's rank.
     pub sender: U32,
-    /// The signal's number, or that of the first signal that is not applied yet.
+    /// The signal's number or, in an acknowledgement, the number of the first signal not applied yet.
     pub number: U32,
-    /// The context of the stream.
+    /// The stream's context.
     pub context: U16,
     /// One of the constants below.
     pub kind: u8,
     /// 1 for a strong signal.
     pub strong: u8,
-    /// The registration of the word.
+    /// The number of the word's registration.
     pub memory: U32,
-    /// The word, in bytes from the first one of the registration.
+    /// The word's offset in the registration, in bytes.
     pub offset: U64,
     /// The amount to add.
     pub value: U64,
-    /// The entry of the stream's table of words that this word becomes; 0 is none.
+    /// The entry that this word becomes in the stream's word table; 0 means none.
     pub entry: U32,
 }
 ferrogin_ffi::assert_layout!(Record, size 44, align 1, {
@@ -35,12 +35,12 @@ ferrogin_ffi::assert_layout!(Record, size 44, align 1, {
 
 /// [`Record::kind`]: a signal.
 pub const SIGNAL: u8 = 1;
-/// [`Record::kind`]: a signal of a write with immediate data.
+/// [`Record::kind`]: the signal of a write with immediate data.
 pub const SIGNAL_OF_PUT: u8 = 2;
 /// [`Record::kind`]: an acknowledgement.
 pub const ACKNOWLEDGEMENT: u8 = 3;
 
-/// The parts of 32 bits of immediate data: sender, context, entry of the table of words, low bits of the number.
+/// The layout of 32 bits of immediate data: sender, context, word table entry, low bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Immediate {
     rank_bits: u32,
@@ -50,18 +50,18 @@ pub struct Immediate {
     pub number_bits: u32,
 }
 
-/// Bits of an entry of the table of words, where the numbers leave so many.
+/// Bits of a word table entry, if the numbers leave that many.
 const ENTRY_BITS: u32 = 4;
-/// Bits of a number that allow the largest window.
+/// Bits of a number that the largest window needs.
 const NUMBER_BITS: u32 = stream::WINDOW.ilog2() + 1;
 
-/// Bits that tell `count` things apart.
+/// Returns how many bits it takes to tell `count` things apart.
 fn bits(count: usize) -> u32 {
     usize::BITS - count.saturating_sub(1).leading_zeros()
 }
 
 impl Immediate {
-    /// The parts for so many ranks and contexts; `None` if they leave too few bits for numbers.
+    /// Returns the layout for this many ranks and contexts; `None` if they leave too few bits for numbers.
     pub fn new(ranks: usize, contexts: usize) -> Option<Self> {
         let (rank_bits, context_bits) = (bits(ranks), bits(contexts));
         let bits = 32u32.checked_sub(rank_bits + context_bits).filter(|bits| *bits >= stream::NUMBER_BITS_MIN)?;
@@ -69,18 +69,18 @@ impl Immediate {
         Some(Self { rank_bits, context_bits, entry_bits, number_bits: bits - entry_bits })
     }
 
-    /// Entries of a stream's table of words; their numbers begin with 1.
+    /// Returns the number of entries in a stream's word table; they are numbered from 1.
     pub fn entries(self) -> usize {
         (1 << self.entry_bits) - 1
     }
 
-    /// Immediate data. Rank and context are those of the job, and an entry of 0 is none.
+    /// Packs immediate data. The rank and context must exist in the job; an entry of 0 means none.
     pub fn pack(self, rank: usize, context: usize, entry: u32, number: u32) -> u32 {
         let above_rank = context as u32 | (entry | number << self.entry_bits) << self.context_bits;
         rank as u32 | above_rank << self.rank_bits
     }
 
-    /// Rank, context, entry and the low bits of the number. The first two may be no rank and no context of the job.
+    /// Returns the rank, context, entry and low bits of the number. The rank and the context may not exist in the job.
     pub fn unpack(self, data: u32) -> (usize, usize, u32, u32) {
         let mut left = data;
         let mut take = |bits: u32| {

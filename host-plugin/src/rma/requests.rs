@@ -1,30 +1,30 @@
-//! Requests of NCCL, from the call that starts an operation to the `test` that says done.
+//! NCCL's requests, from the call that starts an operation to the `test` that reports it done.
 
 use crate::error::Error;
 use crate::registry::PLACES;
 use std::ffi::c_void;
 
-/// A request of a context: index and generation.
+/// A context's request: index and generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     index: u32,
     generation: u32,
 }
 
-/// A handle has bit 62 set, then the place of the context's handle, the generation and the index.
+/// A handle has bit 62 set; below it are the place of the context's handle, the generation and the index.
 const MARK: u64 = 1 << 62;
 const INDEX_BITS: u32 = 20;
 const GENERATION_BITS: u32 = 22;
 const _: () = assert!(1 << (62 - INDEX_BITS - GENERATION_BITS) == PLACES);
 
 impl Request {
-    /// The handle for NCCL.
+    /// Returns the handle for NCCL.
     pub fn handle(self, place: usize) -> *mut c_void {
         let high = (place as u64) << GENERATION_BITS | u64::from(self.generation);
         (MARK | high << INDEX_BITS | u64::from(self.index)) as *mut c_void
     }
 
-    /// The context's place and the request; `None` for what is no handle of a request.
+    /// Returns the context's place and the request; `None` if this isn't a request's handle.
     pub fn parse(handle: *mut c_void) -> Option<(usize, Self)> {
         let bits = handle as u64;
         let low = |shift: u32, bits_of: u32| bits >> shift & ((1 << bits_of) - 1);
@@ -38,26 +38,26 @@ impl Request {
 struct Entry {
     generation: u32,
     open: bool,
-    /// Parts that are not complete yet.
+    /// Parts that haven't completed yet.
     parts: u32,
 }
 
-/// The open requests of a context.
+/// A context's open requests.
 #[derive(Debug)]
 pub struct Requests {
     entries: Vec<Entry>,
     free: Vec<u32>,
-    /// Parts of all requests that are not complete yet, by peer.
+    /// Parts of all requests that haven't completed yet, by peer.
     parts: Vec<u64>,
 }
 
 impl Requests {
-    /// Those to `nranks` peers.
+    /// Creates an empty set of requests to `nranks` peers.
     pub fn new(nranks: usize) -> Self {
         Self { entries: Vec::new(), free: Vec::new(), parts: vec![0; nranks] }
     }
 
-    /// Opens a request without parts, which is done.
+    /// Opens a request with no parts, so it's already complete.
     ///
     /// # Errors
     /// A million requests are open.
@@ -93,7 +93,7 @@ impl Requests {
         }
     }
 
-    /// A part of a request to a peer has completed.
+    /// Marks a part of a request to a peer as complete.
     pub fn part_done(&mut self, request: Request, peer: usize) {
         if let Some(entry) = self.entry(request).filter(|entry| entry.parts > 0) {
             entry.parts -= 1;
@@ -101,17 +101,17 @@ impl Requests {
         }
     }
 
-    /// The peers of requests that are not complete.
+    /// Returns the peers with incomplete requests.
     pub fn under_way(&self) -> impl Iterator<Item = usize> {
         self.parts.iter().enumerate().filter(|(_, parts)| **parts > 0).map(|(peer, _)| peer)
     }
 
-    /// How many are open.
+    /// Returns how many requests are open.
     pub fn count_open(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// Closes a request if all its parts are complete, and tells whether they are; `None` for a request that is not open.
+    /// Closes a request if all its parts are complete, and returns whether they are; `None` if the request isn't open.
     pub fn close(&mut self, request: Request) -> Option<bool> {
         let entry = self.entry(request)?;
         let is_done = entry.parts == 0;

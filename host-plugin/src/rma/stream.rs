@@ -1,28 +1,28 @@
-//! The order of puts and signals from one sender in one context, without I/O.
+//! Orders the puts and signals from one sender in one context, without I/O.
 //!
-//! The network keeps no order, so signals have numbers. A put with a signal is a write whose immediate data has the low bits of the
-//! number, which tell the receiver that the bytes have landed, and a message with the whole signal; the two travel at once. To a word
-//! that the receiver knows there is no message (see [`super::words`]). A put without a signal costs the receiver nothing: the sender holds
-//! the message of a strong signal, and of a weak one without bytes of its own, back until all such puts that were issued before have
-//! completed, which means that their bytes have landed. Where the provider keeps the order of writes and messages, such puts do not enter
+//! The network doesn't keep packets in order, so signals are numbered. A put with a signal becomes a write and a message, sent together:
+//! the write's immediate data has the low bits of the number and tells the receiver that the bytes have landed, and the message has the
+//! whole signal. If the receiver knows the word, there is no message (see [`super::words`]). A put without a signal costs the receiver
+//! nothing: the sender holds back the message of a strong signal, or of a weak one without bytes of its own, until all earlier puts of this
+//! kind have completed, which means that their bytes have landed. If the provider keeps writes and messages in order, such puts don't enter
 //! the stream, and no signal is held back.
 //!
-//! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers are applied, too. It
-//! acknowledges numbers, so that a sender never has more than [`WINDOW`] of them under way.
+//! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers have been applied too.
+//! It acknowledges numbers, so a sender never has more than [`WINDOW`] of them outstanding.
 
 use std::collections::VecDeque;
 
-/// Signals of a stream that the receiver has not acknowledged, at most.
+/// Maximum number of a stream's signals that the receiver hasn't acknowledged.
 pub const WINDOW: u32 = 256;
-/// The fewest bits of immediate data that a number may have: half their range is the window.
+/// Minimum number of bits for a number in immediate data; the window is half their range.
 pub const NUMBER_BITS_MIN: u32 = 4;
 
-/// The window of a stream whose numbers have so many bits in immediate data.
+/// Returns the window of a stream whose numbers have this many bits in immediate data.
 pub fn window(bits: u32) -> u32 {
     WINDOW.min(1 << (bits - 1))
 }
 
-/// True if `a` is before `b`. Numbers wrap, and those of a stream under way are at most [`WINDOW`] apart.
+/// Returns whether `a` comes before `b`. Numbers wrap; a stream's outstanding ones are no more than [`WINDOW`] apart.
 pub fn before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) > u32::MAX / 2
 }
@@ -37,7 +37,7 @@ pub struct StreamId {
 }
 
 impl StreamId {
-    /// The stream's place among those of `nranks` peers.
+    /// Returns the stream's place among those of `nranks` peers.
     pub fn place(self, nranks: usize) -> usize {
         self.context * nranks + self.peer
     }
@@ -51,18 +51,18 @@ pub struct Outgoing<S> {
     /// The receiver has applied all signals before this one.
     acknowledged: u32,
     window: u32,
-    /// Puts without a number that are not complete, the oldest first: whether each has completed.
+    /// Puts without a number, from the oldest incomplete one on: whether each has completed.
     puts: VecDeque<bool>,
     /// The index of the oldest of `puts`.
     oldest: u64,
-    /// Signals that wait for the puts before an index, in ascending order.
+    /// Signals that wait for all puts before an index, in ascending order.
     held: VecDeque<(u64, S)>,
-    /// The last put was a part of one whose signal comes with its last part.
+    /// The last put was part of a larger one, whose signal comes with its last part.
     is_in_parts: bool,
 }
 
 impl<S> Outgoing<S> {
-    /// A stream whose first number is `first`.
+    /// Creates a stream whose first number is `first`.
     pub fn new(first: u32, window: u32) -> Self {
         Self {
             next: first,
@@ -75,7 +75,7 @@ impl<S> Outgoing<S> {
         }
     }
 
-    /// Issues a put without a number, which may be a part of one whose signal comes with its last part, and returns its index for
+    /// Issues a put without a number, which may be part of a larger one whose signal comes with its last part. Returns its index for
     /// [`put_done`](Self::put_done).
     pub fn put(&mut self, is_in_parts: bool) -> u64 {
         self.is_in_parts = is_in_parts;
@@ -83,7 +83,7 @@ impl<S> Outgoing<S> {
         self.oldest + self.puts.len() as u64 - 1
     }
 
-    /// A put has completed.
+    /// Marks a put as complete.
     pub fn put_done(&mut self, index: u64) {
         if let Some(done) = index.checked_sub(self.oldest).and_then(|at| self.puts.get_mut(at as usize)) {
             *done = true;
@@ -94,17 +94,17 @@ impl<S> Outgoing<S> {
         }
     }
 
-    /// True if puts without a number are not complete.
+    /// Returns whether any put without a number is incomplete.
     pub fn has_puts(&self) -> bool {
         !self.puts.is_empty()
     }
 
-    /// The receiver has applied all signals before this one.
+    /// Returns the number before which the receiver has applied all signals.
     pub fn acknowledged(&self) -> u32 {
         self.acknowledged
     }
 
-    /// The number for the next signal, if the window has room.
+    /// Takes the next signal's number, if the window has room.
     pub fn number(&mut self) -> Option<u32> {
         if self.next.wrapping_sub(self.acknowledged) >= self.window {
             return None;
@@ -114,15 +114,15 @@ impl<S> Outgoing<S> {
         Some(number)
     }
 
-    /// Whether a signal belongs behind the puts until now. It is weak or strong, and may have `one_write` of its own, whose immediate data
-    /// tells of its landing. NCCL's proxy makes two operations of a put with a signal in memory, so even a weak signal without a write may
-    /// belong to the put before it.
+    /// Returns whether a signal must wait for all puts so far. With `one_write`, it has a single write of its own, whose immediate data
+    /// announces its landing. NCCL's proxy turns a put with a signal in memory into two operations, so even a weak signal without a write
+    /// may belong to the put before it.
     pub fn follows_puts(&mut self, is_strong: bool, one_write: bool) -> bool {
         let is_in_parts = std::mem::take(&mut self.is_in_parts);
         is_strong || !one_write || is_in_parts
     }
 
-    /// Takes a signal that has to wait for all puts until now; gives it back if there is nothing to wait for.
+    /// Holds a signal until all puts so far have completed; hands it back if there is nothing to wait for.
     pub fn hold(&mut self, signal: S) -> Option<S> {
         if self.puts.is_empty() {
             return Some(signal);
@@ -131,13 +131,13 @@ impl<S> Outgoing<S> {
         None
     }
 
-    /// The next signal that waits no more.
+    /// Returns the next signal that no longer has to wait.
     pub fn release(&mut self) -> Option<S> {
         let due = self.held.front().is_some_and(|(needs, _)| *needs <= self.oldest);
         due.then(|| self.held.pop_front()).flatten().map(|(_, signal)| signal)
     }
 
-    /// The receiver has applied all signals before `number`. False for a number that it cannot have applied.
+    /// Notes that the receiver has applied all signals before `number`. Returns false if it can't have.
     pub fn acknowledge(&mut self, number: u32) -> bool {
         let valid = number.wrapping_sub(self.acknowledged) <= self.next.wrapping_sub(self.acknowledged);
         if valid {
@@ -150,9 +150,9 @@ impl<S> Outgoing<S> {
 /// A signal that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrived<R> {
-    /// It belongs to a write with immediate data.
+    /// Whether it belongs to a write with immediate data.
     pub has_put: bool,
-    /// All signals with lower numbers are applied before.
+    /// Whether all signals with lower numbers must be applied first.
     pub strong: bool,
     /// What to apply.
     pub signal: R,
@@ -170,18 +170,18 @@ struct Slot<R> {
 pub struct Incoming<R> {
     /// All signals before this number are applied.
     base: u32,
-    /// Signals from `base` on, of which some may be there.
+    /// Signals from `base` on, some of which may have arrived.
     slots: VecDeque<Slot<R>>,
     bits: u32,
     acknowledged: u32,
 }
 
-/// A number outside the window: a duplicate, or of a sender that breaks the protocol.
+/// No signal with this number or word is due: it's a duplicate, or the sender breaks the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfWindow;
 
 impl<R> Incoming<R> {
-    /// A stream whose first number is `first`, of which immediate data has the low `bits`.
+    /// Creates a stream whose first number is `first`; immediate data has the low `bits` of each number.
     pub fn new(first: u32, bits: u32) -> Self {
         Self { base: first, slots: VecDeque::new(), bits, acknowledged: first }
     }
@@ -196,8 +196,8 @@ impl<R> Incoming<R> {
         Ok(&mut self.slots[offset as usize])
     }
 
-    /// Immediate data says that the bytes of a put have landed: `low` has the low bits of its number. Without a `signal`, that comes by
-    /// a message. Calls `apply` with each signal that this completes, in order.
+    /// Handles immediate data, which says that a put's bytes have landed: `low` has the low bits of its number. Without a `signal`, a
+    /// message brings it. Calls `apply` with each signal that this completes, in order.
     ///
     /// # Errors
     /// No put with that number is under way.
@@ -213,7 +213,7 @@ impl<R> Incoming<R> {
         Ok(())
     }
 
-    /// A signal has arrived. Calls `apply` with each signal that this completes, in order.
+    /// Handles a signal that has arrived. Calls `apply` with each signal that this completes, in order.
     ///
     /// # Errors
     /// No signal with that number is under way.
@@ -253,7 +253,7 @@ impl<R> Incoming<R> {
         }
     }
 
-    /// The acknowledgement that is due: all signals before the number are applied.
+    /// Returns the acknowledgement that is due, if any: all signals before this number have been applied.
     pub fn acknowledgement(&mut self) -> Option<u32> {
         let due = self.base.wrapping_sub(self.acknowledged) >= window(self.bits).div_ceil(4);
         due.then(|| {

@@ -1,27 +1,27 @@
-//! Short names for the words of signals, so that a write's immediate data alone can carry a put with a signal.
+//! Short names for signals' words, so that a put with a signal needs no more than one write with immediate data.
 //!
-//! A stream has a table of a few words, to which signals add 1. The message of a signal defines an entry, and once the receiver has
-//! acknowledged that signal, it knows the entry. An entry changes when all signals that name it are acknowledged.
+//! Each stream has a table of a few words that signals add 1 to. A signal's message defines an entry, and once the receiver has
+//! acknowledged the signal, it's sure to know the entry. An entry may be replaced once all signals that name it have been acknowledged.
 
 use super::stream::before;
 
-/// The word of a signal.
+/// A signal's word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
-    /// The registration.
+    /// The registration's number.
     pub memory: u32,
     /// The offset in it.
     pub offset: u64,
-    /// The signals are strong.
+    /// Whether its signals are strong.
     pub strong: bool,
 }
 
 /// How a signal names its word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Name {
-    /// The receiver knows the entry with this number, from 1 on.
+    /// The receiver knows the entry with this number, counted from 1.
     Known(u32),
-    /// A message has the word, and defines the entry with this number; 0 is none.
+    /// A message has the word, and defines the entry with this number; 0 means none.
     InMessage(u32),
 }
 
@@ -39,7 +39,7 @@ struct Entry {
 pub struct Words(Vec<Entry>);
 
 impl Words {
-    /// The name of `word` in signal `number` of a stream, in a table of `capacity` entries; the receiver has applied all signals before
+    /// Returns how a stream's signal `number` names `word`, with a table of `capacity` entries. The receiver has applied all signals before
     /// `acknowledged`.
     pub fn name(&mut self, word: Word, capacity: usize, number: u32, acknowledged: u32) -> Name {
         let mut entries = self.0.iter_mut().zip(1..);
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(words.name(word(0), 2, 0, 0), Name::InMessage(1));
         assert_eq!(words.name(word(8), 2, 1, 0), Name::InMessage(2));
         assert_eq!(words.name(word(0), 2, 2, 2), Name::Known(1));
-        // Signal 2 is under way, so the other entry changes.
+        // Signal 2 is outstanding, so the other entry is replaced.
         assert_eq!(words.name(word(16), 2, 3, 2), Name::InMessage(2));
         assert_eq!(words.name(word(24), 2, 4, 2), Name::InMessage(0));
         assert_eq!(words.name(word(24), 2, 5, 3), Name::InMessage(1));

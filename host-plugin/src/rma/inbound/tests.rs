@@ -1,4 +1,4 @@
-//! Messages and immediate data of a process that knows the secret and breaks the protocol.
+//! Messages and immediate data from a process that knows the secret and breaks the protocol.
 
 use super::*;
 use crate::device::cpu::CpuDevice;
@@ -14,10 +14,10 @@ const TOKEN: u64 = 0x1234_5678_9abc_def0;
 const MEMORY: u32 = 5;
 /// The same words, written by the card.
 const BY_CARD: u32 = 6;
-/// The registered words have as many others before and behind them.
+/// Registered words; as many unregistered ones lie before and after them.
 const WORDS: usize = 8;
 
-/// A receiver with one registration, in the middle of `memory`.
+/// A receiver whose registrations are the middle of `memory`.
 struct Receiver {
     memory: Box<[AtomicU64; 3 * WORDS]>,
     inbound: Inbound,
@@ -40,7 +40,7 @@ impl Receiver {
         acknowledgement
     }
 
-    /// The words that are not 0, by index in the registration.
+    /// Returns the words that aren't 0, by index in the registration.
     fn words(&self) -> Vec<(usize, u64)> {
         let all = self.memory.iter().map(|word| word.load(Ordering::Relaxed)).enumerate();
         let (inside, outside): (Vec<_>, Vec<_>) =
@@ -50,7 +50,7 @@ impl Receiver {
     }
 }
 
-/// A weak signal of rank 1 in context 0.
+/// A weak signal from rank 1 in context 0.
 fn signal(number: u32, offset: u64) -> Record {
     Record {
         token: TOKEN.into(),
@@ -80,7 +80,7 @@ fn forged_messages_are_refused_and_change_no_memory() {
         signal(u32::MAX, 0),
         signal(256, 0),
         signal(1 << 31, 0),
-        // These have numbers that are due.
+        // The numbers below are due.
         Record { memory: 0.into(), ..signal(0, 0) },
         signal(1, end),
         signal(2, end - 4),
@@ -121,7 +121,7 @@ fn signal_waits_for_the_cards_writes_of_those_before() {
     };
     let writes = |receiver: &mut Receiver| receiver.inbound.apply(&CpuDevice::new(false)).unwrap();
     let places = |writes: &[WordWrite]| writes.iter().map(|write| (write.offset, write.sum)).collect::<Vec<_>>();
-    // One word of a stream at a time; another rank adds to the same one.
+    // One word per stream at a time; another rank adds to the same word.
     for record in [by_card(1, 0, 8), by_card(1, 1, 8), by_card(2, 0, 8), by_card(1, 2, 0), signal(3, 16)] {
         receiver.inbound.record(&record);
     }
@@ -134,7 +134,7 @@ fn signal_waits_for_the_cards_writes_of_those_before() {
     receiver.inbound.written(second.remove(0));
     assert!(writes(&mut receiver).is_empty());
     assert_eq!(receiver.words(), [(2, 7)], "the CPU adds after the card has written");
-    // The sum goes on, for one write at a time.
+    // The sum carries on, one write at a time.
     receiver.inbound.record(&by_card(2, 1, 8));
     let third = writes(&mut receiver);
     assert_eq!(places(&third), [(8, 28)]);
@@ -146,7 +146,7 @@ fn signal_of_a_put_waits_for_its_own_immediate_data_only() {
     let mut receiver = Receiver::new();
     let immediate = receiver.inbound.immediate;
     receiver.take(Record { kind: SIGNAL_OF_PUT, ..signal(0, 0) });
-    // Another context and another rank; no rank; a number that is not due.
+    // Another context and another rank; no such rank; a number that isn't due.
     for data in [
         immediate.pack(1, 1, 0, 0),
         immediate.pack(2, 0, 0, 0),
@@ -177,11 +177,11 @@ fn immediate_data_adds_1_to_a_word_that_a_message_of_its_stream_named() {
     assert_eq!(land(&mut receiver, 1, 2, 1), (1, vec![(1, 8)]));
     assert_eq!(land(&mut receiver, 2, 2, 0), (2, vec![(1, 8)]), "another stream");
     assert_eq!(land(&mut receiver, 1, 1, 2), (3, vec![(1, 8)]), "another entry");
-    // Its message took this number.
+    // The message that named the word used up this number.
     assert_eq!(land(&mut receiver, 1, 2, 0), (4, vec![(1, 8)]));
     receiver.take(Record { entry: 16.into(), ..signal(2, 0) });
     assert_eq!(receiver.inbound.refused, 5, "no such entry");
-    // Strong ones wait for all before.
+    // Strong ones wait for all earlier ones.
     receiver.take(Record { entry: 3.into(), strong: 1, ..signal(3, 16) });
     assert_eq!(land(&mut receiver, 1, 3, 5), (5, vec![(0, 7), (1, 8), (2, 7)]));
     assert_eq!(land(&mut receiver, 1, 2, 4), (5, vec![(0, 7), (1, 9), (2, 8)]));
@@ -196,7 +196,7 @@ fn acknowledgements_reach_the_sending_half_after_the_same_checks() {
     assert_eq!((receiver.inbound.refused, receiver.words()), (1, vec![]));
 }
 
-/// Some fields are right, so that the bytes get past the first checks.
+/// Some fields are valid, so that the bytes get past the first checks.
 #[test]
 fn random_messages_never_panic_and_only_change_registered_words() {
     for seed in 0..20 {

@@ -1,22 +1,22 @@
-//! A model of one sender and one receiver over a network that delays, reorders and duplicates, with an oracle that knows which bytes
-//! have landed.
+//! A model of one sender and one receiver over a network that delays, reorders and duplicates packets, with an oracle that knows which
+//! bytes have landed.
 
 use super::*;
 use crate::rma::words::{Name, Word, Words};
 use ferrogin_test_support::Random;
 use std::collections::BTreeSet;
 
-/// What the sender issued, in order.
+/// An operation that the sender issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Issued {
     Put,
     Signal { has_put: bool, strong: bool, word: u64 },
 }
 
-/// Entries of the table of words.
+/// Entries in the word table.
 const ENTRIES: usize = 3;
 
-/// A packet on its way to the receiver, or a completion on its way to the sender. Operations are named by their place in the order of issue.
+/// A packet on its way, or a completion on its way to the sender. Operations are named by their place in the order of issue.
 #[derive(Debug, Clone, Copy)]
 enum Packet {
     /// A write without immediate data: its bytes.
@@ -27,7 +27,7 @@ enum Packet {
         number: u32,
         entry: u32,
     },
-    /// The message of a signal.
+    /// A signal's message.
     Message {
         issued: usize,
         number: u32,
@@ -43,13 +43,13 @@ fn named(offset: u64, strong: bool) -> Word {
 struct Model {
     bits: u32,
     issued: Vec<Issued>,
-    /// Puts by place, with their index in the stream.
+    /// By place: a put's index in the stream.
     indexes: Vec<Option<u64>>,
     sender: Outgoing<(usize, u32)>,
-    /// The sender's table of words, and the receiver's.
+    /// The sender's word table, and the receiver's.
     words: (Words, [Option<Word>; ENTRIES]),
     receiver: Incoming<usize>,
-    /// Signals without a message.
+    /// Number of signals without a message.
     short: usize,
     network: Vec<Packet>,
     landed: BTreeSet<usize>,
@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// Issues an operation; false without room in the window.
+    /// Issues an operation; returns false if the window is full.
     fn issue(&mut self, operation: Issued) -> bool {
         let place = self.issued.len();
         match operation {
@@ -107,7 +107,7 @@ impl Model {
         true
     }
 
-    /// Delivers a packet, and checks the promise of each signal that becomes visible by it.
+    /// Delivers a packet, and checks the guarantees of each signal that it makes visible.
     fn deliver(&mut self, packet: Packet) {
         let mut visible = Vec::new();
         match packet {
@@ -135,7 +135,7 @@ impl Model {
                     self.words.1[entry as usize - 1] = Some(named(word, strong));
                 }
             }
-            // A late one says less than those before.
+            // A late one is ignored: an earlier one covered more.
             Packet::Acknowledgement(number) => {
                 self.sender.acknowledge(number);
             }
@@ -162,8 +162,8 @@ impl Model {
     }
 }
 
-/// Returns the number of signals without a message. Issues `operations` in random pieces, and delivers packets in random order, some of those to the receiver twice. With `lost_after` the
-/// sender ends after so many operations, and half of what is under way is lost.
+/// Issues `operations` at random times and delivers packets in random order, some of those to the receiver twice. With `lost_after`, the
+/// sender ends after that many operations, and half of what is in flight is lost. Returns the number of signals without a message.
 fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Option<usize>) -> usize {
     let mut random = Random::new(seed);
     let mut model = Model::new(first, bits);
@@ -186,7 +186,7 @@ fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Opti
             continue;
         }
         assert!(!model.network.is_empty(), "the sender waits for room, and nothing is under way");
-        // Duplicates stay within the window, as those of a card's retransmission do.
+        // Duplicates stay within the window, like those from a card's retransmissions.
         let at = random.below(model.network.len() as u32) as usize;
         let packet = model.network.swap_remove(at);
         model.deliver(packet);
@@ -219,7 +219,7 @@ fn numbers_wrap_in_immediate_data_and_in_messages() {
     assert!(short > 300, "{short} signals had no message");
 }
 
-/// Each delivery checks what the signals that it makes visible promise.
+/// Each delivery checks the guarantees of the signals it makes visible.
 #[test]
 fn loss_of_the_sender_makes_no_signal_visible_too_early() {
     for seed in 0..400 {
