@@ -151,7 +151,7 @@ fn register(comm: Handle, (data, size): (Handle, usize), source: Source, mhandle
     let memory = Memory::register(&comm.ranks, data, size, source)?;
     comm.registered.add(memory.clone());
     let number = memory.number;
-    let handle = keep(Kind::RmaMemory, memory)?;
+    let handle = keep(Kind::RmaMemory, memory).inspect_err(|_| comm.registered.remove(number))?;
     if !comm.memories.add(handle) {
         drop(registry::remove::<Memory>(handle, Kind::RmaMemory));
         comm.registered.remove(number);
