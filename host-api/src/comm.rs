@@ -155,7 +155,7 @@ fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
 /// Initialises the plugin and listens for the other ranks.
 fn listen(options: &Options) -> Result<ListenComm<Plugin>, Error> {
     let plugin = Plugin::open()?;
-    let cards = plugin.devices.len();
+    let cards = plugin.devices.all.len();
     let device = match options.card as usize {
         0 => plugin.nearest,
         card if card <= cards => card - 1,
