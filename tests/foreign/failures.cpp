@@ -88,7 +88,6 @@ static void failure(Rank& rank) {
   const auto& seen = (through_proxy ? found->seen_by_proxy : found->seen)[rank.rank];
   if (!needs.context_refused) {
     ncclGin gin = s.gin();
-    long long began = clock64();
     // A queue of the proxy has room for 32, and nobody takes them after a failure.
     int posts = through_proxy ? 30 : 40;
     auto post = [&] {
@@ -96,17 +95,25 @@ static void failure(Rank& rank) {
         gin.put(s.world(), 1 - rank.rank, s.dst->handle(), 0, s.src->handle(), 0, 64, ncclGin_WeakSignalInc{1});
       }
     };
+    auto await_failure = [&] {
+      long long began = clock64();
+      while (!s.has_error() || !__atomic_load_n(&warnings, __ATOMIC_ACQUIRE)) {
+        CHECK(rank, clock64() - began < hang_limit, "the failure is not reported");
+        usleep(1000);
+      }
+    };
     if (rank.rank == 0) {
       if (found->limit) found->limit();
       post();
+      await_failure();
     }
+    // Rank 1 posts to what rank 0's failure has left.
     rank.barrier();
-    if (rank.rank == 1) post();
-    while (!seen.empty() && (!s.has_error() || !__atomic_load_n(&warnings, __ATOMIC_ACQUIRE))) {
-      CHECK(rank, clock64() - began < hang_limit, "the failure is not reported");
-      usleep(1000);
+    if (rank.rank == 1) {
+      post();
+      if (seen.empty()) FLUSH(s, gin);
+      else await_failure();
     }
-    if (seen.empty()) FLUSH(s, gin);
     CHECK(rank, s.has_error() == !seen.empty(), "queryLastError");
   }
   for (const char* part : seen) {
