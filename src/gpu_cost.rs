@@ -273,7 +273,7 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
 /// A line of the table: the operation, then the cells.
 fn line(name: &str, cells: [&str; 7]) -> String {
     let [trips, instr, loads, stores, atomics, bells, fences] = cells;
-    format!("{name:<30}{trips:>9}{instr:>6}{loads:>6}{stores:>7}{atomics:>8}{bells:>6}{fences:>8}\n")
+    format!("{name:<30}{trips:>9}{instr:>6}{loads:>6}{stores:>7}{atomics:>7}{bells:>6}{fences:>9}\n")
 }
 
 /// Formats a row: the longest chains of any thread, and the means of the counts.
@@ -318,7 +318,7 @@ fn table(args: &CostArgs) -> Result<String, String> {
     let loaded = Arc::new(Program::link(modules).map_err(|error| error.to_string())?).load(&[]);
     let all = <Operation as clap::ValueEnum>::value_variants();
     let operations = if args.operations.is_empty() { all } else { &args.operations };
-    let mut table = line("", ["trips", "instr", "loads", "stores", "atomics", "bells", "fences"]);
+    let mut table = line("", ["trips", "instr", "loads", "stores", "atomic", "bells", "fences"]);
     for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
         for &threads in &args.threads {
             let group = format!("{policy_name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
