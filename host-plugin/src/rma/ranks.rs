@@ -67,7 +67,7 @@ struct Greeting {
 ferrogin_ffi::assert_layout!(Greeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
 
 /// Version of the blocks and records that ranks exchange.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 impl Ranks {
     /// Opens the rails and joins the other ranks.
