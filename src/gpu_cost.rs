@@ -4,6 +4,7 @@
 use crate::ptx::PTX;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
+use nccl_gin_ferrogin::log::counted;
 use plain_context::{EndpointSpec, Spec, TestContext, WindowSpec};
 use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
 use std::fmt::Write;
@@ -321,7 +322,7 @@ fn table(args: &CostArgs) -> Result<String, String> {
     let mut table = line("", ["trips", "instr", "loads", "stores", "atomic", "bells", "fences"]);
     for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
         for &threads in &args.threads {
-            let group = format!("{policy_name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
+            let group = format!("{policy_name}, {}", counted(threads as usize, "thread"));
             let _ = writeln!(table, "{group}:");
             for operation in operations {
                 let value = clap::ValueEnum::to_possible_value(operation);

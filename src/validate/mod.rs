@@ -7,7 +7,7 @@
 //! | [`expected`] | the software card's values, and the comparison |
 //! | [`machine`] | a machine's facts, and the variables in a report |
 //! | [`mlx5`] | `--mlx5`: a ConnectX card |
-//! | [`archive`] | the .tar.gz with its MANIFEST, and what is left out |
+//! | [`archive`] | the .tar.gz with its MANIFEST, and what it omits |
 //!
 //! The validation's ranks meet once. For each step, the children, which are ranks of their own job, meet at the same address. A child that
 //! fails, crashes or hangs ends only its step.

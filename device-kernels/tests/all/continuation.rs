@@ -159,7 +159,7 @@ fn burst_of_eight_aggregated_posts_rings_once() {
     }
 }
 
-/// The step for a refused operation, in the low 3 bits of what is left.
+/// The step for a refused operation, in the low 3 bits of the continuation.
 const REFUSED: u32 = 7;
 
 #[test]

@@ -67,7 +67,7 @@ fn load(image: Image, logs: &Logs) -> Outcome<usize> {
     Ok(handle)
 }
 
-/// Checks a library's options, none of which has an effect. `of_data` is false for a library loaded from a file.
+/// Checks a library's options, which have no effect. `of_data` is false for a library loaded from a file.
 fn check(options: In<c_int>, count: u32, of_data: bool) -> Outcome {
     for option in options.list(count as usize)? {
         match option {

@@ -26,7 +26,7 @@ impl Receive {
 pub(super) enum Order {
     /// One after another in the ring.
     Ring,
-    /// Each descriptor names the next; this one is to be taken next.
+    /// Each descriptor names the next; this one is taken next.
     List(u16),
 }
 

@@ -268,7 +268,7 @@ impl CqQueue {
                     // SAFETY: the caller provides room for `count` entries of `entry_size`, and every format is a prefix of the longest.
                     unsafe { ptr::copy_nonoverlapping((&raw const whole).cast(), to, self.entry_size) };
                     if !source.is_null() {
-                        // SAFETY: not null, and this function's caller provides room for `count` sources, of which this is one.
+                        // SAFETY: not null, and this function's caller provides room for `count` sources; this is one of them.
                         unsafe { source.wrapping_add(read).write(entry.source) };
                     }
                     ready.pop_front();

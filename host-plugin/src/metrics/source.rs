@@ -309,4 +309,17 @@ mod tests {
         );
         assert_eq!(numbers.outstanding(), Some(2));
     }
+
+    #[test]
+    fn completion_counter_without_an_address_leaves_outstanding_unknown() {
+        let (next, errors) = (AtomicU32::new(10), AtomicU64::new(0));
+        let given =
+            Words { cursor: Some(next.as_ptr()), completed: (None, 10), errors: (errors.as_ptr(), 0), signal: None };
+        // SAFETY: the words live until the end of this test.
+        let mut endpoint = unsafe { Endpoint::new(Queue::Data, given) };
+        next.store(15, Ordering::Relaxed);
+        endpoint.sample();
+        assert_eq!(endpoint.numbers(), Numbers { posts: Some(5), ..Numbers::default() });
+        assert_eq!(endpoint.numbers().outstanding(), None, "the completion counter has no address in the host");
+    }
 }

@@ -192,7 +192,7 @@ impl Registered {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
     }
 
-    /// Returns the registrations, all of which stay until the guard is dropped.
+    /// Returns the registrations, which stay until the guard is dropped.
     pub fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Memory>>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,6 @@
 //! Puts and gets of all sizes, at unaligned places, between two ranks and from a rank to itself.
 
-use super::{TCP, finish, polling, ranks, transfer};
+use super::{TCP, finish, polling, ranks, register, transfer};
 use crate::harness::{gpu_memory, rma_alone, software_gpu};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::wait::poll_until;
@@ -93,8 +93,7 @@ fn source_may_change_once_its_put_is_done() {
     let card = vec![("SOFTEFA_FAULTS", "seed=23,reorder=64,reread=0.5,delay_us=0..50")];
     rma_alone("source_may_change_once_its_put_is_done", &[card, TCP.to_vec()], 16, |plugin| {
         ranks(&plugin, 2, |comm| {
-            let memory = comm.register(&Arc::new(DeviceMemory::alloc(8 * (PUTS + 2)).expect("memory")), 0);
-            let (memory, context) = (memory.expect("a registration"), comm.create_context(1).expect("a context"));
+            let (memory, context) = (register(&comm, 8 * (PUTS + 2)), comm.create_context(1).expect("a context"));
             let (source, word, peer) = (8 * PUTS, 8 * (PUTS + 1), 1 - comm.rank());
             comm.barrier().expect("all ranks");
             for n in 0..PUTS {

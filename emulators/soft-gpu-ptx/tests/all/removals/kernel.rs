@@ -36,7 +36,7 @@ pub fn text() -> String {
         parameters.iter().enumerate().for_each(|(at, &bits)| calls += &load(at, bits, at));
         let _ = writeln!(calls, "call (r), {name}, ({names});");
         if function.result == CONTINUATION {
-            // The continuation does what is left.
+            // The continuation does the rest.
             calls += "ld.param.b64 %a, [r]; st.global.b64 [%w+128], %a;\nsetp.eq.u64 %p, %a, 0; @%p bra $next;\n{\n.param .b32 c;\n";
             let (next, sources) = continuation(name);
             let (next, parameters) = (next.name, next.parameters);
