@@ -332,10 +332,7 @@ impl Engine {
         if length == 0 || length > mlx5::wqe::MAX_BIND {
             return self.fail(&format!("the peer announced a message of {length} bytes, which no window can cover"));
         }
-        match ReadBuffer::new(&*self.device, &self.pd, length as usize) {
-            Ok(buffer) => self.incoming.push_rendezvous(buffer, rkey),
-            Err(error) => self.fail(&error.to_string()),
-        }
+        self.incoming.push_rendezvous(length, rkey);
     }
 
     /// Handles the peer's invalidation of a window: the peer has read the bytes, the window is free, and the send is finished.
@@ -387,12 +384,19 @@ impl Engine {
             self.submit(Token::Ignored, &Op::Send { data, with: With::Invalidate(rkey) });
             progress = true;
         }
-        while self.has_room(1)
-            && let Some(Read { remote, into, completes }) = self.incoming.next_read()
-        {
-            let token = completes.map_or(Token::Ignored, Token::LastRead);
-            self.submit(token, &Op::Read { remote, into: &[into] });
-            progress = true;
+        while self.has_room(1) {
+            match self.incoming.next_read(|length| ReadBuffer::new(&*self.device, &self.pd, length as usize)) {
+                Ok(Some(Read { remote, into, completes })) => {
+                    let token = completes.map_or(Token::Ignored, Token::LastRead);
+                    self.submit(token, &Op::Read { remote, into: &[into] });
+                    progress = true;
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    self.fail(&error.to_string());
+                    break;
+                }
+            }
         }
         while !(self.closing.is_some() && self.close_sent)
             && self.has_room(2)
