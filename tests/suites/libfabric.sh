@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Runs libfabric's own tests of its provider efa, unmodified, on software cards: libfabric.sh [DIST]
+#
+# Builds libfabric and fabtests in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool, cmake, cmocka,
+# a C compiler, and pytest from PyPI. Runs the provider's unit tests in C and the pytest suite of fabtests, and prints their own reports;
+# exits with status 1 if a test failed.
+#
+#   LIBFABRIC=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
+#   FABTESTS="--expression rma"   arguments for runfabtests.py [none: all cases]
+#   LIMIT=N                       seconds for each case of fabtests [300]
+#   SOFTEFA_FAULTS=LIST           faults of the cards [none]
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+dist=$(cd "${1:-$root/dist}" && pwd)
+. "$root/tests/suites/common.sh"
+
+# With unit tests, stubs take the place of the functions that post and poll, so these are two builds.
+library() {
+    [ -d "$built/libfabric" ] || git clone --depth 1 "${LIBFABRIC:-https://github.com/ofiwg/libfabric}" "$built/libfabric"
+    [ -x "$built/libfabric/configure" ] || (cd "$built/libfabric" && ./autogen.sh)
+    mkdir "$built/$1"
+    cd "$built/$1"
+    "$built/libfabric/configure" --prefix="$built/$1/installed" --disable-verbs --disable-psm3 --enable-efa="$built/verbs" "${@:2}"
+    make -j"$(nproc)"
+}
+
+installed() {
+    library installed
+    make install
+}
+
+unit() {
+    library unit --enable-efa-unit-test
+    make -j"$(nproc)" prov/efa/test/efa_unit_test
+}
+
+fabtests() {
+    mkdir "$built/fabtests"
+    (cd "$built/libfabric/fabtests" && ./autogen.sh)
+    cd "$built/fabtests"
+    "$built/libfabric/fabtests/configure" --prefix="$built/fabtests/installed" --with-libfabric="$built/installed/installed" CPPFLAGS="-I$built/verbs/include" \
+        LDFLAGS="-L$built/verbs/lib"
+    make -j"$(nproc)" install
+    python3 -m venv python
+    python/bin/pip install --quiet -r "$built/libfabric/fabtests/pytest/requirements.txt"
+}
+
+once verbs verbs
+once installed installed
+once unit unit
+once fabtests fabtests
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+status=0
+
+# A table that one of the tests reads has 16-bit request ids (qp_caps=0).
+(cd "$work" && SOFTEFA_FAULTS=qp_caps=0 card "$built/unit/prov/efa/test/efa_unit_test") >"$work/unit" 2>&1 || status=1
+grep -E '^\[  (PASSED|SKIPPED|FAILED) ' "$work/unit" || tail "$work/unit"
+
+# fabtests starts both sides over ssh. Here the host is its own peer.
+printf '%s\n' '#!/bin/bash' 'while [ "$1" != 127.0.0.1 ]; do shift; done; shift; exec bash -c "$*"' >"$work/ssh"
+chmod +x "$work/ssh"
+tests=$built/fabtests/installed/bin
+export PATH=$work:$built/installed/installed/bin:$tests:$PATH LD_LIBRARY_PATH=$built/installed/installed/lib FI_EFA_ENABLE_SHM_TRANSFER=0
+# shellcheck disable=SC2086
+card "$built/fabtests/python/bin/python" "$tests/runfabtests.py" -b -T "${LIMIT:-300}" --nworkers 1 -t all -p "$tests" \
+    ${FABTESTS:-} efa 127.0.0.1 127.0.0.1 || status=1
+exit $status
