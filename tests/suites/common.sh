@@ -1,4 +1,6 @@
-# Sourced by the scripts next to it: where they build, and what both build with. Expects `dist`.
+#!/bin/bash
+# Sourced by the scripts next to it: where they build, and what both build with. Expects `root` and `dist`.
+# shellcheck disable=SC2154
 built=$root/.cache/suites
 mkdir -p "$built"
 
@@ -8,11 +10,13 @@ once() {
     shift
     [ -f "$built/$name.done" ] && return
     rm -rf "${built:?}/$name"
-    if ! (set -e; "$@") >"$built/$name.log" 2>&1; then
+    # In the background, because bash ignores `set -e` in a condition.
+    (set -e; "$@") >"$built/$name.log" 2>&1 &
+    wait $! || {
         tail -n 30 "$built/$name.log"
         echo "building $name failed: $built/$name.log"
         exit 1
-    fi
+    }
     touch "$built/$name.done"
 }
 

@@ -2,10 +2,11 @@
 # Runs libfabric's own tests of its provider efa, unmodified, on software cards: libfabric.sh [DIST]
 #
 # Builds libfabric and fabtests in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool, cmake, cmocka,
-# a C compiler, and pytest from PyPI. Runs the provider's unit tests in C and the pytest suite of fabtests, and prints their own reports;
-# exits with status 1 if a test failed.
+# googletest with gmock, a C++ compiler, and pytest from PyPI. Runs the provider's unit tests in C and C++ and the pytest suite of fabtests,
+# and prints their own reports; exits with status 1 if a test failed.
 #
 #   LIBFABRIC=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
+#   GTEST=DIR                     where googletest is installed [/usr]
 #   FABTESTS="--expression rma"   arguments for runfabtests.py [none: all cases]
 #   LIMIT=N                       seconds for each case of fabtests [300]
 #   SOFTEFA_FAULTS=LIST           faults of the cards [none]
@@ -15,7 +16,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 dist=$(cd "${1:-$root/dist}" && pwd)
 . "$root/tests/suites/common.sh"
 
-# With unit tests, stubs take the place of the functions that post and poll, so these are two builds.
+# library DIR OPTION...: with unit tests, stubs take the place of the functions that post and poll, so these are several builds.
 library() {
     [ -d "$built/libfabric" ] || git clone --depth 1 "${LIBFABRIC:-https://github.com/ofiwg/libfabric}" "$built/libfabric"
     [ -x "$built/libfabric/configure" ] || (cd "$built/libfabric" && ./autogen.sh)
@@ -35,6 +36,11 @@ unit() {
     make -j"$(nproc)" prov/efa/test/efa_unit_test
 }
 
+unit_cxx() {
+    library unit_cxx --enable-efa-gtest="${GTEST:-/usr}"
+    make -j"$(nproc)" prov/efa/test/gtest/efa_gtest
+}
+
 fabtests() {
     mkdir "$built/fabtests"
     (cd "$built/libfabric/fabtests" && ./autogen.sh)
@@ -49,14 +55,18 @@ fabtests() {
 once verbs verbs
 once installed installed
 once unit unit
+once unit_cxx unit_cxx
 once fabtests fabtests
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0
 
 # A table that one of the tests reads has 16-bit request ids (qp_caps=0).
-(cd "$work" && SOFTEFA_FAULTS=qp_caps=0 card "$built/unit/prov/efa/test/efa_unit_test") >"$work/unit" 2>&1 || status=1
-grep -E '^\[  (PASSED|SKIPPED|FAILED) ' "$work/unit" || tail "$work/unit"
+for program in unit/prov/efa/test/efa_unit_test unit_cxx/prov/efa/test/gtest/efa_gtest; do
+    SOFTEFA_FAULTS=qp_caps=0 card "$built/$program" >"$work/log" 2>&1 || status=1
+    echo "$(basename "$program"):"
+    grep -E '^\[ *(PASSED|SKIPPED|FAILED) ' "$work/log" || tail "$work/log"
+done
 
 # fabtests starts both sides over ssh. Here the host is its own peer.
 printf '%s\n' '#!/bin/bash' 'while [ "$1" != 127.0.0.1 ]; do shift; done; shift; exec bash -c "$*"' >"$work/ssh"
