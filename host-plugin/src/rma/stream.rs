@@ -238,9 +238,7 @@ impl<R> Incoming<R> {
             slot.applied = true;
             Some(taken.signal)
         };
-        if offset > 0
-            && let Some(signal) = self.slots.get_mut(offset as usize).and_then(|slot| complete(slot, false))
-        {
+        if let Some(signal) = self.slots.get_mut(offset as usize).and_then(|slot| complete(slot, false)) {
             apply(signal);
         }
         while let Some(slot) = self.slots.front_mut() {

@@ -174,6 +174,32 @@ fn requests_beyond_all_queues_are_taken_and_complete_in_any_order() {
     });
 }
 
+#[test]
+fn aggregated_puts_leave_together() {
+    rma_alone("aggregated_puts_leave_together", &[vec![]], 16, |plugin| {
+        ranks(&plugin, 1, |comm| {
+            let (context, memory) = (comm.create_context(1).expect("a context"), register(&comm, 4096));
+            let other = comm.create_context(1).expect("a context");
+            let put = |to, aggregate| Transfer { aggregate, ..transfer(0, memory.at(0), memory.at(to), 8) };
+            memory.memory().store(0, 7);
+            let mut requests = vec![context.put(put(8, true), None).expect("a put")];
+            // The card would carry out a posted put before this later one.
+            finish(&other, vec![other.put(put(16, false), None).expect("a put")]);
+            assert_eq!((memory.memory().load(8), memory.memory().load(16)), (0, 7));
+            requests.push(context.put(put(24, false), None).expect("a put"));
+            finish(&context, requests);
+            assert_eq!((memory.memory().load(8), memory.memory().load(24)), (7, 7));
+            // Sixteen are enough to leave without another one.
+            let sixteen: Vec<_> = (4..20).map(|n| context.put(put(8 * n, true), None).expect("a put")).collect();
+            poll_until("the puts", || {
+                other.progress().expect("progress");
+                (4..20).all(|n| memory.memory().load(8 * n) == 7)
+            });
+            finish(&context, sixteen);
+        });
+    });
+}
+
 /// Calls `body` while polling like NCCL's thread.
 fn polling(context: &RmaContext, body: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
