@@ -11,7 +11,7 @@ use crate::metrics::source::RmaCounts;
 use crate::rail::Peers;
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
 use ferrogin_libfabric::{
-    Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, MemoryRegion, Read, entry,
+    Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, Libfabric, MemoryRegion, Read, entry,
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -311,20 +311,7 @@ impl<N> Lane<N> {
                 ("fi_send", unsafe { (self.send)(endpoint, slot.cast(), len, descriptor, peer, context) })
             }
         };
-        Ok(self.accepted(call, code)?.then_some(at))
-    }
-
-    /// Returns false for "try again".
-    fn accepted(&self, call: &'static str, code: isize) -> Result<bool, Error> {
-        match -code {
-            0 => Ok(true),
-            again if again == bindings::FI_EAGAIN as isize => Ok(false),
-            _ => {
-                let text = self.endpoint.domain().library().error_text(code.unsigned_abs() as i32);
-                let source = ferrogin_libfabric::Error::Call { call, code: code.unsigned_abs() as i32, text };
-                Err(Error::Fabric { what: "an RMA operation".to_owned(), source })
-            }
-        }
+        Ok(accepted(self.endpoint.domain().library(), call, code)?.then_some(at))
     }
 
     fn slot(&self, context: u32) -> *mut u8 {
@@ -348,7 +335,7 @@ impl<N> Lane<N> {
             // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses the
             // slot or the context.
             let code = unsafe { (self.recv)(endpoint, slot, SLOT, descriptor, any, context) };
-            if !self.accepted("fi_recv", code)? {
+            if !accepted(self.endpoint.domain().library(), "fi_recv", code)? {
                 break;
             }
             self.unposted.pop();
@@ -449,5 +436,27 @@ fn completion_level(info: &ferrogin_libfabric::Info) -> u64 {
     match info.fabric_name() == crate::cards::FABRIC {
         true => 0,
         false => bindings::FI_DELIVERY_COMPLETE,
+    }
+}
+
+/// Returns false for "try again".
+fn accepted(library: &Libfabric, call: &'static str, code: isize) -> Result<bool, Error> {
+    match -code {
+        0 => Ok(true),
+        again if again == bindings::FI_EAGAIN as isize => Ok(false),
+        _ => Err(Error::Fabric { what: "an RMA operation".to_owned(), source: library.failure(call, code as i32) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refusal_for_now_is_tried_again() {
+        let library = Libfabric::load(None).expect("libfabric");
+        let accepted = |code: i32| accepted(&library, "fi_send", -(code as isize));
+        assert!(matches!(accepted(0), Ok(true)) && matches!(accepted(bindings::FI_EAGAIN), Ok(false)));
+        assert!(accepted(bindings::FI_EINVAL).is_err());
     }
 }
