@@ -22,7 +22,7 @@ library() {
     [ -x "$built/libfabric/configure" ] || (cd "$built/libfabric" && ./autogen.sh)
     mkdir "$built/$1"
     cd "$built/$1"
-    "$built/libfabric/configure" --prefix="$built/$1/installed" --disable-verbs --disable-psm3 --enable-efa="$built/verbs" "${@:2}"
+    "$built/libfabric/configure" --prefix="$built/$1/installed" --enable-only --enable-shm --enable-efa="$built/verbs" "${@:2}"
     make -j"$(nproc)"
 }
 
