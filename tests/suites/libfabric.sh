@@ -6,7 +6,6 @@
 # and prints their own reports; exits with status 1 if a test failed.
 #
 #   LIBFABRIC=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
-#   GTEST=DIR                     where googletest is installed [/usr]
 #   FABTESTS="--expression rma"   arguments for runfabtests.py [none: all cases]
 #   LIMIT=N                       seconds for each case of fabtests [300]
 #   SOFTEFA_FAULTS=LIST           faults of the cards [none]
@@ -22,7 +21,8 @@ library() {
     [ -x "$built/libfabric/configure" ] || (cd "$built/libfabric" && ./autogen.sh)
     mkdir "$built/$1"
     cd "$built/$1"
-    "$built/libfabric/configure" --prefix="$built/$1/installed" --enable-only --enable-shm --enable-efa="$built/verbs" "${@:2}"
+    "$built/libfabric/configure" --prefix="$built/$1/installed" --enable-only --enable-shm --enable-efa="$built/verbs" \
+        CPPFLAGS="-I$built/verbs/include" "${@:2}"
     make -j"$(nproc)"
 }
 
@@ -41,7 +41,11 @@ unit() {
 }
 
 unit_cxx() {
-    library unit_cxx --enable-efa-gtest="${GTEST:-/usr}"
+    # Without the other headers of /usr/include, which would come before rdma-core's.
+    mkdir -p "$built/googletest/include"
+    ln -sfn /usr/include/gtest /usr/include/gmock "$built/googletest/include/"
+    ln -sfn "$(dirname "$(cc -print-file-name=libgtest.a)")" "$built/googletest/lib"
+    library unit_cxx --enable-efa-gtest="$built/googletest"
     make -j"$(nproc)" prov/efa/test/gtest/efa_gtest
 }
 
@@ -69,7 +73,8 @@ status=0
 for program in unit/prov/efa/test/efa_unit_test unit_cxx/prov/efa/test/gtest/efa_gtest; do
     SOFTEFA_FAULTS=qp_caps=0 card "$built/$program" >"$work/log" 2>&1 || status=1
     echo "$(basename "$program"):"
-    grep -E '^\[ *(PASSED|SKIPPED|FAILED) ' "$work/log" || tail "$work/log"
+    # The C program reports in XML.
+    grep -E '^\[ *(PASSED|SKIPPED|FAILED) |<testsuite |<failure' "$work/log" || tail "$work/log"
 done
 
 # fabtests starts both sides over ssh. Here the host is its own peer.
