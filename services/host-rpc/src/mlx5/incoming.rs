@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use mlx5::device::DeviceError;
 use mlx5::wqe::{Remote, Sge};
 
 use super::memory::ReadBuffer;
@@ -74,7 +75,10 @@ impl Incoming {
     ///
     /// # Errors
     /// `allocate` fails.
-    pub fn next_read<E>(&mut self, allocate: impl FnOnce(u64) -> Result<ReadBuffer, E>) -> Result<Option<Read>, E> {
+    pub fn next_read(
+        &mut self,
+        allocate: impl FnOnce(u64) -> Result<ReadBuffer, DeviceError>,
+    ) -> Result<Option<Read>, DeviceError> {
         let Some(&number) = self.unread.front() else { return Ok(None) };
         let Some(Message::Rendezvous(message)) = self.messages.get_mut((number - self.first) as usize) else {
             return Ok(None);
