@@ -4,20 +4,21 @@
 built=$root/.cache/suites
 mkdir -p "$built"
 
-# once NAME COMMAND...: runs a command that builds $built/NAME, unless it has succeeded before. The output goes to $built/NAME.log.
+# once NAME...: runs each function that builds $built/NAME, unless it has succeeded before. The output goes to $built/NAME.log.
 once() {
-    local name=$1
-    shift
-    [ -f "$built/$name.done" ] && return
-    rm -rf "${built:?}/$name"
-    # In the background, because bash ignores `set -e` in a condition.
-    (set -e; "$@") >"$built/$name.log" 2>&1 &
-    wait $! || {
-        tail -n 30 "$built/$name.log"
-        echo "building $name failed: $built/$name.log"
-        exit 1
-    }
-    touch "$built/$name.done"
+    local name
+    for name; do
+        [ ! -f "$built/$name.done" ] || continue
+        rm -rf "${built:?}/$name"
+        # In the background, because bash ignores `set -e` in a condition.
+        (set -e; "$name") >"$built/$name.log" 2>&1 &
+        wait $! || {
+            tail -n 30 "$built/$name.log"
+            echo "building $name failed: $built/$name.log"
+            exit 1
+        }
+        touch "$built/$name.done"
+    done
 }
 
 # Headers of the newest rdma-core, which configuring it puts in one place, and the card's libraries to link with: $built/verbs.

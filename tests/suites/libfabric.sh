@@ -15,10 +15,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 dist=$(cd "${1:-$root/dist}" && pwd)
 . "$root/tests/suites/common.sh"
 
+libfabric() {
+    git clone --depth 1 "${LIBFABRIC:-https://github.com/ofiwg/libfabric}" "$built/libfabric"
+    cd "$built/libfabric"
+    ./autogen.sh
+}
+
 # library DIR OPTION...: with unit tests, stubs take the place of the functions that post and poll, so these are several builds.
 library() {
-    [ -d "$built/libfabric" ] || git clone --depth 1 "${LIBFABRIC:-https://github.com/ofiwg/libfabric}" "$built/libfabric"
-    [ -x "$built/libfabric/configure" ] || (cd "$built/libfabric" && ./autogen.sh)
     mkdir "$built/$1"
     cd "$built/$1"
     "$built/libfabric/configure" --prefix="$built/$1/installed" --enable-only --enable-shm --enable-efa="$built/verbs" \
@@ -60,11 +64,7 @@ fabtests() {
     python/bin/pip install --quiet -r "$built/libfabric/fabtests/pytest/requirements.txt"
 }
 
-once verbs verbs
-once installed installed
-once unit unit
-once unit_cxx unit_cxx
-once fabtests fabtests
+once verbs libfabric installed unit unit_cxx fabtests
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 status=0

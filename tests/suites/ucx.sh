@@ -27,8 +27,7 @@ ucx() {
     make -j"$(nproc)" CXXFLAGS='-O0 -g0'
 }
 
-once verbs verbs
-once ucx ucx
+once verbs ucx
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export SOFTEFA_NICS=2 CLOUD_TYPE=aws
