@@ -3,7 +3,7 @@
 #
 # Builds UCX in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool, cmake, and a C++ compiler. The tests
 # run in groups, each in its own process. A group that meets the time limit is cut off, and its remaining tests count as not run. Prints
-# UCX's line of each failed test and a final line with the counts; exits with status 1 if a test failed.
+# UCX's line of each failed test and a final line with the counts; exits with status 1 if a test failed or did not run.
 #
 #   UCX=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
 #   GTEST_FILTER=PATTERN    the tests [those of SRD and UD, except `excluded` below]
@@ -48,5 +48,6 @@ count() { cat "$work"/group.*.log | grep -c "^\[ *$1" || true; }
 # A test that skips itself says so, and then counts as OK.
 skipped=$(count 'SKIP \]') failed=$(count 'FAILED  \].*(.* ms)')
 passed=$(($(count 'OK \].*(.* ms)') - skipped))
-echo "ucx: $passed passed, $failed failed, $skipped skipped themselves, $(($(wc -l <"$work/tests") - passed - skipped - failed)) not run"
-[ "$failed" -eq 0 ]
+unrun=$(($(wc -l <"$work/tests") - passed - skipped - failed))
+echo "ucx: $passed passed, $failed failed, $skipped skipped themselves, $unrun not run"
+[ $((failed + unrun)) -eq 0 ]
