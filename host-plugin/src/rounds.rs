@@ -27,6 +27,8 @@ struct State {
     rounds: u64,
     /// Number of calls returned.
     calls: u64,
+    /// Threads that wait for a change. Without them the signal proxy makes no system call to wake them.
+    waiters: u32,
 }
 
 /// What the signal proxy is doing now.
@@ -50,7 +52,7 @@ pub enum Out {
 
 impl Default for Rounds {
     fn default() -> Self {
-        Self { state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0 }), changed: Condvar::new() }
+        Self { state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0, waiters: 0 }), changed: Condvar::new() }
     }
 }
 
@@ -83,7 +85,12 @@ impl Rounds {
 
     /// Waits for the current round to end, or abandons a signal proxy that has been in one driver call for two seconds.
     pub fn wait(&self) -> Out {
-        self.look_until(|state| self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0)
+        self.look_until(|mut state| {
+            state.waiters += 1;
+            let mut state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            state.waiters -= 1;
+            state
+        })
     }
 
     /// Like [`wait`](Self::wait), with `pause` between two looks.
@@ -144,8 +151,9 @@ impl Drop for Round<'_> {
         if state.now != Now::Abandoned {
             state.now = Now::Between;
         }
-        drop(state);
-        self.0.changed.notify_all();
+        if state.waiters > 0 {
+            self.0.changed.notify_all();
+        }
     }
 }
 
