@@ -250,15 +250,13 @@ impl Engine {
 
     /// Starts as many of a stream's waiting signals as the window has room for.
     fn start_waiting(&mut self, stream: StreamId) -> Result<(), Error> {
-        loop {
-            let outbound = self.outbound(stream);
-            if outbound.waiting.is_empty() {
-                return Ok(());
-            }
-            let Some(number) = outbound.stream.number() else { return Ok(()) };
-            let Some(waiting) = outbound.waiting.pop_front() else { return Ok(()) };
+        while !self.outbound(stream).waiting.is_empty()
+            && let Some(number) = self.outbound(stream).stream.number()
+            && let Some(waiting) = self.outbound(stream).waiting.pop_front()
+        {
             self.start(stream, number, waiting)?;
         }
+        Ok(())
     }
 
     fn start(&mut self, stream: StreamId, number: u32, waiting: Waiting) -> Result<(), Error> {
