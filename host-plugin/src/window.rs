@@ -3,7 +3,7 @@
 
 use crate::comm::CollComm;
 use crate::config::Signals;
-use crate::device::{Adds, Device, DeviceBuffer, Use, WindowMemory, bytes_of};
+use crate::device::{Adds, Device, DeviceBuffer, Use, WindowMemory, WordMapping, bytes_of};
 use crate::error::Error;
 use crate::log::first_time;
 use crate::signal_proxy;
@@ -32,11 +32,10 @@ pub struct Source {
 }
 
 /// A window that is checked but not registered yet.
-#[derive(Debug)]
 pub struct Prepared {
     memory: WindowMemory,
     /// With emulated signals: how the signal proxy adds to its words.
-    adds: Option<Adds>,
+    adds: Option<(Adds, Option<WordMapping>)>,
 }
 
 /// A window's entry in the list that emulated signals may name, until dropped. Afterwards the signal proxy no longer accesses its memory,
@@ -45,13 +44,7 @@ struct Listed {
     windows: Arc<Windows>,
     /// Rail and remote key.
     keys: Vec<(u32, u32)>,
-}
-
-impl Listed {
-    fn add(windows: &Arc<Windows>, keys: Vec<(u32, u32)>, window: SignalWindow) -> Self {
-        keys.iter().for_each(|(rail, rkey)| windows.add(*rail, *rkey, window));
-        Self { windows: windows.clone(), keys }
-    }
+    _mapping: Option<WordMapping>,
 }
 
 impl Drop for Listed {
@@ -105,7 +98,8 @@ impl Window {
         check(data, size, source)?;
         let memory = memory(&*coll.device, data, size, source)?;
         let emulated = coll.plugin.config.signals == Signals::Emulated;
-        Ok(Prepared { memory, adds: emulated.then(|| coll.device.adds(data, size, source.ptr_type)) })
+        let adds = || map_words(&*coll.device, coll.device.adds(data, size, source.ptr_type), data, size);
+        Ok(Prepared { memory, adds: emulated.then(adds) })
     }
 
     /// The second, collective half of [`register`](Self::register). If `prepared` is an error, the call fails on all ranks.
@@ -119,13 +113,21 @@ impl Window {
         prepared: Result<Prepared, Error>,
     ) -> Result<Self, Error> {
         let _span = trace::span("regMrSym", coll.rank);
-        let adds = prepared.as_ref().ok().and_then(|prepared| prepared.adds);
         let registered = prepared.and_then(|Prepared { memory, adds }| {
             let regions = register_rails(coll, data, size, &memory)?;
             // A peer that has the keys may use them before this rank returns.
             let region = ferrogin_ffi::signals::Region { start: data as u64, bytes: size as u64 };
-            let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey)).collect();
-            let listed = adds.map(|adds| Listed::add(&coll.signal_windows, keys, SignalWindow { region, adds }));
+            let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey));
+            let keys: Vec<_> = keys.collect();
+            let listed = adds.map(|(adds, mapping)| {
+                crate::info!(
+                    "window of {size} bytes at {data:p}: the signal proxy adds emulated signals by {}",
+                    adds.name()
+                );
+                let windows = coll.signal_windows.clone();
+                keys.iter().for_each(|(rail, rkey)| windows.add(*rail, *rkey, SignalWindow { region, adds }));
+                Listed { windows, keys, _mapping: mapping }
+            });
             // In this order, an error removes the keys before a card can assign them to another region.
             Ok((listed, regions))
         });
@@ -137,15 +139,6 @@ impl Window {
         let lkeys: Vec<u32> = regions.iter().map(|(_, lkey, _)| *lkey).collect();
         let peers = (0..lkeys.len()).map(|rail| peers(&parts, rail)).collect::<Result<Vec<_>, _>>()?;
         let table = table(coll, data as u64, &lkeys, &peers)?;
-        if adds == Some(Adds::Copy) {
-            warn_of_copies();
-        }
-        if let Some(adds) = listed.as_ref().and(adds) {
-            crate::info!(
-                "window of {size} bytes at {data:p}: the signal proxy adds emulated signals by {}",
-                adds.name()
-            );
-        }
         crate::trace!(
             "registered a window of {size} bytes at {data:p} on {}",
             crate::log::counted(lkeys.len(), "rail")
@@ -159,15 +152,26 @@ impl Window {
     }
 }
 
-/// Warns, once per process, that signals that a kernel may reset are added by copying.
-pub(crate) fn warn_of_copies() {
+/// Maps words that would be copied for the CPU instead, if this machine can, until the mapping is dropped. Warns, once per process, that
+/// resets may be lost in either case.
+pub(crate) fn map_words(
+    device: &dyn Device,
+    adds: Adds,
+    data: *mut c_void,
+    size: usize,
+) -> (Adds, Option<WordMapping>) {
+    if adds != Adds::Copy {
+        return (adds, None);
+    }
     if first_time("signals by copies", "") {
         crate::warn!(
-            "signals in GPU memory are added by copying, because the driver has no atomic reductions on streams \
-             (CUDA 13.1): a kernel's reset during an add is undone. Reset words only while no signal is in flight, \
-             use words in host memory, or update the driver"
+            "signals in GPU memory are added by a read and a write, because the driver has no atomic reductions on \
+             streams (CUDA 13.1): a kernel's reset in between is undone. Reset words only while no signal is in \
+             flight, use words in host memory, or update the driver"
         );
     }
+    let mapping = device.map_words(data, size);
+    (mapping.as_ref().map_or(adds, |mapping| Adds::Mapped { distance: mapping.distance }), mapping)
 }
 
 /// Checks the arguments that NCCL passes to register a window.

@@ -7,12 +7,14 @@
 
 mod capabilities;
 mod driver;
+mod gdrcopy;
 mod mapping;
 mod memory;
 mod words;
 
 use super::interface::{
-    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, Mapping, Use, WindowMemory, page_size,
+    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, Mapping, Use, WindowMemory, WordMapping,
+    page_size,
 };
 use crate::rounds::Round;
 use capabilities::{ATOMIC_REDUCTION_SUPPORTED, Flush, attribute, check_needs, versions};
@@ -20,6 +22,7 @@ use cudarc::driver::sys as cu;
 use driver::{Core, check};
 use ferrogin_ffi::nccl;
 use ferrogin_libfabric::MemoryKind;
+use gdrcopy::GdrCopy;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -32,6 +35,8 @@ pub struct CudaDevice {
     flush: Flush,
     /// True if streams have atomic reductions.
     reduces: bool,
+    /// Opened if streams have none.
+    gdrcopy: Option<Arc<GdrCopy>>,
     /// True if the CPU's atomic operations on GPU memory are atomic for the GPU too.
     native_atomics: bool,
 }
@@ -88,7 +93,9 @@ impl CudaDevice {
         let native = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED as i32;
         let [reduces, native_atomics] =
             [ATOMIC_REDUCTION_SUPPORTED, native].map(|number| attribute(number, device) == 1);
-        Ok(Self { core: Arc::new(core), reachable, flush: Flush::of(device, software), reduces, native_atomics })
+        let gdrcopy = if reduces { None } else { GdrCopy::open() };
+        let flush = Flush::of(device, software);
+        Ok(Self { core: Arc::new(core), reachable, flush, reduces, gdrcopy, native_atomics })
     }
 }
 
@@ -152,6 +159,18 @@ impl Device for CudaDevice {
             _ if ptr_type == nccl::PTR_HOST || coherent() => Adds::Cpu,
             true => Adds::Stream,
             false => Adds::Copy,
+        }
+    }
+
+    fn map_words(&self, address: *mut c_void, len: usize) -> Option<WordMapping> {
+        let gdrcopy = self.gdrcopy.as_ref()?;
+        let _current = self.core.enter().ok()?;
+        match gdrcopy.map(address as u64, len) {
+            Ok(mapped) => Some(WordMapping { distance: mapped.distance(), _mapped: Box::new(mapped) }),
+            Err(error) => {
+                crate::warn!("GDRCopy can't map a window of {len} bytes at {address:p}: {error}");
+                None
+            }
         }
     }
 

@@ -54,6 +54,11 @@ pub enum Adds {
     Cpu,
     /// An atomic reduction on a stream.
     Stream,
+    /// A load and a store by the CPU through a [`WordMapping`], which undo a reset in between.
+    Mapped {
+        /// Distance from the window's addresses to the mapping's.
+        distance: u64,
+    },
     /// A copy from the device and one back, which undo a reset in between.
     Copy,
 }
@@ -64,6 +69,7 @@ impl Adds {
         match self {
             Self::Cpu => "atomic adds by the CPU",
             Self::Stream => "atomic reductions on a stream",
+            Self::Mapped { .. } => "loads and stores through GDRCopy, which undo a reset in between",
             Self::Copy => "copies, which undo a reset between the read and the write",
         }
     }
@@ -198,6 +204,13 @@ pub trait DeviceMapping: Send + Sync {
     fn device_address(&self) -> u64;
 }
 
+/// Device memory that stays mapped for the CPU until this is dropped.
+pub struct WordMapping {
+    /// Distance from the memory's addresses to the mapping's.
+    pub distance: u64,
+    pub(super) _mapped: Box<dyn Send + Sync>,
+}
+
 /// A device: allocates memory, and maps the cards' memory for kernels.
 pub trait Device: Send + Sync {
     /// Returns the kind of device.
@@ -239,7 +252,13 @@ pub trait Device: Send + Sync {
         Adds::Cpu
     }
 
-    /// Adds to words in device memory, in order, in a way other than [`Adds::Cpu`]. Makes each driver call through `round`.
+    /// Maps a window in device memory for the CPU, for use instead of [`Adds::Copy`]; `None` if this machine can't.
+    fn map_words(&self, address: *mut c_void, len: usize) -> Option<WordMapping> {
+        let _ = (address, len);
+        None
+    }
+
+    /// Adds to words in device memory, in order, with [`Adds::Stream`] or [`Adds::Copy`]. Makes each driver call through `round`.
     ///
     /// # Safety
     /// Each address must be 8-byte aligned, and mapped on the device until the end of the round.

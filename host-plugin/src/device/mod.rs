@@ -5,8 +5,8 @@ pub mod cuda;
 mod interface;
 
 pub use interface::{
-    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory, bytes_of,
-    page_size,
+    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory,
+    WordMapping, bytes_of, page_size,
 };
 
 use crate::config::{DeviceChoice, Provider};

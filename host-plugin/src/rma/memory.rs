@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use super::ranks::Ranks;
-use crate::device::Adds;
+use crate::device::{Adds, WordMapping};
 use crate::error::Error;
 use crate::trace;
 use crate::window::{self, ACCESS, Source};
@@ -84,6 +84,7 @@ pub struct Memory {
     /// writes them. A sum is `None` while a [`WordWrite`] has it.
     sums: Option<Mutex<BTreeMap<u64, Option<u64>>>>,
     rank: usize,
+    _mapping: Option<WordMapping>,
     /// By rail.
     regions: Vec<MemoryRegion>,
 }
@@ -118,12 +119,12 @@ impl Memory {
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
         let adds = ranks.device.adds(data, size, source.ptr_type);
         let by_card = adds != Adds::Cpu && source.flags & MR_FLAG_SIGNAL_NEVER_RESET != 0;
-        // Any registration may hold signal words, and NCCL says which ones kernels may reset.
-        if adds == Adds::Copy && !by_card && source.flags & MR_FLAG_FORCE_SO != 0 {
-            window::warn_of_copies();
-        }
+        // Any registration may hold signal words, but NCCL marks its own, which kernels may reset.
+        let is_marked = source.flags & MR_FLAG_FORCE_SO != 0 && !by_card;
+        let map = || window::map_words(&*ranks.device, adds, data, size);
+        let (adds, _mapping) = if is_marked { map() } else { (adds, None) };
         let sums = by_card.then(Mutex::default);
-        Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, sums, rank: ranks.rank, regions }))
+        Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, sums, rank: ranks.rank, _mapping, regions }))
     }
 
     /// Returns memory of rank 0 without a card, which only signals reach.
@@ -131,7 +132,7 @@ impl Memory {
     pub fn of_rank_0(number: u32, (base, size): (u64, u64), nranks: usize, by_card: bool) -> Arc<Self> {
         let peers = vec![Peer { base, size, keys: Vec::new() }; nranks];
         let sums = by_card.then(Mutex::default);
-        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, sums, rank: 0, regions: Vec::new() })
+        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, sums, rank: 0, _mapping: None, regions: Vec::new() })
     }
 
     /// Returns whether this rank's card writes the signal words, from sums in this process.

@@ -1,11 +1,11 @@
 //! A communicator's windows, by the keys that peers' signals name them with, and how the signal proxy adds to their words.
 #![allow(unsafe_code)]
 
-use crate::device::{Adds, Device, DeviceError};
+use crate::device::{Adds, Device, DeviceError, DeviceKind};
 use crate::rounds::Round;
 use ferrogin_ffi::signals::Region;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{PoisonError, RwLock};
 
 /// One of this rank's windows on one rail.
@@ -46,7 +46,7 @@ impl Windows {
 /// A word that the signal proxy adds to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Word {
-    /// Its address: this process's with [`Adds::Cpu`], otherwise the GPU's.
+    /// Its address: the GPU's, which is also this process's with [`Adds::Cpu`].
     pub address: u64,
     /// How to add to it.
     pub adds: Adds,
@@ -61,20 +61,27 @@ pub struct Word {
 /// # Errors
 /// The GPU's driver fails. Words before the failing one may have been added to.
 pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), DeviceError> {
-    let Some(flushed) = round.call(|| device.flush_writes()) else { return Ok(()) };
-    flushed?;
+    if device.kind() == DeviceKind::Cuda {
+        let Some(flushed) = round.call(|| device.flush_writes()) else { return Ok(()) };
+        flushed?;
+    }
     // Consecutive words that the driver adds to share one call.
     for run in adds.chunk_by(|(a, _), (b, _)| a.adds == b.adds) {
-        if run[0].0.adds != Adds::Cpu {
+        if let adds @ (Adds::Stream | Adds::Copy) = run[0].0.adds {
             let words: Vec<_> = run.iter().map(|(word, amount)| (word.address, *amount)).collect();
             // SAFETY: this function's caller keeps the words mapped.
-            unsafe { device.add(round, run[0].0.adds, &words) }?;
+            unsafe { device.add(round, adds, &words) }?;
             continue;
         }
         if round.is_abandoned() {
             return Ok(());
         }
         for (word, amount) in run {
+            if let Adds::Mapped { distance } = word.adds {
+                // SAFETY: this function's caller keeps the word mapped for the CPU, too, and it's aligned.
+                unsafe { add_mapped(word.address.wrapping_add(distance) as *mut u64, *amount) };
+                continue;
+            }
             // SAFETY: this function's caller keeps the word mapped, and it's aligned. Kernels access it atomically too.
             let word = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
             // Release: a waiter that acquires the new value sees everything that the completions up to it covered.
@@ -82,4 +89,17 @@ pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64
         }
     }
     Ok(())
+}
+
+/// Adds to a word of a GPU behind PCIe, which has no atomic operations for the CPU.
+///
+/// # Safety
+/// The word must be aligned, and mapped for the CPU.
+unsafe fn add_mapped(word: *mut u64, amount: u64) {
+    // SAFETY: this function's caller keeps the word mapped. No Rust reference covers it.
+    let sum = unsafe { word.read_volatile() }.wrapping_add(amount);
+    // SAFETY: as above.
+    unsafe { word.write_volatile(sum) };
+    // The mapping combines writes. The fence makes this one leave the CPU before the next word is read or written.
+    fence(Ordering::SeqCst);
 }

@@ -5,7 +5,8 @@ mod refused;
 mod transfers;
 mod workload;
 
-use crate::harness::{DEVICE, PROVIDER, plugin_path, rma_alone, software_gpu};
+use crate::harness::software_gpu_driver::{self, ATOMIC_REDUCTION_SUPPORTED};
+use crate::harness::{DEVICE, Gdrcopy, PROVIDER, plugin_path, rma_alone, software_gpu, software_gpu_with_gdrcopy};
 use crate::metrics::MetricsFile;
 use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::repetitions;
@@ -347,6 +348,19 @@ fn words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card() {
     };
     rma_alone(test, &[gpu("1"), gpu("2")], 16, |plugin| {
         run(&plugin, 2, Workload { operations: 100, gpu: true, ..Workload::default() });
+    });
+}
+
+#[test]
+fn words_that_kernels_may_reset_are_mapped_by_gdrcopy_without_reductions() {
+    let test = "words_that_kernels_may_reset_are_mapped_by_gdrcopy_without_reductions";
+    let Some(path) = software_gpu_with_gdrcopy(test) else { return };
+    let faults = ("SOFTEFA_FAULTS", "seed=9,reorder=64,delay_us=0..50");
+    rma_alone(test, &[vec![faults, ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)]], 16, |plugin| {
+        let gdrcopy = Gdrcopy::load();
+        software_gpu_driver::set_attribute(ATOMIC_REDUCTION_SUPPORTED, 0);
+        run(&plugin, 2, Workload { operations: 100, gpu: true, ..Workload::default() });
+        assert_eq!(gdrcopy.counts(), [0, 0, 2], "one registration of each rank, deregistered");
     });
 }
 

@@ -2,7 +2,10 @@
 //! device code for them and can break every rule.
 #![allow(unsafe_code)]
 
-use crate::harness::{alone, alone_each, config, device, gpu_memory, ranks, software_gpu, window};
+use crate::harness::software_gpu_driver::{self, ATOMIC_REDUCTION_SUPPORTED};
+use crate::harness::{
+    Gdrcopy, alone, alone_each, config, device, gpu_memory, ranks, software_gpu, software_gpu_with_gdrcopy, window,
+};
 use crate::metrics::MetricsFile;
 use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, SendData, SendWqe, Sge, WriteData};
 use ferrogin_device::Context;
@@ -143,7 +146,11 @@ fn remote(window: &Window, peer: usize) -> MrPeer {
 
 /// Like [`alone`], on the software GPU.
 fn alone_on_gpu(test: &str, body: impl FnOnce(Arc<mini_nccl::Plugin>)) {
-    let Some(path) = software_gpu(test) else { return };
+    alone_with_libraries(test, software_gpu(test), body);
+}
+
+fn alone_with_libraries(test: &str, path: Option<String>, body: impl FnOnce(Arc<mini_nccl::Plugin>)) {
+    let Some(path) = path else { return };
     let settings =
         [EMULATED, ("FERROGIN_PROVIDER", "softefa"), ("FERROGIN_DEVICE", "cuda"), ("LD_LIBRARY_PATH", &path)];
     alone(test, &settings, body);
@@ -371,41 +378,12 @@ fn thousands_of_signals_fit_a_card_with_512_counters() {
     });
 }
 
-/// The software GPU's own functions, in a process that uses it.
-mod software_gpu_driver {
-    use libloading::Library;
-
-    fn driver() -> Library {
-        // SAFETY: the software GPU's initialisers have no conditions.
-        unsafe { Library::new("libcuda.so.1") }.expect("the software GPU")
-    }
-
-    /// Sets an attribute of the devices.
-    pub fn set_attribute(number: i32, value: i32) {
-        let driver = driver();
-        // SAFETY: the driver defines the function with this type.
-        let start = unsafe { driver.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit\0") }.expect("a driver");
-        // SAFETY: as above.
-        let set = unsafe { driver.get::<unsafe extern "C" fn(i32, i32) -> i32>(b"cuSoftGpuSetAttribute\0") };
-        // SAFETY: the functions take numbers.
-        assert_eq!(unsafe { start(0) } | unsafe { set.expect("the software GPU")(number, value) }, 0);
-    }
-
-    /// Returns the number of cuFlushGPUDirectRDMAWrites calls, and of stream reductions since the last one.
-    pub fn flushes() -> (u64, u64) {
-        let (driver, mut flushes, mut reduced) = (driver(), 0, 0);
-        type Flushes = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
-        // SAFETY: the driver defines the function with this type.
-        let get = unsafe { driver.get::<Flushes>(b"cuSoftGpuFlushes\0") }.expect("the software GPU");
-        // SAFETY: the function writes the two local variables.
-        assert_eq!(unsafe { get(&mut flushes, &mut reduced) }, 0);
-        (flushes, reduced)
-    }
-}
-
 /// Sends signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the proxy adds to GPU memory.
 fn proxy_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: &'static str, warns: bool) {
-    alone_on_gpu(test, move |plugin| {
+    let path = if way == GDRCOPY { software_gpu_with_gdrcopy(test) } else { software_gpu(test) };
+    alone_with_libraries(test, path, move |plugin| {
+        let gdrcopy = (way == GDRCOPY).then(|| Arc::new(Gdrcopy::load()));
+        let counts = gdrcopy.clone();
         attributes.iter().for_each(|(number, value)| software_gpu_driver::set_attribute(*number, *value));
         ranks(&plugin, 2, move |rank, comm| {
             let memory = gpu_memory(4096, 4096);
@@ -445,17 +423,24 @@ fn proxy_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: 
                 let by_way = of_windows.iter().filter(|line| line.contains(way)).count();
                 assert_eq!((of_windows.len(), by_way), if way == CPU { (6, 6) } else { (6, 4) }, "{lines:#?}");
                 assert_eq!(by_cpu, if way == CPU { 6 } else { 2 }, "{lines:#?}");
-                let warned = lines.iter().filter(|line| line.contains("signals in GPU memory are added by copying"));
+                let warned = lines.iter().filter(|line| line.contains("signals in GPU memory are added by a read"));
                 assert_eq!(warned.count(), usize::from(warns), "{lines:#?}");
                 assert_eq!(software_gpu_driver::flushes().1 == 0, way != STREAM, "reductions on a stream");
+                if let Some(gdrcopy) = &gdrcopy {
+                    assert_eq!(gdrcopy.counts(), [4; 3], "two windows of each rank");
+                }
             }
             comm.barrier().expect("all ranks");
         });
+        if let Some(gdrcopy) = counts {
+            assert_eq!(gdrcopy.counts(), [0, 0, 4], "after the windows are deregistered");
+        }
     });
 }
 
 const CPU: &str = "signals by atomic adds by the CPU";
 const STREAM: &str = "signals by atomic reductions on a stream";
+const GDRCOPY: &str = "signals by loads and stores through GDRCopy";
 
 #[test]
 fn proxy_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu() {
@@ -465,7 +450,13 @@ fn proxy_adds_to_gpu_memory_by_stream_and_to_host_memory_by_cpu() {
 #[test]
 fn proxy_adds_to_gpu_memory_by_copies_and_warns_without_reductions() {
     let test = "proxy_adds_to_gpu_memory_by_copies_and_warns_without_reductions";
-    proxy_adds_to_gpu_memory(test, &[(148, 0)], "signals by copies", true);
+    proxy_adds_to_gpu_memory(test, &[(ATOMIC_REDUCTION_SUPPORTED, 0)], "signals by copies", true);
+}
+
+#[test]
+fn proxy_adds_to_gpu_memory_through_gdrcopy_without_reductions() {
+    let test = "proxy_adds_to_gpu_memory_through_gdrcopy_without_reductions";
+    proxy_adds_to_gpu_memory(test, &[(ATOMIC_REDUCTION_SUPPORTED, 0)], GDRCOPY, true);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Shared parts of the built plugin's tests: its path, child processes, ranks as threads.
 
 mod memory;
+pub mod software_gpu_driver;
 
 pub use memory::{device_memory, gpu_memory};
 
@@ -13,7 +14,8 @@ use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, Window};
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 const CHILD: &str = "FERROGIN_TEST_CHILD";
@@ -32,6 +34,44 @@ pub fn plugin_path(test: &str) -> Option<PathBuf> {
 pub fn software_gpu(test: &str) -> Option<String> {
     plugin_path(test)?;
     ferrogin_test_support::software_gpu(test)
+}
+
+/// Returns an `LD_LIBRARY_PATH` with the software GPU and a libgdrapi.so.2 for it. Skips `test` if something is missing.
+pub fn software_gpu_with_gdrcopy(test: &str) -> Option<String> {
+    let gpu = software_gpu(test)?;
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    std::fs::create_dir_all(&place).expect("a directory");
+    // Under another name first, because the test's child builds it again while it has it loaded.
+    let (new, library) = (place.join(std::process::id().to_string()), place.join("libgdrapi.so.2"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gdrapi.c");
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&new).arg(source).arg("-ldl").status();
+    if !built.is_ok_and(|status| status.success()) {
+        ferrogin_test_support::skip(test, "cc is missing");
+        return None;
+    }
+    std::fs::rename(new, library).expect("the library");
+    Some(format!("{}:{gpu}", place.display()))
+}
+
+/// The libgdrapi.so.2 for tests, which counts as long as this keeps it loaded.
+pub struct Gdrcopy(libloading::Library);
+
+#[allow(unsafe_code)]
+impl Gdrcopy {
+    pub fn load() -> Self {
+        // SAFETY: the test's library has no initialisers.
+        Self(unsafe { libloading::Library::new("libgdrapi.so.2") }.expect("the test's libgdrapi"))
+    }
+
+    /// Returns the number of pins and mappings now, and of all mappings so far.
+    pub fn counts(&self) -> [i32; 3] {
+        // SAFETY: the test's library defines the function with this type.
+        let get = unsafe { self.0.get::<unsafe extern "C" fn(&mut [i32; 3])>(b"gdr_test_counts\0") };
+        let mut counts = [0; 3];
+        // SAFETY: the function writes the local variable.
+        unsafe { get.expect("the test's libgdrapi")(&mut counts) };
+        counts
+    }
 }
 
 /// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults only once, and the

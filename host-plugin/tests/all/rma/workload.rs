@@ -4,7 +4,7 @@
 //! issued before each signal. Each put in an epoch has its own bytes in the receiver's memory, which start as 0.
 
 use crate::harness::gpu_memory;
-use ferrogin_ffi::nccl::PTR_HOST;
+use ferrogin_ffi::nccl::{MR_FLAG_FORCE_SO, PTR_HOST};
 use ferrogin_ffi::rma::MR_FLAG_SIGNAL_NEVER_RESET;
 use ferrogin_test_support::Random;
 use mini_nccl::DeviceMemory;
@@ -137,8 +137,8 @@ impl Workload {
             before: vec![0; streams],
             sources: register(slots * SLOT, 0),
             targets: register(slots * SLOT, 0),
-            strong: register(streams * 8, 1 | MR_FLAG_SIGNAL_NEVER_RESET),
-            weak: register(slots * 8, 0),
+            strong: register(streams * 8, MR_FLAG_FORCE_SO | MR_FLAG_SIGNAL_NEVER_RESET),
+            weak: register(slots * 8, MR_FLAG_FORCE_SO),
             gets: register(slots * SLOT, 0),
         };
         for slot in 0..slots {

@@ -1,0 +1,34 @@
+//! The software GPU's own functions, in a process that uses it.
+#![allow(unsafe_code)]
+
+use libloading::Library;
+
+/// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`.
+pub const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
+
+fn driver() -> Library {
+    // SAFETY: the software GPU's initialisers have no conditions.
+    unsafe { Library::new("libcuda.so.1") }.expect("the software GPU")
+}
+
+/// Sets an attribute of the devices.
+pub fn set_attribute(number: i32, value: i32) {
+    let driver = driver();
+    // SAFETY: the driver defines the function with this type.
+    let start = unsafe { driver.get::<unsafe extern "C" fn(u32) -> i32>(b"cuInit\0") }.expect("a driver");
+    // SAFETY: as above.
+    let set = unsafe { driver.get::<unsafe extern "C" fn(i32, i32) -> i32>(b"cuSoftGpuSetAttribute\0") };
+    // SAFETY: the functions take numbers.
+    assert_eq!(unsafe { start(0) } | unsafe { set.expect("the software GPU")(number, value) }, 0);
+}
+
+/// Returns the number of cuFlushGPUDirectRDMAWrites calls, and of stream reductions since the last one.
+pub fn flushes() -> (u64, u64) {
+    let (driver, mut flushes, mut reduced) = (driver(), 0, 0);
+    type Flushes = unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
+    // SAFETY: the driver defines the function with this type.
+    let get = unsafe { driver.get::<Flushes>(b"cuSoftGpuFlushes\0") }.expect("the software GPU");
+    // SAFETY: the function writes the two local variables.
+    assert_eq!(unsafe { get(&mut flushes, &mut reduced) }, 0);
+    (flushes, reduced)
+}
