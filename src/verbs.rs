@@ -19,6 +19,11 @@ pub struct VerbsArgs {
 const LIBRARY: &str = "libibverbs.so.1";
 /// Stands in for /sys, next to the library.
 const SYSFS: &str = "sysfs";
+/// libfabric's setting: whether its provider efa writes and reads a card's queues itself, from libfabric 2.3.
+const DATA_PATH_DIRECT: &str = "FI_EFA_USE_DATA_PATH_DIRECT";
+/// With fewer cores, a program that polls a queue in memory keeps the card's thread from running for milliseconds. A program that polls
+/// through libibverbs lets the card run.
+const CORES: usize = 8;
 
 /// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an installation's library directory.
 pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
@@ -89,6 +94,11 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
             command.env("SYSFS_PATH", sysfs)
         }
     };
+    if std::env::var_os(DATA_PATH_DIRECT).is_none()
+        && std::thread::available_parallelism().is_ok_and(|cores| cores.get() < CORES)
+    {
+        command.env(DATA_PATH_DIRECT, "0");
+    }
     let error = command.exec();
     eprintln!("ferrogin verbs: cannot run {}: {error}", program.to_string_lossy());
     ExitCode::from(127)
