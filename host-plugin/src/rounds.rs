@@ -52,7 +52,10 @@ pub enum Out {
 
 impl Default for Rounds {
     fn default() -> Self {
-        Self { state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0, waiters: 0 }), changed: Condvar::new() }
+        Self {
+            state: Mutex::new(State { now: Now::Between, rounds: 0, calls: 0, waiters: 0 }),
+            changed: Condvar::new(),
+        }
     }
 }
 

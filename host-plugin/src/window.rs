@@ -152,8 +152,8 @@ impl Window {
     }
 }
 
-/// Maps words that would be copied for the CPU instead, if this machine can, until the mapping is dropped. Warns, once per process, that
-/// resets may be lost in either case.
+/// If a window's words would be copied, maps the window for the CPU instead, where this machine can, until the mapping is dropped. Warns,
+/// once per process, that a reset may be lost either way.
 pub(crate) fn map_words(
     device: &dyn Device,
     adds: Adds,
