@@ -86,6 +86,20 @@ fn verbs_without_its_libraries_or_program_says_so() {
 }
 
 #[test]
+fn few_cores_keep_libfabric_from_polling_the_cards_memory() {
+    let Some(dist) = dist("few_cores_keep_libfabric_from_polling_the_cards_memory") else { return };
+    let name = "FI_EFA_USE_DATA_PATH_DIRECT";
+    let seen = |settings: &[(&str, &OsStr)]| {
+        on_card(&dist, &["sh", "-c", "echo =$FI_EFA_USE_DATA_PATH_DIRECT="].map(OsStr::new), settings).1
+    };
+    let cores = std::thread::available_parallelism().expect("a number").get();
+    let text = seen(&[]);
+    assert!(text.contains(if cores < 8 { "=0=" } else { "==" }), "{cores} cores: {text}");
+    let text = seen(&[(name, OsStr::new("1"))]);
+    assert!(text.contains("=1="), "the user's choice: {text}");
+}
+
+#[test]
 fn directory_that_cannot_be_in_ld_library_path_is_named() {
     let place = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), "library-path");
     for (part, library) in [("verbs", "libibverbs.so.1"), ("gpu", "libcuda.so.1")] {
