@@ -6,7 +6,9 @@
 # and prints their own reports; exits with status 1 if a test failed.
 #
 #   LIBFABRIC=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
-#   FABTESTS="--expression rma"   arguments for runfabtests.py [none: all cases]
+#   FABTESTS='rma or rnr'         the cases of fabtests whose names match, as pytest -k takes it [all]
+#   TESTSETS=all                  fabtests' sets of tests; `all` repeats every transfer more often and takes hours [quick]
+#   TWO_HOSTS=1                   fabtests' sides in two network namespaces, which reach each other only over TCP [on one host]
 #   LIMIT=N                       seconds for each case of fabtests [300]
 #   SOFTEFA_FAULTS=LIST           faults of the cards [none]
 set -euo pipefail
@@ -65,8 +67,16 @@ fabtests() {
 }
 
 once verbs libfabric installed unit unit_cxx fabtests
+server=127.0.0.1 client=127.0.0.1 peer=
+if [ "${TWO_HOSTS:-}" = 1 ]; then
+    exec env TWO_HOSTS=inside unshare --user --map-root-user --net "${BASH_SOURCE[0]}" "$dist"
+elif [ "${TWO_HOSTS:-}" = inside ]; then
+    . "$root/tests/second-host.sh"
+    server=192.0.2.2 client=192.0.2.1
+    export SOFTEFA_IFADDR=$client
+fi
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work"; kill $peer 2>/dev/null' EXIT
 status=0
 
 # A table that one of the tests reads has 16-bit request ids (qp_caps=0).
@@ -77,12 +87,18 @@ for program in unit/prov/efa/test/efa_unit_test unit_cxx/prov/efa/test/gtest/efa
     grep -E '^\[ *(PASSED|SKIPPED|FAILED) |<testsuite |<failure' "$work/log" || tail "$work/log"
 done
 
-# fabtests starts both sides over ssh. Here the host is its own peer.
-printf '%s\n' '#!/bin/bash' 'while [ "$1" != 127.0.0.1 ]; do shift; done; shift; exec bash -c "$*"' >"$work/ssh"
+# fabtests starts both sides over ssh.
+cat >"$work/ssh" <<END
+#!/bin/bash
+until [ "\$1" = $server ] || [ "\$1" = $client ]; do shift; done
+host=\$1
+shift
+[ \$host != 192.0.2.2 ] || exec nsenter --target $peer --net env SOFTEFA_IFADDR=\$host bash -c "\$*"
+exec bash -c "\$*"
+END
 chmod +x "$work/ssh"
 tests=$built/fabtests/installed/bin
 export PATH=$work:$built/installed/installed/bin:$tests:$PATH LD_LIBRARY_PATH=$built/installed/installed/lib FI_EFA_ENABLE_SHM_TRANSFER=0
-# shellcheck disable=SC2086
-card "$built/fabtests/python/bin/python" "$tests/runfabtests.py" -b -T "${LIMIT:-300}" --nworkers 1 -t all -p "$tests" \
-    ${FABTESTS:-} efa 127.0.0.1 127.0.0.1 || status=1
+card "$built/fabtests/python/bin/python" "$tests/runfabtests.py" -b -T "${LIMIT:-300}" --nworkers 1 -t "${TESTSETS:-quick}" -p "$tests" \
+    ${FABTESTS:+--expression "$FABTESTS"} efa "$server" "$client" || status=1
 exit $status
