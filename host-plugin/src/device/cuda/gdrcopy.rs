@@ -44,17 +44,15 @@ impl GdrCopy {
     pub fn open() -> Option<Arc<Self>> {
         // SAFETY: the call loads NVIDIA's library, whose initialisers any process may run.
         let library = unsafe { Library::new("libgdrapi.so.2") }.ok()?;
-        // SAFETY: gdrapi.h of GDRCopy 2 declares the functions with these types. The library stays loaded as long as they're used.
-        let (open, close, pin, unpin, map, unmap) = unsafe {
-            (
-                *library.get::<Open>(b"gdr_open\0").ok()?,
-                *library.get::<Close>(b"gdr_close\0").ok()?,
-                *library.get::<PinBuffer>(b"gdr_pin_buffer\0").ok()?,
-                *library.get::<UnpinBuffer>(b"gdr_unpin_buffer\0").ok()?,
-                *library.get::<Map>(b"gdr_map\0").ok()?,
-                *library.get::<Unmap>(b"gdr_unmap\0").ok()?,
-            )
-        };
+        macro_rules! function {
+            ($name:literal, $type:ty) => {
+                // SAFETY: gdrapi.h of GDRCopy 2 declares the function with this type. The library stays loaded as long as it's used.
+                *unsafe { library.get::<$type>($name) }.ok()?
+            };
+        }
+        let (open, close) = (function!(b"gdr_open\0", Open), function!(b"gdr_close\0", Close));
+        let (pin, unpin) = (function!(b"gdr_pin_buffer\0", PinBuffer), function!(b"gdr_unpin_buffer\0", UnpinBuffer));
+        let (map, unmap) = (function!(b"gdr_map\0", Map), function!(b"gdr_unmap\0", Unmap));
         // SAFETY: the call takes no arguments.
         let connection = unsafe { open() };
         let gdrcopy = || Self { connection, close, pin, unpin, map, unmap, _library: library };
