@@ -8,6 +8,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use soft_nic::card::pace::shares_a_core;
+
 /// The arguments of `ferrogin verbs`.
 #[derive(Debug, clap::Args)]
 pub struct VerbsArgs {
@@ -21,9 +23,6 @@ const LIBRARY: &str = "libibverbs.so.1";
 const SYSFS: &str = "sysfs";
 /// libfabric's setting: whether its provider efa writes and reads a card's queues itself, from libfabric 2.3.
 const DATA_PATH_DIRECT: &str = "FI_EFA_USE_DATA_PATH_DIRECT";
-/// With fewer cores, a program that polls a queue in memory keeps the card's thread from running for milliseconds. A program that polls
-/// through libibverbs lets the card run.
-const CORES: usize = 8;
 
 /// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an installation's library directory.
 pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
@@ -94,9 +93,9 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
             command.env("SYSFS_PATH", sysfs)
         }
     };
-    if std::env::var_os(DATA_PATH_DIRECT).is_none()
-        && std::thread::available_parallelism().is_ok_and(|cores| cores.get() < CORES)
-    {
+    // On such a machine, a program that polls a queue in memory keeps the card's thread from running for milliseconds. A program that polls
+    // through libibverbs lets the card run.
+    if std::env::var_os(DATA_PATH_DIRECT).is_none() && shares_a_core() {
         command.env(DATA_PATH_DIRECT, "0");
     }
     let error = command.exec();
