@@ -39,17 +39,15 @@ pub fn software_gpu(test: &str) -> Option<String> {
 /// Returns an `LD_LIBRARY_PATH` with the software GPU and a libgdrapi.so.2 for it. Skips `test` if something is missing.
 pub fn software_gpu_with_gdrcopy(test: &str) -> Option<String> {
     let gpu = software_gpu(test)?;
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    let place = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), test);
     std::fs::create_dir_all(&place).expect("a directory");
-    // Under another name first, because the test's child builds it again while it has it loaded.
-    let (new, library) = (place.join(std::process::id().to_string()), place.join("libgdrapi.so.2"));
+    let library = place.join("libgdrapi.so.2");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gdrapi.c");
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&new).arg(source).arg("-ldl").status();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(library).arg(source).arg("-ldl").status();
     if !built.is_ok_and(|status| status.success()) {
         ferrogin_test_support::skip(test, "cc is missing");
         return None;
     }
-    std::fs::rename(new, library).expect("the library");
     Some(format!("{}:{gpu}", place.display()))
 }
 
