@@ -47,6 +47,13 @@ struct Listed {
     _mapping: Option<WordMapping>,
 }
 
+impl Listed {
+    fn add(windows: &Arc<Windows>, keys: Vec<(u32, u32)>, window: SignalWindow, mapping: Option<WordMapping>) -> Self {
+        keys.iter().for_each(|(rail, rkey)| windows.add(*rail, *rkey, window));
+        Self { windows: windows.clone(), keys, _mapping: mapping }
+    }
+}
+
 impl Drop for Listed {
     fn drop(&mut self) {
         self.windows.remove(&self.keys);
@@ -117,16 +124,13 @@ impl Window {
             let regions = register_rails(coll, data, size, &memory)?;
             // A peer that has the keys may use them before this rank returns.
             let region = ferrogin_ffi::signals::Region { start: data as u64, bytes: size as u64 };
-            let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey));
-            let keys: Vec<_> = keys.collect();
+            let keys = coll.rails.iter().zip(&regions).map(|(rail, (_, _, rkey))| (rail.index, *rkey)).collect();
             let listed = adds.map(|(adds, mapping)| {
                 crate::info!(
                     "window of {size} bytes at {data:p}: the signal proxy adds emulated signals by {}",
                     adds.name()
                 );
-                let windows = coll.signal_windows.clone();
-                keys.iter().for_each(|(rail, rkey)| windows.add(*rail, *rkey, SignalWindow { region, adds }));
-                Listed { windows, keys, _mapping: mapping }
+                Listed::add(&coll.signal_windows, keys, SignalWindow { region, adds }, mapping)
             });
             // In this order, an error removes the keys before a card can assign them to another region.
             Ok((listed, regions))

@@ -25,7 +25,7 @@ use ferrogin_libfabric::MemoryKind;
 use gdrcopy::GdrCopy;
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A GPU.
 pub struct CudaDevice {
@@ -35,8 +35,8 @@ pub struct CudaDevice {
     flush: Flush,
     /// True if streams have atomic reductions.
     reduces: bool,
-    /// Opened if streams have none.
-    gdrcopy: Option<Arc<GdrCopy>>,
+    /// Opened when the first window is mapped; `None` if this machine doesn't have it.
+    gdrcopy: OnceLock<Option<Arc<GdrCopy>>>,
     /// True if the CPU's atomic operations on GPU memory are atomic for the GPU too.
     native_atomics: bool,
 }
@@ -93,9 +93,8 @@ impl CudaDevice {
         let native = cu::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NATIVE_ATOMIC_SUPPORTED as i32;
         let [reduces, native_atomics] =
             [ATOMIC_REDUCTION_SUPPORTED, native].map(|number| attribute(number, device) == 1);
-        let gdrcopy = if reduces { None } else { GdrCopy::open() };
-        let flush = Flush::of(device, software);
-        Ok(Self { core: Arc::new(core), reachable, flush, reduces, gdrcopy, native_atomics })
+        let (core, flush, gdrcopy) = (Arc::new(core), Flush::of(device, software), OnceLock::new());
+        Ok(Self { core, reachable, flush, reduces, gdrcopy, native_atomics })
     }
 }
 
@@ -163,7 +162,7 @@ impl Device for CudaDevice {
     }
 
     fn map_words(&self, address: *mut c_void, len: usize) -> Option<WordMapping> {
-        let gdrcopy = self.gdrcopy.as_ref()?;
+        let gdrcopy = self.gdrcopy.get_or_init(GdrCopy::open).as_ref()?;
         let _current = self.core.enter().ok()?;
         match gdrcopy.map(address as u64, len) {
             Ok(mapped) => Some(WordMapping { distance: mapped.distance(), _mapped: Box::new(mapped) }),
@@ -190,8 +189,12 @@ impl Device for CudaDevice {
         })
     }
 
+    fn needs_flush(&self) -> bool {
+        self.flush != Flush::NotNeeded
+    }
+
     fn flush_writes(&self) -> Result<(), DeviceError> {
-        if self.flush == Flush::NotNeeded {
+        if !self.needs_flush() {
             return Ok(());
         }
         let _current = self.core.enter()?;

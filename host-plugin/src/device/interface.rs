@@ -276,6 +276,11 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// Returns false if [`flush_writes`](Self::flush_writes) has nothing to do.
+    fn needs_flush(&self) -> bool {
+        false
+    }
+
     /// Makes visible to kernels what cards wrote to device memory before the completions that the host has read.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! A communicator's windows, by the keys that peers' signals name them with, and how the signal proxy adds to their words.
 #![allow(unsafe_code)]
 
-use crate::device::{Adds, Device, DeviceError, DeviceKind};
+use crate::device::{Adds, Device, DeviceError};
 use crate::rounds::Round;
 use ferrogin_ffi::signals::Region;
 use std::collections::HashMap;
@@ -61,31 +61,33 @@ pub struct Word {
 /// # Errors
 /// The GPU's driver fails. Words before the failing one may have been added to.
 pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), DeviceError> {
-    if device.kind() == DeviceKind::Cuda {
+    if device.needs_flush() {
         let Some(flushed) = round.call(|| device.flush_writes()) else { return Ok(()) };
         flushed?;
     }
     // Consecutive words that the driver adds to share one call.
     for run in adds.chunk_by(|(a, _), (b, _)| a.adds == b.adds) {
-        if let adds @ (Adds::Stream | Adds::Copy) = run[0].0.adds {
-            let words: Vec<_> = run.iter().map(|(word, amount)| (word.address, *amount)).collect();
-            // SAFETY: this function's caller keeps the words mapped.
-            unsafe { device.add(round, adds, &words) }?;
-            continue;
-        }
-        if round.is_abandoned() {
-            return Ok(());
-        }
-        for (word, amount) in run {
-            if let Adds::Mapped { distance } = word.adds {
-                // SAFETY: this function's caller keeps the word mapped for the CPU, too, and it's aligned.
-                unsafe { add_mapped(word.address.wrapping_add(distance) as *mut u64, *amount) };
-                continue;
+        match run[0].0.adds {
+            adds @ (Adds::Stream | Adds::Copy) => {
+                let words: Vec<_> = run.iter().map(|(word, amount)| (word.address, *amount)).collect();
+                // SAFETY: this function's caller keeps the words mapped.
+                unsafe { device.add(round, adds, &words) }?;
             }
-            // SAFETY: this function's caller keeps the word mapped, and it's aligned. Kernels access it atomically too.
-            let word = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
-            // Release: a waiter that acquires the new value sees everything that the completions up to it covered.
-            word.fetch_add(*amount, Ordering::Release);
+            _ if round.is_abandoned() => return Ok(()),
+            Adds::Mapped { distance } => {
+                for (word, amount) in run {
+                    // SAFETY: this function's caller keeps the word mapped for the CPU, too, and it's aligned.
+                    unsafe { add_mapped(word.address.wrapping_add(distance) as *mut u64, *amount) };
+                }
+            }
+            Adds::Cpu => {
+                for (word, amount) in run {
+                    // SAFETY: this function's caller keeps the word mapped, and it's aligned. Kernels access it atomically too.
+                    let word = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
+                    // Release: a waiter that acquires the new value sees everything that the completions up to it covered.
+                    word.fetch_add(*amount, Ordering::Release);
+                }
+            }
         }
     }
     Ok(())
