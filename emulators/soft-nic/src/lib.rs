@@ -22,6 +22,7 @@ pub mod host;
 pub mod location;
 pub mod log;
 pub mod memory;
+pub mod process;
 pub mod random;
 pub mod trace;
 #[cfg_attr(feature = "fuzzing", allow(missing_docs))]

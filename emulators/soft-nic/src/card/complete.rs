@@ -51,11 +51,24 @@ impl Core {
 
     /// Completes a queue pair's requests that the card at the other end of a connection has answered but faults hold back.
     pub(crate) fn complete_held(&mut self, qpn: u16, at: u32) {
+        let peer_of = |core: &Self, at: u32| core.connections.get(at).and_then(|connection| connection.peer);
+        let from = peer_of(self, at);
+        self.retire_held(qpn, |core, at| peer_of(core, at) == from);
+    }
+
+    /// Completes the requests that were answered on a connection but that faults hold back. They would fail with the connection.
+    pub(crate) fn complete_answered_on(&mut self, at: u32) {
+        for qpn in 0..self.qps.bound() {
+            self.retire_held(qpn as u16, |_, connection| connection == at);
+        }
+    }
+
+    /// Completes a queue pair's requests that faults hold back and whose connection is `wanted`.
+    fn retire_held(&mut self, qpn: u16, wanted: impl Fn(&Self, u32) -> bool) {
         let Some(mut buffer) = self.reorder_buffer.take() else { return };
-        let peer_of = |at: u32| self.connections.get(at).and_then(|connection| connection.peer);
-        let (from, qp) = (peer_of(at), self.qps.get(u32::from(qpn)));
+        let qp = self.qps.get(u32::from(qpn));
         let connection_of = |token| qp.and_then(|qp| qp.find(token)).and_then(|entry| entry.connection);
-        let held = buffer.take_completions(qpn, |token| connection_of(token).and_then(peer_of) == from);
+        let held = buffer.take_completions(qpn, |token| connection_of(token).is_some_and(|at| wanted(self, at)));
         self.reorder_buffer = Some(buffer);
         for (token, status) in held {
             self.retire(token, status);

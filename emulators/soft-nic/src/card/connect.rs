@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_rendezvous::proof::ProofError;
 use nix::sys::epoll::{EpollEvent, EpollTimeout};
+use nix::sys::socket::Shutdown;
 
 use super::connection::{Connection, Transport};
 use super::core::{Core, Listeners, SHM_LISTENER, TCP_LISTENER};
@@ -209,7 +210,7 @@ impl Core {
         self.drop_connection(at, CompStatus::LocalUnreachableRemote);
     }
 
-    fn poll_socket(&mut self, at: u32) {
+    pub(crate) fn poll_socket(&mut self, at: u32) {
         let own = self.gid;
         let Some(connection) = self.connections.get_mut(at) else { return };
         match &mut connection.transport {
@@ -315,11 +316,11 @@ impl Core {
             _ => CompStatus::LocalUnresponsiveRemote,
         };
         let quiet = matches!(error, WireError::Gone) && connection.waiting == 0;
+        // What the other card sent before it went still counts.
+        self.take_arrived_on(at);
         if quiet {
             self.drop_connection(at, status);
         } else {
-            // The answers that the peer sent before it died still count.
-            while self.poll_connection(at) {}
             self.lose(at, status, &error.to_string());
         }
     }
@@ -340,6 +341,7 @@ impl Core {
     }
 
     pub(crate) fn drop_connection(&mut self, at: u32, status: CompStatus) {
+        self.complete_answered_on(at);
         let Some(connection) = self.connections.remove(at) else { return };
         if let Some(opposite) = connection.opposite.and_then(|opposite| self.connections.get_mut(opposite)) {
             opposite.opposite = None;
@@ -364,18 +366,50 @@ impl Core {
         }
     }
 
-    /// Sends the queued answers before the card closes.
+    /// Handles what has arrived, as hardware would have by now, and sends the answers. Slow peers get [`DRAIN_LIMIT`].
+    pub(crate) fn answer_arrived(&mut self) {
+        if self.dead_since.is_none() {
+            self.take_arrived();
+            self.send_answers(Instant::now());
+        }
+    }
+
+    /// Closes the connections once their answers are sent. Slow peers get [`DRAIN_LIMIT`].
     pub(crate) fn drain(&mut self) {
         if self.dead_since.is_some() {
             return;
         }
-        // A peer's finished request would fail without its acknowledgement.
-        self.polls = self.polls.wrapping_add(MAX_POLLS);
         let start = Instant::now();
-        loop {
-            for at in 0..self.connections.bound() {
-                self.pump(at);
+        self.send_answers(start);
+        while !self.end_streams() && start.elapsed() < DRAIN_LIMIT {
+            std::thread::yield_now();
+        }
+        // A forked child that inherited the sockets would keep them open.
+        let connections = self.connections.iter().filter_map(|(_, connection)| connection.transport.fd());
+        let Listeners { shm, tcp } = &self.listeners;
+        let listeners = [shm.as_ref().map(|listener| listener.fd()), tcp.as_ref().map(|listener| listener.fd())];
+        for fd in connections.chain(listeners.into_iter().flatten()) {
+            let _ = nix::sys::socket::shutdown(fd.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    /// Ends the streams. Returns true once the other cards have ended theirs too.
+    fn end_streams(&mut self) -> bool {
+        let mut ended = true;
+        for at in 0..self.connections.bound() {
+            if let Some(Transport::Tcp(stream)) = self.connections.get_mut(at).map(|c| &mut c.transport) {
+                ended &= !stream.is_open() || stream.end();
             }
+        }
+        ended
+    }
+
+    /// Sends the queued answers. A peer's finished request would fail without its acknowledgement.
+    fn send_answers(&mut self, start: Instant) {
+        loop {
+            // Those collected for later requests go now.
+            self.polls = self.polls.wrapping_add(MAX_POLLS);
+            self.pump_all();
             let owed = self.connections.iter().any(|(_, connection)| connection.owes());
             if !owed || start.elapsed() >= DRAIN_LIMIT {
                 break;

@@ -151,7 +151,12 @@ impl Connection {
     /// Whether answers are still queued or not yet taken by the socket.
     pub(crate) fn owes(&self) -> bool {
         let unsent = matches!(&self.transport, Transport::Tcp(stream) if stream.has_output());
-        self.is_open() && (unsent || !self.answers.is_empty())
+        self.is_open() && (unsent || !self.answers.is_empty() || !self.serving.is_empty())
+    }
+
+    /// Whether this card is answering a read of one of its queue pairs.
+    pub(crate) fn serves(&self, qpn: u16) -> bool {
+        self.is_open() && self.serving.iter().any(|serving| serving.header.dst_qpn == qpn)
     }
 
     /// Whether the other side owed something and has been silent for [`SILENCE_US`]. The loopback connection is never late: its requests

@@ -269,7 +269,7 @@ impl Core {
         moved
     }
 
-    fn pump_all(&mut self) -> bool {
+    pub(crate) fn pump_all(&mut self) -> bool {
         let mut moved = false;
         for at in 0..self.connections.bound() {
             moved |= self.pump(at);

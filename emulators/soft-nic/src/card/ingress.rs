@@ -36,6 +36,26 @@ impl Core {
         left < BURST
     }
 
+    /// Handles what has arrived on all connections.
+    pub(crate) fn take_arrived(&mut self) {
+        for at in 0..self.connections.bound() {
+            self.poll_socket(at);
+            self.take_arrived_on(at);
+        }
+    }
+
+    /// Handles what has arrived on a connection, and no more, even if the other card keeps sending.
+    pub(crate) fn take_arrived_on(&mut self, at: u32) {
+        let opposite = self.connections.get(at).filter(|c| c.accepted).and_then(|c| c.opposite);
+        let seen = self.look(at);
+        if let Some(opposite) = opposite.filter(|opposite| seen && self.look(*opposite)) {
+            self.take_packets(opposite, usize::MAX);
+        }
+        if seen {
+            self.take_packets(at, usize::MAX);
+        }
+    }
+
     /// Looks for packets that arrived on a connection. Returns false if there are none.
     fn look(&mut self, at: u32) -> bool {
         match self.connections.get_mut(at).map(|connection| &mut connection.transport) {

@@ -44,6 +44,7 @@ use self::statistics::CounterFiles;
 pub use self::statistics::{LIFESPAN, Statistics};
 use crate::address::Gid;
 use crate::config::{Config, WireChoice};
+use crate::process::{self, PerProcess};
 use crate::wire::{WireError, is_exhaustion, shm, tcp};
 use crate::{host, log, random};
 
@@ -57,12 +58,13 @@ pub struct Card {
 /// How long [`Card::close_qp`] may keep sending: it doesn't wait for a peer that takes no packets, such as a stopped process.
 const CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
-/// Cards in use, by number. An unused card is dropped; a later card with its number gets another GID.
-static CARDS: Mutex<Vec<(u32, Weak<Card>)>> = Mutex::new(Vec::new());
+/// This process's cards in use, by number. An unused card is dropped; a later card with its number gets another GID. A forked child has no
+/// cards until it opens its own.
+static CARDS: PerProcess<Mutex<Vec<(u32, Weak<Card>)>>> = PerProcess::new();
 
 impl Drop for Card {
     fn drop(&mut self) {
-        let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cards = CARDS.get().lock().unwrap_or_else(PoisonError::into_inner);
         // Keeps a later card with the same number.
         cards.retain(|(_, card)| card.strong_count() > 0);
         // Leaves nothing allocated when the program ends.
@@ -71,12 +73,13 @@ impl Drop for Card {
 }
 
 impl Card {
-    /// Returns the card with this number, creating it on first use.
+    /// Returns this process's card with this number, creating it on first use.
     ///
     /// # Errors
     /// The system is out of sockets or memory.
     pub fn open(number: u32, config: &Config) -> std::io::Result<Arc<Self>> {
-        let mut cards = CARDS.lock().unwrap_or_else(PoisonError::into_inner);
+        process::at_exit(answer_arrived);
+        let mut cards = CARDS.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(card) = cards.iter().filter(|(at, _)| *at == number).find_map(|(_, card)| card.upgrade()) {
             return Ok(card);
         }
@@ -102,14 +105,20 @@ impl Card {
         self.shared.poll();
     }
 
-    /// Removes a program's queue pair. The requests that it has rung go to the wire first, for up to 20 ms, because hardware fetches them
-    /// within a microsecond of the doorbell. With the fault `close_drops` they are dropped.
+    /// Removes a program's queue pair. What it has been sent is handled first, and its answers and the requests that it has rung go to the
+    /// wire, for up to 20 ms, because hardware does all that within microseconds. With the fault `close_drops` the requests are dropped.
     pub fn close_qp(&self, qpn: u16) {
         let deadline = Instant::now() + CLOSE_LIMIT;
         let mut core = self.lock();
-        while !core.config.faults.close_drops && core.has_unsent(qpn) {
+        let drops = core.config.faults.close_drops;
+        core.take_arrived();
+        while core.serves(qpn) || (!drops && core.has_unsent(qpn)) {
             // At least once, even if another thread held the lock until the deadline.
-            core.poll(Instant::now(), false);
+            if drops {
+                core.pump_all();
+            } else {
+                core.poll(Instant::now(), false);
+            }
             if Instant::now() >= deadline {
                 break;
             }
@@ -143,6 +152,14 @@ impl Card {
             *engine = Some(Engine::start(&self.shared, number, hw_counters.and_then(CounterFiles::open))?);
         }
         Ok(())
+    }
+}
+
+/// Sends the answers that this process's cards owe, when the process ends without having closed them.
+extern "C" fn answer_arrived() {
+    let cards: Vec<_> = CARDS.get().lock().map_or_else(|_| Vec::new(), |cards| cards.clone());
+    for card in cards.iter().filter_map(|(_, card)| card.upgrade()) {
+        card.lock().answer_arrived();
     }
 }
 

@@ -163,6 +163,11 @@ impl Core {
         qp.sq.rung_after(qp.taken) != qp.taken || !qp.tokens(|entry| !entry.awaiting).is_empty()
     }
 
+    /// Whether peers' reads from a queue pair are not answered in full yet.
+    pub(crate) fn serves(&self, qpn: u16) -> bool {
+        self.dead_since.is_none() && self.connections.iter().any(|(_, connection)| connection.serves(qpn))
+    }
+
     /// Removes a queue pair. Its requests get no completion, and the card refuses packets for it.
     pub fn close_qp(&mut self, qpn: u16) {
         if qpn == 0 {

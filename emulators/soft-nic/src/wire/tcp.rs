@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use ferrogin_rendezvous::proof::{CONFIRM_LEN, HELLO_LEN, Initiator, Responder, WELCOME_LEN};
@@ -407,6 +407,16 @@ impl Stream {
         let moved = self.sent > before;
         self.forget_sent();
         Ok(moved)
+    }
+
+    /// Ends this card's side of the stream and discards what still arrives. Returns true once the other card has ended its side: a socket
+    /// that is closed with unread bytes resets the stream, and what the other card hasn't received by then is lost.
+    pub fn end(&mut self) -> bool {
+        let _ = self.socket.shutdown(Shutdown::Write);
+        match self.socket.read(&mut [0; 16 << 10]) {
+            Ok(read) => read == 0,
+            Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
     }
 
     fn forget_sent(&mut self) {

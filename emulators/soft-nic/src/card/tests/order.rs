@@ -20,7 +20,7 @@ pub(super) const NO_FAULTS: &str = "seed=1";
 /// A card with a queue pair for messages.
 pub(super) struct Card {
     pub core: Core,
-    qpn: u16,
+    pub qpn: u16,
     cq: u32,
     to: Destination,
     sent: u32,

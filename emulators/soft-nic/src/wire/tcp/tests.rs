@@ -62,6 +62,39 @@ fn attacked(bytes: &[u8]) -> (Result<Progress, WireError>, TcpStream) {
 }
 
 #[test]
+fn ended_stream_delivers_what_was_sent() {
+    let (mut a, mut b) = pair();
+    let (_, gid) = card();
+    let payload = vec![7; MAX_PAYLOAD];
+    let header = Header { total: payload.len() as u32, len: payload.len() as u32, ..Header::new(Kind::Write, 0) };
+    // Bytes that the ending side never reads: closing the socket with them resets the stream.
+    // SAFETY: `payload` holds that many bytes.
+    assert!(unsafe { a.push(&header, payload.as_ptr()) }.unwrap());
+    a.flush().unwrap();
+    let mut sent = 0;
+    // SAFETY: `payload` holds that many bytes.
+    while unsafe { b.push(&header, payload.as_ptr()) }.unwrap() {
+        sent += 1;
+    }
+    let mut received = 0;
+    let mut b = Some(b);
+    wait_for("the end", || {
+        if b.as_mut().is_some_and(|b| b.flush().is_ok() && !b.has_output() && b.end()) {
+            b = None;
+        }
+        let over = a.proceed(&gid).is_err();
+        while a.look() {
+            let (header, _) = a.peek().unwrap().unwrap();
+            a.pop(header.len);
+            received += 1;
+        }
+        over.then(|| a.socket.shutdown(Shutdown::Both))
+    })
+    .unwrap();
+    assert!(received == sent && sent > 1, "{received} of {sent} packets");
+}
+
+#[test]
 fn packets_cross_in_order_whatever_their_length() {
     let (mut a, mut b) = pair();
     let (_, gid) = card();
