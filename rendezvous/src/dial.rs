@@ -2,19 +2,20 @@
 
 use crate::claim::Claim;
 use crate::listener::ACCEPTED;
+use crate::owner::owner;
 use crate::proof::{Domain, Initiator, WELCOME_LEN};
 use crate::secret::{Secret, random};
-use crate::stream::{Socket, Stream};
+use crate::stream::{Socket, Stream, other_user};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, socket, sockopt::SocketError,
+    AddressFamily, SockFlag, SockType, SockaddrStorage, UnixAddr, connect, getsockopt, socket, sockopt::SocketError,
 };
+use nix::unistd::geteuid;
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// How long an address has to accept. A listener whose queue is full only answers a later attempt.
@@ -171,9 +172,25 @@ impl Dial {
             (ErrorKind::AddrNotAvailable, _) => io::Error::other(
                 "this host has no free port for a connection: raise net.ipv4.ip_local_port_range (sysctl)",
             ),
+            // Only a Unix socket's connect fails with this error.
+            (ErrorKind::WouldBlock, _) => io::Error::other(self.full_queue()),
             (_, Some(code)) => io::Error::from_raw_os_error(code),
             (kind, None) => io::Error::new(kind, self.last_error.to_string()),
         }
+    }
+
+    /// Returns the message for a Unix socket whose queue of connections is full.
+    fn full_queue(&self) -> String {
+        let own = geteuid().as_raw();
+        let name = self.addresses.iter().find_map(|address| match address {
+            Address::Unix(name) => Some(name),
+            Address::Tcp(_) => None,
+        });
+        let who = match name.and_then(|name| owner(name)).filter(|user| *user != own) {
+            Some(user) => other_user(user, own),
+            None => "the process that listens there does not accept connections".to_owned(),
+        };
+        format!("{who}, and its queue of connections is full; choose another address")
     }
 
     /// Returns what [`wait`](crate::stream::wait) waits for, until [`Dial::wakes`].
@@ -200,18 +217,23 @@ fn is_final(error: &io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied || error.raw_os_error().is_some_and(lacks)
 }
 
-/// Starts to connect.
+/// Starts to connect. A Unix socket connects at once, or fails with EAGAIN if the listener's queue is full.
 fn begin(address: &Address) -> io::Result<Socket> {
-    let address = match address {
-        // A Unix socket connects at once, unless its queue is full.
-        Address::Unix(name) => return Socket::unix(UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?),
-        Address::Tcp(address) => address,
+    let family = match address {
+        Address::Unix(_) => AddressFamily::Unix,
+        Address::Tcp(SocketAddr::V4(_)) => AddressFamily::Inet,
+        Address::Tcp(SocketAddr::V6(_)) => AddressFamily::Inet6,
     };
-    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = socket(family, SockType::Stream, flags, None)?;
-    match connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Socket::tcp(TcpStream::from(socket)),
-        Err(error) => Err(error.into()),
+    match address {
+        Address::Unix(name) => {
+            connect(socket.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
+            Socket::unix(UnixStream::from(socket))
+        }
+        Address::Tcp(address) => match connect(socket.as_raw_fd(), &SockaddrStorage::from(*address)) {
+            Ok(()) | Err(Errno::EINPROGRESS) => Socket::tcp(TcpStream::from(socket)),
+            Err(error) => Err(error.into()),
+        },
     }
 }

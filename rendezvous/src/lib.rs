@@ -14,6 +14,7 @@ pub mod interface;
 mod listener;
 mod meet;
 mod own_file;
+mod owner;
 pub mod proof;
 pub mod ring;
 mod secret;

@@ -12,6 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+/// Returns the message for a socket whose other end is another user's process.
+pub(crate) fn other_user(other: u32, own: u32) -> String {
+    format!("this socket belongs to a process of user {other}, and this process runs as user {own}")
+}
+
 /// A non-blocking socket.
 #[derive(Debug)]
 pub(crate) enum Socket {
@@ -31,8 +36,7 @@ impl Socket {
         socket.set_nonblocking(true)?;
         let (other, own) = (getsockopt(&socket, PeerCredentials)?.uid(), geteuid().as_raw());
         if other != own {
-            let text = format!("this socket belongs to a process of user {other}, and this process runs as user {own}");
-            return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+            return Err(io::Error::new(ErrorKind::PermissionDenied, other_user(other, own)));
         }
         Ok(Self::Unix(socket))
     }

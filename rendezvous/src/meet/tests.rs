@@ -5,10 +5,12 @@ use crate::tests::{own_port, unique};
 use ferrogin_test_support::peer::Peer as Process;
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use ferrogin_test_support::{Random, child, skip, untrusted};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, listen, socket};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixStream};
+use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::process::Command;
 
 fn rank_0(nranks: usize, address: String) -> Identity {
@@ -259,6 +261,35 @@ fn deadline_passes_while_another_user_connects() {
     assert_eq!(meeting.listener.unproven(), if as_nobody { 0 } else { 10 });
     let error = meeting.poll(now + HANG_LIMIT).unwrap_err();
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1"), "{error}");
+}
+
+/// Runs in the process that [`full_queue_is_a_failed_attempt_that_names_the_user`] starts: listens, fills the queue and accepts nothing.
+#[test]
+fn squat() {
+    let Some(name) = untrusted::task() else { return };
+    let listener = UnixListener::bind_addr(&UnixAddr::from_abstract_name(&name).unwrap()).unwrap();
+    listen(&listener, Backlog::new(0).unwrap()).unwrap();
+    let address = nix::sys::socket::UnixAddr::new_abstract(name.as_bytes()).unwrap();
+    let new = || socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_NONBLOCK, None).unwrap();
+    let held: Vec<_> = std::iter::repeat_with(new)
+        .take_while(|socket| nix::sys::socket::connect(socket.as_raw_fd(), &address).is_ok())
+        .collect();
+    println!("squatted {}", held.len());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn full_queue_is_a_failed_attempt_that_names_the_user() {
+    let as_nobody = untrusted::have_second_user("full_queue_is_a_failed_attempt_that_names_the_user");
+    let identity = Identity { rank: 1, ..rank_0(2, unique("full-queue")) };
+    let mut process = untrusted::start("squat", &identity.address, as_nobody);
+    process.wait_for("squatted");
+    // In a thread, because a connect that blocks doesn't end.
+    let rank = std::thread::spawn(move || super::connect(&identity, Duration::ZERO).map(drop));
+    wait_until("end of the attempt", || rank.is_finished());
+    let error = rank.join().unwrap().unwrap_err().to_string();
+    let who = if as_nobody { "a process of user 65534" } else { "does not accept connections" };
+    assert!(error.contains(who) && error.contains("its queue of connections is full"), "{error}");
 }
 
 #[test]
