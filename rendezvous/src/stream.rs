@@ -130,13 +130,16 @@ pub struct Stream {
     broken: Option<io::Error>,
     /// Why the peer's frames have ended. Earlier ones may still be in `input`.
     ended: Option<End>,
+    /// When the connection was found closed.
+    closed_at: Option<Instant>,
     heard: Instant,
 }
 
 impl Stream {
     pub(crate) fn new(socket: Socket) -> Self {
         let (input, output) = (Vec::new(), Vec::new());
-        Self { socket, input, parsed: 0, output, written: 0, broken: None, ended: None, heard: Instant::now() }
+        let (broken, ended, closed_at) = (None, None, None);
+        Self { socket, input, parsed: 0, output, written: 0, broken, ended, closed_at, heard: Instant::now() }
     }
 
     /// Creates two streams connected to each other, within this process.
@@ -191,19 +194,21 @@ impl Stream {
         self.input.drain(..std::mem::take(&mut self.parsed));
         let mut chunk = [0; CHUNK];
         while self.ended.is_none() {
-            match self.socket.read(&mut chunk) {
-                Ok(0) => self.ended = Some(End::Closed("its connection was closed".to_owned())),
+            let why = match self.socket.read(&mut chunk) {
+                Ok(0) => "its connection was closed".to_owned(),
                 Ok(n) => {
                     self.input.extend_from_slice(&chunk[..n]);
                     self.heard = now;
+                    continue;
                 }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    self.ended = self.broken.as_ref().map(|error| End::Closed(error.to_string()));
-                    return;
-                }
-                Err(error) => self.ended = Some(End::Closed(error.to_string())),
-            }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => match &self.broken {
+                    Some(error) => error.to_string(),
+                    None => return,
+                },
+                Err(error) => error.to_string(),
+            };
+            (self.ended, self.closed_at) = (Some(End::Closed(why)), Some(now));
         }
     }
 
@@ -229,6 +234,11 @@ impl Stream {
     /// Returns why no more frames will arrive, if so.
     pub fn ended(&self) -> Option<&End> {
         self.ended.as_ref()
+    }
+
+    /// Returns when the connection was found closed, unless the peer said that it was closing it.
+    pub fn closed_at(&self) -> Option<Instant> {
+        self.closed_at.filter(|_| self.ended != Some(End::Left))
     }
 
     /// Returns when the peer was last heard.

@@ -59,8 +59,6 @@ pub struct Ring {
     pub(super) failed: Option<usize>,
     /// This rank's abort frame, and its time.
     pub(super) abort: Option<(Frame, Instant)>,
-    /// When [`Ring::lost`] first saw that a neighbour's stream had ended.
-    pub(super) closed_at: Option<Instant>,
     /// Ranks that have closed their communicator, and when this rank found out. Their neighbours tell the others.
     pub(super) closed: BTreeMap<usize, Instant>,
     /// The last allgather's traffic.
@@ -86,7 +84,6 @@ impl Ring {
             failed: None,
             abort: None,
             traffic: Traffic::default(),
-            closed_at: None,
             closed: BTreeMap::new(),
             #[cfg(test)]
             clock: Arc::default(),
@@ -359,15 +356,15 @@ impl Ring {
     }
 }
 
-/// Tells the neighbours that the ring ends; after a failure, also those that connect late.
+/// Tells the neighbours that the ring ends, even if they know of a failure: otherwise, they'd take this rank's end for another one.
+/// Neighbours that connect late hear of the failure, if there was one.
 impl Drop for Ring {
     fn drop(&mut self) {
-        let began = self.abort.map_or_else(Instant::now, |(_, at)| at);
-        if self.abort.is_none() {
-            self.abort = Some((Frame::new(FrameKind::Left, 0, self.sequence, self.rank), began));
-            self.tell_failure(Side::Prev);
-            self.tell_failure(Side::Next);
+        let left = Frame::new(FrameKind::Left, 0, self.sequence, self.rank);
+        for stream in [&mut self.prev, &mut self.next].into_iter().flatten() {
+            stream.send(left, &[]);
         }
+        let (_, began) = *self.abort.get_or_insert_with(|| (left, Instant::now()));
         loop {
             let now = Instant::now();
             if self.poll_opening(now).is_err() {

@@ -4,7 +4,7 @@ use super::allgather::{Ring, Side};
 use super::error::RingError;
 use super::step::Step;
 use crate::frame::{Frame, FrameKind};
-use crate::stream::{End, Stream};
+use crate::stream::End;
 use std::time::{Duration, Instant};
 
 /// How long after its streams end a rank counts as lost. If a program exits right after its last barrier without closing the
@@ -47,13 +47,16 @@ impl Ring {
         }
     }
 
+    /// Gives up on a neighbour whose stream ended without a word, unless a neighbour has reported a failure that may explain it.
     fn look_at_streams(&mut self, now: Instant) {
-        let streams = [(self.prev_rank(), &self.prev), (self.next_rank(), &self.next)];
-        let is_closed = |stream: &Stream| matches!(stream.ended(), Some(End::Closed(_)));
-        let Some((rank, _)) = streams.into_iter().find(|(_, stream)| stream.as_ref().is_some_and(is_closed)) else {
+        if self.later_abort.is_some_and(|(frame, _)| frame.kind == FrameKind::Abort) {
             return;
-        };
-        if now >= *self.closed_at.get_or_insert(now) + GRACE {
+        }
+        let streams = [(self.prev_rank(), &self.prev), (self.next_rank(), &self.next)];
+        let closed = streams.into_iter().filter_map(|(rank, stream)| Some((stream.as_ref()?.closed_at()?, rank)));
+        // A rank may end because of the one that ended first.
+        let Some((at, rank)) = closed.min_by_key(|(at, _)| *at) else { return };
+        if now >= at + GRACE {
             let error = RingError::PeerClosed { rank, at: self.address(rank), step: Step::Barrier };
             self.fail(Step::Barrier, self.sequence, &error);
         }

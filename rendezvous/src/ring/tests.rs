@@ -4,8 +4,9 @@ use super::{Listener, Ring, RingError, Step};
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use crate::frame::{Frame, FrameKind};
+use crate::stream::End;
 use crate::{Secret, stream};
-use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
+use ferrogin_test_support::wait::{HANG_LIMIT, wait_for, wait_until};
 use ferrogin_test_support::{child, untrusted};
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -442,4 +443,42 @@ fn rank_that_ends_between_calls_is_lost_to_all() {
             }
         });
     }
+}
+
+/// Looks at the other ranks `GRACE` from now and later, until one is lost.
+fn lost_later(ring: &mut Ring) -> usize {
+    let mut now = Instant::now();
+    wait_for("a lost rank", || {
+        now += Duration::from_secs(3);
+        ring.lost(now)
+    })
+}
+
+/// A rank that ends because of another one's end isn't the suspect.
+#[test]
+fn rank_that_ended_first_is_lost() {
+    let mut rings = Ring::threads(3, HANG_LIMIT).unwrap();
+    let now = Instant::now();
+    let end = |ring: &mut Ring| (ring.next, ring.prev) = (None, None);
+    end(&mut rings[2]);
+    assert_eq!(rings[1].lost(now), None);
+    end(&mut rings[0]);
+    assert_eq!(lost_later(&mut rings[1]), 2);
+}
+
+/// Rank 0 loses rank 1, tells rank 3, and closes its communicator. Rank 3 doesn't take that for another rank's end.
+#[test]
+fn rank_that_reports_a_failure_and_closes_is_not_lost() {
+    let mut rings = Ring::threads(4, HANG_LIMIT).unwrap();
+    (rings[1].next, rings[1].prev) = (None, None);
+    assert_eq!(lost_later(&mut rings[0]), 1);
+    let mut far = rings.remove(3);
+    drop(rings.remove(0));
+    let mut now = Instant::now();
+    for _ in 0..3 {
+        now += Duration::from_secs(3);
+        assert_eq!(far.lost(now), Some(1));
+    }
+    assert_eq!(far.prev.as_ref().unwrap().ended(), None);
+    assert_eq!(far.next.as_ref().unwrap().ended(), Some(&End::Left));
 }
