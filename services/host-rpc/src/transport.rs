@@ -37,7 +37,7 @@ pub trait Transport: Send + Sync + 'static {
     /// Receives one message.
     fn receive(&self, done: ReceiveDone);
     /// Sends queued messages and then ends the connection, after `limit` at the latest. Outstanding receives end with
-    /// [`TransportError::Closed`].
+    /// [`TransportError::Closed`]; the peer's receives do so after they got every message sent before.
     fn close(&self, limit: Duration);
     /// True on the thread that runs the callbacks, if the transport can tell. Waiting for an answer on that thread would never end.
     fn is_own_thread(&self) -> bool {

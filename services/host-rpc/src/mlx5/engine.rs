@@ -195,13 +195,19 @@ impl Engine {
                 self.finish_callbacks();
                 return;
             }
-            progress |= self.poll();
-            progress |= self.post();
-            progress |= self.incoming.deliver();
-            self.close_if_due();
+            if self.ended.is_none() {
+                progress |= self.poll();
+                progress |= self.post();
+                progress |= self.incoming.deliver();
+                self.close_if_due();
+            }
             if self.ended.is_some() {
                 self.finish_callbacks();
-                self.finished = true;
+                // What the peer sent before the end waits for its receives, until this end is closed too.
+                self.finished = self.closing.is_some() || !self.incoming.has_complete();
+                if !self.finished {
+                    thread::park();
+                }
                 continue;
             }
             idle = if progress { 0 } else { idle.saturating_add(1) };
@@ -229,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// Runs every callback that is still waiting.
+    /// Runs every callback that is still waiting, after the end.
     fn finish_callbacks(&mut self) {
         let end = self.ended.clone().unwrap_or(TransportError::Closed);
         self.windows.clear();

@@ -139,6 +139,15 @@ impl Incoming {
         progress
     }
 
+    /// True if the first message is complete.
+    pub fn has_complete(&self) -> bool {
+        match self.messages.front() {
+            Some(Message::Eager(_)) => true,
+            Some(Message::Rendezvous(message)) => message.complete,
+            None => false,
+        }
+    }
+
     /// Runs the callbacks that no message will reach.
     pub fn fail(&mut self, error: &TransportError) {
         self.receivers.drain(..).for_each(|done| done(Err(error.clone())));

@@ -152,6 +152,10 @@ impl Transport for Connection {
     fn is_own_thread(&self) -> bool {
         thread::current().id() == self.thread.id()
     }
+
+    fn is_closed(&self) -> bool {
+        self.shared.inbox().ended
+    }
 }
 
 impl Drop for Connection {

@@ -113,6 +113,26 @@ fn close_sends_queued_messages_and_ends_both_ends() {
     assert_eq!(wait::receive("a callback", &receiver), Err(TransportError::Closed));
 }
 
+/// A close loses no message, however late the peer receives them.
+#[test]
+fn messages_sent_before_a_close_wait_for_their_receives() {
+    for Cards { config, .. } in sizes("") {
+        let (a, b) = pair(31, &config);
+        let lens = |number: usize| [10, 5000, 0, 1025, 70_000][number % 5];
+        for number in 0..100 {
+            a.send(Payload::from(vec![number as u8; lens(number)]), Box::new(|result| result.unwrap()));
+        }
+        assert!(!a.is_closed());
+        a.close(LIMIT);
+        wait::wait_until("the close", || a.is_closed());
+        drop(a);
+        for number in 0..100 {
+            assert!(receive(&b).unwrap() == vec![number as u8; lens(number)], "message {number}");
+        }
+        assert_eq!(receive(&b), Err(TransportError::Closed));
+    }
+}
+
 #[test]
 fn invalid_hellos_and_sizes_are_rejected() {
     let config = Config { eager: 64, ..Config::default() };
