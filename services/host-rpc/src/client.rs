@@ -343,7 +343,8 @@ impl FrameHandler for Inner {
     }
 
     fn on_end(&self, end: End) {
-        self.end_all(&self.connection.error(Arc::clone(&self.peer), end));
+        let max_body = self.state().max_body;
+        self.end_all(&self.connection.error(Arc::clone(&self.peer), end, max_body));
     }
 }
 

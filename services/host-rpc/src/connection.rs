@@ -5,18 +5,24 @@ use std::time::Duration;
 
 use ferrogin_channel::Payload;
 
-use crate::frame::{Assembler, HEADER, Header, PACK};
+use crate::frame::{Assembler, HEADER, Header, Kind, PACK};
+use crate::status::truncated;
 use crate::transport::NO_LIMIT;
 use crate::{Body, Data, RpcError, SendDone, Settings, Transport, TransportError, Violation};
 
 /// How many receives are posted to the transport.
 const RECEIVES: usize = 16;
+/// The most bytes of a violation's text.
+const VIOLATION_MAX: usize = 500;
 
 /// How a connection ended.
 #[derive(Clone, Debug)]
 pub(crate) enum End {
     Transport(TransportError),
+    /// The peer broke the protocol.
     Violation(Violation),
+    /// This end broke the protocol, as the peer says.
+    Refused(Arc<str>),
 }
 
 /// The client or the server behind a connection.
@@ -53,6 +59,8 @@ pub(crate) struct Connection {
     pack: usize,
     /// While more frames than this are unsent, no further message is received.
     max_unsent: usize,
+    /// The limit of a close after a violation.
+    close_timeout: Duration,
 }
 
 impl Connection {
@@ -75,6 +83,7 @@ impl Connection {
             assembler: Mutex::new(Some(Assembler::new(settings.max_body))),
             pack: PACK.min(max),
             max_unsent,
+            close_timeout: settings.close_timeout,
         })
     }
 
@@ -93,16 +102,25 @@ impl Connection {
         self.transport.close(limit.min(NO_LIMIT));
     }
 
-    /// The error for the calls of a connection that has ended. Closes the connection if its peer broke the protocol.
-    pub fn error(self: &Arc<Self>, peer: Arc<str>, end: End) -> RpcError {
-        match end {
-            End::Transport(why) => RpcError::Disconnected { peer, why },
+    /// The error for the calls of a connection that has ended. If the peer broke the protocol, tells it so, in a body of at most `max_body`
+    /// bytes. Closes the connection after a violation of either end.
+    pub fn error(self: &Arc<Self>, peer: Arc<str>, end: End, max_body: Option<usize>) -> RpcError {
+        let error = match end {
+            End::Transport(why) => return RpcError::Disconnected { peer, why },
             End::Violation(violation) => {
                 log::warn!("closing the connection to {peer}, which broke the RPC protocol: {violation}");
-                self.close(Duration::ZERO);
+                let text = violation.to_string();
+                let text = truncated(&text, max_body.unwrap_or(VIOLATION_MAX).min(VIOLATION_MAX));
+                self.send(Header { code: 1, ..Header::new(Kind::Goodbye) }, text.into());
                 RpcError::Protocol { peer, violation }
             }
-        }
+            End::Refused(why) => {
+                log::warn!("{peer} ended the connection, because this end broke the RPC protocol: {why}");
+                RpcError::Refused { peer, why }
+            }
+        };
+        self.close(self.close_timeout);
+        error
     }
 
     /// Sends a frame. If the connection ends first, the handler's `on_end` reports that.
@@ -221,9 +239,14 @@ impl Connection {
             }
         };
         let handled = frames.and_then(|frames| {
-            frames
-                .into_iter()
-                .try_for_each(|(header, body)| Arc::clone(&handler).on_frame(header, body).map_err(End::Violation))
+            frames.into_iter().try_for_each(|(header, body)| {
+                if header.kind == Kind::Goodbye && header.code != 0 {
+                    let text = body.bytes();
+                    let text = String::from_utf8_lossy(&text[..text.len().min(VIOLATION_MAX)]);
+                    return Err(End::Refused(text.into()));
+                }
+                Arc::clone(&handler).on_frame(header, body).map_err(End::Violation)
+            })
         });
         match handled {
             Ok(()) => self.receive_next(),

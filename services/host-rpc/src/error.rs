@@ -52,6 +52,16 @@ pub enum RpcError {
         /// The violation.
         violation: Violation,
     },
+    /// The server ended the connection, because it found that this end broke the protocol.
+    #[error(
+        "{peer} ended the connection, because this end broke the RPC protocol: {why}; run the same release on both ends"
+    )]
+    Refused {
+        /// The server.
+        peer: Arc<str>,
+        /// The violation, in the server's words.
+        why: Arc<str>,
+    },
     /// The server does not accept a body that long.
     #[error(
         "a body of {len} bytes is longer than {peer} accepts ({max} bytes); split it, or raise the server's max_body"
@@ -112,8 +122,8 @@ pub enum Violation {
     /// The client has more calls open than the server granted.
     #[error("the client has more calls open than the {0} that the server granted")]
     NoCredit(u32),
-    /// More parts of a call arrived than this end granted, or a part after the last one.
-    #[error("a part of a call arrived without a grant from this end")]
+    /// More parts of a call arrived than the receiver granted, or a part after the last one.
+    #[error("a part of a call arrived without a grant of its receiver")]
     PartNotGranted,
     /// The frame is of a kind that only the other end sends.
     #[error("only this end may send frames of this kind")]

@@ -6,7 +6,8 @@
 //! 0  magic    u16   "hr"
 //! 2  version  u8
 //! 3  kind     u8    1 hello, 2 request, 3 answer, 4 cancel, 5 goodbye, 6 part, 7 window; bit 7: the body is inline
-//! 4  code     u32   request: the method; answer: 0 or the code of a status; part: 1 for the empty one after the last
+//! 4  code     u32   request: the method; answer: 0 or the code of a status; part: 1 for the empty one after the last; goodbye: 1 if the
+//!                   receiver broke the protocol, and the body is the violation as text
 //! 8  call     u64   the number of the call, chosen by the client, unique among open calls; hello: longest body accepted
 //! 16 length   u64   bytes of the body
 //! 24 time     u32   request: microseconds until the deadline; u32::MAX: no deadline within that range
@@ -76,7 +77,7 @@ pub struct Header {
     pub kind: Kind,
     /// The body follows the header in the same message.
     pub inline: bool,
-    /// The method, the code of a status, or 1 after the last part.
+    /// The method, the code of a status, 1 after the last part, or 1 in the goodbye to an end that broke the protocol.
     pub code: u32,
     /// The number of the call; in a hello the longest body accepted.
     pub call: u64,

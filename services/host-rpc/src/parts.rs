@@ -131,11 +131,11 @@ impl Parts {
     /// Called when a part has arrived: the last one has `code` 1 and no bytes.
     pub fn received(&self, header: &Header, part: Body) -> Result<(), Violation> {
         self.change(|state| {
-            if state.peer_finished || state.received.len() >= WINDOW as usize {
-                return Err(Violation::PartNotGranted);
-            }
             match header.code {
+                _ if state.peer_finished => return Err(Violation::PartNotGranted),
+                0 if state.received.len() >= WINDOW as usize => return Err(Violation::PartNotGranted),
                 0 => state.received.push_back(part),
+                // Not a part: it takes no room.
                 _ => state.peer_finished = true,
             }
             Ok(())

@@ -584,7 +584,8 @@ impl FrameHandler for Session {
     }
 
     fn on_end(&self, end: End) {
-        self.cancel_all(&self.connection.error(Arc::clone(&self.peer), end));
+        let max_body = self.calls().max_body;
+        self.cancel_all(&self.connection.error(Arc::clone(&self.peer), end, max_body));
         if let Some(server) = self.server.upgrade() {
             server.state().sessions.retain(|session| !std::ptr::eq(&**session, self));
         }

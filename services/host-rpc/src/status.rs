@@ -52,9 +52,8 @@ impl Status {
             Self::Cancelled => CANCELLED,
             Self::ShuttingDown => SHUTTING_DOWN,
             Self::Failed { code, text } if max_body >= 4 => {
-                let longest = text.len().min(max_body - 4);
-                let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
-                return (FAILED, [&code.to_le_bytes()[..], &text.as_bytes()[..end]].concat());
+                let text = truncated(text, max_body - 4);
+                return (FAILED, [&code.to_le_bytes()[..], text.as_bytes()].concat());
             }
             Self::Failed { .. } | Self::NoAnswer => NO_ANSWER,
         };
@@ -78,6 +77,12 @@ impl Status {
             _ => Self::NoAnswer,
         })
     }
+}
+
+/// At most the first `max` bytes of a text, in whole characters.
+pub(crate) fn truncated(text: &str, max: usize) -> &str {
+    let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }
 
 /// For methods that pass on an error of their own [stream](crate::ServerStream): the caller is gone or no longer interested. An error of a

@@ -2,13 +2,14 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
 pub use ferrogin_test_support::wait::HANG_LIMIT as LIMIT;
 use ferrogin_test_support::wait::{receive, wait_until};
 use host_rpc::frame::{Header, Kind};
-use host_rpc::{Body, Client, Payload, RpcError, Server, ServerHandle, Settings, Status, Transport, Violation};
+use host_rpc::{Body, Client, Data, Payload, RpcError, Server, ServerHandle, Settings, Status, Transport, Violation};
 
 /// Makes connections over a transport under test.
 pub trait TransportFactory {
@@ -37,6 +38,8 @@ macro_rules! calls {
             cancelled_async_methods_are_dropped,
             bodies_stream_both_ways,
             streams_end_with_their_call,
+            unread_parts_never_end_the_connection,
+            parts_without_a_grant_end_the_connection_with_the_reason,
         ]);
     };
     (@each $module:ident, $factories:expr, [$($test:ident,)*]) => {
@@ -285,6 +288,23 @@ fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     Some((Header::parse(&message).unwrap(), message[host_rpc::frame::HEADER..].to_vec()))
 }
 
+/// Why the other end says that this end broke the protocol, once the connection has ended.
+fn reason_of_end(raw: &impl Transport) -> Option<String> {
+    let mut reason = None;
+    while let Some((mut header, mut rest)) = receive_frame(raw) {
+        // A message may hold several frames.
+        loop {
+            let others = rest.split_off(header.length.min(rest.len() as u64) as usize);
+            if (header.kind, header.code) == (Kind::Goodbye, 1) {
+                reason = Some(String::from_utf8(rest).unwrap());
+            }
+            let Ok(next) = Header::parse(&others) else { break };
+            (header, rest) = (next, others[host_rpc::frame::HEADER..].to_vec());
+        }
+    }
+    reason
+}
+
 /// Sends something that breaks the protocol.
 type Misbehaviour<'c, E> = &'c dyn Fn(&E);
 
@@ -320,7 +340,7 @@ pub fn servers_disconnect_malformed_clients_and_serve_others<W: TransportFactory
             (Kind::Answer, 7, 0, 1, &b"hi"[..])
         );
         misbehave(&raw);
-        while receive_frame(&raw).is_some() {}
+        assert!(reason_of_end(&raw).is_some_and(|reason| !reason.is_empty()), "misbehaviour {number}");
         assert_eq!(
             well_behaved.call(ECHO, b"fine".to_vec(), LIMIT).wait().unwrap().into_vec(),
             b"fine",
@@ -339,8 +359,12 @@ pub fn clients_disconnect_malformed_servers<W: TransportFactory>(factory: &W) {
         send_frame(&raw, Header { call: 1000, credits: 10, ..Header::new(Kind::Hello) }, b"");
         let call = client.call(ECHO, Vec::new(), LIMIT);
         misbehave(&raw);
+        let reason = reason_of_end(&raw);
         match call.wait() {
-            Err(RpcError::Protocol { violation, .. }) => violation,
+            Err(RpcError::Protocol { violation, .. }) => {
+                assert_eq!(reason, Some(violation.to_string()));
+                violation
+            }
             other => panic!("{other:?}"),
         }
     };
@@ -513,6 +537,112 @@ pub fn streams_end_with_their_call<W: TransportFactory>(factory: &W) {
     assert!(matches!(receive("the end of the stream", &has_ended), Err(RpcError::Cancelled)));
 }
 
+/// A method of [`server_of_parts`] answers with this.
+const PARTS: &[u8] = b"all parts are sent";
+
+/// A server whose method reads no part, waits until the test says how it ends, and sends the number of parts in the request first. Also
+/// returns the sender of these ends, and what tells that a method has sent its parts.
+fn server_of_parts() -> (ServerHandle, mpsc::Sender<Result<Data, Status>>, mpsc::Receiver<()>) {
+    let ((end, ends), (sent, has_sent)) = (mpsc::channel(), mpsc::channel());
+    let ends = Mutex::new(ends);
+    let running = Server::new(Settings::default())
+        .method_stream("parts", move |_, body, stream| {
+            let (end, sent, parts) = (ends.lock().unwrap().recv().unwrap(), sent.clone(), body.bytes()[0]);
+            async move {
+                for _ in 0..parts {
+                    stream.send("a part").await?;
+                }
+                sent.send(()).unwrap();
+                end
+            }
+        })
+        .method(ECHO, |_, body| Ok(body.into_vec().into()))
+        .start();
+    (running, end, has_sent)
+}
+
+/// Every number of unread parts in both directions, with every way to end the call: other calls on the connection go on.
+pub fn unread_parts_never_end_the_connection<W: TransportFactory>(factory: &W) {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Ends {
+        Answer,
+        Failure,
+        Cancel,
+        CancelAfterLast,
+    }
+    let (here, there) = factory.pair();
+    let (running, end, has_sent) = server_of_parts();
+    running.attach(there);
+    let client = Client::new(here, Settings::default());
+    let echo = || assert_eq!(client.call(ECHO, "on", LIMIT).wait().unwrap().into_vec(), b"on");
+    let fillings = (0..=8).flat_map(|parts| [(parts, 0), (0, parts), (parts, parts)]);
+    for (to_server, to_client) in fillings {
+        for ends in [Ends::Answer, Ends::Failure, Ends::Cancel, Ends::CancelAfterLast] {
+            let case = format!("{to_server} parts to the server, {to_client} to the client, {ends:?}");
+            let stream = client.stream("parts", &[to_client], LIMIT);
+            for _ in 0..to_server {
+                block_on(stream.send("a part")).expect(&case);
+            }
+            if ends != Ends::Cancel {
+                stream.finish();
+            }
+            // By the answer, the server has received all of them.
+            echo();
+            end.send(if ends == Ends::Failure { Err(Status::failed(1, "as asked")) } else { Ok(PARTS.into()) })
+                .unwrap();
+            receive("the method's parts", &has_sent);
+            echo();
+            if matches!(ends, Ends::Answer | Ends::Failure) {
+                let answer = block_on(stream.answer());
+                assert_eq!(answer.is_ok_and(|body| *body.bytes() == *PARTS), ends == Ends::Answer, "{case}");
+            } else {
+                drop(stream);
+            }
+            echo();
+        }
+    }
+}
+
+/// A ninth unread part, a part or an end after the last one: the end that receives it says why it closes the connection, and the other end's
+/// calls end with that.
+pub fn parts_without_a_grant_end_the_connection_with_the_reason<W: TransportFactory>(factory: &W) {
+    let reason = Violation::PartNotGranted.to_string();
+    let part = |code| Header { code, call: 3, ..Header::new(Kind::Part) };
+    for codes in [&[0; 9][..], &[1, 0], &[1, 1], &[0, 0, 0, 0, 0, 0, 0, 0, 1, 1]] {
+        let (running, end, _has_sent) = server_of_parts();
+        let (raw, there) = factory.pair();
+        running.attach(there);
+        let method = host_rpc::Method::from("parts").number();
+        send_frame(&raw, Header { code: method, call: 3, credits: 8, ..Header::new(Kind::Request) }, &[0]);
+        codes.iter().for_each(|code| send_frame(&raw, part(*code), b""));
+        assert_eq!(reason_of_end(&raw), Some(reason.clone()), "{codes:?}");
+        end.send(Ok("".into())).unwrap();
+
+        let (here, raw) = factory.pair();
+        let client = Client::new(here, Settings::default());
+        send_frame(&raw, Header { call: 1000, credits: 10, ..Header::new(Kind::Hello) }, b"");
+        assert_eq!(receive_frame(&raw).unwrap().0.kind, Kind::Hello);
+        // The first message after it holds the stream's request, at its start.
+        let (stream, other) = (client.stream("parts", &[0], LIMIT), client.call(ECHO, "", LIMIT));
+        let call = receive_frame(&raw).unwrap().0.call;
+        codes.iter().for_each(|code| send_frame(&raw, Header { call, ..part(*code) }, b""));
+        assert_eq!(reason_of_end(&raw), Some(reason.clone()), "{codes:?}");
+        for error in [other.wait().unwrap_err(), block_on(stream.answer()).unwrap_err()] {
+            assert!(matches!(error, RpcError::Protocol { violation: Violation::PartNotGranted, .. }), "{error}");
+        }
+    }
+    // What the end that broke the protocol gets: the reason, for every call.
+    let (here, raw) = factory.pair();
+    let client = Client::new(here, Settings::default());
+    send_frame(&raw, Header { call: 1000, credits: 1, ..Header::new(Kind::Hello) }, b"");
+    let calls = [client.call(ECHO, "", LIMIT), client.call(ECHO, "", LIMIT)];
+    send_frame(&raw, Header { code: 1, ..Header::new(Kind::Goodbye) }, reason.as_bytes());
+    for call in calls {
+        let error = call.wait().unwrap_err();
+        assert!(matches!(&error, RpcError::Refused { why, .. } if **why == *reason), "{error}");
+    }
+}
+
 /// A minimal executor.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
@@ -525,8 +655,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     loop {
         match future.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
-            std::task::Poll::Ready(value) => return value,
-            std::task::Poll::Pending => thread::park(),
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
         }
     }
 }
