@@ -3,8 +3,10 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
+
+use crate::log;
 
 /// How many forks lie between the process that loaded the library and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
@@ -36,6 +38,16 @@ impl Process {
     pub fn is_child(self) -> bool {
         self.0 > 0
     }
+}
+
+/// Logs, once in each process, that a call named an object that the parent process opened.
+pub fn log_inherited(object: &str) {
+    static LOGGED: PerProcess<OnceLock<()>> = PerProcess::new();
+    LOGGED.get().get_or_init(|| {
+        log::line(format_args!(
+            "softefa: the {object} was opened before fork() and belongs to the parent process; this process must open its own"
+        ));
+    });
 }
 
 /// Has a function called when the process ends by `exit` or by returning from `main`.

@@ -43,7 +43,7 @@ unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: Option<&ib::ibv_ah_attr>
         // SAFETY: any bytes in the union make a valid GID.
         let gid = Gid::from_bytes(unsafe { attr.grh.dgid.raw })
             .map_err(|error| refuse("ibv_create_ah", Errno::INVAL, format_args!("the destination GID {error}")))?;
-        let number = pd.card().lock().open_handle(pd.number, gid)?;
+        let number = pd.card()?.lock().open_handle(pd.number, gid)?;
         let ah = ib::ibv_ah { context: pd.context_pointer(), pd: raw.pointer(), handle: number.into() };
         Ok(objects::give(Box::new(Ah { raw: ah, pd: Held::new(pd), number, uses: Uses::default() })))
     })
@@ -52,7 +52,7 @@ unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: Option<&ib::ibv_ah_attr>
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_ah(raw: *mut ib::ibv_ah) -> c_int {
     objects::destroy("ibv_destroy_ah", raw, |ah: &Ah| {
-        ah.pd.card().lock().close_handle(ah.number);
+        ah.pd.card()?.lock().close_handle(ah.number);
         Ok(())
     })
 }

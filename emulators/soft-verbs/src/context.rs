@@ -6,11 +6,13 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use nix::fcntl::OFlag;
+use soft_nic::address::Gid;
 use soft_nic::card::{Card, MAX_SEND_SIZE};
 use soft_nic::fault::MAX_SQ_SIZE;
+use soft_nic::process::{self, Process};
 
 use crate::bindings as ib;
 use crate::device::{self, Device};
@@ -40,9 +42,12 @@ const MAX_CQ: c_int = 1024;
 #[repr(C)]
 pub(crate) struct Context {
     raw: ib::verbs_context,
-    pub(crate) card: Arc<Card>,
+    card: Arc<Card>,
     pub(crate) number: u32,
-    pub(crate) gid: [u8; 16],
+    /// The card's GID.
+    gid: Gid,
+    /// The card of a forked child that uses its parent's device, and that child.
+    card_of_child: OnceLock<(Process, Arc<Card>)>,
     /// Open queue pairs, by number.
     pub(crate) queue_pairs: RwLock<HashMap<u16, Arc<Queues>>>,
     /// Asynchronous events. The card raises none; closing the device ends any waits for them.
@@ -55,6 +60,7 @@ unsafe impl Object for Context {
     const KIND: &'static str = "device";
     type Raw = ib::ibv_context;
     const AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
+    const SHARED_WITH_CHILDREN: bool = true;
 
     fn uses(&self) -> &Uses {
         &self.uses
@@ -64,10 +70,8 @@ unsafe impl Object for Context {
 impl Context {
     /// Opens a device; `raw` holds its tables of calls.
     pub(crate) fn open(device: &Device, mut raw: ib::verbs_context) -> Result<*mut ib::ibv_context, Errno> {
-        let config = device::settings("ibv_open_device")?;
-        let card = Card::open(device.number, &config)?;
-        card.start(Some(&PathBuf::from(device::card_directory(device.number)).join("ports/1/hw_counters")))?;
-        let gid = card.lock().gid.to_bytes();
+        let card = card_of(device.number, "ibv_open_device")?;
+        let gid = card.lock().gid;
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         raw.sz = size_of::<ib::verbs_context>();
         raw.context = ib::ibv_context {
@@ -84,10 +88,34 @@ impl Context {
             card,
             number: device.number,
             gid,
+            card_of_child: OnceLock::new(),
             queue_pairs: RwLock::default(),
             events: Mutex::new(Some((Arc::new(reader), writer))),
             uses: Uses::default(),
         })))
+    }
+
+    /// Returns this process's card: a child that was forked after the device was opened has its own.
+    ///
+    /// # Errors
+    /// There are no sockets or no memory for the child's card, or two forks lie between the process that opened the device and this one.
+    pub(crate) fn card(&self) -> Result<&Card, Errno> {
+        if !self.uses.are_inherited() {
+            return Ok(&self.card);
+        }
+        if self.card_of_child.get().is_none() {
+            let card = card_of(self.number, "fork")?;
+            card.replace_inherited(&self.card, self.gid);
+            // Another thread's is the same card.
+            let _ = self.card_of_child.set((Process::current(), card));
+        }
+        match self.card_of_child.get() {
+            Some((process, card)) if process.is_current() => Ok(card),
+            _ => {
+                process::log_inherited(Self::KIND);
+                Err(Errno::PERM)
+            }
+        }
     }
 
     /// Returns an open queue pair's work queues.
@@ -96,9 +124,19 @@ impl Context {
     }
 }
 
+/// Returns this process's card with this number, and starts it.
+fn card_of(number: u32, call: &str) -> Result<Arc<Card>, Errno> {
+    let card = Card::open(number, &device::settings(call)?)?;
+    card.start(Some(&PathBuf::from(device::card_directory(number)).join("ports/1/hw_counters")))?;
+    Ok(card)
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
     status("ibv_close_device", || {
+        if objects::is_inherited::<Context>(raw) {
+            return Ok(());
+        }
         let open = objects::take::<Context>("ibv_close_device", raw)?;
         // Like the kernel, remove what is still open. The memory stays, because the program may still call the destructors.
         for qpn in open.queue_pairs.read().unwrap_or_else(PoisonError::into_inner).keys() {
@@ -110,8 +148,8 @@ unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
     })
 }
 
-fn device_attributes(open: &Context) -> ib::ibv_device_attr {
-    let device = open.card.lock().config.faults.device.into();
+fn device_attributes(open: &Context) -> Result<ib::ibv_device_attr, Errno> {
+    let device = open.card()?.lock().config.faults.device.into();
     let mut attr = ib::ibv_device_attr {
         node_guid: device::guid(open.number),
         max_mr_size: 1 << 48,
@@ -135,14 +173,14 @@ fn device_attributes(open: &Context) -> ib::ibv_device_attr {
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *to = from as _;
     }
-    attr
+    Ok(attr)
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_query_device(raw: Open<Context>, attr: Option<&mut ib::ibv_device_attr>) -> c_int {
     status("ibv_query_device", || {
         let open = raw.get()?;
-        *attr.ok_or(Errno::INVAL)? = device_attributes(open);
+        *attr.ok_or(Errno::INVAL)? = device_attributes(open)?;
         Ok(())
     })
 }
@@ -159,7 +197,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             return Err(Errno::INVAL);
         }
         let whole = ib::ibv_device_attr_ex {
-            orig_attr: device_attributes(open),
+            orig_attr: device_attributes(open)?,
             phys_port_cnt_ex: PORT.into(),
             ..ib::ibv_device_attr_ex::default()
         };
@@ -224,20 +262,20 @@ unsafe extern "C" fn ibv_query_gid(raw: Open<Context>, port: u8, index: c_int, g
     let done = status("ibv_query_gid", || {
         let open = raw.get()?;
         check_port(port.into(), index as u32)?;
-        gid.ok_or(Errno::INVAL)?.raw = open.gid;
+        gid.ok_or(Errno::INVAL)?.raw = open.card()?.lock().gid.to_bytes();
         Ok(())
     });
     if done == 0 { 0 } else { -1 }
 }
 
-fn gid_entry(open: &Context) -> ib::ibv_gid_entry {
-    ib::ibv_gid_entry {
-        gid: ib::ibv_gid { raw: open.gid },
+fn gid_entry(open: &Context) -> Result<ib::ibv_gid_entry, Errno> {
+    Ok(ib::ibv_gid_entry {
+        gid: ib::ibv_gid { raw: open.card()?.lock().gid.to_bytes() },
         gid_index: 0,
         port_num: PORT.into(),
         gid_type: ib::IBV_GID_TYPE_IB,
         ndev_ifindex: 0,
-    }
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -255,7 +293,7 @@ unsafe extern "C" fn _ibv_query_gid_ex(
         if flags != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        to.fill(&gid_entry(open), size)
+        to.fill(&gid_entry(open)?, size)
     })
 }
 
@@ -272,7 +310,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
             return -(libc::EINVAL as isize);
         }
         let Ok(open) = raw.get() else { return -(libc::EINVAL as isize) };
-        match to.fill(&gid_entry(open), size) {
+        match gid_entry(open).and_then(|entry| to.fill(&entry, size)) {
             Ok(()) => 1,
             Err(errno) => -(errno.0 as isize),
         }

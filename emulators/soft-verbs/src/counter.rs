@@ -49,7 +49,7 @@ pub(crate) const EVENT_OF: [(c_uint, Event); EVENTS] = [
 pub(crate) const ALL_EVENTS: c_uint = (1 << EVENTS) - 1;
 
 fn has_counters(open: &Context) -> Result<(), Errno> {
-    if open.card.lock().config.faults.no_counters {
+    if open.card()?.lock().config.faults.no_counters {
         let why = format_args!("SOFTEFA_FAULTS=no_counters: there are no counters in hardware");
         return Err(refuse("ibv_create_comp_cntr", Errno::UNSUPPORTED, why));
     }
@@ -67,7 +67,7 @@ unsafe extern "C" fn _ibv_query_comp_cntr_caps(
         has_counters(open)?;
         let whole = ib::ibv_comp_cntr_caps {
             max_value: COUNTER_MASK,
-            max_counters: open.card.lock().config.faults.cntr_budget,
+            max_counters: open.card()?.lock().config.faults.cntr_budget,
             supported_qp_attach_ops: ALL_EVENTS,
         };
         caps.fill(&whole, size)
@@ -128,12 +128,12 @@ unsafe fn create(
             Ok(Word::own(start))
         }
     };
-    let start = u64::from(open.card.lock().config.faults.cntr_start);
+    let start = u64::from(open.card()?.lock().config.faults.cntr_start);
     let completions = word(ib::EFADV_COMP_CNTR_INIT_WITH_COMP_EXTERNAL_MEM, &dv.comp_cntr_ext_mem, start)?;
     let errors = word(ib::EFADV_COMP_CNTR_INIT_WITH_ERR_EXTERNAL_MEM, &dv.err_cntr_ext_mem, 0)?;
     let (at, errors_at) = (completions.address(), errors.address());
     let number = open
-        .card
+        .card()?
         .lock()
         .open_counter(Counter { completions, errors, attached: 0 })
         .map_err(|error| refuse("ibv_create_comp_cntr", error.into(), format_args!("{error}")))?;
@@ -176,7 +176,7 @@ unsafe extern "C" fn efadv_create_comp_cntr(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int {
     objects::destroy("ibv_destroy_comp_cntr", raw, |cntr: &CompCntr| {
-        drop(cntr.context.card.lock().close_counter(cntr.number)?);
+        drop(cntr.context.card()?.lock().close_counter(cntr.number)?);
         Ok(())
     })
 }
@@ -184,7 +184,7 @@ unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int
 fn change(call: &str, raw: Open<CompCntr>, how: impl FnOnce(&mut Counter)) -> c_int {
     status(call, || {
         let cntr = raw.get()?;
-        how(cntr.context.card.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
+        how(cntr.context.card()?.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
         Ok(())
     })
 }
@@ -212,7 +212,7 @@ unsafe extern "C" fn ibv_inc_err_comp_cntr(raw: Open<CompCntr>, value: u64) -> c
 fn read(call: &str, raw: Open<CompCntr>, to: Option<&mut u64>, errors: bool) -> c_int {
     status(call, || {
         let cntr = raw.get()?;
-        cntr.context.card.poll();
+        cntr.context.card()?.poll();
         // SAFETY: the counter's words are mapped until the counter is destroyed.
         let value = unsafe { memory::load_acquire(if errors { cntr.errors } else { cntr.completions }) };
         *to.ok_or(Errno::INVAL)? = value;

@@ -153,7 +153,7 @@ impl Reader {
         let raw = match self.next() {
             Some(raw) => raw,
             None => {
-                open.card.poll();
+                open.card()?.poll();
                 self.next().ok_or(Errno(libc::ENOENT))?
             }
         };
@@ -257,7 +257,7 @@ fn create(
     ring.signals.extend(event.iter().cloned());
     let doorbell = if event.is_some() { ring.add_doorbell()? } else { ptr::null_mut() };
     let reader = Reader { buffer: ring.buffer(), entries: attr.cqe, next: 0, current: None };
-    let ring = open.card.lock().cqs.insert(ring);
+    let ring = open.card()?.lock().cqs.insert(ring);
     let mut shown = ib::ibv_cq_ex {
         context: raw.pointer(),
         channel: attr.channel,
@@ -383,7 +383,7 @@ unsafe extern "C" fn ibv_destroy_cq(raw: *mut ib::ibv_cq) -> c_int {
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        let ring = cq.context.card.lock().close_cq(cq.ring)?;
+        let ring = cq.context.card()?.lock().close_cq(cq.ring)?;
         if let Some(channel) = &cq.channel {
             channel.detach(raw as u64);
         }

@@ -13,13 +13,13 @@ use crate::objects::Open;
 use crate::params::{Size, Struct};
 
 /// Whether the card supports 128-byte requests (not with the fault `narrow_only`).
-fn has_wide_requests(open: &Context) -> bool {
-    open.card.lock().config.faults.wqe_size == 128
+fn has_wide_requests(open: &Context) -> Result<bool, Errno> {
+    Ok(open.card()?.lock().config.faults.wqe_size == 128)
 }
 
 /// Returns how many inline bytes the longest requests hold.
-pub(crate) fn max_inline(open: &Context) -> u32 {
-    if has_wide_requests(open) { WIDE_INLINE } else { NARROW_INLINE }
+pub(crate) fn max_inline(open: &Context) -> Result<u32, Errno> {
+    Ok(if has_wide_requests(open)? { WIDE_INLINE } else { NARROW_INLINE })
 }
 
 #[unsafe(no_mangle)]
@@ -39,7 +39,7 @@ unsafe extern "C" fn efadv_query_device(
             | ib::EFADV_DEVICE_ATTR_CAPS_RDMA_WRITE
             | ib::EFADV_DEVICE_ATTR_CAPS_UNSOLICITED_WRITE_RECV
             | ib::EFADV_DEVICE_ATTR_CAPS_CQ_WITH_EXT_MEM_DMABUF;
-        if !open.card.lock().config.faults.no_counters {
+        if !open.card()?.lock().config.faults.no_counters {
             caps |= ib::EFADV_DEVICE_ATTR_CAPS_COMP_CNTR;
         }
         let whole = ib::efadv_device_attr {
@@ -48,7 +48,7 @@ unsafe extern "C" fn efadv_query_device(
             max_sq_sge: MAX_SGE as u16,
             max_rq_sge: MAX_SGE as u16,
             inline_buf_size: NARROW_INLINE as u16,
-            inline_buf_size_ex: max_inline(open) as u16,
+            inline_buf_size_ex: max_inline(open)? as u16,
             device_caps: caps,
             max_rdma_size: MAX_RDMA_SIZE,
             ..ib::efadv_device_attr::default()
@@ -79,7 +79,7 @@ unsafe extern "C" fn efadv_get_max_sq_depth(
         if attr.comp_mask != 0
             || attr.max_send_sge > MAX_SGE
             || attr.max_rdma_sge > 1
-            || attr.max_inline_data > max_inline(open)
+            || !max_inline(open).is_ok_and(|most| attr.max_inline_data <= most)
         {
             return -libc::EINVAL;
         }

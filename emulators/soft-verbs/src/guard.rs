@@ -14,6 +14,7 @@ pub(crate) struct Errno(pub c_int);
 
 impl Errno {
     pub(crate) const INVAL: Self = Self(libc::EINVAL);
+    pub(crate) const PERM: Self = Self(libc::EPERM);
     pub(crate) const BUSY: Self = Self(libc::EBUSY);
     pub(crate) const NOMEM: Self = Self(libc::ENOMEM);
     pub(crate) const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);

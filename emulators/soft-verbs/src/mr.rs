@@ -69,7 +69,7 @@ fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, driver: DriverPart
     let pd = raw.get()?;
     let length = memory.len as usize;
     let keys = {
-        let mut core = pd.card().lock();
+        let mut core = pd.card()?.lock();
         let Core { regions, random, .. } = &mut *core;
         regions.insert(pd.number, access, memory, random).ok_or(Errno::NOMEM)?
     };
@@ -157,7 +157,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_dereg_mr(raw: *mut ib::ibv_mr) -> c_int {
     objects::destroy("ibv_dereg_mr", raw, |mr: &Mr| {
-        let memory = mr.pd.card().lock().close_region(mr.keys);
+        let memory = mr.pd.card()?.lock().close_region(mr.keys);
         drop(memory);
         Ok(())
     })

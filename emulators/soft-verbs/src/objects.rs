@@ -1,16 +1,32 @@
 //! The program's open objects. Destructors look here before they touch an object: once destroyed, its memory may be someone else's.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use soft_nic::process;
 
 use crate::guard::{Errno, refuse, status};
 use crate::uses::Uses;
 
 /// The open objects' kinds, by the addresses that the program has.
 static OPEN: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
+
+thread_local! {
+    /// The list while this thread forks: a child can use the list, because no other thread had it.
+    static HELD: Cell<Option<MutexGuard<'static, BTreeMap<usize, &'static str>>>> = const { Cell::new(None) };
+}
+
+extern "C" fn hold() {
+    HELD.set(Some(open()));
+}
+
+extern "C" fn release() {
+    HELD.set(None);
+}
 
 fn open() -> MutexGuard<'static, BTreeMap<usize, &'static str>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -26,6 +42,8 @@ pub(crate) unsafe trait Object: Sized {
     /// The verbs struct that the program sees.
     type Raw;
     const AT: usize = 0;
+    /// Whether a forked child may use its parent's.
+    const SHARED_WITH_CHILDREN: bool = false;
 
     /// Returns the count of open objects that use this one.
     fn uses(&self) -> &Uses;
@@ -68,13 +86,18 @@ impl<'a, T: Object> Open<'a, T> {
     }
 
     /// # Errors
-    /// `EINVAL` for null.
+    /// `EINVAL` for null, and `EPERM` for an object of the parent process.
     pub(crate) fn get(self) -> Result<&'a T, Errno> {
         if self.0.is_null() {
             return Err(Errno::INVAL);
         }
         // SAFETY: not null, so it is the program's struct in an object that stays open for `'a`.
-        Ok(unsafe { &*self.0.wrapping_byte_sub(T::AT).cast::<T>() })
+        let object = unsafe { &*self.0.wrapping_byte_sub(T::AT).cast::<T>() };
+        if object.uses().are_inherited() && !T::SHARED_WITH_CHILDREN {
+            process::log_inherited(T::KIND);
+            return Err(Errno::PERM);
+        }
+        Ok(object)
     }
 }
 
@@ -139,6 +162,9 @@ in_table! {
 
 /// Hands an object to the program, which keeps it until [`destroy`].
 pub(crate) fn give<T: Object>(object: Box<T>) -> *mut T::Raw {
+    static HOLDS: Once = Once::new();
+    // SAFETY: the handlers take and release a lock. If the library is unloaded, the C library forgets them.
+    HOLDS.call_once(|| _ = unsafe { libc::pthread_atfork(Some(hold), Some(release), Some(release)) });
     let at = Box::into_raw(object).wrapping_byte_add(T::AT);
     open().insert(at.addr(), T::KIND);
     at.cast()
@@ -146,6 +172,16 @@ pub(crate) fn give<T: Object>(object: Box<T>) -> *mut T::Raw {
 
 /// An object that a destructor removed from the open ones, so no other call can get it.
 pub(crate) struct Taken<T: Object>(*mut T);
+
+/// Whether a destructor is called for an object of the parent process, which the child has no part of.
+pub(crate) fn is_inherited<T: Object>(raw: *mut T::Raw) -> bool {
+    if open().get(&raw.addr()) != Some(&T::KIND) {
+        return false;
+    }
+    // SAFETY: the list says that an object of this type is at that address, and a child frees none of its parent's.
+    let object = unsafe { &*raw.wrapping_byte_sub(T::AT).cast::<T>() };
+    object.uses().are_inherited()
+}
 
 /// Takes an object that the program is destroying. If two threads destroy the same object, only one gets it.
 ///
@@ -197,6 +233,14 @@ impl<T: Object> Deref for Taken<T> {
 /// Serves the program's destructor calls: frees the object after `close`, or leaves it open if that fails or others still use it.
 pub(crate) fn destroy<T: Object>(call: &str, raw: *mut T::Raw, close: impl FnOnce(&T) -> Result<(), Errno>) -> c_int {
     status(call, || {
+        if is_inherited::<T>(raw) {
+            // The child's copy of these holds nothing.
+            if T::SHARED_WITH_CHILDREN {
+                return Ok(());
+            }
+            process::log_inherited(T::KIND);
+            return Err(Errno::PERM);
+        }
         let object = take::<T>(call, raw)?;
         let closed = object.uses().none().and_then(|()| close(&object));
         if closed.is_ok() {

@@ -32,6 +32,7 @@ struct Parent {
 unsafe impl Object for Pd {
     const KIND: &'static str = "protection domain";
     type Raw = ib::ibv_pd;
+    const SHARED_WITH_CHILDREN: bool = true;
 
     fn uses(&self) -> &Uses {
         &self.uses
@@ -44,8 +45,8 @@ impl Pd {
         self.raw.context
     }
 
-    pub(crate) fn card(&self) -> &Card {
-        &self.context.card
+    pub(crate) fn card(&self) -> Result<&Card, Errno> {
+        self.context.card()
     }
 
     pub(crate) fn is_parent(&self) -> bool {
@@ -62,7 +63,7 @@ fn give(raw: Open<Context>, number: u32, parent: Option<Parent>) -> Result<*mut 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_alloc_pd(raw: Open<Context>) -> *mut ib::ibv_pd {
-    object("ibv_alloc_pd", || give(raw, raw.get()?.card.new_domain(), None))
+    object("ibv_alloc_pd", || give(raw, raw.get()?.card()?.new_domain(), None))
 }
 
 #[unsafe(no_mangle)]

@@ -166,7 +166,7 @@ impl QueuePair {
 
     fn apply(&self, attr: &ib::ibv_qp_attr, mask: u32, to: ib::ibv_qp_state) -> Result<(), Errno> {
         let mut settings = self.settings.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut core = self.context.card.lock();
+        let mut core = self.context.card()?.lock();
         let qp = core.qp(self.number).ok_or(Errno::INVAL)?;
         if mask & ib::IBV_QP_QKEY != 0 {
             (settings.qkey, qp.qkey) = (attr.qkey, attr.qkey);
@@ -246,7 +246,7 @@ unsafe extern "C" fn ibv_query_qp(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_destroy_qp(raw: *mut ib::ibv_qp) -> c_int {
     objects::destroy("ibv_destroy_qp", raw, |qp: &QueuePair| {
-        qp.context.card.close_qp(qp.number);
+        qp.context.card()?.close_qp(qp.number);
         qp.context.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).remove(&qp.number);
         Ok(())
     })
@@ -283,7 +283,7 @@ unsafe extern "C" fn efadv_query_qp_wqs(
         if size.bytes() < offset_of!(ib::efadv_wq_attr, caps) {
             return Err(Errno::INVAL);
         }
-        let caps = qp.context.card.lock().config.faults.qp_caps;
+        let caps = qp.context.card()?.lock().config.faults.qp_caps;
         let (sq, rq) = (qp.queues.send(), qp.queues.recv());
         let whole = ib::efadv_wq_attr {
             buffer: sq.queue.buffer(),
@@ -334,7 +334,7 @@ unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         let started = qp.state() == ib::IBV_QPS_RTR;
         for (_, event) in wanted {
             if started {
-                qp.context.card.lock().attach_counter(qp.number, *event, counter.number)?;
+                qp.context.card()?.lock().attach_counter(qp.number, *event, counter.number)?;
             }
             settings.counters[*event as usize] = Some(Held::new(counter));
         }

@@ -63,7 +63,7 @@ fn check(open: &Context, attr: &ib::ibv_qp_init_attr_ex, dv: &ib::efadv_qp_init_
     }
     let inline_writes = flags & ib::EFADV_QP_FLAGS_INLINE_WRITE != 0;
     let request_size = dv::request_size(cap.max_inline_data, inline_writes);
-    if cap.max_inline_data > dv::max_inline(open) || request_size == 128 && dv::max_inline(open) < 80 {
+    if cap.max_inline_data > dv::max_inline(open)? || request_size == 128 && dv::max_inline(open)? < 80 {
         return invalid("more inline data than the card has");
     }
     if cap.max_send_wr > dv::max_depth(request_size) {
@@ -95,7 +95,7 @@ fn create(
     let receives = if cap.max_recv_wr == 0 { 0 } else { descs / cap.max_recv_sge.max(1) };
     (cap.max_send_wr, cap.max_recv_wr) = (sends, receives);
     let (number, queues) = {
-        let mut core = open.card.lock();
+        let mut core = open.card()?.lock();
         let request_size = dv::request_size(cap.max_inline_data, inline_writes);
         let number = core.open_qp(pd.number, request_size, sends, descs)?;
         let qp = core.qp(number).ok_or(Errno::NOMEM)?;

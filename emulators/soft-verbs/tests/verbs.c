@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -1332,6 +1333,61 @@ static void part_destroyed(void)
 	TWICE(ibv_close_device(left));
 }
 
+/* Sends to a queue pair of this process, over the handle. */
+static void exchange(void)
+{
+	struct ibv_cq_ex *cq = extended_cq();
+	struct ibv_qp *qp = srd(ibv_cq_ex_to_cq(cq));
+	to_init(qp);
+	to_rts(qp);
+	for (int round = 0; round < 100; round++) {
+		memory[0] = round;
+		CHECK(!post_receive(qp, 1, HALF, 1));
+		start(ibv_qp_to_qp_ex(qp), 2);
+		ibv_wr_send(ibv_qp_to_qp_ex(qp));
+		CHECK(!finish(ibv_qp_to_qp_ex(qp), qp->qp_num, 0, 1));
+		for (int i = 0; i < 2; i++) {
+			wait_ex(cq);
+			CHECK(cq->status == IBV_WC_SUCCESS);
+			ibv_end_poll(cq);
+		}
+		CHECK(memory[HALF] == memory[0]);
+	}
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
+}
+
+/* A forked child has a card of its own on the device and the domain that its parent opened, and everything else is refused. */
+static void part_fork(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp *qp = srd(cq);
+	struct ibv_ah_attr attr = { .port_num = 1, .is_global = 1 };
+	CHECK(cq && !ibv_query_gid(context, 1, 0, &attr.grh.dgid));
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		union ibv_gid gid;
+		struct ibv_qp_attr qp_attr;
+		struct ibv_qp_init_attr init;
+		CHECK(ibv_query_qp(qp, &qp_attr, IBV_QP_STATE, &init) == EPERM && ibv_destroy_qp(qp) == EPERM);
+		CHECK(ibv_dereg_mr(mr) == EPERM && ibv_destroy_ah(ah) == EPERM && ibv_destroy_cq(cq) == EPERM);
+		CHECK(!ibv_query_gid(context, 1, 0, &gid) && memcmp(&gid, &attr.grh.dgid, sizeof(gid)));
+		mr = ibv_reg_mr(pd, memory, SIZE, ALL);
+		/* The GID that was read before the fork names the child's card too. */
+		ah = ibv_create_ah(pd, &attr);
+		CHECK(mr && ah);
+		exchange();
+		CHECK(!ibv_destroy_ah(ah) && !ibv_dereg_mr(mr));
+		CHECK(!ibv_dealloc_pd(pd) && !ibv_close_device(context));
+		_exit(0);
+	}
+	exchange();
+	int status = -1;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	exchange();
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(cq));
+}
+
 int main(int argc, char **argv)
 {
 	const struct { const char *name; void (*run)(void); } parts[] = {
@@ -1339,6 +1395,7 @@ int main(int argc, char **argv)
 		{ "gda", part_gda }, { "gpu", part_gpu }, { "refused", part_refused }, { "states", part_states }, { "domains", part_domains },
 		{ "port", part_port }, { "table", part_table }, { "destroyed", part_destroyed },
 		{ "unanswered", part_unanswered }, { "numbers", part_numbers }, { "types", part_types },
+		{ "fork", part_fork },
 	};
 	for (size_t i = 0; argc == 2 && i < sizeof(parts) / sizeof(*parts); i++) {
 		if (strcmp(argv[1], parts[i].name))
@@ -1349,6 +1406,6 @@ int main(int argc, char **argv)
 		printf("%s: good\n", parts[i].name);
 		return 0;
 	}
-	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed|unanswered|numbers|types\n");
+	fprintf(stderr, "usage: verbs srd|ud|events|counters|gda|gpu|refused|states|domains|port|table|destroyed|unanswered|numbers|types|fork\n");
 	return 2;
 }

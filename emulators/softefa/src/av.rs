@@ -57,7 +57,7 @@ struct Entries {
 // SAFETY: repr(C), begins with fid_av; this provider makes fids of this class only here.
 unsafe impl Object for Av {
     const CLASS: u32 = fi::FI_CLASS_AV;
-    const CLOSE: &str = "fi_close(av)";
+    const NAME: &str = "av";
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -42,7 +42,7 @@ pub(super) struct Cntr {
 // SAFETY: repr(C), begins with fid_cntr; this provider makes fids of this class only here.
 unsafe impl Object for Cntr {
     const CLASS: u32 = fi::FI_CLASS_CNTR;
-    const CLOSE: &str = "fi_close(cntr)";
+    const NAME: &str = "cntr";
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -41,7 +41,7 @@ pub(super) struct Cq {
 // SAFETY: repr(C), begins with fid_cq; this provider makes fids of this class only here.
 unsafe impl Object for Cq {
     const CLASS: u32 = fi::FI_CLASS_CQ;
-    const CLOSE: &str = "fi_close(cq)";
+    const NAME: &str = "cq";
 
     fn uses(&self) -> &Uses {
         &self.uses

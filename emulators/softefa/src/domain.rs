@@ -23,7 +23,7 @@ pub(super) struct Domain {
 // SAFETY: repr(C), begins with fid_domain; this provider makes fids of this class only here.
 unsafe impl Object for Domain {
     const CLASS: u32 = fi::FI_CLASS_DOMAIN;
-    const CLOSE: &str = "fi_close(domain)";
+    const NAME: &str = "domain";
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -63,7 +63,7 @@ pub(super) struct State {
 // SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class only here.
 unsafe impl Object for Ep {
     const CLASS: u32 = fi::FI_CLASS_EP;
-    const CLOSE: &str = "fi_close(ep)";
+    const NAME: &str = "ep";
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -31,7 +31,7 @@ pub(super) struct Eq {
 // SAFETY: repr(C), begins with fid_eq; this provider makes fids of this class only here.
 unsafe impl Object for Eq {
     const CLASS: u32 = fi::FI_CLASS_EQ;
-    const CLOSE: &str = "fi_close(eq)";
+    const NAME: &str = "eq";
 
     fn uses(&self) -> &Uses {
         &self.uses

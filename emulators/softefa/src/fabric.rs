@@ -37,7 +37,8 @@ pub(super) struct Fabric {
 // SAFETY: repr(C), begins with fid_fabric; this provider makes fids of this class only here.
 unsafe impl Object for Fabric {
     const CLASS: u32 = fi::FI_CLASS_FABRIC;
-    const CLOSE: &str = "fi_close(fabric)";
+    const NAME: &str = "fabric";
+    const SHARED_WITH_CHILDREN: bool = true;
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -29,7 +29,7 @@ pub(super) struct Mr {
 // SAFETY: repr(C), begins with fid_mr; this provider makes fids of this class only here.
 unsafe impl Object for Mr {
     const CLASS: u32 = fi::FI_CLASS_MR;
-    const CLOSE: &str = "fi_close(mr)";
+    const NAME: &str = "mr";
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrogin_libfabric::bindings as fi;
 
+use soft_nic::process::{self, Process};
+
 use super::entry::{Arg, Call, Out, entry_points};
 use super::guard::Code;
 
@@ -17,8 +19,10 @@ use super::guard::Code;
 /// other type of this provider has. `uses` returns the same count each time, and every object of the type is in a box.
 pub(super) unsafe trait Object: Sized {
     const CLASS: u32;
-    /// The name of its `fi_close`, for the log.
-    const CLOSE: &str;
+    /// Its name in the log.
+    const NAME: &str;
+    /// Whether a forked child may use its parent's.
+    const SHARED_WITH_CHILDREN: bool = false;
 
     /// Returns the count of objects that use this one.
     fn uses(&self) -> &Uses;
@@ -44,7 +48,7 @@ impl<'a> Fid<'a> {
     /// Returns the object behind the fid, checked by its class.
     ///
     /// # Errors
-    /// `EINVAL` for null and for a fid of another class.
+    /// `EINVAL` for null and for a fid of another class; `EOPBADSTATE` if the parent process opened it.
     pub(super) fn object<T: Object>(self) -> Result<&'a T, Code> {
         // SAFETY: null, or open during the call: only `Arg::of` makes this type.
         let head = unsafe { self.at.as_ref() }.ok_or(Code::INVAL)?;
@@ -52,7 +56,12 @@ impl<'a> Fid<'a> {
             return Err(Code::INVAL);
         }
         // SAFETY: the class shows that the fid is the first field of a `T`, which is open during the call.
-        Ok(unsafe { &*self.at.cast() })
+        let object: &T = unsafe { &*self.at.cast() };
+        if !T::SHARED_WITH_CHILDREN && !object.uses().process.is_current() {
+            process::log_inherited(T::NAME);
+            return Err(Code::STATE);
+        }
+        Ok(object)
     }
 }
 
@@ -77,7 +86,7 @@ pub(super) fn give<T: Object, F>(object: T, out: &Out<'_, *mut F>) {
 
 entry_points! {
     /// `fi_close`.
-    pub(super) fn close[T: Object](fid: *mut fi::fid) -> c_int as (T::CLOSE) (object: &T = fid) {
+    pub(super) fn close[T: Object](fid: *mut fi::fid) -> c_int as (&format!("fi_close({})", T::NAME)) (object: &T = fid) {
         object.uses().none()?;
         object.close()?;
         // SAFETY: every object is in a box. No other object uses this one, and the application does not use a fid after it
@@ -92,7 +101,7 @@ pub(super) struct Held<T: Object>(*const T);
 
 impl<T: Object> Held<T> {
     pub(super) fn new(object: &T) -> Self {
-        object.uses().0.fetch_add(1, Ordering::AcqRel);
+        object.uses().count.fetch_add(1, Ordering::AcqRel);
         Self(object)
     }
 
@@ -112,7 +121,7 @@ impl<T: Object> Deref for Held<T> {
 
 impl<T: Object> Drop for Held<T> {
     fn drop(&mut self) {
-        self.uses().0.fetch_sub(1, Ordering::AcqRel);
+        self.uses().count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -126,14 +135,23 @@ pub(super) fn table<T>(ops: &'static T) -> *mut T {
     (&raw const *ops).cast_mut()
 }
 
-/// The number of open objects that use this one.
-#[derive(Debug, Default)]
-pub(super) struct Uses(AtomicU32);
+/// The number of open objects that use this one, and the process that opened it.
+#[derive(Debug)]
+pub(super) struct Uses {
+    count: AtomicU32,
+    process: Process,
+}
+
+impl Default for Uses {
+    fn default() -> Self {
+        Self { count: AtomicU32::new(0), process: Process::current() }
+    }
+}
 
 impl Uses {
     /// # Errors
     /// `EBUSY` while some are open.
     fn none(&self) -> Result<(), Code> {
-        if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Code::BUSY) }
+        if self.count.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Code::BUSY) }
     }
 }

@@ -54,6 +54,8 @@ pub struct Core {
     pub(crate) card: u32,
     /// The card's name.
     pub gid: Gid,
+    /// The GID of the parent process's card that this one stands for.
+    pub(crate) inherited_gid: Option<Gid>,
     /// The card's settings.
     pub config: Config,
     /// Source of keys.
@@ -137,6 +139,7 @@ impl Core {
         let mut core = Self {
             card,
             gid,
+            inherited_gid: None,
             qps: if config.faults.old_qpns { Slab::default() } else { Slab::newest_first() },
             config,
             random: Random::from_system(),

@@ -94,6 +94,19 @@ impl Card {
         Ok(card)
     }
 
+    /// Takes the place of a card that the parent process opened before it forked this one. Within this process, the old card's GID, which
+    /// the program may have read by then, names this card too.
+    pub fn replace_inherited(&self, inherited: &Self, gid: Gid) {
+        // Protection domains of the old card may be in use with this one.
+        let next = inherited.domains.load(std::sync::atomic::Ordering::Relaxed);
+        self.domains.fetch_max(next, std::sync::atomic::Ordering::Relaxed);
+        let mut core = self.lock();
+        core.inherited_gid = Some(gid);
+        core.log(format_args!(
+            "a forked process has a card of its own, with a new GID; other cards can't reach it by the GID that was read before fork()"
+        ));
+    }
+
     /// Locks the card's state.
     pub fn lock(&self) -> MutexGuard<'_, Core> {
         self.shared.lock()

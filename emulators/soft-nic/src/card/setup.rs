@@ -248,6 +248,7 @@ impl Core {
     /// # Errors
     /// No number is left.
     pub fn open_handle(&mut self, pd: u32, gid: Gid) -> Result<u16, SetupError> {
+        let gid = if self.inherited_gid == Some(gid) { self.gid } else { gid };
         if let Some(ahn) = self.handle_of.get(&(pd, gid)) {
             if let Some(handle) = self.handles.get_mut(*ahn) {
                 handle.uses += 1;

@@ -76,6 +76,11 @@ fn probe_for_a_type_of_queue_pair_logs_nothing() {
     assert_eq!(run(command), "types: good\n");
 }
 
+#[test]
+fn forked_child_has_a_card_of_its_own() {
+    part("forked_child_has_a_card_of_its_own", "fork", "seed=2");
+}
+
 /// UCX's valgrind stage requires this.
 #[test]
 #[ignore = "make check"]

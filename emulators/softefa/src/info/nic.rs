@@ -36,7 +36,8 @@ struct Nic {
 // SAFETY: repr(C), begins with fid_nic; this provider makes fids of this class only here, in a box.
 unsafe impl Object for Nic {
     const CLASS: u32 = fi::FI_CLASS_NIC;
-    const CLOSE: &str = "fi_close(nic)";
+    const NAME: &str = "nic";
+    const SHARED_WITH_CHILDREN: bool = true;
 
     fn uses(&self) -> &Uses {
         &self.uses

@@ -2,6 +2,7 @@
 
 mod faults;
 mod foreign;
+mod fork;
 mod gpu_memory;
 mod loopback;
 mod malformed_peers;
