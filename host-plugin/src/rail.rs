@@ -30,8 +30,9 @@ impl Rail {
     /// A libfabric call fails; the error names it and the card.
     pub fn open(index: u32, info: &Info, nranks: usize) -> Result<Arc<Self>, Error> {
         // Room for two contexts with a different card per rank; the vector grows if needed.
-        let (domain, av) = open(info, nranks * 2)?;
-        let name = info.domain_name();
+        let (domain, name) = (open(info)?, info.domain_name());
+        let av = AddressVector::open(&domain, nranks * 2);
+        let av = av.map_err(Error::fabric(format!("opening the address vector of card {name}")))?;
         let gda = domain.gda().map_err(Error::fabric(format!("asking for GPU-driven queues on card {name}")))?;
         Ok(Arc::new(Self { index, info: info.clone(), domain, gda, av }))
     }
@@ -101,17 +102,15 @@ impl Rail {
     }
 }
 
-/// Opens a card, and an address vector on it for about `addresses` entries.
+/// Opens a card.
 ///
 /// # Errors
 /// A libfabric call fails; the error names it and the card.
-pub(crate) fn open(info: &Info, addresses: usize) -> Result<(Arc<Domain>, Arc<AddressVector>), Error> {
+pub(crate) fn open(info: &Info) -> Result<Arc<Domain>, Error> {
     let name = info.domain_name();
     let failed = |what: &str| Error::fabric(format!("{what} {name}"));
     let fabric = Fabric::open(info).map_err(failed("opening the fabric of card"))?;
-    let domain = Domain::open(&fabric, info).map_err(failed("opening card"))?;
-    let av = AddressVector::open(&domain, addresses).map_err(failed("opening the address vector of card"))?;
-    Ok((domain, av))
+    Domain::open(&fabric, info).map_err(failed("opening card"))
 }
 
 /// Completion counters in use by this process, by card.

@@ -3,7 +3,7 @@
 
 use super::calls::SignalCall;
 use super::context::{Context, RetiredContexts};
-use super::engine::{Engine, Transfer};
+use super::engine::{DRAIN_LIMIT, Engine, Transfer};
 use super::memory::{Memory, Registered};
 use super::plugin::RmaPlugin;
 use super::ranks::Ranks;
@@ -19,6 +19,7 @@ use ferrogin_ffi::nccl::{self, DebugLogger, GinConfigV13, HANDLE_MAXSIZE, NetDev
 use ferrogin_ffi::rma::{OPT_AGGREGATE_REQUESTS, RmaConfigV14, RmaPropertiesV16, RmaV13, RmaV14, RmaV15, RmaV16};
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
+use std::time::Instant;
 
 type Handle = *mut c_void;
 
@@ -220,6 +221,25 @@ fn with<T>(ctx: Handle, body: impl FnOnce(&mut Context) -> T) -> Result<T, Error
     Ok(registry::with(ctx, Kind::RmaContext, body)?)
 }
 
+/// Waits until nothing is under way in a context. Other contexts of the communicator are polled meanwhile, because other ranks may destroy
+/// theirs in another order.
+fn drain(ctx: Handle, comm: &RmaComm) {
+    let _span = trace::span("RMA destroyContext: wait", comm.ranks.rank);
+    let (others, deadline) = (comm.contexts.all(), Instant::now() + DRAIN_LIMIT);
+    while with(ctx, |context| context.engine.drain(Instant::now() >= deadline)).is_ok_and(|is_drained| !is_drained) {
+        for other in others.iter().filter(|other| **other != ctx) {
+            let _ = with(*other, |context| {
+                if context.engine.failure().is_none()
+                    && let Err(error) = call(*other, context, Engine::progress)
+                {
+                    crate::warn!("RMA destroyContext, in another context: {error}");
+                }
+            });
+        }
+        std::thread::yield_now();
+    }
+}
+
 fn destroy(ctx: Handle) -> Result<(), Error> {
     registry::remove_owned::<Context>(ctx, Kind::RmaContext)?.destroy();
     Ok(())
@@ -229,6 +249,7 @@ unsafe extern "C" fn destroy_context(ctx: Handle) -> nccl::Result {
     guard("RMA destroyContext", || {
         let comm = with(ctx, |context| context.comm)? as Handle;
         if let Ok(comm) = registry::get::<RmaComm>(comm, Kind::RmaComm) {
+            drain(ctx, &comm);
             comm.contexts.take(ctx);
         }
         destroy(ctx)
@@ -239,6 +260,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
     guard("RMA closeColl", || {
         let comm = registry::remove::<RmaComm>(comm, Kind::RmaComm)?;
         let _span = trace::span("RMA closeColl", comm.ranks.rank);
+        comm.contexts.all().into_iter().for_each(|handle| drain(handle, &comm));
         for handle in comm.contexts.close() {
             // Another thread may have just removed this handle.
             let _ = destroy(handle);

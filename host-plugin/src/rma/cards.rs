@@ -28,7 +28,11 @@ pub fn find(lib: &Arc<Libfabric>, provider: Provider, kind: DeviceKind) -> Resul
     match kind {
         DeviceKind::Cpu => search(lib, provider, caps),
         DeviceKind::Cuda => search(lib, provider, caps | bindings::FI_HMEM).map_err(|error| {
-            if search(lib, provider, caps).is_ok() { cards::refuses_gpu_memory(lib, provider) } else { error }
+            if search(lib, provider, caps).is_err() {
+                return error;
+            }
+            let refused = cards::refuses_gpu_memory(lib, provider);
+            Error::Usage(format!("{refused}. If NCCL registers only host memory, set FERROGIN_DEVICE=cpu instead"))
         }),
     }
 }

@@ -1,7 +1,8 @@
 //! A context handle's data path: it turns operations into posts on lanes, and completions into finished requests. What arrives from peers
 //! goes to [`super::inbound`].
 
-use super::inbound::Inbound;
+use super::departure::Departure;
+use super::inbound::{Inbound, Notice};
 use super::lane::{Access, Event, Lane, Local, Post};
 use super::memory::{Memory, Registered, WordWrite};
 use super::rail::Rail;
@@ -9,6 +10,7 @@ use super::ranks::{Gone, Ranks};
 use super::record::{self, Immediate, Record};
 use super::requests::{Request, Requests};
 use super::stream::{Outgoing, StreamId, window};
+use super::waits::Waits;
 use super::words::{Name, Word, Words};
 use crate::error::Error;
 use crate::metrics::Guard;
@@ -16,6 +18,8 @@ use crate::shortage;
 use ferrogin_libfabric::bindings;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use zerocopy::FromZeros;
 
 /// Size from which a transfer is spread over all rails.
@@ -26,6 +30,8 @@ const NCCL_PART: u64 = 1 << 30;
 const BATCHES: usize = 8;
 /// Calls to `progress` between checks of the other ranks.
 const LOOK_EVERY: u32 = 32;
+/// How long `destroyContext` waits. The software card reports a silent peer after 5 s, and that error says more.
+pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 
 /// A put or get. Memory is named by handle; if the size is 0, the handles are ignored.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +61,8 @@ pub enum Note {
     Part { what: &'static str, request: Request, stream: StreamId, put: Option<u64> },
     /// An acknowledgement.
     Acknowledgement,
+    /// A message to this peer that nothing is under way to it.
+    Departure(usize),
     /// A word that the card writes for peers' signals.
     Word(WordWrite),
 }
@@ -99,7 +107,11 @@ pub struct Engine {
     outbound: Vec<Option<Box<Outbound>>>,
     inbound: Inbound,
     requests: Requests,
+    waits: Waits,
+    departure: Departure,
     events: Vec<Event<Note>>,
+    /// The last look at the network found nothing.
+    is_quiet: bool,
     /// Calls to `progress`.
     calls: u32,
     /// The last request that a test found incomplete, and the number of such tests since the last look at the network.
@@ -119,6 +131,7 @@ impl Engine {
         tokens: Vec<u64>,
     ) -> Self {
         let (rank, nranks, counts) = (ranks.rank, ranks.nranks, lanes[0].counts.clone());
+        let waits = Waits::new(nranks, ranks.timeout, Instant::now());
         Self {
             part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
             keeps_order: ranks.keep_order(),
@@ -136,7 +149,10 @@ impl Engine {
             tokens,
             outbound: (0..contexts * nranks).map(|_| None).collect(),
             requests: Requests::new(nranks),
+            waits,
+            departure: Departure::new(rank, nranks),
             events: Vec::new(),
+            is_quiet: false,
             calls: 0,
             tested: (None, 0),
             failure: None,
@@ -165,6 +181,7 @@ impl Engine {
     /// Keeps the first failure, so that every later call fails.
     fn fail(&mut self, error: Error) -> Error {
         self.failure.get_or_insert_with(|| error.to_string());
+        self.ranks.has_failed.store(true, Ordering::Relaxed);
         error
     }
 
@@ -217,7 +234,7 @@ impl Engine {
     fn parts(&mut self, stream: StreamId, transfer: Transfer, access: Access, request: Request) -> Result<(), Error> {
         let Transfer { from, to, size: size_of_all, more_follows } = transfer;
         let parts = self.split(size_of_all);
-        self.requests.add_parts(request, stream.peer, parts.size_hint().0 as u32);
+        self.add_parts(request, stream.peer, parts.size_hint().0 as u32);
         let ((own, own_offset), (other, other_offset)) = if access == Access::Read { (to, from) } else { (from, to) };
         // If order is kept, no signal waits for a put.
         let has_index = access == Access::Write && !self.keeps_order;
@@ -240,9 +257,16 @@ impl Engine {
         Ok(())
     }
 
+    fn add_parts(&mut self, request: Request, peer: usize, parts: u32) {
+        if !self.requests.is_under_way(peer) {
+            self.waits.note(peer);
+        }
+        self.requests.add_parts(request, peer, parts);
+    }
+
     fn signal(&mut self, stream: StreamId, waiting: Waiting) -> Result<(), Error> {
         // The message is one part; the put's own parts are added once the signal has a number.
-        self.requests.add_parts(waiting.request, stream.peer, 1);
+        self.add_parts(waiting.request, stream.peer, 1);
         let outbound = self.outbound(stream);
         outbound.waiting.push_back(waiting);
         self.start_waiting(stream)
@@ -261,9 +285,11 @@ impl Engine {
 
     fn start(&mut self, stream: StreamId, number: u32, waiting: Waiting) -> Result<(), Error> {
         let Waiting { put, signal, request } = waiting;
-        // The immediate data of a single write announces its landing. If there are several, this rank waits for their completions.
-        let is_one = put.size > 0 && self.part(put.size) >= put.size;
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
+        // The immediate data of a single write announces its landing. If there are several, this rank waits for their completions. If order
+        // is kept, the message announces it: the tcp of libfabric 1.17 crashes if an endpoint is closed while a write with immediate data
+        // arrives (docs/found-elsewhere.md).
+        let is_one = put.size > 0 && self.part(put.size) >= put.size && !keeps_order;
         let outbound = self.outbound(stream);
         let waits = outbound.stream.follows_puts(signal.word.strong, is_one) && !keeps_order;
         let name = match (signal.value, is_one && !(waits && outbound.stream.has_puts())) {
@@ -282,7 +308,7 @@ impl Engine {
         };
         let access = if is_one { Access::WriteData(data(0)) } else { Access::Write };
         // The message shares the write's doorbell.
-        self.parts(stream, Transfer { more_follows: is_one, ..put }, access, request)?;
+        self.parts(stream, Transfer { more_follows: is_one || keeps_order, ..put }, access, request)?;
         let record = Record {
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
             strong: u8::from(signal.word.strong),
@@ -336,18 +362,29 @@ impl Engine {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Checks the other ranks, because not every provider reports that a peer is gone. Requests to a rank that closed its communicator
-    /// fail. If a rank is lost, all requests fail, because several ranks may have ended and the ring names only one. A context without
-    /// requests carries on, because ranks may exit when they're done.
+    /// Checks the other ranks, because not every provider reports that a peer is gone or stopped. Requests to a rank that closed its
+    /// communicator fail, and so do those that a rank keeps waiting for too long. If a rank is lost, all requests fail, because several
+    /// ranks may have ended and the ring names only one. A context without requests carries on, because ranks may exit when they're done.
     fn look_at_ranks(&mut self) -> Result<(), Error> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(LOOK_EVERY) {
             return Ok(());
         }
         let rank = self.ranks.rank;
+        if let Some(peer) = self.waits.expired(Instant::now(), self.requests.under_way()) {
+            return Err(Error::Peer(format!(
+                "rank {peer} has completed no request of rank {rank} for {} s (FERROGIN_TIMEOUT), so they fail: it is stopped or hangs, or \
+                 the network between them is down; see the output of rank {peer}, and raise FERROGIN_TIMEOUT if it is only slow",
+                self.ranks.timeout.as_secs()
+            )));
+        }
         // Called even without requests, because it informs the neighbours.
-        Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way()) {
+        Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way().chain(self.departure.awaited())) {
             None => return Ok(()),
+            Some(Gone::Closed(closed)) if !self.requests.is_under_way(closed) => {
+                self.departure.peer_finished(closed);
+                return Ok(());
+            }
             Some(Gone::Lost(lost)) => format!(
                 "rank {lost} ended without closing its communicator, so the outstanding requests of rank {rank} \
                  fail; look for the first error in the output of rank {lost}"
@@ -366,12 +403,16 @@ impl Engine {
             for lane in &mut self.lanes {
                 more |= lane.poll(&mut events)?;
             }
+            self.is_quiet = events.is_empty();
             for event in events.drain(..) {
                 self.event(event)?;
             }
             self.events = events;
             self.apply()?;
             self.acknowledge()?;
+            while let Some(peer) = self.departure.reply(|peer| self.requests.is_under_way(peer)) {
+                self.tell(peer, record::FINISHED)?;
+            }
             if !more {
                 break;
             }
@@ -382,6 +423,7 @@ impl Engine {
     fn event(&mut self, event: Event<Note>) -> Result<(), Error> {
         match event {
             Event::Done(Note::Part { request, stream, put, .. }) => {
+                self.waits.note(stream.peer);
                 self.requests.part_done(request, stream.peer);
                 let Some(index) = put else { return Ok(()) };
                 self.outbound(stream).stream.put_done(index);
@@ -392,6 +434,12 @@ impl Engine {
             Event::Done(Note::Word(write)) => self.inbound.written(write),
             // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
             Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, ..) => {}
+            Event::Done(Note::Departure(_)) => self.departure.sent(),
+            // A peer that can't be told is gone.
+            Event::Failed(Note::Departure(peer), ..) => {
+                self.departure.sent();
+                self.departure.peer_finished(peer);
+            }
             Event::Failed(note, code, reason) => {
                 let rank = self.ranks.rank;
                 // A card also reports a peer as unreachable if this process lacks the resources for a connection.
@@ -404,13 +452,17 @@ impl Engine {
                 return Err(Error::Peer(format!("a {what} from rank {rank} to rank {peer} failed: {reason}; {fix}")));
             }
             Event::Landed(data) => self.inbound.landed(data),
-            Event::Record(record) => {
-                if let Some((stream, number)) = self.inbound.record(&record) {
+            Event::Record(record) => match self.inbound.record(&record) {
+                Some(Notice::Acknowledged(stream, number)) => {
+                    self.waits.note(stream.peer);
                     // A late one is ignored: an earlier one covered more.
                     self.outbound(stream).stream.acknowledge(number);
                     self.start_waiting(stream)?;
                 }
-            }
+                Some(Notice::Leaving(peer)) => self.departure.peer_leaves(peer),
+                Some(Notice::Finished(peer)) => self.departure.peer_finished(peer),
+                None => {}
+            },
             Event::Refused(what) => self.inbound.refuse(&what),
         }
         Ok(())
@@ -444,6 +496,55 @@ impl Engine {
         Ok(())
     }
 
+    /// Tells a peer that nothing is under way to it.
+    fn tell(&mut self, peer: usize, kind: u8) -> Result<(), Error> {
+        let record = Record { kind, ..self.acknowledgement(StreamId { peer, context: 0 }, 0) };
+        self.lanes[0].post(Post::Record { peer, record, note: Note::Departure(peer) }, false)
+    }
+
+    /// Does one step of `destroyContext`'s wait for everything that is under way between this rank and the others (see
+    /// [`super::departure`]). Returns true if the wait is over. If it has `expired`, or a rank is gone, a line in the log says what is lost.
+    pub fn drain(&mut self, has_expired: bool) -> bool {
+        // Whatever failed has its own line.
+        if self.failure.is_some() || self.ranks.has_failed.load(Ordering::Relaxed) {
+            return true;
+        }
+        let why = match self.progress().and_then(|()| self.leave()) {
+            Ok(true) => return true,
+            Ok(false) if !has_expired => return false,
+            Ok(false) => format!("the wait for them ended after {} s", DRAIN_LIMIT.as_secs()),
+            Err(error) => error.to_string(),
+        };
+        self.ranks.has_failed.store(true, Ordering::Relaxed);
+        let rank = self.ranks.rank;
+        match self.requests.under_way().collect::<Vec<_>>() {
+            peers if peers.is_empty() => {
+                let peers = ranks_text(self.departure.awaited());
+                crate::warn!(
+                    "rank {rank} destroyed a context without hearing that {peers} had nothing under way to it, so signals of theirs may be \
+                     lost: {why}; check that all ranks destroy the context or keep polling it"
+                );
+            }
+            peers => crate::warn!(
+                "rank {rank} destroyed a context with {} undelivered parts of requests to {}: {why}; check that these ranks still run and \
+                 poll the context",
+                self.requests.parts(),
+                ranks_text(peers.into_iter())
+            ),
+        }
+        true
+    }
+
+    fn leave(&mut self) -> Result<bool, Error> {
+        if self.requests.under_way().next().is_some() {
+            return Ok(false);
+        }
+        for peer in self.departure.leave() {
+            self.tell(peer, record::LEAVING)?;
+        }
+        Ok(self.departure.is_complete() && self.is_quiet && self.inbound.is_idle())
+    }
+
     fn acknowledgement(&self, stream: StreamId, number: u32) -> Record {
         Record {
             token: self.tokens[stream.peer].into(),
@@ -460,4 +561,10 @@ impl Engine {
         self.lanes.iter_mut().for_each(Lane::retire);
         self.lanes
     }
+}
+
+/// Returns the ranks as words: "rank 1", or "ranks 1, 2".
+fn ranks_text(ranks: impl Iterator<Item = usize>) -> String {
+    let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, ranks.join(", "))
 }

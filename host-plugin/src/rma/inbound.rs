@@ -33,6 +33,17 @@ struct Stream {
     words: Vec<Option<Word>>,
 }
 
+/// A message for the sending half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notice {
+    /// A stream's signals before this number have been applied.
+    Acknowledged(StreamId, u32),
+    /// The peer destroys its context, and has nothing under way to this rank.
+    Leaving(usize),
+    /// The peer has nothing under way to this rank, which is leaving.
+    Finished(usize),
+}
+
 /// All peers' streams to this rank; see the [module](self).
 pub struct Inbound {
     rank: usize,
@@ -98,8 +109,8 @@ impl Inbound {
         });
     }
 
-    /// Handles a message. If it's an acknowledgement, returns its stream and number for the sending half.
-    pub fn record(&mut self, record: &Record) -> Option<(StreamId, u32)> {
+    /// Handles a message, or returns it if it's for the sending half.
+    pub fn record(&mut self, record: &Record) -> Option<Notice> {
         let (peer, context) = (record.sender.get() as usize, usize::from(record.context.get()));
         if record.token.get() != self.token || peer >= self.nranks || context >= self.contexts {
             self.refuse("a message from an unknown peer");
@@ -107,7 +118,9 @@ impl Inbound {
         }
         let (stream, number) = (StreamId { peer, context }, record.number.get());
         match record.kind {
-            record::ACKNOWLEDGEMENT => return Some((stream, number)),
+            record::ACKNOWLEDGEMENT => return Some(Notice::Acknowledged(stream, number)),
+            record::LEAVING => return Some(Notice::Leaving(peer)),
+            record::FINISHED => return Some(Notice::Finished(peer)),
             kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
                 let strong = record.strong != 0;
                 let word = Word { memory: record.memory.get(), offset: record.offset.get(), strong };
@@ -207,6 +220,11 @@ impl Inbound {
     /// Notes that the card has written a word, so that its next write may begin.
     pub fn written(&mut self, _: WordWrite) {
         self.writing -= 1;
+    }
+
+    /// Returns true if all signals that have arrived and are due have been added.
+    pub fn is_idle(&self) -> bool {
+        self.additions.is_empty() && self.writing == 0
     }
 
     /// Returns the next acknowledgement that is due.

@@ -11,7 +11,8 @@ use crate::metrics::source::RmaCounts;
 use crate::rail::Peers;
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
 use ferrogin_libfabric::{
-    Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, Libfabric, MemoryRegion, Read, entry,
+    AddressVector, Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, Libfabric, MemoryRegion,
+    Read, entry,
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -152,7 +153,10 @@ impl<N> Lane<N> {
         let attr = CqAttr { size: depth + 4 * receives };
         let cq = CompletionQueue::open(&rail.domain, &attr).map_err(failed("opening the completion queue"))?;
         let mut endpoint = Endpoint::open(&rail.domain, &info).map_err(failed("opening the endpoint"))?;
-        endpoint.bind_av(&rail.av).map_err(failed("binding the address vector"))?;
+        // In an address vector shared with the lanes of earlier contexts, the tcp of libfabric 2.5 takes a peer's new endpoint for its old
+        // one, and closes the connection: docs/found-elsewhere.md.
+        let av = AddressVector::open(&rail.domain, ranks.nranks).map_err(failed("opening the address vector"))?;
+        endpoint.bind_av(&av).map_err(failed("binding the address vector"))?;
         let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
         endpoint.bind_cq(&cq, both).map_err(failed("binding the completion queue"))?;
         endpoint.enable().map_err(failed("enabling the endpoint"))?;
@@ -179,7 +183,7 @@ impl<N> Lane<N> {
             send,
             recv,
             rail: index,
-            peers: Peers::new(&rail.av),
+            peers: Peers::new(&av),
             contexts: (0..(depth + receives) as u32).map(Context::new).collect(),
             in_flight: (0..depth).map(|_| None).collect(),
             free: (0..depth as u32).rev().collect(),

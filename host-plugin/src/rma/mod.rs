@@ -8,12 +8,14 @@
 //! | `createContext` | a `context` | a `lane` on each rail |
 //!
 //! `calls` checks the arguments of the data calls. The context's `engine` turns the calls into posts, and `inbound` turns the peers'
-//! messages into additions to words. `stream` keeps signals in order, `record` is their message, and `requests` are what NCCL tests. NCCL's
-//! thread drives everything; there is no other thread. docs/rma.md describes the protocol.
+//! messages into additions to words. `stream` keeps signals in order, `record` is their message, and `requests` are what NCCL tests. `waits`
+//! limits the time that a peer may take, and `departure` is the end of a context. NCCL's thread drives everything; there is no other thread.
+//! docs/rma.md describes the protocol.
 pub mod abi;
 mod calls;
 mod cards;
 mod context;
+mod departure;
 mod engine;
 mod inbound;
 mod lane;
@@ -24,4 +26,5 @@ mod ranks;
 mod record;
 mod requests;
 mod stream;
+mod waits;
 mod words;

@@ -3,12 +3,13 @@
 
 use crate::error::Error;
 use crate::rail;
-use ferrogin_libfabric::{AddressVector, Domain, Info, MemoryKind, MemoryRegion, Region, bindings};
+use ferrogin_libfabric::{Domain, Info, MemoryKind, MemoryRegion, Region, bindings};
 use ferrogin_rendezvous::Secret;
 use std::sync::Arc;
 
-/// The largest write or read, even if the provider takes more.
-const PART_MAX: usize = 1 << 30;
+/// The largest write or read, even if the provider takes more. A peer must finish one within FERROGIN_TIMEOUT (see [`super::waits`]), also
+/// over a slow network.
+const PART_MAX: usize = 64 << 20;
 
 /// An open card.
 pub struct Rail {
@@ -16,18 +17,15 @@ pub struct Rail {
     pub info: Info,
     /// The domain of all endpoints, regions and addresses.
     pub domain: Arc<Domain>,
-    /// Addresses of the peers' endpoints.
-    pub av: Arc<AddressVector>,
 }
 
 impl Rail {
-    /// Opens a card for a communicator of `nranks` ranks.
+    /// Opens a card for a communicator.
     ///
     /// # Errors
     /// A libfabric call fails; the message names the call and the card.
-    pub fn open(info: &Info, nranks: usize) -> Result<Self, Error> {
-        let (domain, av) = rail::open(info, nranks)?;
-        Ok(Self { info: info.clone(), domain, av })
+    pub fn open(info: &Info) -> Result<Self, Error> {
+        Ok(Self { info: info.clone(), domain: rail::open(info)? })
     }
 
     /// Returns the card's name.

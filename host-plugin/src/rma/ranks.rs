@@ -10,7 +10,7 @@ use crate::metrics;
 use crate::trace;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
@@ -50,6 +50,10 @@ pub struct Ranks {
     pub rank: usize,
     /// Number of ranks.
     pub nranks: usize,
+    /// How long a peer may take to complete a part of a request.
+    pub timeout: Duration,
+    /// A context has failed, or one was destroyed that peers kept waiting for too long. Later ones are destroyed without waiting.
+    pub has_failed: AtomicBool,
     calls: Mutex<Calls>,
     _plugin: Arc<RmaPlugin>,
 }
@@ -67,7 +71,7 @@ struct Greeting {
 ferrogin_ffi::assert_layout!(Greeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
 
 /// Version of the blocks and records that ranks exchange.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 impl Ranks {
     /// Opens the rails and joins the other ranks.
@@ -82,7 +86,7 @@ impl Ranks {
         let _span = trace::span("RMA connect", rank);
         let (plugin, nranks) = (&listen.plugin, handles.len());
         let cards = &plugin.devices.get(listen.device)?.cards;
-        let rails = cards.iter().map(|card| Rail::open(card, nranks)).collect::<Result<Vec<_>, _>>();
+        let rails = cards.iter().map(Rail::open).collect::<Result<Vec<_>, _>>();
         // This refuses the ranks waiting for this one right away.
         let rails = rails.inspect_err(|_| listen.listener.close())?;
         let (name, mut provider) = (plugin.config.provider.name().as_bytes(), [0; 8]);
@@ -106,6 +110,8 @@ impl Ranks {
             device: plugin.device.clone(),
             rank,
             nranks,
+            timeout: plugin.config.timeout,
+            has_failed: AtomicBool::new(false),
             calls: Mutex::new(Calls { ring, next: 0, looked: None, lost: None }),
             _plugin: plugin.clone(),
         })

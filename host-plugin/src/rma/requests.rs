@@ -101,9 +101,19 @@ impl Requests {
         }
     }
 
+    /// Returns true if a request to this peer is incomplete.
+    pub fn is_under_way(&self, peer: usize) -> bool {
+        self.parts[peer] > 0
+    }
+
     /// Returns the peers with incomplete requests.
     pub fn under_way(&self) -> impl Iterator<Item = usize> {
         self.parts.iter().enumerate().filter(|(_, parts)| **parts > 0).map(|(peer, _)| peer)
+    }
+
+    /// Returns how many parts haven't completed yet.
+    pub fn parts(&self) -> u64 {
+        self.parts.iter().sum()
     }
 
     /// Returns how many requests are open.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::device::cpu::CpuDevice;
 use crate::rma::memory::Memory;
-use crate::rma::record::{ACKNOWLEDGEMENT, SIGNAL, SIGNAL_OF_PUT};
+use crate::rma::record::{ACKNOWLEDGEMENT, FINISHED, LEAVING, SIGNAL, SIGNAL_OF_PUT};
 use ferrogin_test_support::Random;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromBytes;
@@ -34,10 +34,10 @@ impl Receiver {
         Self { memory, inbound: Inbound::new((0, RANKS), CONTEXTS, immediate, TOKEN, registered, Arc::default()) }
     }
 
-    fn take(&mut self, record: Record) -> Option<(StreamId, u32)> {
-        let acknowledgement = self.inbound.record(&record);
+    fn take(&mut self, record: Record) -> Option<Notice> {
+        let notice = self.inbound.record(&record);
         self.inbound.apply(&CpuDevice::new(false)).unwrap();
-        acknowledgement
+        notice
     }
 
     /// Returns the words that aren't 0, by index in the registration.
@@ -76,7 +76,7 @@ fn forged_messages_are_refused_and_change_no_memory() {
         Record { sender: u32::MAX.into(), ..signal(0, 0) },
         Record { context: (CONTEXTS as u16).into(), ..signal(0, 0) },
         Record { kind: 0, ..signal(0, 0) },
-        Record { kind: ACKNOWLEDGEMENT + 1, ..signal(0, 0) },
+        Record { kind: FINISHED + 1, ..signal(0, 0) },
         signal(u32::MAX, 0),
         signal(256, 0),
         signal(1 << 31, 0),
@@ -188,12 +188,16 @@ fn immediate_data_adds_1_to_a_word_that_a_message_of_its_stream_named() {
 }
 
 #[test]
-fn acknowledgements_reach_the_sending_half_after_the_same_checks() {
+fn messages_for_the_sending_half_reach_it_after_the_same_checks() {
     let mut receiver = Receiver::new();
-    let acknowledgement = Record { kind: ACKNOWLEDGEMENT, context: 1.into(), ..signal(9, 0) };
-    assert_eq!(receiver.take(acknowledgement), Some((StreamId { peer: 1, context: 1 }, 9)));
-    assert_eq!(receiver.take(Record { token: 0.into(), ..acknowledgement }), None);
-    assert_eq!((receiver.inbound.refused, receiver.words()), (1, vec![]));
+    let acknowledged = Notice::Acknowledged(StreamId { peer: 1, context: 1 }, 9);
+    let kinds = [(ACKNOWLEDGEMENT, acknowledged), (LEAVING, Notice::Leaving(1)), (FINISHED, Notice::Finished(1))];
+    for (refused, (kind, notice)) in (1..).zip(kinds) {
+        let record = Record { kind, context: 1.into(), ..signal(9, 0) };
+        assert_eq!(receiver.take(record), Some(notice));
+        assert_eq!(receiver.take(Record { token: 0.into(), ..record }), None);
+        assert_eq!((receiver.inbound.refused, receiver.words()), (refused, vec![]));
+    }
 }
 
 /// Some fields are valid, so that the bytes get past the first checks.
@@ -211,7 +215,7 @@ fn random_messages_never_panic_and_only_change_registered_words() {
                     sender: random.below(RANKS as u32 + 1).into(),
                     number: (number + random.below(300)).into(),
                     context: (random.below(CONTEXTS as u32 + 1) as u16).into(),
-                    kind: random.below(5) as u8,
+                    kind: random.below(7) as u8,
                     entry: random.below(20).into(),
                     offset: if random.one_in(8) { record.offset } else { word.into() },
                     ..signal(0, 0)

@@ -72,6 +72,15 @@ impl Gdrcopy {
     }
 }
 
+/// Returns the path of a second, newer libfabric; `None`, with a line for `test`, if there is none.
+pub fn second_libfabric(test: &str) -> Option<String> {
+    let path = std::env::var("FERROGIN_LIBFABRIC_ALT").ok();
+    if path.is_none() {
+        ferrogin_test_support::skip(test, "FERROGIN_LIBFABRIC_ALT names no second libfabric");
+    }
+    path
+}
+
 /// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults only once, and the
 /// leak tests count the whole process's resources. `test` is the calling test's name.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin>)) {
