@@ -15,6 +15,7 @@ impl Code {
     pub(crate) const INVALID_VALUE: Self = Self(1);
     pub(crate) const OUT_OF_MEMORY: Self = Self(2);
     pub(crate) const NOT_INITIALIZED: Self = Self(3);
+    pub(crate) const DEINITIALIZED: Self = Self(4);
     pub(crate) const NO_DEVICE: Self = Self(100);
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_IMAGE: Self = Self(200);

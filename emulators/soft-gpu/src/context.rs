@@ -81,9 +81,17 @@ pub(crate) fn current() -> Outcome<Arc<Context>> {
     Ok(context)
 }
 
+/// Runs `act` on this thread's stack.
+///
+/// # Errors
+/// `CUDA_ERROR_DEINITIALIZED`: the thread is exiting, and its stack is gone, as in a handler of atexit.
+fn stack<T>(act: impl FnOnce(&mut Vec<usize>) -> T) -> Outcome<T> {
+    STACK.try_with(|stack| act(&mut stack.borrow_mut())).map_err(|_| Code::DEINITIALIZED)
+}
+
 /// Returns the current context, even if it has a sticky error.
 fn top() -> Outcome<Arc<Context>> {
-    let handle = STACK.with_borrow(|stack| stack.last().copied()).filter(|handle| *handle != 0);
+    let handle = stack(|stack| stack.last().copied())?.filter(|handle| *handle != 0);
     CONTEXTS.get(handle.ok_or(Code::INVALID_CONTEXT)?).ok_or(Code::CONTEXT_IS_DESTROYED)
 }
 
@@ -93,7 +101,8 @@ pub(crate) fn by_handle(handle: usize) -> Outcome<Arc<Context>> {
 
 /// Pops a context off this thread's stack if it is current.
 pub(crate) fn pop(handle: usize) {
-    STACK.with_borrow_mut(|stack| {
+    // An exiting thread has no stack to pop it off.
+    let _ = stack(|stack| {
         if stack.last() == Some(&handle) {
             stack.pop();
         }
@@ -105,9 +114,9 @@ fn create(out: Out<usize>, flags: u32, number: c_int) -> Outcome {
     out.present()?;
     valid_flags(flags)?;
     let ordinal = device::by_number(number)?.ordinal;
-    let context = Context::create(ordinal, flags, fresh(), false);
-    STACK.with_borrow_mut(|stack| stack.push(context.handle));
-    out.set(context.handle)
+    let handle = fresh();
+    stack(|stack| stack.push(handle))?;
+    out.set(Context::create(ordinal, flags, handle, false).handle)
 }
 
 api! {
@@ -133,13 +142,12 @@ api! {
     cuCtxPushCurrent_v2(handle: usize) {
         device::started()?;
         by_handle(handle)?;
-        STACK.with_borrow_mut(|stack| stack.push(handle));
-        Ok(())
+        stack(|stack| stack.push(handle))
     }
 
     cuCtxPopCurrent_v2(out: Out<usize>) {
         device::started()?;
-        let handle = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+        let handle = stack(Vec::pop)?.ok_or(Code::INVALID_CONTEXT)?;
         out.set_at(0, handle);
         Ok(())
     }
@@ -150,18 +158,18 @@ api! {
         if handle != 0 {
             by_handle(handle)?;
         }
-        STACK.with_borrow_mut(|stack| {
+        stack(|stack| {
             stack.pop();
             if handle != 0 {
                 stack.push(handle);
             }
-        });
-        Ok(())
+        })
     }
 
     cuCtxGetCurrent(out: Out<usize>) {
         device::started()?;
-        out.set(STACK.with_borrow(|stack| stack.last().copied()).unwrap_or(0))
+        out.present()?;
+        out.set(stack(|stack| stack.last().copied())?.unwrap_or(0))
     }
 
     cuCtxGetDevice(out: Out<c_int>) {

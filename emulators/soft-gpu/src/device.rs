@@ -12,7 +12,7 @@ use crate::memfd;
 use crate::settings::Settings;
 
 /// Driver API release 12.8.
-const VERSION: c_int = 12080;
+pub(crate) const VERSION: c_int = 12080;
 pub(crate) const MAX_THREADS: u32 = 1024;
 pub(crate) const MAX_BLOCK: [u32; 3] = [1024, 1024, 64];
 pub(crate) const MAX_GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
@@ -27,10 +27,13 @@ const THREADS_OF_PROCESSOR: u32 = 2048;
 const BLOCKS_OF_PROCESSOR: u32 = 32;
 
 pub(crate) struct Driver {
+    /// The process that called cuInit.
+    process: u32,
     pub(crate) settings: Settings,
     devices: Vec<Device>,
 }
 
+#[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) ordinal: usize,
     pub(crate) heap: Mutex<Option<Heap>>,
@@ -46,6 +49,12 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 /// `CUDA_ERROR_NOT_INITIALIZED`.
 pub(crate) fn started() -> Outcome<&'static Driver> {
     DRIVER.get().ok_or(Code::NOT_INITIALIZED)
+}
+
+/// Whether this process inherited an initialized driver through `fork`. It has none of the threads behind it, and perhaps a lock that
+/// another thread held.
+pub(crate) fn is_forked() -> bool {
+    DRIVER.get().is_some_and(|driver| driver.process != std::process::id())
 }
 
 /// # Errors
@@ -187,8 +196,10 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         118 => 200,
         // Dma-bufs, IPC events, and one memory synchronization domain.
         124..=126 => 1,
-        // The NUMA nodes are unknown.
-        131 | 134 => -1,
+        // The device's memory is no NUMA node of its own; the closest node of the host is node 0.
+        131 => -1,
+        // Virtual memory management of host memory, on a node or anywhere.
+        141 | 145 => 1,
         // Atomic reductions by streams.
         148 => 1,
         number if (1..=162).contains(&number) => 0,
@@ -237,7 +248,7 @@ api! {
             used: AtomicU64::new(0),
         };
         let devices = (0..settings.devices).map(device).collect();
-        DRIVER.get_or_init(|| Driver { settings, devices });
+        DRIVER.get_or_init(|| Driver { process: std::process::id(), settings, devices });
         Ok(())
     }
 

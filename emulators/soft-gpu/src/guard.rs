@@ -4,16 +4,17 @@
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::code::{self, Code, Outcome};
+use crate::device;
 
-/// Prints a line on standard error.
+/// Prints a line on standard error, without a lock that a forked process may have inherited.
 pub(crate) fn log(text: std::fmt::Arguments<'_>) {
-    use std::io::Write;
     let line = format!("softgpu: {text}\n");
     // Standard error may be closed; that's no reason to fail.
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let _ = nix::unistd::write(std::io::stderr(), line.as_bytes());
 }
 
 /// Prints a line the first time it is called with this `key`.
@@ -29,8 +30,22 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs an entry point's body.
+/// The functions that need no initialized driver.
+const ANYTIME: [&str; 5] =
+    ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2"];
+
+/// Runs an entry point's body. In a forked child of a process that called cuInit, the driver isn't initialized, and can't be.
 pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
+    if device::is_forked() && !ANYTIME.contains(&name) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if !SAID.swap(true, Ordering::Relaxed) {
+            log(format_args!(
+                "{name}: this process was forked after cuInit, and can't use the driver of its parent; start it with \
+                 exec (Python: multiprocessing's method spawn), or call cuInit only after fork"
+            ));
+        }
+        return Code::NOT_INITIALIZED;
+    }
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => Code::SUCCESS,
         Ok(Err(code)) => code,

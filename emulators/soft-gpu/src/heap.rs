@@ -10,6 +10,7 @@ use crate::guard::log;
 use crate::memfd;
 
 /// A device's memory: its addresses, and which of them are free.
+#[derive(Debug)]
 pub(crate) struct Heap {
     pub(crate) file: OwnedFd,
     pub(crate) base: u64,

@@ -4,10 +4,14 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::code::{Code, Outcome};
+use crate::device::VERSION;
 use crate::guard::{Out, Text, log_once};
 
+/// A release after those of which the reference lists the functions' versions.
+const LATER: c_int = 13010;
+
 /// Versions of functions that came in a later release than the function itself: older programs get the older version.
-const SINCE: [(&str, c_int); 8] = [
+const SINCE: [(&str, c_int); 36] = [
     ("cuCtxCreate_v3", 11040),
     ("cuCtxCreate_v4", 12050),
     ("cuCtxGetDevice_v2", 13000),
@@ -15,7 +19,35 @@ const SINCE: [(&str, c_int); 8] = [
     ("cuDeviceGetUuid_v2", 11040),
     ("cuEventElapsedTime_v2", 12080),
     ("cuGetProcAddress_v2", 12000),
+    ("cuGraphAddDependencies_v2", 12030),
+    ("cuGraphAddKernelNode_v2", 12000),
+    ("cuGraphAddNode_v2", 12030),
+    ("cuGraphAddNode_v3", LATER),
+    ("cuGraphExecKernelNodeSetParams_v2", 12000),
+    ("cuGraphExecUpdate_v2", 12000),
+    ("cuGraphGetEdges_v2", 12030),
+    ("cuGraphKernelNodeGetParams_v2", 12000),
+    ("cuGraphKernelNodeSetParams_v2", 12000),
+    ("cuGraphNodeGetDependencies_v2", 12030),
+    ("cuGraphNodeGetDependentNodes_v2", 12030),
+    ("cuGraphNodeSetParams_v2", LATER),
+    ("cuGraphRemoveDependencies_v2", 12030),
+    ("cuLaunchHostFunc_v2", LATER),
+    ("cuMemAdvise_v2", 12020),
+    ("cuMemPrefetchAsync_v2", 12020),
+    ("cuMemcpy3DBatchAsync_v2", 13000),
+    ("cuMemcpyBatchAsync_v2", 13000),
+    ("cuMulticastBindAddr_v2", LATER),
+    ("cuMulticastBindMem_v2", LATER),
+    ("cuStreamBatchMemOp_v2", 11070),
+    ("cuStreamGetCaptureInfo_v2", 11030),
     ("cuStreamGetCaptureInfo_v3", 12030),
+    ("cuStreamGetCtx_v2", 12050),
+    ("cuStreamUpdateCaptureDependencies_v2", 12030),
+    ("cuStreamWaitValue32_v2", 11070),
+    ("cuStreamWaitValue64_v2", 11070),
+    ("cuStreamWriteValue32_v2", 11070),
+    ("cuStreamWriteValue64_v2", 11070),
 ];
 
 /// The result of a lookup: found, not found, or found only in a newer release.
@@ -48,9 +80,11 @@ fn symbol(name: &str) -> *mut c_void {
     unsafe { libc::dlsym(handle as *mut c_void, name.as_ptr().cast::<c_char>()) }
 }
 
-/// Returns the newest version of a function in the given release, and the result of the lookup.
+/// Returns the newest version of a function in the given release, and the result of the lookup. A program from a newer release than this
+/// driver's gets the newest version that the driver has.
 fn search(name: &str, version: c_int) -> (*mut c_void, c_int) {
     let mut status = MISSING;
+    let version = version.min(VERSION);
     for form in ["_v4", "_v3", "_v2", ""] {
         let name = format!("{name}{form}");
         let found = symbol(&name);
@@ -94,5 +128,39 @@ api! {
             return status.set(found);
         }
         if found == FOUND { Ok(()) } else { Err(Code::NOT_FOUND) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every `_vN` beside an older version has a release, or programs of all releases get it.
+    #[test]
+    fn newer_versions_of_functions_have_a_release() {
+        let text = [include_str!("unsupported.rs"), include_str!("stream.rs"), include_str!("memop.rs")].concat()
+            + include_str!("context.rs")
+            + include_str!("device.rs")
+            + include_str!("event.rs")
+            + include_str!("lookup.rs");
+        let names: std::collections::BTreeSet<_> = text
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|word| word.starts_with("cu"))
+            .collect();
+        let older = |base: &str, number: u32| {
+            (1..number).any(|older| match older {
+                1 => names.contains(base),
+                _ => names.contains(format!("{base}_v{older}").as_str()),
+            })
+        };
+        let mut found = 0;
+        for name in &names {
+            let Some((base, number)) = name.rsplit_once("_v") else { continue };
+            if number.parse().is_ok_and(|number| older(base, number)) {
+                found += 1;
+                assert!(SINCE.iter().any(|(newer, _)| newer == name), "{name} has an older version, and no release");
+            }
+        }
+        assert!(found > 30, "{found} functions");
     }
 }

@@ -99,13 +99,32 @@ pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> i
     Ok(if address == 0 { mapped } else { address })
 }
 
+/// If the CPU can't touch device memory, maps a file at a device address itself, for the CPU: host memory that [`shared`] has mapped there.
+/// `rights` says whether the CPU may read and write it.
+///
+/// # Errors
+/// The operating system's error.
+pub(crate) fn show(address: usize, len: usize, fd: &OwnedFd, rights: [bool; 2]) -> io::Result<()> {
+    if !hidden() {
+        return Ok(());
+    }
+    let rights = match rights {
+        [false, _] => libc::PROT_NONE,
+        [true, false] => libc::PROT_READ,
+        [true, true] => libc::PROT_READ | libc::PROT_WRITE,
+    };
+    map(address, len, rights, libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED, fd.as_raw_fd(), 0).map(drop)
+}
+
 /// Unmaps the pages in part of a reservation; the addresses stay reserved.
 ///
 /// # Errors
 /// The operating system's error.
 pub(crate) fn empty(address: usize, len: usize) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    map(backing(address as u64) as usize, len, libc::PROT_NONE, flags, -1, 0).map(drop)
+    let at = backing(address as u64) as usize;
+    map(at, len, libc::PROT_NONE, flags, -1, 0)?;
+    if at == address { Ok(()) } else { map(address, len, libc::PROT_NONE, flags, -1, 0).map(drop) }
 }
 
 /// Zeros whole pages of a memory file, in all its mappings.

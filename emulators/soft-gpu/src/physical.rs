@@ -3,23 +3,25 @@
 use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 
-use crate::device;
+use crate::device::Device;
+use crate::vmm::Place;
 
-/// Memory from cuMemCreate. It lives until it is released and unmapped.
+/// Memory from cuMemCreate or another process. It lives until it is released and unmapped.
 #[derive(Debug)]
 pub(crate) struct Physical {
+    pub(crate) handle: u64,
     pub(crate) file: OwnedFd,
     pub(crate) bytes: u64,
-    pub(crate) device: usize,
+    pub(crate) place: Place,
     pub(crate) handle_types: c_int,
     pub(crate) rdma: bool,
-    /// The memory comes from another process, and doesn't count as used on this one's device.
-    pub(crate) imported: bool,
+    /// The device on which the memory counts as used: none for host memory, and for another process's.
+    pub(crate) charged: Option<&'static Device>,
 }
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if let (false, Ok(device)) = (self.imported, device::by_ordinal(self.device)) {
+        if let Some(device) = self.charged {
             device.discharge(self.bytes);
         }
     }

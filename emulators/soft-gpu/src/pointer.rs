@@ -22,7 +22,7 @@ fn give(entry: &Entry, address: u64, number: c_int, out: Out<c_void>) -> Outcome
         3 => out.cast::<u64>().set(address),
         4 if on_host || device::is_coherent() => out.cast::<u64>().set(address),
         4 | 5 => Err(Code::INVALID_VALUE),
-        6 => out.cast::<u32>().set(0),
+        6 => out.cast::<u32>().set(u32::from(entry.synchronous)),
         7 | 20 => out.cast::<u64>().set(entry.id),
         8 => out.cast::<u32>().set(0),
         9 => out.cast::<c_int>().set(entry.device as c_int),
@@ -61,16 +61,21 @@ fn give_nothing(number: c_int, out: Out<c_void>) -> Outcome {
     }
 }
 
+/// Returns the range that contains the address, or the pages of an allocation.
+fn known(address: u64) -> Option<Entry> {
+    space::find(address).or_else(|| space::heap_around(address, 1))
+}
+
 api! {
     cuPointerGetAttribute(out: Out<c_void>, number: c_int, address: u64) {
         device::started()?;
         out.present()?;
-        give(&space::find(address).ok_or(Code::INVALID_VALUE)?, address, number, out)
+        give(&known(address).ok_or(Code::INVALID_VALUE)?, address, number, out)
     }
 
     cuPointerGetAttributes(count: u32, numbers: In<c_int>, outs: In<Out<c_void>>, address: u64) {
         device::started()?;
-        let entry = space::find(address);
+        let entry = known(address);
         for index in 0..count as usize {
             let (number, out) = (numbers.at(index)?, outs.at(index)?);
             match &entry {
@@ -82,17 +87,29 @@ api! {
         Ok(())
     }
 
-    /// Only synchronous memory operations can be set, with no effect: copies here are never out of order with the card.
+    /// Only synchronous memory operations can be set, with no effect: copies here are never out of order with the card. Memory from
+    /// cuMemCreate and pools doesn't have the attribute.
     cuPointerSetAttribute(value: In<u32>, number: c_int, address: u64) {
         device::started()?;
-        value.get()?;
-        let entry = space::find(address).ok_or(Code::INVALID_VALUE)?;
-        if number == 6 && entry.on_device() { Ok(()) } else { Err(Code::INVALID_VALUE) }
+        let synchronous = value.get()? != 0;
+        let entry = known(address).ok_or(Code::INVALID_VALUE)?;
+        if number != 6 {
+            return Err(Code::INVALID_VALUE);
+        }
+        match entry.kind {
+            Kind::Mapped(_) | Kind::Pooled(_) => Err(Code::NOT_SUPPORTED),
+            _ if entry.on_host() => Err(Code::INVALID_VALUE),
+            _ => {
+                space::update_all(|range| range.id == entry.id, |range| range.synchronous = synchronous);
+                Ok(())
+            }
+        }
     }
 
     cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
         context::current()?;
-        let entry = space::find(address).filter(Entry::on_device).ok_or(Code::NOT_FOUND)?;
+        let found = space::find(address).filter(|entry| entry.on_device() || matches!(entry.kind, Kind::Mapped(_)));
+        let entry = found.ok_or(Code::NOT_FOUND)?;
         base.set_at(0, entry.start);
         size.set_at(0, entry.len as usize);
         Ok(())

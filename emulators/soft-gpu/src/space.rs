@@ -47,13 +47,15 @@ pub(crate) struct Entry {
     pub(crate) id: u64,
     /// The range was passed to cuMemFreeAsync, and is released when the stream gets there.
     pub(crate) freed: bool,
+    /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, as the program has set it.
+    pub(crate) synchronous: bool,
 }
 
 impl Entry {
     pub(crate) fn new(start: u64, len: u64, kind: Kind, device: usize, context: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { start, len, kind, device, context, readers: 0, writers: 0, id, freed: false }
+        Self { start, len, kind, device, context, readers: 0, writers: 0, id, freed: false, synchronous: false }
     }
 
     pub(crate) fn end(&self) -> u64 {
@@ -66,7 +68,11 @@ impl Entry {
     }
 
     pub(crate) fn on_host(&self) -> bool {
-        matches!(self.kind, Kind::HostAlloc(_) | Kind::Registered(_))
+        match &self.kind {
+            Kind::HostAlloc(_) | Kind::Registered(_) => true,
+            Kind::Mapped(physical) => physical.place.is_host(),
+            _ => false,
+        }
     }
 
     /// Returns whether kernels on `device` may read the range, and whether they may write it.
@@ -186,17 +192,37 @@ pub(crate) fn find(address: u64) -> Option<Entry> {
     })
 }
 
+/// Returns the adjacent ranges that contain all of the bytes.
+pub(crate) fn covering(address: u64, len: u64) -> Option<Vec<Entry>> {
+    let end = address.checked_add(len)?;
+    let (mut at, mut entries) = (address, Vec::new());
+    while at < end {
+        let entry = find(at)?;
+        at = entry.end();
+        entries.push(entry);
+    }
+    Some(entries)
+}
+
 /// Whether every byte is in a range for which `wanted` is true; adjacent ranges count as one.
 pub(crate) fn covered(address: u64, len: u64, wanted: impl Fn(&Entry) -> bool) -> bool {
-    let Some(end) = address.checked_add(len) else { return false };
-    let mut at = address;
-    while at < end {
-        match find(at) {
-            Some(entry) if wanted(&entry) => at = entry.end(),
-            _ => return false,
-        }
-    }
-    true
+    covering(address, len).is_some_and(|entries| entries.iter().all(wanted))
+}
+
+/// Returns the allocation whose pages contain all of the bytes, with its pages as the range. Like the driver's, small allocations are parts
+/// of larger blocks, and the driver knows their whole pages.
+pub(crate) fn heap_around(address: u64, len: u64) -> Option<Entry> {
+    let page = crate::memfd::page_size();
+    let first = address / page * page;
+    let (end, page_end) = (address.checked_add(len)?, first.checked_add(page)?);
+    look(|ranges| {
+        let in_page = ranges.range(..page_end).rev().map(|(_, entry)| entry).take_while(|entry| entry.end() > first);
+        let mut blocks = in_page.filter(|entry| matches!(entry.kind, Kind::Heap)).map(|entry| {
+            let start = entry.start / page * page;
+            Entry { start, len: entry.end().next_multiple_of(page) - start, ..entry.clone() }
+        });
+        blocks.find(|block| block.start <= address && end <= block.end())
+    })
 }
 
 /// Whether a copy or set on `device` may touch the bytes.

@@ -123,6 +123,13 @@ api! {
         out.set(resolve(handle)?.context)
     }
 
+    /// No stream belongs to a green context.
+    cuStreamGetCtx_v2(handle: usize, out: Out<usize>, green: Out<usize>) {
+        let stream = resolve(handle)?;
+        green.set_at(0, 0);
+        out.set(stream.context)
+    }
+
     cuStreamGetDevice(handle: usize, out: Out<c_int>) {
         let stream = resolve(handle)?;
         let context = CONTEXTS.get(stream.context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
@@ -148,6 +155,13 @@ api! {
 
     cuStreamGetCaptureInfo_v2(
         handle: usize, out: Out<c_int>, _id: Out<u64>, _graph: Out<usize>, _dependencies: Out<usize>, _count: Out<usize>,
+    ) {
+        resolve(handle)?;
+        out.set(0)
+    }
+
+    cuStreamGetCaptureInfo_v3(
+        handle: usize, out: Out<c_int>, _id: Out<u64>, _graph: Out<usize>, _dependencies: Out<usize>, _edges: Out<usize>, _count: Out<usize>,
     ) {
         resolve(handle)?;
         out.set(0)

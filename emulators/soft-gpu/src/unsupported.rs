@@ -2,11 +2,13 @@
 //! logged.
 
 use crate::code::Code;
-use crate::guard::log_once;
+use crate::guard::{entry, log_once};
 
 fn refuse(name: &'static str) -> Code {
-    log_once(name, format_args!("{name} is not supported by the software GPU"));
-    Code::NOT_SUPPORTED
+    entry(name, || {
+        log_once(name, format_args!("{name} is not supported by the software GPU"));
+        Err(Code::NOT_SUPPORTED)
+    })
 }
 
 /// Defines functions. They read no arguments, so the caller's signature doesn't matter.
@@ -70,7 +72,7 @@ unsupported! {
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxPotentialClusterSize cuParamSetSize cuParamSetTexRef cuParamSetf cuParamSeti
     cuParamSetv cuProfilerInitialize cuSignalExternalSemaphoresAsync cuStreamAttachMemAsync cuStreamBeginCaptureToCig
     cuStreamBeginCaptureToGraph cuStreamBeginCapture_v2 cuStreamBeginRecaptureToGraph cuStreamCopyAttributes cuStreamEndCapture
-    cuStreamEndCaptureToCig cuStreamGetAttribute cuStreamGetCaptureInfo_v3 cuStreamGetCtx_v2 cuStreamGetDevResource cuStreamGetGreenCtx
+    cuStreamEndCaptureToCig cuStreamGetAttribute cuStreamGetDevResource cuStreamGetGreenCtx
     cuStreamSetAttribute cuStreamUpdateCaptureDependencies cuStreamUpdateCaptureDependencies_v2 cuSurfObjectCreate cuSurfObjectDestroy
     cuSurfObjectGetResourceDesc cuSurfRefGetArray cuSurfRefSetArray cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide
     cuTensorMapEncodeTiled cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy cuTexObjectGetResourceDesc

@@ -5,20 +5,26 @@ use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
 use crate::code::{Code, Outcome};
 use crate::context;
 use crate::device;
 use crate::guard::{In, Out, lock, log};
-use crate::handle::{Table, fresh};
+use crate::handle::fresh;
 use crate::memfd::{self, GRANULARITY};
 use crate::physical::Physical;
 use crate::settings::MAX_DEVICES;
 use crate::space::{self, Entry, Kind};
 
 pub(crate) const PINNED: c_int = 1;
+/// `CUmemLocationType`: a device, the host, and one of its NUMA nodes.
 const ON_DEVICE: c_int = 1;
+const ON_HOST: c_int = 2;
+const ON_NODE: c_int = 3;
+/// The CPU's bit in a range's `readers` and `writers`, where devices have the bits of their ordinals.
+const CPU: u64 = 1 << 63;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const DESCRIPTOR: c_int = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
@@ -59,17 +65,18 @@ pub(crate) struct Access {
     pub(crate) flags: c_int,
 }
 
-/// Memory by handle; cuMemRetainAllocationHandle gives the same memory another handle.
-static HANDLES: Table<Physical> = Table::new();
+/// Memory by handle, and how many more releases each handle takes.
+static HANDLES: Mutex<BTreeMap<u64, (Arc<Physical>, u64)>> = Mutex::new(BTreeMap::new());
 
 fn by_handle(handle: u64) -> Outcome<Arc<Physical>> {
-    HANDLES.get(handle as usize).ok_or(Code::INVALID_VALUE)
+    lock(&HANDLES).get(&handle).map(|known| known.0.clone()).ok_or(Code::INVALID_VALUE)
 }
 
-fn new_handle(physical: Arc<Physical>) -> u64 {
-    let handle = fresh();
-    HANDLES.insert(handle, physical);
-    handle as u64
+/// Returns the memory's handle, which takes one more release than before.
+fn give_handle(physical: Arc<Physical>) -> u64 {
+    let handle = physical.handle;
+    lock(&HANDLES).entry(handle).or_insert((physical, 0)).1 += 1;
+    handle
 }
 
 /// The lengths of reservations, by address.
@@ -80,8 +87,8 @@ const fn whole(value: u64) -> bool {
 }
 
 impl Properties {
-    /// Checks the properties and returns the device's ordinal.
-    fn check(&self) -> Outcome<usize> {
+    /// Checks the properties of memory to be created.
+    fn check(&self) -> Outcome {
         // Handle types are bits: file descriptors, and two of another operating system. Fabric handles (8) need an NVLink fabric.
         if self.handle_types & 8 != 0 {
             return Err(Code::NOT_SUPPORTED);
@@ -89,11 +96,42 @@ impl Properties {
         if self.kind != PINNED || self.handle_types & !DESCRIPTOR != 0 || self.compression > 1 {
             return Err(Code::INVALID_VALUE);
         }
-        self.place.device()
+        match self.place.kind {
+            // Memory on the host can be exported only if it is on a node.
+            ON_HOST if self.handle_types == 0 => Ok(()),
+            ON_NODE if has_node(self.place.id) => Ok(()),
+            ON_NODE => Err(Code::INVALID_DEVICE),
+            ON_DEVICE => self.place.device().map(drop),
+            // The reference also refuses the node of the calling thread.
+            _ => Err(Code::INVALID_VALUE),
+        }
     }
 }
 
+/// Whether the host has a NUMA node; without NUMA, it has node 0.
+fn has_node(node: c_int) -> bool {
+    node == 0 || node > 0 && std::path::Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
+}
+
 impl Place {
+    pub(crate) fn is_host(&self) -> bool {
+        self.kind != ON_DEVICE
+    }
+
+    /// Returns the bit of the device or CPU that accesses memory from here.
+    fn accessor(&self) -> Outcome<u64> {
+        if matches!(self.kind, ON_HOST | ON_NODE) { Ok(CPU) } else { Ok(1 << self.device()?) }
+    }
+
+    /// Whether `accessor` can be given access to memory here: the CPU reaches host memory, and as a node only that of nodes.
+    fn is_open_to(&self, accessor: &Self) -> bool {
+        match accessor.kind {
+            ON_HOST => self.is_host() || device::is_coherent(),
+            ON_NODE => self.kind == ON_NODE,
+            _ => true,
+        }
+    }
+
     pub(crate) fn device(&self) -> Outcome<usize> {
         match self.kind {
             ON_DEVICE => Ok(device::by_number(self.id)?.ordinal),
@@ -111,11 +149,79 @@ fn is_mapping(entry: &Entry) -> bool {
 /// The prefix of the memory file's name, by which a process that imports the file recognizes it.
 const NAME: &str = "softgpu-memory";
 
-/// Parses the device's ordinal from the file's name, such as `/memfd:softgpu-memory-0 (deleted)`.
-fn imported_device(file: &OwnedFd) -> Option<usize> {
-    let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-    let name = name.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?.strip_prefix('-')?;
-    name.split(' ').next()?.parse().ok()
+/// Parses where the memory is from its file's name, such as `/memfd:softgpu-memory-1-0 (deleted)` for device 0.
+fn imported_place(file: &OwnedFd) -> Option<Place> {
+    let name = name_of(file)?;
+    let (kind, id) = name.strip_prefix(NAME)?.strip_prefix('-')?.split_once('-')?;
+    Some(Place { kind: kind.parse().ok()?, id: id.parse().ok()? })
+}
+
+/// Returns a memory file's name.
+fn name_of(file: &impl AsFd) -> Option<String> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd())).ok()?;
+    Some(link.to_str()?.strip_prefix("/memfd:")?.split(' ').next()?.to_owned())
+}
+
+/// The name of the file that stands for a dma-buf of several allocations. Nothing can map them through one descriptor, so the file only
+/// says where this process has them, as two numbers: the process, and the address. It is as long as the range and can't be mapped for
+/// writing, so cards ask the driver for the address, and copy through the driver.
+const SEGMENTS: &str = "softgpu-segments";
+
+fn export_segments(address: u64, bytes: usize) -> std::io::Result<OwnedFd> {
+    let file = File::from(memfd::create(SEGMENTS, bytes as u64)?);
+    let content = [u64::from(std::process::id()).to_le_bytes(), address.to_le_bytes()].concat();
+    file.write_all_at(&content, 0)?;
+    Ok(File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?.into())
+}
+
+/// Returns where this process has byte `at` of a dma-buf of several allocations; `None` for any other file.
+fn address_in_segments(fd: BorrowedFd<'_>, at: u64, bytes: usize) -> Option<u64> {
+    if name_of(&fd).as_deref() != Some(SEGMENTS) {
+        return None;
+    }
+    let file = File::from(fd.try_clone_to_owned().ok()?);
+    let (mut process, mut start) = ([0; 8], [0; 8]);
+    file.read_exact_at(&mut process, 0).ok()?;
+    file.read_exact_at(&mut start, 8).ok()?;
+    let inside = at.checked_add(bytes as u64)? <= file.metadata().ok()?.len();
+    let address = u64::from_le_bytes(start).checked_add(at)?;
+    let here = u64::from_le_bytes(process) == u64::from(std::process::id());
+    (here && inside && space::covered(address, bytes as u64, is_mapping)).then_some(address)
+}
+
+/// Exports bytes as a dma-buf: a descriptor of their memory file, positioned at the first byte, or of a file that stands for several
+/// adjacent allocations.
+fn export_range(address: u64, bytes: usize) -> Outcome<OwnedFd> {
+    let failed = |_| Code::OPERATING_SYSTEM;
+    if let Some(entry) = space::heap_around(address, bytes as u64) {
+        let heap = lock(&device::by_ordinal(entry.device)?.heap);
+        let heap = heap.as_ref().ok_or(Code::INVALID_VALUE)?;
+        return export(&heap.file, address - heap.base).map_err(failed);
+    }
+    let entries = space::covering(address, bytes as u64).ok_or(Code::INVALID_VALUE)?;
+    let mut all = Vec::new();
+    for entry in &entries {
+        match &entry.kind {
+            Kind::Mapped(physical) if physical.rdma && !physical.place.is_host() => all.push(physical),
+            _ => return Err(Code::NOT_SUPPORTED),
+        }
+    }
+    let like_first =
+        |physical: &&Arc<Physical>| physical.place == all[0].place && physical.handle_types == all[0].handle_types;
+    match &entries[..] {
+        [entry] => export(&all[0].file, address - entry.start).map_err(failed),
+        _ if all.iter().all(like_first) && is_reserved(address, bytes as u64) => {
+            export_segments(address, bytes).map_err(failed)
+        }
+        _ => Err(Code::INVALID_VALUE),
+    }
+}
+
+/// Whether the bytes are in one reservation.
+fn is_reserved(address: u64, bytes: u64) -> bool {
+    let reserved = lock(&RESERVED);
+    let around = reserved.range(..=address).next_back();
+    around.is_some_and(|(start, len)| address.checked_add(bytes).is_some_and(|end| end <= start + len))
 }
 
 /// Opens another descriptor of the file and seeks it to `offset`, the first byte of the exported range.
@@ -163,36 +269,44 @@ api! {
         device::started()?;
         out.present()?;
         let properties = properties.get()?;
-        let ordinal = properties.check()?;
+        properties.check()?;
         if bytes == 0 || !whole(bytes as u64) || flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
-        let device = device::by_ordinal(ordinal)?;
-        device.charge(bytes as u64)?;
-        let file = memfd::create(&format!("{NAME}-{ordinal}"), bytes as u64).map_err(|error| {
+        let Properties { place, handle_types, .. } = properties;
+        let charged = if place.is_host() { None } else { Some(device::by_ordinal(place.device()?)?) };
+        charged.map_or(Ok(()), |device| device.charge(bytes as u64))?;
+        let file = memfd::create(&format!("{NAME}-{}-{}", place.kind, place.id), bytes as u64).map_err(|error| {
             log(format_args!("cuMemCreate: cannot make a memory file of {bytes} bytes: {error}"));
-            device.discharge(bytes as u64);
+            if let Some(device) = charged {
+                device.discharge(bytes as u64);
+            }
             Code::OUT_OF_MEMORY
         })?;
-        let physical = Physical {
-            file, bytes: bytes as u64, device: ordinal, handle_types: properties.handle_types, rdma: properties.rdma != 0, imported: false,
-        };
-        out.set(new_handle(Arc::new(physical)))
+        let (handle, rdma) = (fresh() as u64, properties.rdma != 0);
+        out.set(give_handle(Arc::new(Physical { handle, file, bytes: bytes as u64, place, handle_types, rdma, charged })))
     }
 
     /// Mappings keep the memory alive.
     cuMemRelease(handle: u64) {
         device::started()?;
-        HANDLES.remove(handle as usize).map(drop).ok_or(Code::INVALID_VALUE)
+        let mut handles = lock(&HANDLES);
+        let known = handles.get_mut(&handle).ok_or(Code::INVALID_VALUE)?;
+        known.1 -= 1;
+        if known.1 == 0 {
+            handles.remove(&handle);
+        }
+        Ok(())
     }
 
+    /// Returns the handle that the memory was mapped with, which then takes one more release.
     cuMemRetainAllocationHandle(out: Out<u64>, address: *mut c_void) {
         device::started()?;
         out.present()?;
         let Some(Kind::Mapped(physical)) = space::find(address as u64).map(|entry| entry.kind) else {
             return Err(Code::INVALID_VALUE);
         };
-        out.set(new_handle(physical))
+        out.set(give_handle(physical))
     }
 
     cuMemGetAllocationPropertiesFromHandle(out: Out<Properties>, handle: u64) {
@@ -201,7 +315,7 @@ api! {
         out.set(Properties {
             kind: PINNED,
             handle_types: physical.handle_types,
-            place: Place { kind: ON_DEVICE, id: physical.device as c_int },
+            place: physical.place,
             win32: std::ptr::null_mut(),
             compression: 0,
             rdma: u8::from(physical.rdma),
@@ -215,7 +329,7 @@ api! {
         device::started()?;
         out.present()?;
         let valid = alignment == 0 || alignment.is_power_of_two();
-        if bytes == 0 || !whole(bytes as u64) || !valid || flags != 0 {
+        if bytes == 0 || !(bytes as u64).is_multiple_of(memfd::page_size()) || !valid || flags != 0 {
             return Err(Code::INVALID_VALUE);
         }
         let alignment = alignment.max(GRANULARITY);
@@ -256,7 +370,8 @@ api! {
             return Err(Code::INVALID_VALUE);
         }
         memfd::shared(address as usize, bytes, &physical.file, 0).map_err(|_| Code::OUT_OF_MEMORY)?;
-        let device = physical.device;
+        // Host memory is no device's.
+        let device = physical.place.device().unwrap_or(0);
         space::add(Entry::new(address, len, Kind::Mapped(physical), device, 0));
         Ok(())
     }
@@ -284,8 +399,9 @@ api! {
             return Err(Code::INVALID_VALUE);
         }
         let (mut reset, mut readers, mut writers) = (0, 0, 0);
-        for access in access.list(count)? {
-            let bit = 1u64 << access.place.device()?;
+        let accesses = access.list(count)?;
+        for access in &accesses {
+            let bit = access.place.accessor()?;
             if ![0, READ, READ_WRITE].contains(&access.flags) {
                 return Err(Code::INVALID_VALUE);
             }
@@ -293,17 +409,32 @@ api! {
             readers |= if access.flags == 0 { 0 } else { bit };
             writers |= if access.flags == READ_WRITE { bit } else { 0 };
         }
-        let done = space::update(address, bytes as u64, is_mapping, |entry| {
+        let open = |entry: &Entry| match &entry.kind {
+            Kind::Mapped(physical) => accesses.iter().all(|access| physical.place.is_open_to(&access.place)),
+            _ => false,
+        };
+        // cuMemUnmap takes the same lock, so the mappings stay.
+        let _reserved = lock(&RESERVED);
+        let done = space::update(address, bytes as u64, open, |entry| {
             entry.readers = entry.readers & !reset | readers;
             entry.writers = entry.writers & !reset | writers;
         });
-        if done { Ok(()) } else { Err(Code::INVALID_VALUE) }
+        if !done {
+            return Err(Code::INVALID_VALUE);
+        }
+        for entry in space::exactly(address, bytes as u64).unwrap_or_default() {
+            if let Kind::Mapped(physical) = &entry.kind && physical.place.is_host() {
+                let rights = [entry.readers, entry.writers].map(|users| users & CPU != 0);
+                memfd::show(entry.start as usize, entry.len as usize, &physical.file, rights).map_err(|_| Code::OUT_OF_MEMORY)?;
+            }
+        }
+        Ok(())
     }
 
     cuMemGetAccess(out: Out<u64>, place: In<Place>, address: u64) {
         device::started()?;
         out.present()?;
-        let bit = 1 << place.get()?.device()?;
+        let bit = place.get()?.accessor()?;
         let entry = space::find(address).filter(is_mapping).ok_or(Code::INVALID_VALUE)?;
         out.set(match (entry.readers & bit != 0, entry.writers & bit != 0) {
             (false, _) => 0,
@@ -339,17 +470,20 @@ api! {
         }
         // SAFETY: the caller keeps the descriptor open during the call; if it isn't open, duplicating it fails.
         let file = unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map_err(|_| Code::INVALID_VALUE)?;
-        let ordinal = imported_device(&file).ok_or(Code::INVALID_VALUE)?;
-        let device = device::by_ordinal(ordinal)?.ordinal;
+        let place = imported_place(&file).ok_or(Code::INVALID_VALUE)?;
+        if !place.is_host() {
+            place.device()?;
+        }
         if !memfd::cannot_shrink(&file) {
             return Err(Code::INVALID_VALUE);
         }
         let bytes = nix::sys::stat::fstat(&file).map_err(|_| Code::INVALID_VALUE)?.st_size as u64;
-        let physical = Physical { file, bytes, device, handle_types: DESCRIPTOR, rdma: true, imported: true };
-        out.set(new_handle(Arc::new(physical)))
+        let handle = fresh() as u64;
+        let physical = Physical { handle, file, bytes, place, handle_types: DESCRIPTOR, rdma: true, charged: None };
+        out.set(give_handle(Arc::new(physical)))
     }
 
-    /// A dma-buf here is a memory file's descriptor, positioned at the range's first byte. The range must be in one allocation.
+    /// The range is in the pages of one allocation, or covers adjacent mappings of one reservation.
     cuMemGetHandleForAddressRange(out: Out<c_void>, address: u64, bytes: usize, kind: c_int, flags: u64) {
         context::current()?;
         out.present()?;
@@ -359,17 +493,7 @@ api! {
         if kind != DMA_BUF || bytes == 0 || !aligned || flags > 1 {
             return Err(Code::INVALID_VALUE);
         }
-        let entry = space::find(address).filter(|entry| bytes as u64 <= entry.end().next_multiple_of(page) - address);
-        let entry = entry.ok_or(Code::INVALID_VALUE)?;
-        let fd = match &entry.kind {
-            Kind::Mapped(physical) if physical.rdma => export(&physical.file, address - entry.start),
-            Kind::Heap => match &*lock(&device::by_ordinal(entry.device)?.heap) {
-                Some(heap) => export(&heap.file, address - heap.base),
-                None => return Err(Code::INVALID_VALUE),
-            },
-            _ => return Err(Code::NOT_SUPPORTED),
-        };
-        out.cast::<c_int>().set(fd.map_err(|_| Code::OPERATING_SYSTEM)?.into_raw_fd())
+        out.cast::<c_int>().set(export_range(address, bytes)?.into_raw_fd())
     }
 
     /// Returns the address of a dma-buf's bytes at `offset`, for the driver's copies: a software card uses it to reach device memory that
@@ -382,6 +506,9 @@ api! {
         }
         // SAFETY: the caller keeps the descriptor open during the call; if it isn't open, calls on it fail.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        if let Some(address) = address_in_segments(fd, offset, bytes) {
+            return out.set(address);
+        }
         let start = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekCur).map_err(|_| Code::INVALID_VALUE)?;
         let at = offset.checked_add(start as u64).ok_or(Code::INVALID_VALUE)?;
         let address = address_in(identity(&fd)?, at).ok_or(Code::INVALID_VALUE)?;

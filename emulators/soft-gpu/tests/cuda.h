@@ -26,6 +26,7 @@ enum {
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_DEINITIALIZED = 4,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
     CUDA_ERROR_INVALID_CONTEXT = 201,
@@ -152,6 +153,8 @@ typedef union {
 #define CU_STREAM_ATOMIC_REDUCTION_OP_OR 6
 #define CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32 14
 #define CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64 22
+#define CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID 134
+#define CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED 141
 #define CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED 148
 
 #define CU_MEMORYTYPE_HOST 1
@@ -160,6 +163,7 @@ typedef union {
 #define CU_MEMORYTYPE_UNIFIED 4
 #define CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS 1
 #define CU_POINTER_ATTRIBUTE_MEMORY_TYPE 2
+#define CU_POINTER_ATTRIBUTE_SYNC_MEMOPS 6
 #define CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE 10
 #define CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE 17
 #define CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES 8
@@ -176,6 +180,9 @@ typedef union {
 #define CU_LIBRARY_BINARY_IS_PRESERVED 1
 #define CU_MEM_ALLOCATION_TYPE_PINNED 1
 #define CU_MEM_LOCATION_TYPE_DEVICE 1
+#define CU_MEM_LOCATION_TYPE_HOST 2
+#define CU_MEM_LOCATION_TYPE_HOST_NUMA 3
+#define CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT 4
 #define CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR 1
 #define CU_MEM_ACCESS_FLAGS_PROT_READ 1
 #define CU_MEM_ACCESS_FLAGS_PROT_READWRITE 3
@@ -288,10 +295,13 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags);
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop, unsigned long long flags);
 CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address);
 CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *prop, int option);
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle);
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes, int type, unsigned long long flags);
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shared, int type);
 CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address);
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count);
 CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
@@ -313,6 +323,7 @@ CUresult cuMemsetD8(CUdeviceptr to, unsigned char value, size_t count);
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream);
 CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address);
 CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **values, CUdeviceptr address);
+CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr address);
 CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatchMemOpParams *operations, unsigned flags);
 CUresult cuStreamCreate(CUstream *stream, unsigned flags);
 CUresult cuStreamDestroy(CUstream stream);

@@ -344,7 +344,7 @@ static void virtual_memory(void) {
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemRelease(1234));
     prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CALL(cuMemCreate(&handle, unit, &prop, 0));
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressReserve(&address, unit + 4096, 0, 0, 0));
+    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressReserve(&address, unit + 100, 0, 0, 0));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemAddressReserve(&address, unit, 3, 0, 0));
     CALL(cuMemAddressReserve(&address, 2 * unit, 0, 0, 0));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemMap(address + 4096, unit, 0, handle, 0));

@@ -28,8 +28,8 @@ pub enum CudaError {
         /// The driver's text for it.
         text: String,
     },
-    /// The range is not within one allocation.
-    #[error("{len} bytes at {addr:#x} are not one allocation of GPU memory")]
+    /// The range is not in allocations of one GPU.
+    #[error("{len} bytes at {addr:#x} are not allocated memory of one GPU")]
     Range {
         /// First byte.
         addr: u64,
@@ -159,12 +159,28 @@ impl Driver {
         Ok(addr)
     }
 
-    /// Returns the device whose memory is at `addr`, for `len` bytes of one allocation.
+    /// Returns the device whose memory is at `addr`, for `len` bytes of one allocation or of adjacent ones.
     ///
     /// # Errors
-    /// The range is not GPU memory, or not within one allocation.
+    /// The range is not memory of one GPU.
     pub fn owner(&self, addr: u64, len: usize) -> Result<u32, CudaError> {
         let range = CudaError::Range { addr, len };
+        let end = addr.checked_add(len as u64).ok_or_else(|| range.clone())?;
+        let (mut at, mut owner) = (addr, None);
+        while at < end || owner.is_none() {
+            let (ordinal, next) = self.allocation(at).filter(|(_, next)| *next > at).ok_or_else(|| range.clone())?;
+            if owner.is_some_and(|owner| owner != ordinal) {
+                return Err(range);
+            }
+            (at, owner) = (next, Some(ordinal));
+        }
+        let ordinal = owner.and_then(|ordinal| u32::try_from(ordinal).ok()).ok_or(range)?;
+        self.device(ordinal)?;
+        Ok(ordinal)
+    }
+
+    /// Returns the device and the end of the allocation that contains `addr`.
+    fn allocation(&self, addr: u64) -> Option<(c_int, u64)> {
         let (mut ordinal, mut start, mut size) = (0 as c_int, 0u64, 0usize);
         for (attribute, to) in [
             (DEVICE_ORDINAL, (&raw mut ordinal).cast::<c_void>()),
@@ -173,16 +189,10 @@ impl Driver {
         ] {
             // SAFETY: `to` points to a variable of the attribute's type by cuda.h.
             if unsafe { (self.entries.attribute)(to, attribute, addr) } != 0 {
-                return Err(range);
+                return None;
             }
         }
-        let inside = addr.checked_sub(start).and_then(|skip| skip.checked_add(len as u64));
-        if inside.is_none_or(|end| end > size as u64) {
-            return Err(range);
-        }
-        let ordinal = u32::try_from(ordinal).map_err(|_| range)?;
-        self.device(ordinal)?;
-        Ok(ordinal)
+        Some((ordinal, start.checked_add(size as u64)?))
     }
 
     fn device(&self, ordinal: u32) -> Result<Device, CudaError> {

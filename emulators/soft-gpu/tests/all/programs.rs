@@ -53,6 +53,16 @@ fn wrong_calls_return_the_documented_codes() {
 }
 
 #[test]
+fn handles_host_memory_segments_and_pages_keep_the_reference_s_contract() {
+    let test = "handles_host_memory_segments_and_pages_keep_the_reference_s_contract";
+    for access in ["yes", "no"] {
+        let Some((checks, text)) = passes(test, "contract", &[("SOFTGPU_CPU_ACCESS", access)]) else { return };
+        assert!(checks > 90 && text.contains("ok at exit"), "{checks} checks:\n{text}");
+        assert!(text.contains("forked after cuInit") && !text.contains("panicked"), "{text}");
+    }
+}
+
+#[test]
 fn two_processes_share_memory_by_its_handle() {
     let Some((checks, text)) = passes("two_processes_share_memory_by_its_handle", "ipc", &[]) else { return };
     assert!(checks > 15 && text.contains("has no such memory"), "{checks} checks:\n{text}");

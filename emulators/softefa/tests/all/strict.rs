@@ -201,7 +201,7 @@ fn gpu_memory_without_driver_cannot_be_registered() {
         rig.close();
     });
     if let Some(errors) = errors {
-        let said = ["the CUDA driver cannot be loaded", "are not one allocation of GPU memory", "CUDA error"];
+        let said = ["the CUDA driver cannot be loaded", "are not allocated memory of one GPU", "CUDA error"];
         assert!(errors.contains("FI_HMEM_CUDA") && said.iter().any(|text| errors.contains(text)), "{errors}");
     }
 }
