@@ -181,13 +181,17 @@ impl<T: Send + 'static> Future for Pending<T> {
     type Output = Result<T, ChannelError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let waker = context.waker().clone();
         let mut state = self.slot.state();
-        match std::mem::replace(&mut *state, State::Taken) {
+        let before = std::mem::replace(&mut *state, State::Taken);
+        if let State::Waiting(_) = before {
+            *state = State::Waiting(Some(waker));
+        }
+        // A waker may own the task that it wakes, and so is dropped without the lock.
+        drop(state);
+        match before {
             State::Ready(result, _) => Poll::Ready(result),
-            State::Waiting(_) => {
-                *state = State::Waiting(Some(context.waker().clone()));
-                Poll::Pending
-            }
+            State::Waiting(_) => Poll::Pending,
             State::Taken | State::Dropped => Poll::Ready(Err(ChannelError::Stopped)),
         }
     }

@@ -424,14 +424,18 @@ impl Future for Call {
     type Output = Result<Body, RpcError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let waker = context.waker().clone();
         let mut state = self.slot.state();
-        match std::mem::replace(&mut *state, Answer::Taken) {
+        let before = std::mem::replace(&mut *state, Answer::Taken);
+        if let Answer::Pending(_) = before {
+            *state = Answer::Pending(Some(waker));
+        }
+        // A waker may own the task that it wakes, and so is dropped without the lock.
+        drop(state);
+        match before {
             Answer::Ready(result) => Poll::Ready(result),
             Answer::Taken => Poll::Ready(Err(RpcError::Cancelled)),
-            Answer::Pending(_) => {
-                *state = Answer::Pending(Some(context.waker().clone()));
-                Poll::Pending
-            }
+            Answer::Pending(_) => Poll::Pending,
         }
     }
 }

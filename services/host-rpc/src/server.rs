@@ -28,10 +28,19 @@ struct Request {
     parts: Option<Arc<Parts>>,
 }
 
+/// The kind of a method.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Runs {
+    Function,
+    Future,
+    /// A future, with parts.
+    Stream,
+}
+
 #[derive(Clone)]
 struct Handler {
     method: Method,
-    streams: bool,
+    runs: Runs,
     run: Arc<dyn Fn(Request) + Send + Sync>,
 }
 
@@ -90,10 +99,11 @@ fn spawn(responder: Responder, method: Method, future: impl Future<Output = Resu
             let result = future.await;
             responder.reply(result);
         },
-        // Without a server, the future is dropped.
+        // On a worker, and never on the waking thread, which may hold a lock that the future takes, or be polling the future. Without a
+        // server, the future is dropped.
         move |runnable| {
             if let Some(server) = server.upgrade() {
-                server.run(move || run_future(runnable, method));
+                server.queue(move || run_future(runnable, method));
             }
         },
     );
@@ -149,7 +159,7 @@ impl Server {
         method: impl Into<Method>,
         run: impl Fn(Context, Body) -> F + Send + Sync + 'static,
     ) -> Self {
-        self.add(method.into(), false, move |Request { context, body, responder, .. }| {
+        self.add(method.into(), Runs::Future, move |Request { context, body, responder, .. }| {
             spawn(responder, context.method, run(context, body));
         })
     }
@@ -162,7 +172,7 @@ impl Server {
         method: impl Into<Method>,
         run: impl Fn(Context, Body, ServerStream) -> F + Send + Sync + 'static,
     ) -> Self {
-        self.add(method.into(), true, move |Request { context, body, responder, parts }| {
+        self.add(method.into(), Runs::Stream, move |Request { context, body, responder, parts }| {
             if let Some(parts) = parts {
                 spawn(responder, context.method, run(context, body, ServerStream::new(parts)));
             }
@@ -176,11 +186,13 @@ impl Server {
         method: impl Into<Method>,
         run: impl Fn(Context, Body, Responder) + Send + Sync + 'static,
     ) -> Self {
-        self.add(method.into(), false, move |Request { context, body, responder, .. }| run(context, body, responder))
+        self.add(method.into(), Runs::Function, move |Request { context, body, responder, .. }| {
+            run(context, body, responder)
+        })
     }
 
-    fn add(mut self, method: Method, streams: bool, run: impl Fn(Request) + Send + Sync + 'static) -> Self {
-        let handler = Handler { method, streams, run: Arc::new(run) };
+    fn add(mut self, method: Method, runs: Runs, run: impl Fn(Request) + Send + Sync + 'static) -> Self {
+        let handler = Handler { method, runs, run: Arc::new(run) };
         if let Some(other) = self.methods.insert(method.number(), handler) {
             panic!("the methods {} and {method} have the same number: rename one of them", other.method);
         }
@@ -189,7 +201,9 @@ impl Server {
 
     /// Starts the worker threads.
     pub fn start(self) -> ServerHandle {
-        let workers = self.settings.workers;
+        // Without workers, a thread still polls the futures that are woken.
+        let has_futures = self.methods.values().any(|handler| handler.runs != Runs::Function);
+        let workers = self.settings.workers.max(has_futures.into());
         let inner = Arc::new(Inner {
             // A client without credits could never call.
             settings: Settings { credits: self.settings.credits.max(1), ..self.settings },
@@ -274,6 +288,11 @@ impl Inner {
         if self.settings.workers == 0 {
             return job();
         }
+        self.queue(job);
+    }
+
+    /// Runs a job on a worker.
+    fn queue(&self, job: impl FnOnce() + Send + 'static) {
         self.jobs().queue.push_back(Box::new(job));
         self.job_added.notify_one();
     }
@@ -329,6 +348,11 @@ impl ServerHandle {
         address
     }
 
+    fn close_listeners(&self) {
+        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(listeners);
+    }
+
     /// The number of open connections.
     pub fn connections(&self) -> usize {
         self.inner.state().sessions.len()
@@ -338,7 +362,7 @@ impl ServerHandle {
     /// Returns true if every answer was sent: then the transport may be dropped. A method still running at the limit continues; its answer
     /// is dropped, and its thread ends with it. On a callback thread of the transport, which would wait for itself, the limit is zero.
     pub fn shutdown(mut self, limit: Duration) -> bool {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.close_listeners();
         let sessions = {
             let mut state = self.inner.state();
             state.stopping = true;
@@ -378,7 +402,7 @@ fn wait_until(deadline: Instant, condition: impl Fn() -> bool) -> bool {
 
 impl Drop for ServerHandle {
     fn drop(&mut self) {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.close_listeners();
         let sessions = {
             let mut state = self.inner.state();
             state.stopping = true;
@@ -505,16 +529,17 @@ impl Session {
         let method = server.methods.get(&header.code);
         let parts = {
             let mut calls = self.calls();
-            let max = calls.max_body.unwrap_or(usize::MAX);
-            let streams = method.is_some_and(|method| method.streams);
-            let parts = streams.then(|| Parts::new(&self.connection, header.call, &self.peer, header.credits, max));
-            let open = OpenCall { cancelled: Arc::clone(&cancelled), parts: parts.clone(), task: None };
+            if calls.open.contains_key(&header.call) {
+                return Err(Violation::DuplicateCall(header.call));
+            }
             if calls.open.len() >= server.settings.credits as usize {
                 return Err(Violation::NoCredit(server.settings.credits));
             }
-            if calls.open.insert(header.call, open).is_some() {
-                return Err(Violation::DuplicateCall(header.call));
-            }
+            let max = calls.max_body.unwrap_or(usize::MAX);
+            let streams = method.is_some_and(|method| method.runs == Runs::Stream);
+            let parts = streams.then(|| Parts::new(&self.connection, header.call, &self.peer, header.credits, max));
+            let open = OpenCall { cancelled: Arc::clone(&cancelled), parts: parts.clone(), task: None };
+            calls.open.insert(header.call, open);
             parts
         };
         let responder = Responder { session: Some(Arc::clone(self)), call: header.call };
@@ -587,7 +612,10 @@ impl FrameHandler for Session {
         let max_body = self.calls().max_body;
         self.cancel_all(&self.connection.error(Arc::clone(&self.peer), end, max_body));
         if let Some(server) = self.server.upgrade() {
-            server.state().sessions.retain(|session| !std::ptr::eq(&**session, self));
+            let is_this = |session: &mut Arc<Self>| std::ptr::eq(&**session, self);
+            // Dropped without the lock: a session drops its transport.
+            let ended: Vec<_> = server.state().sessions.extract_if(.., is_this).collect();
+            drop(ended);
         }
     }
 }

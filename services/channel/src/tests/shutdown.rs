@@ -5,7 +5,7 @@ use std::hint;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -192,6 +192,30 @@ fn polled_and_dropped_reads_lose_no_message() {
             expected += 1;
         }
     });
+}
+
+/// A poll with another waker drops the one before, which may own the task, and the task anything: here it waits for a later message.
+#[test]
+fn replaced_waker_may_wait_for_its_reactor() {
+    struct Waits(Channel, Channel);
+    impl Wake for Waits {
+        fn wake(self: Arc<Self>) {}
+    }
+    impl Drop for Waits {
+        fn drop(&mut self) {
+            let Self(a, b) = self;
+            let (first, second) = (a.send(b"first"), a.send(b"second"));
+            assert_eq!(b.receive().wait_for(HANG_LIMIT).unwrap(), b"second");
+            first.wait_for(HANG_LIMIT).and(second.wait_for(HANG_LIMIT)).unwrap();
+        }
+    }
+    let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
+    let mut read = b.receive();
+    let waker = Waker::from(Arc::new(Waits(a, b)));
+    assert!(Pin::new(&mut read).poll(&mut Context::from_waker(&waker)).is_pending());
+    drop(waker);
+    assert!(Pin::new(&mut read).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    assert_eq!(read.wait_for(HANG_LIMIT).unwrap(), b"first");
 }
 
 /// The channel of a dropped accept goes to the next accept.

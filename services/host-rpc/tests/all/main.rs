@@ -2,6 +2,7 @@
 
 mod calls;
 mod common;
+mod drops;
 mod peer;
 mod queue_pairs;
 mod rpc;

@@ -235,10 +235,9 @@ impl Engine {
 
     /// Reports an open channel to `done`.
     pub(super) fn opened(&mut self, channel: u32, done: OpenDone) {
-        if let Some(state) = find(&mut self.channels, channel) {
-            let opened = Opened { channel, peer: Arc::clone(&state.peer), max_write: state.max_write };
-            self.callbacks.push(Callback::Open(done, Ok(opened)));
-        }
+        let state = find(&mut self.channels, channel).ok_or(ChannelError::Stopped);
+        let opened = state.map(|state| Opened { channel, peer: Arc::clone(&state.peer), max_write: state.max_write });
+        self.callbacks.push(Callback::Open(done, opened));
     }
 
     /// Opens a channel to a listener. `start` is the id of the first message.

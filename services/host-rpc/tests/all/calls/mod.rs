@@ -40,6 +40,8 @@ macro_rules! calls {
             streams_end_with_their_call,
             unread_parts_never_end_the_connection,
             parts_without_a_grant_end_the_connection_with_the_reason,
+            duplicate_calls_of_a_client_affect_no_other_client,
+            futures_that_wake_themselves_do_not_overflow_the_stack,
         ]);
     };
     (@each $module:ident, $factories:expr, [$($test:ident,)*]) => {
@@ -640,6 +642,48 @@ pub fn parts_without_a_grant_end_the_connection_with_the_reason<W: TransportFact
     for call in calls {
         let error = call.wait().unwrap_err();
         assert!(matches!(&error, RpcError::Refused { why, .. } if **why == *reason), "{error}");
+    }
+}
+
+/// Sends two requests with one number to an async method, with and without parts.
+pub fn duplicate_calls_of_a_client_affect_no_other_client<W: TransportFactory>(factory: &W) {
+    for workers in [0, 1] {
+        let (here, there) = factory.pair();
+        let running = Server::new(Settings { workers, ..Settings::default() })
+            .method_async(LATER, |_, _| std::future::pending())
+            .method_stream(NEVER, |_, _, _| std::future::pending())
+            .method(ECHO, |_, body| Ok(body.into_vec().into()))
+            .start();
+        running.attach(there);
+        let well_behaved = Client::new(here, Settings::default());
+        for code in [LATER, NEVER] {
+            let (raw, there) = factory.pair();
+            running.attach(there);
+            let request = Header { code, call: 7, credits: 8, ..Header::new(Kind::Request) };
+            (0..2).for_each(|_| send_frame(&raw, request, b""));
+            assert_eq!(reason_of_end(&raw), Some(Violation::DuplicateCall(7).to_string()));
+            assert_eq!(well_behaved.call(ECHO, "on", LIMIT).wait().unwrap().into_vec(), b"on");
+        }
+    }
+}
+
+/// A future that is woken while it's polled is polled again later, not within its own poll.
+pub fn futures_that_wake_themselves_do_not_overflow_the_stack<W: TransportFactory>(factory: &W) {
+    for workers in [0, 1] {
+        let (here, there) = factory.pair();
+        let running = Server::new(Settings { workers, ..Settings::default() })
+            .method_async(ECHO, |_, _| {
+                let mut polls = 0;
+                std::future::poll_fn(move |context| {
+                    polls += 1;
+                    context.waker().wake_by_ref();
+                    if polls < 100_000 { Poll::Pending } else { Poll::Ready(Ok("done".into())) }
+                })
+            })
+            .start();
+        running.attach(there);
+        let client = Client::new(here, Settings::default());
+        assert_eq!(client.call(ECHO, "", LIMIT).wait().unwrap().into_vec(), b"done");
     }
 }
 
