@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Iterable, Iterator, Optional, Type, TypeVar
+from typing import Callable, Iterator, Optional, Type, TypeVar, Union
 
 from ferrogin import errors
 from ferrogin._library import call
 
 _Self = TypeVar("_Self", bound="Owned")
+_Result = TypeVar("_Result")
 
-# Guards the handles and the use counts.
-_lock = threading.Lock()
+# Guards all handles, their use counts, views and children. It is reentrant, because a destructor may run while it is held.
+lock = threading.RLock()
 
 
 class Owned:
@@ -22,9 +23,13 @@ class Owned:
     _kind = "object"
     _close_with = "close"
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, owner: Optional[Owned] = None) -> None:
         self._handle: Optional[int] = handle
         self._uses = 0
+        self._owner = owner
+        # What closes with it. Holds windows and contexts: a window stays registered, and its memory allocated, until it is freed or the
+        # communicator is closed.
+        self._children: set[Owned] = set()
 
     @property
     def closed(self) -> bool:
@@ -51,22 +56,34 @@ class Owned:
         """Closes it."""
         raise NotImplementedError
 
-    def _close_by(self, name: str, owned: Iterable[Owned]) -> None:
-        """Calls a function that closes this handle and, with it, `owned`. If it fails, they all stay open."""
-        with _lock:
+    def _close_by(self, name: str) -> None:
+        """Calls a function that closes this handle and, with it, its children. If it fails, they all stay open."""
+        with lock:
             handle = self._require()
-            group = (self, *owned)
+            group = (self, *self._children)
             for one in group:
                 one._check_can_close()
             handles = [one._handle for one in group]
             for one in group:
                 one._handle = None
+            # The owner must not be closed meanwhile.
+            if self._owner is not None:
+                self._owner._uses += 1
         try:
             call(name, handle)
         except errors.Error:
-            for one, value in zip(group, handles):
-                one._handle = value
+            with lock:
+                for one, value in zip(group, handles):
+                    one._handle = value
             raise
+        finally:
+            if self._owner is not None:
+                with lock:
+                    self._owner._uses -= 1
+        with lock:
+            self._children.clear()
+            if self._owner is not None:
+                self._owner._children.discard(self)
         for one in group:
             one._release()
 
@@ -89,17 +106,10 @@ class Owned:
                 raise
 
 
-class Owner(Owned):
-    """A handle that owns others: the communicator, as its windows and contexts see it."""
-
-    ranks: int
-    _children: set[Owned]
-
-
 @contextmanager
 def using(*objects: Owned) -> Iterator[None]:
-    """Keeps objects open during a call that takes addresses instead of handles."""
-    with _lock:
+    """Keeps objects open during a call."""
+    with lock:
         for owned in objects:
             owned._require()
         for owned in objects:
@@ -107,6 +117,28 @@ def using(*objects: Owned) -> Iterator[None]:
     try:
         yield
     finally:
-        with _lock:
+        with lock:
             for owned in objects:
                 owned._uses -= 1
+
+
+def interruptible(wait: Callable[[], _Result]) -> _Result:
+    """Calls a function of the library that waits. Ctrl-C ends the call, and leaves the library's wait to a thread of its own."""
+    # Python runs signal handlers only on the main thread.
+    if threading.current_thread() is not threading.main_thread():
+        return wait()
+    outcome: list[Union[_Result, BaseException]] = []
+
+    def run() -> None:
+        try:
+            outcome.append(wait())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="ferrogin-wait", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ferrogin import _library, errors
-from ferrogin._handle import Owned, Owner
+from ferrogin._handle import Owned, interruptible, lock, using
 from ferrogin._library import NO_TIMEOUT, call, unsigned
 from ferrogin.gin import Context, nanoseconds
 from ferrogin.memory import Span, span_of
@@ -28,7 +28,7 @@ class Memory(IntEnum):
     """Memory of the device that kernels run on: GPU memory, or host memory if kernels run on CPU threads."""
 
 
-class Comm(Owner):
+class Comm(Owned):
     """The connected ranks of a job. All ranks make collective calls in the same order."""
 
     _kind = "communicator"
@@ -39,8 +39,6 @@ class Comm(Owner):
         call("ferrogin_rank", handle, byref(rank), byref(ranks))
         self.rank: int = rank.value
         self.ranks: int = ranks.value
-        # Holds windows and contexts: a window stays registered, and its memory allocated, until it is freed or the communicator is closed.
-        self._children: set[Owned] = set()
         self._forgotten = weakref.finalize(self, _close_forgotten, handle)
         self._forgotten.atexit = False
 
@@ -102,15 +100,20 @@ class Comm(Owner):
 
     def barrier(self) -> None:
         """Collective: returns when all ranks have called it. It doesn't order a context's operations: flush first."""
-        call("ferrogin_barrier", self._require())
+        interruptible(self._barrier)
+
+    def _barrier(self) -> None:
+        with using(self):
+            call("ferrogin_barrier", self._handle)
 
     def allocate(self, nbytes: int, memory: Memory = Memory.HOST) -> Window:
         """Collective: allocates zeroed memory on each rank and registers it. Sizes may differ between ranks."""
         out = c_void_p()
-        with self._or_fail_everywhere("ferrogin_window_allocate", 0, Memory.HOST, byref(out)) as handle:
-            kind, size = Memory(memory), unsigned("nbytes", nbytes, 64)
-        call("ferrogin_window_allocate", handle, size, kind, byref(out))
-        return self._window(out, None, size)
+        with using(self):
+            with self._or_fail_everywhere("ferrogin_window_allocate", 0, Memory.HOST, byref(out)) as handle:
+                kind, size = Memory(memory), unsigned("nbytes", nbytes, 64)
+            call("ferrogin_window_allocate", handle, size, kind, byref(out))
+            return self._window(out, None, size)
 
     def register(self, obj: object) -> Window:
         """Collective: registers the memory of an array, which the window keeps alive.
@@ -119,11 +122,12 @@ class Comm(Owner):
         memory must be writable and C-contiguous; otherwise this raises TypeError or ValueError, and the call fails on the other ranks too.
         """
         out = c_void_p()
-        with self._or_fail_everywhere("ferrogin_window_register", None, 0, Memory.HOST, byref(out)) as handle:
-            span = span_of(obj)
-        kind = Memory.DEVICE if span.on_gpu else Memory.HOST
-        call("ferrogin_window_register", handle, span.address, span.nbytes, kind, byref(out))
-        return self._window(out, span, span.nbytes)
+        with using(self):
+            with self._or_fail_everywhere("ferrogin_window_register", None, 0, Memory.HOST, byref(out)) as handle:
+                span = span_of(obj)
+            kind = Memory.DEVICE if span.on_gpu else Memory.HOST
+            call("ferrogin_window_register", handle, span.address, span.nbytes, kind, byref(out))
+            return self._window(out, span, span.nbytes)
 
     def register_dma_buf(self, address: int, nbytes: int, fd: int, offset: int = 0) -> Window:
         """Collective: registers memory at the device address `address`, which is at `offset` in the dma-buf `fd`.
@@ -131,11 +135,12 @@ class Comm(Owner):
         The caller keeps the memory allocated until the window is freed, and may close `fd` afterwards.
         """
         out = c_void_p()
-        with self._or_fail_everywhere("ferrogin_window_register_dma_buf", None, 0, -1, 0, byref(out)) as handle:
-            size = unsigned("nbytes", nbytes, 64)
-            place = (unsigned("address", address, 64), size, unsigned("fd", fd, 31), unsigned("offset", offset, 64))
-        call("ferrogin_window_register_dma_buf", handle, *place, byref(out))
-        return self._window(out, None, size)
+        with using(self):
+            with self._or_fail_everywhere("ferrogin_window_register_dma_buf", None, 0, -1, 0, byref(out)) as handle:
+                size = unsigned("nbytes", nbytes, 64)
+                place = (unsigned("address", address, 64), size, unsigned("fd", fd, 31), unsigned("offset", offset, 64))
+            call("ferrogin_window_register_dma_buf", handle, *place, byref(out))
+            return self._window(out, None, size)
 
     @contextmanager
     def _or_fail_everywhere(self, name: str, *invalid: Any) -> Iterator[int]:
@@ -150,7 +155,8 @@ class Comm(Owner):
     def _window(self, out: c_void_p, span: Optional[Span], nbytes: int) -> Window:
         assert out.value is not None
         window = Window(self, out.value, span, nbytes)
-        self._children.add(window)
+        with lock:
+            self._children.add(window)
         return window
 
     def context(
@@ -176,25 +182,26 @@ class Comm(Owner):
         }
         out = c_void_p()
         options = _library.ContextOptions(size=ctypes.sizeof(_library.ContextOptions), contexts=(1 << 32) - 1)
-        with self._or_fail_everywhere("ferrogin_context_create", byref(options), byref(out)) as handle:
-            fields = {name: unsigned(name, value, 32) for name, value in numbers.items()}
-            fields["timeout_ms"] = 0 if timeout is None else _milliseconds(timeout)
-        for name, value in fields.items():
-            setattr(options, name, value)
-        call("ferrogin_context_create", handle, byref(options), byref(out))
-        assert out.value is not None
-        context = Context(self, out.value, max(fields["contexts"], 1), fields["signals"], fields["counters"])
-        self._children.add(context)
-        return context
+        with using(self):
+            with self._or_fail_everywhere("ferrogin_context_create", byref(options), byref(out)) as handle:
+                fields = {name: unsigned(name, value, 32) for name, value in numbers.items()}
+                fields["timeout_ms"] = 0 if timeout is None else _milliseconds(timeout)
+            for name, value in fields.items():
+                setattr(options, name, value)
+            call("ferrogin_context_create", handle, byref(options), byref(out))
+            assert out.value is not None
+            context = Context(self, self.ranks, out.value, max(fields["contexts"], 1), fields["signals"], fields["counters"])
+            with lock:
+                self._children.add(context)
+            return context
 
     def close(self) -> None:
         """Closes the communicator, and its contexts and windows that are still open.
 
         Peers may use this rank's windows until they return from a barrier: call `barrier` first. Raises UsageError while another thread
-        uses a context, and BufferError while a view of an allocated window exists.
+        uses the communicator or a context, and BufferError while a view of an allocated window exists.
         """
-        self._close_by("ferrogin_close", tuple(self._children))
-        self._children.clear()
+        self._close_by("ferrogin_close")
         self._forgotten.detach()
 
 

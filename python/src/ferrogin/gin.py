@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import byref, c_int, c_uint64, c_void_p
-from typing import Any, Optional, SupportsIndex, Union
+from typing import Any, Callable, Optional, SupportsIndex, Union
 
 from ferrogin import _library, errors
-from ferrogin._handle import Owned, Owner, using
+from ferrogin._handle import Owned, interruptible, using
 from ferrogin._library import LAST_ID, call, pointer, unsigned
 from ferrogin.window import Window
 
+# How often a wait looks whether it is over before it needs a thread.
+_POLLS = 100
 _AGGREGATE = 2
 _STRONG = 0x400
 
@@ -31,9 +33,9 @@ class Context(Owned):
     _kind = "context"
     _close_with = "destroy"
 
-    def __init__(self, comm: Owner, handle: int, contexts: int, signals: int, counters: int) -> None:
-        super().__init__(handle)
-        self._comm = comm
+    def __init__(self, comm: Owned, ranks: int, handle: int, contexts: int, signals: int, counters: int) -> None:
+        super().__init__(handle, comm)
+        self._ranks = ranks
         self.contexts = contexts
         self.signals = signals
         self.counters = counters
@@ -44,18 +46,19 @@ class Context(Owned):
         """Returns the operations of context number `context`, for CPU threads. Raises UsageError if kernels run on a GPU."""
         number = unsigned("context", context, 32)
         out = c_void_p()
-        call("ferrogin_context_device", self._require(), number, byref(out))
+        with using(self):
+            call("ferrogin_context_device", self._handle, number, byref(out))
         assert out.value is not None
         return Gin(self, out.value)
 
     def check(self) -> None:
         """Raises UsageError if one of the context's requests has failed."""
-        call("ferrogin_context_check", self._require())
+        with using(self):
+            call("ferrogin_context_check", self._handle)
 
     def destroy(self) -> None:
         """Destroys the context, which no kernel may still be using. Raises UsageError while another thread uses it."""
-        self._close_by("ferrogin_context_destroy", ())
-        self._comm._children.discard(self)
+        self._close_by("ferrogin_context_destroy")
 
     close = destroy
 
@@ -83,13 +86,20 @@ class Gin:
         if status != 0:
             raise errors.of_gin_status(status, _library.last_error())
 
+    def _wait(self, is_over: Callable[[], bool], name: str, *arguments: Any) -> None:
+        """Like `_call`, for a wait, which Ctrl-C ends. `is_over` tells whether the wait would end at once."""
+        if any(is_over() for _ in range(_POLLS)):
+            self._call(name, *arguments)
+        else:
+            interruptible(lambda: self._call(name, *arguments))
+
     def set_timeout(self, seconds: float) -> None:
         """Makes later waits on this context raise GinTimeout after `seconds`; 0 is no limit."""
         self._call("fgin_set_timeout", nanoseconds(seconds))
 
     def _peer(self, peer: SupportsIndex) -> int:
         number = unsigned("peer", peer, 32)
-        ranks = self._context._comm.ranks
+        ranks = self._context._ranks
         if number >= ranks:
             allowed = "there is only one rank, so it must be 0" if ranks == 1 else f"pass a rank from 0 to {ranks - 1}"
             raise ValueError(f"peer is {number}: {allowed}")
@@ -98,7 +108,7 @@ class Gin:
     def _window(self, name: str, window: Window) -> Window:
         if not isinstance(window, Window):
             raise TypeError(f"{name} is a {type(window).__name__}: pass a ferrogin.Window, such as Comm.register(array) gives")
-        if window._comm is not self._context._comm:
+        if window._owner is not self._context._owner:
             raise ValueError(f"{name} belongs to another communicator than the context: use a window of the same one")
         return window
 
@@ -269,7 +279,7 @@ class Gin:
 
     def flush(self) -> None:
         """Waits until every earlier operation on this context has completed."""
-        self._call("fgin_flush")
+        self._wait(self.flush_async().done, "fgin_flush")
 
     def flush_async(self) -> Request:
         """Starts a flush: the request is complete when the operations before it are."""
@@ -283,7 +293,8 @@ class Gin:
 
     def wait_signal(self, signal: int, least: int = 1) -> None:
         """Waits until a signal's count is at least `least`, modulo 2^31, or 2^64 for an emulated signal."""
-        self._call("fgin_wait_signal", self._id("signal", signal, self._context.signals), unsigned("least", least, 64))
+        number, count = self._id("signal", signal, self._context.signals), unsigned("least", least, 64)
+        self._wait(lambda: self._read("fgin_read_signal", number) >= count, "fgin_wait_signal", number, count)
 
     def reset_signal(self, signal: int) -> None:
         """Sets a signal's count to 0."""
@@ -295,7 +306,8 @@ class Gin:
 
     def wait_counter(self, counter: int, least: int = 1) -> None:
         """Waits until a counter's count is at least `least`, modulo 2^31."""
-        self._call("fgin_wait_counter", self._id("counter", counter, self._context.counters), unsigned("least", least, 64))
+        number, count = self._id("counter", counter, self._context.counters), unsigned("least", least, 64)
+        self._wait(lambda: self._read("fgin_read_counter", number) >= count, "fgin_wait_counter", number, count)
 
     def reset_counter(self, counter: int) -> None:
         """Sets a counter's count to 0."""
@@ -319,7 +331,7 @@ class Request:
 
     def wait(self) -> None:
         """Waits until the operations before the request have completed."""
-        self._gin._call("fgin_wait_request", byref(self._words))
+        self._gin._wait(self.done, "fgin_wait_request", byref(self._words))
 
     def done(self) -> bool:
         """True if `wait` would return at once."""

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Optional, Sequence, TypeVar, Union, overload
 
 from ferrogin import _library
-from ferrogin._handle import Owned, Owner
+from ferrogin._handle import Owned, lock
 from ferrogin._library import pointer, unsigned
 from ferrogin.memory import Span
 
@@ -24,9 +24,8 @@ class Window(Owned):
     _kind = "window"
     _close_with = "free"
 
-    def __init__(self, comm: Owner, handle: int, span: Optional[Span], nbytes: int) -> None:
-        super().__init__(handle)
-        self._comm = comm
+    def __init__(self, comm: Owned, handle: int, span: Optional[Span], nbytes: int) -> None:
+        super().__init__(handle, comm)
         self._span = span
         self._view: Optional[weakref.ref[Any]] = None
         self.nbytes = nbytes
@@ -53,22 +52,25 @@ class Window(Owned):
     @property
     def host_address(self) -> int:
         """The address of the first byte, as the host sees it. Raises UsageError for GPU memory."""
-        return pointer("ferrogin_window_host_address", self._require())
+        with lock:
+            return pointer("ferrogin_window_host_address", self._require())
 
     def view(self) -> memoryview:
         """Returns the window's bytes, without a copy. Raises UsageError for GPU memory.
 
         A window of allocated memory cannot be freed while it has views.
         """
-        address = self.host_address
-        buffer = self._view() if self._view else None
-        if buffer is None:
-            kind: Any = ctypes.c_ubyte * self.nbytes
-            buffer = kind.from_address(address)
-            # The view keeps the registered memory alive, or the window that allocated it.
-            buffer.owner = self if self._span is None else self._span
-            self._view = weakref.ref(buffer)
-        return memoryview(buffer).cast("B")
+        # Until the view is recorded, the window must not be freed, and no other thread may make another view.
+        with lock:
+            address = self.host_address
+            buffer = self._view() if self._view else None
+            if buffer is None:
+                kind: Any = ctypes.c_ubyte * self.nbytes
+                buffer = kind.from_address(address)
+                # The view keeps the registered memory alive, or the window that allocated it.
+                buffer.owner = self if self._span is None else self._span
+                self._view = weakref.ref(buffer)
+            return memoryview(buffer).cast("B")
 
     @overload
     def numpy(self, dtype: type[_Scalar], shape: Union[int, Sequence[int], None] = None) -> NDArray[_Scalar]: ...
@@ -101,9 +103,9 @@ class Window(Owned):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The bytes of a window in GPU memory, for cupy, torch and numba; don't use them after free()."""
-        handle = self._require()
-        if _library.load().ferrogin_window_host_address(handle) is not None:
-            raise AttributeError("the window is in host memory: use numpy() or view()")
+        with lock:
+            if _library.load().ferrogin_window_host_address(self._require()) is not None:
+                raise AttributeError("the window is in host memory: use numpy() or view()")
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3, "strides": None}
 
     def _check_can_close(self) -> None:
@@ -124,8 +126,7 @@ class Window(Owned):
         Raises UsageError, and leaves the window open, while requests of the communicator's contexts are incomplete or another thread uses
         it; raises BufferError while a view of allocated memory exists.
         """
-        self._close_by("ferrogin_window_free", ())
-        self._comm._children.discard(self)
+        self._close_by("ferrogin_window_free")
 
     close = free
 
