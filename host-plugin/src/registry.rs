@@ -6,7 +6,7 @@
 use crate::fault::{ErrorCounter, FailureFlag};
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The kind of object that a handle names.
@@ -61,11 +61,6 @@ impl Kind {
         }
     }
 
-    /// Returns true if handles of this kind have a failure flag.
-    fn has_flag(self) -> bool {
-        matches!(self, Self::Context | Self::RmaContext)
-    }
-
     fn from_bits(bits: u64) -> Option<Self> {
         const NCCL: [Kind; 5] = [Kind::Plugin, Kind::Listen, Kind::Coll, Kind::Window, Kind::Context];
         const HOST: [Kind; 3] = [Kind::HostComm, Kind::HostWindow, Kind::HostContext];
@@ -104,14 +99,8 @@ const SLOT_SHIFT: u32 = 4;
 const GENERATION_SHIFT: u32 = SLOT_SHIFT + SLOT_BITS;
 const GENERATION_BITS: u32 = 62 - GENERATION_SHIFT;
 /// Maximum number of open handles.
-pub const PLACES: usize = 1 << SLOT_BITS;
+const PLACES: usize = 1 << SLOT_BITS;
 const MARK: u64 = 1 << 62;
-
-struct Entry {
-    generation: u64,
-    kind: Kind,
-    object: Box<dyn Any + Send>,
-}
 
 /// The process that has open handles; 0 if there is none. A process that it forks inherits the memory, and perhaps a lock that another
 /// thread held, but not the threads behind the handles.
@@ -146,21 +135,42 @@ fn process() -> u32 {
     id
 }
 
-/// Objects and the contexts' failure flags are in blocks that are never freed. [`fault`] takes no lock, and [`with`] only its slot's:
-/// NCCL's threads look up their contexts in each call on the RMA plugin's data path, and must not share a cache line.
+/// Slots are in blocks that are never freed.
 const BLOCK: usize = 1024;
-type Blocks<T> = [OnceLock<Box<[T]>>; PLACES / BLOCK];
-static SLOTS: Blocks<Slot> = [const { OnceLock::new() }; PLACES / BLOCK];
-static FLAGS: Blocks<FailureFlag> = [const { OnceLock::new() }; PLACES / BLOCK];
+static SLOTS: [OnceLock<Box<[Slot]>>; PLACES / BLOCK] = [const { OnceLock::new() }; PLACES / BLOCK];
 
+/// One object at a time. NCCL's threads look up their contexts in each call on the RMA plugin's data path, and must not share a cache line.
+///
+/// Every call compares its handle with the slot's before it takes a lock, so a closed handle never waits for the object that has the slot
+/// now. A call that uses an object from [`insert_owned`] holds `owned` and may look up shared objects meanwhile; `shared` is only held to
+/// clone, open and close.
 #[derive(Default)]
 #[repr(align(128))]
-struct Slot(Mutex<Option<Entry>>);
+struct Slot {
+    /// The open object's handle, or 0. It changes under the object's lock.
+    handle: AtomicU64,
+    shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
+    owned: Mutex<Option<Box<dyn Any + Send>>>,
+    flag: FailureFlag,
+}
 
 impl Slot {
-    fn lock(&self) -> MutexGuard<'_, Option<Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns whether this is the slot's open handle. The answer lasts while the object's lock is held.
+    fn has(&self, handle: *const c_void) -> bool {
+        self.handle.load(Ordering::Acquire) == handle as u64
     }
+
+    /// Opens an object in its lock.
+    fn open<T>(&self, object: &Mutex<Option<T>>, new: T, handle: *mut c_void) {
+        let mut object = lock(object);
+        *object = Some(new);
+        self.flag.open(generation_of(handle));
+        self.handle.store(handle as u64, Ordering::Release);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The slots that [`insert`] can take.
@@ -173,47 +183,44 @@ struct Free {
 
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), next: 0, generation: 0 });
 
-fn in_block<T>(blocks: &'static Blocks<T>, slot: usize) -> Option<&'static T> {
-    blocks.get(slot / BLOCK)?.get()?.get(slot % BLOCK)
+fn slot_at(place: usize) -> Option<&'static Slot> {
+    SLOTS[place / BLOCK].get()?.get(place % BLOCK)
 }
 
-/// Like `in_block`, but allocates the block if needed.
-fn or_allocate<T: Default>(blocks: &'static Blocks<T>, slot: usize) -> &'static T {
-    &blocks[slot / BLOCK].get_or_init(|| (0..BLOCK).map(|_| T::default()).collect())[slot % BLOCK]
+/// Returns the slot of an open handle.
+fn slot_of(handle: *const c_void, kind: Kind) -> Result<&'static Slot, HandleError> {
+    let slot = slot_at(place(handle)).filter(|slot| kind_bits(handle) == kind as u64 && slot.has(handle));
+    slot.ok_or_else(|| refusal(handle, kind))
 }
 
-fn flag(slot: usize) -> Option<&'static FailureFlag> {
-    in_block(&FLAGS, slot)
-}
-
-fn parse(handle: *const c_void, wanted: Kind) -> Result<(usize, u64), HandleError> {
-    let bits = handle as u64;
-    if bits == 0 {
-        return Err(HandleError::Null(wanted));
-    }
-    let unknown = HandleError::Unknown { address: bits, wanted };
-    if bits & MARK == 0 || bits >> 63 != 0 {
-        return Err(unknown);
-    }
-    let slot = place(handle);
-    let generation = bits >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1);
-    match Kind::from_bits(bits & 0xf) {
-        Some(kind) if kind == wanted => Ok((slot, generation)),
-        Some(found) => Err(HandleError::WrongKind { found, wanted }),
-        None => Err(unknown),
+/// Returns why a handle that isn't open is refused.
+#[cold]
+fn refusal(handle: *const c_void, wanted: Kind) -> HandleError {
+    let address = handle as u64;
+    match Kind::from_bits(kind_bits(handle)).filter(|_| address & MARK != 0 && address >> 63 == 0) {
+        _ if address == 0 => HandleError::Null(wanted),
+        Some(found) if found != wanted => HandleError::WrongKind { found, wanted },
+        _ => HandleError::Unknown { address, wanted },
     }
 }
 
-/// Creates a handle for an object that several threads may use; returns `None` if a million handles are open.
-pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
-    insert_owned(kind, object)
+fn kind_bits(handle: *const c_void) -> u64 {
+    handle as u64 & 0xf
 }
 
-/// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles are open.
-pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void> {
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-    let slot = match free.slots.pop() {
-        Some(slot) => slot,
+fn place(handle: *const c_void) -> usize {
+    (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
+}
+
+fn generation_of(handle: *const c_void) -> u64 {
+    handle as u64 >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1)
+}
+
+/// Takes a free slot for a new handle.
+fn take_slot(kind: Kind) -> Option<(&'static Slot, *mut c_void)> {
+    let mut free = lock(&FREE);
+    let place = match free.slots.pop() {
+        Some(place) => place,
         None if free.next < PLACES => {
             free.next += 1;
             free.next - 1
@@ -222,68 +229,88 @@ pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void>
     };
     OWNER.store(std::process::id(), Ordering::Relaxed);
     free.generation = (free.generation + 1) & ((1 << GENERATION_BITS) - 1);
-    let generation = free.generation;
-    *or_allocate(&SLOTS, slot).lock() = Some(Entry { generation, kind, object: Box::new(object) });
-    if kind.has_flag() {
-        or_allocate(&FLAGS, slot).open(generation);
+    let slot = &SLOTS[place / BLOCK].get_or_init(|| (0..BLOCK).map(|_| Slot::default()).collect())[place % BLOCK];
+    let handle = MARK | free.generation << GENERATION_SHIFT | (place as u64) << SLOT_SHIFT | kind as u64;
+    Some((slot, handle as *mut c_void))
+}
+
+/// Closes a handle if `is_wanted` accepts its object, and returns the object.
+fn close<T: 'static>(
+    handle: *const c_void,
+    kind: Kind,
+    place_in: impl FnOnce(&'static Slot) -> &'static Mutex<Option<T>>,
+    is_wanted: impl FnOnce(&T) -> bool,
+) -> Result<T, HandleError> {
+    let slot = slot_of(handle, kind)?;
+    let mut open = lock(place_in(slot));
+    let object = open.take_if(|object| slot.has(handle) && is_wanted(object));
+    let object = object.ok_or_else(|| refusal(handle, kind))?;
+    slot.handle.store(0, Ordering::Release);
+    slot.flag.close();
+    drop(open);
+    let mut free = lock(&FREE);
+    free.slots.push(place(handle));
+    if free.slots.len() == free.next {
+        OWNER.store(0, Ordering::Relaxed);
     }
-    Some(handle_of(slot, generation, kind))
+    Ok(object)
 }
 
-fn handle_of(slot: usize, generation: u64, kind: Kind) -> *mut c_void {
-    (MARK | generation << GENERATION_SHIFT | (slot as u64) << SLOT_SHIFT | kind as u64) as *mut c_void
+/// Creates a handle for an object that several threads may use; returns `None` if a million handles are open.
+pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
+    let (slot, handle) = take_slot(kind)?;
+    slot.open(&slot.shared, object, handle);
+    Some(handle)
 }
 
-/// Calls `body` with the object behind a handle. Meanwhile no other thread can use or close it.
+/// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles are open.
+pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void> {
+    let (slot, handle) = take_slot(kind)?;
+    slot.open(&slot.owned, Box::new(object), handle);
+    Some(handle)
+}
+
+/// Calls `body` with the object behind a handle from [`insert_owned`]. Meanwhile no other thread can use or close it. `body` may look up
+/// shared objects, but must not call `with`.
 pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
-    let (slot, generation) = parse(handle, kind)?;
-    let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    let mut entry = in_block(&SLOTS, slot).ok_or(unknown)?.lock();
-    let entry = entry.as_mut().filter(|entry| entry.generation == generation && entry.kind == kind);
-    Ok(body(entry.and_then(|entry| entry.object.downcast_mut()).ok_or(unknown)?))
+    let slot = slot_of(handle, kind)?;
+    let mut object = lock(&slot.owned);
+    let object = object.as_mut().filter(|_| slot.has(handle));
+    let object = object.and_then(|object| object.downcast_mut()).ok_or_else(|| refusal(handle, kind))?;
+    Ok(body(object))
 }
 
 /// Returns the object behind a handle from [`insert`].
 pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
-    with(handle, kind, |object: &mut Arc<T>| object.clone())
-}
-
-/// Returns a handle's place among all handles, less than [`PLACES`].
-pub fn place(handle: *const c_void) -> usize {
-    (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
-}
-
-/// Like [`with`], for the open object in a place; also passes `body` its handle.
-pub fn with_at<T: Any, R>(place: usize, kind: Kind, body: impl FnOnce(&mut T, *mut c_void) -> R) -> Option<R> {
-    let mut entry = in_block(&SLOTS, place)?.lock();
-    let entry = entry.as_mut().filter(|entry| entry.kind == kind)?;
-    let handle = handle_of(place, entry.generation, kind);
-    entry.object.downcast_mut().map(|object| body(object, handle))
+    let slot = slot_of(handle, kind)?;
+    let object = lock(&slot.shared).clone().filter(|_| slot.has(handle));
+    object.and_then(|object| object.downcast().ok()).ok_or_else(|| refusal(handle, kind))
 }
 
 /// Closes a handle from [`insert`] and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
-    remove_owned(handle, kind)
+    let object = close(handle, kind, |slot| &slot.shared, |object| (**object).is::<T>())?;
+    object.downcast().map_err(|_| refusal(handle, kind))
 }
 
-/// Closes a handle from [`insert_owned`] in the same way.
+/// Closes a handle from [`insert_owned`] in the same way, and waits for the call that uses its object.
 pub fn remove_owned<T: Any + Send>(handle: *const c_void, kind: Kind) -> Result<T, HandleError> {
-    let (slot, generation) = parse(handle, kind)?;
-    let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    let mut entry = in_block(&SLOTS, slot).ok_or(unknown)?.lock();
-    let is_open = |entry: &mut Entry| entry.generation == generation && entry.kind == kind && entry.object.is::<T>();
-    let object = entry.take_if(is_open).ok_or(unknown)?.object;
-    if let (true, Some(flag)) = (kind.has_flag(), flag(slot)) {
-        flag.close();
-    }
-    drop(entry);
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-    free.slots.push(slot);
-    if free.slots.len() == free.next {
-        OWNER.store(0, Ordering::Relaxed);
-    }
-    drop(free);
-    object.downcast::<T>().map(|object| *object).map_err(|_| unknown)
+    let object = close(handle, kind, |slot| &slot.owned, |object| object.is::<T>())?;
+    object.downcast().map(|object| *object).map_err(|_| refusal(handle, kind))
+}
+
+/// The low bits of a handle that [`tag`] keeps.
+pub const TAG_BITS: u32 = SLOT_BITS + 11;
+
+/// Returns a handle without its kind, cut to [`TAG_BITS`]: it also tells the object from the next 2,047 that open.
+pub fn tag(handle: *const c_void) -> u64 {
+    handle as u64 >> SLOT_SHIFT & ((1 << TAG_BITS) - 1)
+}
+
+/// Returns the open handle with a tag.
+pub fn tagged(of: u64) -> Option<*mut c_void> {
+    let handle = slot_at(of as usize & (PLACES - 1))?.handle.load(Ordering::Acquire) as *mut c_void;
+    (!handle.is_null() && tag(handle) == of).then_some(handle)
 }
 
 /// Sets a GIN context's error counters, which [`fault`] reads until the handle is removed.
@@ -291,29 +318,27 @@ pub fn remove_owned<T: Any + Send>(handle: *const c_void, kind: Kind) -> Result<
 /// # Errors
 /// The handle was removed in the meantime.
 pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
-    let (slot, generation) = parse(handle, Kind::Context)?;
-    let unknown = HandleError::Unknown { address: handle as u64, wanted: Kind::Context };
+    let slot = slot_of(handle, Kind::Context)?;
     // `remove` takes the same lock, so the handle stays open until the counters are set.
-    let entry = in_block(&SLOTS, slot).ok_or(unknown)?.lock();
-    let is_open = entry.as_ref().is_some_and(|entry| entry.generation == generation);
-    flag(slot).filter(|_| is_open).ok_or(unknown)?.set_counters(counters);
+    let _open = lock(&slot.shared);
+    if !slot.has(handle) {
+        return Err(refusal(handle, Kind::Context));
+    }
+    slot.flag.set_counters(counters);
     Ok(())
 }
 
 /// Marks a context of this kind as failed for good.
 pub fn raise_fault(handle: *const c_void, kind: Kind) {
-    if let Ok((slot, generation)) = parse(handle, kind)
-        && let Some(flag) = flag(slot)
-    {
-        flag.raise(generation);
+    if let Ok(slot) = slot_of(handle, kind) {
+        slot.flag.raise(generation_of(handle));
     }
 }
 
 /// Returns true if a context has failed. Takes no lock: NCCL calls this from any thread while other threads use and close contexts.
 pub fn fault(handle: *const c_void, kind: Kind) -> Result<bool, HandleError> {
-    let (slot, generation) = parse(handle, kind)?;
-    let unknown = HandleError::Unknown { address: handle as u64, wanted: kind };
-    flag(slot).and_then(|flag| flag.failed(generation)).ok_or(unknown)
+    let failed = slot_of(handle, kind)?.flag.failed(generation_of(handle));
+    failed.ok_or_else(|| refusal(handle, kind))
 }
 
 #[cfg(test)]
@@ -389,6 +414,37 @@ mod tests {
         assert!(closed.starts_with(&format!("{:#x} is not an open listen communicator", listen as u64)), "{closed}");
         let names = [Kind::Plugin, Kind::Coll].map(Kind::name);
         assert_eq!(names, ["plugin context", "collective communicator"]);
+    }
+
+    #[test]
+    fn closed_handle_never_waits_for_the_object_in_its_place() {
+        let closed = insert(Kind::RmaMemory, Arc::new(1u8)).unwrap();
+        remove::<u8>(closed, Kind::RmaMemory).unwrap();
+        // Other tests take places too.
+        let mut handles = vec![insert_owned(Kind::RmaContext, 2u8).unwrap() as usize];
+        while place(handles[handles.len() - 1] as *const c_void) != place(closed) {
+            handles.push(insert_owned(Kind::RmaContext, 2u8).unwrap() as usize);
+        }
+        let (ended, end) = std::sync::mpsc::channel();
+        let closed = closed as usize;
+        std::thread::spawn(move || {
+            let (open, stale) = (handles[handles.len() - 1] as *const c_void, closed as *const c_void);
+            let forged = (closed ^ Kind::RmaMemory as usize ^ Kind::RmaContext as usize) as *const c_void;
+            let refused = |_: &mut u8| {
+                assert!(get::<u8>(stale, Kind::RmaMemory).is_err() && remove::<u8>(stale, Kind::RmaMemory).is_err());
+                assert!(with(forged, Kind::RmaContext, |_: &mut u8| ()).is_err());
+                assert!(
+                    remove_owned::<u8>(forged, Kind::RmaContext).is_err() && fault(forged, Kind::RmaContext).is_err()
+                );
+                assert_eq!((tagged(tag(stale)), tagged(tag(open))), (None, Some(open.cast_mut())));
+            };
+            with(open, Kind::RmaContext, refused).unwrap();
+            for handle in handles {
+                remove_owned::<u8>(handle as *const c_void, Kind::RmaContext).unwrap();
+            }
+            ended.send(()).unwrap();
+        });
+        ferrogin_test_support::wait::receive("refusals", &end);
     }
 
     #[test]

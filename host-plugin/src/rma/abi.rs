@@ -287,7 +287,7 @@ fn start(
     operation: impl FnOnce(&mut Engine) -> Result<Request, Error>,
 ) -> Result<(), Error> {
     let request = Out::new(request, "request")?;
-    request.set(with(ctx, |context| call(ctx, context, operation))??.handle(registry::place(ctx)));
+    request.set(with(ctx, |context| call(ctx, context, operation))??.handle(registry::tag(ctx)));
     Ok(())
 }
 
@@ -345,13 +345,13 @@ unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nc
     guard("test", || {
         let done = Out::new(done, "done")?;
         done.set(0);
-        let found = Request::parse(request).and_then(|(place, request)| {
-            registry::with_at(place, Kind::RmaContext, |context: &mut Context, ctx| {
-                match context.comm == comm as usize {
-                    true => call(ctx, context, |engine| engine.test(request)),
-                    false => Ok(None),
-                }
-            })
+        let context = Request::parse(request).and_then(|(tag, request)| Some((registry::tagged(tag)?, request)));
+        let found = context.and_then(|(ctx, request)| {
+            let of_comm = |context: &mut Context| match context.comm == comm as usize {
+                true => call(ctx, context, |engine| engine.test(request)),
+                false => Ok(None),
+            };
+            registry::with(ctx, Kind::RmaContext, of_comm).ok()
         });
         if let Some(is_done) = found.transpose()?.flatten() {
             done.set(c_int::from(is_done));

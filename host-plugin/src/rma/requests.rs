@@ -1,7 +1,7 @@
 //! NCCL's requests, from the call that starts an operation to the `test` that reports it done.
 
 use crate::error::Error;
-use crate::registry::PLACES;
+use crate::registry::TAG_BITS;
 use std::ffi::c_void;
 
 /// A context's request: index and generation.
@@ -11,26 +11,24 @@ pub struct Request {
     generation: u32,
 }
 
-/// A handle has bit 62 set; below it are the place of the context's handle, the generation and the index.
+/// A handle has bit 62 set; below it are the tag of the context's handle, the generation and the index.
 const MARK: u64 = 1 << 62;
 const INDEX_BITS: u32 = 20;
-const GENERATION_BITS: u32 = 22;
-const _: () = assert!(1 << (62 - INDEX_BITS - GENERATION_BITS) == PLACES);
+const GENERATION_BITS: u32 = 62 - INDEX_BITS - TAG_BITS;
 
 impl Request {
-    /// Returns the handle for NCCL.
-    pub fn handle(self, place: usize) -> *mut c_void {
-        let high = (place as u64) << GENERATION_BITS | u64::from(self.generation);
+    /// Returns the handle for NCCL of a request of the context with this tag.
+    pub fn handle(self, tag: u64) -> *mut c_void {
+        let high = tag << GENERATION_BITS | u64::from(self.generation);
         (MARK | high << INDEX_BITS | u64::from(self.index)) as *mut c_void
     }
 
-    /// Returns the context's place and the request; `None` if this isn't a request's handle.
-    pub fn parse(handle: *mut c_void) -> Option<(usize, Self)> {
+    /// Returns the context's tag and the request; `None` if this isn't a request's handle.
+    pub fn parse(handle: *mut c_void) -> Option<(u64, Self)> {
         let bits = handle as u64;
         let low = |shift: u32, bits_of: u32| bits >> shift & ((1 << bits_of) - 1);
         let request = Self { index: low(0, INDEX_BITS) as u32, generation: low(INDEX_BITS, GENERATION_BITS) as u32 };
-        let place = low(INDEX_BITS + GENERATION_BITS, 62 - INDEX_BITS - GENERATION_BITS) as usize;
-        (bits >> 62 == 1).then_some((place, request))
+        (bits >> 62 == 1).then_some((low(INDEX_BITS + GENERATION_BITS, TAG_BITS), request))
     }
 }
 
@@ -158,8 +156,8 @@ mod tests {
     #[test]
     fn handles_round_trip_and_foreign_ones_are_refused() {
         let request = Request { index: (1 << INDEX_BITS) - 1, generation: (1 << GENERATION_BITS) - 1 };
-        for place in [0, 5, PLACES - 1] {
-            assert_eq!(Request::parse(request.handle(place)), Some((place, request)));
+        for tag in [0, 5, (1 << TAG_BITS) - 1] {
+            assert_eq!(Request::parse(request.handle(tag)), Some((tag, request)));
         }
         for bits in [0, 1, u64::MAX, 1 << 63, 0xdead_beef] {
             assert_eq!(Request::parse(bits as *mut c_void), None, "{bits:#x}");

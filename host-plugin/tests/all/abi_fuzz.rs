@@ -28,7 +28,7 @@ unsafe extern "C" fn count_warnings(level: c_int, _: c_ulong, _: *const c_char, 
     }
 }
 
-fn logger() -> nccl::DebugLogger {
+pub fn logger() -> nccl::DebugLogger {
     // SAFETY: on the ABIs of NCCL's platforms, a variadic call passes its fixed arguments like any other call.
     Some(unsafe {
         std::mem::transmute::<

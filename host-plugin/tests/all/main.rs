@@ -7,6 +7,7 @@ mod errors;
 mod fork;
 mod gpu_windows;
 mod harness;
+mod handles;
 mod leaks;
 mod limits;
 mod machines;

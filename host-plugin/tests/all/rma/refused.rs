@@ -141,6 +141,24 @@ fn invalid_arguments_of_every_call_are_refused() {
     });
 }
 
+#[test]
+fn request_of_a_destroyed_context_is_refused() {
+    rma_alone("request_of_a_destroyed_context_is_refused", &[vec![]], 16, |plugin| {
+        ranks(&plugin, 1, |comm| {
+            let memory = register(&comm, 4096);
+            let put = transfer(0, memory.at(0), memory.at(64), 8);
+            let context = comm.create_context(1).expect("a context");
+            let old = context.put(put, None).expect("a put");
+            drop(context);
+            // In the same place, with a request of the same number.
+            let context = comm.create_context(1).expect("a context");
+            let new = context.put(put, None).expect("a put");
+            assert!(context.test(&old).is_err());
+            finish(&context, vec![new]);
+        });
+    });
+}
+
 /// Checks that the refused calls did no harm.
 fn works(context: &RmaContext, memory: &RmaMemory) {
     assert!(!context.has_error().expect("an answer"));
