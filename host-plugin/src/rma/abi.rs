@@ -149,8 +149,7 @@ fn register(comm: Handle, (data, size): (Handle, usize), source: Source, mhandle
     let mhandle = Out::new(mhandle, "mhandle")?;
     mhandle.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-    let memory = Memory::register(&comm.ranks, data, size, source)?;
-    comm.registered.add(memory.clone());
+    let memory = Memory::register(&comm.ranks, &comm.registered, (data, size), source)?;
     let number = memory.number;
     let handle = keep(Kind::RmaMemory, memory).inspect_err(|_| comm.registered.remove(number))?;
     if !comm.memories.add(handle) {

@@ -100,7 +100,7 @@ impl Engine {
     fn check_transfer(&mut self, peer: usize, near: (usize, u64), far: (usize, u64), size: u64) -> Result<(), Error> {
         if size > 0 {
             self.memory(near.0)?.own().check("memory of this rank", near.1, size)?;
-            self.memory(far.0)?.peers[peer].check(format_args!("memory of rank {peer}"), far.1, size)?;
+            self.memory(far.0)?.peer(peer).check(format_args!("memory of rank {peer}"), far.1, size)?;
         }
         Ok(())
     }
@@ -116,8 +116,8 @@ impl Engine {
                 )));
             }
         };
-        memory.peers[peer].check(format_args!("signal in memory of rank {peer}"), offset, 8)?;
-        if memory.peers[peer].word(offset).is_none() {
+        memory.peer(peer).check(format_args!("signal in memory of rank {peer}"), offset, 8)?;
+        if memory.peer(peer).word(offset).is_none() {
             return Err(Error::Argument(format!("the signal at offset {offset} is not aligned to 8 bytes")));
         }
         Ok(Signal { word: Word { memory: memory.number, offset, strong: call.strong }, value })

@@ -119,7 +119,7 @@ impl Context {
             let retired: Vec<U32> = retired.iter().map(|number| (*number).into()).collect();
             [head.as_bytes(), addresses.as_bytes(), retired.as_bytes()].concat()
         };
-        let ((mut lanes, ..), blocks, number) = ranks.agree_in_order(Step::CreateContext, opened, part)?;
+        let ((mut lanes, ..), blocks, number) = ranks.agree_in_order(Step::CreateContext, |_| opened, part)?;
         let peers = blocks.iter().enumerate().map(|(rank, block)| {
             Peer::parse(block, (contexts, number, ranks.rails.len())).ok_or_else(|| {
                 Error::Usage(format!(
@@ -138,7 +138,7 @@ impl Context {
             Ok(peers)
         });
         // A card accepts a peer's requests only once it knows the peer's address.
-        let (peers, ..) = ranks.agree_in_order(Step::ContextReady, inserted, |_, _| Vec::new())?;
+        let (peers, ..) = ranks.agree_in_order(Step::ContextReady, |_| inserted, |_, _| Vec::new())?;
         retired.close(&peers);
         let tokens = peers.iter().map(|peer| peer.token).collect();
         let engine = Engine::new(ranks.clone(), registered.clone(), contexts, immediate, lanes, tokens);

@@ -249,7 +249,7 @@ impl Engine {
                 memory: own.clone(),
                 local: Local::At(own_offset + offset),
                 len: size as usize,
-                remote: other.peers[stream.peer].remote(rail, other_offset + offset),
+                remote: other.peer(stream.peer).remote(rail, other_offset + offset),
                 note: Note::Part { what: access.name(), request, stream, put },
             };
             self.lanes[rail].post(post, more_follows)?;
@@ -479,7 +479,7 @@ impl Engine {
                 memory: write.memory.clone(),
                 local: Local::Value(write.sum),
                 len: size_of_val(&write.sum),
-                remote: write.memory.peers[rank].remote(rail, write.offset),
+                remote: write.memory.own().remote(rail, write.offset),
                 note: Note::Word(write),
             };
             self.lanes[rail].post(post, false)?;

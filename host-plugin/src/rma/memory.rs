@@ -13,7 +13,7 @@ use ferrogin_rendezvous::ring::Step;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -46,6 +46,12 @@ pub struct Peer {
 }
 
 impl Peer {
+    fn emit(&self, number: u32) -> Vec<u8> {
+        let head = WireMemory { number: number.into(), base: self.base.into(), size: self.size.into() };
+        let keys = self.keys.iter().map(|(address, key)| WireKey { address: (*address).into(), key: (*key).into() });
+        [head.as_bytes(), keys.collect::<Vec<_>>().as_bytes()].concat()
+    }
+
     /// Checks that `size` bytes at `offset` are inside.
     pub fn check(&self, what: impl Display, offset: u64, size: u64) -> Result<(), Error> {
         if offset.checked_add(size).is_some_and(|end| end <= self.size) {
@@ -78,23 +84,28 @@ pub struct Memory {
     pub comm: u64,
     /// How the CPU adds to its words.
     pub adds: Adds,
-    /// All ranks' memory.
-    pub peers: Vec<Peer>,
+    own: Peer,
+    /// All ranks' memory, from the end of the exchange on. Peers' signals may come earlier, and only use `own`.
+    peers: OnceLock<Vec<Peer>>,
     /// The sums of words that this rank's card writes, by offset: the CPU can't reach these words, and NCCL promises that only this plugin
     /// writes them. A sum is `None` while a [`WordWrite`] has it.
     sums: Option<Mutex<BTreeMap<u64, Option<u64>>>>,
-    rank: usize,
     _mapping: Option<WordMapping>,
     /// By rail.
     regions: Vec<MemoryRegion>,
 }
 
 impl Memory {
-    /// Collective: registers `size` bytes at `data` on all rails, and exchanges addresses and keys.
+    /// Collective: registers `size` bytes at `data` on all rails, adds them to `registered`, and exchanges addresses and keys.
     ///
     /// # Errors
     /// The memory is not mapped; a card refuses it; another rank failed.
-    pub fn register(ranks: &Ranks, data: *mut c_void, size: usize, source: Source) -> Result<Arc<Self>, Error> {
+    pub fn register(
+        ranks: &Ranks,
+        registered: &Registered,
+        (data, size): (*mut c_void, usize),
+        source: Source,
+    ) -> Result<Arc<Self>, Error> {
         // Invalid arguments fail here, before the exchange, so that they don't fail the other ranks.
         window::check(data, size, source)?;
         let memory = window::memory(&*ranks.device, data, size, source)?;
@@ -106,33 +117,44 @@ impl Memory {
             // library holds no reference into it.
             unsafe { rail.register(region, kind, ACCESS, what()) }
         };
-        let regions = ranks.rails.iter().map(register).collect::<Result<Vec<_>, _>>();
-        let (regions, blocks, number) = ranks.agree_in_order(Step::RegisterWindow, regions, |number, regions| {
-            let head = WireMemory { number: number.into(), base: (data as u64).into(), size: (size as u64).into() };
-            let keys = ranks.rails.iter().zip(regions).map(|(rail, region)| WireKey {
-                address: rail.remote_base(data as u64).into(),
-                key: region.key().into(),
-            });
-            [head.as_bytes(), keys.collect::<Vec<_>>().as_bytes()].concat()
-        })?;
-        let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, ranks.rails.len()));
-        let peers = peers.collect::<Result<Vec<_>, _>>()?;
-        let adds = ranks.device.adds(data, size, source.ptr_type);
-        let by_card = adds != Adds::Cpu && source.flags & MR_FLAG_SIGNAL_NEVER_RESET != 0;
-        // Any registration may hold signal words, but NCCL marks its own, which kernels may reset.
-        let is_marked = source.flags & MR_FLAG_FORCE_SO != 0 && !by_card;
-        let map = || window::map_words(&*ranks.device, adds, data, size);
-        let (adds, _mapping) = if is_marked { map() } else { (adds, None) };
-        let sums = by_card.then(Mutex::default);
-        Ok(Arc::new(Self { number, comm: ranks.number, adds, peers, sums, rank: ranks.rank, _mapping, regions }))
+        let mut added = None;
+        let add = |number: u32| {
+            let regions = ranks.rails.iter().map(register).collect::<Result<Vec<_>, _>>()?;
+            let keys =
+                |(rail, region): (&super::rail::Rail, &MemoryRegion)| (rail.remote_base(data as u64), region.key());
+            let own = Peer {
+                base: data as u64,
+                size: size as u64,
+                keys: ranks.rails.iter().zip(&regions).map(keys).collect(),
+            };
+            let adds = ranks.device.adds(data, size, source.ptr_type);
+            let by_card = adds != Adds::Cpu && source.flags & MR_FLAG_SIGNAL_NEVER_RESET != 0;
+            // Any registration may hold signal words, but NCCL marks its own, which kernels may reset.
+            let is_marked = source.flags & MR_FLAG_FORCE_SO != 0 && !by_card;
+            let map = || window::map_words(&*ranks.device, adds, data, size);
+            let (adds, _mapping) = if is_marked { map() } else { (adds, None) };
+            let (peers, sums) = (OnceLock::new(), by_card.then(Mutex::default));
+            let memory = Arc::new(Self { number, comm: ranks.number, adds, own, peers, sums, _mapping, regions });
+            // A peer that has the keys may signal before this rank returns.
+            registered.add(memory.clone());
+            added = Some(number);
+            Ok(memory)
+        };
+        let exchanged = ranks.agree_in_order(Step::RegisterWindow, add, |number, memory| memory.own.emit(number));
+        let peers = exchanged.and_then(|(memory, blocks, number)| {
+            let peers = blocks.iter().enumerate().map(|(rank, block)| peer(rank, block, number, ranks.rails.len()));
+            let peers = peers.collect::<Result<Vec<_>, _>>()?;
+            memory.peers.get_or_init(|| peers);
+            Ok(memory)
+        });
+        peers.inspect_err(|_| added.iter().for_each(|number| registered.remove(*number)))
     }
 
     /// Returns memory of rank 0 without a card, which only signals reach.
     #[cfg(test)]
-    pub fn of_rank_0(number: u32, (base, size): (u64, u64), nranks: usize, by_card: bool) -> Arc<Self> {
-        let peers = vec![Peer { base, size, keys: Vec::new() }; nranks];
-        let sums = by_card.then(Mutex::default);
-        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, peers, sums, rank: 0, _mapping: None, regions: Vec::new() })
+    pub fn of_rank_0(number: u32, (base, size): (u64, u64), by_card: bool) -> Arc<Self> {
+        let (own, peers, sums) = (Peer { base, size, keys: Vec::new() }, OnceLock::new(), by_card.then(Mutex::default));
+        Arc::new(Self { number, comm: 0, adds: Adds::Cpu, own, peers, sums, _mapping: None, regions: Vec::new() })
     }
 
     /// Returns whether this rank's card writes the signal words, from sums in this process.
@@ -142,12 +164,17 @@ impl Memory {
 
     /// Returns this rank's memory.
     pub fn own(&self) -> &Peer {
-        &self.peers[self.rank]
+        &self.own
+    }
+
+    /// Returns rank `rank`'s memory. The registration's handle is from after the exchange, so all ranks' memory is known.
+    pub fn peer(&self, rank: usize) -> &Peer {
+        self.peers.get().map_or(&self.own, |peers| &peers[rank])
     }
 
     /// Returns the descriptor for operations on rail `rail`, and the local address at `offset`.
     pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, u64) {
-        (self.regions[rail].descriptor(), self.own().base + offset)
+        (self.regions[rail].descriptor(), self.own.base + offset)
     }
 }
 

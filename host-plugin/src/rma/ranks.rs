@@ -122,20 +122,20 @@ impl Ranks {
         matches!(&*self.rails, [rail] if rail.keeps_order())
     }
 
-    /// Runs [`comm::agree`] in a call whose number is the same on all ranks; returns the number too.
+    /// Runs [`comm::agree`] in a call whose number is the same on all ranks, and which `part` gets; returns the number too.
     ///
     /// # Errors
     /// The error in `part`, or one from [`Ring::allgather`].
     pub fn agree_in_order<T>(
         &self,
         step: Step,
-        part: Result<T, Error>,
+        part: impl FnOnce(u32) -> Result<T, Error>,
         encode: impl FnOnce(u32, &T) -> Vec<u8>,
     ) -> Result<(T, Vec<Vec<u8>>, u32), Error> {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let number = calls.next;
         calls.next = number.wrapping_add(1);
-        let (part, blocks) = comm::agree(&mut calls.ring, step, part, |part| encode(number, part))?;
+        let (part, blocks) = comm::agree(&mut calls.ring, step, part(number), |part| encode(number, part))?;
         Ok((part, blocks, number))
     }
 

@@ -217,6 +217,33 @@ fn polling(context: &RmaContext, body: impl FnOnce() + Send) {
 }
 
 #[test]
+fn signal_to_memory_that_its_receiver_is_still_registering_is_added() {
+    let test = "signal_to_memory_that_its_receiver_is_still_registering_is_added";
+    rma_alone(test, &[vec![], TCP.to_vec()], 16, |plugin| {
+        ranks(&plugin, 2, |comm| {
+            let (first, context) = (register(&comm, 4096), comm.create_context(1).expect("a context"));
+            comm.barrier().expect("all ranks");
+            polling(&context, || {
+                for round in 1..=repetitions("FERROGIN_RMA_ROUNDS", 300, 3000) {
+                    let memory = register(&comm, 4096);
+                    if comm.rank() == 0 {
+                        let signal = |word| {
+                            let signal = Signal { word, value: 1, strong: true };
+                            context.put(transfer(1, Place::NONE, Place::NONE, 0), Some(signal)).expect("a signal")
+                        };
+                        finish(&context, vec![signal(memory.at(0)), signal(first.at(0))]);
+                    } else {
+                        poll_until("the second signal", || first.memory().load(0) == round);
+                        assert_eq!(memory.memory().load(0), 1, "the first signal of round {round}");
+                    }
+                    comm.barrier().expect("all ranks");
+                }
+            });
+        });
+    });
+}
+
+#[test]
 fn threads_with_33_contexts_each_share_a_communicator() {
     let test = "threads_with_33_contexts_each_share_a_communicator";
     rma_alone(test, &[vec![("SOFTEFA_FAULTS", "seed=6,reorder=64"), ("SOFTEFA_NICS", "2")]], 16, |plugin| {
