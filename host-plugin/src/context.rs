@@ -17,7 +17,7 @@ use crate::watcher::{self, CqReader, Guard, PeerWatch, Report, RingView, Watch, 
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{EmulatedPeer, MAX_TARGETS, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_rendezvous::ring::Step;
@@ -259,13 +259,6 @@ impl Context {
         for (id, one) in context.contexts.iter().enumerate() {
             let at = id % coll.rails.len();
             let rail = &coll.rails[at];
-            if one.targets.len() >= MAX_TARGETS {
-                return Err(Error::Usage(format!(
-                    "{} targets (one per rank and signal) are too many, because a context must have fewer than \
-                     {MAX_TARGETS}: create it with fewer signals",
-                    one.targets.len()
-                )));
-            }
             let memory = context.memory.counters();
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());

@@ -7,7 +7,7 @@ use crate::address::EndpointAddress;
 use crate::comm::CollComm;
 use crate::error::Error;
 use crate::rail::{Peers, Rail};
-use ferrogin_ffi::ext::Target;
+use ferrogin_ffi::ext::{MAX_TARGETS, Target};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ pub fn resolve(
         all.push(peers);
         for (id, one) in contexts.iter_mut().enumerate().filter(|(id, _)| of_rail(*id)) {
             let slots = reached().map(|(_, part)| part.contexts[id].endpoints.len()).max().unwrap_or(0);
-            let mut targets = vec![Target::default(); slots * coll.nranks];
+            let mut targets = vec![Target::default(); targets(slots, coll.nranks)?];
             for (rank, part) in reached() {
                 for (slot, address) in part.contexts[id].addresses().enumerate() {
                     let ah = handles.get(&address.gid).copied().unwrap_or_default();
@@ -49,6 +49,18 @@ pub fn resolve(
         }
     }
     Ok(all)
+}
+
+/// Returns the number of a context's targets, of which kernels can name fewer than [`MAX_TARGETS`].
+fn targets(slots: usize, nranks: usize) -> Result<usize, Error> {
+    let all = slots.saturating_mul(nranks);
+    if all < MAX_TARGETS {
+        return Ok(all);
+    }
+    Err(Error::Usage(format!(
+        "{all} targets (one per rank and signal) are too many, because a context must have fewer than {MAX_TARGETS}: \
+         create it with fewer signals"
+    )))
 }
 
 /// Inserts one address per card into the rail's address vector, in one call, and queries the handles. `cards` has a rank and an address for
@@ -81,4 +93,19 @@ fn handles_of(
         handles.insert(address.gid, found.ah);
     }
     Ok((peers, handles))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_targets_are_refused_before_they_are_allocated() {
+        assert_eq!(targets(3, 8).unwrap(), 24);
+        assert!(targets(1, MAX_TARGETS - 1).is_ok());
+        for (slots, nranks) in [(1, MAX_TARGETS), (MAX_TARGETS / 8, 8), (usize::MAX / 2, 4), (usize::MAX, usize::MAX)] {
+            let error = targets(slots, nranks).unwrap_err().to_string();
+            assert!(error.ends_with("create it with fewer signals"), "{error}");
+        }
+    }
 }
