@@ -99,7 +99,7 @@ impl RailInfo {
                 shape.depth
             );
         }
-        let mut classes = tclass_choices(shape.tclass).into_iter();
+        let mut classes = tclass_choices(shape.tclass()).into_iter();
         let (narrow, tclass) = loop {
             let tclass = classes.next().unwrap_or(0);
             // Some libfabric versions refuse an unknown class, others ignore it and succeed.
@@ -110,12 +110,12 @@ impl RailInfo {
                 Err(error) => crate::trace!("libfabric offers no queue pairs with traffic class {tclass:#x}: {error}"),
             }
         };
-        if tclass != shape.tclass {
+        if tclass != shape.tclass() {
             let instead = if tclass == 0 { "the default class" } else { "the low-latency class" };
             crate::info!(
-                "card {} does not support the requested traffic class {:#x}: its queues use {instead}",
+                "card {} does not support the requested traffic class {}: its queues use {instead}",
                 rail.name(),
-                shape.tclass
+                shape.traffic_class
             );
         }
         let wide = match shape.layout {
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn traffic_classes_fall_back_to_known_ones() {
         let config = |traffic_class| GinConfigV14 { traffic_class, ..Default::default() };
-        let class = |value| Shape::new(&config(value)).unwrap().tclass;
+        let class = |value| Shape::new(&config(value)).unwrap().tclass();
         assert_eq!(tclass_choices(class(-1)), [0]);
         assert_eq!(tclass_choices(class(104)), [bindings::FI_TC_DSCP | 26, 0]);
         assert_eq!(tclass_choices(class(46 << 2)), [bindings::FI_TC_DSCP | 46, bindings::FI_TC_LOW_LATENCY, 0]);

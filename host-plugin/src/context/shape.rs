@@ -24,8 +24,8 @@ pub struct Shape {
     pub n_contexts: usize,
     /// NCCL's queueDepth; 0 means the default.
     pub depth: usize,
-    /// libfabric's traffic class; 0 means the default.
-    pub tclass: u32,
+    /// NCCL's trafficClass; the default unless it's in 0 to 255.
+    pub traffic_class: i32,
     /// Layout of the queue structs.
     pub layout: Layout,
     /// NCCL's backendVersion.
@@ -61,11 +61,6 @@ impl Shape {
         if config.queue_depth < 0 {
             return Err(Error::Argument(format!("queueDepth = {} is negative", config.queue_depth)));
         }
-        // An InfiniBand traffic class carries the DSCP in its upper six bits.
-        let tclass = match config.traffic_class {
-            class @ 0..=255 => bindings::FI_TC_DSCP | (class as u32 >> 2),
-            _ => 0,
-        };
         let rank_stride = count("rankStride", config.rank_stride)?.max(1);
         Ok(Self {
             n_signals: count_up_to("nSignals", config.n_signals, SIGNALS_MAX)?,
@@ -73,7 +68,7 @@ impl Shape {
             n_counters: count("nCounters", config.n_counters)?,
             n_contexts: count("nContexts", config.n_contexts)?.max(1),
             depth: config.queue_depth as usize,
-            tclass,
+            traffic_class: config.traffic_class,
             layout,
             backend_version: config.backend_version,
             rank_stride,
@@ -103,6 +98,15 @@ impl Shape {
         })
     }
 
+    /// Returns libfabric's traffic class; 0 means the default.
+    pub fn tclass(&self) -> u32 {
+        // An InfiniBand traffic class carries the DSCP in its upper six bits.
+        match self.traffic_class {
+            class @ 0..=255 => bindings::FI_TC_DSCP | (class as u32 >> 2),
+            _ => 0,
+        }
+    }
+
     /// Returns true if `rank`'s kernels may post to `peer`.
     pub fn reaches(&self, rank: usize, peer: usize) -> bool {
         rank.abs_diff(peer).is_multiple_of(self.rank_stride)
@@ -130,9 +134,10 @@ mod tests {
     #[test]
     fn invalid_configurations_are_refused() {
         let shape = Shape::new(&config()).unwrap();
-        assert_eq!((shape.endpoints(), shape.counters(), shape.tclass, shape.depth), (7, 10, 0, 0));
+        assert_eq!((shape.endpoints(), shape.counters(), shape.tclass(), shape.depth), (7, 10, 0, 0));
         assert_eq!(Shape::new(&GinConfigV14 { n_contexts: 0, ..config() }).unwrap().n_contexts, 1);
-        assert_eq!(Shape::new(&GinConfigV14 { traffic_class: 104, ..config() }).unwrap().tclass, 256 | 26);
+        assert_eq!(Shape::new(&GinConfigV14 { traffic_class: 104, ..config() }).unwrap().tclass(), 256 | 26);
+        assert_eq!(Shape::new(&GinConfigV14 { traffic_class: i32::MIN, ..config() }).unwrap().tclass(), 0);
         for bad in [
             GinConfigV14 { n_signals: -1, ..config() },
             GinConfigV14 { n_counters: -1, ..config() },

@@ -98,8 +98,8 @@ fn unknown_traffic_classes_fall_back_on_every_libfabric() {
                 drop(comm.create_context(&shape).expect("a context"));
                 lines_with("does not support the requested traffic class").split_off(before).join("; ")
             };
-            assert!(reported(46).ends_with("the low-latency class"));
-            assert!(reported(26).ends_with("the default class"));
+            assert!(reported(46).ends_with("traffic class 184: its queues use the low-latency class"));
+            assert!(reported(26).ends_with("traffic class 104: its queues use the default class"));
         });
     });
 }
