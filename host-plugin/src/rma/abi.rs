@@ -333,11 +333,7 @@ unsafe extern "C" fn iflush(
     rank: u32,
     request: *mut Handle,
 ) -> nccl::Result {
-    guard("iflush", || {
-        // NULL means the flush is already done.
-        Out::new(request, "request")?.set(std::ptr::null_mut());
-        with(ctx, |ctx| ctx.engine.flush((context, rank), mhandle as usize))?
-    })
+    guard("iflush", || start(ctx, request, |engine| engine.flush((context, rank), mhandle as usize)))
 }
 
 unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nccl::Result {

@@ -52,17 +52,18 @@ impl Engine {
         self.start_get(stream, get)
     }
 
-    /// Implements `iflush`: makes the bytes of completed gets visible to the GPU before it returns.
+    /// Implements `iflush`: makes the bytes of completed gets visible to the GPU before it returns a request that's done.
     ///
     /// # Errors
-    /// An argument is invalid; the driver fails.
-    pub fn flush(&mut self, target: Target, memory: usize) -> Result<(), Error> {
+    /// An argument is invalid; the driver fails; an operation of this context has failed.
+    pub fn flush(&mut self, target: Target, memory: usize) -> Result<Request, Error> {
         self.stream(target)?;
         // NCCL passes its signal memory's handle, or NULL if it has no signals.
         if memory != 0 {
             self.memory(memory)?;
         }
-        Ok(self.ranks.device.flush_writes()?)
+        self.ranks.device.flush_writes()?;
+        self.done()
     }
 
     /// Forgets memory whose handle has been closed.

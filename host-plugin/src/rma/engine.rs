@@ -209,6 +209,11 @@ impl Engine {
         self.started(|this, request| this.parts(stream, get, Access::Read, request))
     }
 
+    /// Returns a request that is done.
+    pub(super) fn done(&mut self) -> Result<Request, Error> {
+        self.started(|_, _| Ok(()))
+    }
+
     fn next_rail(&mut self) -> usize {
         let rail = self.turn;
         self.turn = (rail + 1) % self.lanes.len();

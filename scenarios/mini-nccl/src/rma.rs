@@ -490,14 +490,14 @@ impl RmaContext {
         Self::request("iget", request)
     }
 
-    /// `iflush`; `None` if it's already done.
+    /// `iflush`. NCCL also takes NULL, as a flush that's done; aws-ofi-nccl's tests don't.
     ///
     /// # Errors
-    /// The call fails.
-    pub fn flush(&self, context: c_int, memory: &RmaMemory, peer: usize) -> Result<Option<Request>, Error> {
+    /// The call fails, or returns no request.
+    pub fn flush(&self, context: c_int, memory: &RmaMemory, peer: usize) -> Result<Request, Error> {
         let mut request = null_mut();
         call!(self.plugin(), iflush(self.handle, context, memory.handle, peer as u32, &mut request))?;
-        Ok((!request.is_null()).then_some(Request(request)))
+        Self::request("iflush", request)
     }
 
     /// `test`: true if the request is done, which also frees it.

@@ -54,7 +54,11 @@ fn move_all(plugin: &Arc<RmaPlugin>, gpu: bool) {
         }
         requests.reverse();
         finish(&context, requests);
-        assert!(context.flush(0, &got, 0).expect("a flush").is_none());
+        let flush = context.flush(0, &got, 0).expect("a flush");
+        assert!(
+            context.test(&flush).expect("a test") && context.test(&flush).is_err(),
+            "done at once, and closed once"
+        );
         polling(&context, || comm.barrier().expect("all ranks"));
         for peer in 0..2 {
             let (bytes, mut expected) = (pattern(peer), vec![0; LEN / 2]);

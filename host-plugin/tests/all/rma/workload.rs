@@ -230,7 +230,8 @@ impl Workload {
                 let (_, n) = sender.open.remove(at).expect("the request");
                 let step = sender.plan[n];
                 if step.kind == Kind::Get && step.size > 0 {
-                    assert!(context.flush(0, &areas.strong, sender.stream.1).expect("a flush").is_none());
+                    let flush = context.flush(0, &areas.strong, sender.stream.1).expect("a flush");
+                    assert!(context.test(&flush).expect("a test"));
                     let slot = self.stream(nranks, sender.stream.1, sender.stream.2) * self.operations + n;
                     let mut bytes = vec![0; step.size];
                     areas.gets.memory().read(slot * SLOT, &mut bytes);
