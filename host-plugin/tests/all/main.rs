@@ -2,12 +2,13 @@
 
 mod abi_fuzz;
 mod bad_input;
+mod both;
 mod contract;
 mod errors;
 mod fork;
 mod gpu_windows;
-mod harness;
 mod handles;
+mod harness;
 mod leaks;
 mod limits;
 mod machines;

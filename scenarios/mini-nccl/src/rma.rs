@@ -171,11 +171,30 @@ unsafe impl Send for RmaComm {}
 unsafe impl Sync for RmaComm {}
 
 impl RmaComm {
-    /// Collective: init, devices, listen, allgather, connect with another plugin's context, getProperties, closeListen.
+    /// Collective: the communicator of NCCL's own puts and signals. Init, devices, listen, allgather, connect with the context of NCCL's NET
+    /// plugin, getProperties, closeListen.
     ///
     /// # Errors
     /// A call fails, the plugin breaks the contract, or a rank is missing.
     pub fn init(plugin: &Arc<RmaPlugin>, bootstrap: Arc<Bootstrap>, device: c_int) -> Result<Self, Error> {
+        Self::connect(plugin, bootstrap, device, |_| null_mut())
+    }
+
+    /// Collective: the communicator of NCCL's GIN proxy, with an `init` of its own, whose context `connect` gets.
+    ///
+    /// # Errors
+    /// Those of [`init`](RmaComm::init).
+    pub fn init_proxy(plugin: &Arc<RmaPlugin>, bootstrap: Arc<Bootstrap>, device: c_int) -> Result<Self, Error> {
+        Self::connect(plugin, bootstrap, device, |ctx| ctx)
+    }
+
+    /// `context` returns `connect`'s first argument. NET's context is NULL with sockets.
+    fn connect(
+        plugin: &Arc<RmaPlugin>,
+        bootstrap: Arc<Bootstrap>,
+        device: c_int,
+        context: impl FnOnce(*mut c_void) -> *mut c_void,
+    ) -> Result<Self, Error> {
         let guard = INIT.lock().unwrap_or_else(PoisonError::into_inner);
         let mut ctx = null_mut();
         call!(plugin, init(&mut ctx, 0x0066_6572_726f_6769, ffi::LOGGER))?;
@@ -194,9 +213,7 @@ impl RmaComm {
         let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
         let (nranks, rank) = (bootstrap.nranks() as c_int, bootstrap.rank() as c_int);
         let mut comm = null_mut();
-        // NCCL's RMA layer passes the context of its NET plugin, which means nothing to this one.
-        let net = 0x1000 as *mut c_void;
-        let connected = call!(plugin, connect(net, pointers.as_mut_ptr(), nranks, rank, listen, &mut comm));
+        let connected = call!(plugin, connect(context(ctx), pointers.as_mut_ptr(), nranks, rank, listen, &mut comm));
         let mut properties = MaybeUninit::<NetPropertiesV12>::zeroed();
         let asked = call!(plugin, get_properties(device, properties.as_mut_ptr()));
         let closed = call!(plugin, close_listen(listen));
@@ -291,7 +308,7 @@ impl RmaComm {
         if handle.is_null() {
             return Err(Error::Contract { call: "regMrSym", violation: "mhandle is null".into() });
         }
-        Ok(RmaMemory { shared: self.shared.clone(), memory: memory.clone(), handle })
+        Ok(RmaMemory { shared: self.shared.clone(), memory: Some(memory.clone()), handle })
     }
 
     /// Collective: calls `createContext` for `contexts` contexts.
@@ -299,8 +316,10 @@ impl RmaComm {
     /// # Errors
     /// The call fails, or returns a null handle.
     pub fn create_context(&self, contexts: c_int) -> Result<RmaContext, Error> {
-        let mut config = RmaConfigV14 { n_contexts: contexts, traffic_class: -1, rank_stride: 1 };
-        let mut old = GinConfigV13 { n_contexts: contexts, traffic_class: -1, ..Default::default() };
+        // NCCL's number for a setting that the program doesn't choose.
+        let traffic_class = c_int::MIN;
+        let mut config = RmaConfigV14 { n_contexts: contexts, traffic_class, rank_stride: 1 };
+        let mut old = GinConfigV13 { n_contexts: contexts, traffic_class, ..Default::default() };
         let (comm, mut handle, mut unused) = (self.shared.comm, null_mut(), null_mut());
         by_version!(
             self.plugin(),
@@ -320,7 +339,7 @@ impl RmaComm {
 #[derive(Debug)]
 pub struct RmaMemory {
     shared: Arc<Shared>,
-    memory: Arc<DeviceMemory>,
+    memory: Option<Arc<DeviceMemory>>,
     handle: *mut c_void,
 }
 
@@ -332,7 +351,12 @@ unsafe impl Sync for RmaMemory {}
 impl RmaMemory {
     /// The memory.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
-        &self.memory
+        self.memory.as_ref().expect("memory until `deregister_freed`")
+    }
+
+    /// Frees the memory, if nobody else has it, and then deregisters it, as NCCL's GIN proxy does with its inline values.
+    pub fn deregister_freed(mut self) {
+        self.memory = None;
     }
 
     /// The handle.
