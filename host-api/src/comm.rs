@@ -29,8 +29,8 @@ pub struct Options {
 /// This rank's end of a communicator. It closes once it and its windows and contexts are dropped.
 ///
 /// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and [`barrier`](Self::barrier) are
-/// collective: all ranks make the same calls in the same order. If a rank is missing, they fail soon after FERROGIN_TIMEOUT seconds
-/// (default 60).
+/// collective: all ranks make the same calls in the same order. They wait for a rank that is late, and fail if a rank has exited or is
+/// stopped for FERROGIN_TIMEOUT seconds (default 60).
 #[derive(Clone)]
 pub struct Comm {
     pub(crate) inner: Arc<Inner>,
@@ -118,7 +118,7 @@ impl Comm {
     /// Collective: returns once all ranks have called it. It doesn't order kernels' operations: flush before it.
     ///
     /// # Errors
-    /// A rank exited, made another collective call, or didn't call it within FERROGIN_TIMEOUT. Later collective calls fail too.
+    /// A rank exited, made another collective call, or is stopped. Later collective calls fail too.
     pub fn barrier(&self) -> Result<(), Error> {
         self.inner.coll.agree(Step::Barrier, Ok(()), |()| Vec::new())?;
         Ok(())

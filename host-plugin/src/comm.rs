@@ -8,7 +8,7 @@ use crate::metrics;
 use crate::plugin::Plugin;
 use crate::rail::Rail;
 use crate::signal_proxy::windows::Windows;
-use crate::trace;
+use crate::{trace, watcher};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Listener, Ring, RingError, Step, Traffic};
 use std::collections::BTreeSet;
@@ -63,7 +63,9 @@ pub struct CollComm {
     pub nranks: usize,
     /// The plugin context.
     pub plugin: Arc<Plugin>,
-    /// The watcher watches it for ranks that exit.
+    /// Ends before the ring.
+    _ring_watch: watcher::Guard,
+    /// The watcher watches it for ranks that exit, and tells the next rank that this process runs.
     pub(crate) ring: Arc<Mutex<Ring>>,
 }
 
@@ -118,7 +120,20 @@ impl CollComm {
             metrics.communicator(rank, rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect())
         });
         let ring = Arc::new(Mutex::new(ring));
-        Ok(Arc::new(Self { metrics, windows, contexts, signal_windows, rails, device, rank, nranks, plugin, ring }))
+        let _ring_watch = watcher::watch_ring(ring.clone())?;
+        Ok(Arc::new(Self {
+            metrics,
+            windows,
+            contexts,
+            signal_windows,
+            rails,
+            device,
+            rank,
+            nranks,
+            plugin,
+            _ring_watch,
+            ring,
+        }))
     }
 
     /// Runs `agree` on this communicator's ring.
@@ -157,6 +172,7 @@ pub(crate) fn join(
     Same { greeting, rails, setting }: Same<'_>,
 ) -> Result<Ring, Error> {
     let mut ring = Ring::connect(listener, handles, rank, timeout)?;
+    ring.set_warn(|line| crate::warn!("{line}"));
     let greetings = match exchange(&mut ring, Step::Connect, Some(greeting)) {
         Ok(greetings) => greetings,
         Err(error) => {

@@ -400,8 +400,7 @@ impl Context {
             peers: self.coll.upgrade().filter(|_| peers).map(|coll| PeerWatch::new(coll.ring.clone())),
             proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
         };
-        let guard =
-            watcher::watch(watch).map_err(|source| Error::System { call: "starting the watcher's thread", source })?;
+        let guard = watcher::watch(watch)?;
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
         registry::set_error_counters(handle, counters)?;
         Ok(())

@@ -1,11 +1,13 @@
-//! The watcher: a host thread that drains all contexts' completion queues and reports failed requests.
+//! The watcher: a host thread that drains all contexts' completion queues and reports failed requests. Between collective calls it also
+//! tells the next rank of each communicator that this process runs, so that ranks in a call wait for a late one.
 //!
 //! Kernels don't poll completion queues. The watcher reads the entries, because a failed request's entry has the reason. Error counters
 //! show a failure even if its entry is lost. A context's first failure logs one WARN line, raises the context's fault flag for good, and
-//! ends every wait of the context's kernels through the abort flag. The thread runs as long as the process has a context.
+//! ends every wait of the context's kernels through the abort flag. The thread runs as long as the process has a communicator.
 #![allow(unsafe_code)]
 
 use crate::endpoint::Role;
+use crate::error::Error;
 use crate::fault::ErrorCounter;
 use crate::signal_proxy::{Pulse, Served};
 use crate::{registry, shortage};
@@ -399,18 +401,20 @@ fn advice(status: Option<CompStatus>) -> &'static str {
 #[derive(Default)]
 struct Table {
     watches: BTreeMap<u64, Watch>,
+    rings: BTreeMap<u64, PeerWatch>,
     next: u64,
     thread: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { watches: BTreeMap::new(), next: 0, thread: None });
+static TABLE: Mutex<Table> =
+    Mutex::new(Table { watches: BTreeMap::new(), rings: BTreeMap::new(), next: 0, thread: None });
 static WAKE: Condvar = Condvar::new();
 
 fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends a watch when dropped: after that, the watcher no longer accesses its endpoints.
+/// Ends a watch when dropped: after that, the watcher no longer accesses its endpoints or ring.
 #[derive(Debug)]
 pub struct Guard(u64);
 
@@ -418,17 +422,30 @@ pub struct Guard(u64);
 ///
 /// # Errors
 /// The thread doesn't start.
-pub fn watch(watch: Watch) -> std::io::Result<Guard> {
+pub fn watch(watch: Watch) -> Result<Guard, Error> {
+    add(|table, id| drop(table.watches.insert(id, watch)))
+}
+
+/// Starts looking at a communicator's ring, between its collective calls. The caller drops the guard before the ring.
+///
+/// # Errors
+/// The thread doesn't start.
+pub fn watch_ring(ring: Arc<Mutex<Ring>>) -> Result<Guard, Error> {
+    add(|table, id| drop(table.rings.insert(id, PeerWatch::new(ring))))
+}
+
+fn add(insert: impl FnOnce(&mut Table, u64)) -> Result<Guard, Error> {
     let mut table = table();
     if table.thread.is_none() {
         let stop = Arc::new(AtomicBool::new(false));
         let stop_flag = stop.clone();
-        let thread = std::thread::Builder::new().name("ferrogin-watch".to_owned()).spawn(move || run(&stop_flag))?;
+        let thread = std::thread::Builder::new().name("ferrogin-watch".to_owned()).spawn(move || run(&stop_flag));
+        let thread = thread.map_err(|source| Error::System { call: "starting the watcher's thread", source })?;
         table.thread = Some((stop, thread));
     }
     let id = table.next;
     table.next += 1;
-    table.watches.insert(id, watch);
+    insert(&mut table, id);
     Ok(Guard(id))
 }
 
@@ -438,7 +455,8 @@ impl Drop for Guard {
         if let Some(mut watch) = table.watches.remove(&self.0) {
             watch.finish();
         }
-        if !table.watches.is_empty() {
+        table.rings.remove(&self.0);
+        if !table.watches.is_empty() || !table.rings.is_empty() {
             return;
         }
         let Some((stop, thread)) = table.thread.take() else { return };
@@ -457,6 +475,9 @@ fn run(stop: &AtomicBool) {
         let mut busy = false;
         for watch in table.watches.values_mut() {
             busy |= watch.round(Instant::now());
+        }
+        for ring in table.rings.values_mut() {
+            ring.lost(Instant::now());
         }
         pause = if busy { PAUSE } else { (pause + PAUSE).min(PAUSE_IDLE) };
         table = WAKE.wait_timeout(table, pause).unwrap_or_else(PoisonError::into_inner).0;

@@ -37,8 +37,8 @@ pub enum FrameKind {
     Abort = 2,
     /// The sender leaves because rank `origin`, perhaps itself, closed its communicator. No body.
     Left = 3,
-    /// The sender is in the call, waiting for blocks. No body.
-    Waiting = 4,
+    /// The sender's process runs, whether it's in a call or not. No body.
+    Alive = 4,
 }
 
 impl FrameKind {

@@ -253,6 +253,12 @@ impl Stream {
         self.socket.interest(read | write)
     }
 
+    /// Returns the number of queued bytes.
+    #[cfg(test)]
+    pub fn unsent(&self) -> usize {
+        self.output.len() - self.written
+    }
+
     /// Returns true if [`wait`] should wait for this stream.
     pub fn is_open(&self) -> bool {
         self.ended.is_none() || !self.output.is_empty()

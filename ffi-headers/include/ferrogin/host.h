@@ -3,7 +3,8 @@
  * Functions that return an int return FERROGIN_OK or another ferrogin_status; functions that return a pointer return NULL on
  * failure. ferrogin_error says why. Handles are numbers; using a wrong or closed one is an error. Any thread may call any
  * function. All ranks call collective functions in the same order; if one rank fails in one, it fails on all ranks. No call
- * waits for a rank longer than FERROGIN_TIMEOUT seconds, plus the time until that rank's failure has spread.
+ * waits longer than FERROGIN_TIMEOUT seconds for a rank that is stopped, or that hasn't connected. A rank that is only late to a
+ * collective call is waited for.
  *
  * SPDX-License-Identifier: Apache-2.0 */
 #ifndef FERROGIN_HOST_H

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::log;
 use crate::metrics;
-use crate::trace;
+use crate::{trace, watcher};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The ring, and the number of the next collective call that registers memory or creates a context.
 struct Calls {
-    ring: Ring,
+    ring: Arc<Mutex<Ring>>,
     next: u32,
     looked: Option<Instant>,
     lost: Option<usize>,
@@ -54,6 +54,8 @@ pub struct Ranks {
     pub timeout: Duration,
     /// A context has failed, or one was destroyed that peers kept waiting for too long. Later ones are destroyed without waiting.
     pub has_failed: AtomicBool,
+    /// Ends before the ring.
+    _ring_watch: watcher::Guard,
     calls: Mutex<Calls>,
     _plugin: Arc<RmaPlugin>,
 }
@@ -102,6 +104,8 @@ impl Ranks {
             names.join("+")
         );
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let ring = Arc::new(Mutex::new(ring));
+        let _ring_watch = watcher::watch_ring(ring.clone())?;
         let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {
             metrics: plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, cards())),
@@ -112,6 +116,7 @@ impl Ranks {
             nranks,
             timeout: plugin.config.timeout,
             has_failed: AtomicBool::new(false),
+            _ring_watch,
             calls: Mutex::new(Calls { ring, next: 0, looked: None, lost: None }),
             _plugin: plugin.clone(),
         })
@@ -135,7 +140,9 @@ impl Ranks {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let number = calls.next;
         calls.next = number.wrapping_add(1);
-        let (part, blocks) = comm::agree(&mut calls.ring, step, part(number), |part| encode(number, part))?;
+        let part = part(number);
+        let mut ring = calls.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let (part, blocks) = comm::agree(&mut ring, step, part, |part| encode(number, part))?;
         Ok((part, blocks, number))
     }
 
@@ -144,14 +151,16 @@ impl Ranks {
     pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
         // A collective call in progress notices such a rank itself.
         let mut calls = self.calls.try_lock().ok()?;
+        let calls = &mut *calls;
+        let mut ring = calls.ring.try_lock().ok()?;
         let now = Instant::now();
         if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {
             calls.looked = Some(now);
-            calls.lost = calls.ring.lost(now);
+            calls.lost = ring.lost(now);
         }
         let mut under_way = under_way().peekable();
         under_way.peek()?;
-        let closed = |rank: &usize| calls.ring.has_closed(*rank, now);
+        let closed = |rank: &usize| ring.has_closed(*rank, now);
         calls.lost.map(Gone::Lost).or_else(|| under_way.find(closed).map(Gone::Closed))
     }
 }

@@ -3,7 +3,7 @@
 use super::error::RingError;
 use super::handle::Handle;
 use super::step::Step;
-use super::time_limits::{WAITING_EVERY, allgather_limit, answer_limit};
+use super::time_limits::{ALIVE_EVERY, WARN_EVERY, Wait, answer_limit};
 use crate::dial::Dial;
 use crate::frame::{BODY_MAX, Frame, FrameKind};
 use crate::listener::Listener;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The protocol of the ring.
-pub(super) const DOMAIN: [u8; 8] = *b"ferroCP\x05";
+pub(super) const DOMAIN: [u8; 8] = *b"ferroCP\x06";
 /// How long a ring that ends has to get its last frames to the neighbours, even if this process was stopped in between.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 
@@ -61,6 +61,14 @@ pub struct Ring {
     pub(super) abort: Option<(Frame, Instant)>,
     /// Ranks that have closed their communicator, and when this rank found out. Their neighbours tell the others.
     pub(super) closed: BTreeMap<usize, Instant>,
+    /// When this rank last told the next one that its process runs.
+    pub(super) told: Instant,
+    /// The longest time since the last allgather in which it didn't say so.
+    silent: Duration,
+    /// When another rank's block for this rank's next allgather arrived.
+    awaited: Option<Instant>,
+    /// Logs a line about a wait.
+    warn: fn(&str),
     /// The last allgather's traffic.
     traffic: Traffic,
     /// Makes the current or next wait's deadline pass.
@@ -83,6 +91,10 @@ impl Ring {
             sequence: 0,
             failed: None,
             abort: None,
+            told: Instant::now(),
+            silent: Duration::ZERO,
+            awaited: None,
+            warn: |_| {},
             traffic: Traffic::default(),
             closed: BTreeMap::new(),
             #[cfg(test)]
@@ -110,6 +122,11 @@ impl Ring {
     /// Returns what the last allgather sent and received.
     pub fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    /// Sends lines about long waits to `warn`: each minute for which rank this one waits, or that this one was late.
+    pub fn set_warn(&mut self, warn: fn(&str)) {
+        self.warn = warn;
     }
 
     /// Returns how many ranks are in the ring.
@@ -151,8 +168,26 @@ impl Ring {
         }
     }
 
+    /// Returns the error for a frame that `rank` mustn't send now. A neighbour that aborted this allgather in another step made another
+    /// call.
+    fn aborted(&self, frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> RingError {
+        let origin = frame.origin as usize;
+        match frame.kind {
+            FrameKind::Abort if frame.sequence == sequence && frame.step != step as u16 => {
+                RingError::DifferentCall { rank, step, remote: step_name(&frame) }
+            }
+            FrameKind::Abort if origin == self.rank => {
+                RingError::Late { rank: origin, reporter: rank, step, seconds: self.silent.as_secs() }
+            }
+            FrameKind::Abort => RingError::Aborted { reporter: rank, failed: origin, step },
+            FrameKind::Left => RingError::AbortedAfterClose { reporter: rank, left: origin, step },
+            _ => RingError::InvalidFrame { rank, step },
+        }
+    }
+
     /// Contributes a block of any size, and returns all ranks' blocks in rank order. `None` means that this rank couldn't do
-    /// its part: every rank gets [`RingError::PeerFailed`], and the ring stays usable.
+    /// its part: every rank gets [`RingError::PeerFailed`], and the ring stays usable. Waits for as long as the other ranks' processes
+    /// say that they run: in an allgather, or because they call [`lost`](Ring::lost).
     ///
     /// # Errors
     /// A rank failed, exited or made another call. After any error but `PeerFailed`, the ring is unusable.
@@ -163,7 +198,9 @@ impl Ring {
         let sequence = self.sequence;
         self.sequence = sequence.wrapping_add(1);
         self.traffic = Traffic::default();
-        match self.exchange(step, sequence, block) {
+        let result = self.exchange(step, sequence, block);
+        self.silent = Duration::ZERO;
+        match result {
             Ok(blocks) => match blocks.iter().position(Option::is_none) {
                 None => Ok(blocks.into_iter().flatten().collect()),
                 Some(rank) => Err(RingError::PeerFailed { rank, step }),
@@ -186,19 +223,23 @@ impl Ring {
         if let Some(bytes) = own.map(<[u8]>::len).filter(|bytes| *bytes > BODY_MAX) {
             return Err(RingError::BlockTooLarge { bytes, limit: BODY_MAX, step });
         }
+        let began = Instant::now();
+        self.say_alive(began);
+        if let Some(late) = self.awaited.take().map(|at| began - at).filter(|late| *late >= WARN_EVERY) {
+            let (rank, name, seconds) = (self.rank, step.name(), late.as_secs());
+            (self.warn)(&format!("rank {rank} is late to {name}: other ranks have waited {seconds} s for it"));
+        }
         // A neighbour that failed in a later allgather has done its part of the earlier ones.
         if let Some((head, rank)) = self.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
-            return Err(aborted(head, rank, (step, sequence)));
+            return Err(self.aborted(head, rank, (step, sequence)));
         }
-        let limit = allgather_limit(n, self.timeout);
-        let mut told = Instant::now();
-        let deadline = told + limit;
+        let mut waited = Wait::new(began);
         let mut received = 0;
         self.send_block(step, sequence, self.rank, own);
         loop {
             // Taken before reading, so that what arrived while this process was stopped still counts.
             let now = Instant::now();
-            let expired = now >= deadline || self.is_clock_passed();
+            self.say_alive(now);
             let arrived = self.receive(step, sequence, now);
             while received < n - 1
                 && let Some((head, body)) = self.blocks.pop_front()
@@ -233,27 +274,43 @@ impl Ring {
             if let Some(end) = self.next.as_ref().and_then(Stream::ended).filter(|_| !sent_all) {
                 return Err(self.closed(next, step, end));
             }
-            if expired {
+            // The previous rank says that it runs, and gives up on its own previous rank if that one doesn't. The next rank only has to
+            // take the last blocks.
+            let is_done = received == n - 1;
+            let heard = self.prev.as_ref().filter(|_| !is_done).map(Stream::heard);
+            // A rank that has sent a block is in the call.
+            let limit = if received == 0 || is_done { self.timeout } else { answer_limit(self.timeout) };
+            if waited.silence(now, heard) >= limit || self.is_clock_passed() {
                 if let Some((head, rank)) = self.later_abort.take() {
-                    return Err(aborted(head, rank, (step, sequence)));
+                    return Err(self.aborted(head, rank, (step, sequence)));
                 }
-                // Blocks pass through all ranks in turn, so the missing block tells which rank didn't send it.
-                let rank = if received == n - 1 { next } else { (self.rank + n - received - 1) % n };
-                return Err(self.timed_out(rank, step, limit));
+                return Err(self.timed_out(if is_done { next } else { prev }, step, limit));
             }
-            // A rank that has sent a block is in the call, and keeps saying so until it has sent them all.
-            let silent = self.prev.as_ref().is_some_and(|prev| now > prev.heard() + answer_limit(self.timeout));
-            if silent && received > 0 && received < n - 1 {
-                return Err(self.timed_out(prev, step, answer_limit(self.timeout)));
+            if let Some(time) = waited.warning(now) {
+                // Blocks pass through all ranks in turn, so the missing block tells which rank hasn't made the call.
+                let late = if is_done { next } else { (self.rank + n - received - 1) % n };
+                let (rank, name, seconds) = (self.rank, step.name(), time.as_secs());
+                (self.warn)(&format!(
+                    "rank {rank} has waited {seconds} s in {name} for rank {late}, whose process runs but has not made the call; the wait goes on. \
+                     See what rank {late} is doing"
+                ));
             }
-            if now >= told + WAITING_EVERY {
-                told = now;
-                let waiting = Frame::new(FrameKind::Waiting, step as u16, sequence, self.rank);
-                if let Some(next) = self.next.as_mut().filter(|_| written) {
-                    next.send(waiting, &[]);
-                }
-            }
-            self.wait(deadline.min(told + WAITING_EVERY))?;
+            self.wait(waited.ends(limit).min(self.told + ALIVE_EVERY))?;
+        }
+    }
+
+    /// Tells the next rank, twice a second, that this process runs. If the next rank doesn't read, nothing piles up.
+    pub(super) fn say_alive(&mut self, now: Instant) {
+        self.silent = self.silent.max(now.saturating_duration_since(self.told));
+        if now < self.told + ALIVE_EVERY {
+            return;
+        }
+        self.told = now;
+        let alive = Frame::new(FrameKind::Alive, 0, self.sequence, self.rank);
+        if let Some(next) = &mut self.next
+            && next.flush()
+        {
+            next.send(alive, &[]);
         }
     }
 
@@ -278,14 +335,19 @@ impl Ring {
                 let frame = stream.frame().map_err(|_| RingError::InvalidFrame { rank, step })?;
                 let Some((head, body)) = frame else { break };
                 match head.kind {
-                    FrameKind::Block | FrameKind::Failed if side == Side::Prev => self.blocks.push_back((head, body)),
-                    FrameKind::Waiting if side == Side::Prev => {}
+                    FrameKind::Block | FrameKind::Failed if side == Side::Prev => {
+                        if head.sequence == self.sequence {
+                            self.awaited.get_or_insert(now);
+                        }
+                        self.blocks.push_back((head, body));
+                    }
+                    FrameKind::Alive if side == Side::Prev => {}
                     // The neighbour closes, which is an error only if a frame from it is still needed.
                     FrameKind::Left if head.origin as usize == rank => stream.set_left(),
                     _ if head.is_abort() && is_later(head.sequence, sequence) => {
                         self.keep_later_abort(head, side, rank, now);
                     }
-                    _ => return Err(aborted(head, rank, (step, sequence))),
+                    _ => return Err(self.aborted(head, rank, (step, sequence))),
                 }
             }
         }
@@ -387,19 +449,6 @@ impl Drop for Ring {
 /// Returns the first address in a handle, for messages.
 pub(super) fn address_of(handle: &[u8; HANDLE_MAXSIZE]) -> Arc<str> {
     Handle::parse(handle).map_or_else(|| "an unknown address".into(), |handle| handle.addresses[0].to_string().into())
-}
-
-/// Returns the error for a frame that `rank` mustn't send now. A neighbour that aborted this allgather in another step made another call.
-fn aborted(frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> RingError {
-    let origin = frame.origin as usize;
-    match frame.kind {
-        FrameKind::Abort if frame.sequence == sequence && frame.step != step as u16 => {
-            RingError::DifferentCall { rank, step, remote: step_name(&frame) }
-        }
-        FrameKind::Abort => RingError::Aborted { reporter: rank, failed: origin, step },
-        FrameKind::Left => RingError::AbortedAfterClose { reporter: rank, left: origin, step },
-        _ => RingError::InvalidFrame { rank, step },
-    }
 }
 
 /// Returns the name of the sender's step, for messages.

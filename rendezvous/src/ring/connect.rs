@@ -5,7 +5,7 @@ use super::error::RingError;
 use super::handle::{Handle, VERSION};
 use super::listener::Listener;
 use super::step::Step;
-use super::time_limits::connect_limit;
+use super::time_limits::{ALIVE_EVERY, connect_limit};
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
@@ -60,8 +60,10 @@ impl Ring {
         let (step, began) = (Step::Connect, Instant::now());
         let (deadline, reached) = (began + self.timeout, began + connect_limit(self.timeout));
         loop {
+            // A next rank that is in the call waits for this one.
             let now = Instant::now();
             self.poll_opening(now)?;
+            self.say_alive(now);
             self.receive(step, 0, now)?;
             match (&self.dial, &self.listener) {
                 (None, None) => return Ok(()),
@@ -73,7 +75,7 @@ impl Ring {
                     return Err(self.timed_out(rank, step, self.timeout));
                 }
                 (Some(dial), _) if !dial.is_accepted() => self.wait(reached.min(deadline))?,
-                _ => self.wait(deadline)?,
+                _ => self.wait(deadline.min(self.told + ALIVE_EVERY))?,
             }
         }
     }

@@ -66,7 +66,7 @@ pub enum RingError {
     },
     /// A peer didn't do its part before the deadline.
     #[error(
-        "rank {rank} at {at} did not answer in {} within {seconds} s: it has exited, hangs, or did not make the same \
+        "rank {rank} at {at} did not answer in {} within {seconds} s: it is stopped, its host is down, or it did not make the same \
          call; see the log of rank {rank}, and raise FERROGIN_TIMEOUT if it only starts slowly",
         step.name()
     )]
@@ -129,6 +129,22 @@ pub enum RingError {
         /// The step.
         step: Step,
     },
+    /// A neighbour has given up on this rank.
+    #[error(
+        "rank {reporter} gave up on this rank, rank {rank}, in {}: this process was late by {seconds} s. Look for what stopped it, \
+         such as a debugger, a signal, or a machine without a free core, and raise FERROGIN_TIMEOUT if that is to be expected",
+        step.name()
+    )]
+    Late {
+        /// This rank.
+        rank: usize,
+        /// The neighbour.
+        reporter: usize,
+        /// The step.
+        step: Step,
+        /// How long this process said nothing.
+        seconds: u64,
+    },
     /// A peer couldn't do its part, and said so through the exchange.
     #[error("rank {rank} failed in {}; the log of rank {rank} has the reason", step.name())]
     PeerFailed {
@@ -170,7 +186,10 @@ pub enum RingError {
         step: Step,
     },
     /// An earlier failure ended this communicator.
-    #[error("this communicator failed earlier because rank {failed} failed or left; close it, and see its first error")]
+    #[error(
+        "this communicator failed earlier because rank {failed} failed or left; close it, and look for the first error in the log of rank \
+         {failed}"
+    )]
     AlreadyFailed {
         /// The rank that failed.
         failed: usize,
@@ -185,6 +204,7 @@ impl RingError {
             | Self::Timeout { rank, .. }
             | Self::PeerClosed { rank, .. }
             | Self::PeerLeft { rank, .. }
+            | Self::Late { rank, .. }
             | Self::PeerFailed { rank, .. }
             | Self::DifferentCall { rank, .. }
             | Self::BadHandle { rank, .. }

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"fGIN";
 /// Version of the handle, and of the protocol spoken at its addresses.
-pub(super) const VERSION: u16 = 5;
+pub(super) const VERSION: u16 = 6;
 /// Most addresses in a handle.
 pub(super) const ADDRESSES_MAX: usize = 5;
 
@@ -80,7 +80,7 @@ mod tests {
         let addresses = ["10.0.0.7:4660", "[fd00::1]:80"].map(|text| text.parse().unwrap());
         let handle = Handle { secret: Secret::new([0xa5; 16]), addresses: addresses.to_vec() };
         let bytes = handle.emit();
-        assert_eq!(bytes[..24], *b"fGIN\x05\0\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\0\0");
+        assert_eq!(bytes[..24], *b"fGIN\x06\0\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\xa5\0\0");
         assert_eq!(bytes[32..40], [0xff, 0xff, 10, 0, 0, 7, 0x34, 0x12]);
         assert_eq!(Handle::parse(&bytes), Some(handle));
         for (at, value) in [(0, 0), (4, 4)] {

@@ -13,9 +13,11 @@ const GRACE: Duration = Duration::from_secs(2);
 
 impl Ring {
     /// Returns a rank that exited without closing its communicator, whether seen here or reported by a neighbour, and tells the
-    /// neighbours. Called repeatedly while no collective call is running.
+    /// neighbours. Called repeatedly while no collective call is running; that also lets the ranks that wait in one know that this
+    /// process runs.
     pub fn lost(&mut self, now: Instant) -> Option<usize> {
         if self.failed.is_none() {
+            self.say_alive(now);
             // The last collective call that has completed here.
             let sequence = self.sequence.wrapping_sub(1);
             match self.receive(Step::Barrier, sequence, now) {

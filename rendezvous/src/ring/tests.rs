@@ -1,5 +1,6 @@
 use super::allgather::DOMAIN;
 use super::handle::Handle;
+use super::time_limits::ALIVE_EVERY;
 use super::{Listener, Ring, RingError, Step};
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
@@ -481,4 +482,75 @@ fn rank_that_reports_a_failure_and_closes_is_not_lost() {
     }
     assert_eq!(far.prev.as_ref().unwrap().ended(), None);
     assert_eq!(far.next.as_ref().unwrap().ended(), Some(&End::Left));
+}
+
+/// Reads what the previous rank has sent until it was heard at `now`.
+fn wait_until_heard(ring: &mut Ring, now: Instant) {
+    wait_until("a frame of the previous rank", || {
+        ring.receive(Step::Barrier, u32::MAX, now).unwrap();
+        ring.prev.as_ref().unwrap().heard() == now
+    });
+}
+
+#[test]
+fn rank_between_calls_says_that_it_runs() {
+    let mut rings = Ring::threads(2, HANG_LIMIT).unwrap();
+    let mut now = Instant::now();
+    for _ in 0..3 {
+        now += ALIVE_EVERY;
+        assert_eq!(rings[0].lost(now), None);
+        wait_until_heard(&mut rings[1], now);
+        // No sooner than twice a second.
+        rings[0].lost(now + ALIVE_EVERY / 2);
+        rings[1].receive(Step::Barrier, u32::MAX, now + ALIVE_EVERY / 2).unwrap();
+        assert_eq!(rings[1].prev.as_ref().unwrap().heard(), now);
+    }
+}
+
+#[test]
+fn neighbour_that_does_not_read_gets_no_backlog() {
+    let mut rings = Ring::threads(2, HANG_LIMIT).unwrap();
+    let mut now = Instant::now();
+    for _ in 0..100_000 {
+        now += ALIVE_EVERY;
+        rings[0].lost(now);
+    }
+    let unsent = rings[0].next.as_ref().unwrap().unsent();
+    assert!((1..=Frame::HEAD).contains(&unsent), "{unsent} bytes");
+    wait_until_heard(&mut rings[1], now);
+    assert_eq!(rings[0].lost(now + ALIVE_EVERY), None);
+    wait_until_heard(&mut rings[1], now + ALIVE_EVERY);
+}
+
+#[test]
+fn late_rank_says_how_late_it_is() {
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut rings = Ring::threads(2, HANG_LIMIT).unwrap();
+    let mut late = rings.remove(1);
+    let mut other = rings.remove(0);
+    let other = thread::spawn(move || other.allgather(Step::CreateContext, Some(&[0])).map(drop));
+    late.set_warn(|line| LINES.lock().unwrap().push(line.to_owned()));
+    wait_until("the other rank's block", || {
+        late.lost(Instant::now() - Duration::from_secs(61));
+        !late.blocks.is_empty()
+    });
+    late.allgather(Step::CreateContext, Some(&[1])).unwrap();
+    other.join().unwrap().unwrap();
+    let lines = LINES.lock().unwrap();
+    assert!(
+        lines.len() == 1 && lines[0].contains("rank 1 is late to createContext") && lines[0].contains("61 s"),
+        "{lines:?}"
+    );
+}
+
+/// Rank 0 gives up on rank 1, which was stopped before the call. Rank 1 doesn't look for the cause in its own log.
+#[test]
+fn rank_that_was_given_up_says_how_late_it_was() {
+    let mut rings = Ring::threads(2, HANG_LIMIT).unwrap();
+    let error = rings[0].timed_out(1, Step::CreateContext, Duration::from_secs(60));
+    rings[0].fail(Step::CreateContext, 0, &error);
+    assert_eq!(rings[1].lost(Instant::now() + Duration::from_secs(61)), None);
+    let error = rings[1].allgather(Step::CreateContext, Some(&[])).unwrap_err();
+    assert!(matches!(error, RingError::Late { rank: 1, reporter: 0, seconds: 60..62, .. }), "{error:?}");
+    assert!(error.to_string().contains("rank 0 gave up on this rank, rank 1, in createContext"), "{error}");
 }
