@@ -28,6 +28,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_IDLE: Duration = Duration::from_millis(50);
 /// Time between checks of the other ranks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// What to do after a context's first failure. NCCL's programs have no handle of the context.
+const UNUSABLE: &str = "This context is now unusable: destroy it on all ranks, or with NCCL the communicator";
 /// Rounds to wait for a failure's entry after an error counter has changed.
 const ENTRY_ROUNDS: u32 = 20;
 
@@ -251,8 +253,7 @@ impl Watch {
                 self.report = Report::Done;
                 crate::warn!(
                     "rank {}: the signal proxy (the thread that adds peers' emulated signals) {problem}. Signals are lost, \
-                     and peers' requests to this rank fail. Check the CPU load and the lines above, and close the \
-                     communicator, which is now unusable",
+                     and peers' requests to this rank fail. Check the CPU load and the lines above. {UNUSABLE}",
                     self.rank
                 );
             }
@@ -293,7 +294,7 @@ impl Watch {
                     None => format!(
                         "rank {}: a request on endpoint {role} of context {context} failed; its completion was \
                          overwritten, so the peer and the reason are unknown. Check the peers' logs and the card \
-                         (its driver's log), and close the communicator, which is now unusable",
+                         (its driver's log). {UNUSABLE}",
                         self.rank
                     ),
                 };
@@ -334,8 +335,7 @@ impl Watch {
         let is_software = self.endpoints[i].ring.is_some();
         let shortage = (is_software && is_unreachable(status)).then(shortage::of_software_card).flatten();
         format!(
-            "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. Close \
-             the communicator, which is now unusable",
+            "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. {UNUSABLE}",
             self.rank,
             self.peers(i, entry.req_id),
             entry.status,

@@ -144,6 +144,7 @@ fn failed_request_message_names_peer_endpoint_and_fix() {
         "status 7",
         CompStatus::RemoteBadAddress.text(),
         "window",
+        "This context is now unusable: destroy it on all ranks, or with NCCL the communicator",
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
