@@ -102,6 +102,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the error of a system call.
+    pub fn system(call: &'static str, error: &std::io::Error) -> Self {
+        let code = error.raw_os_error().unwrap_or(bindings::FI_EOTHER);
+        // The message has the code already.
+        let text = error.to_string();
+        Self::Call { call, code, text: text.strip_suffix(&format!(" (os error {code})")).unwrap_or(&text).to_owned() }
+    }
+
     /// Returns the positive libfabric error code, if a call failed.
     pub fn code(&self) -> Option<i32> {
         match self {
@@ -116,5 +124,16 @@ fn fix(code: i32) -> &'static str {
     match code {
         bindings::FI_EMFILE => "; this process has too many open files: raise `ulimit -n`",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_of_a_system_call_has_its_code_once() {
+        let refused = std::io::Error::from_raw_os_error(111);
+        assert_eq!(Error::system("connect", &refused).to_string(), "connect failed: Connection refused (error 111)");
     }
 }

@@ -170,13 +170,7 @@ impl Reactor {
     }
 
     pub(crate) fn with_transport(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {
-        let failed = |call: &'static str| {
-            move |error: io::Error| Error::Call {
-                call,
-                code: error.raw_os_error().unwrap_or(bindings::FI_EOTHER),
-                text: error.to_string(),
-            }
-        };
+        let failed = |call: &'static str| move |error: io::Error| Error::system(call, &error);
         let provider = transport.properties().provider.clone();
         let engine = Engine::new(transport, config.clone(), Instant::now());
         let shared = Arc::new(Shared::new(engine).map_err(failed("eventfd"))?);

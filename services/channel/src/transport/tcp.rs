@@ -91,11 +91,7 @@ pub(crate) struct Tcp {
 }
 
 fn failed(call: &'static str) -> impl Fn(io::Error) -> Error {
-    move |error| Error::Call {
-        call,
-        code: error.raw_os_error().unwrap_or(bindings::FI_EOTHER),
-        text: error.to_string(),
-    }
+    move |error| Error::system(call, &error)
 }
 
 fn argument(what: String) -> Error {
