@@ -244,6 +244,11 @@ fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
         let example = given.join("ferrogin.prom");
         return Err(invalid(format!("this is a directory; name a file in it, such as {}", example.display())));
     }
+    let others = template.replace("{pid}", "").replace("{rank}", "");
+    if let Some(placeholder) = others.find('{').map(|at| &others[at..]) {
+        let placeholder = placeholder.find('}').map_or(placeholder, |end| &placeholder[..=end]);
+        return Err(invalid(format!("{placeholder} is not a placeholder: use {{rank}} or {{pid}}")));
+    }
     let mut name = template.replace("{pid}", &pid.to_string());
     if name.contains("{rank}") {
         let rank = Identity::rank_from_env().map_err(|error| invalid(error.to_string()))?;
@@ -285,6 +290,16 @@ mod tests {
         for directory in ["/tmp", "/", "/nonexistent/"] {
             let text = path(directory, 77).unwrap_err().to_string();
             assert!(text.contains("this is a directory; name a file in it"), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_placeholders_are_refused() {
+        for (template, placeholder) in
+            [("m-{rnk}.prom", "{rnk}"), ("{pid}/m-{RANK}", "{RANK}"), ("m-{}", "{}"), ("m-{pid", "{pid")]
+        {
+            let text = path(template, 77).unwrap_err().to_string();
+            assert!(text.contains(&format!("{placeholder} is not a placeholder: use {{rank}} or {{pid}}")), "{text}");
         }
     }
 

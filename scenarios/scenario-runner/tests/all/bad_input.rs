@@ -36,6 +36,7 @@ fn invalid_settings_are_refused() {
         ("FERROGIN_SIGNALS", "strong", "emulated"),
         ("FERROGIN_TIMEOUT", "soon", "seconds"),
         ("FERROGIN_METRICS", "/nonexistent/{pid}.prom", "cannot be written"),
+        ("FERROGIN_METRICS", "m-{rnk}.prom", "{rnk} is not a placeholder: use {rank} or {pid}"),
         ("FERROGIN_WAIT_TIMEOUT", "never", "or 0 for no limit"),
         ("FERROGIN_METRICS_INTERVAL", "0", "from 1 to 60"),
     ] {
