@@ -16,18 +16,31 @@ pub enum InterfaceError {
     Family(String),
     /// No interface that the variables allow is up.
     #[error(
-        "NCCL_SOCKET_IFNAME={filter:?}{family} allows no network interface of this host that is up; compare it with `ip address`"
+        "no network interface of this host that is up{} has an address{}; see `ip address`",
+        allowed_by(filter, family),
+        if *link_local { " other than IPv6 link-local ones (fe80::), which other hosts cannot use" } else { "" },
     )]
     NoneAllowed {
-        /// NCCL_SOCKET_IFNAME.
+        /// NCCL_SOCKET_IFNAME, or empty.
         filter: String,
-        /// The part of the message about NCCL_SOCKET_FAMILY.
+        /// NCCL_SOCKET_FAMILY, or empty.
         family: String,
+        /// An allowed interface has an IPv6 link-local address.
+        link_local: bool,
     },
 }
 
+/// Returns the part of a message about the variables that limit the choice.
+fn allowed_by(filter: &str, family: &str) -> String {
+    let set = [("NCCL_SOCKET_IFNAME", filter), ("NCCL_SOCKET_FAMILY", family)]
+        .into_iter()
+        .filter(|(_, value)| !value.is_empty());
+    let set: Vec<_> = set.map(|(name, value)| format!("{name}={value}")).collect();
+    if set.is_empty() { String::new() } else { format!(" and that {} allows", set.join(" with ")) }
+}
+
 /// Returns the addresses that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, IPv4 before IPv6. Without NCCL_SOCKET_IFNAME, returns
-/// only the first interface's address; container bridges and the loopback interface come last.
+/// only the first interface's address; IPv4 link-local addresses, container bridges and the loopback interface come last.
 ///
 /// # Errors
 /// There are none.
@@ -39,9 +52,7 @@ pub fn addresses() -> Result<Vec<IpAddr>, InterfaceError> {
     let found = up.filter_map(|interface| {
         let address = interface.address.as_ref()?;
         let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        let v6 = address.as_sockaddr_in6().map(|v6| v6.ip());
-        // Other hosts can't use a link-local address, which is only valid on one interface.
-        let v6 = v6.filter(|ip| !ip.is_unicast_link_local()).map(IpAddr::V6);
+        let v6 = address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip()));
         Some((interface.interface_name, v4.or(v6)?))
     });
     choose(found.collect(), &filter, &family)
@@ -55,15 +66,21 @@ fn choose(mut found: Vec<(String, IpAddr)>, filter: &str, family: &str) -> Resul
         _ => return Err(InterfaceError::Family(family.to_owned())),
     }
     found.retain(|(name, _)| allowed(filter, name));
+    // Other hosts can't use an IPv6 link-local address, which is only valid on one interface.
+    let all = found.len();
+    found.retain(|(_, address)| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()));
+    if found.is_empty() {
+        let (filter, family) = (filter.to_owned(), family.to_owned());
+        return Err(InterfaceError::NoneAllowed { filter, family, link_local: all > 0 });
+    }
+    // An IPv4 one only reaches the hosts on its link, and isn't unique beyond.
+    let link_local = |address: &IpAddr| matches!(address, IpAddr::V4(v4) if v4.is_link_local());
     if filter.is_empty() {
-        found.sort_by_key(|(name, address)| (rank(name), address.is_ipv6()));
+        // A bridge or the loopback interface reaches no other host at all.
+        found.sort_by_key(|(name, address)| (rank(name).max(1), link_local(address), rank(name), address.is_ipv6()));
         found.truncate(1);
     } else {
-        found.sort_by_key(|(_, address)| address.is_ipv6());
-    }
-    if found.is_empty() {
-        let family = if family.is_empty() { String::new() } else { format!(" with NCCL_SOCKET_FAMILY={family}") };
-        return Err(InterfaceError::NoneAllowed { filter: filter.to_owned(), family });
+        found.sort_by_key(|(_, address)| (link_local(address), address.is_ipv6()));
     }
     Ok(found.into_iter().map(|(_, address)| address).collect())
 }
@@ -149,7 +166,36 @@ mod tests {
         assert_eq!(chosen(found()[..2].to_vec(), "", "").as_deref(), Ok("172.17.0.1"));
         assert_eq!(chosen(found()[..1].to_vec(), "", "").as_deref(), Ok("127.0.0.1"));
         let error = chosen(found(), "eth0", "AF_INET6").unwrap_err();
-        assert!(error.contains("NCCL_SOCKET_IFNAME=\"eth0\" with NCCL_SOCKET_FAMILY=AF_INET6 allows no"), "{error}");
+        assert!(
+            error.contains("and that NCCL_SOCKET_IFNAME=eth0 with NCCL_SOCKET_FAMILY=AF_INET6 allows has an address;"),
+            "{error}"
+        );
+        let error = chosen(Vec::new(), "", "").unwrap_err();
+        assert_eq!(error, "no network interface of this host that is up has an address; see `ip address`");
         assert!(chosen(found(), "", "inet").unwrap_err().contains("NCCL_SOCKET_FAMILY=inet is not valid"));
+    }
+
+    #[test]
+    fn link_local_addresses_come_last_or_are_refused_by_name() {
+        let found = |all: &[(&str, &str)]| -> Vec<(String, IpAddr)> {
+            all.iter().map(|(name, address)| (name.to_string(), address.parse().unwrap())).collect()
+        };
+        let first = |all, filter, family| choose(found(all), filter, family).map(|chosen| chosen[0].to_string());
+        let both = [("lo", "127.0.0.1"), ("eth0", "169.254.3.1"), ("eth0", "fe80::1"), ("eth1", "10.1.0.1")];
+        assert_eq!(first(&both, "", "").unwrap(), "10.1.0.1");
+        assert_eq!(first(&both, "eth", "").unwrap(), "10.1.0.1");
+        let bridge = [("eth0", "169.254.3.1"), ("docker0", "172.17.0.1")];
+        assert_eq!(first(&bridge, "", "").unwrap(), "169.254.3.1");
+        assert_eq!(first(&both[..3], "", "").unwrap(), "169.254.3.1");
+        for (filter, family, allowed_by) in [
+            ("", "AF_INET6", " and that NCCL_SOCKET_FAMILY=AF_INET6 allows"),
+            ("=eth0", "AF_INET6", " and that NCCL_SOCKET_IFNAME==eth0 with NCCL_SOCKET_FAMILY=AF_INET6 allows"),
+        ] {
+            let error = first(&both, filter, family).unwrap_err().to_string();
+            let text = format!(
+                "that is up{allowed_by} has an address other than IPv6 link-local ones (fe80::), which other hosts"
+            );
+            assert!(error.contains(&text), "{error}");
+        }
     }
 }

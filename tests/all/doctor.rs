@@ -371,7 +371,7 @@ fn doctor_finds_what_only_a_run_shows() {
         ),
         case("interface").set("NCCL_SOCKET_IFNAME", "nosuch").problem(
             "card",
-            "allows no network interface",
+            "no network interface of this host that is up and that NCCL_SOCKET_IFNAME=nosuch allows",
             "docs/troubleshooting.md",
         ),
         case("libfabric").set("FERROGIN_LIBFABRIC", "/nonexistent/libfabric.so").problem(

@@ -41,12 +41,14 @@ impl Fnv {
     }
 }
 
-/// Returns the first address of an interface that is up and not loopback, or 127.0.0.1.
+/// Returns the first address of an interface that is up and not loopback, or 127.0.0.1. A link-local address, which only reaches the hosts
+/// of one link, comes last.
 pub fn default_address() -> Ipv4Addr {
     let Ok(interfaces) = getifaddrs() else { return Ipv4Addr::LOCALHOST };
     interfaces
         .filter(|i| i.flags.contains(InterfaceFlags::IFF_UP) && !i.flags.contains(InterfaceFlags::IFF_LOOPBACK))
-        .find_map(|i| i.address?.as_sockaddr_in().map(|a| a.ip()))
+        .filter_map(|i| i.address?.as_sockaddr_in().map(|a| a.ip()))
+        .min_by_key(Ipv4Addr::is_link_local)
         .unwrap_or(Ipv4Addr::LOCALHOST)
 }
 

@@ -329,11 +329,12 @@ impl Core {
     pub(crate) fn lose(&mut self, at: u32, status: CompStatus, why: &str) {
         let Some(connection) = self.connections.get(at) else { return };
         let (peer, waiting) = (connection.peer, connection.waiting);
+        let fix = peer.map(|gid| address_fix(&gid, status)).unwrap_or_default();
         match peer {
-            Some(gid) if waiting == 0 => self.log(format_args!("card {gid} cannot be reached: {why}")),
+            Some(gid) if waiting == 0 => self.log(format_args!("card {gid} cannot be reached: {why}{fix}")),
             Some(gid) => {
                 let requests = if waiting == 1 { "request" } else { "requests" };
-                self.log(format_args!("lost card {gid}: {why}; {waiting} {requests} failed: {status}"));
+                self.log(format_args!("lost card {gid}: {why}; {waiting} {requests} failed: {status}{fix}"));
             }
             None => self.log_refusal(format_args!("refused a connection: {why}")),
         }
@@ -446,5 +447,28 @@ impl std::fmt::Debug for Transport {
             Transport::Shm(link) => write!(f, "Shm({})", link.fd().as_raw_fd()),
             Transport::Tcp(stream) => write!(f, "Tcp({})", stream.fd().as_raw_fd()),
         }
+    }
+}
+
+/// Returns what to check if a card couldn't be reached at its address: every host may have the same link-local or bridge address.
+fn address_fix(peer: &Gid, status: CompStatus) -> String {
+    match peer.ip().filter(|_| status == CompStatus::LocalUnreachableRemote) {
+        Some(ip) => format!("; if {ip} is not that host's address for this one, set SOFTEFA_IFADDR there"),
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unreachable_card_of_another_host_names_the_setting_of_its_address() {
+        let here = Gid { address: None, secret: [7; 8] };
+        let there = Gid { address: "169.254.0.1:80".parse().ok(), ..here };
+        let fix = address_fix(&there, CompStatus::LocalUnreachableRemote);
+        assert!(fix.contains("169.254.0.1") && fix.contains("SOFTEFA_IFADDR"), "{fix}");
+        assert_eq!(address_fix(&here, CompStatus::LocalUnreachableRemote), "");
+        assert_eq!(address_fix(&there, CompStatus::RemoteFeatureMismatch), "");
     }
 }
