@@ -3,11 +3,11 @@
 use crate::action::{Action, Flags};
 use crate::context::warp::post_in_groups;
 use crate::context::{Arguments, Context, FlushRequest, Window};
-#[cfg(feature = "host")]
-use crate::explain;
 use crate::failure::{self, About};
 use crate::lanes::Lanes;
 use crate::status::{Status, code};
+#[cfg(feature = "host")]
+use crate::{explain, process};
 use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
 #[cfg(feature = "host")]
@@ -85,6 +85,10 @@ macro_rules! functions {
             pub unsafe extern "C" fn $name(ctx: *const ContextExt, $($arg: $ty),*) -> c_int {
                 if ctx.is_null() {
                     return null_context();
+                }
+                #[cfg(feature = "host")]
+                if let Some(status) = process::refusal() {
+                    return status as c_int;
                 }
                 // SAFETY: not null; the caller passes a context that `fgin_open` returned, and keeps it alive.
                 let $context = unsafe { Context::from_ptr(ctx) };
@@ -189,6 +193,10 @@ macro_rules! operations {
             pub unsafe extern "C" fn $by_lanes(ctx: *const ContextExt, lanes: u32, $($arg: $ty),*) -> c_int {
                 // SAFETY: the caller passes null, or a context that `fgin_open` returned, and keeps it alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
+                #[cfg(feature = "host")]
+                if let Some(status) = context.and_then(|_| process::refusal()) {
+                    return status as c_int;
+                }
                 let result = post_in_groups(context, Lanes(lanes), $arguments);
                 let Some(context) = context else { return null_context() };
                 code_of(context, const { function_number(stringify!($name)) }, $about, result)

@@ -112,6 +112,8 @@ impl<'a> Context<'a> {
         // SAFETY: magic and version show that the ferrogin plugin made the header, so it points to `n_contexts` of these, and `id` is below
         // that; they stay while the context lives.
         let ext = unsafe { &*header.contexts.wrapping_add(id as usize) };
+        #[cfg(feature = "host")]
+        crate::process::opens_context();
         Ok(Context { ext })
     }
 

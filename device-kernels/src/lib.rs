@@ -47,6 +47,9 @@ pub mod lanes;
 #[allow(unsafe_code)]
 pub mod platform;
 pub mod post;
+#[cfg(all(feature = "host", not(loom)))]
+#[allow(unsafe_code)]
+mod process;
 #[cfg(all(feature = "panic-handler", target_arch = "nvptx64"))]
 #[allow(unsafe_code)]
 mod ptx;

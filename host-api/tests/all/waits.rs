@@ -116,6 +116,52 @@ fn explain() {
     });
 }
 
+/// A forked child shares the queues' cursors with its parent: a post of its own would leave a slot empty.
+#[test]
+fn device_calls_of_forked_child_are_refused() {
+    alone("device_calls_of_forked_child_are_refused", &[], || {
+        ranks(1, |comm| {
+            let window = comm.allocate(64, Memory::Host).expect("a window");
+            let context = comm.context(&options(None)).expect("a context");
+            let memory = window.handle().0;
+            let mut gin: *const ContextExt = std::ptr::null();
+            // SAFETY: the handle is open, `gin` has room for a pointer, and the context outlives its use.
+            assert_eq!(unsafe { fgin_open(context.handle(), 0, &mut gin) }, 0);
+            let signal = Action::signal_inc(0).bits();
+            let post = |count| {
+                // SAFETY: the context and the window are alive.
+                assert_eq!(unsafe { fgin_put_value(gin, 0, memory, 0, 1, 8, signal, 0) }, 0);
+                // SAFETY: the context is alive.
+                assert_eq!(unsafe { fgin_wait_signal(gin, 0, count) }, 0);
+            };
+            post(1);
+            // SAFETY: the child calls functions that return before they take a lock, and then ends at once.
+            match unsafe { nix::unistd::fork() }.unwrap() {
+                nix::unistd::ForkResult::Child => {
+                    // SAFETY: the context and the window are alive.
+                    let calls = unsafe {
+                        [
+                            fgin_put_value(gin, 0, memory, 8, 9, 8, signal, 0),
+                            fgin_warp_put_value(gin, 1, 0, memory, 8, 9, 8, signal, 0),
+                            fgin_wait_signal(gin, 0, 2),
+                            fgin_flush(gin),
+                        ]
+                    };
+                    let right = calls == [Status::Aborted as i32; 4] && last_error().contains("made by fork()");
+                    std::process::exit(i32::from(!right));
+                }
+                nix::unistd::ForkResult::Parent { child } => {
+                    let status = nix::sys::wait::waitpid(child, None).unwrap();
+                    assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
+                }
+            }
+            post(2);
+            // SAFETY: the context is alive.
+            assert_eq!(unsafe { fgin_flush(gin) }, 0);
+        });
+    });
+}
+
 /// A wait without a limit ends when the process that it waits for dies.
 #[test]
 fn wait_ends_when_a_peer_is_killed() {
