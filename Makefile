@@ -3,9 +3,10 @@
 CARGO ?= cargo
 DIST ?= dist
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+PROFILE ?= release
 # Building for another target needs its own flags and directory: scripts/release.sh builds for aarch64.
 BUILD_FLAGS ?=
-RELEASE ?= $(TARGET)/release
+RELEASE ?= $(TARGET)/$(PROFILE)
 PREFIX ?= /usr/local
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 MAJOR := $(firstword $(subst ., ,$(VERSION)))
@@ -26,12 +27,13 @@ LOADED := libnccl-gin-ferrogin.so libsoftefa-fi.so
 # NCCL's other name for the plugin, with NCCL_RMA_PLUGIN=ferrogin.
 RMA := libnccl-rma-ferrogin.so
 
-.PHONY: help build install uninstall ptx wheel book release demo test check test-gpu clean
+.PHONY: help build dev install uninstall ptx wheel book release demo test check test-gpu clean
 
 help:
 	@echo 'make build   $(DIST)/: the plugin, the software card, the host and device libraries and headers, the ferrogin tool'
 	@echo '             with NVCC=FILE or CUDA_HOME=DIRECTORY also $(DIST)/cuda/, as make ptx'
-	@echo 'make ptx     build, then $(DIST)/cuda/: the device code as PTX and as objects that nvcc links (fetches nvcc from PyPI)'
+	@echo 'make dev     build with the profile quick: fast to build again after a change, slower to run'
+	@echo 'make ptx     build, then $(DIST)/cuda/: the device code also as objects that nvcc links (fetches nvcc from PyPI)'
 	@echo 'make wheel   build, then $(DIST)/ferrogin-$(VERSION)-*.whl: the Python package with all of these (after make ptx with the objects too)'
 	@echo 'make install PREFIX=$(PREFIX) LIBDIR=$(LIBDIR) DESTDIR=   copies what make build and make ptx made; make uninstall removes it'
 	@echo 'make book    target/book/index.html: the documentation as a book (installs mdBook into .cache/)'
@@ -43,8 +45,17 @@ help:
 	@echo 'make clean   remove what was built and fetched'
 	@echo 'demo, test and check first install what is missing with apt-get: scripts/install-deps.sh says what.'
 
+# The tool's PTX; a tool for another processor may not run here. Objects of other PTX are removed.
+define MODULE
+install -d $(DIST)/cuda
+$(DIST)/ferrogin ptx >$(DIST)/module.ptx 2>/dev/null || cp device-kernels/ptx/ferrogin_device.ptx $(DIST)/module.ptx
+cmp -s $(DIST)/module.ptx $(DIST)/cuda/ferrogin_device.ptx || rm -f $(DIST)/cuda/*.o
+install -m 644 $(DIST)/module.ptx $(DIST)/cuda/ferrogin_device.ptx && rm $(DIST)/module.ptx
+install -m 644 device-kernels/ptx/ferrogin_device.bc $(DIST)/cuda
+endef
+
 build:
-	$(CARGO) build --release --locked $(BUILD_FLAGS) -p ferrogin-host-plugin -p softefa -p soft-verbs -p soft-gpu -p ferrogin-device-kernels -p ferrogin-host-api -p ferrogin
+	$(CARGO) build --profile $(PROFILE) --locked $(BUILD_FLAGS) -p ferrogin-host-plugin -p softefa -p soft-verbs -p soft-gpu -p ferrogin-device-kernels -p ferrogin-host-api -p ferrogin
 	rm -rf $(DIST)/include
 	install -d $(DIST)/include
 	install -m 755 $(RELEASE)/libnccl_gin_ferrogin.so $(DIST)/libnccl-gin-ferrogin.so
@@ -59,7 +70,13 @@ build:
 	install -d $(DIST)/gpu
 	install -m 755 $(RELEASE)/libsoft_gpu.so $(DIST)/gpu/libcuda.so.1
 	ln -sf libcuda.so.1 $(DIST)/gpu/libcuda.so
-	if test -n "$(NVCC)$(CUDA_HOME)" && test -d $(RELEASE)/cuda; then install -d $(DIST)/cuda && install -m 644 $(RELEASE)/cuda/* $(DIST)/cuda; fi
+	install -m 644 emulators/soft-gpu/tests/cuda.h $(DIST)/gpu/cuda.h
+	$(MODULE)
+	if test -n "$(NVCC)$(CUDA_HOME)" && test -d $(RELEASE)/cuda; then install -m 644 $(RELEASE)/cuda/* $(DIST)/cuda; fi
+
+# The same files in $(DIST)/, for the edit loop.
+dev:
+	@$(MAKE) --no-print-directory build PROFILE=quick
 
 # These recipes use absolute paths, which a space would split.
 define CHECK_PLACES
@@ -83,10 +100,10 @@ install:
 	install -m 755 $(LOADED:%=$(DIST)/%) $(ROOT)/$(LIB)
 	ln -sf libnccl-gin-ferrogin.so $(ROOT)/$(LIB)/$(RMA)
 	install -m 644 $(wildcard $(DIST)/include/ferrogin/*) $(ROOT)/include/ferrogin
-	if test -d $(DIST)/cuda; then \
-	  install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda; \
-	fi
+	install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda
 	install -d $(DOC) && install -m 644 LICENSE THIRD-PARTY-NOTICES.txt sbom.cdx.json $(DOC)
+	install -d $(DOC)/docs $(DOC)/examples && install -m 644 docs/*.md docs/perf.schema.json $(DOC)/docs
+	install -m 644 examples/README.md examples/example.h examples/*.cu $(DOC)/examples
 	install -d $(MAN) $(COMPLETIONS) && install -m 644 scripts/install/man/*.1 $(MAN)
 	install -m 644 scripts/install/completions/bash/ferrogin $(ROOT)/share/bash-completion/completions
 	install -m 644 scripts/install/completions/zsh/_ferrogin $(ROOT)/share/zsh/site-functions
@@ -109,9 +126,6 @@ uninstall:
 	rm -f $(MAN)/ferrogin.1 $(MAN)/ferrogin-*.1 $(foreach dir,$(COMPLETIONS),$(dir)/ferrogin $(dir)/_ferrogin $(dir)/ferrogin.fish)
 
 ptx: build
-	mkdir -p $(DIST)/cuda
-	$(DIST)/ferrogin ptx > $(DIST)/cuda/ferrogin_device.ptx
-	cp device-kernels/ptx/ferrogin_device.bc $(DIST)/cuda/
 	tests/cuda/objects.sh "$$(tests/cuda/fetch-tools.sh)" $(DIST)/cuda/ferrogin_device.ptx $(DIST)/cuda
 
 wheel: build

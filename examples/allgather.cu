@@ -35,7 +35,7 @@ int main() try {
   auto context = comm.context(options);
 
   auto* blocks = static_cast<uint64_t*>(window.host_address());
-  LAUNCH(allgather, context.handle(), window.handle(), static_cast<uint64_t*>(window.address()), rank, ranks);
+  LAUNCH(allgather, context, window.handle(), static_cast<uint64_t*>(window.address()), rank, ranks);
   context.check();
 
   uint64_t wrong = 0;

@@ -53,7 +53,7 @@ int main() try {
   options.signals = SIGNALS;
   auto context = comm.context(options);
 
-  LAUNCH(alltoall, context.handle(), window.handle(), static_cast<uint64_t*>(window.address()), rank, ranks,
+  LAUNCH(alltoall, context, window.handle(), static_cast<uint64_t*>(window.address()), rank, ranks,
          static_cast<unsigned long long*>(counts.address()));
   context.check();
 

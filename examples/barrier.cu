@@ -46,7 +46,7 @@ int main() try {
   options.signals = ROUNDS;
   auto context = comm.context(options);
 
-  LAUNCH(barriers, context.handle(), window.handle(), static_cast<volatile uint64_t*>(window.address()), rank, ranks,
+  LAUNCH(barriers, context, window.handle(), static_cast<volatile uint64_t*>(window.address()), rank, ranks,
          static_cast<unsigned long long*>(counts.address()));
   context.check();
 

@@ -1,5 +1,5 @@
-// Shared by the examples. Launches a kernel on a GPU, through CUDA's runtime (nvcc) or through the driver as PTX (clang; PTX names the
-// files), or calls it on the CPU (g++ -x c++), then checks its status.
+// Shared by the examples. Launches a kernel on a GPU, through CUDA's runtime (nvcc) or through the driver as PTX (clang or nvcc -ptx;
+// PTX names the files), or calls it on the CPU (g++ -x c++), then checks its status.
 #pragma once
 
 // clang's own <new> for CUDA needs this first.
@@ -22,7 +22,7 @@ struct Outcome {
 
 #ifdef __CUDACC__
 #define KERNEL extern "C" __global__ void
-#ifdef PTX
+#ifndef __NVCC__
 // NVIDIA's headers define it, and clang compiles without them.
 __device__ inline int atomicCAS(int* word, int expected, int value) {
   __atomic_compare_exchange_n(word, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -40,25 +40,31 @@ __device__ void note(const Context& gin, Outcome* outcome, int status, int line)
 template <typename Context>
 void note(const Context& gin, Outcome* outcome, int status, int line) {
   if (status == FGIN_OK) return;
-  if (outcome->status == FGIN_OK) *outcome = {status, line};
+  if (outcome->status == FGIN_OK) {
+    *outcome = {status, line};
+    // A later failure would replace the reason. For a GPU's kernels, the library prints it.
+    std::fprintf(stderr, "%s\n", ferrogin_error());
+  }
   gin.setTimeout(1);
 }
 #endif
 
-// Exits if one of the kernel's operations failed.
-inline void check(const Outcome& outcome) {
+// Throws if one of the kernel's operations failed.
+inline void check(const Outcome& outcome, const ferrogin::Context& context) {
   if (outcome.status == FGIN_OK) return;
   std::fprintf(stderr, "the kernel's operation in line %d returned %s\n", outcome.line, fgin_status_name(outcome.status));
-  std::exit(1);
+  context.check();
+  throw ferrogin::Error(FERROGIN_INVALID_USAGE, "the kernel failed");
 }
 
+// Launches a kernel whose first arguments are its outcome and the context's handle.
 #define LAUNCH(kernel, ...) launch(#kernel, kernel, __VA_ARGS__)
 
 #if defined(PTX) && defined(__CUDACC__)
 
-// clang only compiles the kernels.
+// The CUDA compiler only compiles the kernels.
 template <typename... Arguments>
-void launch(const char* name, Arguments... arguments);
+void launch(const char* name, Arguments&&... arguments);
 
 #elif defined(PTX)
 
@@ -77,7 +83,7 @@ inline void must(CUresult result, const char* call) {
 #define MUST(call) must(call, #call)
 
 template <typename... Parameters, typename... Arguments>
-void launch(const char* name, void (*)(Outcome*, Parameters...), Arguments... arguments) {
+void launch(const char* name, void (*)(Outcome*, void*, Parameters...), const ferrogin::Context& gin, Arguments... arguments) {
   CUcontext context;
   CUlinkState link;
   CUmodule module;
@@ -96,13 +102,13 @@ void launch(const char* name, void (*)(Outcome*, Parameters...), Arguments... ar
   MUST(cuMemHostAlloc(&outcome, sizeof(Outcome), 0));
   auto* found = new (outcome) Outcome{FGIN_OK, 0};
   // Converts the arguments to the types of the kernel's parameters.
-  std::tuple<Outcome*, Parameters...> values(found, arguments...);
+  std::tuple<Outcome*, void*, Parameters...> values(found, gin.handle(), arguments...);
   std::apply([&](auto&... value) {
     void* parameters[] = {&value...};
     MUST(cuLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, nullptr, parameters, nullptr));
   }, values);
   MUST(cuCtxSynchronize());
-  check(*found);
+  check(*found, gin);
   MUST(cuMemFreeHost(outcome));
   MUST(cuModuleUnload(module));
   MUST(cuDevicePrimaryCtxRelease(0));
@@ -115,24 +121,41 @@ inline void must(cudaError_t error) {
 }
 
 template <typename... Parameters, typename... Arguments>
-void launch(const char*, void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
+void launch(const char*, void (*kernel)(Outcome*, void*, Parameters...), const ferrogin::Context& gin, Arguments... arguments) {
   Outcome* outcome;
   must(cudaMallocManaged(&outcome, sizeof(Outcome)));
   *outcome = {FGIN_OK, 0};
-  kernel<<<1, 256>>>(outcome, arguments...);
+  kernel<<<1, 256>>>(outcome, gin.handle(), arguments...);
   must(cudaDeviceSynchronize());
   Outcome found = *outcome;
   must(cudaFree(outcome));
-  check(found);
+  check(found, gin);
 }
 
 #else
 
+#include <csignal>
+#include <unistd.h>
+
+// Says where a kernel left its memory; on a GPU, the driver does. The next access ends the process.
+inline void explain_fault(int signal, siginfo_t* fault, void*) {
+  char text[160];
+  int length = std::snprintf(text, sizeof text, "the kernel accessed address %p, which is in no window: is a window too small?\n",
+                             fault->si_addr);
+  if (write(STDERR_FILENO, text, length) < 0) {}
+  std::signal(signal, SIG_DFL);
+}
+
 template <typename... Parameters, typename... Arguments>
-void launch(const char*, void (*kernel)(Outcome*, Parameters...), Arguments... arguments) {
+void launch(const char*, void (*kernel)(Outcome*, void*, Parameters...), const ferrogin::Context& gin, Arguments... arguments) {
+  struct sigaction action = {}, before;
+  action.sa_sigaction = explain_fault;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGSEGV, &action, &before);
   Outcome outcome = {FGIN_OK, 0};
-  kernel(&outcome, arguments...);
-  check(outcome);
+  kernel(&outcome, gin.handle(), arguments...);
+  sigaction(SIGSEGV, &before, nullptr);
+  check(outcome, gin);
 }
 
 #endif

@@ -73,7 +73,7 @@ int main() try {
   auto* bands = static_cast<float*>(window.host_address());
   for (int i = 0; i < ROWS * COLUMNS; i++) bands[COLUMNS + i] = initial(rank * ROWS + i / COLUMNS, i % COLUMNS);
   uint32_t above = (rank + ranks - 1) % ranks, below = (rank + 1) % ranks;
-  LAUNCH(smooth, context.handle(), window.handle(), static_cast<float*>(window.address()), above, below);
+  LAUNCH(smooth, context, window.handle(), static_cast<float*>(window.address()), above, below);
   context.check();
 
   std::vector<float> expected = computed_alone(ranks * ROWS);

@@ -104,7 +104,7 @@ int main() try {
     float* row = at<float>(base, layout.tokens) + token * HIDDEN;
     for (uint32_t i = 0; i < HIDDEN; i++) row[i] = float(rank * 1000 + token) + float(i) / HIDDEN;
   }
-  LAUNCH(dispatch_and_combine, context.handle(), window.handle(), static_cast<char*>(window.address()), rank, ranks);
+  LAUNCH(dispatch_and_combine, context, window.handle(), static_cast<char*>(window.address()), rank, ranks);
   context.check();
 
   int wrong = 0;

@@ -17,7 +17,7 @@ int main() try {
   ContextOptions options;
   options.signals = 1;
   auto context = comm.context(options);
-  LAUNCH(pass_on, context.handle(), window.handle(), (rank + 1) % ranks, 100 + rank);
+  LAUNCH(pass_on, context, window.handle(), (rank + 1) % ranks, 100 + rank);
   context.check();
 
   auto value = *static_cast<volatile uint64_t*>(window.host_address());

@@ -18,6 +18,12 @@ export SOURCE_DATE_EPOCH
 summary="GPU-initiated networking for AWS EFA"
 about="A NCCL GIN plugin, the host and device libraries, a software EFA card and a software GPU."
 
+# The newest glibc symbol that a library or the tool needs.
+needs_glibc() {
+    find "$work/stage" -type f \( -name '*.so*' -o -path '*/bin/*' \) -exec readelf --wide --version-info {} + |
+        sed -n '/Flags: WEAK/d; s/.*Name: GLIBC_\([0-9.]*\) .*/\1/p' | sort -uV | tail -n 1
+}
+
 # stage LIBDIR: installs below $work/stage, stripped.
 stage() {
     rm -rf "$work/stage"
@@ -29,6 +35,10 @@ stage() {
 if command -v dpkg-deb >/dev/null; then
     stage "/usr/lib/$(uname -m)-linux-gnu"
     arch=$(dpkg --print-architecture)
+    glibc=$(needs_glibc)
+    # Debian's name for the licence and the notices of all crates.
+    cat "$root/LICENSE" "$root/THIRD-PARTY-NOTICES.txt" >"$work/stage/usr/share/doc/ferrogin/copyright"
+    chmod 644 "$work/stage/usr/share/doc/ferrogin/copyright"
     mkdir "$work/stage/DEBIAN"
     cat >"$work/stage/DEBIAN/control" <<END
 Package: ferrogin
@@ -38,7 +48,7 @@ Maintainer: ferrogin <ferrogin@users.noreply.github.com>
 Section: net
 Priority: optional
 Homepage: https://github.com/ferrogin/ferrogin
-Depends: libc6 (>= 2.34), libgcc-s1
+Depends: libc6 (>= $glibc), libgcc-s1
 Recommends: libfabric1 (>= 1.17)
 Description: $summary
  $about
@@ -52,6 +62,7 @@ fi
 
 if command -v rpmbuild >/dev/null; then
     stage /usr/lib64
+    glibc=$(needs_glibc)
     find "$work/stage" ! -type d -printf '/%P\n' | sort >"$work/files"
     # Only the package owns these. The directories of libraries, programs and man pages belong to the system.
     find "$work/stage" -type d -path '*ferrogin*' -printf '%%dir /%P\n' | sort >>"$work/files"
@@ -62,7 +73,7 @@ Release: 1
 Summary: $summary
 License: Apache-2.0
 URL: https://github.com/ferrogin/ferrogin
-Requires: libgcc
+Requires: glibc >= $glibc, libgcc
 Recommends: libfabric >= 1.17
 AutoReqProv: no
 %description

@@ -58,9 +58,6 @@ build() {
         CC=$gnu-gcc quietly make --no-print-directory build DIST="$dist" CARGO="$cargo" BUILD_FLAGS="${options[*]}" \
             RELEASE="$CARGO_TARGET_DIR/$target/release"
     fi
-    # `make install` copies this to lib/ferrogin/cuda: the device code as checked in.
-    mkdir -p "$dist/cuda"
-    cp device-kernels/ptx/ferrogin_device.ptx device-kernels/ptx/ferrogin_device.bc "$dist/cuda/"
 }
 
 # check_elf FILE MACHINE PREFIX: checks the file, and prints the oldest glibc that has its symbols.

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use clap::CommandFactory;
+use crate::help::{PAGES, Page, command};
 use clap_complete::Shell;
 
 /// Generates the files below `scripts/install/`, by path.
 fn files() -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
-    let command = crate::Args::command();
+    let command = command();
     let subcommands = command.get_subcommands().filter(|of| !of.is_hide_set()).cloned();
     let mut visible = clap::Command::new("ferrogin").version(env!("CARGO_PKG_VERSION")).subcommands(subcommands);
     for (shell, name) in [(Shell::Bash, "ferrogin"), (Shell::Zsh, "_ferrogin"), (Shell::Fish, "ferrogin.fish")] {
@@ -18,7 +18,7 @@ fn files() -> BTreeMap<PathBuf, Vec<u8>> {
         clap_complete::generate(shell, &mut visible, "ferrogin", &mut text);
         files.insert(Path::new("completions").join(shell.to_string()).join(name), text);
     }
-    let mut command = crate::Args::command().disable_help_subcommand(true);
+    let mut command = self::command().disable_help_subcommand(true);
     command.build();
     man("ferrogin", &command, &mut files);
     for of in command.get_subcommands().filter(|of| !of.is_hide_set()) {
@@ -30,8 +30,26 @@ fn files() -> BTreeMap<PathBuf, Vec<u8>> {
 
 fn man(name: &str, command: &clap::Command, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
     let mut text = Vec::new();
-    clap_mangen::Man::new(command.clone()).render(&mut text).expect("a vector");
+    let without_extra = command.clone().after_help("").after_long_help("");
+    clap_mangen::Man::new(without_extra).render(&mut text).expect("a vector");
+    if let Some(page) = PAGES.iter().find(|page| name == format!("ferrogin-{}", page.name)) {
+        text.extend(sections(page).bytes());
+    }
     files.insert(Path::new("man").join(format!("{name}.1")), text);
+}
+
+/// The sections that clap doesn't know.
+fn sections(page: &Page) -> String {
+    let escaped = |text: &str| text.replace('-', "\\-").replace('\'', "\\(aq");
+    let mut text = ".SH EXAMPLES\n".to_owned();
+    for (line, what) in page.examples {
+        text += &format!(".TP\n\\fB{}\\fR\n{}\n", escaped(line), escaped(what));
+    }
+    text += ".SH EXIT STATUS\n";
+    for (code, meaning) in page.exit {
+        text += &format!(".TP\n\\fB{code}\\fR\n{}\n", escaped(meaning));
+    }
+    text
 }
 
 #[test]
@@ -51,7 +69,7 @@ fn completions_and_man_pages_are_those_of_the_options() {
 
 #[test]
 fn help_fits_80_columns() {
-    let mut command = crate::Args::command();
+    let mut command = command();
     command.build();
     let names: Vec<_> = command.get_subcommands().map(|of| of.get_name().to_owned()).collect();
     let mut texts = vec![command.render_long_help().to_string()];

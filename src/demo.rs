@@ -21,18 +21,16 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     reps: u32,
     /// How to start the ranks.
-    #[arg(long, value_enum, default_value_t = Launcher::Auto)]
+    #[arg(long, value_enum, default_value_t = Launcher::Builtin)]
     launcher: Launcher,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Launcher {
-    /// mpirun if it is on PATH, otherwise builtin.
-    Auto,
-    /// mpirun.
-    Mpirun,
     /// This program.
     Builtin,
+    /// The mpirun on PATH.
+    Mpirun,
 }
 
 /// Runs one rank if a launcher started this process; otherwise starts the ranks and waits for them.
@@ -44,7 +42,6 @@ pub fn run(args: &DemoArgs) -> ExitCode {
         Err(error) => return failed(&error),
     }
     let launcher = match args.launcher {
-        Launcher::Auto => launch::Launcher::Auto,
         Launcher::Mpirun => launch::Launcher::Mpirun,
         Launcher::Builtin => launch::Launcher::Builtin,
     };

@@ -8,6 +8,7 @@ mod demo;
 mod doctor;
 mod gpu;
 mod gpu_cost;
+mod help;
 mod launch;
 mod mlx5_cards;
 mod pack;
@@ -20,7 +21,7 @@ mod trace;
 mod validate;
 mod verbs;
 
-use clap::{Parser, Subcommand};
+use clap::{FromArgMatches, Parser, Subcommand};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -41,55 +42,46 @@ enum Command {
     /// software GPU (`ferrogin gpu -- ferrogin demo`).
     Demo(demo::DemoArgs),
     /// Says whether NCCL can use the plugin with these settings, and how to fix each problem.
-    ///
-    /// Exits with 0 if NCCL can use the plugin, 1 if it can't, and 2 for invalid arguments.
     Doctor(doctor::DoctorArgs),
     /// Measures latencies, rates and bandwidths between ranks.
     ///
     /// Under mpirun or torchrun, this process is one rank; otherwise it starts --ranks ranks on this host. Without an EFA card, set
-    /// FERROGIN_PROVIDER=softefa. Exits with 0 if everything was measured, 1 after a failure, and 2 for invalid arguments.
+    /// FERROGIN_PROVIDER=softefa.
     Perf(perf::PerfArgs),
     /// Compares two reports of perf: prints the ratios of their figures.
-    ///
-    /// Exits with 0, 1 if a report can't be read, 2 for invalid arguments, 3 if the runs can't be compared, and 4 with --fail-below if a
-    /// figure got worse.
     Compare(perf::CompareArgs),
     /// Plots reports of perf: latency and bandwidth against size.
     Plot(perf::PlotArgs),
     /// Runs every check on the ranks of a job, and writes a report you can send us. Made for machines with hardware.
     ///
     /// Runs the doctor, the scenarios, checks of the card, and perf. This process is one rank under mpirun or torchrun, or with
-    /// FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP set; otherwise it starts --ranks ranks on this host. Exits with 0 if everything
-    /// passed, 1 if not, and 2 for invalid arguments.
+    /// FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP set; otherwise it starts --ranks ranks on this host.
     Validate(validate::ValidateArgs),
-    /// Starts the ranks of a host API program on this host: `ferrogin run -n 4 -- ./program`.
-    ///
-    /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its output with its rank. If a
-    /// rank fails, the others have 5 s to exit. Exits with the code of the first rank that failed, or 0.
-    Run(run::RunArgs),
+    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits.
+    Trace(trace::TraceArgs),
     /// Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels.
     Ptx {
         /// Prints instead where the PTX comes from: its compiler and sources.
         #[arg(long)]
         about: bool,
     },
-    /// Runs a verbs program on software EFA cards: `ferrogin verbs -- fi_info -p efa`.
+    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences.
+    ///
+    /// The device code runs as PTX in the software GPU's interpreter: docs/software-gpu.md.
+    GpuCost(gpu_cost::CostArgs),
+    /// Starts the ranks of a host API program on this host.
+    ///
+    /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its output with its rank. If a
+    /// rank fails, the others have 5 s to exit.
+    Run(run::RunArgs),
+    /// Runs a verbs program on software EFA cards.
     ///
     /// The program finds the cards the way it finds EFA hardware. SOFTEFA_NICS and SOFTEFA_FAULTS apply.
     Verbs(verbs::VerbsArgs),
-    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits.
-    ///
-    /// Exits with 0, 1 if a file or the digits can't be read, and 2 for invalid arguments.
-    Trace(trace::TraceArgs),
     /// Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA's.
     ///
     /// SOFTGPU_DEVICES, SOFTGPU_MEMORY_BYTES and other settings apply: docs/software-gpu.md.
     Gpu(gpu::GpuArgs),
-    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences.
-    ///
-    /// The device code runs as PTX in the software GPU's interpreter: docs/software-gpu.md. Exits with 0, 1 if the PTX can't be read or run,
-    /// and 2 for invalid arguments.
-    GpuCost(gpu_cost::CostArgs),
     /// Packs the files of a directory for a report, without host names, addresses and the home directory.
     #[command(hide = true)]
     Pack(pack::PackArgs),
@@ -109,7 +101,8 @@ enum Command {
 
 fn main() -> ExitCode {
     reset_signals();
-    match Args::parse().command {
+    let args = Args::from_arg_matches(&help::command().get_matches()).unwrap_or_else(|error| error.exit());
+    match args.command {
         Command::Demo(args) => demo::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Compare(args) => perf::compare(&args),

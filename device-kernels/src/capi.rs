@@ -12,7 +12,7 @@ use core::ffi::{c_int, c_void};
 use ferrogin_ffi::ext::ContextExt;
 #[cfg(feature = "host")]
 use ferrogin_ffi::ext::HandleHeader;
-use ferrogin_ffi::failure::{Failure, function_number};
+use ferrogin_ffi::failure::function_number;
 
 /// See `fgin_open` in `ferrogin/gin.h`.
 ///
@@ -65,7 +65,7 @@ fn null_context() -> c_int {
 #[inline(always)]
 fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), Status>) -> c_int {
     let Err(status) = result else { return 0 };
-    failure::note(context.ext, Failure { function, status: status as u8, subject: about.subject() });
+    failure::note(context, function, about, status);
     #[cfg(feature = "host")]
     explain::keep(context, function, about, status);
     status as c_int

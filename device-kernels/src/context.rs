@@ -150,13 +150,11 @@ impl<'a> Context<'a> {
     }
 
     /// Returns the number of this rank's signals.
-    #[cfg(feature = "host")]
     pub(crate) fn signals(&self) -> u32 {
         self.emulated().map_or(self.ext.routes.n_signals, |emulated| emulated.n_signals)
     }
 
     /// Returns whether the context of `peer`, which must exist, has signal `id`.
-    #[cfg(feature = "host")]
     pub(crate) fn peer_has_signal(&self, peer: u32, id: u32) -> bool {
         match self.emulated() {
             // SAFETY: the list has an entry for each rank.

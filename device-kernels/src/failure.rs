@@ -1,8 +1,11 @@
-//! Failed operations: the word where the host finds a context's first one.
+//! Failed operations: the record where the host finds a context's first one.
 
+use crate::action::Action;
+use crate::context::Context;
+use crate::status::Status;
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
-use ferrogin_ffi::ext::ContextExt;
-use ferrogin_ffi::failure::{Failure, Subject};
+use core::mem::offset_of;
+use ferrogin_ffi::failure::{Failure, Record, Subject};
 
 /// What a call to the C ABI is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,30 +20,81 @@ pub(crate) enum About {
     Counter { id: u32, least: u64 },
 }
 
-impl About {
-    #[inline(always)]
-    pub(crate) fn subject(self) -> Subject {
-        match self {
-            About::Context => Subject::Context,
-            About::Post { peer, .. } => Subject::Peer(peer),
-            About::Signal { id, .. } => Subject::Signal(id),
-            About::Counter { id, .. } => Subject::Counter(id),
-        }
-    }
+/// Keeps the first failure of a context for the host.
+#[inline(always)]
+pub(crate) fn note(context: Context<'_>, function: u8, about: About, status: Status) {
+    // Numbers instead of a struct: they fit in a call's registers, so a kernel needs no stack for them.
+    let (kind, id, argument) = match about {
+        About::Context => (0, 0, 0),
+        About::Post { peer, action } => (1, peer, action),
+        About::Signal { id, least } => (2, id, least),
+        About::Counter { id, least } => (3, id, least),
+    };
+    note_numbers(context, function, status, kind, id, argument);
 }
 
-/// Keeps the first failure of a context for the host.
 #[cold]
 #[inline(never)]
-pub(crate) fn note(ext: &ContextExt, failure: Failure) {
+fn note_numbers(context: Context<'_>, function: u8, status: Status, kind: u32, id: u32, argument: u64) {
+    let about = match kind {
+        1 => About::Post { peer: id, action: argument },
+        2 => About::Signal { id, least: argument },
+        3 => About::Counter { id, least: argument },
+        _ => About::Context,
+    };
+    let ext = context.ext;
     if ext.failure_offset == 0 {
         return;
     }
-    let at = ext.abort_flag.wrapping_byte_add(ext.failure_offset as usize).cast();
-    // SAFETY: the host has placed an aligned word there, and keeps it as long as the context; all accesses are atomic.
-    let word = unsafe { AtomicU64::from_ptr(at) };
-    // Of two threads that fail at the same time, either may count as the first.
-    if word.load_external(Ordering::Relaxed) == 0 {
-        word.store_external(failure.to_word(), Ordering::Relaxed);
+    let record = ext.abort_flag.wrapping_byte_add(ext.failure_offset as usize).cast::<u8>();
+    // SAFETY: the host has placed an aligned record there, and keeps it as long as the context; all accesses are atomic.
+    let word = |offset: usize| unsafe { AtomicU64::from_ptr(record.wrapping_add(offset).cast()) };
+    let head = word(offset_of!(Record, head));
+    // Only kernels write the record, so the exchange, which is atomic among them, gives it to one.
+    if head.compare_exchange(0, Record::CLAIMED, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        return;
+    }
+    let found = Record::from(failure(context, function, about, status));
+    word(offset_of!(Record, found)).store_external(found.found, Ordering::Relaxed);
+    word(offset_of!(Record, least)).store_external(found.least, Ordering::Relaxed);
+    word(offset_of!(Record, limit_ns)).store_external(found.limit_ns, Ordering::Relaxed);
+    // Release: a host that sees this word sees the others.
+    head.store_external(found.head, Ordering::Release);
+}
+
+/// Finds out what was wrong with a call.
+pub(crate) fn failure(context: Context<'_>, function: u8, about: About, status: Status) -> Failure {
+    let is_invalid = status == Status::InvalidArgument;
+    let subject = match about {
+        About::Context => Subject::Context,
+        About::Post { peer, action } if is_invalid => wrong_post(context, peer, Action::from_bits(action)),
+        About::Post { peer, .. } => Subject::Peer(peer),
+        About::Signal { id, least } => match context.read_signal(id) {
+            Ok(count) if !is_invalid => Subject::Signal { id, count, least },
+            _ if id < context.signals() => Subject::Context,
+            _ => Subject::NoSignal { id, signals: context.signals() },
+        },
+        About::Counter { id, least } => match context.read_counter(id) {
+            Ok(count) if !is_invalid => Subject::Counter { id, count, least },
+            _ if id < context.ext.routes.n_counters => Subject::Context,
+            _ => Subject::NoCounter { id, counters: context.ext.routes.n_counters },
+        },
+    };
+    let limit_ns = context.timeout_word().load_external(Ordering::Relaxed);
+    Failure { function, status: status as u8, subject, limit_ns }
+}
+
+/// Says which argument of a post is invalid.
+fn wrong_post(context: Context<'_>, peer: u32, action: Action) -> Subject {
+    let (ranks, counters) = (context.nranks(), context.ext.routes.n_counters);
+    let (signal, counter) = (action.signal_slot(), action.counter_slot());
+    if peer >= ranks {
+        Subject::NoPeer { peer, ranks }
+    } else if counter > counters {
+        Subject::NoCounter { id: counter - 1, counters }
+    } else if signal != 0 && !context.peer_has_signal(peer, signal - 1) {
+        Subject::NoPeerSignal { peer, id: signal - 1 }
+    } else {
+        Subject::Peer(peer)
     }
 }

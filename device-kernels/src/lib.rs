@@ -11,7 +11,7 @@
 //! | [`coop`] | threads that make a call together |
 //! | [`endpoint`] | the queue an operation is posted on |
 //! | [`explain`] | on a CPU: the text of the calling thread's last failed call |
-//! | `failure` | a context's first failed operation, for the host |
+//! | `failure` | a context's first failed operation and why, for the host |
 //! | [`lanes`] | lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |

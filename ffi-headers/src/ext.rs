@@ -107,7 +107,7 @@ pub struct ContextExt {
     pub n_endpoints: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
-    /// Bytes from the abort flag to the word for the first [`Failure`](crate::failure::Failure), initially 0. An offset of 0: no word.
+    /// Bytes from the abort flag to the first failure's [`Record`](crate::failure::Record), initially 0. An offset of 0: no record.
     pub failure_offset: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,

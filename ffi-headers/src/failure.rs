@@ -1,6 +1,8 @@
-//! The word that tells the host which operation on a handle failed first, and the names of statuses.
+//! The record that tells the host which operation on a context failed first and why, its text, and the names of statuses.
 
+use crate::assert_layout;
 use core::fmt;
+use core::time::Duration;
 
 /// The names of the `fgin_status` values, by number.
 pub const STATUS_NAMES: [&core::ffi::CStr; 7] = [
@@ -61,9 +63,51 @@ pub enum Subject {
     /// A peer.
     Peer(u32),
     /// A signal of this rank.
-    Signal(u32),
+    Signal {
+        /// Its number.
+        id: u32,
+        /// Its value.
+        count: u64,
+        /// The value that was awaited.
+        least: u64,
+    },
     /// A counter.
-    Counter(u32),
+    Counter {
+        /// Its number.
+        id: u32,
+        /// Its value.
+        count: u64,
+        /// The value that was awaited.
+        least: u64,
+    },
+    /// A peer that doesn't exist.
+    NoPeer {
+        /// The number.
+        peer: u32,
+        /// How many ranks there are.
+        ranks: u32,
+    },
+    /// A signal that this rank's context doesn't have.
+    NoSignal {
+        /// The number.
+        id: u32,
+        /// How many signals the context has.
+        signals: u32,
+    },
+    /// A counter that the context doesn't have.
+    NoCounter {
+        /// The number.
+        id: u32,
+        /// How many counters the context has.
+        counters: u32,
+    },
+    /// A signal that the peer's context doesn't have.
+    NoPeerSignal {
+        /// The peer.
+        peer: u32,
+        /// The signal's number.
+        id: u32,
+    },
 }
 
 /// An operation that failed.
@@ -75,48 +119,138 @@ pub struct Failure {
     pub status: u8,
     /// What it was about.
     pub subject: Subject,
+    /// The time limit of the context's waits in nanoseconds; 0 means none.
+    pub limit_ns: u64,
+}
+
+/// A [`Failure`] in memory that the host and a device share. All words are 0 until an operation fails.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Record {
+    /// A byte each for status, function and kind of subject; the subject's number is the high half. [`Record::CLAIMED`] while the first
+    /// failed operation writes the other words; it writes this one last.
+    pub head: u64,
+    /// The count of a signal or counter, or how many there are.
+    pub found: u64,
+    /// The count that was awaited.
+    pub least: u64,
+    /// [`Failure::limit_ns`].
+    pub limit_ns: u64,
+}
+assert_layout!(Record, size 32, align 8, { head @ 0, found @ 8, least @ 16, limit_ns @ 24 });
+
+impl Record {
+    /// Keeps later failures from replacing the first one.
+    pub const CLAIMED: u64 = u64::MAX;
+}
+
+impl From<Failure> for Record {
+    #[inline(always)]
+    fn from(failure: Failure) -> Self {
+        let (kind, number, found, least) = match failure.subject {
+            Subject::Context => (0, 0, 0, 0),
+            Subject::Peer(peer) => (1, peer, 0, 0),
+            Subject::Signal { id, count, least } => (2, id, count, least),
+            Subject::Counter { id, count, least } => (3, id, count, least),
+            Subject::NoPeer { peer, ranks } => (4, peer, ranks.into(), 0),
+            Subject::NoSignal { id, signals } => (5, id, signals.into(), 0),
+            Subject::NoCounter { id, counters } => (6, id, counters.into(), 0),
+            Subject::NoPeerSignal { peer, id } => (7, peer, id.into(), 0),
+        };
+        let head = u64::from(failure.status) | u64::from(failure.function) << 8 | kind << 16 | u64::from(number) << 32;
+        Record { head, found, least, limit_ns: failure.limit_ns }
+    }
 }
 
 impl Failure {
-    /// Packs the failure into a nonzero word: a byte each for status, function and kind of subject; the subject's number is the high half.
-    #[inline(always)]
-    pub const fn to_word(self) -> u64 {
-        let (kind, number) = match self.subject {
-            Subject::Context => (0, 0),
-            Subject::Peer(peer) => (1, peer),
-            Subject::Signal(id) => (2, id),
-            Subject::Counter(id) => (3, id),
-        };
-        self.status as u64 | (self.function as u64) << 8 | kind << 16 | (number as u64) << 32
-    }
-
-    /// Unpacks a word; `None` for 0. Accepts any bits, because a kernel can write anything.
-    pub const fn from_word(word: u64) -> Option<Self> {
-        let number = (word >> 32) as u32;
-        let subject = match word >> 16 & 0xff {
+    /// Unpacks a record; `None` while there is no complete one. Accepts any bits, because a kernel can write anything.
+    pub const fn from_record(record: Record) -> Option<Self> {
+        let Record { head, found, least, limit_ns } = record;
+        if head == 0 || head == Record::CLAIMED {
+            return None;
+        }
+        let number = (head >> 32) as u32;
+        let subject = match head >> 16 & 0xff {
             1 => Subject::Peer(number),
-            2 => Subject::Signal(number),
-            3 => Subject::Counter(number),
+            2 => Subject::Signal { id: number, count: found, least },
+            3 => Subject::Counter { id: number, count: found, least },
+            4 => Subject::NoPeer { peer: number, ranks: found as u32 },
+            5 => Subject::NoSignal { id: number, signals: found as u32 },
+            6 => Subject::NoCounter { id: number, counters: found as u32 },
+            7 => Subject::NoPeerSignal { peer: number, id: found as u32 },
             _ => Subject::Context,
         };
-        if word == 0 { None } else { Some(Self { function: (word >> 8) as u8, status: word as u8, subject }) }
+        Some(Self { function: (head >> 8) as u8, status: head as u8, subject, limit_ns })
     }
 }
 
+const NEW_CONTEXT: &str = "destroy the context on all ranks and create it again";
+
+/// What failed, why, and what to do.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let function = FUNCTIONS.get(usize::from(self.function)).unwrap_or(&FUNCTIONS[0]);
         f.write_str(function)?;
+        if let Subject::Peer(peer) = self.subject {
+            write!(f, " to peer {peer}")?;
+        }
+        let Some(name) = STATUS_NAMES.get(usize::from(self.status)).and_then(|name| name.to_str().ok()) else {
+            return write!(f, " returned {}", self.status);
+        };
+        write!(f, " returned {name}: ")?;
+        match name {
+            "FGIN_INVALID_ARGUMENT" => self.invalid_argument(f),
+            "FGIN_UNSUPPORTED" => {
+                f.write_str("the card has no strong signals and no signals in windows: set FERROGIN_SIGNALS=emulated")
+            }
+            "FGIN_TIMEOUT" => self.timeout(f),
+            "FGIN_ABORTED" => write!(f, "a request failed or a rank ended, as standard error says: {NEW_CONTEXT}"),
+            "FGIN_CARD_ERROR" => write!(f, "the card failed a request, as standard error says: {NEW_CONTEXT}"),
+            _ => write!(f, "an earlier operation failed: {NEW_CONTEXT}"),
+        }
+    }
+}
+
+impl Failure {
+    fn invalid_argument(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.subject {
-            Subject::Context => {}
-            Subject::Peer(peer) => write!(f, " to peer {peer}")?,
-            Subject::Signal(id) => write!(f, " on signal {id}")?,
-            Subject::Counter(id) => write!(f, " on counter {id}")?,
+            Subject::NoPeer { ranks: 1, .. } => f.write_str("there is only one rank, so the peer must be 0"),
+            Subject::NoPeer { peer, ranks } => {
+                write!(f, "peer {peer} does not exist: the ranks are 0 to {}", ranks.saturating_sub(1))
+            }
+            Subject::NoSignal { id, signals } => missing(f, "signal", id, signals),
+            Subject::NoCounter { id, counters } => missing(f, "counter", id, counters),
+            Subject::NoPeerSignal { peer, id } => {
+                write!(f, "rank {peer} has no signal {id}: create its context with at least {} signals", u64::from(id) + 1)
+            }
+            Subject::Peer(_) => f.write_str(
+                "the window is NULL, a value doesn't have 1, 2, 4 or 8 bytes or names a counter, or a signal's word isn't aligned",
+            ),
+            _ => f.write_str("an argument is invalid: compare it with ferrogin/gin.h"),
         }
-        match STATUS_NAMES.get(usize::from(self.status)).and_then(|name| name.to_str().ok()) {
-            Some(name) => write!(f, " returned {name}"),
-            None => write!(f, " returned {}", self.status),
+    }
+
+    fn timeout(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let limit = Duration::from_nanos(self.limit_ns);
+        match self.subject {
+            Subject::Signal { id, count, least } => write!(
+                f,
+                "signal {id} is {count}, and not {least}, after {limit:?}: check that the peer runs and raises it"
+            ),
+            Subject::Counter { id, count, least } => write!(
+                f,
+                "counter {id} is {count}, and not {least}, after {limit:?}: check that the operations name it"
+            ),
+            Subject::Peer(peer) => write!(f, "no room in the queue after {limit:?}: check that rank {peer} runs"),
+            _ => write!(f, "not all operations completed within {limit:?}: check that the peers run"),
         }
+    }
+}
+
+fn missing(f: &mut fmt::Formatter<'_>, kind: &str, id: u32, n: u32) -> fmt::Result {
+    match n {
+        0 => write!(f, "the context has no {kind}s: create it with at least {}", u64::from(id) + 1),
+        _ => write!(f, "the context has no {kind} {id}: it has {n}, from 0 to {}", n - 1),
     }
 }
 
@@ -125,24 +259,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_survives_its_word_and_names_operation_and_subject() {
+    fn failure_survives_its_record_and_names_cause_and_fix() {
         let function = function_number("fgin_wait_signal");
-        for (subject, text) in [
-            (Subject::Context, "fgin_wait_signal returned FGIN_TIMEOUT"),
-            (Subject::Peer(1 << 19), "fgin_wait_signal to peer 524288 returned FGIN_TIMEOUT"),
-            (Subject::Signal(u32::MAX), "fgin_wait_signal on signal 4294967295 returned FGIN_TIMEOUT"),
-            (Subject::Counter(0), "fgin_wait_signal on counter 0 returned FGIN_TIMEOUT"),
+        for (status, subject, text) in [
+            (4, Subject::Context, "returned FGIN_TIMEOUT: not all operations completed within 20ms"),
+            (4, Subject::Peer(1 << 19), "to peer 524288 returned FGIN_TIMEOUT: no room in the queue after 20ms"),
+            (
+                4,
+                Subject::Signal { id: u32::MAX, count: 1 << 40, least: u64::MAX },
+                "returned FGIN_TIMEOUT: signal 4294967295 is 1099511627776, and not 18446744073709551615, after 20ms: check",
+            ),
+            (4, Subject::Counter { id: 0, count: 2, least: 3 }, "counter 0 is 2, and not 3, after 20ms: check"),
+            (1, Subject::NoPeer { peer: 7, ranks: 2 }, "peer 7 does not exist: the ranks are 0 to 1"),
+            (1, Subject::NoPeer { peer: 7, ranks: 1 }, "there is only one rank, so the peer must be 0"),
+            (1, Subject::NoSignal { id: 4, signals: 4 }, "the context has no signal 4: it has 4, from 0 to 3"),
+            (1, Subject::NoCounter { id: 4, counters: 0 }, "the context has no counters: create it with at least 5"),
+            (
+                1,
+                Subject::NoPeerSignal { peer: 3, id: 9 },
+                "rank 3 has no signal 9: create its context with at least 10 signals",
+            ),
+            (3, Subject::Context, "returned FGIN_ABORTED: a request failed or a rank ended"),
         ] {
-            let failure = Failure { function, status: 4, subject };
-            assert_eq!(Failure::from_word(failure.to_word()), Some(failure));
-            assert_eq!(failure.to_string(), text);
+            let failure = Failure { function, status, subject, limit_ns: 20_000_000 };
+            assert_eq!(Failure::from_record(failure.into()), Some(failure));
+            let found = failure.to_string();
+            assert!(found.starts_with("fgin_wait_signal ") && found.contains(text), "{found}");
         }
     }
 
     #[test]
-    fn every_word_has_a_text() {
-        assert_eq!(Failure::from_word(0), None);
-        assert_eq!(Failure::from_word(0xffff).unwrap().to_string(), "an operation returned 255");
+    fn every_record_has_a_text() {
+        let of = |head| Failure::from_record(Record { head, ..Record::default() });
+        assert_eq!((of(0), of(Record::CLAIMED)), (None, None));
+        assert_eq!(of(0xffff).unwrap().to_string(), "an operation returned 255");
         assert_eq!(function_number("fgin_ring"), 0);
+        for kind in 0..=8 {
+            for status in 0..8 {
+                assert!(!of(1 << 63 | kind << 16 | 9 << 8 | status).unwrap().to_string().is_empty());
+            }
+        }
     }
 }

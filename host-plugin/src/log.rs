@@ -7,6 +7,7 @@ use ferrogin_ffi::nccl::{self, DebugLogger};
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fmt::Arguments;
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -41,7 +42,9 @@ pub fn logger() -> Option<usize> {
 pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>) {
     let Some(address) = logger() else {
         if level == Level::Warn {
-            eprintln!("ferrogin WARN {message}");
+            // One write, so that lines of several processes don't mix.
+            let line = format!("ferrogin WARN {message}\n");
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
         return;
     };

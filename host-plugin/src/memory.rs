@@ -11,7 +11,7 @@ use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 pub struct ContextMemory {
     /// Scratch page, then value slots, then completion counters.
     pub card: Box<dyn DeviceBuffer>,
-    /// The abort flag and the first failure's word, then error counters.
+    /// The abort flag and the first failure's record, then error counters.
     pub shared: Box<dyn DeviceBuffer>,
 }
 
@@ -67,7 +67,7 @@ impl MemoryLayout {
         self.completed() + self.counters * COUNTER_STRIDE
     }
 
-    /// Returns the size of [`ContextMemory::shared`]: a stride for the abort flag and the first failure's word, then one per error counter.
+    /// Returns the size of [`ContextMemory::shared`]: a stride for the abort flag and the first failure's record, then one per error counter.
     pub fn shared_len(&self) -> usize {
         (1 + self.endpoints) * COUNTER_STRIDE
     }

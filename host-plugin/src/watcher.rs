@@ -13,12 +13,13 @@ use crate::signal_proxy::{Pulse, Served};
 use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
-use ferrogin_ffi::failure::Failure;
+use ferrogin_ffi::failure::{Failure, Record};
 use ferrogin_rendezvous::ring::Ring;
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -172,8 +173,8 @@ pub struct Watch {
     pub abort: *mut u32,
     /// The state of the report.
     pub report: Report,
-    /// The word for a kernel's first failure, until that has been reported.
-    pub failure: Option<*mut u64>,
+    /// The record of a kernel's first failure, until that has been reported.
+    pub failure: Option<*mut Record>,
     /// The other ranks, for the host API's contexts. NCCL watches its ranks itself.
     pub peers: Option<PeerWatch>,
     /// With emulated signals: the signal proxy's progress, and the inboxes.
@@ -271,9 +272,7 @@ impl Watch {
             }
         }
         if let Some(at) = self.failure {
-            // SAFETY: the word is 8-byte aligned, and the context frees it after the watch.
-            let word = unsafe { AtomicU64::from_ptr(at) };
-            if let Some(failure) = Failure::from_word(word.load(Ordering::Relaxed)) {
+            if let Some(failure) = read_failure(at) {
                 self.failure = None;
                 crate::warn!("rank {}: the first failure of a kernel in this context: {failure}", self.rank);
             }
@@ -372,6 +371,23 @@ impl Watch {
     }
 }
 
+/// Reads the record that a kernel writes when an operation fails.
+fn read_failure(at: *mut Record) -> Option<Failure> {
+    let read = |offset: usize, order| {
+        let word = at.wrapping_byte_add(offset).cast();
+        // SAFETY: the record is 8-byte aligned, and the context frees it after the watch. Kernels access it atomically too.
+        unsafe { AtomicU64::from_ptr(word) }.load(order)
+    };
+    // Acquire: the kernel writes this word last.
+    let head = read(offset_of!(Record, head), Ordering::Acquire);
+    Failure::from_record(Record {
+        head,
+        found: read(offset_of!(Record, found), Ordering::Relaxed),
+        least: read(offset_of!(Record, least), Ordering::Relaxed),
+        limit_ns: read(offset_of!(Record, limit_ns), Ordering::Relaxed),
+    })
+}
+
 /// Returns whether the peer didn't answer.
 fn is_unreachable(status: Option<CompStatus>) -> bool {
     matches!(status, Some(CompStatus::LocalUnresponsiveRemote | CompStatus::LocalUnreachableRemote))
@@ -446,7 +462,19 @@ fn add(insert: impl FnOnce(&mut Table, u64)) -> Result<Guard, Error> {
     let id = table.next;
     table.next += 1;
     insert(&mut table, id);
+    // Here and not earlier: the functions run in reverse order, and the driver, whose own function frees the memory, is in use by now.
+    // SAFETY: the function takes no arguments, and the library stays loaded (build.rs), so the function does too.
+    static AT_EXIT: LazyLock<c_int> = LazyLock::new(|| unsafe { libc::atexit(finish_at_exit) });
+    let _ = *AT_EXIT;
     Ok(Guard(id))
+}
+
+/// Reports the failures of contexts that are still open when the process exits.
+extern "C" fn finish_at_exit() {
+    // A forked child inherits the table, and perhaps its lock.
+    if registry::forked_from().is_none() {
+        table().watches.values_mut().for_each(Watch::finish);
+    }
 }
 
 impl Drop for Guard {

@@ -7,7 +7,7 @@ use crate::frame::{Frame, FrameKind};
 use crate::identity::Identity;
 use crate::listener::{Listener, own_addresses};
 use crate::stream::{InvalidFrame, Stream, wait};
-use std::io;
+use std::io::{self, Write};
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
@@ -38,11 +38,13 @@ impl<'a> Exchange<'a> {
             )));
         }
         if nranks > 1 && rank == 0 && identity.secret.is_none() && is_tcp(&identity.address) {
-            eprintln!(
+            // One write, so that it doesn't mix with other processes' lines.
+            let line = format!(
                 "ferrogin: any process that can connect to {} can take the place of a rank: set FERROGIN_SECRET on all ranks to the output of \
-                 `openssl rand -hex 16`",
+                 `openssl rand -hex 16`\n",
                 identity.address
             );
+            let _ = std::io::stderr().write_all(line.as_bytes());
         }
         let meets = nranks > 1 && rank == 0;
         let meeting = meets.then(|| Meeting::open(identity, Instant::now(), timeout)).transpose()?;

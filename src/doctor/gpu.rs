@@ -5,7 +5,7 @@ use super::machine::{Machine, variable};
 use crate::probe;
 use ferrogin_ffi::settings;
 
-const AREA: &str = "GPU";
+pub const AREA: &str = "GPU";
 
 const DRIVER: &str = "GPU driver";
 

@@ -10,7 +10,7 @@ use std::path::Path;
 const EFA_NEEDS: (u32, u32) = (2, 6);
 /// The first libfabric that the software card runs on.
 const SOFTEFA_NEEDS: (u32, u32) = (1, 17);
-const AREA: &str = "libfabric";
+pub const AREA: &str = "libfabric";
 const NEEDED: &str = "the plugin reaches cards through libfabric";
 
 pub fn check(machine: &Machine) -> Vec<Finding> {

@@ -12,13 +12,16 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 /// Descriptors for a rank with a few hundred peers.
 const DESCRIPTORS: u64 = 1024;
+/// Fewer don't suffice for one rank alone.
+const DESCRIPTORS_MIN: u64 = 64;
 /// Memory that an EFA card locks for a job's windows; a lower limit is probably just the default.
 const LOCKED: u64 = 1 << 30;
 /// NCCL takes about 10 MiB of /dev/shm per rank on a host; 64 MiB is a container's default.
 const SHARED: u64 = 512 * MIB;
 /// More than the size of a file shared by two software cards.
 const FILE: u64 = 64 * MIB;
-const AREA: &str = "limits";
+pub const AREA: &str = "limits";
+pub const SHARED_MEMORY: &str = "shared memory";
 
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let mut findings = resources(machine);
@@ -46,15 +49,15 @@ fn resources(machine: &Machine) -> Vec<Finding> {
     let (file, space) = (soft(Resource::RLIMIT_FSIZE), soft(Resource::RLIMIT_AS));
     let mut findings = Vec::new();
     let shown = if files == RLIM_INFINITY { "unlimited".into() } else { files.to_string() };
-    match files < DESCRIPTORS {
-        false => findings.push(Finding::ok(AREA, format!("open files (ulimit -n): {shown}"))),
-        true => findings.push(Finding::warning(
-            AREA,
-            format!("open files (ulimit -n): {shown}"),
-            "each peer and each window needs descriptors; a call without one fails",
-            "ulimit -n 65536, or LimitNOFILE= in the service",
-        )),
-    }
+    let what = format!("open files (ulimit -n): {shown}");
+    let fix = "ulimit -n 65536, or LimitNOFILE= in the service";
+    findings.push(match files {
+        0..DESCRIPTORS_MIN => Finding::problem(AREA, what, "even one rank needs more", fix),
+        DESCRIPTORS_MIN..DESCRIPTORS => {
+            Finding::warning(AREA, what, "each peer and each window needs descriptors; a call without one fails", fix)
+        }
+        _ => Finding::ok(AREA, what),
+    });
     match locked < LOCKED && !machine.has_software_card() {
         false => findings.push(Finding::ok(AREA, format!("locked memory (ulimit -l): {}", amount(locked)))),
         true => findings.push(Finding::warning(
@@ -84,7 +87,7 @@ fn resources(machine: &Machine) -> Vec<Finding> {
 }
 
 fn shared_memory(machine: &Machine) -> Vec<Finding> {
-    const AREA: &str = "shared memory";
+    const AREA: &str = SHARED_MEMORY;
     let path = machine.path("/dev/shm");
     let why = "NCCL's ranks on one host, and libfabric's shm, exchange data there; ferrogin's own ranks do not";
     let size = match statvfs(&path) {
@@ -115,7 +118,7 @@ fn shared_memory(machine: &Machine) -> Vec<Finding> {
 fn memory_files() -> Option<Finding> {
     let error = memfd_create("ferrogin-doctor", MFdFlags::MFD_CLOEXEC).err()?;
     Some(Finding::problem(
-        "shared memory",
+        SHARED_MEMORY,
         format!("memfd_create fails: {error}"),
         "windows and software cards use memory files",
         "allow the system call memfd_create (the container's seccomp profile), and descriptors (ulimit -n)",

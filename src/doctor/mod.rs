@@ -123,8 +123,34 @@ fn examine(args: &DoctorArgs) -> Report {
     for finding in findings.iter_mut().filter(|finding| is_proven && finding.area == rdma::AREA) {
         finding.level = finding.level.min(Level::Warning);
     }
+    one_problem_per_cause(&mut findings);
     let only = args.only.iter().filter_map(|area| Some(area.to_possible_value()?.get_name().to_owned())).collect();
     Report { findings, only }
+}
+
+/// Turns problems that follow from another one into facts.
+fn one_problem_per_cause(findings: &mut [Finding]) {
+    let is_problem = |finding: &&Finding| finding.level == Level::Problem;
+    // What a plugin needs before it can open a card.
+    let needs = |finding: &&Finding| {
+        [libfabric::AREA, rdma::AREA, gpu::AREA, settings::AREA, limits::AREA, limits::SHARED_MEMORY].contains(&finding.area)
+    };
+    let cause = findings.iter().filter(is_problem).find(needs).map(|cause| cause.what.clone());
+    let list = findings.iter().filter(is_problem).find(|finding| finding.what.ends_with(nccl::NONE));
+    let list = list.map(|cause| cause.what.clone());
+    for finding in findings.iter_mut().filter(|finding| finding.level == Level::Problem) {
+        let cause = if plugin::may_follow(finding.area) {
+            &cause
+        } else if finding.what.ends_with(plugin::NAMES_NONE) {
+            &list
+        } else {
+            continue;
+        };
+        if let Some(cause) = cause {
+            finding.level = Level::Ok;
+            finding.why = format!("this probably follows from the problem: {cause}");
+        }
+    }
 }
 
 fn check(area: Area, machine: &Machine) -> Vec<Finding> {
@@ -148,4 +174,27 @@ fn not_ended(area: Area) -> Finding {
         "check that this area's files can be read (a network file system may have lost its server), or leave the \
          area out with --only",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problem_that_follows_from_another_is_counted_once() {
+        let problem = |area, what: &str| Finding::problem(area, what, "why", "fix");
+        let count = |findings: &[Finding]| {
+            let mut findings = findings.to_vec();
+            one_problem_per_cause(&mut findings);
+            findings.iter().filter(|finding| finding.level == Level::Problem).count()
+        };
+        let card = problem("software card", "not usable");
+        assert_eq!(count(std::slice::from_ref(&card)), 1);
+        for cause in ["libfabric", "RDMA device", "setting", "limits", "shared memory"] {
+            assert_eq!(count(&[card.clone(), problem(cause, "broken")]), 1, "{cause}");
+        }
+        assert_eq!(count(&[card.clone(), problem("NCCL", "NCCL_GIN_TYPE=3")]), 2);
+        let none = [problem("plugin", "NCCL_GIN_PLUGIN=none names no plugin"), problem("NCCL", "NCCL_GIN_PLUGIN=none has the entry none")];
+        assert_eq!(count(&none), 1);
+    }
 }

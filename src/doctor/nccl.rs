@@ -16,6 +16,8 @@ const PROXY: &str = "2";
 /// NCCL tries this many entries of NCCL_GIN_PLUGIN, each shorter than this many bytes.
 const ENTRIES_MAX: usize = 13;
 const ENTRY_BYTES: usize = 255;
+/// The end of the finding for a list that switches plugins off.
+pub const NONE: &str = "has the entry none";
 
 pub fn check(machine: &Machine) -> Vec<Finding> {
     let mut findings = variables();
@@ -27,7 +29,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
 
 /// Which of the library's two plugins a job uses.
 #[derive(Debug, PartialEq, Eq)]
-enum Route {
+pub enum Route {
     /// The GIN plugin.
     Kernels,
     /// The RMA plugin, because of this setting.
@@ -37,7 +39,7 @@ enum Route {
 }
 
 impl Route {
-    fn of_settings() -> Self {
+    pub fn of_settings() -> Self {
         Self::of(variable("NCCL_GIN_TYPE").as_deref(), variable("FERROGIN_PROVIDER").as_deref())
     }
 
@@ -84,13 +86,14 @@ fn problem(what: String, why: &str, fix: &str) -> Finding {
 fn variables() -> Vec<Finding> {
     let mut findings = Vec::new();
     match variable("NCCL_GIN_PLUGIN") {
+        _ if matches!(Route::of_settings(), Route::Host(_)) => {}
         None => findings.push(problem(
             "NCCL_GIN_PLUGIN is not set".into(),
             "NCCL then looks for libnccl-gin.so instead of this plugin",
             "export NCCL_GIN_PLUGIN=/path/to/libnccl-gin-ferrogin.so; host API programs do not need it",
         )),
         Some(list) if list.split(',').any(|entry| entry == "none") => findings.push(problem(
-            format!("NCCL_GIN_PLUGIN={list} has the entry none"),
+            format!("NCCL_GIN_PLUGIN={list} {NONE}"),
             "none switches GIN plugins off",
             "export NCCL_GIN_PLUGIN=/path/to/libnccl-gin-ferrogin.so",
         )),

@@ -3,6 +3,7 @@
 use super::elf::{self, Defect};
 use super::finding::Finding;
 use super::machine::{Machine, variable};
+use super::nccl::Route;
 use crate::child::End;
 use crate::probe::{self, Probed};
 use scenario_runner::world::plugin_from_env;
@@ -14,37 +15,98 @@ pub const EXCHANGE: &str = "exchange";
 const OWN_NAME: &str = "ferrogin";
 const NO_PLUGIN: &str = "NCCL runs without the plugin, or the job fails";
 const LINES: usize = 12;
+/// The end of the finding for a list without a plugin.
+pub const NAMES_NONE: &str = "names no plugin";
+
+/// The variable that names the plugin, and the entries of its list, or this ferrogin's own plugin.
+struct Named {
+    variable: &'static str,
+    is_set: bool,
+    entries: Vec<String>,
+}
+
+impl Named {
+    fn of(route: &Route) -> Self {
+        let variable = match route {
+            Route::Host(_) if variable("NCCL_RMA_PLUGIN").is_some() => "NCCL_RMA_PLUGIN",
+            _ => "NCCL_GIN_PLUGIN",
+        };
+        let list = self::variable(variable);
+        let is_set = list.is_some();
+        let list = list.unwrap_or_else(plugin_from_env);
+        Self { variable, is_set, entries: list.split(',').map(str::to_owned).collect() }
+    }
+
+    fn names_one(&self) -> bool {
+        self.entries.iter().any(|entry| !entry.is_empty() && entry != "none")
+    }
+
+    /// A defect of an entry's file, and its fix.
+    fn defect(&self, entry: &str) -> Option<(String, String)> {
+        let Defect { what, fix } = Some(entry).filter(|entry| entry.contains('/')).and_then(|path| elf::defect(Path::new(path)))?;
+        if !self.is_set {
+            return Some((what, fix.to_owned()));
+        }
+        let variable = self.variable;
+        let fix = match Path::new(entry).exists() {
+            true => format!("{fix}; or correct the path in {variable}"),
+            false => format!("correct the path in {variable}: it is that of libnccl-gin-ferrogin.so"),
+        };
+        Some((format!("{what}; {variable} names it"), fix))
+    }
+}
 
 pub fn check(machine: &Machine) -> Vec<Finding> {
-    let list = plugin_from_env();
+    let route = Route::of_settings();
+    let named = Named::of(&route);
     let mut findings = Vec::new();
-    let mut usable = list.split(',').any(|entry| !entry.is_empty() && entry != "none");
-    if !usable {
+    if !named.names_one() {
+        let fix = format!("set {} to the path of libnccl-gin-ferrogin.so", named.variable);
         findings.push(Finding::problem(
             PLUGIN,
-            format!("NCCL_GIN_PLUGIN={list} names no plugin"),
+            format!("{}={} {NAMES_NONE}", named.variable, named.entries.join(",")),
             NO_PLUGIN,
-            "set NCCL_GIN_PLUGIN to the path of libnccl-gin-ferrogin.so",
+            fix,
         ));
     }
-    let paths: Vec<&Path> = list.split(',').filter(|entry| entry.contains('/')).map(Path::new).collect();
+    let defects: Vec<_> = named.entries.iter().map(|entry| named.defect(entry)).collect();
+    let is_list = named.entries.len() > 1;
+    // NCCL skips an entry that doesn't load.
+    let usable = named.names_one() && defects.iter().any(Option::is_none);
     let mut directory: Option<PathBuf> = None;
-    for path in &paths {
-        match elf::defect(path) {
-            Some(Defect { what, fix }) => {
-                findings.push(Finding::problem(PLUGIN, what, NO_PLUGIN, fix));
-                usable &= paths.len() > 1 || list.contains(',');
+    for (number, (entry, defect)) in named.entries.iter().zip(defects).enumerate() {
+        let of_list = if is_list { format!("entry {} of {}: ", number + 1, named.variable) } else { String::new() };
+        match defect {
+            Some((what, fix)) if usable => {
+                let why = "NCCL skips it, and tries the next entry";
+                findings.push(Finding::warning(PLUGIN, format!("{of_list}{what}"), why, fix));
             }
-            None if directory.is_none() => {
-                directory = path.canonicalize().ok().and_then(|path| Some(path.parent()?.into()))
+            Some((what, fix)) => findings.push(Finding::problem(PLUGIN, format!("{of_list}{what}"), NO_PLUGIN, fix)),
+            None => {
+                if is_list {
+                    findings.push(Finding::ok(PLUGIN, format!("{of_list}{entry}")));
+                }
+                if directory.is_none() && entry.contains('/') {
+                    directory = Path::new(entry).canonicalize().ok().and_then(|path| Some(path.parent()?.into()));
+                }
             }
-            None => {}
         }
+    }
+    if is_list && usable {
+        findings.push(Finding::ok(PLUGIN, format!("order: {}", named.entries.join(", then "))).why(
+            "NCCL uses the first entry that loads and whose init succeeds",
+        ));
     }
     let (software, broken) = provider_files(machine, directory.as_deref());
     let blocked = broken && machine.is_software_card();
     findings.extend(software);
     if !usable || blocked {
+        return findings;
+    }
+    if let Route::Host(_) = route {
+        let is_usable = |entry: &&String| !entry.is_empty() && named.defect(entry).is_none();
+        let entry = named.entries.iter().find(is_usable).map_or("", String::as_str);
+        findings.extend(present(machine, &probe::start(&["rma", entry], &[], machine.limit)));
         return findings;
     }
     let other = if machine.is_software_card() { "efa" } else { "softefa" };
@@ -96,6 +158,11 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
     (findings.collect(), broken)
 }
 
+/// The areas of findings that may only follow from another problem: of libfabric, of a setting, of a limit.
+pub fn may_follow(area: &str) -> bool {
+    [EXCHANGE, "EFA card", "software card", "card"].contains(&area)
+}
+
 fn card_area(provider: &str) -> &'static str {
     match provider {
         "efa" => "EFA card",
@@ -142,6 +209,9 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     match probed.failure() {
         Some(reason) => findings.push(failed(machine, probed, reason, &cards).details(errors)),
         None if probed.text("exchanged") == "gpu" => findings.extend(beside_gpu(machine)),
+        None if probed.text("exchanged") == "rma" => findings.push(
+            Finding::ok(EXCHANGE, "a put with a signal arrived through the RMA plugin, one rank with itself").details(errors),
+        ),
         None => findings.push(
             Finding::ok(
                 EXCHANGE,

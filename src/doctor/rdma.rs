@@ -61,15 +61,22 @@ fn devices(machine: &Machine) -> Vec<Finding> {
     if machine.is_software_card() {
         return findings;
     }
-    if efa == 0 {
-        findings.push(Finding::problem(
+    match &*machine.provider {
+        "tcp" => return findings,
+        "verbs" if devices.is_empty() => findings.push(Finding::problem(
+            AREA,
+            "no RDMA device found",
+            "the provider verbs drives InfiniBand and RoCE cards",
+            "load the card's driver (ibv_devices lists the cards), or set FERROGIN_PROVIDER=tcp",
+        )),
+        "verbs" => findings.extend(verbs(&machine.path("/dev/infiniband"))),
+        _ if efa == 0 => findings.push(Finding::problem(
             AREA,
             if devices.is_empty() { "no RDMA device found" } else { "no RDMA device here is an EFA card" },
             "the provider efa only drives EFA cards",
             "use an EFA instance with EFA interfaces and the EFA driver (modinfo efa), or set FERROGIN_PROVIDER=softefa",
-        ));
-    } else {
-        findings.extend(verbs(&machine.path("/dev/infiniband")));
+        )),
+        _ => findings.extend(verbs(&machine.path("/dev/infiniband"))),
     }
     findings
 }
@@ -90,7 +97,7 @@ fn software(directory: &Path, class: &Path, hidden: bool) -> Finding {
 
 /// Checks the device files through which a process opens RDMA devices.
 fn verbs(directory: &Path) -> Option<Finding> {
-    let why = "libfabric opens EFA cards through these files";
+    let why = "libfabric opens cards through these files";
     let entries =
         std::fs::read_dir(directory).map(|entries| entries.flatten().map(|entry| entry.path()).collect::<Vec<_>>());
     let files: Vec<_> = entries

@@ -6,7 +6,7 @@ use super::finding::{Finding, Level};
 use super::machine::{Machine, variable};
 use ferrogin_ffi::settings;
 
-const AREA: &str = "setting";
+pub const AREA: &str = "setting";
 
 /// The variables whose values go into a report. A prefix is not enough: a variable with a secret may begin with NCCL_ or FI_.
 pub const VARIABLES: [&str; 55] = [

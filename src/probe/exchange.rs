@@ -1,9 +1,10 @@
-//! Calls the plugin as NCCL does, in a job with one rank that exchanges data with itself.
+//! Calls the GIN or the RMA plugin as NCCL does, in a job with one rank that exchanges data with itself.
 
 use super::outcome::{Outcome, emit};
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_libfabric::Libfabric;
+use mini_nccl::rma::{RmaComm, RmaPlugin, Signal, Transfer};
 use mini_nccl::{Bootstrap, Comm, DeviceMemory, GinContext, Plugin, log};
 use scenario_runner::world::plugin_from_env;
 use serde_json::json;
@@ -25,6 +26,54 @@ pub fn run(init_only: bool) -> Outcome {
     let result = steps(init_only);
     emit_log();
     result
+}
+
+/// Emits the RMA plugin `name` and its log, and puts data with a signal.
+pub fn rma(name: &str) -> Outcome {
+    let result = rma_steps(name);
+    emit_log();
+    result
+}
+
+fn rma_steps(name: &str) -> Outcome {
+    begin("loading the RMA plugin");
+    // As NCCL does, as a library and then as a part of its name.
+    let plugin = match RmaPlugin::load(name) {
+        Err(_) if !name.contains('/') => RmaPlugin::load(format!("libnccl-rma-{name}.so")),
+        found => found,
+    };
+    let plugin = plugin.map_err(text)?;
+    emit("plugin", json!({ "name": "ferrogin", "abi": format!("RMA V{}", plugin.version()), "path": name }));
+    if let Some(path) = super::library::mapped(name) {
+        emit("file", json!(path));
+    }
+    begin("connecting a job of one rank");
+    let comm = RmaComm::init(&plugin, Arc::new(Bootstrap::single()), 0).map_err(text)?;
+    begin("registering memory");
+    let memory = Arc::new(DeviceMemory::alloc(4 * BYTES).map_err(text)?);
+    let source: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8 ^ 0x5a).collect();
+    memory.fill(0);
+    memory.write(SOURCE, &source);
+    let registered = comm.register(&memory, 0).map_err(text)?;
+    begin("creating a context");
+    let context = comm.create_context(1).map_err(text)?;
+    emit("opened", json!(true));
+    begin("putting data with a signal");
+    let (here, there) = (registered.at(SOURCE), registered.at(PUT));
+    let transfer = Transfer { context: 0, peer: 0, here, there, size: BYTES, aggregate: false };
+    let signal = Signal { word: registered.at(VALUE), value: 1, strong: true };
+    let request = context.put(transfer, Some(signal)).map_err(text)?;
+    let (mut done, mut word) = (false, [0; 8]);
+    // The process ends at its time limit.
+    while !done || u64::from_le_bytes(word) != 1 {
+        done = done || context.test(&request).map_err(text)?;
+        context.progress().map_err(text)?;
+        memory.read(VALUE, &mut word);
+        std::thread::yield_now();
+    }
+    compare(&memory, PUT, &source, "a put")?;
+    emit("exchanged", json!("rma"));
+    Ok(())
 }
 
 fn emit_log() {

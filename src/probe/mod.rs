@@ -25,6 +25,11 @@ pub enum Probe {
         #[arg(long)]
         init: bool,
     },
+    /// NCCL's calls to the RMA plugin, and a put of this process to itself.
+    Rma {
+        /// Its path, or its name as in NCCL_RMA_PLUGIN.
+        plugin: String,
+    },
     /// libfabric and its providers.
     Libfabric,
     /// The GPUs.
@@ -43,6 +48,7 @@ pub fn run(probe: &Probe, limit: Duration) -> ExitCode {
     child::end_with_parent(limit + Duration::from_secs(5));
     let outcome = match probe {
         Probe::Plugin { init } => exchange::run(*init),
+        Probe::Rma { plugin } => exchange::rma(plugin),
         Probe::Libfabric => library::libfabric(),
         Probe::Gpu => gpu::list(emit),
         Probe::Mlx5 => {

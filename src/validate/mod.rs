@@ -481,6 +481,7 @@ fn report(
     redaction: &Redaction,
 ) -> Result<(), String> {
     let interrupted = interrupted.map(|reason| redaction.apply(reason));
+    let verdict = verdict(done, rows);
     let summary = summary(ranks, done, rows, interrupted.as_deref());
     let abilities = redaction.apply(&abilities(done, rows, facts));
     let json = json!({
@@ -494,7 +495,7 @@ fn report(
         "comparison": rows.iter().map(Row::json).collect::<Vec<_>>(),
     });
     let mut files = BTreeMap::from([
-        ("summary.txt".to_owned(), format!("{summary}\n{abilities}")),
+        ("summary.txt".to_owned(), format!("{summary}\n{verdict}\n\n{abilities}")),
         ("summary.json".to_owned(), format!("{json:#}\n")),
     ]);
     for done in done {
@@ -516,7 +517,11 @@ fn report(
     files.insert("MANIFEST".into(), manifest);
     let count = files.len();
     let path = output.write(&files)?;
-    say(&format!("\n{summary}\nReport: {} with {count} files. It contains:", path.display()));
+    // The steps and the comparison are on the screen already.
+    if let Some(reason) = &interrupted {
+        say(&format!("FAILED  the validation was interrupted: {reason}"));
+    }
+    say(&format!("\n{verdict}\nReport: {} with {count} files. It contains:", path.display()));
     for (names, content) in archive::CONTENTS {
         say(&format!("  {names}: {content}"));
     }
@@ -551,18 +556,21 @@ fn summary(ranks: usize, done: &[Done], rows: &[Row], interrupted: Option<&str>)
         let _ = writeln!(text, "  FAILED  the validation was interrupted: {reason}");
     }
     text += &comparison(rows);
+    text
+}
+
+/// Counts the steps that passed, and the observations that agree.
+fn verdict(done: &[Done], rows: &[Row]) -> String {
     let count = |verdict: &str| rows.iter().filter(|row| row.verdict() == verdict).count();
     let failed = done.iter().filter(|done| !done.passed()).count();
-    let _ = writeln!(
-        text,
-        "\n{} of {} steps passed; {} observations agree with the software card, {} differ as cards may, {} fail.",
+    format!(
+        "{} of {} steps passed; {} observations agree with the software card, {} differ as cards may, {} fail.",
         done.len() - failed,
         done.len(),
         count("agrees"),
         count("differs"),
         count("FAILS")
-    );
-    text
+    )
 }
 
 #[cfg(test)]

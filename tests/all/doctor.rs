@@ -317,7 +317,14 @@ fn doctor_names_broken_files_of_plugin_and_provider() {
         }
     }
     let gone = case("gone").set("NCCL_GIN_PLUGIN", "/nonexistent/x.so");
-    cases.push(gone.problem("plugin", "/nonexistent/x.so cannot be read", "reinstall ferrogin"));
+    cases.push(gone.problem("plugin", "NCCL_GIN_PLUGIN names it", "correct the path in NCCL_GIN_PLUGIN"));
+    // NCCL skips an entry that doesn't load, so the list is usable.
+    let list = case("list");
+    let entries = format!("/nonexistent/x.so,{}", list.directory.text(PLUGIN));
+    let list = list.set("NCCL_GIN_PLUGIN", entries);
+    cases.push(list.warning("plugin", "entry 1 of NCCL_GIN_PLUGIN: /nonexistent/x.so", "correct the path"));
+    let lost = case("lost list").set("NCCL_GIN_PLUGIN", "/nonexistent/x.so,/nonexistent/y.so");
+    cases.push(lost.problem("plugin", "entry 2 of NCCL_GIN_PLUGIN: /nonexistent/y.so", "correct the path"));
     let none = case("nothing").set("NCCL_GIN_PLUGIN", "none");
     cases.push(none.problem("plugin", "names no plugin", "libnccl-gin-ferrogin.so"));
     run(cases);
@@ -431,6 +438,7 @@ fn doctor_finds_limits_and_devices_that_are_too_small_or_missing() {
     let closed = [("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54\n")];
     let mut cases = vec![
         limits("files").shell("ulimit -n 200;").warning("limits", "open files (ulimit -n): 200", "ulimit -n 65536"),
+        limits("few files").shell("ulimit -n 32;").problem("limits", "open files (ulimit -n): 32", "ulimit -n 65536"),
         limits("size").shell("ulimit -f 1024;").problem("limits", "size of a file (ulimit -f)", "ulimit -f unlimited"),
         limits("space").shell("ulimit -v 4000000;").warning("limits", "address space", "ulimit -v unlimited"),
         efa(limits("locked")).shell("ulimit -l 64;").warning(
@@ -532,6 +540,22 @@ fn doctor_proves_an_exchange_on_a_healthy_machine() {
         "NCCL can use the plugin with these settings: 0 problems",
     ] {
         assert!(words.contains(part), "{part}: {text}");
+    }
+}
+
+/// The set-up of docs/rma.md: no kernels, so neither completion counters nor EFA cards.
+#[test]
+fn doctor_judges_the_rma_plugin_where_nccl_uses_it() {
+    let Some(dist) = dist("doctor_judges_the_rma_plugin_where_nccl_uses_it") else { return };
+    for settings in [&[("FERROGIN_PROVIDER", "tcp")][..], &[("NCCL_GIN_TYPE", "2"), ("FERROGIN_PROVIDER", "softefa")]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
+        clear_environment(&mut command);
+        command.args(["doctor", "--all"]).envs(settings.iter().copied()).env("NCCL_RMA_PLUGIN", dist.join(PLUGIN));
+        let output = command.output().expect("the doctor");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(words.contains("exchange a put with a signal arrived through the RMA plugin"), "{text}");
     }
 }
 

@@ -28,7 +28,7 @@ fn tool_on_gpu(dist: &Path, args: &[&str], settings: &[(&str, &str)]) -> (bool, 
 #[test]
 fn demo_passes_as_ptx_on_a_software_gpu() {
     let Some(dist) = dist("demo_passes_as_ptx_on_a_software_gpu") else { return };
-    let args = ["demo", "--launcher", "builtin", "--reps", "50"];
+    let args = ["demo", "--reps", "50"];
     let (good, text) = tool_on_gpu(&dist, &args, &[("FERROGIN_DEVICE", "cuda")]);
     assert!(good && text.contains("kernels as PTX on ferrogin software GPU"), "{text}");
     for phase in ["PASS (a)", "PASS (b)", "PASS (c)", "All phases passed as PTX on the software GPU"] {

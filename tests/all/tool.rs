@@ -36,13 +36,13 @@ pub fn ferrogin(plugin: &Path, args: &[&str], settings: &[(&str, &str)]) -> (Out
 
 #[test]
 fn demo_passes_three_phases_and_measures() {
-    demo_passes("demo_passes_three_phases_and_measures", &["--ranks", "2", "--launcher", "builtin"]);
+    demo_passes("demo_passes_three_phases_and_measures", &["--ranks", "2"]);
 }
 
 #[test]
 #[ignore = "make check"]
 fn demo_of_four_ranks_passes_three_phases_and_measures() {
-    demo_passes("demo_of_four_ranks_passes_three_phases_and_measures", &["--ranks", "4", "--launcher", "auto"]);
+    demo_passes("demo_of_four_ranks_passes_three_phases_and_measures", &["--ranks", "4"]);
 }
 
 fn demo_passes(test: &str, args: &[&str]) {
@@ -89,7 +89,7 @@ fn demo_runs_ranks_of_launcher() {
 #[test]
 fn closed_output_ends_tool_quietly() {
     let Some(plugin) = dist("closed_output_ends_tool_quietly") else { return };
-    let demo = ["demo", "--reps", "100", "--launcher", "builtin"];
+    let demo = ["demo", "--reps", "100"];
     for args in [&["doctor"][..], &["ptx"], &["--help"], &demo, &["perf", "put", "-e", "8", "-n", "10"]] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferrogin"));
         command.args(args).env("NCCL_GIN_PLUGIN", &plugin).env("FERROGIN_PROVIDER", "softefa").stdin(Stdio::null());
@@ -107,7 +107,7 @@ fn closed_output_ends_tool_quietly() {
 fn full_output_is_an_error() {
     let Some(plugin) = dist("full_output_is_an_error") else { return };
     let full = || std::fs::File::options().write(true).open("/dev/full").expect("the device");
-    let demo = ["demo", "--reps", "100", "--launcher", "builtin"];
+    let demo = ["demo", "--reps", "100"];
     let perf = ["perf", "put", "-e", "8", "-n", "10"];
     let json = [&perf[..], &["--json", "-"]].concat();
     for args in [&demo[..], &perf, &json, &["gpu-cost", "put"], &["ptx"]] {
@@ -125,7 +125,7 @@ fn full_output_is_an_error() {
 fn parent_may_ignore_sigchld() {
     let Some(plugin) = dist("parent_may_ignore_sigchld") else { return };
     let doctor = ["doctor", "--only", "plugin", "--only", "libfabric"];
-    let demo = ["demo", "--reps", "100", "--launcher", "builtin"];
+    let demo = ["demo", "--reps", "100"];
     for args in [&doctor[..], &demo, &["perf", "put", "-e", "8", "-n", "10"]] {
         let mut shell = Command::new("bash");
         shell.args(["-c", "trap '' CHLD; exec \"$@\"", "bash", env!("CARGO_BIN_EXE_ferrogin")]).args(args);
@@ -141,11 +141,8 @@ fn parent_may_ignore_sigchld() {
 #[ignore = "make check"]
 fn demo_failure_is_reported() {
     let Some(plugin) = dist("demo_failure_is_reported") else { return };
-    let (output, text) = ferrogin(
-        &plugin,
-        &["demo", "--launcher", "builtin"],
-        &[("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "10")],
-    );
+    let (output, text) =
+        ferrogin(&plugin, &["demo"], &[("SOFTEFA_FAULTS", "error_every=50"), ("FERROGIN_TIMEOUT", "10")]);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(text.contains("FAIL") && text.contains("NCCL WARN") && !text.contains("PASS (b)"), "{text}");
 }

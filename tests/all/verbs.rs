@@ -124,14 +124,7 @@ fn plugin_runs_over_libfabrics_own_efa_provider() {
     let Some(libfabric) = ferrogin_test_support::libfabric_for_gpus(test) else { return };
     let run = |faults: &str| {
         let tool = OsStr::new(env!("CARGO_BIN_EXE_ferrogin"));
-        let program = [
-            tool,
-            OsStr::new("demo"),
-            OsStr::new("--launcher"),
-            OsStr::new("builtin"),
-            OsStr::new("--reps"),
-            OsStr::new("100"),
-        ];
+        let program = [tool, OsStr::new("demo"), OsStr::new("--reps"), OsStr::new("100")];
         let plugin = dist.join("libnccl-gin-ferrogin.so");
         let settings = [
             ("FERROGIN_PROVIDER", OsStr::new("efa")),

@@ -23,9 +23,9 @@ pub const GIN: Kernels = Kernels {
     path: "scenarios/scenario-kernels/ptx/gin.ptx",
     sources: &[&[
         "scenarios/scenario-kernels/gin.cu",
-        "scenarios/scenario-kernels/cuda.h",
         "ffi-headers/include/ferrogin/gin.h",
         "ffi-headers/include/ferrogin/gin.cuh",
+        "ffi-headers/include/ferrogin/clang_cuda.h",
         "ffi-headers/include/ferrogin/post.cuh",
         "ffi-headers/include/ferrogin/fast_path.cuh",
         "device-kernels/ptx/src/kernels.rs",
@@ -64,7 +64,7 @@ pub fn gin(clang: &str, root: &Path) -> Result<String, String> {
         .current_dir(root)
         .stdin(Stdio::null())
         .args(["-x", "cuda", "-std=c++17", "--cuda-device-only", "-nocudainc", "-nocudalib", "-O2", "-S", "-o", "-"])
-        .args(["-Wall", "-Wextra", "-Werror", "-Iffi-headers/include", "-include", "scenarios/scenario-kernels/cuda.h"])
+        .args(["-Wall", "-Wextra", "-Werror", "-Iffi-headers/include", "-include", "ferrogin/clang_cuda.h"])
         .args([&format!("--cuda-gpu-arch={GPU}"), &format!("--cuda-feature=+{ISA}")])
         .arg("scenarios/scenario-kernels/gin.cu");
     let output = command.output().map_err(|error| format!("{clang}: {error}"))?;

@@ -9,11 +9,12 @@ use super::operation::{Kind, Operation, Resolved};
 use super::tables::{Named, context_of};
 use crate::action::{Action, Flags};
 use crate::endpoint::{Endpoint, Remote, Sge};
+use crate::failure::About;
 use crate::post::{Left, Step, combining};
 use crate::status::{Status, code};
 use core::ffi::c_int;
 use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
-use ferrogin_ffi::failure::{Failure, Subject, function_number};
+use ferrogin_ffi::failure::function_number;
 
 /// What remains to be done for an operation in GPU mode whose weak signal is raised by one. [`fgin_continue`] takes the fields as
 /// arguments, which fit in a call's registers, so a kernel needs no stack for them.
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn fgin_continue(
     };
     let result = finish(endpoint, operation, rest, word);
     if let Err(status) = result {
-        note(context_of(endpoint), rest, status);
+        note(context_of(endpoint), rest, word, status);
     }
     code(result)
 }
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn fgin_continue(
 /// Keeps a failure for the host.
 #[cold]
 #[inline(never)]
-fn note(context: Context<'_>, rest: Rest, status: Status) {
+fn note(context: Context<'_>, rest: Rest, word: u64, status: Status) {
     let function = match rest.kind() {
         Kind::Put => const { function_number("fgin_put") },
         Kind::Get => const { function_number("fgin_get") },
@@ -182,8 +183,12 @@ fn note(context: Context<'_>, rest: Rest, status: Status) {
     };
     // If nothing was posted, this is the peer, which may not exist. Otherwise it's the index of a target, which gives the peer too.
     let is_peer = matches!(rest.step(), Rest::SLOW_PATH | Rest::SLOW_PATH_TOGETHER | Rest::INVALID);
-    let peer = if is_peer { rest.target() } else { rest.target() % context.nranks() };
-    crate::failure::note(context.ext, Failure { function, status: status as u8, subject: Subject::Peer(peer) });
+    let about = if is_peer {
+        About::Post { peer: rest.target(), action: Action::of_slots(word as u32).bits() }
+    } else {
+        About::Post { peer: rest.target() % context.nranks(), action: 0 }
+    };
+    crate::failure::note(context, function, about, status);
 }
 
 #[inline(always)]

@@ -185,8 +185,7 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
         kernel.args(["-nocudainc", "-nocudalib", "-O2", "-S", "-Wall", "-Wextra", "-Werror", &files, "-I"]);
         kernel
             .arg(include())
-            .arg("-include")
-            .arg(root.join("scenarios/scenario-kernels/cuda.h"))
+            .args(["-include", "ferrogin/clang_cuda.h"])
             .arg(&source)
             .arg("-o")
             .arg(&ptx);

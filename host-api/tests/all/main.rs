@@ -4,6 +4,7 @@ mod bad_input;
 mod c_layout;
 mod common;
 mod examples;
+mod failures;
 mod install;
 mod metrics;
 mod waits;

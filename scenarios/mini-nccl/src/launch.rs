@@ -24,13 +24,11 @@ pub const EXIT_TIMEOUT: i32 = 124;
 /// What launches a job's ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Launcher {
-    /// mpirun if it is on PATH, otherwise the built-in launcher.
+    /// The built-in launcher.
     #[default]
-    Auto,
+    Builtin,
     /// mpirun, or an error.
     Mpirun,
-    /// The built-in launcher.
-    Builtin,
 }
 
 /// Where the ranks' output goes.
@@ -191,7 +189,6 @@ impl Job {
     pub fn start(self) -> Result<Running, LaunchError> {
         let mpirun = match self.launcher {
             Launcher::Builtin => None,
-            Launcher::Auto => find_mpirun(),
             Launcher::Mpirun => Some(find_mpirun().ok_or(LaunchError::NoMpirun)?),
         };
         let secret = Secret::random().map_err(LaunchError::Secret)?;

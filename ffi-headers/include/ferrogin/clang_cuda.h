@@ -1,6 +1,6 @@
 // The part of CUDA that ferrogin/gin.cuh and its kernels need, for clang without NVIDIA's headers:
 //
-//   clang -x cuda -nocudainc -nocudalib --cuda-device-only --cuda-gpu-arch=sm_75 -include cuda.h ...
+//   clang -x cuda -nocudainc -nocudalib --cuda-device-only --cuda-gpu-arch=sm_75 -include ferrogin/clang_cuda.h ...
 #pragma once
 
 // As NVIDIA's headers do for every compiler.
