@@ -146,6 +146,9 @@ fn validation_of_the_software_card_passes_and_agrees_with_itself() {
     }
     assert!(files["rank-0/environment.txt"].contains("FERROGIN_PROVIDER=softefa"), "{files:?}");
     let screen = text(&output);
+    for once in ["The card compared with the software card", "passed  scenario value-signal "] {
+        assert_eq!(screen.matches(once).count(), 1, "{screen}");
+    }
     assert!(screen.contains("rank-N/environment.txt") && screen.contains("MANIFEST"), "{screen}");
     assert!(screen.contains("Kernels run on CPU threads only: rank 0: FERROGIN_DEVICE=cpu."), "{screen}");
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").expect("a name").trim().to_owned();

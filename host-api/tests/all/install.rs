@@ -89,7 +89,8 @@ fn installed_libraries_have_their_sonames() {
             assert!(text(&output).contains(&format!("Library soname: [{soname}]")), "{}", text(&output));
         }
     }
-    // What `make ptx` built is installed too.
+    // The PTX, and what `make ptx` built.
+    assert!(lib.join("ferrogin/cuda/ferrogin_device.ptx").is_file() && lib.join("ferrogin/gpu/cuda.h").is_file());
     let names = |directory: &Path| {
         let files = if directory.is_dir() { files(directory) } else { Vec::new() };
         files.iter().map(|path| path.file_name().expect("a name").to_owned()).collect::<BTreeSet<_>>()
@@ -164,7 +165,7 @@ fn uninstall_removes_what_install_installed() {
     assert!(files(&installed.root).len() > 10);
     let of_others = installed.lib().join("libother.so");
     std::fs::write(&of_others, "").expect("a file");
-    for document in ["LICENSE", "THIRD-PARTY-NOTICES.txt", "sbom.cdx.json"] {
+    for document in ["LICENSE", "THIRD-PARTY-NOTICES.txt", "sbom.cdx.json", "docs/settings.md", "examples/example.h"] {
         assert!(installed.prefix().join("share/doc/ferrogin").join(document).is_file(), "{document}");
     }
     for file in ["man/man1/ferrogin-doctor.1", "bash-completion/completions/ferrogin", "zsh/site-functions/_ferrogin"] {

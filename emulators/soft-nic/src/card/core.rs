@@ -117,6 +117,8 @@ pub(crate) const LOOPBACK: u32 = 0;
 const MAX_LINES: u32 = 200;
 /// Maximum number of lines about one queue pair's requests that broke the same rule.
 const MAX_QP_LINES: u32 = 4;
+/// Maximum number of lines about one queue pair's requests, whatever rules they broke.
+const MAX_QP_LINES_IN_ALL: u32 = 8;
 /// Maximum number of lines about refused connections and packets: a peer can cause as many as it likes.
 const MAX_REFUSALS: u32 = 20;
 
@@ -129,6 +131,11 @@ fn open_trace(path: &Path, card: u32, gid: &Gid) -> std::io::Result<trace::Write
              or unset the variable"
         ));
     })
+}
+
+/// Returns how many of a queue pair's lines are the first about a rule.
+fn first_lines(qp: &Qp) -> u32 {
+    qp.lines.iter().map(|(_, times)| (*times).min(MAX_QP_LINES)).sum()
 }
 
 impl Core {
@@ -208,18 +215,22 @@ impl Core {
         }
     }
 
-    /// Logs a line about a request from or for a queue pair that broke `rule`. Only the first lines about a rule are printed; how many were
-    /// left out is logged when the queue pair is closed.
+    /// Logs a line about a request from or for a queue pair that broke `rule`. Only the first lines are printed; how many were left out is
+    /// logged when the queue pair is closed.
     pub(crate) fn log_of(&mut self, qpn: u16, rule: &str, what: fmt::Arguments<'_>) {
-        let times = self.qp(qpn).map_or(1, |qp| qp.count_line(rule));
-        if times <= MAX_QP_LINES {
+        let is_printed = self.qp(qpn).is_none_or(|qp| {
+            let times = qp.count_line(rule);
+            times <= MAX_QP_LINES && first_lines(qp) <= MAX_QP_LINES_IN_ALL
+        });
+        if is_printed {
             self.log(what);
         }
     }
 
     /// Logs how many lines [`Core::log_of`] left out.
     pub(crate) fn log_rest_of(&mut self, qp: &Qp) {
-        let more: u32 = qp.lines.iter().map(|(_, times)| times.saturating_sub(MAX_QP_LINES)).sum();
+        let all = qp.lines.iter().fold(0, |sum: u32, (_, times)| sum.saturating_add(*times));
+        let more = all - first_lines(qp).min(MAX_QP_LINES_IN_ALL);
         if more > 0 {
             self.log(format_args!("QP {}: {more} more requests failed like those above", qp.qpn));
         }

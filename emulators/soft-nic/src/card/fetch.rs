@@ -11,6 +11,13 @@ use super::qp::{State, Token};
 use super::reorder::Step;
 use super::request::{self, Operation, Request, Violation};
 
+/// The other cause of a slot or a doorbell out of order.
+const OR_SHARED: &str = ", or several threads posted in a narrower sharing mode";
+
+fn or_shared(violation: Violation) -> Violation {
+    Violation { rule: violation.rule + OR_SHARED, ..violation }
+}
+
 const INTERNAL: CompStatus = CompStatus::LocalQpInternalError;
 
 impl Core {
@@ -30,7 +37,7 @@ impl Core {
         }
         let outstanding = qp.outstanding;
         if advance > i32::MAX as u32 {
-            let rule = format!("the doorbell went backwards from {from} to {rung}");
+            let rule = format!("the doorbell went backwards from {from} to {rung}{OR_SHARED}");
             self.fail_queue(qpn, from, 0, &rule);
         } else if outstanding + advance > entries {
             let rule = format!(
@@ -127,11 +134,14 @@ impl Core {
         let request = if u8::from(meta.ctrl2.phase()) == phase {
             let request_ids = self.config.faults.request_ids();
             let geometry = Geometry { request_ids, ..if wide { Geometry::WIDE } else { Geometry::NARROW } };
-            request::decode(&bytes, &geometry).and_then(|r| self.check_local(qpn, r))
+            let decoded = request::decode(&bytes, &geometry);
+            let decoded = if meta.ctrl1.meta_desc() { decoded } else { decoded.map_err(or_shared) };
+            decoded.and_then(|r| self.check_local(qpn, r))
         } else {
             Err(Violation::malformed(
                 "the phase bit is not this lap's: the doorbell was rung before the slot was written",
             ))
+            .map_err(or_shared)
         };
         match request {
             Err(violation) => {

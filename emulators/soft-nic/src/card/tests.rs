@@ -608,6 +608,16 @@ fn lines_about_a_rule_are_counted_whatever_their_numbers() {
 }
 
 #[test]
+fn lines_about_a_queue_pair_are_limited_whatever_the_rules() {
+    let mut world = World::open();
+    let (qpn, before) = (world.qpn, world.core.lines);
+    for rule in ('a'..='z').map(|letter| letter.to_string()) {
+        world.core.log_of(qpn, &rule, format_args!("rule {rule}"));
+    }
+    assert_eq!(world.core.lines - before, 8);
+}
+
+#[test]
 fn card_stays_connected_to_itself_while_requests_wait_for_receives() {
     let of_itself = Connection { waiting: 1, ..Connection::loopback(gid(1)) };
     let of_another = Connection { waiting: 1, ..Connection::connecting(gid(2), 0) };
