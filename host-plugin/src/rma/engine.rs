@@ -334,7 +334,7 @@ impl Engine {
     fn send(&mut self, stream: StreamId, signal: Numbered, more_follows: bool) -> Result<(), Error> {
         let Numbered { lane, record, request } = signal;
         let note = Note::Part { what: "signal", request, stream, put: None };
-        self.lanes[lane].post(Post::Record { peer: stream.peer, record, note }, more_follows)
+        self.lanes[lane].post(Post::Record { peer: stream.peer, record, confirmed: false, note }, more_follows)
     }
 
     /// Returns whether a request is done, and closes it if so; `None` if the request isn't open.
@@ -387,7 +387,7 @@ impl Engine {
         Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way().chain(self.departure.awaited())) {
             None => return Ok(()),
             Some(Gone::Closed(closed)) if !self.requests.is_under_way(closed) => {
-                self.departure.peer_finished(closed);
+                self.departure.peer_gone(closed);
                 return Ok(());
             }
             Some(Gone::Lost(lost)) => format!(
@@ -439,11 +439,10 @@ impl Engine {
             Event::Done(Note::Word(write)) => self.inbound.written(write),
             // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
             Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, ..) => {}
-            Event::Done(Note::Departure(_)) => self.departure.sent(),
-            // A peer that can't be told is gone.
+            Event::Done(Note::Departure(peer)) => self.departure.sent(peer),
             Event::Failed(Note::Departure(peer), ..) => {
-                self.departure.sent();
-                self.departure.peer_finished(peer);
+                self.departure.sent(peer);
+                self.departure.peer_gone(peer);
             }
             Event::Failed(note, code, reason) => {
                 let rank = self.ranks.rank;
@@ -465,7 +464,7 @@ impl Engine {
                     self.start_waiting(stream)?;
                 }
                 Some(Notice::Leaving(peer)) => self.departure.peer_leaves(peer),
-                Some(Notice::Finished(peer)) => self.departure.peer_finished(peer),
+                Some(Notice::Finished(peer)) => self.departure.peer_replied(peer),
                 None => {}
             },
             Event::Refused(what) => self.inbound.refuse(&what),
@@ -496,7 +495,8 @@ impl Engine {
         while let Some((stream, number)) = self.inbound.acknowledgement() {
             let record = self.acknowledgement(stream, number);
             let lane = self.next_rail();
-            self.lanes[lane].post(Post::Record { peer: stream.peer, record, note: Note::Acknowledgement }, false)?;
+            let (peer, note) = (stream.peer, Note::Acknowledgement);
+            self.lanes[lane].post(Post::Record { peer, record, confirmed: false, note }, false)?;
         }
         Ok(())
     }
@@ -504,7 +504,8 @@ impl Engine {
     /// Tells a peer that nothing is under way to it.
     fn tell(&mut self, peer: usize, kind: u8) -> Result<(), Error> {
         let record = Record { kind, ..self.acknowledgement(StreamId { peer, context: 0 }, 0) };
-        self.lanes[0].post(Post::Record { peer, record, note: Note::Departure(peer) }, false)
+        let note = Note::Departure(peer);
+        self.lanes[0].post(Post::Record { peer, record, confirmed: true, note }, false)
     }
 
     /// Does one step of `destroyContext`'s wait for everything that is under way between this rank and the others (see

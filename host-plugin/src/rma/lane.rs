@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::memory::region_of;
 use crate::metrics::source::RmaCounts;
 use crate::rail::Peers;
-use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
+use ferrogin_libfabric::bindings::{self, fi_msg, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
 use ferrogin_libfabric::{
     AddressVector, Completion, CompletionError, CompletionQueue, Context, CqAttr, Endpoint, Libfabric, MemoryRegion,
     Read, entry,
@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 type Rma = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
 type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
+type SendMsg = unsafe extern "C" fn(*mut fid_ep, *const fi_msg, u64) -> isize;
 type Recv = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
 
 /// An endpoint's address, padded with zeros.
@@ -72,8 +73,8 @@ pub enum Local {
 pub enum Post<N> {
     /// A write or read of a peer's memory. This rank's `memory` stays registered until it completes.
     Rma { access: Access, peer: usize, memory: Arc<Memory>, local: Local, len: usize, remote: (u64, u64), note: N },
-    /// A message.
-    Record { peer: usize, record: Record, note: N },
+    /// A message. A `confirmed` one completes once it has arrived, and with it, if the rail keeps order, whatever was posted to the peer before.
+    Record { peer: usize, record: Record, confirmed: bool, note: N },
 }
 
 /// What a lane reports.
@@ -106,6 +107,7 @@ pub struct Lane<N> {
     write: Rma,
     read: Rma,
     send: Send,
+    sendmsg: SendMsg,
     recv: Recv,
     rail: usize,
     // Dropped after the endpoint, when no operation to a peer is outstanding.
@@ -119,7 +121,7 @@ pub struct Lane<N> {
     unposted: Vec<u32>,
     rank: usize,
     keeps_order: bool,
-    /// The flags with which a write's completion means that its bytes have landed.
+    /// The flags with which a write's or message's completion means that its bytes have landed.
     level: u64,
     /// Whether peers' writes with immediate data take receives.
     writes_take_receives: bool,
@@ -165,10 +167,11 @@ impl<N> Lane<N> {
             let write = entry!(object, rma: fi_ops_rma, writemsg, "fi_writemsg")?;
             let read = entry!(object, rma: fi_ops_rma, readmsg, "fi_readmsg")?;
             let send = entry!(object, msg: fi_ops_msg, send, "fi_send")?;
+            let sendmsg = entry!(object, msg: fi_ops_msg, sendmsg, "fi_sendmsg")?;
             let recv = entry!(object, msg: fi_ops_msg, recv, "fi_recv")?;
-            Ok((write, read, send, recv))
+            Ok((write, read, send, sendmsg, recv))
         };
-        let (write, read, send, recv) = calls().map_err(failed("preparing the endpoint"))?;
+        let (write, read, send, sendmsg, recv) = calls().map_err(failed("preparing the endpoint"))?;
         let slots = ranks.device.allocate((depth + receives) * SLOT, Use::Shared)?;
         let (memory, kind) = region_of(&*slots, 0, slots.len());
         let access = bindings::FI_SEND | bindings::FI_RECV | bindings::FI_WRITE;
@@ -181,6 +184,7 @@ impl<N> Lane<N> {
             write,
             read,
             send,
+            sendmsg,
             recv,
             rail: index,
             peers: Peers::new(&av),
@@ -305,6 +309,23 @@ impl<N> Lane<N> {
                 // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `in_flight` keeps the registration until
                 // the operation has completed, and no other operation uses the context.
                 (call, unsafe { function(endpoint, &message, flags | bindings::FI_COMPLETION | more) })
+            }
+            Post::Record { peer, record, confirmed: true, .. } => {
+                let slot = self.fill(at, record.as_bytes());
+                let mut descriptor = self.region.descriptor();
+                let iov = iovec { iov_base: slot.cast(), iov_len: size_of::<Record>() };
+                let message = fi_msg {
+                    msg_iov: &iov,
+                    desc: &mut descriptor,
+                    iov_count: 1,
+                    addr: self.peers.numbers()[*peer].0,
+                    context,
+                    data: 0,
+                };
+                let flags = self.level | bindings::FI_COMPLETION;
+                // SAFETY: the endpoint is open, and the message and its vectors outlive the call. The slot is registered and stays until the
+                // endpoint is closed, and no other operation uses the slot or the context.
+                ("fi_sendmsg", unsafe { (self.sendmsg)(endpoint, &message, flags) })
             }
             Post::Record { peer, record, .. } => {
                 let slot = self.fill(at, record.as_bytes());

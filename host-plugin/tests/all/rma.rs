@@ -3,6 +3,7 @@
 mod closing;
 mod killed;
 mod refused;
+mod stopped;
 mod transfers;
 mod workload;
 
