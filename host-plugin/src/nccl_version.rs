@@ -45,13 +45,28 @@ impl NcclVersion {
 
     /// Returns whether this release's kernels with `backend_version` read the structs that the plugin writes for it.
     fn knows(self, backend_version: c_int) -> bool {
-        matches!((self.major, self.minor, backend_version), (2, 30..=32, 0 | 1) | (2, 32, 2))
+        matches!((self.major, self.minor, backend_version), (2, 31..=32, 0 | 1) | (2, 32, 2))
     }
 }
 
 impl fmt::Display for NcclVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NCCL {}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// Checks in `init` that the GIN plugin can serve this NCCL's kernels, so that NCCL uses its proxy otherwise: NCCL 2.30 accepts a plugin of
+/// type EFA_GDA, and then creates no device communicator with it. Without a version, trusts the caller.
+///
+/// # Errors
+/// The plugin knows no `backendVersion` of this release.
+pub fn check_release(version: Option<NcclVersion>) -> Result<(), Error> {
+    match version.filter(|version| !(0..=2).any(|backend_version| version.knows(backend_version))) {
+        None => Ok(()),
+        Some(version) => Err(Error::Usage(format!(
+            "{version} is not known: this ferrogin's GIN plugin serves NCCL 2.31 and 2.32. With {version}, kernels reach the card through NCCL's \
+             proxy: set NCCL_RMA_PLUGIN to this library and NCCL_GIN_TYPE=2"
+        ))),
     }
 }
 
@@ -63,13 +78,13 @@ pub fn check(version: Option<NcclVersion>, backend_version: c_int) -> Result<(),
     match version {
         None => crate::info!(
             "the caller exports no ncclGetVersion, so backendVersion {backend_version} is assumed to mean the \
-             structs of NCCL 2.30 to 2.32"
+             structs of NCCL 2.31 and 2.32"
         ),
         Some(version) if version.knows(backend_version) => crate::info!("{version}, backendVersion {backend_version}"),
         Some(version) => {
             return Err(Error::Usage(format!(
-                "{version} with backendVersion {backend_version} is not known: this ferrogin supports 0 and 1 with NCCL 2.30 to 2.32, and 2 \
-                 with NCCL 2.32; install a newer ferrogin, or use one of these NCCL releases"
+                "{version} with backendVersion {backend_version} is not known: this ferrogin supports 0 and 1 with NCCL 2.31 and 2.32, and \
+                 2 with NCCL 2.32; install a newer ferrogin, or use one of these NCCL releases"
             )));
         }
     }
@@ -100,15 +115,28 @@ mod tests {
     #[test]
     fn known_pairs_are_accepted_and_others_are_named() {
         let check = |code, backend_version| check(Some(NcclVersion::from_code(code)), backend_version);
-        for (code, backend_version) in [(23_007, 0), (23_102, 1), (23_203, 0), (23_203, 1), (23_203, 2), (23_204, 2)] {
+        for (code, backend_version) in [(23_102, 0), (23_102, 1), (23_203, 0), (23_203, 1), (23_203, 2), (23_204, 2)] {
             assert!(check(code, backend_version).is_ok(), "{code} {backend_version}");
         }
-        for (code, backend_version) in [(23_102, 2), (23_300, 2), (23_300, 1), (23_203, 3), (30_000, 0), (22_907, 0)] {
+        for (code, backend_version) in [(23_102, 2), (23_300, 2), (23_300, 1), (23_203, 3), (30_000, 0), (23_007, 0)] {
             let error = check(code, backend_version).unwrap_err().to_string();
             let pair = format!("{} with backendVersion {backend_version}", NcclVersion::from_code(code));
             assert!(error.starts_with(&pair), "{error}");
         }
         assert_eq!(NcclVersion::from_code(23_203).to_string(), "NCCL 2.32.3");
+    }
+
+    #[test]
+    fn releases_without_a_known_backend_version_are_refused() {
+        for code in [22_907, 23_007, 23_300, 30_000] {
+            let error = check_release(Some(NcclVersion::from_code(code))).unwrap_err().to_string();
+            assert!(error.starts_with(&NcclVersion::from_code(code).to_string()), "{error}");
+            assert!(error.contains("NCCL_RMA_PLUGIN") && error.contains("NCCL_GIN_TYPE=2"), "{error}");
+        }
+        for code in [23_100, 23_102, 23_203] {
+            assert!(check_release(Some(NcclVersion::from_code(code))).is_ok(), "{code}");
+        }
+        assert!(check_release(None).is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::device::{self, Device, DeviceKind};
 use crate::error::Error;
 use crate::log::counted;
 use crate::metrics::Metrics;
+use crate::nccl_version::{self, NcclVersion};
 use crate::platform::Platform;
 use crate::{card_check, trace};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePropsV12};
@@ -99,6 +100,7 @@ impl Plugin {
             );
         }
         let _span = trace::span("init", 0);
+        nccl_version::check_release(NcclVersion::of_caller())?;
         let lib = Libfabric::load(None).map_err(Error::fabric("ferrogin needs libfabric"))?;
         let device = device::open(config.device, config.provider);
         // A machine without a card often has no GPU either, so the missing card is the error to report.

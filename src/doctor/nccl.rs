@@ -6,8 +6,9 @@ use crate::probe;
 use serde_json::Value;
 
 const AREA: &str = "NCCL";
-/// The releases that the plugin was tested with.
-const OLDEST: i64 = 23_007;
+/// The oldest releases that can use the GIN plugin and the RMA plugin, and the newest release that both were tested with.
+const OLDEST: i64 = 23_100;
+const OLDEST_WITH_RMA: i64 = 23_007;
 const NEWEST: i64 = 23_203;
 /// NCCL's type number for EFA plugins.
 const EFA_GDA: &str = "5";
@@ -57,14 +58,24 @@ impl Route {
 
 /// Which of the two plugins a job uses, and why.
 fn route() -> Finding {
+    const FIX: &str = "export NCCL_RMA_PLUGIN=/path/to/libnccl-rma-ferrogin.so";
     let list = variable("NCCL_RMA_PLUGIN").unwrap_or_default();
     let first = list.split(',').next().unwrap_or_default().to_owned();
-    if !first.is_empty() && !first.contains("ferrogin") {
+    if first.is_empty() {
+        let what = "NCCL_RMA_PLUGIN is not set";
+        let why = "NCCL doesn't look for an RMA plugin in the library that NCCL_GIN_PLUGIN names, so its proxy, and its puts and signals by the \
+                   host, don't use this one";
+        return match Route::of_settings() {
+            Route::Host(_) => problem(what.to_owned(), why, FIX),
+            Route::Kernels | Route::Either => Finding::warning(AREA, what, why, FIX),
+        };
+    }
+    if !first.contains("ferrogin") {
         return Finding::warning(
             AREA,
             format!("NCCL_RMA_PLUGIN={list} does not begin with this library"),
             "NCCL's proxy, and its puts and signals by the host, use another RMA plugin or NCCL's own",
-            "unset NCCL_RMA_PLUGIN, or set it to ferrogin",
+            FIX,
         );
     }
     let host = "ncclPutSignal, ncclSignal and collectives without SMs always use the RMA plugin";
@@ -175,7 +186,7 @@ fn library(machine: &Machine) -> Vec<Finding> {
             problem(
                 format!("{} does not load: {reason}", machine.nccl),
                 "a program that needs it would not start",
-                "install NCCL 2.30.7 to 2.32.3 for this machine, or name the program's library with --nccl FILE",
+                "install NCCL 2.31.2 to 2.32.3 for this machine, or name the program's library with --nccl FILE",
             )
         };
         return vec![finding.details(probed.ended.last_errors(8))];
@@ -194,7 +205,7 @@ fn library(machine: &Machine) -> Vec<Finding> {
         (true, None) => findings.push(problem(
             format!("NCCL {version} from {path} looks for neither ncclGinPlugin_v14 nor _v13"),
             "it loads no plugin of this kind",
-            "install NCCL 2.30.7 to 2.32.3, or name the program's library with --nccl FILE",
+            "install NCCL 2.31.2 to 2.32.3, or name the program's library with --nccl FILE",
         )),
         (true, Some(first)) => {
             findings.push(Finding::ok(AREA, format!("{version} from {path}; it looks for {}", names.join(", then "))));
@@ -203,7 +214,7 @@ fn library(machine: &Machine) -> Vec<Finding> {
                     AREA,
                     format!("NCCL {version} knows only {first}"),
                     "a v13 plugin cannot tell NCCL that EFA has no strong signals and no VA signals; FERROGIN_SIGNALS=emulated has both",
-                    "install NCCL 2.30.7 to 2.32.3",
+                    "install NCCL 2.31.2 to 2.32.3",
                 ));
             }
         }
@@ -211,15 +222,36 @@ fn library(machine: &Machine) -> Vec<Finding> {
             findings.push(Finding::ok(AREA, format!("{version} from {path}; its symbols were not read in time")))
         }
     }
-    if !(OLDEST..=NEWEST).contains(&number) && !names.is_empty() {
+    if !names.is_empty() && number > NEWEST {
         findings.push(Finding::warning(
             AREA,
-            format!("NCCL {version} is not one of 2.30.7 to 2.32.3"),
-            "the plugin was not tested with it; its kernels may use another layout, which the plugin refuses",
+            format!("NCCL {version} is newer than 2.32.3"),
+            "the plugin was not tested with it; the GIN plugin's init refuses a release whose kernels may use another layout",
             "install NCCL 2.32.3, or a newer ferrogin",
         ));
     }
+    if !names.is_empty() && number < OLDEST {
+        findings.extend(older(&version, number, &Route::of_settings()));
+    }
     findings
+}
+
+/// What a release that can't use the GIN plugin means for jobs on this route.
+fn older(version: &str, number: i64, route: &Route) -> Option<Finding> {
+    let what = format!("NCCL {version} is older than 2.31");
+    let why = "it cannot use GIN plugins of type 5 (EFA_GDA), so the GIN plugin's init refuses it";
+    let proxy = "install NCCL 2.32.3, or use NCCL's proxy: set NCCL_RMA_PLUGIN to this library, and NCCL_GIN_TYPE=2";
+    match route {
+        Route::Host(_) if number >= OLDEST_WITH_RMA => None,
+        Route::Host(_) => Some(Finding::warning(
+            AREA,
+            format!("NCCL {version} is older than 2.30.7"),
+            "the RMA plugin was not tested with it",
+            "install NCCL 2.32.3",
+        )),
+        Route::Kernels => Some(problem(what, why, proxy)),
+        Route::Either => Some(Finding::warning(AREA, what, why, proxy)),
+    }
 }
 
 /// Whether FERROGIN_SIGNALS=emulated is set.
@@ -252,7 +284,16 @@ fn programs() -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::finding::Level;
     use super::*;
+
+    #[test]
+    fn release_that_cannot_use_the_gin_plugin_is_a_problem_for_kernels_only() {
+        let host = || Route::Host(String::new());
+        let problem = |number, route| older("V", number, &route).map(|finding| finding.level == Level::Problem);
+        assert_eq!([problem(23_007, Route::Kernels), problem(23_007, Route::Either)], [Some(true), Some(false)]);
+        assert_eq!([problem(23_007, host()), problem(22_907, host())], [None, Some(false)]);
+    }
 
     #[test]
     fn type_and_provider_choose_the_plugin() {

@@ -221,7 +221,17 @@ fn doctor_finds_settings_of_nccl_that_switch_the_plugin_off() {
         ),
         case("disabled").set("NCCL_GIN_ENABLE", "0").problem("NCCL", "NCCL_GIN_ENABLE=0", "unset NCCL_GIN_ENABLE"),
         case("type").set("NCCL_GIN_TYPE", "3").problem("NCCL", "NCCL_GIN_TYPE=3", "NCCL_GIN_TYPE=5"),
-        case("rma").set("NCCL_RMA_PLUGIN", "x").warning("NCCL", "NCCL_RMA_PLUGIN=x", "unset NCCL_RMA_PLUGIN"),
+        case("rma").set("NCCL_RMA_PLUGIN", "x").warning("NCCL", "NCCL_RMA_PLUGIN=x", "export NCCL_RMA_PLUGIN="),
+        case("no rma").unset("NCCL_RMA_PLUGIN").set("NCCL_GIN_TYPE", "5").warning(
+            "NCCL",
+            "NCCL_RMA_PLUGIN is not set",
+            "export NCCL_RMA_PLUGIN=",
+        ),
+        case("no rma for the proxy").unset("NCCL_RMA_PLUGIN").set("NCCL_GIN_TYPE", "2").problem(
+            "NCCL",
+            "NCCL_RMA_PLUGIN is not set",
+            "export NCCL_RMA_PLUGIN=",
+        ),
         case("cumem").set("NCCL_CUMEM_ENABLE", "0").problem("NCCL", "NCCL_CUMEM_ENABLE=0", "unset NCCL_CUMEM_ENABLE"),
         case("windows").set("NCCL_WIN_ENABLE", "0").problem("NCCL", "NCCL_WIN_ENABLE=0", "unset NCCL_WIN_ENABLE"),
         case("symmetric").set("NCCL_SYM_GIN_KERNELS_ENABLE", "1").warning(
@@ -244,7 +254,7 @@ fn doctor_judges_the_nccl_that_would_be_loaded() {
     let fifo = Directory::new(None);
     fifo.replace_by_fifo("libnccl.so.2");
     let mut cases = vec![
-        case("text", text).problem("NCCL", "does not load", "install NCCL 2.30.7 to 2.32.3"),
+        case("text", text).problem("NCCL", "does not load", "install NCCL 2.31.2 to 2.32.3"),
         case("missing", Directory::new(None)).problem("NCCL", "does not load", "--nccl FILE"),
         case("hangs", fifo).timeout(2).problem("NCCL", "did not finish within 2 s", "install NCCL"),
     ];
@@ -255,14 +265,15 @@ fn doctor_judges_the_nccl_that_would_be_loaded() {
         directory.compile("libnccl.so.2", &source).then_some(directory)
     };
     let both = "ncclGinPlugin_v14 ncclGinPlugin_v13";
-    match (fake(22_703, ""), fake(23_101, "ncclGinPlugin_v13"), fake(29_900, both)) {
-        (Some(old), Some(v13), Some(newer)) => cases.extend([
-            case("old", old).problem("NCCL", "NCCL 2.27.3", "install NCCL 2.30.7 to 2.32.3"),
+    match (fake(22_703, ""), fake(23_101, "ncclGinPlugin_v13"), fake(29_900, both), fake(23_007, both)) {
+        (Some(old), Some(v13), Some(newer), Some(kernels)) => cases.extend([
+            case("old", old).problem("NCCL", "NCCL 2.27.3", "install NCCL 2.31.2 to 2.32.3"),
             case("v13", v13).warning("NCCL", "NCCL 2.31.1 knows only ncclGinPlugin_v13", "install NCCL"),
-            case("newer", newer).warning(
+            case("newer", newer).warning("NCCL", "NCCL 2.99.0 is newer", "install NCCL 2.32.3, or a newer ferrogin"),
+            case("kernels", kernels).set("NCCL_GIN_TYPE", "5").problem(
                 "NCCL",
-                "NCCL 2.99.0 is not one of",
-                "install NCCL 2.32.3, or a newer ferrogin",
+                "NCCL 2.30.7 is older",
+                "NCCL_GIN_TYPE=2",
             ),
         ]),
         _ => ferrogin_test_support::skip("doctor_judges_the_nccl_that_would_be_loaded: fakes", "cc is not installed"),

@@ -7,7 +7,10 @@ use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::nccl;
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::wait::HANG_LIMIT;
+use mini_nccl::rma::RmaPlugin;
 use mini_nccl::{Bootstrap, Comm, GinContext, Plugin, log};
+use std::ffi::{CStr, c_char};
+use std::process::Command;
 use std::sync::Arc;
 
 /// Returns context 0's device handle, as NCCL's own kernels read it.
@@ -426,5 +429,59 @@ fn host_memory_is_registered_by_address_and_by_descriptor() {
                 pass_round(&comm, &context, 0, &window, &memory, 0);
             }
         });
+    });
+}
+
+/// A library that says it's an NCCL release, and keeps the last line that its logger got.
+const FAKE_NCCL: &str = r"
+#include <stdarg.h>
+#include <stdio.h>
+char line[4096];
+void logger(int level, unsigned long flags, const char* file, int n, const char* format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(line, sizeof line, format, args);
+  va_end(args);
+}
+int ncclGetVersion(int* version) { *version = VERSION; return 0; }
+";
+
+#[test]
+fn releases_whose_kernels_are_unknown_get_the_rma_plugin_only() {
+    let test = "releases_whose_kernels_are_unknown_get_the_rma_plugin_only";
+    let settings = ["23007", "23102", "23203", "23300"].map(|version| vec![("FERROGIN_TEST_VERSION", version)]);
+    alone_each(test, &settings, |plugin| {
+        let version = std::env::var("FERROGIN_TEST_VERSION").expect("set");
+        let place = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), test);
+        let (source, library) = (place.with_extension("c"), place.with_extension("so"));
+        std::fs::write(&source, FAKE_NCCL).expect("a file");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", &format!("-DVERSION={version}"), "-o"]).arg(&library).arg(&source);
+        if !cc.status().is_ok_and(|status| status.success()) {
+            return ferrogin_test_support::skip(test, "cc is missing");
+        }
+        // SAFETY: the library has no initialisers.
+        let fake = unsafe { libloading::Library::new(&library) }.expect("the library");
+        std::fs::remove_file(&library).expect("the file");
+        std::fs::remove_file(&source).expect("the file");
+        // SAFETY: the library defines the function with this type.
+        let logger = unsafe { fake.get::<nccl::DebugLogger>(b"logger\0") }.expect("the logger");
+        // SAFETY: the library defines 4096 bytes with this name, which end with a 0.
+        let line = *unsafe { fake.get::<*const c_char>(b"line\0") }.expect("the line");
+        let gin = plugin.raw_table().expect("v14");
+        let rma = RmaPlugin::load_version(plugin.path(), 16).expect("the RMA plugin").raw_table().expect("v16");
+        let mut ctx = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local variable.
+        let code = unsafe { gin.init.expect("init")(&mut ctx, 1, *logger) };
+        // SAFETY: the library's logger ends the line with a 0, and no other thread logs.
+        let text = unsafe { CStr::from_ptr(line) }.to_string_lossy().into_owned();
+        if ["23102", "23203"].contains(&version.as_str()) {
+            assert_eq!(code, nccl::SUCCESS, "{text}");
+        } else {
+            assert_eq!((code, ctx.is_null()), (nccl::INVALID_USAGE, true), "{text}");
+            assert!(text.contains("set NCCL_RMA_PLUGIN to this library and NCCL_GIN_TYPE=2"), "{text}");
+        }
+        // SAFETY: the pointer is to a local variable.
+        assert_eq!(unsafe { rma.init.expect("init")(&mut ctx, 1, *logger) }, nccl::SUCCESS, "{version}");
     });
 }
