@@ -216,6 +216,25 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
         // SAFETY: the handle is open.
         assert_eq!(unsafe { ferrogin_close(comm) }, 0);
         every(comm, window, context, "of this library: it was closed");
+        // Two threads, whose own objects are in the closed ones' places.
+        let closed = [comm, window, context].map(|handle| handle as usize);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let comm = single();
+                    let (mut window, mut context) = (null_mut(), null_mut());
+                    // SAFETY: the handle is open, and the pointers are valid.
+                    let made = unsafe { ferrogin_window_allocate(comm, 4096, HOST, &mut window) };
+                    // SAFETY: the handle is open, and the pointers are valid.
+                    assert_eq!((made, unsafe { ferrogin_context_create(comm, null(), &mut context) }), (0, 0));
+                    let [old_comm, old_window, old_context] = closed.map(|handle| handle as *mut c_void);
+                    every(old_comm, old_window, old_context, "of this library: it was closed");
+                    every(window, context, comm, "but the call expects a");
+                    // SAFETY: the handle is open.
+                    assert_eq!(unsafe { ferrogin_close(comm) }, 0);
+                });
+            }
+        });
     });
 }
 
