@@ -292,6 +292,29 @@ def test_closed_objects_are_refused(comm: ferrogin.Comm) -> None:
         foreign.__cuda_array_interface__
 
 
+def test_closed_objects_are_refused_while_their_places_are_in_use() -> None:
+    closed = ferrogin.Comm.open(0, 1, lambda own: [own])
+    window, context = closed.allocate(64), closed.context(signals=1)
+    gin = context.gin()
+    closed.close()
+    refused: list[int] = []
+
+    def run() -> None:
+        with ferrogin.Comm.open(0, 1, lambda own: [own]) as comm:
+            own = (comm.allocate(64), comm.context(signals=1))
+            for call in (closed.barrier, window.view, gin.flush, context.check):
+                with pytest.raises(ferrogin.UsageError, match="is closed"):
+                    call()
+            refused.append(len(own))
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == [2, 2]
+
+
 FORK = """
 import ferrogin, os
 comm = ferrogin.Comm.open(0, 1, lambda own: [own])
