@@ -320,6 +320,36 @@ void test_cancel(void) {
   pair_close(&pair);
 }
 
+static long resident_pages(void) {
+  long size, resident;
+  FILE *file = fopen("/proc/self/statm", "r");
+  CHECK(file && fscanf(file, "%ld %ld", &size, &resident) == 2, "statm");
+  fclose(file);
+  return resident;
+}
+
+// A cancelled multi-receive buffer is the application's again, and leaves nothing behind.
+void test_cancel_multi_recv(void) {
+  struct pair pair;
+  struct wish wish = {"efa", FI_MSG | FI_MULTI_RECV, FI_CQ_FORMAT_DATA, FI_WAIT_NONE, 0, 0, 0};
+  pair_open(&pair, &wish);
+  char context;
+  struct iovec whole = {in, 10000};
+  struct fi_msg msg = {&whole, NULL, 1, FI_ADDR_UNSPEC, &context, 0};
+  enum { WARM = 20000, COUNT = 80000 };
+  long before = 0;
+  for (int i = 0; i < COUNT; i++) {
+    OK(fi_recvmsg(pair.ep, &msg, FI_MULTI_RECV));
+    OK(fi_cancel(&pair.ep->fid, &context));
+    struct fi_cq_err_entry error = pair_wait_error(pair.rx);
+    CHECK(error.err == FI_ECANCELED && error.flags & FI_MULTI_RECV, "flags %#llx", (unsigned long long)error.flags);
+    if (i == WARM) before = resident_pages();
+  }
+  CHECK(resident_pages() - before < 500, "%ld pages are left behind", resident_pages() - before);
+  pair_barrier();
+  pair_close(&pair);
+}
+
 // The receiver dies after a message is announced: the sender gets an error for that message and for the next one.
 void test_dead_peer(void) {
   struct pair pair;

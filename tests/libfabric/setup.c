@@ -157,6 +157,30 @@ void test_bad_calls(void) {
     struct fi_cq_attr attr = {.format = 77};
     struct fid_cq *cq;
     CHECK(fi_cq_open(pair.domain, &attr, &cq, NULL) == -FI_ENOSYS, "no such format");
+    attr.format = FI_CQ_FORMAT_CONTEXT;
+    attr.wait_cond = (enum fi_cq_wait_cond)7;
+    CHECK(fi_cq_open(pair.domain, &attr, &cq, NULL) == -FI_EINVAL, "no such condition");
+    attr.wait_cond = FI_CQ_COND_NONE;
+    attr.wait_obj = FI_WAIT_MUTEX_COND;
+    CHECK(fi_cq_open(pair.domain, &attr, &cq, NULL) == -FI_ENOSYS, "no such wait object");
+    attr.wait_obj = FI_WAIT_NONE;
+    attr.flags = FI_PEEK;
+    CHECK(fi_cq_open(pair.domain, &attr, &cq, NULL) == -FI_EBADFLAGS, "no such flag");
+    struct fi_av_attr book = {.type = (enum fi_av_type)7};
+    struct fid_av *av;
+    CHECK(fi_av_open(pair.domain, &book, &av, NULL) == -FI_EINVAL, "no such type");
+    book.type = FI_AV_TABLE;
+    book.rx_ctx_bits = 1;
+    CHECK(fi_av_open(pair.domain, &book, &av, NULL) == -FI_EINVAL, "no receive contexts");
+    book.rx_ctx_bits = 0;
+    book.flags = FI_EVENT;
+    CHECK(fi_av_open(pair.domain, &book, &av, NULL) == -FI_ENOSYS, "no such flag");
+    struct fi_eq_attr events = {.flags = FI_PEEK};
+    struct fid_eq *eq;
+    CHECK(fi_eq_open(pair.fabric, &events, &eq, NULL) == -FI_EBADFLAGS, "no such flag");
+    pair.info->ep_attr->rx_ctx_cnt = 2;
+    CHECK(fi_endpoint(pair.domain, pair.info, &fresh, NULL) == -FI_EINVAL, "no receive contexts");
+    pair.info->ep_attr->rx_ctx_cnt = 1;
     struct fi_cntr_attr counted = {.events = FI_CNTR_EVENTS_COMP, .wait_obj = FI_WAIT_FD};
     struct fid_cntr *counter;
     CHECK(fi_cntr_open(pair.domain, &counted, &counter, NULL) == -FI_EOPNOTSUPP, "counters have no descriptor");
@@ -189,6 +213,9 @@ void test_bad_calls(void) {
     CHECK(fi_mr_regattr(pair.domain, &region, FI_RMA_EVENT, &mr) == -FI_EBADFLAGS, "no such flag");
     CHECK(fi_mr_reg(pair.domain, NULL, 8, FI_SEND, 0, 0, 0, &mr, NULL) < 0, "no memory there");
     CHECK(fi_mr_reg(pair.domain, &byte, 1, 1, 0, 0, 0, &mr, NULL) == -FI_EINVAL, "no such right");
+    CHECK(fi_mr_reg(pair.domain, &byte, 1, FI_SEND, 1, 0, 0, &mr, NULL) == -FI_EINVAL, "the offset is reserved");
+    region.auth_key_size = 8;
+    CHECK(fi_mr_regattr(pair.domain, &region, 0, &mr) == -FI_EINVAL, "no authorization keys");
     pair_close(&pair);
   }
 }

@@ -23,6 +23,60 @@ static void *interrupt(void *cq) {
   return NULL;
 }
 
+struct sender {
+  struct fid_ep *ep;
+  fi_addr_t to;
+  void *desc;
+};
+
+static void *send_later(void *of) {
+  struct sender *sender = of;
+  nap();
+  CHECK(fi_send(sender->ep, buffer, 8, sender->desc, sender->to, NULL) == 0, "the second message");
+  return NULL;
+}
+
+// A queue with a threshold returns from a wait once it has that many entries: here those of a message, and of another one that comes later.
+static void threshold(const char *fabric) {
+  struct pair pair;
+  struct fid_mr *mr = open_registered(&pair, fabric, FI_WAIT_UNSPEC);
+  struct fi_cq_attr attr = {.format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_UNSPEC, .wait_cond = FI_CQ_COND_THRESHOLD};
+  struct fid_cq *cq;
+  struct sender sender = {.desc = fi_mr_desc(mr)};
+  OK(fi_cq_open(pair.domain, &attr, &cq, NULL));
+  OK(fi_endpoint(pair.domain, pair.info, &sender.ep, NULL));
+  OK(fi_ep_bind(sender.ep, &pair.av->fid, 0));
+  OK(fi_ep_bind(sender.ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+  OK(fi_enable(sender.ep));
+  char name[64];
+  size_t len = sizeof name;
+  OK(fi_getname(&sender.ep->fid, name, &len));
+  CHECK(fi_av_insert(pair.av, name, 1, &sender.to, 0, NULL) == 1, "its own address");
+  for (int i = 0; i < 2; i++) OK(fi_recv(sender.ep, buffer + 1024, 1024, sender.desc, FI_ADDR_UNSPEC, NULL));
+  OK(fi_send(sender.ep, buffer, 8, sender.desc, sender.to, NULL));
+  struct fi_cq_msg_entry entries[8];
+  size_t wanted = 2;
+  CHECK(fi_cq_sread(cq, entries, 8, &wanted, -1) == 2, "a send and a receive");
+  wanted = 1;
+  CHECK(fi_cq_sread(cq, entries, 8, &wanted, 20) == -FI_EAGAIN, "nothing comes");
+  OK(fi_recv(sender.ep, buffer + 1024, 1024, sender.desc, FI_ADDR_UNSPEC, NULL));
+  OK(fi_send(sender.ep, buffer, 8, sender.desc, sender.to, NULL));
+  pthread_t thread;
+  CHECK(!pthread_create(&thread, NULL, send_later, &sender), "no thread");
+  wanted = 4;
+  CHECK(fi_cq_sread(cq, entries, 8, &wanted, -1) == 4, "two sends and two receives");
+  pthread_join(thread, NULL);
+  OK(fi_close(&sender.ep->fid));
+  OK(fi_close(&cq->fid));
+  OK(fi_close(&mr->fid));
+  pair_close(&pair);
+}
+
+void test_threshold(void) {
+  threshold("efa");
+  threshold("efa-direct");
+}
+
 void test_sread(void) {
   struct pair pair;
   struct fid_mr *mr = open_registered(&pair, "efa", FI_WAIT_UNSPEC);

@@ -10,7 +10,7 @@ use ferrogin_libfabric::bindings as fi;
 use super::domain::Domain;
 use super::entry::{Answer, Arg, Array, Call, Out, Room, entry_points};
 use super::guard::Code;
-use super::library::refuse;
+use super::library::{refuse, refuse_attribute};
 use super::object::{Held, Object, Uses, close, give, head, table};
 use super::unsupported;
 use soft_nic::address::{ADDRESS_LEN, Address};
@@ -178,8 +178,18 @@ entry_points! {
         out: Out<'_, *mut fi::fid_av> = out,
     ) {
         let attr = attr.ok_or(Code::INVAL)?;
-        if attr.flags & !fi::FI_SYMMETRIC != 0 || !attr.name.is_null() {
-            return Err(Code::NOSYS);
+        let refuse = |code, why: std::fmt::Arguments<'_>| Err(refuse_attribute("fi_av_open", code, why));
+        if attr.flags & !fi::FI_SYMMETRIC != 0 {
+            return refuse(Code::NOSYS, format_args!("flags {:#x}: only FI_SYMMETRIC", attr.flags));
+        }
+        if !attr.name.is_null() {
+            return refuse(Code::NOSYS, format_args!("name: there are no shared address vectors"));
+        }
+        if attr.type_ > fi::fi_av_type::FI_AV_TABLE {
+            return refuse(Code::INVAL, format_args!("there is no type {}", attr.type_));
+        }
+        if attr.rx_ctx_bits != 0 {
+            return refuse(Code::INVAL, format_args!("rx_ctx_bits {}: there are no receive contexts", attr.rx_ctx_bits));
         }
         attr.type_ = fi::fi_av_type::FI_AV_TABLE;
         let fid = fi::fid_av { fid: head(fi::FI_CLASS_AV, context, &OPS), ops: table(&AV_OPS) };

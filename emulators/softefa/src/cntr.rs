@@ -13,7 +13,7 @@ use super::completion::Completer;
 use super::domain::Domain;
 use super::entry::{Out, entry_points};
 use super::guard::Code;
-use super::library::refuse;
+use super::library::{refuse, refuse_attribute};
 use super::object::{Held, Object, Uses, close, give, head, table};
 use super::unsupported;
 use super::wait::Sleep;
@@ -128,13 +128,17 @@ struct CntrAttrHead {
 /// Checks the attributes, and returns whether waiting is allowed.
 fn check(attr: Option<&CntrAttrHead>) -> Result<bool, Code> {
     let Some(attr) = attr else { return Ok(true) };
+    let refuse = |why: std::fmt::Arguments<'_>| Err(refuse_attribute("fi_cntr_open", Code::UNSUPPORTED, why));
     let may_wait = match attr.wait_obj {
         fi::fi_wait_obj::FI_WAIT_NONE => false,
         fi::fi_wait_obj::FI_WAIT_UNSPEC | fi::fi_wait_obj::FI_WAIT_YIELD => true,
-        _ => return Err(Code::UNSUPPORTED),
+        other => return refuse(format_args!("there is no wait_obj {other} here")),
     };
-    if attr.events != fi::fi_cntr_events::FI_CNTR_EVENTS_COMP || attr.flags != 0 {
-        return Err(Code::UNSUPPORTED);
+    if attr.events != fi::fi_cntr_events::FI_CNTR_EVENTS_COMP {
+        return refuse(format_args!("events {}: counters count completions only", attr.events));
+    }
+    if attr.flags != 0 {
+        return refuse(format_args!("flags {:#x}: there are none", attr.flags));
     }
     Ok(may_wait)
 }

@@ -195,9 +195,15 @@ impl CqQueue {
         }
     }
 
-    /// Whether the application can read an entry.
-    pub(super) fn has_entries(&self) -> bool {
-        !lock(&self.ready).is_empty()
+    /// Whether the application can read this many entries, or a failed operation's.
+    pub(super) fn has_entries(&self, wanted: usize) -> bool {
+        let ready = lock(&self.ready);
+        ready.len() >= wanted || ready.iter().any(|entry| entry.failure.is_some())
+    }
+
+    /// Returns how many of `wanted` entries the queue may hold at once.
+    pub(super) fn possible(&self, wanted: usize) -> usize {
+        wanted.min(self.capacity)
     }
 
     pub(super) fn len(&self) -> usize {

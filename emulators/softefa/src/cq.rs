@@ -15,7 +15,7 @@ use super::domain::Domain;
 use super::entry::{Arg, Call, Command, Out, Room, entry_points};
 use super::fabric::Kind;
 use super::guard::Code;
-use super::library::version;
+use super::library::{refuse_attribute, version};
 use super::object::{Held, Object, Uses, close, give, head, table};
 use super::queue_pair::RingReader;
 use super::unsupported;
@@ -32,6 +32,7 @@ pub(super) struct Cq {
     ring: Option<Ring>,
     pub queue: Arc<CqQueue>,
     wait: WaitObject,
+    has_threshold: bool,
     /// Entries of failed operations have a source (libfabric 1.20).
     has_source: bool,
     /// Endpoints bound to the queue.
@@ -68,13 +69,13 @@ impl Cq {
         self.ring.as_ref().map(|ring| ring.id)
     }
 
-    /// Whether a thread may sleep: the queue is empty, and the next completion raises the signal.
-    pub(super) fn may_sleep(&self) -> bool {
+    /// Whether a thread that waits for `wanted` entries may sleep: there are fewer, and the next completion raises the signal.
+    pub(super) fn may_sleep(&self, wanted: usize) -> bool {
         if let Some(signal) = &self.queue.signal {
             signal.arm();
         }
         self.queue.progress();
-        !self.queue.has_entries()
+        !self.queue.has_entries(wanted)
     }
 }
 
@@ -116,26 +117,38 @@ struct Attributes {
     entries: u32,
     entry_size: usize,
     wait: WaitObject,
+    /// Waits are for a number of entries (`FI_CQ_COND_THRESHOLD`).
+    has_threshold: bool,
 }
 
 fn check(attr: Option<&mut CqAttrHead>) -> Result<Attributes, Code> {
     let Some(attr) = attr else {
         let entry_size = size_of::<fi::fi_cq_entry>();
-        return Ok(Attributes { entries: DEFAULT_ENTRIES as u32, entry_size, wait: WaitObject::None });
+        let entries = DEFAULT_ENTRIES as u32;
+        return Ok(Attributes { entries, entry_size, wait: WaitObject::None, has_threshold: false });
     };
+    let refuse = |code, why: std::fmt::Arguments<'_>| Err(refuse_attribute("fi_cq_open", code, why));
     if attr.flags & !fi::FI_AFFINITY != 0 {
-        return Err(Code::BADFLAGS);
+        return refuse(Code::BADFLAGS, format_args!("flags {:#x}: only FI_AFFINITY", attr.flags));
     }
     if attr.format == fi::fi_cq_format::FI_CQ_FORMAT_UNSPEC {
         attr.format = fi::fi_cq_format::FI_CQ_FORMAT_CONTEXT;
     }
-    let entry_size = entry_size(attr.format).ok_or(Code::NOSYS)?;
-    let wait = WaitObject::of(attr.wait_obj)?;
+    let Some(entry_size) = entry_size(attr.format) else {
+        return refuse(Code::NOSYS, format_args!("there is no format {}", attr.format));
+    };
+    let wait = WaitObject::of("fi_cq_open", attr.wait_obj)?;
+    let has_threshold = match attr.wait_cond {
+        fi::fi_cq_wait_cond::FI_CQ_COND_NONE => false,
+        fi::fi_cq_wait_cond::FI_CQ_COND_THRESHOLD => true,
+        other => return refuse(Code::INVAL, format_args!("there is no wait_cond {other}")),
+    };
     let size = if attr.size == 0 { DEFAULT_ENTRIES } else { attr.size };
     if size > MAX_ENTRIES {
-        return Err(Code::INVAL);
+        return refuse(Code::INVAL, format_args!("size {size}: at most {MAX_ENTRIES} entries"));
     }
-    Ok(Attributes { entries: size.max(MIN_ENTRIES).next_power_of_two() as u32, entry_size, wait })
+    let entries = size.max(MIN_ENTRIES).next_power_of_two() as u32;
+    Ok(Attributes { entries, entry_size, wait, has_threshold })
 }
 
 /// The fields of `fi_cq_attr` that every version has.
@@ -145,6 +158,9 @@ struct CqAttrHead {
     flags: u64,
     format: fi::fi_cq_format::Type,
     wait_obj: fi::fi_wait_obj::Type,
+    /// The interrupt's place with `FI_AFFINITY`: the card has no interrupts.
+    _signaling_vector: c_int,
+    wait_cond: fi::fi_cq_wait_cond::Type,
 }
 
 fn publish(
@@ -174,6 +190,7 @@ fn publish(
         ring,
         queue: Arc::new(CqQueue::new(attributes.entry_size, attributes.entries as usize, reader, signal)),
         wait: attributes.wait,
+        has_threshold: attributes.has_threshold,
         has_source: domain.api_version() >= version(1, 20),
         uses: Uses::default(),
     };
@@ -202,6 +219,18 @@ impl<'a> Arg<'a, ReaderArgs> for Reader<'a> {
     }
 }
 
+/// The condition of a waiting read: on queues with `FI_CQ_COND_THRESHOLD` a number, and otherwise nothing.
+struct Threshold<'a>(Option<&'a usize>);
+
+impl<'a> Arg<'a, (*mut fi::fid_cq, *const c_void)> for Threshold<'a> {
+    unsafe fn of((cq, cond): (*mut fi::fid_cq, *const c_void), call: &'a Call) -> Result<Self, Code> {
+        // SAFETY: the conditions are the same.
+        let cq: &Cq = unsafe { Arg::of(cq, call) }?;
+        // SAFETY: on such a queue, null or a number (`fi_cq(3)`).
+        Ok(Self(if cq.has_threshold { unsafe { Arg::of(cond, call) }? } else { None }))
+    }
+}
+
 impl Reader<'_> {
     fn read(&self) -> Result<i32, Code> {
         let queue = &self.cq.queue;
@@ -220,9 +249,16 @@ impl Reader<'_> {
         }
     }
 
-    fn read_until(&self, timeout: c_int) -> Result<i32, Code> {
-        let signal = self.cq.queue.signal.as_ref().ok_or(Code::NOSYS)?;
-        wait::read_with_timeout(signal, timeout, || self.cq.may_sleep(), || self.read())
+    /// Waits for entries, as many as the threshold says if there is one. When the time is over, it reads what there is.
+    fn read_until(&self, threshold: Option<&usize>, timeout: c_int) -> Result<i32, Code> {
+        let queue = &self.cq.queue;
+        let signal = queue.signal.as_ref().ok_or(Code::NOSYS)?;
+        let wanted = threshold.map_or(1, |threshold| queue.possible(*threshold));
+        let read = |is_last| match is_last || wanted <= 1 || queue.has_entries(wanted) {
+            true => self.read(),
+            false => Err(Code::AGAIN),
+        };
+        wait::read_with_timeout(signal, timeout, || self.cq.may_sleep(wanted), read)
     }
 }
 
@@ -385,9 +421,9 @@ entry_points! {
         Ok(1)
     }
 
-    fn sread(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize, _cond: *const c_void, timeout: c_int) -> isize
-    as ("fi_cq_sread") (reader: Reader<'_> = (cq, buf, count, ptr::null_mut())) {
-        reader.read_until(timeout)
+    fn sread(cq: *mut fi::fid_cq, buf: *mut c_void, count: usize, cond: *const c_void, timeout: c_int) -> isize
+    as ("fi_cq_sread") (reader: Reader<'_> = (cq, buf, count, ptr::null_mut()), threshold: Threshold<'_> = (cq, cond)) {
+        reader.read_until(threshold.0, timeout)
     }
 
     fn sreadfrom(
@@ -395,11 +431,11 @@ entry_points! {
         buf: *mut c_void,
         count: usize,
         source: *mut fi::fi_addr_t,
-        _cond: *const c_void,
+        cond: *const c_void,
         timeout: c_int,
     ) -> isize
-    as ("fi_cq_sreadfrom") (reader: Reader<'_> = (cq, buf, count, source)) {
-        reader.read_until(timeout)
+    as ("fi_cq_sreadfrom") (reader: Reader<'_> = (cq, buf, count, source), threshold: Threshold<'_> = (cq, cond)) {
+        reader.read_until(threshold.0, timeout)
     }
 
     fn signal(cq: *mut fi::fid_cq) -> c_int as ("fi_cq_signal") (cq: &Cq = cq) {

@@ -22,6 +22,7 @@ use super::eq::Eq;
 use super::fabric::Kind;
 use super::guard::Code;
 use super::info::{self, RawHints};
+use super::library::refuse_attribute;
 use super::object::{Fid, Held, Uses, close, give, head, table};
 use super::queue_pair::QueuePair;
 use super::rdm::{self, Parts, Rdm};
@@ -76,8 +77,17 @@ fn open_endpoint(
 ) -> Result<i32, Code> {
     let given = given.ok_or(Code::INVAL)?;
     let (tx, rx) = (given.tx(), given.rx());
-    if given.ep().is_some_and(|ep| ep.kind != fi::fi_ep_type::FI_EP_RDM) {
-        return Err(Code::INVAL);
+    let refuse = |why: std::fmt::Arguments<'_>| Err(refuse_attribute("fi_endpoint", Code::INVAL, why));
+    if let Some(ep) = given.ep() {
+        if ep.kind != fi::fi_ep_type::FI_EP_RDM {
+            return refuse(format_args!("ep_attr->type {}: only FI_EP_RDM", ep.kind));
+        }
+        if ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1 {
+            return refuse(format_args!(
+                "ep_attr->tx_ctx_cnt {}, rx_ctx_cnt {}: at most 1",
+                ep.tx_ctx_cnt, ep.rx_ctx_cnt
+            ));
+        }
     }
     let faults = domain.card.lock().config.faults.clone();
     let inject = tx.map_or(0, |tx| tx.inject_size);

@@ -9,6 +9,7 @@ use ferrogin_libfabric::bindings as fi;
 use super::entry::{Array, Command, Out, Room, entry_points};
 use super::fabric::Fabric;
 use super::guard::Code;
+use super::library::refuse_attribute;
 use super::object::{Held, Object, Uses, close, give, head, table};
 use super::unsupported;
 use super::wait::{self, WaitObject};
@@ -100,10 +101,15 @@ fn create(fabric: &Fabric, attr: Option<&fi::fi_eq_attr>, context: *mut c_void) 
         None => (0, 0, fi::fi_wait_obj::FI_WAIT_NONE),
     };
     if flags & !(fi::FI_WRITE | fi::FI_AFFINITY) != 0 {
-        return Err(Code::BADFLAGS);
+        let why = format_args!("flags {flags:#x}: only FI_WRITE and FI_AFFINITY");
+        return Err(refuse_attribute("fi_eq_open", Code::BADFLAGS, why));
     }
     if size > MAX_SIZE {
-        return Err(Code::INVAL);
+        return Err(refuse_attribute(
+            "fi_eq_open",
+            Code::INVAL,
+            format_args!("size {size}: at most {MAX_SIZE} events"),
+        ));
     }
     Ok(Eq {
         fid: fi::fid_eq { fid: head(fi::FI_CLASS_EQ, context, &OPS), ops: table(&EQ_OPS) },
@@ -111,7 +117,7 @@ fn create(fabric: &Fabric, attr: Option<&fi::fi_eq_attr>, context: *mut c_void) 
         events: Mutex::default(),
         size: if size == 0 { DEFAULT_SIZE } else { size },
         writable: flags & fi::FI_WRITE != 0,
-        wait: WaitObject::of(object)?,
+        wait: WaitObject::of("fi_eq_open", object)?,
         signal: Signal::new()?,
         uses: Uses::default(),
     })
@@ -144,7 +150,7 @@ entry_points! {
         if eq.wait == WaitObject::None {
             return Err(Code::NOSYS);
         }
-        let read = || read_now(eq, event.as_ref(), &room, flags);
+        let read = |_| read_now(eq, event.as_ref(), &room, flags);
         wait::read_with_timeout(&eq.signal, timeout, || eq.may_sleep(), read)
     }
 

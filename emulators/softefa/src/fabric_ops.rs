@@ -64,7 +64,7 @@ entry_points! {
     as ("fi_trywait") (_fabric: &Fabric = fabric, fids: Array<'_, Fid<'_>> = (fids.cast_const(), count)) {
         for fid in fids.iter() {
             let may_sleep = if let Ok(cq) = fid.object::<cq::Cq>() {
-                cq.may_sleep()
+                cq.may_sleep(1)
             } else if let Ok(eq) = fid.object::<eq::Eq>() {
                 eq.may_sleep()
             } else if fid.object::<cntr::Cntr>().is_ok() {

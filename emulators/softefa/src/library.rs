@@ -8,6 +8,7 @@ use ferrogin_libfabric::bindings as fi;
 use super::guard::Code;
 use soft_nic::config::ConfigError;
 use soft_nic::log;
+use soft_nic::process::PerProcess;
 
 /// The provider's name.
 pub(super) const PROVIDER: &CStr = c"softefa";
@@ -128,15 +129,19 @@ pub(super) fn refuse(call: &str, why: std::fmt::Arguments<'_>) -> Code {
     Code::INVAL
 }
 
-/// Does the same as [`refuse`] for an invalid setting. Programs call `fi_getinfo` many times, so a repeated line is logged once.
+/// Does the same as [`refuse`] for an invalid setting.
 pub(super) fn refuse_setting(call: &str, error: &ConfigError) -> Code {
-    static SAID: Mutex<String> = Mutex::new(String::new());
-    let why = error.to_string();
-    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
-    if *said == why {
-        return Code::INVAL;
+    refuse_attribute(call, Code::INVAL, format_args!("{error}"))
+}
+
+/// Logs why a call fails, and returns `code`. Programs try attributes and settings many times, so a repeated line is logged once.
+pub(super) fn refuse_attribute(call: &str, code: Code, why: std::fmt::Arguments<'_>) -> Code {
+    static SAID: PerProcess<Mutex<String>> = PerProcess::new();
+    let line = format!("{call}: {why}");
+    let mut said = SAID.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if *said != line {
+        log::line(format_args!("softefa: {line}"));
+        *said = line;
     }
-    let code = refuse(call, format_args!("{why}"));
-    *said = why;
     code
 }

@@ -9,7 +9,7 @@ use ferrogin_libfabric::bindings as fi;
 use super::domain::Domain;
 use super::entry::{Arg, Array, Call, Out, entry_points};
 use super::guard::Code;
-use super::library::version;
+use super::library::{refuse_attribute, version};
 use super::object::{Fid, Held, Object, Uses, close, give, head};
 use super::unsupported;
 use soft_nic::card::region::{Access, Keys, Memory};
@@ -82,13 +82,14 @@ entry_points! {
         buf: *const c_void,
         len: usize,
         access: u64,
-        _offset: u64,
+        offset: u64,
         _key: u64,
         flags: u64,
         out: *mut *mut fi::fid_mr,
         context: *mut c_void,
     ) -> c_int
     as ("fi_mr_reg") (domain: &Domain = fid, out: Out<'_, *mut fi::fid_mr> = out) {
+        check_offset("fi_mr_reg", offset)?;
         register_host(domain, buf as usize, len, access, flags, context, &out)
     }
 
@@ -97,7 +98,7 @@ entry_points! {
         iov: *const fi::iovec,
         count: usize,
         access: u64,
-        _offset: u64,
+        offset: u64,
         _key: u64,
         flags: u64,
         out: *mut *mut fi::fid_mr,
@@ -108,6 +109,7 @@ entry_points! {
         iov: Array<'_, fi::iovec> = (iov, count),
         out: Out<'_, *mut fi::fid_mr> = out,
     ) {
+        check_offset("fi_mr_regv", offset)?;
         let iov = iov.only().ok_or(Code::INVAL)?;
         register_host(domain, iov.iov_base as usize, iov.iov_len, access, flags, context, &out)
     }
@@ -152,6 +154,16 @@ impl<'a> Arg<'a, (*mut fi::fid, *const fi::fi_mr_attr, u64)> for Asked<'a> {
         if flags & !(fi::FI_MR_DMABUF | fi::FI_HMEM_DEVICE_ONLY | fi::FI_HMEM_HOST_ALLOC) != 0 {
             return Err(Code::BADFLAGS);
         }
+        check_offset("fi_mr_regattr", head.offset)?;
+        if domain.api_version() >= version(1, 5) {
+            let at = attr.wrapping_byte_add(offset_of!(fi::fi_mr_attr, auth_key_size));
+            // SAFETY: attributes of this API version have the field.
+            let size = unsafe { at.cast::<usize>().read() };
+            if size != 0 {
+                let why = format_args!("auth_key_size {size}: there are no authorization keys");
+                return Err(refuse_attribute("fi_mr_regattr", Code::INVAL, why));
+            }
+        }
         let range = if flags & fi::FI_MR_DMABUF != 0 {
             // SAFETY: the flag states that this union member is a fi_mr_dmabuf.
             Range::Dmabuf(unsafe { Option::of(head.which, call) }?.ok_or(Code::INVAL)?)
@@ -184,6 +196,14 @@ struct MrAttrHead {
     offset: u64,
     requested_key: u64,
     context: *mut c_void,
+}
+
+/// Refuses an offset, which `fi_mr(3)` reserves.
+fn check_offset(call: &str, offset: u64) -> Result<(), Code> {
+    match offset {
+        0 => Ok(()),
+        _ => Err(refuse_attribute(call, Code::INVAL, format_args!("offset {offset}: must be 0"))),
+    }
 }
 
 fn by_address(addr: usize, len: usize, access: Access) -> Result<Memory, Code> {

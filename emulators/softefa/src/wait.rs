@@ -10,6 +10,7 @@ use nix::sys::time::TimeSpec;
 
 use super::entry::Command;
 use super::guard::Code;
+use super::library::refuse_attribute;
 use soft_nic::card::pace::shares_a_core;
 use soft_nic::card::signal::Signal;
 
@@ -27,12 +28,12 @@ pub(super) enum WaitObject {
 impl WaitObject {
     /// # Errors
     /// `ENOSYS` for objects that this provider lacks.
-    pub(super) fn of(object: fi::fi_wait_obj::Type) -> Result<Self, Code> {
+    pub(super) fn of(call: &str, object: fi::fi_wait_obj::Type) -> Result<Self, Code> {
         match object {
             fi::fi_wait_obj::FI_WAIT_NONE => Ok(Self::None),
             fi::fi_wait_obj::FI_WAIT_UNSPEC | fi::fi_wait_obj::FI_WAIT_YIELD => Ok(Self::Unspecified),
             fi::fi_wait_obj::FI_WAIT_FD => Ok(Self::Fd),
-            _ => Err(Code::NOSYS),
+            _ => Err(refuse_attribute(call, Code::NOSYS, format_args!("there is no wait_obj {object} here"))),
         }
     }
 
@@ -94,7 +95,8 @@ impl Sleep {
     }
 }
 
-/// Reads until there is something or the time is over: `fi_cq_sread` and `fi_eq_sread`. `timeout` is that of [`Sleep::until`].
+/// Reads until there is something or the time is over: `fi_cq_sread` and `fi_eq_sread`. `timeout` is that of [`Sleep::until`]. `read` learns
+/// whether this is the last read.
 ///
 /// # Errors
 /// Those of `read`; `EAGAIN` if the time is over or the sleep was interrupted.
@@ -102,16 +104,16 @@ pub(super) fn read_with_timeout(
     signal: &Signal,
     timeout: c_int,
     may_sleep: impl Fn() -> bool,
-    mut read: impl FnMut() -> Result<i32, Code>,
+    mut read: impl FnMut(bool) -> Result<i32, Code>,
 ) -> Result<i32, Code> {
     let mut sleep = Sleep::until(timeout);
     loop {
-        match read() {
+        match read(false) {
             Err(Code::AGAIN) => {}
             done => return done,
         }
         if may_sleep() && !sleep.on(signal) {
-            return read();
+            return read(true);
         }
     }
 }

@@ -332,8 +332,9 @@ impl Rdm {
         let cancelled = self.spaces.iter_mut().enumerate().find_map(|(i, space)| Some((i, space.cancel(context)?)));
         let (space, receive) = cancelled.ok_or(Code(fi::FI_ENOENT))?;
         let kind = if space == 1 { fi::FI_TAGGED } else { fi::FI_MSG };
+        let released = if receive.multi.is_some_and(|multi| self.close_multi(multi)) { fi::FI_MULTI_RECV } else { 0 };
         let failure = Some(Failure::of_code(fi::FI_ECANCELED));
-        let entry = Entry { tag: receive.tag, failure, ..Entry::new(context, fi::FI_RECV | kind) };
+        let entry = Entry { tag: receive.tag, failure, ..Entry::new(context, fi::FI_RECV | kind | released) };
         bindings.report_received(true, entry);
         Ok(())
     }

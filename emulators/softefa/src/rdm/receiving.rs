@@ -279,6 +279,14 @@ impl Rdm {
         self.finish_receive(bindings, fetch.outcome);
     }
 
+    /// Lets a multi-receive buffer take no more messages. Returns true if none is being read into it, so that the buffer is the
+    /// application's again; otherwise the completion of the last of them says so.
+    pub(super) fn close_multi(&mut self, at: u32) -> bool {
+        let Some(multi) = self.multis.get_mut(at) else { return false };
+        multi.closed = true;
+        multi.active == 0 && self.multis.remove(at).is_some()
+    }
+
     fn finish_receive(&mut self, bindings: &Bindings, outcome: Outcome) {
         let Outcome { mut entry, mut wanted, multi } = outcome;
         if let Some(at) = multi
