@@ -1,6 +1,8 @@
 //! Arithmetic on register bits.
 
 use crate::code::{Atomic, Class, Combine, Compare, Float, Instruction, Op, low, signed};
+use std::cmp::Ordering;
+use std::ops::{Add, Div, Mul, Sub};
 
 /// The values of the four operands.
 pub struct Values {
@@ -108,11 +110,7 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
             return if to_signed { low(signed(low(value, width), width) as u64, i.extra) } else { low(value, width) };
         }
         Op::FloatConvert => {
-            return if width == 64 {
-                f64::from(f32::from_bits(a as u32)).to_bits()
-            } else {
-                u64::from((f64::from_bits(a) as f32).to_bits())
-            };
+            return if width == 64 { widened(a as u32) } else { u64::from(narrowed(a)) };
         }
         Op::FloatFromInteger { signed: from_signed } => {
             let from = i.imm as u8;
@@ -126,6 +124,10 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
         }
         Op::FloatToInteger { signed: to_signed } => {
             let value = if i.imm == 64 { f64::from_bits(a) } else { f64::from(f32::from_bits(a as u32)) };
+            if value.is_nan() {
+                let top = if i.imm == 64 || width == 64 { 1 << (bits - 1) } else { 0 };
+                return if to_signed { low(signed(top, width) as u64, i.extra) } else { top };
+            }
             return if to_signed {
                 let least = i64::MIN >> (64 - bits);
                 low((value as i64).clamp(least, !least) as u64, i.extra)
@@ -135,7 +137,7 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
         }
         Op::Float(op) if width == 32 => {
             let f = |bits: u64| f32::from_bits(bits as u32);
-            let value = float(op, f(a), f(b), f(c), f32::mul_add, f32::min, f32::max, f32::sqrt);
+            let value = float(op, f(a), f(b), f(c), f32::mul_add, f32::sqrt, f32::total_cmp);
             let sign = match op {
                 Float::Neg => return a ^ 1 << 31,
                 Float::Abs => return a & !(1 << 31),
@@ -150,13 +152,31 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
                 Float::Abs => return a & !(1 << 63),
                 _ => {}
             }
-            let value = float(op, f(a), f(b), f(c), f64::mul_add, f64::min, f64::max, f64::sqrt);
-            return if value.is_nan() { 0x7fff_ffff_ffff_ffff } else { value.to_bits() };
+            let value = float(op, f(a), f(b), f(c), f64::mul_add, f64::sqrt, f64::total_cmp);
+            return if value.is_nan() { nan(&[a, b, c][..operands(op)]) } else { value.to_bits() };
         }
         Op::Pack => return b << width | a,
         _ => 0,
     };
     low(value, width)
+}
+
+/// Converts a float of 32 bits to one of 64. A NaN keeps its sign and payload, and becomes quiet.
+fn widened(bits: u32) -> u64 {
+    let value = f32::from_bits(bits);
+    if !value.is_nan() {
+        return f64::from(value).to_bits();
+    }
+    u64::from(bits >> 31) << 63 | 0x7ff8 << 48 | u64::from(bits & 0x7f_ffff) << 29
+}
+
+/// Converts a float of 64 bits to the nearest one of 32. A NaN keeps its sign and the upper part of its payload, and becomes quiet.
+fn narrowed(bits: u64) -> u32 {
+    let value = f64::from_bits(bits);
+    if !value.is_nan() {
+        return (value as f32).to_bits();
+    }
+    (bits >> 63 << 31) as u32 | 0x7fc0_0000 | (bits >> 29) as u32 & 0x7f_ffff
 }
 
 /// Returns `value`, or its complement if the lowest bit of `row` is 0.
@@ -192,19 +212,30 @@ fn extract(a: u64, at: u64, length: u64, width: u8, sign: bool) -> u64 {
     if top == 1 { value | !field(filled) } else { value }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn float<F>(
-    op: Float,
-    a: F,
-    b: F,
-    c: F,
-    fma: fn(F, F, F) -> F,
-    min: fn(F, F) -> F,
-    max: fn(F, F) -> F,
-    sqrt: fn(F) -> F,
-) -> F
+fn operands(op: Float) -> usize {
+    match op {
+        Float::Sqrt | Float::Neg | Float::Abs => 1,
+        Float::Fma => 3,
+        _ => 2,
+    }
+}
+
+/// Returns the NaN that a 64-bit operation results in: its first NaN operand, made quiet, or the canonical one. Results of 32 bits are always
+/// canonical.
+fn nan(operands: &[u64]) -> u64 {
+    let first = operands.iter().find(|bits| f64::from_bits(**bits).is_nan());
+    first.map_or(0xfff8_0000_0000_0000, |bits| bits | 1 << 51)
+}
+
+/// Returns the operand that is `wanted` relative to the other. A number wins over NaN, and -0 is less than +0.
+fn extreme<F: PartialOrd>(a: F, b: F, total: fn(&F, &F) -> Ordering, wanted: Ordering) -> F {
+    let is_nan = |value: &F| value.partial_cmp(value).is_none();
+    if is_nan(&b) || !is_nan(&a) && total(&a, &b) == wanted { a } else { b }
+}
+
+fn float<F>(op: Float, a: F, b: F, c: F, fma: fn(F, F, F) -> F, sqrt: fn(F) -> F, total: fn(&F, &F) -> Ordering) -> F
 where
-    F: std::ops::Add<Output = F> + std::ops::Sub<Output = F> + std::ops::Mul<Output = F> + std::ops::Div<Output = F>,
+    F: Add<Output = F> + Sub<Output = F> + Mul<Output = F> + Div<Output = F> + PartialOrd,
 {
     match op {
         Float::Add => a + b,
@@ -212,8 +243,8 @@ where
         Float::Mul => a * b,
         Float::Div => a / b,
         Float::Fma => fma(a, b, c),
-        Float::Min => min(a, b),
-        Float::Max => max(a, b),
+        Float::Min => extreme(a, b, total, Ordering::Less),
+        Float::Max => extreme(a, b, total, Ordering::Greater),
         Float::Sqrt => sqrt(a),
         Float::Neg | Float::Abs => a,
     }

@@ -61,7 +61,11 @@ impl<'a> Parser<'a> {
                     ("acquire", Order::Acquire),
                     ("release", Order::Release),
                 ];
-                let order = if base == "membar" { None } else { form.pick(orders) };
+                // The reference: a fence without an order is acq_rel, and membar is sc.
+                let order = match base {
+                    "membar" => Order::Sequential,
+                    _ => form.pick(orders).unwrap_or(Order::AcquireRelease),
+                };
                 let scope = if base == "membar" {
                     form.pick(&[("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)])
                 } else {
@@ -69,7 +73,7 @@ impl<'a> Parser<'a> {
                 };
                 let scope = scope.ok_or_else(|| self.unknown_form(form))?;
                 self.done(form)?;
-                Ok(blank(Op::Fence { order: order.unwrap_or(Order::Sequential), scope }, 64))
+                Ok(blank(Op::Fence { order, scope }, 64))
             }
             "bra" => {
                 form.take("uni");
@@ -111,7 +115,7 @@ impl<'a> Parser<'a> {
                 ))
             }
             "nanosleep" => {
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "u", 32)?;
                 self.count(form, operands, 1)?;
                 let mut made = blank(Op::Nanosleep, ty.bits);
                 made.a = self.value(context, form, &operands[0], ty)?;
@@ -120,7 +124,7 @@ impl<'a> Parser<'a> {
             "cvta" => {
                 let to = form.take("to");
                 let space = form.pick(SPACES).ok_or_else(|| self.unknown_form(form))?;
-                let ty = self.integer_type(form, 64)?;
+                let ty = self.kinds(form, "u", 64)?;
                 let op = if to { Op::FromGeneric(space) } else { Op::ToGeneric(space) };
                 self.plain(context, form, op, operands, &[ty, ty])
             }
@@ -132,14 +136,18 @@ impl<'a> Parser<'a> {
             }
             "selp" => {
                 let ty = self.ty(form)?;
-                if !(16..=64).contains(&ty.bits) {
+                if !(16..=64).contains(&ty.bits) || ty.float() && ty.bits == 16 {
                     return Err(self.unknown_form(form));
                 }
                 self.count(form, operands, 4)?;
                 let mut made = blank(Op::Selp, ty.bits);
                 made.a = self.value(context, form, &operands[1], ty)?;
                 made.b = self.value(context, form, &operands[2], ty)?;
-                made.c = self.predicate(context, form, &operands[3])?.0;
+                let (slot, negate) = self.predicate(context, form, &operands[3])?;
+                made.c = slot;
+                if negate {
+                    (made.a, made.b) = (made.b, made.a);
+                }
                 made.d = self.result(context, form, &operands[0], ty.bits)?;
                 Ok(made)
             }

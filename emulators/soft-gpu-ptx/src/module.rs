@@ -12,8 +12,9 @@ pub struct Module {
     pub(crate) symbols: HashMap<String, Symbol>,
     /// The major and minor `.version`.
     pub(crate) version: (u32, u32),
-    /// The number after `sm_`.
+    /// The number after `sm_`, and the letter after it (`a`, `f`), if there is one.
     pub(crate) target: u32,
+    pub(crate) only_for: Option<char>,
     pub(crate) instructions: usize,
     /// The `.file` names, by number.
     pub(crate) files: Vec<(u32, String)>,
@@ -109,6 +110,16 @@ impl Module {
     /// Returns the architecture (`.target`): 70 for `sm_70`.
     pub fn target(&self) -> u32 {
         self.target
+    }
+
+    /// Whether a GPU of this compute capability (90 for 9.0) runs the text: code for `sm_90a` runs only on 9.0, and code for `sm_100f` on
+    /// 10.0 and later ones of the family 10.
+    pub fn runs_on(&self, capability: u32) -> bool {
+        match self.only_for {
+            Some('a') => self.target == capability,
+            Some(_) => self.target <= capability && self.target / 10 == capability / 10,
+            None => self.target <= capability,
+        }
     }
 
     /// Returns the number of instructions in the text.

@@ -2,6 +2,7 @@
 
 mod body;
 pub mod context;
+mod expression;
 pub mod parser;
 mod variable;
 
@@ -61,9 +62,13 @@ impl<'a> Parser<'a> {
         self.at += 1;
         loop {
             let target = self.name()?;
-            let number = target.strip_prefix("sm_").map(|number| number.trim_end_matches(['a', 'f']));
+            let name = target.strip_prefix("sm_");
+            let number = name.map(|name| name.strip_suffix(['a', 'f']).unwrap_or(name));
             match number.and_then(|number| number.parse().ok()) {
-                Some(number @ 30..=129) => self.module.target = number,
+                Some(number @ 30..=129) => {
+                    self.module.target = number;
+                    self.module.only_for = target.chars().last().filter(char::is_ascii_alphabetic);
+                }
                 _ if target == "debug" => {}
                 _ => {
                     return Err(self.error(

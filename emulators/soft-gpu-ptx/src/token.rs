@@ -9,6 +9,8 @@ pub enum Token<'a> {
     Word(&'a str),
     /// An integer.
     Integer(u64),
+    /// An integer that ends in `U`.
+    Unsigned(u64),
     /// `0f...`: the bits of a 32-bit float.
     Float(u32),
     /// `0d...`: the bits of a 64-bit float.
@@ -82,7 +84,7 @@ pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, 
                 }
                 found.push((Token::Word(&text[start..at]), line));
             }
-            byte if b",;[]{}():+-@!<>=|".contains(&byte) => {
+            byte if b",;[]{}():+-@!<>=|*/&^?~".contains(&byte) => {
                 found.push((Token::Sign(byte as char), line));
                 at += 1;
             }
@@ -118,5 +120,6 @@ fn number(word: &str) -> Option<Token<'static>> {
         [b'0', _, ..] => (&digits[1..], 8),
         _ => (digits, 10),
     };
-    u64::from_str_radix(digits, radix).ok().map(Token::Integer)
+    let token = if digits.len() < lower.len() && lower.ends_with('u') { Token::Unsigned } else { Token::Integer };
+    u64::from_str_radix(digits, radix).ok().map(token)
 }

@@ -9,6 +9,7 @@ use soft_gpu_ptx::{Error, Kind, Module, Program};
 
 use crate::code::{Code, Outcome};
 use crate::context;
+use crate::device;
 use crate::guard::{In, Out, Text, lock, log, write_text};
 use crate::handle::{Table, fresh};
 
@@ -112,7 +113,7 @@ impl Image {
 
     /// Links the texts into a program.
     pub(crate) fn link(&self) -> Result<Program, Error> {
-        let modules = self.texts.iter().map(|(name, text)| Module::parse(name, text));
+        let modules = self.texts.iter().map(|(name, text)| parse(name, text));
         Program::link(modules.collect::<Result<_, _>>()?)
     }
 
@@ -120,6 +121,34 @@ impl Image {
     pub(crate) fn program(&self, logs: &Logs) -> Outcome<Program> {
         self.link().map_err(|error| logs.defect(&error))
     }
+}
+
+/// The newest PTX version of the driver's release.
+const NEWEST: (u32, u32) = (8, 7);
+
+/// Parses a text. Like the driver, refuses one for a newer release than the driver's, or for a newer GPU than the devices.
+fn parse(name: &str, text: &str) -> Result<Module, Error> {
+    let module = Module::parse(name, text)?;
+    let error = |kind, directive: &str, value: String, cause| {
+        let line = text.lines().position(|line| line.trim_start().starts_with(directive));
+        let (line, form) = (line.map_or(0, |line| line as u32 + 1), format!("{directive} {value}"));
+        Err(Error { kind, module: name.to_owned(), line, form, cause })
+    };
+    let (major, minor) = module.version();
+    if module.version() > NEWEST {
+        let cause = "this driver of CUDA 12.8 knows PTX up to 8.7; compile for that version".to_owned();
+        return error(Kind::Version, ".version", format!("{major}.{minor}"), cause);
+    }
+    // Without cuInit there is no device.
+    let capability = device::started().map_or((12, 9), |driver| driver.settings.capability);
+    if !module.runs_on((10 * capability.0 + capability.1) as u32) {
+        let cause = format!(
+            "the device has compute capability {}.{}; compile for that, or set SOFTGPU_CAPABILITY",
+            capability.0, capability.1
+        );
+        return error(Kind::Target, ".target", format!("sm_{}", module.target()), cause);
+    }
+    Ok(module)
 }
 
 /// Returns the code for an error that the interpreter found in the PTX.
@@ -256,7 +285,7 @@ fn add(handle: usize, kind: c_int, name: String, bytes: &[u8]) -> Outcome {
     }
     let image = Image::of_bytes(&name, bytes)?;
     for (name, text) in image.texts {
-        Module::parse(&name, &text).map_err(|error| linker.logs.defect(&error))?;
+        parse(&name, &text).map_err(|error| linker.logs.defect(&error))?;
         linker.image.texts.push((name, text));
     }
     Ok(())

@@ -8,6 +8,8 @@
 
 static const char broken[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry f()\n{\n    no.such.form;\n}\n";
 static const char newer[] = ".version 99.0\n.target sm_70\n.address_size 64\n";
+/* The driver is of CUDA 12.8, which knows PTX up to 8.7, and the devices have compute capability 9.0. */
+#define FOR(version, target) ".version " version "\n.target " target "\n.address_size 64\n"
 static const char undefined[] = ".version 7.0\n.target sm_70\n.address_size 64\n.extern .func g();\n"
                                 ".visible .entry f()\n{\n    call g, ();\n    ret;\n}\n";
 static const char machine_code[] = "\x7f"
@@ -430,6 +432,18 @@ static void modules(const char *path, CUcontext other) {
     EXPECT(CUDA_ERROR_INVALID_PTX, cuModuleLoadDataEx(&module, broken, 2, options, values));
     CHECK(strstr(log, ":6:") && strstr(log, "no.such.form") && (size_t)values[1] == strlen(log));
     EXPECT(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cuModuleLoadData(&module, newer));
+    EXPECT(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cuModuleLoadData(&module, FOR("8.8", "sm_90")));
+    EXPECT(CUDA_ERROR_INVALID_PTX, cuModuleLoadData(&module, FOR("8.7", "sm_100")));
+    EXPECT(CUDA_ERROR_INVALID_PTX, cuModuleLoadData(&module, FOR("8.7", "sm_80a")));
+    EXPECT(CUDA_ERROR_INVALID_PTX, cuModuleLoadData(&module, FOR("8.7", "sm_80f")));
+    CALL(cuLinkCreate(0, NULL, NULL, &link));
+    EXPECT(CUDA_ERROR_INVALID_PTX,
+           cuLinkAddData(link, CU_JIT_INPUT_PTX, (void *)FOR("8.7", "sm_120"), sizeof FOR("8.7", "sm_120"), "x", 0, NULL, NULL));
+    CALL(cuLinkDestroy(link));
+    CALL(cuModuleLoadData(&module, FOR("8.7", "sm_90a")));
+    CALL(cuModuleUnload(module));
+    CALL(cuModuleLoadData(&module, FOR("8.7", "sm_90")));
+    CALL(cuModuleUnload(module));
     EXPECT(CUDA_ERROR_FILE_NOT_FOUND, cuModuleLoad(&module, "/nonexistent.ptx"));
     EXPECT(CUDA_ERROR_INVALID_HANDLE, cuModuleUnload((CUmodule)&value));
     CALL(cuModuleLoad(&module, path));

@@ -7,25 +7,33 @@ use crate::operand::{Operand, Type};
 use crate::parse::context::Context;
 use crate::parse::parser::Parser;
 
-const COMPARES: &[(&str, (Compare, bool))] = &[
-    ("eq", (Compare::Eq, false)),
-    ("ne", (Compare::Ne, false)),
-    ("lt", (Compare::Lt, false)),
-    ("le", (Compare::Le, false)),
-    ("gt", (Compare::Gt, false)),
-    ("ge", (Compare::Ge, false)),
-    ("lo", (Compare::Lt, false)),
-    ("ls", (Compare::Le, false)),
-    ("hi", (Compare::Gt, false)),
-    ("hs", (Compare::Ge, false)),
-    ("equ", (Compare::Equ, true)),
-    ("neu", (Compare::Neu, true)),
-    ("ltu", (Compare::Ltu, true)),
-    ("leu", (Compare::Leu, true)),
-    ("gtu", (Compare::Gtu, true)),
-    ("geu", (Compare::Geu, true)),
-    ("num", (Compare::Num, true)),
-    ("nan", (Compare::Nan, true)),
+/// The types that a comparison takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Domain {
+    All,
+    Unsigned,
+    Floats,
+}
+
+const COMPARES: &[(&str, (Compare, Domain))] = &[
+    ("eq", (Compare::Eq, Domain::All)),
+    ("ne", (Compare::Ne, Domain::All)),
+    ("lt", (Compare::Lt, Domain::All)),
+    ("le", (Compare::Le, Domain::All)),
+    ("gt", (Compare::Gt, Domain::All)),
+    ("ge", (Compare::Ge, Domain::All)),
+    ("lo", (Compare::Lt, Domain::Unsigned)),
+    ("ls", (Compare::Le, Domain::Unsigned)),
+    ("hi", (Compare::Gt, Domain::Unsigned)),
+    ("hs", (Compare::Ge, Domain::Unsigned)),
+    ("equ", (Compare::Equ, Domain::Floats)),
+    ("neu", (Compare::Neu, Domain::Floats)),
+    ("ltu", (Compare::Ltu, Domain::Floats)),
+    ("leu", (Compare::Leu, Domain::Floats)),
+    ("gtu", (Compare::Gtu, Domain::Floats)),
+    ("geu", (Compare::Geu, Domain::Floats)),
+    ("num", (Compare::Num, Domain::Floats)),
+    ("nan", (Compare::Nan, Domain::Floats)),
 ];
 const COMBINES: &[(&str, Combine)] = &[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)];
 
@@ -45,7 +53,7 @@ impl<'a> Parser<'a> {
             "add" | "sub" | "addc" | "subc" => {
                 let take = base.ends_with('c');
                 let give = form.take("cc");
-                let ty = self.integer_type(form, if take || give { 32 } else { 16 })?;
+                let ty = self.kinds(form, "us", if take || give { 32 } else { 16 })?;
                 let op = match (base.starts_with("add"), take || give) {
                     (true, false) => Op::Add,
                     (false, false) => Op::Sub,
@@ -56,8 +64,8 @@ impl<'a> Parser<'a> {
             }
             "mul" | "mad" => {
                 let which = form.pick(&[("lo", 0), ("hi", 1), ("wide", 2)]).ok_or_else(|| self.unknown_form(form))?;
-                let ty = self.integer_type(form, 16)?;
-                if ty.kind == 'b' || which == 2 && ty.bits == 64 {
+                let ty = self.kinds(form, "us", 16)?;
+                if which == 2 && ty.bits == 64 {
                     return Err(self.unknown_form(form));
                 }
                 let signed = ty.signed();
@@ -73,9 +81,9 @@ impl<'a> Parser<'a> {
                 Ok(made)
             }
             "div" | "rem" | "min" | "max" | "abs" | "neg" => {
-                let ty = self.integer_type(form, 16)?;
+                let ty = self.kinds(form, "us", 16)?;
                 let signed = ty.signed();
-                if ty.kind == 'b' || matches!(base, "abs" | "neg") && !signed {
+                if matches!(base, "abs" | "neg") && !signed {
                     return Err(self.unknown_form(form));
                 }
                 let op = match base {
@@ -103,11 +111,11 @@ impl<'a> Parser<'a> {
                 self.plain(context, form, op, operands, &[ty; 3][..if base == "not" { 2 } else { 3 }])
             }
             "cnot" => {
-                let ty = self.integer_type(form, 16)?;
+                let ty = self.kinds(form, "b", 16)?;
                 self.plain(context, form, Op::LogicalNot, operands, &[ty, ty])
             }
             "lop3" => {
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "b", 32)?;
                 let [.., Operand::Integer(table @ 0..=255)] = *operands else {
                     return Err(self.bad(form, "the table is a number from 0 to 255"));
                 };
@@ -119,7 +127,7 @@ impl<'a> Parser<'a> {
                 Ok(made)
             }
             "shl" | "shr" => {
-                let ty = self.integer_type(form, 16)?;
+                let ty = self.kinds(form, "bus", 16)?;
                 let op = match (base, ty.kind) {
                     ("shl", 'b') => Op::Shl,
                     ("shr", _) => Op::Shr { signed: ty.signed() },
@@ -130,14 +138,14 @@ impl<'a> Parser<'a> {
             "shf" => {
                 let left = form.pick(&[("l", true), ("r", false)]).ok_or_else(|| self.unknown_form(form))?;
                 let clamp = form.pick(&[("clamp", true), ("wrap", false)]).ok_or_else(|| self.unknown_form(form))?;
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "b", 32)?;
                 if ty.bits != 32 {
                     return Err(self.unknown_form(form));
                 }
                 self.plain(context, form, Op::Funnel { left, clamp }, operands, &[ty, ty, ty, word])
             }
             "popc" | "clz" | "brev" => {
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "b", 32)?;
                 let (op, result) = match base {
                     "popc" => (Op::Popc, word),
                     "clz" => (Op::Clz, word),
@@ -149,22 +157,25 @@ impl<'a> Parser<'a> {
             }
             "bfind" => {
                 let shift = form.take("shiftamt");
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "us", 32)?;
                 let mut made =
                     self.plain(context, form, Op::Bfind { signed: ty.signed(), shift }, operands, &[word, ty])?;
                 made.width = ty.bits;
                 Ok(made)
             }
             "bfe" => {
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "us", 32)?;
                 self.plain(context, form, Op::Bfe { signed: ty.signed() }, operands, &[ty, ty, word, word])
             }
             "bfi" => {
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "b", 32)?;
                 self.plain(context, form, Op::Bfi, operands, &[ty, ty, ty, word, word])
             }
             "prmt" => {
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "b", 32)?;
+                if ty.bits != 32 {
+                    return Err(self.unknown_form(form));
+                }
                 self.plain(context, form, Op::Prmt, operands, &[ty; 4])
             }
             _ => Err(self.unknown_form(form)),
@@ -298,21 +309,21 @@ impl<'a> Parser<'a> {
         set: bool,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
-        let (compare, of_floats) = form.pick(COMPARES).ok_or_else(|| self.unknown_form(form))?;
+        let (compare, domain) = form.pick(COMPARES).ok_or_else(|| self.unknown_form(form))?;
         let combine = form.pick(COMBINES).unwrap_or(Combine::None);
         if set {
-            let to = form.rest.next().and_then(Type::parse).filter(|ty| ty.integer() && ty.bits == 32);
+            let to = form.rest.next().and_then(Type::parse).filter(|ty| matches!(ty.kind, 'u' | 's') && ty.bits == 32);
             let (Some(to), Combine::None) = (to, combine) else {
                 return Err(self.unknown_form(form));
             };
             let ty = self.ty(form)?;
-            let class = self.class(form, ty, compare, of_floats)?;
+            let class = self.class(form, ty, compare, domain)?;
             let mut made = self.plain(context, form, Op::Set { compare, class }, operands, &[to, ty, ty])?;
             made.width = ty.bits;
             return Ok(made);
         }
         let ty = self.ty(form)?;
-        let class = self.class(form, ty, compare, of_floats)?;
+        let class = self.class(form, ty, compare, domain)?;
         self.count(form, operands, if combine == Combine::None { 3 } else { 4 })?;
         let mut made = blank(Op::Setp { compare, class, combine }, ty.bits);
         made.a = self.value(context, form, &operands[1], ty)?;
@@ -330,10 +341,11 @@ impl<'a> Parser<'a> {
         Ok(made)
     }
 
-    fn class(&self, form: &Form<'_>, ty: Type, compare: Compare, of_floats: bool) -> Result<Class, Error> {
+    fn class(&self, form: &Form<'_>, ty: Type, compare: Compare, domain: Domain) -> Result<Class, Error> {
         match ty.kind {
+            _ if domain == Domain::Unsigned && ty.kind != 'u' => Err(self.unknown_form(form)),
             'f' if ty.bits >= 32 => Ok(Class::Float),
-            _ if of_floats || !(16..=64).contains(&ty.bits) => Err(self.unknown_form(form)),
+            _ if domain == Domain::Floats || !(16..=64).contains(&ty.bits) => Err(self.unknown_form(form)),
             'b' if !matches!(compare, Compare::Eq | Compare::Ne) => Err(self.unknown_form(form)),
             's' => Ok(Class::Signed),
             'b' | 'u' => Ok(Class::Unsigned),

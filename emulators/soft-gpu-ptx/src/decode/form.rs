@@ -89,9 +89,10 @@ impl<'a> Parser<'a> {
         Ok(ty)
     }
 
-    pub fn integer_type(&self, form: &mut Form<'_>, least: u8) -> Result<Type, Error> {
+    /// Takes the last modifier, an integer type of one of the kinds (`b`, `u`, `s`), of `least` to 64 bits.
+    pub fn kinds(&self, form: &mut Form<'_>, kinds: &str, least: u8) -> Result<Type, Error> {
         let ty = self.ty(form)?;
-        if ty.integer() && (least..=64).contains(&ty.bits) { Ok(ty) } else { Err(self.unknown_form(form)) }
+        if kinds.contains(ty.kind) && (least..=64).contains(&ty.bits) { Ok(ty) } else { Err(self.unknown_form(form)) }
     }
 
     pub fn count(&self, form: &Form<'_>, operands: &[Operand<'a>], count: usize) -> Result<(), Error> {
@@ -162,6 +163,13 @@ impl<'a> Parser<'a> {
                     _ => value,
                 };
                 Ok((self.constant(context, low(value, bits), form.line)?, bits))
+            }
+            Operand::Not(name) if ty.kind == 'p' => {
+                let mut not = blank(Op::Not, 1);
+                not.a = self.value(context, form, &Operand::Name(name), ty)?;
+                not.d = self.temporary(context, form.line)?;
+                self.emit(context, form, not)?;
+                Ok((not.d, 1))
             }
             Operand::Float(bits) if ty.bits == 32 => Ok((self.constant(context, u64::from(bits), form.line)?, 32)),
             Operand::Double(bits) if ty.bits == 64 => Ok((self.constant(context, bits, form.line)?, 64)),

@@ -106,7 +106,7 @@ impl<'a> Parser<'a> {
         let scope = form.pick(SCOPES).unwrap_or(Scope::Gpu);
         let space = form.pick(SPACES).unwrap_or(Space::Generic);
         let op = form.pick(ATOMICS).ok_or_else(|| self.unknown_form(form))?;
-        let ty = self.integer_type(form, 32)?;
+        let ty = self.kinds(form, "bus", 32)?;
         let fits = match op {
             Atomic::Add => matches!((ty.kind, ty.bits), ('u', _) | ('s', 32)),
             Atomic::Exchange | Atomic::CompareExchange | Atomic::And | Atomic::Or | Atomic::Xor => ty.kind == 'b',

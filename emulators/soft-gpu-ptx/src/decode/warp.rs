@@ -38,7 +38,8 @@ impl<'a> Parser<'a> {
         let mut rest = operands;
         if let Some(reduce) = reduce {
             let bits = if reduce == Vote::Count { 32 } else { 1 };
-            let known = form.rest.next().and_then(Type::parse).is_some_and(|ty| ty.bits == bits);
+            let known =
+                form.rest.next().and_then(Type::parse).is_some_and(|ty| ty.bits == bits && "up".contains(ty.kind));
             let [result, middle @ .., predicate] = operands else {
                 return Err(self.bad(form, "the instruction has a result, a barrier and a predicate"));
             };
@@ -112,7 +113,7 @@ impl<'a> Parser<'a> {
                 let vote = vote.ok_or_else(|| self.unknown_form(form))?;
                 let ty = self.ty(form)?;
                 let bits = if vote == Vote::Ballot { 32 } else { 1 };
-                if ty.bits != bits {
+                if ty.bits != bits || ty != word && bits == 32 {
                     return Err(self.unknown_form(form));
                 }
                 self.count(form, operands, 3)?;
@@ -128,7 +129,7 @@ impl<'a> Parser<'a> {
                 if !form.take("sync") {
                     return Err(self.unknown_form(form));
                 }
-                let ty = self.integer_type(form, 32)?;
+                let ty = self.kinds(form, "b", 32)?;
                 self.count(form, operands, 3)?;
                 let (value, predicate) = first(operands);
                 if predicate.is_some() && !all {
@@ -146,7 +147,8 @@ impl<'a> Parser<'a> {
                     matches!(op, Atomic::Add | Atomic::Min | Atomic::Max | Atomic::And | Atomic::Or | Atomic::Xor)
                 });
                 let op = op.ok_or_else(|| self.unknown_form(form))?;
-                let ty = self.integer_type(form, 32)?;
+                let kinds = if matches!(op, Atomic::Add | Atomic::Min | Atomic::Max) { "us" } else { "b" };
+                let ty = self.kinds(form, kinds, 32)?;
                 if ty.bits != 32 {
                     return Err(self.unknown_form(form));
                 }
@@ -164,7 +166,7 @@ impl<'a> Parser<'a> {
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
         let word = Type { kind: 'b', bits: 32 };
-        if self.ty(form)?.bits != 32 {
+        if self.ty(form)? != word {
             return Err(self.unknown_form(form));
         }
         self.count(form, operands, 5)?;

@@ -198,7 +198,7 @@ impl<'a> Parser<'a> {
         let mut operands = Vec::new();
         if !self.take(';') {
             loop {
-                operands.push(self.operand(0)?);
+                operands.push(self.operand(0, opcode.starts_with("call"))?);
                 if self.take(';') {
                     break;
                 }
@@ -208,31 +208,32 @@ impl<'a> Parser<'a> {
         self.decode(context, opcode, line, guard, &operands)
     }
 
-    fn operand(&mut self, depth: usize) -> Result<Operand<'a>, Error> {
+    /// Parses an operand. Only a call has lists in parentheses; elsewhere they belong to an expression.
+    fn operand(&mut self, depth: usize, call: bool) -> Result<Operand<'a>, Error> {
         match self.peek() {
             Some(Token::Sign('[')) => {
                 self.at += 1;
                 let base = match self.peek() {
                     Some(Token::Word(_)) => Operand::Name(self.name()?),
-                    _ => Operand::Integer(self.integer()?),
+                    _ => Operand::Integer(self.expression()?),
                 };
                 let offset = self.addend()?;
                 self.expect(']')?;
                 Ok(Operand::Address(Box::new(base), offset))
             }
-            Some(Token::Sign(open @ ('{' | '('))) if depth == 0 => {
+            Some(Token::Sign(open @ ('{' | '('))) if depth == 0 && (call || open == '{') => {
                 self.at += 1;
                 let close = if open == '{' { '}' } else { ')' };
                 let mut list = Vec::new();
                 while !self.take(close) {
-                    list.push(self.operand(1)?);
+                    list.push(self.operand(1, call)?);
                     if self.peek() != Some(Token::Sign(close)) {
                         self.expect(',')?;
                     }
                 }
                 Ok(if open == '{' { Operand::Vector(list) } else { Operand::List(list) })
             }
-            Some(Token::Sign('!')) => {
+            Some(Token::Sign('!')) if matches!(self.tokens.get(self.at + 1), Some((Token::Word(_), _))) => {
                 self.at += 1;
                 Ok(Operand::Not(self.name()?))
             }
@@ -242,7 +243,7 @@ impl<'a> Parser<'a> {
                     return Ok(Operand::Pair(name, self.name()?));
                 }
                 if self.take('+') {
-                    return Ok(Operand::Sum(name, self.integer()? as i64));
+                    return Ok(Operand::Sum(name, self.expression()? as i64));
                 }
                 Ok(Operand::Name(name))
             }
@@ -254,7 +255,9 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 Ok(Operand::Double(bits))
             }
-            Some(Token::Integer(_) | Token::Sign('-')) => Ok(Operand::Integer(self.integer()?)),
+            Some(Token::Integer(_) | Token::Unsigned(_) | Token::Sign('-' | '+' | '~' | '!' | '(')) => {
+                Ok(Operand::Integer(self.expression()?))
+            }
             _ => Err(self.unexpected("an operand")),
         }
     }

@@ -52,7 +52,7 @@ impl<'a> Parser<'a> {
         let found = match self.peek() {
             None => "the end of the text".into(),
             Some(Token::Word(word)) => word.to_owned(),
-            Some(Token::Integer(value)) => value.to_string(),
+            Some(Token::Integer(value) | Token::Unsigned(value)) => value.to_string(),
             Some(Token::Float(bits)) => format!("0f{bits:08X}"),
             Some(Token::Double(bits)) => format!("0d{bits:016X}"),
             Some(Token::Text(text)) => format!("\"{text}\""),
@@ -78,16 +78,16 @@ impl<'a> Parser<'a> {
 
     pub fn integer(&mut self) -> Result<u64, Error> {
         let negative = self.take('-');
-        if let Some(Token::Integer(value)) = self.peek() {
+        if let Some(Token::Integer(value) | Token::Unsigned(value)) = self.peek() {
             self.at += 1;
             return Ok(if negative { value.wrapping_neg() } else { value });
         }
         Err(self.unexpected("an integer"))
     }
 
-    /// Parses an addend such as `+8` or `-8`, if there is one.
+    /// Parses an addend such as `+8` or `-2*4`, if there is one.
     pub fn addend(&mut self) -> Result<i64, Error> {
-        if self.take('+') || self.peek() == Some(Token::Sign('-')) { Ok(self.integer()? as i64) } else { Ok(0) }
+        if self.take('+') || self.peek() == Some(Token::Sign('-')) { Ok(self.expression()? as i64) } else { Ok(0) }
     }
 
     pub fn small(&mut self, what: &str, most: u64) -> Result<u64, Error> {

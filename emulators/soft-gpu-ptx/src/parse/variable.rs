@@ -168,7 +168,7 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 bits
             }
-            _ => self.integer()?,
+            _ => self.expression()?,
         };
         if variable.bytes.len() as u64 + bytes as u64 > MAX_BYTES {
             return Err(self.error(Kind::Limit, line, &variable.name, "the initial value is too large"));
