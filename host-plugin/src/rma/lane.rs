@@ -4,7 +4,7 @@
 use super::memory::Memory;
 use super::ranks::Ranks;
 use super::record::Record;
-use crate::device::{DeviceBuffer, Use};
+use crate::device::{Device, DeviceBuffer, DeviceKind, Use};
 use crate::error::Error;
 use crate::memory::region_of;
 use crate::metrics::source::RmaCounts;
@@ -155,6 +155,7 @@ impl<N> Lane<N> {
         let attr = CqAttr { size: depth + 4 * receives };
         let cq = CompletionQueue::open(&rail.domain, &attr).map_err(failed("opening the completion queue"))?;
         let mut endpoint = Endpoint::open(&rail.domain, &info).map_err(failed("opening the endpoint"))?;
+        keep_cuda_out(&mut endpoint, &info, &*ranks.device);
         // In an address vector shared with the lanes of earlier contexts, the tcp of libfabric 2.5 takes a peer's new endpoint for its old
         // one, and closes the connection: docs/found-elsewhere.md.
         let av = AddressVector::open(&rail.domain, ranks.nranks).map_err(failed("opening the address vector"))?;
@@ -453,6 +454,18 @@ impl<N> Lane<N> {
     pub fn retire(&mut self) {
         self.queue.clear();
         self.in_flight.iter_mut().for_each(|operation| *operation = None);
+    }
+}
+
+/// Tells the fabric `efa` not to call the CUDA driver. On the first transfer of a region of GPU memory it would otherwise set
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, which drivers refuse for memory from cuMemCreate, as NCCL's windows are, and fail the transfer. A
+/// libfabric without CUDA refuses the option, and makes no such call.
+fn keep_cuda_out(endpoint: &mut Endpoint, info: &ferrogin_libfabric::Info, device: &dyn Device) {
+    if info.fabric_name() == "efa"
+        && device.kind() == DeviceKind::Cuda
+        && let Err(error) = endpoint.set_option(bindings::FI_OPT_CUDA_API_PERMITTED, false)
+    {
+        crate::trace!("libfabric refuses FI_OPT_CUDA_API_PERMITTED: {error}");
     }
 }
 
