@@ -31,6 +31,11 @@ pub trait GpuMemory: Send + Sync {
         self.len() == 0
     }
 
+    /// True for memory of the host that kernels can use too.
+    fn is_on_host(&self) -> bool {
+        false
+    }
+
     /// Copies `bytes` to `offset`.
     ///
     /// # Errors
@@ -124,9 +129,9 @@ impl DeviceMemory {
 
     /// The argument `type` of `regMrSym`.
     pub fn kind(&self) -> c_int {
-        match self.home {
-            Home::Host(_) => nccl::PTR_HOST,
-            Home::Gpu(_) => nccl::PTR_CUDA,
+        match &self.home {
+            Home::Gpu(memory) if !memory.is_on_host() => nccl::PTR_CUDA,
+            _ => nccl::PTR_HOST,
         }
     }
 

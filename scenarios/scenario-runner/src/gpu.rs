@@ -9,6 +9,7 @@ use crate::driver::{check, cuda};
 use crate::machine::Machine;
 use crate::plan::{Api, Plan, Report, Threads};
 use crate::runner::{CpuThreads, Runner};
+use crate::segments::{Mapped, WindowMemory};
 use crate::step::CTA;
 use cudarc::driver::sys as cu;
 use mini_nccl::bootstrap::Identity;
@@ -42,6 +43,8 @@ pub struct Launch {
     pub gin: Option<PathBuf>,
     /// A linked image of all kernels for this GPU, replacing the PTX.
     pub image: Option<PathBuf>,
+    /// The memory of windows.
+    pub memory: WindowMemory,
 }
 
 impl Launch {
@@ -271,7 +274,7 @@ impl Drop for Gpu {
 
 impl Runner for Gpu {
     fn name(&self) -> String {
-        let Launch { threads, api, packed, gin, image } = &self.launch;
+        let Launch { threads, api, packed, gin, image, .. } = &self.launch;
         let packed = if *packed { ", in one block" } else { "" };
         let file = |path: &PathBuf| format!(", of {}", path.display());
         let code = image.as_ref().or(gin.as_ref()).map(file).unwrap_or_default();
@@ -284,6 +287,10 @@ impl Runner for Gpu {
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory, RunError> {
+        if self.launch.memory != WindowMemory::Whole {
+            let mapped = Mapped::new(self.ordinal, bytes, self.launch.memory).map_err(RunError::Gpu)?;
+            return Ok(DeviceMemory::of_gpu(Box::new(mapped)));
+        }
         let buffer = self.device.allocate(bytes, Use::Window).map_err(|error| RunError::Gpu(error.to_string()))?;
         Ok(DeviceMemory::of_gpu(Box::new(Window(buffer))))
     }

@@ -12,6 +12,7 @@ pub mod machine;
 pub mod measure;
 pub mod runner;
 pub mod scenario;
+pub mod segments;
 pub mod step;
 pub mod world;
 

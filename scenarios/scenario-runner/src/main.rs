@@ -10,6 +10,7 @@ use scenario_runner::gpu::{self, Launch};
 use scenario_runner::machine::Machine;
 use scenario_runner::plan::{Api, Spoil, Threads};
 use scenario_runner::scenario::{self, SCENARIOS, Scenario, WORKLOADS};
+use scenario_runner::segments::WindowMemory;
 use scenario_runner::world::{Config, MAX_LANES, World};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -62,6 +63,9 @@ struct Args {
     /// On a GPU: machine code of all kernels for this GPU, in place of PTX.
     #[arg(long, value_name = "FILE")]
     image: Option<PathBuf>,
+    /// On a GPU: the memory of the window, which is one allocation, several side by side, or memory of the host.
+    #[arg(long, default_value = "whole", value_parser = one_of(&MEMORIES))]
+    memory: WindowMemory,
     /// Print the GPU and its driver and exit. The status is 3, with the reason, if there is no GPU, or if it is older than compute
     /// capability 7.5 or its driver older than the PTX.
     #[arg(long)]
@@ -70,6 +74,8 @@ struct Args {
 
 const THREADS: [(&str, Threads); 4] =
     [("one", Threads::One), ("tile", Threads::Tile), ("warp", Threads::Warp), ("block", Threads::Block)];
+const MEMORIES: [(&str, WindowMemory); 3] =
+    [("whole", WindowMemory::Whole), ("segments", WindowMemory::Segments), ("host", WindowMemory::Host)];
 const APIS: [(&str, Api); 3] = [("rust", Api::Rust), ("c", Api::C), ("cuda", Api::Cuda)];
 const SPOILS: [(&str, Spoil); 6] = [
     ("nothing", Spoil::Nothing),
@@ -164,7 +170,7 @@ fn run_rank(args: &Args, identity: &Identity) -> Result<(), RunError> {
     };
     let bootstrap = Bootstrap::join(identity, mini_nccl::timeout_from_env()).map_err(Error::from)?;
     let (gin, image) = (args.gin.clone(), args.image.clone());
-    let launch = Launch { threads: args.threads, api: args.api, packed: args.packed, gin, image };
+    let launch = Launch { threads: args.threads, api: args.api, packed: args.packed, gin, image, memory: args.memory };
     let world = World::open(&config, bootstrap, gpu::runner_from_env(launch)?)?;
     let first = world.rank() == 0;
     if first {

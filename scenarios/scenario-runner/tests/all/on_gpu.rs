@@ -97,6 +97,17 @@ fn kernels_pass_where_cpu_cannot_touch_memory_of_gpu() {
     all_pass(kernels(&dist, 2, &["--api", "cuda"]).env("SOFTGPU_CPU_ACCESS", "no"));
 }
 
+/// Windows of several allocations side by side, and windows in host memory from the driver, also where the CPU can't touch the GPU's.
+#[test]
+fn kernels_pass_with_windows_of_segments_and_of_host_memory() {
+    let Some(dist) = gpu("kernels_pass_with_windows_of_segments_and_of_host_memory") else { return };
+    for (memory, access) in [("segments", "yes"), ("host", "no")] {
+        let scenarios = ["put-signal", "get", "strong-signal"].map(|name| ["--only", name]).concat();
+        let options = [&["--memory", memory][..], &scenarios].concat();
+        must_pass(&kernels(&dist, 2, &options).env("SOFTGPU_CPU_ACCESS", access).run().expect("the job starts"));
+    }
+}
+
 #[test]
 #[ignore = "make check"]
 fn kernels_pass_with_each_group() {
