@@ -190,7 +190,8 @@ class Comm(Owned):
                 setattr(options, name, value)
             call("ferrogin_context_create", handle, byref(options), byref(out))
             assert out.value is not None
-            context = Context(self, self.ranks, out.value, max(fields["contexts"], 1), fields["signals"], fields["counters"])
+            numbers_of = (max(fields["contexts"], 1), fields["signals"], fields["counters"])
+            context = Context(self, self.rank, self.ranks, out.value, *numbers_of)
             with lock:
                 self._children.add(context)
             return context

@@ -33,9 +33,11 @@ class Context(Owned):
     _kind = "context"
     _close_with = "destroy"
 
-    def __init__(self, comm: Owned, ranks: int, handle: int, contexts: int, signals: int, counters: int) -> None:
+    def __init__(
+        self, comm: Owned, rank: int, ranks: int, handle: int, contexts: int, signals: int, counters: int
+    ) -> None:
         super().__init__(handle, comm)
-        self._ranks = ranks
+        self._rank, self._ranks = rank, ranks
         self.contexts = contexts
         self.signals = signals
         self.counters = counters
@@ -135,8 +137,8 @@ class Gin:
             raise ValueError("strong is True without a signal: pass signal=... or at=(window, offset)")
         return (_AGGREGATE if aggregate else 0) | (_STRONG if strong else 0)
 
-    def _word(self, at: tuple[Window, SupportsIndex], signal: Optional[int]) -> tuple[Window, int]:
-        """The window and offset of a signal that is a word in a window."""
+    def _word(self, peer: int, at: tuple[Window, SupportsIndex], signal: Optional[int]) -> tuple[Window, int]:
+        """The window and offset of `peer`'s signal that is a word in a window."""
         if signal is not None:
             raise ValueError(f"signal is {signal}, and at names a word in a window: pass only one of them")
         if not isinstance(at, tuple) or len(at) != 2:
@@ -144,7 +146,7 @@ class Gin:
         window, offset = self._window("at", at[0]), unsigned("the offset of at", at[1], 64)
         if offset % 8:
             raise ValueError(f"the offset of at is {offset}: pass a multiple of 8, the bytes of a signal")
-        return window, offset
+        return window, self._place("at", peer, window, offset, 8)
 
     def _part(self, name: str, window: Window, offset: SupportsIndex, nbytes: Optional[SupportsIndex]) -> tuple[int, int]:
         """The offset and size of a part of one of this rank's windows."""
@@ -155,6 +157,12 @@ class Gin:
                 f"bytes {start} to {start + size} are not in the window {name} of {window.nbytes} bytes: pass a smaller offset or nbytes"
             )
         return start, size
+
+    def _place(self, name: str, peer: int, window: Window, offset: SupportsIndex, nbytes: int) -> int:
+        """The offset of a part of `peer`'s window. Its size is known only on that rank."""
+        if peer == self._context._rank:
+            return self._part(name, window, offset, nbytes)[0]
+        return unsigned(f"{name}_offset", offset, 64)
 
     def put(
         self,
@@ -174,6 +182,8 @@ class Gin:
     ) -> None:
         """Writes `nbytes` bytes (by default the rest of `src`) from this rank's window `src` to `peer`'s window `dst`.
 
+        Pass `nbytes` with a `dst_offset`: bytes behind the window of another rank end the context, because only that rank knows its size.
+
         The peer's `signal` is raised by `add` once the bytes have arrived, and this rank's `counter` once the operation is complete.
 
         With emulated signals (FERROGIN_SIGNALS=emulated), `at`, a window and an offset in it, can replace `signal`: `add` is added to the 8
@@ -181,13 +191,14 @@ class Gin:
         """
         target, source = self._window("dst", dst), self._window("src", src)
         start, size = self._part("src", source, src_offset, nbytes)
-        place = unsigned("dst_offset", dst_offset, 64)
+        rank = self._peer(peer)
+        place = self._place("dst", rank, target, dst_offset, size)
         flags = self._flags(aggregate, strong, signal is not None or at is not None)
-        put = (self._peer(peer), target.handle, place, source.handle, start, size)
+        put = (rank, target.handle, place, source.handle, start, size)
         if at is None:
             self._call("fgin_put", *put, self._action(signal, add, counter), flags, windows=(target, source))
         else:
-            window, offset = self._word(at, signal)
+            window, offset = self._word(rank, at, signal)
             word = (window.handle, offset, unsigned("add", add, 64), self._action(None, 0, counter))
             self._call("fgin_put_signal_at", *put, *word, flags, windows=(target, source, window))
 
@@ -224,13 +235,14 @@ class Gin:
             bits, size = int.from_bytes(data, "little"), len(data)
             if size not in (1, 2, 4, 8):
                 raise ValueError(f"the value has {size} bytes: pass one of 1, 2, 4 or 8 bytes, or put an array")
-        place = unsigned("dst_offset", dst_offset, 64)
+        rank = self._peer(peer)
+        place = self._place("dst", rank, window, dst_offset, size)
         flags = self._flags(aggregate, strong, signal is not None or at is not None)
-        put = (self._peer(peer), window.handle, place, bits, size)
+        put = (rank, window.handle, place, bits, size)
         if at is None:
             self._call("fgin_put_value", *put, self._action(signal, add), flags, windows=(window,))
         else:
-            other, place = self._word(at, signal)
+            other, place = self._word(rank, at, signal)
             word = (other.handle, place, unsigned("add", add, 64))
             self._call("fgin_put_value_signal_at", *put, *word, flags, windows=(window, other))
 
@@ -248,9 +260,10 @@ class Gin:
         """Reads `nbytes` bytes (by default the rest of `local`) from `peer`'s window `remote`; they have arrived after `flush`."""
         source, target = self._window("remote", remote), self._window("local", local)
         start, size = self._part("local", target, local_offset, nbytes)
-        place = unsigned("remote_offset", remote_offset, 64)
+        rank = self._peer(peer)
+        place = self._place("remote", rank, source, remote_offset, size)
         flags = _AGGREGATE if aggregate else 0
-        arguments = (self._peer(peer), source.handle, place, target.handle, start, size, flags)
+        arguments = (rank, source.handle, place, target.handle, start, size, flags)
         self._call("fgin_get", *arguments, windows=(source, target))
 
     def signal(
@@ -264,14 +277,14 @@ class Gin:
         aggregate: bool = False,
     ) -> None:
         """Raises one of `peer`'s signals without sending bytes: `signal`, or the word `at` a window and an offset, as in `put`."""
-        flags = self._flags(aggregate, strong, True)
+        flags, rank = self._flags(aggregate, strong, True), self._peer(peer)
         if at is not None:
-            window, offset = self._word(at, signal)
-            self._call("fgin_signal_at", self._peer(peer), window.handle, offset, unsigned("add", add, 64), flags, windows=(window,))
+            window, offset = self._word(rank, at, signal)
+            self._call("fgin_signal_at", rank, window.handle, offset, unsigned("add", add, 64), flags, windows=(window,))
         elif signal is None:
             raise TypeError("the signal is missing: pass signal, or at=(window, offset)")
         else:
-            self._call("fgin_signal", self._peer(peer), self._action(signal, add), flags)
+            self._call("fgin_signal", rank, self._action(signal, add), flags)
 
     def ring(self) -> None:
         """Rings the doorbells that aggregated operations left, and doesn't wait."""
