@@ -1,6 +1,7 @@
 //! The tests of channels over real providers.
 
 mod channel;
+mod close;
 mod common;
 mod idle;
 mod malformed_peers;

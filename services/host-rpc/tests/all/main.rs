@@ -1,6 +1,7 @@
 //! The tests of calls.
 
 mod calls;
+mod close;
 mod common;
 mod drops;
 mod peer;

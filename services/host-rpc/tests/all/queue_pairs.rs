@@ -24,7 +24,7 @@ fn card(seed: u64) -> Arc<dyn Device> {
     soft_mlx5::open(CardSettings { seed: Some(seed), compressed_layout, ..CardSettings::default() }).unwrap()
 }
 
-fn pair(seed: u64, config: &Config) -> (Connection, Connection) {
+pub fn pair(seed: u64, config: &Config) -> (Connection, Connection) {
     let (a, b) = (Connector::new(&card(seed), config).unwrap(), Connector::new(&card(seed + 1), config).unwrap());
     let (hello_a, hello_b) = (a.hello(), b.hello());
     (a.connect(&hello_b, "the server").unwrap(), b.connect(&hello_a, "the client").unwrap())
