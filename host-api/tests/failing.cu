@@ -5,10 +5,12 @@
 
 using namespace ferrogin;
 
-enum : uint32_t { WAIT, PEER, SIGNAL };
+enum : uint32_t { WAIT, PEER, SIGNAL, OUTSIDE };
 
-KERNEL fails(Outcome* outcome, void* handle, fgin_window window, uint32_t how) {
+KERNEL fails(Outcome* outcome, void* handle, fgin_window window, char* memory, uint32_t how) {
   Gin<> gin(handle, 0);
+  // No window is this large.
+  if (how == OUTSIDE) memory[uint64_t{1} << 40] = 1;
   if (how == WAIT) TRY(gin.waitSignal(0, 3, Block{}));
   if (how == PEER) TRY(gin.put(99, window, 0, window, 8, 8, None{}, None{}, Block{}));
   if (how == SIGNAL) TRY(gin.put(0, window, 0, window, 8, 8, SignalInc{7}, None{}, Block{}));
@@ -22,7 +24,8 @@ int main(int count, char** arguments) try {
   options.timeout_ms = 20;
   auto context = comm.context(options);
   std::string how = count > 1 ? arguments[1] : "";
-  LAUNCH(fails, context, window.handle(), how == "wait" ? WAIT : how == "peer" ? PEER : SIGNAL);
+  uint32_t number = how == "wait" ? WAIT : how == "peer" ? PEER : how == "outside" ? OUTSIDE : SIGNAL;
+  LAUNCH(fails, context, window.handle(), static_cast<char*>(window.address()), number);
   std::printf("the kernel did not fail\n");
   return 0;
 } catch (const std::exception& error) {

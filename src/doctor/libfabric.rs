@@ -3,6 +3,7 @@
 use super::elf::{self, Defect};
 use super::finding::Finding;
 use super::machine::{Machine, variable};
+use super::nccl::Route;
 use crate::probe;
 use std::path::Path;
 
@@ -39,7 +40,9 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     ];
     let mut numbers = version.split('.').filter_map(|part| part.parse().ok());
     let release: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if !machine.is_software_card() && release < EFA_NEEDS {
+    // The RMA plugin needs no completion counters.
+    let has_kernels = !matches!(Route::of_settings(), Route::Host(_));
+    if has_kernels && !machine.is_software_card() && release < EFA_NEEDS {
         findings.push(Finding::problem(
             AREA,
             format!("libfabric {version} is older than {}.{}", EFA_NEEDS.0, EFA_NEEDS.1),

@@ -58,12 +58,12 @@ fn resources(machine: &Machine) -> Vec<Finding> {
         }
         _ => Finding::ok(AREA, what),
     });
-    match locked < LOCKED && !machine.has_software_card() {
+    match locked < LOCKED && !machine.has_software_card() && machine.provider != "tcp" {
         false => findings.push(Finding::ok(AREA, format!("locked memory (ulimit -l): {}", amount(locked)))),
         true => findings.push(Finding::warning(
             AREA,
             format!("locked memory (ulimit -l): {}", amount(locked)),
-            "an EFA card locks the memory that it registers; registration fails at the limit",
+            "a card locks the memory that it registers; registration fails at the limit",
             "ulimit -l unlimited (/etc/security/limits.conf; docker run --ulimit memlock=-1)",
         )),
     }

@@ -133,7 +133,8 @@ fn one_problem_per_cause(findings: &mut [Finding]) {
     let is_problem = |finding: &&Finding| finding.level == Level::Problem;
     // What a plugin needs before it can open a card.
     let needs = |finding: &&Finding| {
-        [libfabric::AREA, rdma::AREA, gpu::AREA, settings::AREA, limits::AREA, limits::SHARED_MEMORY].contains(&finding.area)
+        [libfabric::AREA, rdma::AREA, gpu::AREA, settings::AREA, limits::AREA, limits::SHARED_MEMORY]
+            .contains(&finding.area)
     };
     let cause = findings.iter().filter(is_problem).find(needs).map(|cause| cause.what.clone());
     let list = findings.iter().filter(is_problem).find(|finding| finding.what.ends_with(nccl::NONE));
@@ -194,7 +195,10 @@ mod tests {
             assert_eq!(count(&[card.clone(), problem(cause, "broken")]), 1, "{cause}");
         }
         assert_eq!(count(&[card.clone(), problem("NCCL", "NCCL_GIN_TYPE=3")]), 2);
-        let none = [problem("plugin", "NCCL_GIN_PLUGIN=none names no plugin"), problem("NCCL", "NCCL_GIN_PLUGIN=none has the entry none")];
+        let none = [
+            problem("plugin", "NCCL_GIN_PLUGIN=none names no plugin"),
+            problem("NCCL", "NCCL_GIN_PLUGIN=none has the entry none"),
+        ];
         assert_eq!(count(&none), 1);
     }
 }

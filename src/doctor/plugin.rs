@@ -43,7 +43,8 @@ impl Named {
 
     /// A defect of an entry's file, and its fix.
     fn defect(&self, entry: &str) -> Option<(String, String)> {
-        let Defect { what, fix } = Some(entry).filter(|entry| entry.contains('/')).and_then(|path| elf::defect(Path::new(path)))?;
+        let Defect { what, fix } =
+            Some(entry).filter(|entry| entry.contains('/')).and_then(|path| elf::defect(Path::new(path)))?;
         if !self.is_set {
             return Some((what, fix.to_owned()));
         }
@@ -93,9 +94,10 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
         }
     }
     if is_list && usable {
-        findings.push(Finding::ok(PLUGIN, format!("order: {}", named.entries.join(", then "))).why(
-            "NCCL uses the first entry that loads and whose init succeeds",
-        ));
+        findings.push(
+            Finding::ok(PLUGIN, format!("order: {}", named.entries.join(", then ")))
+                .why("NCCL uses the first entry that loads and whose init succeeds"),
+        );
     }
     let (software, broken) = provider_files(machine, directory.as_deref());
     let blocked = broken && machine.is_software_card();
@@ -210,7 +212,8 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
         Some(reason) => findings.push(failed(machine, probed, reason, &cards).details(errors)),
         None if probed.text("exchanged") == "gpu" => findings.extend(beside_gpu(machine)),
         None if probed.text("exchanged") == "rma" => findings.push(
-            Finding::ok(EXCHANGE, "a put with a signal arrived through the RMA plugin, one rank with itself").details(errors),
+            Finding::ok(EXCHANGE, "a put with a signal arrived through the RMA plugin, one rank with itself")
+                .details(errors),
         ),
         None => findings.push(
             Finding::ok(
@@ -227,7 +230,8 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
 fn plugin_version(probed: &Probed) -> Option<String> {
     probed.texts("info").iter().find_map(|line| {
         let (_, rest) = line.split_once("ferrogin ").filter(|(_, rest)| rest.contains(": provider "))?;
-        rest.split_once(": provider ").map(|(version, _)| version.to_owned())
+        // The RMA plugin's line goes on after the version.
+        rest.split([':', ' ']).next().map(str::to_owned)
     })
 }
 

@@ -183,12 +183,7 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
             "--cuda-feature=+ptx82",
         ]);
         kernel.args(["-nocudainc", "-nocudalib", "-O2", "-S", "-Wall", "-Wextra", "-Werror", &files, "-I"]);
-        kernel
-            .arg(include())
-            .args(["-include", "ferrogin/clang_cuda.h"])
-            .arg(&source)
-            .arg("-o")
-            .arg(&ptx);
+        kernel.arg(include()).args(["-include", "ferrogin/clang_cuda.h"]).arg(&source).arg("-o").arg(&ptx);
         let output = kernel.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("clang starts");
         assert!(output.status.success(), "{kernel:?}: {}", text(&output));
 

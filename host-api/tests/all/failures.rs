@@ -14,8 +14,20 @@ const FIRST: &str = "ferrogin WARN rank 0: the first failure of a kernel in this
 const FAILURES: [(&str, &str); 3] = [
     ("wait", "fgin_wait_signal returned FGIN_TIMEOUT: signal 0 is 0, and not 3, after 20ms: check that the peer runs"),
     ("peer", "fgin_put returned FGIN_INVALID_ARGUMENT: there is only one rank, so the peer must be 0"),
-    ("signal", "fgin_put returned FGIN_INVALID_ARGUMENT: rank 0 has no signal 7: create its context with at least 8 signals"),
+    (
+        "signal",
+        "fgin_put returned FGIN_INVALID_ARGUMENT: rank 0 has no signal 7: create its context with at least 8 signals",
+    ),
 ];
+
+/// The kernel of failing.cu leaves its window: `line` says where, and no more than `lines` follow it.
+fn fault_is_explained(mut command: Command, line: &str, lines: usize) {
+    let output =
+        command.arg("outside").env("FERROGIN_RANK", "0").env("FERROGIN_NRANKS", "1").output().expect("a process");
+    let text = text(&output);
+    assert!(!output.status.success() && text.contains(line), "{text}");
+    assert!(text.lines().count() <= 1 + lines, "{text}");
+}
 
 fn all_are_explained(command: impl Fn() -> Command) {
     for (how, line) in FAILURES {
@@ -39,6 +51,9 @@ fn first_failure_of_cpu_threads_is_explained() {
         on_software_card(&mut command);
         command
     });
+    let mut command = Command::new(&program);
+    on_software_card(&mut command);
+    fault_is_explained(command, "which is in no window: is a window too small?", 0);
     let _ = std::fs::remove_file(program);
 }
 
@@ -63,11 +78,13 @@ fn first_failure_on_the_software_gpu_is_explained() {
     let gpu = dist.join("gpu").display().to_string();
     let flags = ["-std=c++17", "-x", "c++", &files, "-I../examples", "-I", &gpu];
     let Some(program) = compile_with(test, CXX, &flags, "tests/failing.cu", &["-L", &gpu, "-lcuda"]) else { return };
-    all_are_explained(|| {
+    let command = || {
         let mut command = Command::new(dist.join("ferrogin"));
         on_software_card(command.args(["gpu", "--"]).arg(&program)).env("FERROGIN_DEVICE", "cuda");
         command
-    });
+    };
+    all_are_explained(command);
+    fault_is_explained(command(), "a store of 1 bytes at ", 2);
     let _ = std::fs::remove_file(program);
     let _ = std::fs::remove_file(ptx);
 }

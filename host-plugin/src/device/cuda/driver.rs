@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::device::interface::DeviceError;
+use crate::log::first_time;
 use cudarc::driver::sys as cu;
 use std::ffi::CStr;
 
@@ -24,9 +25,29 @@ pub fn check(call: &'static str, result: cu::CUresult) -> Result<(), DeviceError
 
 /// [`check`] for a call that frees device memory: an error becomes a WARN line.
 pub fn check_free(call: &'static str, result: cu::CUresult) {
-    if let Err(error) = check(call, result) {
+    let Err(error) = check(call, result) else { return };
+    if !is_fault(result) {
         crate::warn!("freeing device memory: {error}");
+    } else if first_time("a kernel's fault", "") {
+        crate::warn!("a kernel failed, so its CUDA context frees no memory: {error}. Look for the first CUDA error");
     }
+}
+
+/// Returns whether the error is that of an earlier kernel: every later call in its CUDA context returns it.
+fn is_fault(result: cu::CUresult) -> bool {
+    use cu::CUresult::*;
+    matches!(
+        result,
+        CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_ASSERT
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+    )
 }
 
 /// The CUDA context and a non-blocking stream, shared by all of the device's objects.
