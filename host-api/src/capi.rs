@@ -305,6 +305,7 @@ pub extern "C" fn ferrogin_barrier(comm: *mut c_void) -> c_int {
 pub unsafe extern "C" fn ferrogin_close(comm: *mut c_void) -> c_int {
     guard(|| {
         let open = registry::remove::<OpenComm>(comm, Kind::HostComm)?;
+        open.comm.drain();
         for handle in open.contexts.close() {
             drop(registry::remove::<OpenContext>(handle, Kind::HostContext));
         }
@@ -479,7 +480,7 @@ pub extern "C" fn ferrogin_context_check(context: *const c_void) -> c_int {
     guard(|| self::context(context)?.context.check())
 }
 
-/// Destroys contexts.
+/// Destroys contexts, once what kernels have posted on them is delivered.
 ///
 /// # Safety
 /// No kernel uses them.

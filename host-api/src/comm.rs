@@ -143,6 +143,15 @@ impl Inner {
     }
 }
 
+impl Comm {
+    /// Drains all contexts, before they are closed one after another.
+    pub(crate) fn drain(&self) {
+        let contexts = self.inner.contexts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let open: Vec<_> = contexts.iter().filter_map(|(_, context)| context.upgrade()).collect();
+        context::drain(&open.iter().map(|context| &**context).collect::<Vec<_>>());
+    }
+}
+
 fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
     match rank < ranks && ranks <= RANKS_MAX {
         true => Ok(()),

@@ -10,7 +10,6 @@ use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::context::{self, Shape};
 use nccl_gin_ferrogin::device::DeviceKind;
 use nccl_gin_ferrogin::error::Error as PluginError;
-use nccl_gin_ferrogin::log::counted;
 use nccl_gin_ferrogin::registry::{self, Kind};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -60,7 +59,7 @@ impl ContextOptions {
     }
 }
 
-/// This rank's contexts, destroyed on drop. By then, no kernel may use them any more.
+/// This rank's contexts, destroyed on drop, once what their kernels have posted is delivered. By then, no kernel may use them any more.
 pub struct Context {
     context: Arc<context::Context>,
     /// The number in the registry, through which the watcher reports failures.
@@ -133,15 +132,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        let is_sound = registry::fault(self.handle, Kind::Context) == Ok(false);
-        if let Some(n) = self.context.outstanding().ok().filter(|n| *n > 0 && is_sound) {
-            nccl_gin_ferrogin::warn!(
-                "rank {}: the context is being destroyed with {} of its kernels incomplete, so bytes may be lost: \
-                 call fgin_flush first",
-                self._comm.coll.rank,
-                counted(n as usize, "request")
-            );
-        }
+        context::drain(&[&*self.context]);
         if let Ok(context) = registry::remove::<context::Context>(self.handle, Kind::Context) {
             context.close(self.handle);
         }

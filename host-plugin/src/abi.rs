@@ -6,7 +6,7 @@
 
 use crate::comm::{CollComm, ListenComm};
 use crate::config::Signals;
-use crate::context::{Context, Shape};
+use crate::context::{self, Context, Shape};
 use crate::error::Error;
 use crate::nccl_version::{self, NcclVersion};
 use crate::plugin::{NAME, Plugin};
@@ -405,6 +405,8 @@ unsafe extern "C" fn create_context_v13(
 
 unsafe extern "C" fn destroy_context(gin_ctx: *mut c_void) -> nccl::Result {
     guard("destroyContext", || {
+        // NCCL may ask for errors until the context is drained.
+        context::drain(&[&*registry::get::<Context>(gin_ctx, Kind::Context)?]);
         let context = registry::remove::<Context>(gin_ctx, Kind::Context)?;
         context.close(gin_ctx);
         Ok(())
@@ -423,6 +425,10 @@ unsafe extern "C" fn close_coll(coll_comm: *mut c_void) -> nccl::Result {
                 log::counted(contexts.len(), "context")
             );
         }
+        let open: Vec<_> =
+            contexts.iter().filter_map(|handle| registry::get::<Context>(*handle, Kind::Context).ok()).collect();
+        context::drain(&open.iter().map(|context| &**context).collect::<Vec<_>>());
+        drop(open);
         for handle in contexts {
             // Another thread may just have removed this handle.
             if let Ok(context) = registry::remove::<Context>(handle, Kind::Context) {

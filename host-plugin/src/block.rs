@@ -4,7 +4,7 @@
 //! the header and the array of device handles, which NCCL's code indexes. Each context's tables follow, and the structs that posting
 //! threads write, each on its own cache lines.
 
-use crate::device::bytes_of;
+use crate::device::{DeviceBuffer, DeviceError, bytes_of};
 use crate::endpoint::COUNTER_STRIDE;
 use efa_dp_direct::queue::{
     CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0,
@@ -51,6 +51,72 @@ impl Layout {
         match self {
             Self::V0 => 1,
             Self::V1 => 2,
+        }
+    }
+}
+
+/// Where an endpoint's cursors are: the offset of its struct in the block.
+#[derive(Debug, Clone, Copy)]
+pub struct Cursors(usize);
+
+impl Cursors {
+    /// Returns the offset of the next request's number.
+    pub fn next(self) -> usize {
+        self.0 + QUEUE + offset_of!(WqV0, pc)
+    }
+
+    /// Reads the cursors.
+    ///
+    /// # Errors
+    /// The device can't read its memory.
+    pub fn read(self, block: &dyn DeviceBuffer) -> Result<Posts, DeviceError> {
+        // In one call: it copies from a GPU.
+        let mut bytes = [0; size_of::<EndpointExt>()];
+        block.read(self.0, &mut bytes)?;
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let state = offset_of!(EndpointExt, posting) + offset_of!(PostingState, state);
+        Ok(Posts {
+            next: word(QUEUE + offset_of!(WqV0, pc)),
+            pending: word(QUEUE + offset_of!(WqV0, wqes_pending)),
+            released: word(QUEUE + offset_of!(WqV0, wqes_completed)),
+            rung: word(QUEUE + offset_of!(WqV0, wqes_posted)),
+            state: [word(state), word(state + 4)],
+        })
+    }
+}
+
+/// Offset of the send queue in an endpoint's struct.
+const QUEUE: usize = offset_of!(EndpointExt, queue) + SQ_WQ_OFFSET;
+
+/// How far the posts of an endpoint have got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Posts {
+    /// The next request's number, without those that are `pending`.
+    next: u32,
+    /// Requests that the `locked` policy has not rung.
+    pending: u32,
+    /// Requests that are written, as NCCL's device code counts them.
+    released: u32,
+    /// Requests that are rung.
+    pub rung: u32,
+    /// The `combining` policy's ready bits (low half) and rung count.
+    state: [u32; 2],
+}
+
+impl Posts {
+    /// Returns the number of requests that have been reserved.
+    pub fn reserved(self) -> u32 {
+        self.next.wrapping_add(self.pending)
+    }
+
+    /// Returns the number of requests that are written and may be rung, once no thread is posting.
+    pub fn written(self) -> u32 {
+        let [ready, rung] = self.state;
+        // One bit for each of 16 requests from the rung count on.
+        match (ready as u16).rotate_right(rung % 16).trailing_ones() {
+            0 if self.pending == 0 => self.released,
+            0 => self.reserved(),
+            ready => rung.wrapping_add(ready),
         }
     }
 }
@@ -282,12 +348,12 @@ impl Plan {
         self.devs.offset
     }
 
-    /// Returns the offsets of the send queue cursors of each context's endpoints: the next request's number, and the requests beyond it
-    /// that an endpoint with the `locked` policy has not rung.
-    pub fn cursors(&self) -> Vec<Vec<[usize; 2]>> {
-        let fields = [offset_of!(WqV0, pc), offset_of!(WqV0, wqes_pending)];
-        let of = |queue: &QueuePlaces| fields.map(|field| queue.qp.offset + SQ_WQ_OFFSET + field);
-        self.contexts.iter().map(|context| context.queues.iter().map(of).collect()).collect()
+    /// Returns where the cursors of each context's endpoints are.
+    pub fn cursors(&self) -> Vec<Vec<Cursors>> {
+        let of = |endpoints: &Place<EndpointExt>| {
+            (0..endpoints.count).map(|e| Cursors(endpoints.offset + e * size_of::<EndpointExt>())).collect()
+        };
+        self.contexts.iter().map(|context| of(&context.endpoints)).collect()
     }
 
     /// Fills the block for the device address `base`.

@@ -1,6 +1,6 @@
 //! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes them to kernels.
 
-use crate::block::{BlockSpec, ContextSpec, EmulatedSpec, FAILURE_OFFSET, Layout, Plan};
+use crate::block::{BlockSpec, ContextSpec, Cursors, EmulatedSpec, FAILURE_OFFSET, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
@@ -13,7 +13,7 @@ use crate::metrics;
 use crate::rail::{CounterBudget, Peers};
 use crate::signal_proxy::Pulse;
 use crate::signal_proxy::inbox::Inbox;
-use crate::watcher::{self, CqReader, Guard, PeerWatch, Report, RingView, Watch, WatchedEndpoint};
+use crate::watcher::{self, CqReader, Guard, Output, PeerWatch, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::device::DevHandle;
@@ -23,15 +23,18 @@ use ferrogin_libfabric::progress::Progress;
 use ferrogin_rendezvous::ring::Step;
 use queues::{OneContext, RailInfo};
 use std::ffi::c_void;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+mod drain;
 mod emulated;
 mod peers;
 mod queues;
 mod shape;
 mod wire;
 
+pub use drain::drain;
 pub use shape::Shape;
 
 /// Largest transfer of one request on EFA, even if the card reports more.
@@ -44,7 +47,11 @@ pub struct Context {
     handle: Box<NetDeviceHandleV11>,
     block: Option<Box<dyn DeviceBuffer>>,
     /// From [`Plan::cursors`].
-    cursors: Vec<Vec<[usize; 2]>>,
+    cursors: Vec<Vec<Cursors>>,
+    /// The counters' values before the first request, by context and endpoint.
+    starts: Vec<Vec<Start>>,
+    /// Set by the first [`drain`].
+    drained: AtomicBool,
     contexts: Vec<OneContext>,
     /// Dropped before the memory of the words they add to.
     inboxes: Option<Inboxes>,
@@ -95,7 +102,8 @@ impl Context {
         let mut context = context.0;
         context.handle.handle = ready.handles;
         context.block = Some(ready.block);
-        context.add_to_metrics(coll, &ready.starts);
+        context.starts = ready.starts;
+        context.add_to_metrics(coll);
         let first = &context.contexts[0].endpoints;
         let addresses = context.peers.iter().map(|peers| peers.numbers().len()).sum::<usize>();
         span.note("contexts", shape.n_contexts as u64);
@@ -197,6 +205,8 @@ impl Context {
             handle: Box::new(handle),
             block: None,
             cursors: Vec::new(),
+            starts: Vec::new(),
+            drained: AtomicBool::new(false),
             contexts,
             inboxes,
             signal_memory,
@@ -213,17 +223,17 @@ impl Context {
         Ok((context, wire::RankContexts { contexts: parts }))
     }
 
-    /// Adds the contexts to FERROGIN_METRICS. `starts` has the counters' first values, by context and endpoint.
+    /// Adds the contexts to FERROGIN_METRICS.
     #[allow(unsafe_code)]
-    fn add_to_metrics(&mut self, coll: &CollComm, starts: &[Vec<Start>]) {
+    fn add_to_metrics(&mut self, coll: &CollComm) {
         let Some(of_comm) = &coll.metrics else { return };
         let mut sources = Vec::with_capacity(self.contexts.len());
         for (id, one) in self.contexts.iter().enumerate() {
             let block = self.block.as_ref().and_then(|block| block.host_address());
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
-            for ((endpoint, cursor), start) in one.endpoints.iter().zip(&self.cursors[id]).zip(&starts[id]) {
+            for ((endpoint, cursor), start) in one.endpoints.iter().zip(&self.cursors[id]).zip(&self.starts[id]) {
                 let words = metrics::source::Words {
-                    cursor: block.map(|base| base.wrapping_add(cursor[0]).cast_const().cast()),
+                    cursor: block.map(|base| base.wrapping_add(cursor.next()).cast_const().cast()),
                     ..endpoint.words(self.memory.counters(), *start)
                 };
                 // SAFETY: the layouts of the block and the memory align the words. `self` drops the metrics guard before both.
@@ -336,16 +346,12 @@ impl Context {
     /// The device can't read its memory.
     pub fn outstanding(&self) -> Result<u64, Error> {
         let Some(block) = &self.block else { return Ok(0) };
-        let read = |offset: usize| {
-            let mut bytes = [0; 4];
-            block.read(offset, &mut bytes).map(|()| u32::from_le_bytes(bytes))
-        };
         let mut outstanding = 0;
         for (one, cursors) in self.contexts.iter().zip(&self.cursors) {
-            for (endpoint, [next, pending]) in one.endpoints.iter().zip(cursors) {
+            for (endpoint, cursors) in one.endpoints.iter().zip(cursors) {
                 // Read the count first, so that it isn't ahead of the cursor. Both wrap at 2^31.
                 let completed = endpoint.completed(self.memory.counters())? as u32;
-                let posted = read(*next)?.wrapping_add(read(*pending)?);
+                let posted = cursors.read(&**block)?.reserved();
                 outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
             }
         }
@@ -399,6 +405,7 @@ impl Context {
             failure: Some(abort.wrapping_add(FAILURE_OFFSET as usize).cast()),
             peers: self.coll.upgrade().filter(|_| peers).map(|coll| PeerWatch::new(coll.ring.clone())),
             proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
+            output: Output::Log,
         };
         let guard = watcher::watch(watch)?;
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
@@ -406,7 +413,8 @@ impl Context {
         Ok(())
     }
 
-    /// Stops watching, and removes the context from its communicator. Dropping the last reference closes the endpoints.
+    /// Stops watching, and removes the context from its communicator. Dropping the last reference closes the endpoints, so [`drain`] the
+    /// context first.
     pub fn close(&self, handle: *mut c_void) {
         let _span = trace::span("destroyContext", self.rank);
         drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::log::first_time;
 use crate::metrics::source::{Queue, Words};
 use crate::rail::Rail;
+use efa_dp_direct::arch;
 use ferrogin_libfabric::{
     CompletionQueue, Counter, CqAttr, CqMemory, Endpoint as QueuePair, Info, Location, WqMemory, bindings,
 };
@@ -259,6 +260,18 @@ impl Endpoint {
             errors: (self.errors(memory), start.errors),
             signal: signal.map(|word| (word, start.signal)),
         }
+    }
+
+    /// Returns true if the card has completed a request in error.
+    pub fn has_failed(&self, memory: CounterMemory<'_>, start: Start) -> bool {
+        let mut bytes = [0; 8];
+        memory.shared.read(self.offsets.errors, &mut bytes).is_err() || u64::from_le_bytes(bytes) != start.errors
+    }
+
+    /// Rings the doorbell for all requests below `count`, once no kernel uses the endpoint.
+    pub fn ring(&self, count: u32) {
+        // SAFETY: the queue pair keeps the doorbell mapped, and no other thread writes it.
+        unsafe { arch::mmio_store_u32(self.sq.doorbell, count) };
     }
 
     /// Returns the completion counter's value.

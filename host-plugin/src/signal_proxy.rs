@@ -16,7 +16,7 @@ use crate::rounds::{Out, Rounds};
 use inbox::Inbox;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -38,6 +38,8 @@ pub struct Served {
     inbox: Mutex<Option<Inbox>>,
     /// Tells the signal proxy to leave the inbox alone, or to close it if it's using it.
     closing: AtomicBool,
+    /// The number of rounds, and of those that found nothing.
+    rounds: [AtomicU64; 2],
 }
 
 impl Served {
@@ -52,8 +54,23 @@ impl Served {
         drop(inbox);
     }
 
+    fn new(inbox: Option<Inbox>) -> Self {
+        Self { inbox: Mutex::new(inbox), closing: AtomicBool::new(false), rounds: Default::default() }
+    }
+
     /// Serves the inbox once. Returns the number of completions, or `None` if the signal proxy must exit.
     fn round(&self, rounds: &Rounds) -> Option<usize> {
+        let completions = self.serve(rounds)?;
+        self.rounds[0].fetch_add(1, Ordering::Release);
+        self.rounds[1].fetch_add(u64::from(completions == 0), Ordering::Release);
+        Some(completions)
+    }
+
+    fn rounds(&self) -> [u64; 2] {
+        self.rounds.each_ref().map(|count| count.load(Ordering::Acquire))
+    }
+
+    fn serve(&self, rounds: &Rounds) -> Option<usize> {
         let round = rounds.begin()?;
         // A thread that closes the inbox sets this before it waits for the round.
         if self.closing.load(Ordering::Acquire) {
@@ -125,6 +142,32 @@ pub fn wait_out() {
     );
 }
 
+/// Waits until the signal proxy has added the signals that had arrived before this call, in all contexts of the process. Gives up on a
+/// signal proxy that has stopped or is stuck.
+pub fn catch_up() {
+    // A card may count a signal as delivered shortly before it writes the completion, so one empty round isn't enough. The round that is in
+    // progress now may be a third. A peer that keeps sending leaves no round empty; the completion queue holds no more than this many rounds.
+    let has_caught_up = |[rounds, empty]: [u64; 2], [first, first_empty]: [u64; 2]| {
+        empty >= first_empty + 3 || rounds >= first + 3 + (inbox::DEPTH / inbox::BATCH) as u64
+    };
+    let mut waiting: Vec<_> = table().served.iter().map(|served| (served.clone(), served.rounds())).collect();
+    loop {
+        {
+            let table = table();
+            let Some(thread) = table.thread.as_ref().filter(|thread| !thread.handle.is_finished()) else { return };
+            waiting.retain(|(served, first)| {
+                !has_caught_up(served.rounds(), *first) && table.served.iter().any(|open| Arc::ptr_eq(open, served))
+            });
+            if waiting.is_empty() {
+                return;
+            }
+            let _ = thread.shared.wake.write(1);
+        }
+        wait_out();
+        std::thread::sleep(POLL[0]);
+    }
+}
+
 /// Keeps this library in memory when NCCL unloads it, for a thread that is still running its code.
 fn stay_loaded() {
     let mut info = libc::Dl_info {
@@ -150,7 +193,7 @@ pub struct Guard(Arc<Served>);
 /// # Errors
 /// The thread doesn't start, or it has exited while serving other inboxes that are still open.
 pub fn serve(inbox: Inbox) -> std::io::Result<Guard> {
-    let served = Arc::new(Served { inbox: Mutex::new(Some(inbox)), closing: AtomicBool::new(false) });
+    let served = Arc::new(Served::new(Some(inbox)));
     let mut table = table();
     table.thread.take_if(|thread| thread.shared.rounds.is_abandoned());
     if table.thread.as_ref().is_some_and(|thread| thread.handle.is_finished()) {
@@ -288,7 +331,7 @@ impl Pulse {
 mod tests {
     use super::*;
     use crate::registry::{self, Kind};
-    use crate::watcher::{Report, Watch};
+    use crate::watcher::{Output, Report, Watch};
     use ferrogin_test_support::{child, wait::wait_until};
     use std::sync::mpsc::{Sender, channel};
 
@@ -322,7 +365,7 @@ mod tests {
     /// Calls `body` with the watcher's look at a context with emulated signals, at any given time: true once its waits are aborted.
     fn with_watched_context(body: impl FnOnce(&mut dyn FnMut(Instant) -> bool, Instant)) {
         let (handle, mut abort, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), 0, Instant::now());
-        let served = Arc::new(Served { inbox: Mutex::default(), closing: false.into() });
+        let served = Arc::new(Served::new(None));
         let mut watch = Watch {
             handle: handle as usize,
             rank: 0,
@@ -334,6 +377,7 @@ mod tests {
             failure: None,
             peers: None,
             proxy: Some((Pulse::new(began), vec![served.clone()])),
+            output: Output::Log,
         };
         let mut look = |now| {
             watch.round(now);

@@ -9,6 +9,7 @@
 use crate::endpoint::Role;
 use crate::error::Error;
 use crate::fault::ErrorCounter;
+use crate::log::counted;
 use crate::signal_proxy::{Pulse, Served};
 use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
@@ -128,17 +129,19 @@ pub struct RingView {
 
 impl RingView {
     fn requests(self) -> impl Iterator<Item = TxMetaDesc> {
-        (0..self.entries).map(move |i| {
-            let slot = self.buffer.wrapping_add(i * self.entry_size);
-            let mut bytes = [0; TxMetaDesc::SIZE];
-            for (i, byte) in bytes.iter_mut().enumerate() {
-                let at = slot.wrapping_add(i).cast_mut();
-                // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access is atomic,
-                // because kernels may be writing the ring. The result is only a hint for a message.
-                *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
-            }
-            TxMetaDesc::from_bytes(&bytes)
-        })
+        (0..self.entries).map(move |i| self.request(i))
+    }
+
+    fn request(self, i: usize) -> TxMetaDesc {
+        let slot = self.buffer.wrapping_add(i % self.entries * self.entry_size);
+        let mut bytes = [0; TxMetaDesc::SIZE];
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            let at = slot.wrapping_add(i).cast_mut();
+            // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access is atomic,
+            // because kernels may be writing the ring. The result is only a hint for a message.
+            *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
+        }
+        TxMetaDesc::from_bytes(&bytes)
     }
 }
 
@@ -179,6 +182,18 @@ pub struct Watch {
     pub peers: Option<PeerWatch>,
     /// With emulated signals: the signal proxy's progress, and the inboxes.
     pub proxy: Option<(Pulse, Vec<Arc<Served>>)>,
+    /// What becomes of the report.
+    pub output: Output,
+}
+
+/// Where a watch's report goes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// To a WARN line, at once.
+    #[default]
+    Log,
+    /// To the thread that is closing the context: see [`Guard::hold`].
+    Closer(Option<String>),
 }
 
 /// A periodic check of a communicator's other ranks.
@@ -242,33 +257,28 @@ impl Watch {
         if let Some((i, entry)) = failure {
             self.fail();
             if self.report != Report::Done {
-                self.report = Report::Done;
                 let text = self.describe(i, entry);
-                crate::warn!("{text}");
+                self.report(text);
             }
         }
         if let Some(problem) = self.proxy.as_mut().and_then(|(pulse, _)| pulse.problem(now)) {
             self.proxy.take().into_iter().flat_map(|(_, inboxes)| inboxes).for_each(|inbox| inbox.close());
             self.fail();
             if self.report != Report::Done {
-                self.report = Report::Done;
-                crate::warn!(
-                    "rank {}: the signal proxy (the thread that adds peers' emulated signals) {problem}. Signals are lost, \
-                     and peers' requests to this rank fail. Check the CPU load and the lines above. {UNUSABLE}",
-                    self.rank
-                );
+                self.report(format!(
+                    "the signal proxy (the thread that adds peers' emulated signals) {problem}. Signals are lost, and peers' requests \
+                     to this rank fail. Check the CPU load and the lines above. {UNUSABLE}"
+                ));
             }
         }
         if let Some(lost) = self.peers.as_mut().and_then(|peers| peers.lost(now)) {
             self.peers = None;
             self.fail();
             if self.report != Report::Done {
-                self.report = Report::Done;
-                crate::warn!(
-                    "rank {}: rank {lost} ended without closing its communicator, so all waits of this context end. Look for the first \
-                     error in the output of rank {lost}",
-                    self.rank
-                );
+                self.report(format!(
+                    "rank {lost} ended without closing its communicator, so all waits of this context end. Look for the first error in \
+                     the output of rank {lost}"
+                ));
             }
         }
         if let Some(at) = self.failure {
@@ -285,24 +295,30 @@ impl Watch {
                 }
             }
             Report::Counted(rounds, i) if rounds >= ENTRY_ROUNDS => {
-                self.report = Report::Done;
                 let (context, role) = self.endpoints[i].name;
                 // The card may have overwritten whole laps, which the phase does not show, so the search covers the whole ring.
                 let text = match self.endpoints[i].cq.failure() {
                     Some(entry) => self.describe(i, entry),
                     None => format!(
-                        "rank {}: a request on endpoint {role} of context {context} failed; its completion was \
-                         overwritten, so the peer and the reason are unknown. Check the peers' logs and the card \
-                         (its driver's log). {UNUSABLE}",
-                        self.rank
+                        "a request on endpoint {role} of context {context} failed; its completion was overwritten, so \
+                         the peer and the reason are unknown. Check the peers' logs and the card (its driver's log). {UNUSABLE}"
                     ),
                 };
-                crate::warn!("{text}");
+                self.report(text);
             }
             Report::Counted(rounds, i) => self.report = Report::Counted(rounds + 1, i),
             Report::Done => {}
         }
         busy || matches!(self.report, Report::Counted(..))
+    }
+
+    /// Reports the context's first failure.
+    fn report(&mut self, text: String) {
+        self.report = Report::Done;
+        match &mut self.output {
+            Output::Log => crate::warn!("rank {}: {text}", self.rank),
+            Output::Closer(kept) => *kept = Some(text),
+        }
     }
 
     /// Runs the last round, so that a failure is reported even if its context is closed right after it.
@@ -314,13 +330,48 @@ impl Watch {
         }
     }
 
+    fn report_undelivered(&mut self, undelivered: &[Undelivered]) {
+        self.finish();
+        let Output::Closer(reason) = std::mem::take(&mut self.output) else { return };
+        let requests: u32 = undelivered.iter().map(|of_endpoint| of_endpoint.requests).sum();
+        if requests == 0 {
+            reason.into_iter().for_each(|reason| crate::warn!("rank {}: {reason}", self.rank));
+            return;
+        }
+        // The latest requests, which may not be the incomplete ones if the card reordered them.
+        let latest = undelivered.iter().flat_map(|of_endpoint| {
+            let Undelivered { endpoint, posted, requests } = *of_endpoint;
+            let ring = self.endpoints[endpoint].ring;
+            let numbers = (1..=requests).map(move |back| posted.wrapping_sub(back) as usize);
+            ring.into_iter().flat_map(move |ring| numbers.clone().map(move |number| (endpoint, ring.request(number))))
+        });
+        let ranks: BTreeSet<_> = latest.filter_map(|(endpoint, request)| self.peer(endpoint, &request)).collect();
+        let ranks: Vec<_> = ranks.iter().map(ToString::to_string).collect();
+        let to = match ranks.len() {
+            0 => String::new(),
+            1 => format!(" to rank {}", ranks[0]),
+            2..=8 => format!(" to ranks {}", ranks.join(", ")),
+            n => format!(" to {n} ranks"),
+        };
+        let reason = reason.unwrap_or_else(|| {
+            "no request has completed for 10 s; check that the peers run, their logs, and that the network and its \
+             security group let the hosts talk"
+                .to_owned()
+        });
+        crate::warn!(
+            "rank {}: the context was closed before {}{to} had been delivered: {reason}",
+            self.rank,
+            counted(requests as usize, "request")
+        );
+    }
+
     fn fail(&self) {
         registry::raise_fault(self.handle as *const c_void, registry::Kind::Context);
         // SAFETY: the abort flag is 4-byte aligned and the context frees it after the watch. Kernels access it atomically too.
         unsafe { AtomicU32::from_ptr(self.abort) }.store(1, Ordering::Release);
     }
 
-    /// Returns the WARN line for a failed request.
+    /// Returns the report of a failed request.
     fn describe(&self, i: usize, entry: CdescCommon) -> String {
         let (context, role) = self.endpoints[i].name;
         let status = CompStatus::from_raw(entry.status);
@@ -334,30 +385,27 @@ impl Watch {
         let is_software = self.endpoints[i].ring.is_some();
         let shortage = (is_software && is_unreachable(status)).then(shortage::of_software_card).flatten();
         format!(
-            "rank {}: {operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. {UNUSABLE}",
-            self.rank,
+            "{operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. {UNUSABLE}",
             self.peers(i, entry.req_id),
             entry.status,
             shortage.map_or(advice(status).to_owned(), |shortage| shortage.to_string()),
         )
     }
 
+    /// Returns the rank that a request in endpoint `i`'s ring is for.
+    fn peer(&self, i: usize, request: &TxMetaDesc) -> Option<usize> {
+        let matches =
+            |target: &Target| target.ah == request.ah && target.qpn == request.dest_qp_num && target.qkey != 0;
+        let index = self.targets[self.endpoints[i].context].iter().position(matches);
+        index.filter(|_| request.qkey != 0).map(|index| index % self.nranks)
+    }
+
     /// Names the peer of request `id`, for messages. ferrogin's device code uses the peer's rank as the ID. NCCL's uses the thread's
     /// number, so the requests in a readable ring take precedence, and without one the message says that the rank is a guess.
     fn peers(&self, i: usize, id: u16) -> String {
         let endpoint = &self.endpoints[i];
-        let targets = &self.targets[endpoint.context];
-        let mut found = BTreeSet::new();
-        for request in endpoint.ring.into_iter().flat_map(RingView::requests) {
-            let matches =
-                |target: &Target| target.ah == request.ah && target.qpn == request.dest_qp_num && target.qkey != 0;
-            if request.req_id == id
-                && request.qkey != 0
-                && let Some(index) = targets.iter().position(matches)
-            {
-                found.insert(index % self.nranks);
-            }
-        }
+        let requests = endpoint.ring.into_iter().flat_map(RingView::requests).filter(|request| request.req_id == id);
+        let found: BTreeSet<_> = requests.filter_map(|request| self.peer(i, &request)).collect();
         let ranks: Vec<_> = found.iter().map(ToString::to_string).collect();
         match ranks.len() {
             0 if usize::from(id) < self.nranks && endpoint.ring.is_some() => format!("rank {id}"),
@@ -386,6 +434,17 @@ fn read_failure(at: *mut Record) -> Option<Failure> {
         least: read(offset_of!(Record, least), Ordering::Relaxed),
         limit_ns: read(offset_of!(Record, limit_ns), Ordering::Relaxed),
     })
+}
+
+/// Requests of a closing context that the card hasn't completed.
+#[derive(Debug, Clone, Copy)]
+pub struct Undelivered {
+    /// Index of their endpoint.
+    pub endpoint: usize,
+    /// The number of requests that have been posted there.
+    pub posted: u32,
+    /// How many of them are incomplete.
+    pub requests: u32,
 }
 
 /// Returns whether the peer didn't answer.
@@ -474,6 +533,23 @@ extern "C" fn finish_at_exit() {
     // A forked child inherits the table, and perhaps its lock.
     if registry::forked_from().is_none() {
         table().watches.values_mut().for_each(Watch::finish);
+    }
+}
+
+impl Guard {
+    /// Keeps the report of a later failure for [`report_undelivered`](Self::report_undelivered), because the
+    /// context is closing.
+    pub fn hold(&self) {
+        if let Some(watch) = table().watches.get_mut(&self.0) {
+            watch.output = Output::Closer(None);
+        }
+    }
+
+    /// Ends [`hold`](Self::hold): reports a failure since then and what the context leaves undelivered, in one line.
+    pub fn report_undelivered(&self, undelivered: &[Undelivered]) {
+        if let Some(watch) = table().watches.get_mut(&self.0) {
+            watch.report_undelivered(undelivered);
+        }
     }
 }
 

@@ -56,6 +56,8 @@ impl Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
+        // Signals that have arrived are not refused.
+        signal_proxy::catch_up();
         self.windows.remove(&self.keys);
         signal_proxy::wait_out();
     }

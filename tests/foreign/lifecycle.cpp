@@ -58,6 +58,25 @@ static void teardown(Rank& rank) {
   CHECK(rank, files[1] <= files[0], "%d open files after 3 communicators, %d after 9", files[0], files[1]);
 }
 
+// Each rank closes as soon as it has posted to the next one, without a flush: by destroyContext, or by closeColl alone. The first rank's
+// request has a deferred doorbell.
+static void close_at_once(Rank& rank) {
+  for (int round = 0; round < 4; round++) {
+    Session s(rank, Needs());
+    ncclGin gin = s.gin();
+    if (rank.rank > 0) {
+      WAIT_SIGNAL(s, gin, 1, 1);
+      CHECK(rank, s.dst->load<uint64_t>(0) == seed_of(rank.rank - 1, 1, round), "the value is wrong");
+    }
+    if (rank.rank + 1 < rank.nranks) {
+      *(uint64_t*)s.src->base = seed_of(rank.rank, 1, round);
+      put_flags(gin, s.world(), rank.rank + 1, s.dst->handle(), 0, s.src->handle(), 0, 8, ncclGin_WeakSignalInc{1},
+                ncclGin_None{}, rank.rank == 0 ? foreign_aggregate : 0);
+    }
+    s.close(round % 2 == 0, round % 2 == 0);
+  }
+}
+
 // Two communicators at once in one process, each on its own init context.
 static void two_communicators(Rank& rank) {
   Session a(rank, Needs());
@@ -342,6 +361,7 @@ const std::vector<Scenario> lifecycle_scenarios = {
 
 const std::vector<Scenario> plugin_scenarios = {
   {"init_finalize", init_finalize, 30, nullptr},
+  {"close_at_once", close_at_once, 30, nullptr},
   {"versions", versions, 30, nullptr},
   {"bad_arguments", bad_arguments, 60, nullptr},
   {"dead_peer", dead_peer, 30, nullptr},

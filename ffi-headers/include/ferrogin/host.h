@@ -72,7 +72,7 @@ int ferrogin_rank(const ferrogin_comm *comm, uint32_t *rank, uint32_t *ranks);
 /* Collective: returns when all ranks have called it. It doesn't order kernels' operations: flush before it. */
 int ferrogin_barrier(ferrogin_comm *comm);
 
-/* Closes the communicator, and its contexts and windows that are still open. Peers may be using this rank's windows until all ranks
+/* Closes the communicator, and its contexts and windows that are still open, as by ferrogin_context_destroy. Peers may be using this rank's windows until all ranks
  * have passed a barrier. */
 int ferrogin_close(ferrogin_comm *comm);
 
@@ -130,7 +130,8 @@ int ferrogin_context_device(const ferrogin_context *context, uint32_t id, const 
 /* Returns an error once a request of the context has failed, otherwise FERROGIN_OK. The failure is printed on standard error once. */
 int ferrogin_context_check(const ferrogin_context *context);
 
-/* Kernels must no longer use the contexts. */
+/* Waits until what kernels have posted on the contexts is delivered, then destroys them. Kernels must no longer use the contexts. A failure to
+ * deliver is printed on standard error. */
 int ferrogin_context_destroy(ferrogin_context *context);
 
 #ifdef __cplusplus

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod c_layout;
+mod close;
 mod common;
 mod examples;
 mod failures;

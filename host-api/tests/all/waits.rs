@@ -186,30 +186,6 @@ fn wait_ends_when_a_peer_is_killed() {
     assert!(waited.contains("rank 0: rank 1 ended without closing its communicator"), "{waited}");
 }
 
-#[test]
-fn context_without_a_flush_is_reported_when_it_is_destroyed() {
-    let test = "context_without_a_flush_is_reported_when_it_is_destroyed";
-    let Some(dist) = dist(test) else { return };
-    if is_child(test) {
-        ranks(1, |comm| {
-            let window = comm.allocate(64, Memory::Host).expect("a window");
-            for flushes in [true, false] {
-                let context = comm.context(&options(None)).expect("a context");
-                let gin = context.device(0).expect("CPU threads");
-                // The doorbell waits for the flush.
-                gin.put_value(0, window.handle().at(0), 1, 8, Action::NONE, Flags::AGGREGATE).expect("a post");
-                if flushes {
-                    gin.flush().expect("a flush");
-                }
-            }
-        });
-        return;
-    }
-    let output = text(&this_test(test, &dist).output().expect("a process"));
-    assert!(output.contains("1 passed"), "{output}");
-    assert_eq!(output.matches("the context is being destroyed with 1 request of").count(), 1, "{output}");
-}
-
 /// If many requests have the same mistake, only some are printed, but all are counted.
 #[test]
 fn repeated_errors_of_a_card_are_counted() {

@@ -320,6 +320,20 @@ fn context_with_emulated_signals_names_them_and_gives_nccl_no_queue() {
 }
 
 #[test]
+fn written_requests_include_deferred_ones_of_each_policy_and_of_nccl() {
+    let posts = Posts { next: 21, pending: 0, released: 18, rung: 18, state: [0, 18] };
+    assert_eq!((posts.reserved(), posts.written()), (21, 18), "reserved only");
+    let bits = |numbers: std::ops::Range<u32>| numbers.map(|number| 1 << (number % 16)).sum::<u32>();
+    assert_eq!(Posts { state: [bits(18..21), 18], ..posts }.written(), 21);
+    assert_eq!(Posts { state: [bits(30..33), 30], ..posts }.written(), 33, "across the bitmap's end");
+    assert_eq!(Posts { state: [bits(19..21), 18], ..posts }.written(), 18, "the first one isn't ready");
+    assert_eq!(Posts { state: [bits(0..16), u32::MAX], ..posts }.written(), 15, "a full batch");
+    assert_eq!(Posts { released: 21, ..posts }.written(), 21, "NCCL's");
+    let locked = Posts { next: 18, pending: 3, ..posts };
+    assert_eq!((locked.reserved(), locked.written()), (21, 21));
+}
+
+#[test]
 fn inexpressible_queues_are_refused() {
     let mut wide = spec(Layout::V0);
     wide.contexts[0].endpoints[1].wqe_size = 128;

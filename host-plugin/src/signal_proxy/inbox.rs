@@ -34,7 +34,7 @@ const SENDS: usize = 16;
 /// Receives posted at a time while signals keep coming.
 const REFILL: u32 = 64;
 /// Signals per round, which limits how long other contexts wait for their turn.
-const BATCH: usize = 512;
+pub const BATCH: usize = 512;
 /// Shortest time between two WARN lines for an inbox.
 const WARN_PAUSE: Duration = Duration::from_secs(10);
 

@@ -128,6 +128,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
         failure: None,
         peers: None,
         proxy: None,
+        output: Output::Log,
     }
 }
 

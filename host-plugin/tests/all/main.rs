@@ -3,6 +3,7 @@
 mod abi_fuzz;
 mod bad_input;
 mod both;
+mod close;
 mod contract;
 mod errors;
 mod fork;

@@ -113,6 +113,14 @@ impl<'a> Poster<'a> {
         self.device.relax(0);
     }
 
+    /// Waits until all requests have completed.
+    fn flush(&self) {
+        let completed = self.endpoint().completed.cast_mut();
+        // SAFETY: the counter is in host memory here.
+        let completed = unsafe { AtomicU64::from_ptr(completed) };
+        wait_until("completions", || completed.load(Ordering::Acquire) == u64::from(self.posted));
+    }
+
     /// Posts an empty write with this immediate data.
     fn immediate(&mut self, peer: usize, bits: u32) {
         // The peers' entries follow the handle.
@@ -541,6 +549,36 @@ fn window_is_left_alone_once_it_is_deregistered() {
             comm.barrier().expect("all ranks");
         });
     });
+}
+
+#[test]
+fn signals_that_have_arrived_are_added_before_their_context_or_window_goes() {
+    alone(
+        "signals_that_have_arrived_are_added_before_their_context_or_window_goes",
+        &[EMULATED],
+        pair(|rank, comm| {
+            for round in 0..40 {
+                let (memory, window) = window(comm, 4096);
+                let context = comm.create_context(&config(1, 0)).expect("a context");
+                let mut poster = Poster::new(&context, 0);
+                let peer = remote(&window, 1);
+                let va = poster.message(1, Target::Va { rkey: peer.rkey, address: peer.remote_addr }, 1);
+                comm.barrier().expect("all ranks");
+                if rank == 0 {
+                    (0..200).for_each(|_| poster.send(1, &va));
+                    poster.flush();
+                }
+                comm.barrier().expect("all ranks");
+                if rank == 0 || round % 2 == 0 {
+                    context.destroy().expect("destroyed");
+                } else {
+                    drop(window);
+                }
+                assert!(rank == 0 || memory.load(0) == 200, "round {round}: {} of 200", memory.load(0));
+                comm.barrier().expect("all ranks");
+            }
+        }),
+    );
 }
 
 #[test]

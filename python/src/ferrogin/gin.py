@@ -59,7 +59,10 @@ class Context(Owned):
             call("ferrogin_context_check", self._handle)
 
     def destroy(self) -> None:
-        """Destroys the context, which no kernel may still be using. Raises UsageError while another thread uses it."""
+        """Delivers what kernels have posted, and destroys the context, which no kernel may still be using.
+
+        Raises UsageError while another thread uses it.
+        """
         self._close_by("ferrogin_context_destroy")
 
     close = destroy
