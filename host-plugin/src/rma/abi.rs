@@ -264,6 +264,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
             // Another thread may have just removed this handle.
             let _ = destroy(handle);
         }
+        comm.ranks.leave();
         comm.memories.close().into_iter().for_each(|handle| deregister(&comm, handle));
         comm.retired.close_all();
         Ok(())

@@ -377,6 +377,7 @@ impl Engine {
         }
         let rank = self.ranks.rank;
         if let Some(peer) = self.waits.expired(Instant::now(), self.requests.under_way()) {
+            self.ranks.blame(peer);
             return Err(Error::Peer(format!(
                 "rank {peer} has completed no request of rank {rank} for {} s (FERROGIN_TIMEOUT), so they fail: it is stopped or hangs, or \
                  the network between them is down; see the output of rank {peer}, and raise FERROGIN_TIMEOUT if it is only slow",
@@ -390,10 +391,10 @@ impl Engine {
                 self.departure.peer_gone(closed);
                 return Ok(());
             }
-            Some(Gone::Lost(lost)) => format!(
-                "rank {lost} ended without closing its communicator, so the outstanding requests of rank {rank} \
-                 fail; look for the first error in the output of rank {lost}"
-            ),
+            Some(Gone::Lost(lost)) => {
+                self.ranks.blame(lost);
+                lost_text(rank, lost)
+            }
             Some(Gone::Closed(closed)) => format!(
                 "rank {closed} closed its communicator while requests of rank {rank} to it were outstanding, so they \
                  fail; rank {closed} must not close it before they are done"
@@ -453,6 +454,10 @@ impl Engine {
                     Note::Part { what, stream, .. } => (what, stream.peer),
                     _ => ("write of a signal", rank),
                 };
+                let blamed = self.ranks.blame(peer);
+                if blamed != peer {
+                    return Err(Error::Peer(lost_text(rank, blamed)));
+                }
                 return Err(Error::Peer(format!("a {what} from rank {rank} to rank {peer} failed: {reason}; {fix}")));
             }
             Event::Landed(data) => self.inbound.landed(data),
@@ -567,6 +572,13 @@ impl Engine {
         self.lanes.iter_mut().for_each(Lane::retire);
         self.lanes
     }
+}
+
+fn lost_text(rank: usize, lost: usize) -> String {
+    format!(
+        "rank {lost} ended without closing its communicator, or did not answer another rank, so the outstanding requests of rank {rank} fail; \
+         look for the first error in the output of rank {lost}"
+    )
 }
 
 /// Returns the ranks as words: "rank 1", or "ranks 1, 2".

@@ -11,7 +11,7 @@ use crate::{trace, watcher};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
@@ -52,6 +52,8 @@ pub struct Ranks {
     pub nranks: usize,
     /// How long a peer may take to complete a part of a request.
     pub timeout: Duration,
+    /// The rank that the first failure of a context names.
+    blamed: OnceLock<usize>,
     /// A context has failed, or one was destroyed that peers kept waiting for too long. Later ones are destroyed without waiting.
     pub has_failed: AtomicBool,
     /// Ends before the ring.
@@ -115,6 +117,7 @@ impl Ranks {
             rank,
             nranks,
             timeout: plugin.config.timeout,
+            blamed: OnceLock::new(),
             has_failed: AtomicBool::new(false),
             _ring_watch,
             calls: Mutex::new(Calls { ring, next: 0, looked: None, lost: None }),
@@ -144,6 +147,26 @@ impl Ranks {
         let mut ring = calls.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let (part, blocks) = comm::agree(&mut ring, step, part, |part| encode(number, part))?;
         Ok((part, blocks, number))
+    }
+
+    /// Notes that requests to `peer` failed, and returns the rank to blame: a rank that another one has reported, or else the peer. Ranks
+    /// that close because of a failure say so before their endpoints are closed, which fails requests to them.
+    pub fn blame(&self, peer: usize) -> usize {
+        let mut lost = None;
+        if let Ok(mut calls) = self.calls.try_lock() {
+            lost = calls.ring.lost(Instant::now());
+            calls.lost = lost;
+        }
+        let blamed = lost.unwrap_or(peer);
+        let _ = self.blamed.set(blamed);
+        blamed
+    }
+
+    /// Tells the other ranks why this one closes its communicator, if it's because of one of them.
+    pub fn leave(&self) {
+        if let Some(rank) = self.blamed.get() {
+            self.calls.lock().unwrap_or_else(PoisonError::into_inner).ring.blame(*rank);
+        }
     }
 
     /// Returns a rank that is gone, if operations to the peers `under_way` are outstanding. Ranks learn this from their neighbours in the

@@ -38,6 +38,14 @@ impl Ring {
         self.closed.get(&rank).is_some_and(|at| now >= *at + GRACE)
     }
 
+    /// Tells the other ranks that this one closes its communicator because of `rank`, so that they don't look for the reason here.
+    pub fn blame(&mut self, rank: usize) {
+        if self.failed.is_none() && rank != self.rank {
+            let error = RingError::PeerClosed { rank, at: self.address(rank), step: Step::Barrier };
+            self.fail(Step::Barrier, self.sequence, &error);
+        }
+    }
+
     /// Passes on a neighbour's close, which the neighbour itself only tells its own neighbours.
     fn pass_on_closes(&mut self, now: Instant) {
         for side in [Side::Prev, Side::Next] {

@@ -397,6 +397,24 @@ fn handles_in_wrong_order_and_invalid_ones_are_refused() {
 
 /// The neighbours of a rank that exits or closes its communicator tell the others. One that closes it isn't lost.
 #[test]
+fn rank_that_another_one_blames_is_lost_to_all() {
+    let mut rings = Ring::threads(4, HANG_LIMIT).expect("rings");
+    let mut blaming = rings.pop().expect("the last rank");
+    blaming.blame(1);
+    // It closes right away.
+    drop(blaming);
+    let now = Instant::now();
+    for _ in 0..rings.len() {
+        for ring in &mut rings {
+            let _ = ring.lost(now);
+        }
+    }
+    let lost: Vec<_> = rings.iter_mut().map(|ring| ring.lost(now)).collect();
+    // A rank knows about itself.
+    assert_eq!(lost, [Some(1), None, Some(1)]);
+}
+
+#[test]
 fn rank_that_ends_between_calls_is_lost_to_all() {
     for closes in [false, true] {
         let all = Arc::new(Barrier::new(4));

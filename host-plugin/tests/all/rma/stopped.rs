@@ -92,7 +92,7 @@ fn end_one(test: &str, plugin: &Path, seed: u64, settings: &[(&str, &str)]) {
     };
     for rank in others {
         let mut failures =
-            outcome.lines.iter().filter(|line| line.rank == Some(rank) && line.text.contains("failed: "));
+            outcome.lines.iter().filter(|line| line.rank == Some(rank) && line.text.starts_with("failed: "));
         let failure = failures.next().expect("the failure");
         assert!(
             names(&failure.text),
