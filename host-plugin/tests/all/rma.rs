@@ -225,7 +225,7 @@ fn signal_to_memory_that_its_receiver_is_still_registering_is_added() {
             let (first, context) = (register(&comm, 4096), comm.create_context(1).expect("a context"));
             comm.barrier().expect("all ranks");
             polling(&context, || {
-                for round in 1..=repetitions("FERROGIN_RMA_ROUNDS", 300, 3000) {
+                for round in 1..=repetitions("FERROGIN_RMA_ROUNDS", 150, 3000) {
                     let memory = register(&comm, 4096);
                     if comm.rank() == 0 {
                         let signal = |word| {
