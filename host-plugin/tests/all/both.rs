@@ -1,10 +1,10 @@
 //! Communicators with both plugins, called as NCCL's host code was seen to call them.
 
-use crate::harness::{alone, config, device, device_memory};
+use crate::harness::{alone, config, device};
 use ferrogin_device::{Action, Flags, Window as DeviceWindow};
 use ferrogin_test_support::wait::{HANG_LIMIT, poll_until};
 use mini_nccl::rma::{RmaComm, RmaPlugin, Signal, Transfer};
-use mini_nccl::{Bootstrap, Comm, Plugin};
+use mini_nccl::{Bootstrap, Comm, DeviceMemory, Plugin};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,9 +20,14 @@ fn job(path: &Path, rank: fn(&Arc<Plugin>, &Arc<RmaPlugin>, &Arc<Bootstrap>)) {
     });
 }
 
+fn memory() -> Arc<DeviceMemory> {
+    Arc::new(DeviceMemory::alloc(4096).expect("memory"))
+}
+
 /// Puts a value and a signal to the other rank by the host, and waits for the other rank's.
 fn exchange(comm: &RmaComm) {
-    let (memory, inline) = (comm.register(&device_memory(4096), 0), comm.register(&device_memory(4096), 0));
+    let values = memory();
+    let (memory, inline) = (comm.register(&memory(), 0), comm.register(&values, 0));
     let (memory, inline) = (memory.expect("a registration"), inline.expect("a registration"));
     let contexts = [0; 3].map(|_| comm.create_context(1).expect("a context"));
     memory.memory().store(0, 0x2000 + comm.rank() as u64);
@@ -39,6 +44,7 @@ fn exchange(comm: &RmaComm) {
     assert_eq!(memory.memory().load(64), 0x2000 + 1 - comm.rank() as u64);
     comm.barrier().expect("all ranks");
     drop(contexts);
+    drop(values);
     inline.deregister_freed();
 }
 
@@ -46,7 +52,7 @@ fn exchange(comm: &RmaComm) {
 fn kernels(gin: &Arc<Plugin>, rma: &Arc<RmaPlugin>, bootstrap: &Arc<Bootstrap>) {
     let rma = RmaComm::init(rma, bootstrap.clone(), 0).expect("a communicator");
     let gin = Comm::init(gin, bootstrap.clone(), 0).expect("a communicator");
-    let memory = device_memory(4096);
+    let memory = memory();
     let window = gin.register(&memory, 0).expect("a window");
     let registered = rma.register(&memory, 0).expect("a registration");
     exchange(&rma);
