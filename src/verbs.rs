@@ -2,6 +2,7 @@
 
 mod machine;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
@@ -70,6 +71,34 @@ pub fn below() -> Option<PathBuf> {
     std::env::split_paths(&libraries).find(is_card)?.canonicalize().ok()
 }
 
+/// Libraries of rdma-core that programs link to, and that need private symbols of its libibverbs.
+const DRIVERS: [&str; 3] = ["libmlx5.so.1", "libmlx4.so.1", "libefa.so.1"];
+
+/// Finds a library of the system's rdma-core whose private symbols have a version that the card's libibverbs lacks.
+fn unmatched_release(card: &Path) -> Option<(PathBuf, String)> {
+    let multiarch = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let from_environment = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let system = [multiarch.as_str(), "/usr/lib64", "/usr/lib"].map(PathBuf::from);
+    let known = private_versions(&std::fs::read(card.join(LIBRARY)).ok()?);
+    let directories = std::env::split_paths(&from_environment).chain(system);
+    let libraries = directories.flat_map(|directory| DRIVERS.map(|name| directory.join(name)));
+    libraries.filter(|library| !library.starts_with(card)).find_map(|library| {
+        let needed = private_versions(&std::fs::read(&library).ok()?);
+        Some((library, needed.difference(&known).next()?.clone()))
+    })
+}
+
+/// Returns the versions of private symbols whose names are in a library.
+fn private_versions(library: &[u8]) -> BTreeSet<String> {
+    const PREFIX: &[u8] = b"IBVERBS_PRIVATE_";
+    let places = library.windows(PREFIX.len()).enumerate().filter(|(_, bytes)| *bytes == PREFIX);
+    let versions = places.map(|(at, _)| {
+        let number = library[at + PREFIX.len()..].iter().take_while(|byte| byte.is_ascii_digit());
+        number.fold(String::from_utf8_lossy(PREFIX).into_owned(), |name, digit| name + &char::from(*digit).to_string())
+    });
+    versions.collect()
+}
+
 /// Runs the program in place of this one.
 pub fn run(args: &VerbsArgs) -> ExitCode {
     let directory = match directory("verbs", LIBRARY) {
@@ -79,6 +108,14 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Some((library, version)) = unmatched_release(&directory) {
+        eprintln!(
+            "ferrogin verbs: {} needs {version}, which the card's libibverbs doesn't have, because this rdma-core is newer than this \
+             ferrogin: programs that link to it, such as perftest and UCX, don't start; use a newer ferrogin, or a container with rdma-core \
+             34 to 65",
+            library.display()
+        );
+    }
     let sysfs = directory.join(SYSFS);
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let mut command = Command::new(program);

@@ -18,12 +18,13 @@ ln -sf libefa.so.1 "$out/libefa.so"
 
 sys=$out/sysfs
 rm -rf "$sys"
-mkdir -p "$sys/class/infiniband" "$sys/class/infiniband_verbs" "$sys/bus/pci/drivers/efa" "$sys/bus/pci/devices"
+mkdir -p "$sys/class/infiniband" "$sys/class/infiniband_verbs" "$sys/class/pci_bus" "$sys/bus/pci/drivers/efa" "$sys/bus/pci/devices"
 echo 6 >"$sys/class/infiniband_verbs/abi_version"
 n=0
 while [ $n -lt $cards ]; do
     address=$(printf '0000:%02x:00.0' $((n + 16)))
     pci=$sys/devices/pci0000:00/$address
+    bus=$(printf '0000:%02x' $((n + 16)))
     card=$pci/infiniband/rdmap${n}s0
     verbs=$pci/infiniband_verbs/uverbs$n
     mkdir -p "$card/ports/1/gids" "$card/ports/1/hw_counters" "$verbs"
@@ -54,6 +55,12 @@ while [ $n -lt $cards ]; do
         head -c 172 /dev/zero
     } >"$pci/config"
     echo '1: unspecified' >"$card/node_type"
+    # `ferrogin verbs` fills these in: they identify the host.
+    echo 0000:0000:0000:0000 | tee "$card/node_guid" >"$card/sys_image_guid"
+    echo "softefa$n" >"$card/node_desc"
+    # Programs find a card's directory two above its bus.
+    mkdir -p "$sys/devices/pci0000:00/pci_bus/$bus"
+    ln -s "../../devices/pci0000:00/pci_bus/$bus" "$sys/class/pci_bus/$bus"
     echo '4: ACTIVE' >"$card/ports/1/state"
     echo "rdmap${n}s0" >"$verbs/ibdev"
     echo 1 >"$verbs/abi_version"

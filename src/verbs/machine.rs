@@ -138,13 +138,18 @@ fn mirror(system: &Path, stage: &Path) -> Result<(), Refusal> {
 
 /// Names in the entries' directory that belong to cards which the settings don't have.
 fn others(cards: u32) -> HashSet<OsString> {
-    let names = |card| [format!("rdmap{card}s0"), format!("uverbs{card}"), address(card)];
+    let names = |card| [format!("rdmap{card}s0"), format!("uverbs{card}"), address(card), bus(card)];
     (cards..MAX_NICS).flat_map(names).map(OsString::from).collect()
 }
 
 /// A card's PCI address, as set by `emulators/soft-verbs/link.sh`.
 fn address(card: u32) -> String {
     format!("0000:{:02x}:00.0", card + 16)
+}
+
+/// Its bus, as set there too.
+fn bus(card: u32) -> String {
+    format!("0000:{:02x}", card + 16)
 }
 
 /// Copies a directory's entries, except those of other cards.
@@ -173,6 +178,12 @@ fn describe(devices: &Path, config: &Config) -> io::Result<()> {
     let online = read("cpu/online").unwrap_or_else(|| "0\n".to_owned());
     let node = if read("node/online").is_some() { "0\n" } else { "-1\n" };
     let id = config.faults.device;
+    // aws-ofi-nccl crashes on a machine that doesn't say what it is.
+    let product = devices.join("virtual/dmi/id/product_name");
+    if fs::metadata("/sys/devices/virtual/dmi/id/product_name").is_err() {
+        fs::create_dir_all(devices.join("virtual/dmi/id"))?;
+        fs::write(product, "ferrogin verbs\n")?;
+    }
     for card in 0..config.nics {
         let device = devices.join("pci0000:00").join(address(card));
         for file in ["device", "subsystem_device"] {
@@ -186,6 +197,11 @@ fn describe(devices: &Path, config: &Config) -> io::Result<()> {
         fs::write(device.join("numa_node"), node)?;
         fs::write(device.join("local_cpulist"), &online)?;
         fs::write(device.join("local_cpus"), mask(&online))?;
+        let guid = soft_nic::host::card_guid(card).to_be_bytes();
+        let guid = guid.chunks(2).map(|part| format!("{:02x}{:02x}", part[0], part[1])).collect::<Vec<_>>().join(":");
+        for file in ["node_guid", "sys_image_guid"] {
+            fs::write(device.join(format!("infiniband/rdmap{card}s0")).join(file), format!("{guid}\n"))?;
+        }
         let counters = device.join(format!("infiniband/rdmap{card}s0/ports/1/hw_counters"));
         for (name, _) in Statistics::default().named() {
             fs::write(counters.join(name), "0\n")?;

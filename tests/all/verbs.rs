@@ -35,6 +35,11 @@ fn verbs_shows_cards_to_a_program_and_to_nothing_else() {
         for card in 0 1; do
             test -c /dev/infiniband/uverbs$card && : <>/dev/infiniband/uverbs$card
         done
+        # As aws-ofi-nccl looks for a card: by its name, and from its bus.
+        tr -d : </sys/class/infiniband/rdmap1s0/node_guid | grep -E '^[0-9a-f]{8}00000001$'
+        test "$(cat /sys/class/pci_bus/0000:11/../../0000:11:00.0/vendor)" = 0x1d0f
+        test -s /sys/devices/virtual/dmi/id/product_name
+        test ! -e /sys/class/pci_bus/0000:12 || test "$(readlink /sys/class/pci_bus/0000:12 | grep -c pci0000:00/pci_bus)" = 0
         # What was there is still there.
         test -d /sys/class/net/lo/statistics && test -e /dev/pts && echo >/dev/null
     "#;
@@ -83,6 +88,25 @@ fn verbs_without_its_libraries_or_program_says_so() {
     assert!(good || text.contains("make build"), "{text}");
     let (good, text) = on_card(&dist, &[OsStr::new("/nonexistent/program")], &[]);
     assert!(!good && text.contains("cannot run /nonexistent/program"), "{text}");
+}
+
+/// The name in the library is all that the tool looks at.
+#[test]
+fn verbs_names_an_rdma_core_that_is_too_new() {
+    let Some(dist) = dist("verbs_names_an_rdma_core_that_is_too_new") else { return };
+    let place = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), "newer-release");
+    std::fs::create_dir_all(&place).expect("a directory");
+    let run = |version: &str| {
+        std::fs::write(place.join("libmlx5.so.1"), format!("\0{version}\0")).expect("a file");
+        on_card(&dist, &[OsStr::new("true")], &[("LD_LIBRARY_PATH", place.as_os_str())])
+    };
+    let (good, text) = run("IBVERBS_PRIVATE_99");
+    assert!(good && text.contains("libmlx5.so.1 needs IBVERBS_PRIVATE_99"), "{text}");
+    for version in ["IBVERBS_PRIVATE_34", "IBVERBS_PRIVATE_59", "IBVERBS_PRIVATE_65"] {
+        let (good, text) = run(version);
+        assert!(good && !text.contains(version), "{text}");
+    }
+    std::fs::remove_dir_all(place).expect("the directory of this test");
 }
 
 #[test]

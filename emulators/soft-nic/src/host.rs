@@ -24,6 +24,11 @@ pub fn host_id() -> u32 {
     (hash.0 ^ (hash.0 >> 32)) as u32
 }
 
+/// Returns a card's GUID, which identifies the host and the card but reveals nothing of the card's GID.
+pub fn card_guid(card: u32) -> u64 {
+    u64::from(host_id()) << 32 | u64::from(card)
+}
+
 /// FNV-1a. Every build must compute the same number, which the standard library's hasher does not guarantee.
 struct Fnv(u64);
 

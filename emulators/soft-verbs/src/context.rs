@@ -318,7 +318,7 @@ unsafe extern "C" fn _ibv_query_gid_table(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn ibv_query_gid_type(
+pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     _: *mut ib::ibv_context,
     port: u8,
     index: u32,

@@ -120,9 +120,9 @@ unsafe extern "C" fn ibv_get_device_name(device: Option<&Device>) -> *const c_ch
     device.map_or(ptr::null(), |device| device.raw.name.as_ptr())
 }
 
-/// Returns the GUID, which identifies the host and the card but reveals nothing of the card's GID.
+/// Returns the GUID in network byte order.
 pub(crate) fn guid(number: u32) -> u64 {
-    (u64::from(host::host_id()) << 32 | u64::from(number)).to_be()
+    host::card_guid(number).to_be()
 }
 
 #[unsafe(no_mangle)]

@@ -162,7 +162,7 @@ unsafe extern "C" fn ibv_read_sysfs_file(
 
 /// Would read from a device's directory; always fails, because the card has no use for path formats.
 #[unsafe(no_mangle)]
-extern "C" fn ibv_read_ibdev_sysfs_file(_buf: *mut c_char, _size: usize) -> c_int {
+pub(crate) extern "C" fn ibv_read_ibdev_sysfs_file(_buf: *mut c_char, _size: usize) -> c_int {
     -1
 }
 

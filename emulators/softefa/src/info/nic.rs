@@ -47,7 +47,8 @@ unsafe impl Object for Nic {
 pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code> {
     let gid = card::advertised_gid(config);
     let texts = [
-        format!("softefa{number}"),
+        // The name that the card has in the /sys of `ferrogin verbs`.
+        format!("rdmap{number}s0"),
         format!("{:#x}", config.faults.device),
         env!("CARGO_PKG_VERSION").into(),
         "0x0".into(),
