@@ -57,7 +57,7 @@ pub(crate) struct ChannelState {
     /// Length of the longest message that may be written, in bytes.
     pub max_write: usize,
     pub closing: Option<Closing>,
-    /// The peer is closing: the id after its last message, and when the close arrived.
+    /// The peer is closing: the id after its last message, and since when this end waits without hearing anything.
     pub remote_close: Option<(u32, Instant)>,
     /// The user has dropped all handles.
     pub released: bool,

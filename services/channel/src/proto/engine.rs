@@ -157,8 +157,17 @@ impl Engine {
 
     /// Ends all channels and accepts with `error`, and sends aborts to the peers.
     pub fn end_all(&mut self, error: &ChannelError) {
+        self.end_where(error, |_| true);
+    }
+
+    /// Like [`Engine::end_all`], but leaves channels that are closing.
+    pub fn end_open(&mut self, error: &ChannelError) {
+        self.end_where(error, |state| state.closing.is_none());
+    }
+
+    fn end_where(&mut self, error: &ChannelError, which: fn(&ChannelState) -> bool) {
         for channel in 0..self.channels.len() as u32 {
-            if self.state_of(channel).is_some_and(|state| state.is_live()) {
+            if self.state_of(channel).is_some_and(|state| state.is_live() && which(state)) {
                 self.abort_with(channel, error.clone(), Reason::Stopped);
             }
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, receive, wait_until};
 
 use super::fake_network::Net;
-use super::model::World;
+use super::model::{Shared as End, World, body, read, write};
 use crate::proto::callback::Callback;
 use crate::proto::callback::Opened;
 use crate::{Channel, ChannelError, Config, Listener, Reactor};
@@ -125,6 +125,38 @@ fn connected(net: &Net) -> (Reactor, Reactor, Listener, Channel, Channel) {
 
 fn next(channel: &Channel) -> u8 {
     channel.receive().wait_for(HANG_LIMIT).unwrap()[0]
+}
+
+/// A reader that takes longer than any limit between its reads still gets what the peer wrote before its close.
+#[test]
+fn messages_before_a_close_wait_for_a_slow_reader() {
+    for hostile in [false, true] {
+        let config = Config::default();
+        let mut world = World::new(3, hostile, 2, &config);
+        let (local, remote) = world.connect(1);
+        let [writer, reader] = <[End; 2]>::default();
+        for _ in 0..5 {
+            write(&mut world.engines[1], remote, &writer, 0);
+        }
+        world.engines[1].close(remote, config.lost_after, None);
+        world.run_to_end(1, remote);
+        for number in 0..5 {
+            // In steps that the engine doesn't take for a pause of its own thread.
+            for _ in 0..32 {
+                world.step(config.lost_after / 8);
+            }
+            read(&mut world.engines[0], local, &reader);
+            for _ in 0..1000 {
+                world.step(Duration::from_millis(1));
+            }
+            let end = reader.lock().unwrap();
+            assert_eq!((&end.failures[..], end.read_calls.len()), (&[][..], number + 1));
+            assert_eq!(end.read_calls[number].1, body(0, number as u64));
+        }
+        read(&mut world.engines[0], local, &reader);
+        world.step(Duration::from_millis(1));
+        assert!(matches!(reader.lock().unwrap().failures[..], [ChannelError::Closed { .. }]));
+    }
 }
 
 /// The message of a read that was dropped after the message arrived goes to the next read, in order.

@@ -8,7 +8,7 @@ use ferrogin_libfabric::Libfabric;
 use ferrogin_test_support::{child, dist, repetitions};
 
 /// How the writer ends.
-const ENDS: [End; 3] = [End::Close, End::Drop, End::Shutdown];
+const ENDS: [End; 4] = [End::Close, End::Drop, End::DropBoth, End::Shutdown];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
@@ -16,6 +16,8 @@ enum End {
     Close,
     /// The last handle is dropped, and then the reactor shut down.
     Drop,
+    /// The last handle is dropped, and then the reactor.
+    DropBoth,
     /// The reactor is shut down.
     Shutdown,
 }
@@ -29,7 +31,7 @@ fn message(round: usize, number: usize) -> Vec<u8> {
 fn close_loses_nothing(way: &Way, rounds: usize) {
     let lost = AtomicUsize::new(0);
     for round in 0..rounds {
-        let (end, reads_late) = (ENDS[round % 3], round % 2 == 1);
+        let (end, reads_late) = (ENDS[round % 4], round % 8 >= 4);
         let (here, there, a, b) = pair(&way.config());
         let count = if reads_late { 5 } else { 1 + round * 7 % 60 };
         let reads: Vec<_> = (0..if reads_late { 0 } else { count }).map(|_| b.receive()).collect();
@@ -41,11 +43,11 @@ fn close_loses_nothing(way: &Way, rounds: usize) {
         }
         match end {
             End::Close => a.close(LIMIT).wait_for(LIMIT).unwrap(),
-            End::Drop => drop(a),
+            End::Drop | End::DropBoth => drop(a),
             End::Shutdown => {}
         }
         match end {
-            End::Close => drop(here),
+            End::Close | End::DropBoth => drop(here),
             End::Drop | End::Shutdown => assert!(here.shutdown(LIMIT), "round {round}, {end:?}"),
         }
         let mut reads = reads.into_iter();
@@ -74,7 +76,7 @@ fn rounds(usual: u64) -> usize {
 #[test]
 fn close_loses_no_message() {
     for way in ways("close_loses_no_message") {
-        close_loses_nothing(&way, rounds(30));
+        close_loses_nothing(&way, rounds(24));
     }
 }
 
@@ -86,7 +88,7 @@ fn close_loses_no_message_on_a_card_that_drops_the_rest() {
     for faults in ["close_drops,delay_us=50..100", "close_drops,delay_us=0..3000,reorder=64"] {
         child::run(test, &[("FI_PROVIDER_PATH", dist.to_str().unwrap()), ("SOFTEFA_FAULTS", faults)], || {
             for lib in libraries(test) {
-                close_loses_nothing(&Way::over(&lib, "softefa"), rounds(60));
+                close_loses_nothing(&Way::over(&lib, "softefa"), rounds(24));
             }
         });
     }
@@ -100,5 +102,5 @@ fn close_loses_no_message_over_efa() {
     let (Some(card), Ok(lib)) = (ferrogin_test_support::verbs(test), Libfabric::load(None)) else { return };
     let faults = [("FI_EFA_ENABLE_SHM_TRANSFER", "0"), ("SOFTEFA_FAULTS", "close_drops,delay_us=0..3000,reorder=64")];
     let card: Vec<(&str, &str)> = card.iter().map(|(name, value)| (*name, value.as_str())).chain(faults).collect();
-    child::run(test, &card, || close_loses_nothing(&Way::over(&lib, "efa"), rounds(20)));
+    child::run(test, &card, || close_loses_nothing(&Way::over(&lib, "efa"), rounds(16)));
 }

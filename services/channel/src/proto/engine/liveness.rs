@@ -62,10 +62,12 @@ impl Engine {
                 self.protocol_violation(channel, violation);
                 continue;
             }
-            if let Some((_, since)) = state.remote_close {
-                if (state.incoming.has_reads() || !state.outgoing.is_idle())
-                    && late(since, lost_after + transfer_time(state.incoming.bytes_in_flight()))
-                {
+            if let Some((end, since)) = state.remote_close {
+                // The limit counts while something waits and nothing arrives. The reader may take its time before it asks for more.
+                let waits = !away && (state.incoming.has_reads() || !state.outgoing.is_idle());
+                let since = if waits { since.max(state.last_heard) } else { now };
+                state.remote_close = Some((end, since));
+                if late(since, lost_after + transfer_time(state.incoming.bytes_in_flight())) {
                     let error = state.closed_by_remote();
                     self.end(channel, error);
                 }
