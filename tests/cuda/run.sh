@@ -151,6 +151,15 @@ check "kernels of the scenarios with nvcc, by gin.cuh and nccl_gin.cuh: linked f
 
 check "kernels of the bench on a GPU, with nvcc for sm_90" "$root/benches/gpu/build.sh" "$out/bench" 90
 
+# A program whose kernel the driver links: nvcc makes the PTX, as docs/kernels.md says.
+example_as_ptx() {
+    nvcc -ptx -rdc=true -std=c++17 -arch=sm_90 -DPTX= -I"$include" "$root/examples/$1.cu" -o "$1.ptx" &&
+        ptxas -c -arch=sm_90 "$1.ptx" -o "$1.cubin" && nvlink -arch=sm_90 "$1.cubin" "$object" -o "$1.linked"
+}
+for name in ring moe; do
+    check "examples/$name.cu: to PTX, assembled and linked" example_as_ptx "$name"
+done
+
 # Programs: kernels in both styles, and main, each in its own translation unit.
 check "kernels of gin.cuh" "${compile[@]}" -dc "$here/gin_kernel.cu" -o gin.o
 program() {
