@@ -25,14 +25,14 @@ installed() {
 }
 
 deb() {
-    dpkg-deb --field "$1" Depends | grep -qE 'libc6 \(>= 2\.[0-9]+\)' && dpkg-deb --contents "$1" | grep -q 'doc/ferrogin/copyright$' &&
+    dpkg-deb --field "$1" Depends | grep -E 'libc6 \(>= 2\.[0-9]+\)' && dpkg-deb --contents "$1" | grep 'doc/ferrogin/copyright$' &&
     mkdir -p "$work/root/var/lib/dpkg/info" "$work/root/var/lib/dpkg/updates" && : >"$work/root/var/lib/dpkg/status" &&
         dpkg --root="$work/root" --force-depends --install "$1" && installed && dpkg --root="$work/root" --purge ferrogin
 }
 
 rpm_package() {
     local rpm=(rpm --root "$work/root" --nodeps --noscripts)
-    rpm --query --package --requires "$1" | grep -qE '^glibc >= 2\.[0-9]+$' &&
+    rpm --query --package --requires "$1" | grep -E '^glibc >= 2\.[0-9]+$' &&
     "${rpm[@]}" --install "$1" && installed && "${rpm[@]}" --erase ferrogin
 }
 

@@ -32,18 +32,17 @@ complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "perf" -d 'Measure
 complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "compare" -d 'Compares two reports of perf: prints the ratios of their figures'
 complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "plot" -d 'Plots reports of perf: latency and bandwidth against size'
 complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "validate" -d 'Runs every check on the ranks of a job, and writes a report you can send us. Made for machines with hardware'
-complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "run" -d 'Starts the ranks of a host API program on this host: `ferrogin run -n 4 -- ./program`'
-complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "ptx" -d 'Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels'
-complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "verbs" -d 'Runs a verbs program on software EFA cards: `ferrogin verbs -- fi_info -p efa`'
 complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "trace" -d 'Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits'
-complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "gpu" -d 'Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA\'s'
+complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "ptx" -d 'Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels'
 complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "gpu-cost" -d 'Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences'
+complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "run" -d 'Starts the ranks of a host API program on this host'
+complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "verbs" -d 'Runs a verbs program on software EFA cards'
+complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "gpu" -d 'Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA\'s'
 complete -c ferrogin -n "__fish_ferrogin_needs_command" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand demo" -l ranks -d 'Number of ranks [default: 2, or as many as mpirun or torchrun started]' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand demo" -l reps -d 'Repetitions of each part of a phase' -r
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand demo" -l launcher -d 'How to start the ranks' -r -f -a "auto\t'mpirun if it is on PATH, otherwise builtin'
-mpirun\t'mpirun'
-builtin\t'This program'"
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand demo" -l launcher -d 'How to start the ranks' -r -f -a "builtin\t'This program'
+mpirun\t'The mpirun on PATH'"
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand demo" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand doctor" -l timeout -d 'Time limit in seconds for the checks that load libraries, which all run at once [default: FERROGIN_TIMEOUT, at most 60, or 30]' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand doctor" -l only -d 'Checks only these areas, separated by commas; the exit code covers only them' -r -f -a "plugin\t''
@@ -77,18 +76,13 @@ complete -c ferrogin -n "__fish_ferrogin_using_subcommand perf" -s h -l help -d 
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand compare" -l fail-below -d 'Fails (exit code 4) if a median latency or a rate in AFTER is worse than this fraction of BEFORE: 0.9 allows 10 %' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand compare" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand plot" -s o -l output -d 'The file to write' -r -F
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand plot" -s h -l help -d 'Print help'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand plot" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand validate" -s o -l output -d 'The report archive, which rank 0 writes; an existing file is replaced' -r -F
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand validate" -l ranks -d 'Number of ranks to start on this host, if no launcher did [default: 2]' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand validate" -l limit -d 'Time limit in seconds for each step [default: 180, for perf 600; with --quick 90]' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand validate" -l quick -d 'Runs fewer scenarios and repetitions: a minute instead of several'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand validate" -l mlx5 -d 'Validates a ConnectX card instead: the one in FERROGIN_MLX5 (`mlx5_0`), or a software one. One host is enough'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand validate" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand run" -s n -l ranks -d 'Number of ranks' -r
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand ptx" -l about -d 'Prints instead where the PTX comes from: its compiler and sources'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand ptx" -s h -l help -d 'Print help'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand verbs" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -l chrome -d 'Writes a file for chrome://tracing or ui.perfetto.dev, with a span from each request to its completion. `-` is standard output' -r -F
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -l process -d 'Only events of this process\'s cards' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -l card -d 'Only events of the card with this number' -r
@@ -107,21 +101,26 @@ complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -l fields -d 'A
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -l errors -d 'Only requests that completed in error, and their completions'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -l unfinished -d 'Only requests and receives without a completion'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand trace" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand gpu" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand ptx" -l about -d 'Prints instead where the PTX comes from: its compiler and sources'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand ptx" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand gpu-cost" -l threads -d 'How many threads of a block make the call at the same time' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand gpu-cost" -l seed -d 'The seed for the threads\' interleaving' -r
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand gpu-cost" -l module -d 'A PTX file with the functions of `ferrogin/gin.h`, instead of the tool\'s own device code' -r -F
 complete -c ferrogin -n "__fish_ferrogin_using_subcommand gpu-cost" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "demo" -d 'Exchanges values between ranks through the plugin, and measures latencies and rates'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "doctor" -d 'Says whether NCCL can use the plugin with these settings, and how to fix each problem'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "perf" -d 'Measures latencies, rates and bandwidths between ranks'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "compare" -d 'Compares two reports of perf: prints the ratios of their figures'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "plot" -d 'Plots reports of perf: latency and bandwidth against size'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "validate" -d 'Runs every check on the ranks of a job, and writes a report you can send us. Made for machines with hardware'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "run" -d 'Starts the ranks of a host API program on this host: `ferrogin run -n 4 -- ./program`'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "ptx" -d 'Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "verbs" -d 'Runs a verbs program on software EFA cards: `ferrogin verbs -- fi_info -p efa`'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "trace" -d 'Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "gpu" -d 'Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA\'s'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "gpu-cost" -d 'Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences'
-complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate run ptx verbs trace gpu gpu-cost help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand run" -s n -l ranks -d 'Number of ranks' -r
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand verbs" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand gpu" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "demo" -d 'Exchanges values between ranks through the plugin, and measures latencies and rates'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "doctor" -d 'Says whether NCCL can use the plugin with these settings, and how to fix each problem'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "perf" -d 'Measures latencies, rates and bandwidths between ranks'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "compare" -d 'Compares two reports of perf: prints the ratios of their figures'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "plot" -d 'Plots reports of perf: latency and bandwidth against size'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "validate" -d 'Runs every check on the ranks of a job, and writes a report you can send us. Made for machines with hardware'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "trace" -d 'Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "ptx" -d 'Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "gpu-cost" -d 'Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "run" -d 'Starts the ranks of a host API program on this host'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "verbs" -d 'Runs a verbs program on software EFA cards'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "gpu" -d 'Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA\'s'
+complete -c ferrogin -n "__fish_ferrogin_using_subcommand help; and not __fish_seen_subcommand_from demo doctor perf compare plot validate trace ptx gpu-cost run verbs gpu help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
