@@ -30,12 +30,14 @@ fn files() -> BTreeMap<PathBuf, Vec<u8>> {
 
 fn man(name: &str, command: &clap::Command, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
     let mut text = Vec::new();
+    // An empty help still makes an empty section.
     let without_extra = command.clone().after_help("").after_long_help("");
     clap_mangen::Man::new(without_extra).render(&mut text).expect("a vector");
+    let mut text = String::from_utf8(text).expect("UTF-8").replace(".SH EXTRA\n", "");
     if let Some(page) = PAGES.iter().find(|page| name == format!("ferrogin-{}", page.name)) {
-        text.extend(sections(page).bytes());
+        text += &sections(page);
     }
-    files.insert(Path::new("man").join(format!("{name}.1")), text);
+    files.insert(Path::new("man").join(format!("{name}.1")), text.into_bytes());
 }
 
 /// The sections that clap doesn't know.
