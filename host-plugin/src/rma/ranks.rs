@@ -11,7 +11,7 @@ use crate::{trace, watcher};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
@@ -25,6 +25,13 @@ struct Calls {
     next: u32,
     looked: Option<Instant>,
     lost: Option<usize>,
+}
+
+impl Calls {
+    /// Locks the ring, which the watcher only uses for moments.
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Why operations with a rank won't complete.
@@ -144,8 +151,7 @@ impl Ranks {
         let number = calls.next;
         calls.next = number.wrapping_add(1);
         let part = part(number);
-        let mut ring = calls.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let (part, blocks) = comm::agree(&mut ring, step, part, |part| encode(number, part))?;
+        let (part, blocks) = comm::agree(&mut calls.ring(), step, part, |part| encode(number, part))?;
         Ok((part, blocks, number))
     }
 
@@ -153,8 +159,9 @@ impl Ranks {
     /// that close because of a failure say so before their endpoints are closed, which fails requests to them.
     pub fn blame(&self, peer: usize) -> usize {
         let mut lost = None;
+        // A collective call in progress notices such a rank itself.
         if let Ok(mut calls) = self.calls.try_lock() {
-            lost = calls.ring.lost(Instant::now());
+            lost = calls.ring().lost(Instant::now());
             calls.lost = lost;
         }
         let blamed = lost.unwrap_or(peer);
@@ -165,7 +172,7 @@ impl Ranks {
     /// Tells the other ranks why this one closes its communicator, if it's because of one of them.
     pub fn leave(&self) {
         if let Some(rank) = self.blamed.get() {
-            self.calls.lock().unwrap_or_else(PoisonError::into_inner).ring.blame(*rank);
+            self.calls.lock().unwrap_or_else(PoisonError::into_inner).ring().blame(*rank);
         }
     }
 
@@ -174,15 +181,15 @@ impl Ranks {
     pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
         // A collective call in progress notices such a rank itself.
         let mut calls = self.calls.try_lock().ok()?;
-        let calls = &mut *calls;
-        let mut ring = calls.ring.try_lock().ok()?;
         let now = Instant::now();
         if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {
             calls.looked = Some(now);
-            calls.lost = ring.lost(now);
+            let lost = calls.ring().lost(now);
+            calls.lost = lost;
         }
         let mut under_way = under_way().peekable();
         under_way.peek()?;
+        let ring = calls.ring();
         let closed = |rank: &usize| ring.has_closed(*rank, now);
         calls.lost.map(Gone::Lost).or_else(|| under_way.find(closed).map(Gone::Closed))
     }

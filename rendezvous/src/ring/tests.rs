@@ -395,7 +395,6 @@ fn handles_in_wrong_order_and_invalid_ones_are_refused() {
     assert!(matches!(error, RingError::BadHandle { rank: 2, .. }), "{error}");
 }
 
-/// The neighbours of a rank that exits or closes its communicator tell the others. One that closes it isn't lost.
 #[test]
 fn rank_that_another_one_blames_is_lost_to_all() {
     let mut rings = Ring::threads(4, HANG_LIMIT).expect("rings");
@@ -414,6 +413,7 @@ fn rank_that_another_one_blames_is_lost_to_all() {
     assert_eq!(lost, [Some(1), None, Some(1)]);
 }
 
+/// The neighbours of a rank that exits or closes its communicator tell the others. One that closes it isn't lost.
 #[test]
 fn rank_that_ends_between_calls_is_lost_to_all() {
     for closes in [false, true] {
