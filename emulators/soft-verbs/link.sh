@@ -55,7 +55,7 @@ while [ $n -lt $cards ]; do
         head -c 172 /dev/zero
     } >"$pci/config"
     echo '1: unspecified' >"$card/node_type"
-    # `ferrogin verbs` fills these in: they identify the host.
+    # `ferrogin verbs` fills in the first one, which identifies the host.
     echo 0000:0000:0000:0000 | tee "$card/node_guid" >"$card/sys_image_guid"
     echo "softefa$n" >"$card/node_desc"
     # Programs find a card's directory two above its bus.

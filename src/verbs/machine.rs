@@ -199,9 +199,7 @@ fn describe(devices: &Path, config: &Config) -> io::Result<()> {
         fs::write(device.join("local_cpus"), mask(&online))?;
         let guid = soft_nic::host::card_guid(card).to_be_bytes();
         let guid = guid.chunks(2).map(|part| format!("{:02x}{:02x}", part[0], part[1])).collect::<Vec<_>>().join(":");
-        for file in ["node_guid", "sys_image_guid"] {
-            fs::write(device.join(format!("infiniband/rdmap{card}s0")).join(file), format!("{guid}\n"))?;
-        }
+        fs::write(device.join(format!("infiniband/rdmap{card}s0/node_guid")), format!("{guid}\n"))?;
         let counters = device.join(format!("infiniband/rdmap{card}s0/ports/1/hw_counters"));
         for (name, _) in Statistics::default().named() {
             fs::write(counters.join(name), "0\n")?;
