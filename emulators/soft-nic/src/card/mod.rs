@@ -60,7 +60,8 @@ const CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
 /// This process's cards in use, by number. An unused card is dropped; a later card with its number gets another GID. A forked child has no
 /// cards until it opens its own.
-static CARDS: PerProcess<Mutex<Vec<(u32, Weak<Card>)>>> = PerProcess::new();
+static CARDS: PerProcess<Mutex<Cards>> = PerProcess::new();
+type Cards = Vec<(u32, Weak<Card>)>;
 
 impl Drop for Card {
     fn drop(&mut self) {
