@@ -202,11 +202,12 @@ impl Thread {
                         self.carry = sum >> i.width != 0;
                     }
                 }
+                // A subtraction with a borrow clears the carry, as the code of ptxas does: it matters before an addition with carry.
                 Op::SubBorrow { take, give } => {
-                    let (a, b) = (i128::from(get(i.a)), i128::from(get(i.b)) + i128::from(take && self.carry));
+                    let (a, b) = (i128::from(get(i.a)), i128::from(get(i.b)) + i128::from(take && !self.carry));
                     slots[usize::from(i.d)] = low((a - b) as u64, i.width);
                     if give {
-                        self.carry = a < b;
+                        self.carry = a >= b;
                     }
                 }
                 op => {
