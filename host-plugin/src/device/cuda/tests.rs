@@ -190,3 +190,45 @@ fn cards_get_gpu_memory_where_they_reach_it() {
         check(&CudaDevice { reachable: false, ..device });
     });
 }
+
+/// A window may span allocations side by side, as PyTorch's expandable segments are, and must not reach beyond them.
+#[test]
+fn windows_span_adjacent_allocations_and_no_gap() {
+    let test = "windows_span_adjacent_allocations_and_no_gap";
+    on_gpu(test, || {
+        let device = CudaDevice::open(true).expect("a GPU");
+        let current = device.core.enter().expect("the context");
+        let unit = 2 << 20;
+        let location =
+            cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device.core.device };
+        // SAFETY: the C struct consists of integers and a pointer, for which zero is valid.
+        let mut prop: cu::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        prop.type_ = cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        prop.location = location;
+        prop.allocFlags.gpuDirectRDMACapable = u8::from(device.reachable);
+        let (mut base, mut handle) = (0, 0);
+        // SAFETY: the driver writes one address into a local variable.
+        check("cuMemAddressReserve", unsafe { cu::cuMemAddressReserve(&mut base, 4 * unit, 0, 0, 0) }).unwrap();
+        for part in 0..2 {
+            // SAFETY: the driver reads `prop` and writes one handle into a local variable.
+            check("cuMemCreate", unsafe { cu::cuMemCreate(&mut handle, unit, &prop, 0) }).unwrap();
+            let at = base + (part * unit) as u64;
+            // SAFETY: the addresses are reserved above, and nothing is mapped there.
+            check("cuMemMap", unsafe { cu::cuMemMap(at, unit, 0, handle, 0) }).unwrap();
+        }
+        let flags = cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = cu::CUmemAccessDesc { location, flags };
+        // SAFETY: the range is mapped above; the driver reads one descriptor.
+        check("cuMemSetAccess", unsafe { cu::cuMemSetAccess(base, 2 * unit, &access, 1) }).unwrap();
+        let start = base + (unit - 100) as u64;
+        assert_eq!(words::parts(&current, start, 200), Some(vec![start, base + unit as u64]));
+        assert_eq!(words::parts(&current, start, unit + 101), None, "bytes past the last allocation");
+        let window = |len| device.window(start as *mut c_void, len, nccl::PTR_CUDA);
+        match window(unit + 100).expect("a window over the border") {
+            WindowMemory::DmaBuf { offset, .. } => assert_eq!(offset, page_size() as u64 - 100),
+            WindowMemory::Address(_) => assert!(!device.reachable),
+        }
+        let beyond = window(unit + 101).unwrap_err().to_string();
+        assert!(beyond.contains("not GPU memory of the given size"), "{beyond}");
+    });
+}
