@@ -122,10 +122,14 @@ def using(*objects: Owned) -> Iterator[None]:
                 owned._uses -= 1
 
 
+def runs_signal_handlers() -> bool:
+    """Whether Python runs the handlers of signals, such as Ctrl-C, on this thread."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def interruptible(wait: Callable[[], _Result]) -> _Result:
     """Calls a function of the library that waits. Ctrl-C ends the call, and leaves the library's wait to a thread of its own."""
-    # Python runs signal handlers only on the main thread.
-    if threading.current_thread() is not threading.main_thread():
+    if not runs_signal_handlers():
         return wait()
     outcome: list[Union[_Result, BaseException]] = []
 

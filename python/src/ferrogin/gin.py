@@ -10,7 +10,7 @@ from ctypes import byref, c_int, c_uint64, c_void_p
 from typing import Any, Callable, Optional, SupportsIndex, Union
 
 from ferrogin import _library, errors
-from ferrogin._handle import Owned, interruptible, using
+from ferrogin._handle import Owned, interruptible, runs_signal_handlers, using
 from ferrogin._library import LAST_ID, call, pointer, unsigned
 from ferrogin.window import Window
 
@@ -93,7 +93,7 @@ class Gin:
 
     def _wait(self, is_over: Callable[[], bool], name: str, *arguments: Any) -> None:
         """Like `_call`, for a wait, which Ctrl-C ends. `is_over` tells whether the wait would end at once."""
-        if any(is_over() for _ in range(_POLLS)):
+        if not runs_signal_handlers() or any(is_over() for _ in range(_POLLS)):
             self._call(name, *arguments)
         else:
             interruptible(lambda: self._call(name, *arguments))
