@@ -91,6 +91,11 @@ impl GinContext {
         self.dev_handle
     }
 
+    /// The plugin's handle, for raw calls.
+    pub fn gin_ctx(&self) -> *mut c_void {
+        self.gin_ctx
+    }
+
     /// Bytes of one element of the array, from the device handle.
     pub fn stride(&self) -> usize {
         self.device.size
