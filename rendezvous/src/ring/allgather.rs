@@ -74,6 +74,9 @@ pub struct Ring {
     /// Makes the current or next wait's deadline pass.
     #[cfg(test)]
     pub(super) clock: Arc<std::sync::atomic::AtomicBool>,
+    /// Seconds by which the clock of allgathers is ahead.
+    #[cfg(test)]
+    pub(super) ahead: Arc<std::sync::atomic::AtomicU64>,
 }
 
 impl Ring {
@@ -99,6 +102,8 @@ impl Ring {
             closed: BTreeMap::new(),
             #[cfg(test)]
             clock: Arc::default(),
+            #[cfg(test)]
+            ahead: Arc::default(),
         }
     }
 
@@ -223,7 +228,7 @@ impl Ring {
         if let Some(bytes) = own.map(<[u8]>::len).filter(|bytes| *bytes > BODY_MAX) {
             return Err(RingError::BlockTooLarge { bytes, limit: BODY_MAX, step });
         }
-        let began = Instant::now();
+        let began = self.now();
         self.say_alive(began);
         if let Some(late) = self.awaited.take().map(|at| began - at).filter(|late| *late >= WARN_EVERY) {
             let (rank, name, seconds) = (self.rank, step.name(), late.as_secs());
@@ -238,7 +243,7 @@ impl Ring {
         self.send_block(step, sequence, self.rank, own);
         loop {
             // Taken before reading, so that what arrived while this process was stopped still counts.
-            let now = Instant::now();
+            let now = self.now();
             self.say_alive(now);
             let arrived = self.receive(step, sequence, now);
             while received < n - 1
@@ -408,6 +413,13 @@ impl Ring {
         fds.extend(self.dial.iter().filter_map(Dial::interest));
         fds.extend(self.listener.iter().map(Listener::interest));
         stream::wait(&mut fds, deadline).map_err(|source| RingError::Socket { call: "poll", source })
+    }
+
+    fn now(&self) -> Instant {
+        #[cfg(test)]
+        return Instant::now() + Duration::from_secs(self.ahead.load(std::sync::atomic::Ordering::SeqCst));
+        #[cfg(not(test))]
+        Instant::now()
     }
 
     fn is_clock_passed(&self) -> bool {

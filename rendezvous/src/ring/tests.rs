@@ -540,6 +540,39 @@ fn neighbour_that_does_not_read_gets_no_backlog() {
     wait_until_heard(&mut rings[1], now + ALIVE_EVERY);
 }
 
+/// Each minute, the rank that waits names the rank whose block is missing.
+#[test]
+fn late_rank_is_named_each_minute() {
+    static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut rings = Ring::threads(3, HANG_LIMIT).unwrap();
+    // Rank 1 makes the call, and rank 2 is late.
+    let mut late = rings.remove(2);
+    let ahead = rings[1].ahead.clone();
+    rings[1].set_warn(|line| LINES.lock().unwrap().push(line.to_owned()));
+    let calls = rings.into_iter().map(|mut ring| thread::spawn(move || ring.allgather(Step::CreateContext, Some(&[]))));
+    let calls: Vec<_> = calls.collect();
+    let mut now = Instant::now();
+    wait_until("rank 1 in the call", || {
+        late.lost(now);
+        !late.blocks.is_empty()
+    });
+    for minute in 1..=3 {
+        ahead.fetch_add(61, Ordering::SeqCst);
+        wait_until("a line", || {
+            now += ALIVE_EVERY;
+            assert_eq!(late.lost(now), None);
+            LINES.lock().unwrap().len() >= minute
+        });
+    }
+    late.allgather(Step::CreateContext, Some(&[])).unwrap();
+    calls.into_iter().for_each(|call| drop(call.join().unwrap().unwrap()));
+    for line in LINES.lock().unwrap().iter() {
+        for part in ["rank 1 has waited", "in createContext for rank 2", "the wait goes on"] {
+            assert!(line.contains(part), "{part} in {line}");
+        }
+    }
+}
+
 #[test]
 fn late_rank_says_how_late_it_is() {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
