@@ -507,20 +507,23 @@ fn names(rows: &[Row]) -> Vec<(&'static str, &'static str)> {
 
 fn refused(test: &str, rows: &[Row], inject: usize) {
     check(test, &names(rows), || {
-        let mut world = World::open(inject);
-        world.buffer.word(1).store(7, Ordering::Relaxed);
-        for (n, (name, make, expected, _)) in rows.iter().enumerate() {
-            let bytes = make(&mut world);
-            world.a.place(&bytes);
-            world.a.ring();
-            let (common, status) = world.a.next_status();
-            assert_eq!((status, common.qp_num), (*expected, own_number(&world.a)), "{name}");
-            wait_until("error counter", || world.a.errors() == n as u64 + 1);
+        // A card logs no more than eight lines about a queue pair.
+        for rows in rows.chunks(8) {
+            let mut world = World::open(inject);
+            world.buffer.word(1).store(7, Ordering::Relaxed);
+            for (n, (name, make, expected, _)) in rows.iter().enumerate() {
+                let bytes = make(&mut world);
+                world.a.place(&bytes);
+                world.a.ring();
+                let (common, status) = world.a.next_status();
+                assert_eq!((status, common.qp_num), (*expected, own_number(&world.a)), "{name}");
+                wait_until("error counter", || world.a.errors() == n as u64 + 1);
+            }
+            assert_eq!((world.a.local(), world.b.remote()), (0, 0), "nothing was done");
+            assert_eq!(world.buffer.word(1).load(Ordering::Relaxed), 7, "nothing was written");
+            world.a.post(world.to, write(world.remote(), world.sge()));
+            wait_until("good request afterwards", || world.b.remote() == 1 && world.a.local() == 1);
         }
-        assert_eq!((world.a.local(), world.b.remote()), (0, 0), "nothing was done");
-        assert_eq!(world.buffer.word(1).load(Ordering::Relaxed), 7, "nothing was written");
-        world.a.post(world.to, write(world.remote(), world.sge()));
-        wait_until("good request afterwards", || world.b.remote() == 1 && world.a.local() == 1);
     });
 }
 
