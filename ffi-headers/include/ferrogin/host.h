@@ -72,8 +72,8 @@ int ferrogin_rank(const ferrogin_comm *comm, uint32_t *rank, uint32_t *ranks);
 /* Collective: returns when all ranks have called it. It doesn't order kernels' operations: flush before it. */
 int ferrogin_barrier(ferrogin_comm *comm);
 
-/* Closes the communicator, and its contexts and windows that are still open, as by ferrogin_context_destroy. Peers may be using this rank's windows until all ranks
- * have passed a barrier. */
+/* Closes the communicator, and its contexts and windows that are still open; contexts as by ferrogin_context_destroy. Peers may be using this
+ * rank's windows until all ranks have passed a barrier. */
 int ferrogin_close(ferrogin_comm *comm);
 
 typedef enum ferrogin_memory {
