@@ -1,77 +1,110 @@
 //! How ranks end a context without losing anything, without I/O.
 //!
-//! A rank that destroys its context first waits until its own requests are complete. Then it tells every other rank that it's leaving, and
-//! keeps receiving until each of them has replied that it has nothing under way to this rank. Ranks don't have to destroy a context
-//! together: one that keeps its context replies from its normal polling, and is done with the rank that has left. The reply is the last
-//! message between two ranks, so it also says that everything before it has arrived.
+//! A rank that destroys its context first waits until its own requests are complete. Then it tells every other rank that it's leaving
+//! ([`Message::Leaving`]). A rank that has nothing under way to the one that leaves replies ([`Message::Finished`]), from its normal polling
+//! if it keeps its context, and the rank that leaves confirms the reply ([`Message::Goodbye`]). A goodbye is the last message between two
+//! ranks, and everything before it has been received: over TCP, a process that exits before it has received everything resets the
+//! connection, and the peer loses what it hasn't read yet.
+
+use super::record;
+
+/// What one rank tells another, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// The sender destroys its context, and has nothing under way to the receiver.
+    Leaving,
+    /// The sender has nothing under way to the receiver, which is leaving, and will never have.
+    Finished,
+    /// The sender has received [`Message::Finished`].
+    Goodbye,
+}
+
+impl Message {
+    /// Returns the kind of the message's record.
+    pub fn kind(self) -> u8 {
+        match self {
+            Self::Leaving => record::LEAVING,
+            Self::Finished => record::FINISHED,
+            Self::Goodbye => record::GOODBYE,
+        }
+    }
+}
 
 /// One rank's view of who has left.
 #[derive(Debug)]
 pub struct Departure {
     peers: Vec<Peer>,
-    /// Peers that are leaving and wait for a reply.
-    asking: Vec<usize>,
     is_leaving: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Peer {
-    /// It has replied, or has left.
-    is_done: bool,
-    is_told: bool,
-    has_reply: bool,
+    /// The messages sent to it, and received from it, by [`Message`].
+    sent: [bool; 3],
+    received: [bool; 3],
+    is_gone: bool,
     /// A message to it is in flight.
     is_sending: bool,
+}
+
+impl Peer {
+    /// Returns the message that is due to this peer.
+    fn next(&self, is_leaving: bool, is_under_way: bool) -> Option<Message> {
+        let [told, replied, said_goodbye] = self.sent;
+        let [is_asking, has_replied, _] = self.received;
+        if self.is_gone || self.is_sending {
+            None
+        } else if is_leaving && !told && !replied {
+            Some(Message::Leaving)
+        } else if is_asking && !replied && !is_under_way {
+            Some(Message::Finished)
+        } else if has_replied && !said_goodbye {
+            Some(Message::Goodbye)
+        } else {
+            None
+        }
+    }
+
+    /// Returns whether nothing more will come from this peer, if this rank is leaving.
+    fn is_done(&self) -> bool {
+        let [told, replied, _] = self.sent;
+        let [is_asking, has_replied, said_goodbye] = self.received;
+        self.is_gone || ((told || replied) && (!told || has_replied) && (!is_asking || said_goodbye))
+    }
 }
 
 impl Departure {
     /// Creates the view of rank `rank` of `nranks`.
     pub fn new(rank: usize, nranks: usize) -> Self {
         let mut peers = vec![Peer::default(); nranks];
-        peers[rank].is_done = true;
-        Self { peers, asking: Vec::new(), is_leaving: false }
+        peers[rank].is_gone = true;
+        Self { peers, is_leaving: false }
     }
 
-    /// Notes that a peer is leaving.
-    pub fn peer_leaves(&mut self, peer: usize) {
-        if !self.peers[peer].has_reply && !self.asking.contains(&peer) {
-            self.asking.push(peer);
-        }
-    }
-
-    /// Notes that a peer has replied.
-    pub fn peer_replied(&mut self, peer: usize) {
-        self.peers[peer].is_done = true;
+    /// Notes a peer's message.
+    pub fn received(&mut self, peer: usize, message: Message) {
+        self.peers[peer].received[message as usize] = true;
     }
 
     /// Notes that a peer is gone.
     pub fn peer_gone(&mut self, peer: usize) {
-        self.peers[peer] = Peer { is_done: true, has_reply: true, ..self.peers[peer] };
-        self.asking.retain(|asking| *asking != peer);
+        self.peers[peer].is_gone = true;
     }
 
-    /// Returns a leaving peer to which nothing is under way; the caller sends it the reply. If this rank is leaving too, its own message has
-    /// arrived by then, so that the reply is the last one.
-    pub fn reply(&mut self, is_under_way: impl Fn(usize) -> bool) -> Option<usize> {
-        let is_due = |peer: &usize| !is_under_way(*peer) && !self.peers[*peer].is_sending;
-        let peer = self.asking.swap_remove(self.asking.iter().position(is_due)?);
-        let state = &mut self.peers[peer];
-        (state.has_reply, state.is_sending) = (true, true);
-        state.is_done |= !state.is_told;
-        Some(peer)
+    /// Returns a message that is due, which the caller sends to the peer. There is at most one in flight to each, so they arrive in order.
+    pub fn next(&mut self, is_under_way: impl Fn(usize) -> bool) -> Option<(usize, Message)> {
+        let is_leaving = self.is_leaving;
+        let mut peers = self.peers.iter_mut().enumerate();
+        peers.find_map(|(rank, peer)| {
+            let message = peer.next(is_leaving, is_under_way(rank))?;
+            (peer.sent[message as usize], peer.is_sending) = (true, true);
+            Some((rank, message))
+        })
     }
 
-    /// Starts to leave, with nothing under way. Returns the peers to tell; none the next time.
-    pub fn leave(&mut self) -> Vec<usize> {
+    /// Starts to leave, with nothing under way.
+    pub fn leave(&mut self) {
         self.is_leaving = true;
-        let asking = &self.asking;
-        let peers = self.peers.iter_mut().enumerate();
-        let untold = peers.filter(|(rank, peer)| !peer.is_done && !peer.is_told && !asking.contains(rank));
-        let tell = |(rank, peer): (usize, &mut Peer)| {
-            (peer.is_told, peer.is_sending) = (true, true);
-            rank
-        };
-        untold.map(tell).collect()
     }
 
     /// Notes that a message to a peer has been sent.
@@ -79,86 +112,100 @@ impl Departure {
         self.peers[peer].is_sending = false;
     }
 
-    /// Returns the peers that may still have something under way to this rank; none unless it's leaving.
+    /// Returns the peers that may still send something to this rank; none unless it's leaving.
     pub fn awaited(&self) -> impl Iterator<Item = usize> {
-        let waits = |(_, peer): &(_, &Peer)| self.is_leaving && !peer.is_done;
+        let waits = |(_, peer): &(_, &Peer)| self.is_leaving && !peer.is_done();
         self.peers.iter().enumerate().filter(waits).map(|(peer, _)| peer)
     }
 
     /// Returns true once this rank may leave.
     pub fn is_complete(&self) -> bool {
-        self.is_leaving && self.asking.is_empty() && self.peers.iter().all(|peer| peer.is_done && !peer.is_sending)
+        let is_quiet = |peer: &Peer| peer.is_done() && !peer.is_sending && peer.next(true, false).is_none();
+        self.is_leaving && self.peers.iter().all(is_quiet)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::Message::{Finished, Goodbye, Leaving};
     use super::*;
 
     const NOTHING: fn(usize) -> bool = |_| false;
 
-    #[test]
-    fn rank_leaves_once_every_peer_has_replied() {
-        let mut here = Departure::new(0, 3);
-        assert_eq!((here.is_complete(), here.awaited().count()), (false, 0), "not leaving yet");
-        assert_eq!(here.leave(), [1, 2]);
-        assert!(here.leave().is_empty(), "told once");
-        here.sent(1);
-        here.sent(2);
-        here.peer_replied(2);
-        assert!(here.awaited().eq([1]) && !here.is_complete());
-        here.peer_replied(1);
-        assert!(here.is_complete());
+    /// Sends a message that is due, and returns it.
+    fn send(here: &mut Departure) -> Option<(usize, Message)> {
+        let (peer, message) = here.next(NOTHING)?;
+        here.sent(peer);
+        Some((peer, message))
     }
 
     #[test]
-    fn ranks_that_leave_together_both_reply() {
+    fn rank_leaves_once_every_peer_has_replied() {
         let mut here = Departure::new(0, 2);
-        assert_eq!(here.leave(), [1]);
-        here.peer_leaves(1);
-        assert_eq!(here.reply(NOTHING), None, "its own message is in flight");
+        assert_eq!((here.is_complete(), here.awaited().count(), send(&mut here)), (false, 0, None), "not leaving yet");
+        here.leave();
+        assert_eq!([send(&mut here), send(&mut here)], [Some((1, Leaving)), None]);
+        assert!(here.awaited().eq([1]) && !here.is_complete());
+        here.received(1, Finished);
+        assert!(!here.is_complete(), "the peer waits for the goodbye");
+        assert_eq!(here.next(NOTHING), Some((1, Goodbye)));
+        here.received(1, Leaving);
+        assert_eq!((here.next(NOTHING), here.is_complete()), (None, false), "the goodbye is in flight");
         here.sent(1);
-        assert_eq!(here.reply(NOTHING), Some(1));
-        here.peer_replied(1);
-        assert!(!here.is_complete(), "the reply is in flight");
-        here.sent(1);
-        assert!(here.is_complete());
+        assert_eq!(send(&mut here), Some((1, Finished)));
+        here.received(1, Goodbye);
+        assert!(here.is_complete() && here.awaited().count() == 0);
+    }
+
+    #[test]
+    fn ranks_that_leave_together_wait_for_each_others_goodbye() {
+        let mut ranks = [Departure::new(0, 2), Departure::new(1, 2)];
+        ranks.iter_mut().for_each(Departure::leave);
+        for message in [Leaving, Finished, Goodbye] {
+            for here in 0..2 {
+                assert_eq!(send(&mut ranks[here]), Some((1 - here, message)));
+            }
+            for here in 0..2 {
+                assert!(!ranks[here].is_complete(), "{message:?}");
+                ranks[here].received(1 - here, message);
+            }
+        }
+        assert!(ranks.iter().all(Departure::is_complete));
     }
 
     #[test]
     fn reply_waits_for_requests_to_the_leaving_peer() {
-        let mut here = Departure::new(1, 4);
-        here.peer_leaves(0);
-        here.peer_leaves(0);
-        here.peer_leaves(3);
-        assert_eq!(here.reply(|peer| peer == 0), Some(3));
-        assert_eq!(here.reply(|peer| peer == 0), None);
-        here.peer_leaves(3);
-        // A rank that has left, or will with the reply, needs no other message.
-        assert_eq!(here.leave(), [2]);
-        assert_eq!([here.reply(NOTHING), here.reply(NOTHING)], [Some(0), None], "one reply to each");
-        [0, 2, 3].into_iter().for_each(|peer| here.sent(peer));
+        let mut here = Departure::new(0, 3);
+        here.received(1, Leaving);
+        here.received(2, Leaving);
+        assert_eq!(here.next(|peer| peer == 1), Some((2, Finished)));
+        assert_eq!(here.next(|peer| peer == 1), None);
+        here.sent(2);
+        assert_eq!([send(&mut here), send(&mut here)], [Some((1, Finished)), None], "one reply to each");
+        // These ranks may be gone when this one leaves, so it tells them nothing, but waits until they have the replies.
+        here.leave();
+        here.received(1, Goodbye);
+        assert_eq!(send(&mut here), None);
         assert!(here.awaited().eq([2]));
-        here.peer_replied(2);
+        here.received(2, Goodbye);
         assert!(here.is_complete());
     }
 
     #[test]
     fn nobody_waits_for_a_peer_that_is_gone() {
         let mut here = Departure::new(0, 3);
-        assert_eq!(here.leave(), [1, 2]);
-        here.peer_leaves(1);
-        for peer in [1, 2] {
-            here.sent(peer);
-            here.peer_gone(peer);
-        }
-        assert_eq!(here.reply(NOTHING), None);
+        here.leave();
+        assert_eq!([send(&mut here), send(&mut here)], [Some((1, Leaving)), Some((2, Leaving))]);
+        here.received(1, Leaving);
+        [1, 2].into_iter().for_each(|peer| here.peer_gone(peer));
+        assert_eq!(send(&mut here), None);
         assert!(here.is_complete());
     }
 
     #[test]
     fn rank_alone_leaves_at_once() {
         let mut here = Departure::new(0, 1);
-        assert!(here.leave().is_empty() && here.is_complete());
+        here.leave();
+        assert!(here.is_complete());
     }
 }

@@ -1,7 +1,7 @@
 //! A context handle's data path: it turns operations into posts on lanes, and completions into finished requests. What arrives from peers
 //! goes to [`super::inbound`].
 
-use super::departure::Departure;
+use super::departure::{Departure, Message};
 use super::inbound::{Inbound, Notice};
 use super::lane::{Access, Event, Lane, Local, Post};
 use super::memory::{Memory, Registered, WordWrite};
@@ -416,8 +416,8 @@ impl Engine {
             self.events = events;
             self.apply()?;
             self.acknowledge()?;
-            while let Some(peer) = self.departure.reply(|peer| self.requests.is_under_way(peer)) {
-                self.tell(peer, record::FINISHED)?;
+            while let Some((peer, message)) = self.departure.next(|peer| self.requests.is_under_way(peer)) {
+                self.tell(peer, message)?;
             }
             if !more {
                 break;
@@ -468,8 +468,7 @@ impl Engine {
                     self.outbound(stream).stream.acknowledge(number);
                     self.start_waiting(stream)?;
                 }
-                Some(Notice::Leaving(peer)) => self.departure.peer_leaves(peer),
-                Some(Notice::Finished(peer)) => self.departure.peer_replied(peer),
+                Some(Notice::Departure(peer, message)) => self.departure.received(peer, message),
                 None => {}
             },
             Event::Refused(what) => self.inbound.refuse(&what),
@@ -506,9 +505,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Tells a peer that nothing is under way to it.
-    fn tell(&mut self, peer: usize, kind: u8) -> Result<(), Error> {
-        let record = Record { kind, ..self.acknowledgement(StreamId { peer, context: 0 }, 0) };
+    /// Tells a peer how far this rank or the peer has got with leaving.
+    fn tell(&mut self, peer: usize, message: Message) -> Result<(), Error> {
+        let record = Record { kind: message.kind(), ..self.acknowledgement(StreamId { peer, context: 0 }, 0) };
         let note = Note::Departure(peer);
         self.lanes[0].post(Post::Record { peer, record, confirmed: true, note }, false)
     }
@@ -550,9 +549,7 @@ impl Engine {
         if self.requests.under_way().next().is_some() {
             return Ok(false);
         }
-        for peer in self.departure.leave() {
-            self.tell(peer, record::LEAVING)?;
-        }
+        self.departure.leave();
         Ok(self.departure.is_complete() && self.is_quiet && self.inbound.is_idle())
     }
 

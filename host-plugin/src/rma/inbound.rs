@@ -4,6 +4,7 @@
 //! names a word in memory registered here.
 #![allow(unsafe_code)]
 
+use super::departure::Message;
 use super::memory::{Registered, WordWrite};
 use super::record::{self, Immediate, Record};
 use super::stream::{Arrived, Incoming, OutOfWindow, StreamId};
@@ -38,10 +39,8 @@ struct Stream {
 pub enum Notice {
     /// A stream's signals before this number have been applied.
     Acknowledged(StreamId, u32),
-    /// The peer destroys its context, and has nothing under way to this rank.
-    Leaving(usize),
-    /// The peer has nothing under way to this rank, which is leaving.
-    Finished(usize),
+    /// A message of the peer about the end of its context or of this one.
+    Departure(usize, Message),
 }
 
 /// All peers' streams to this rank; see the [module](self).
@@ -119,8 +118,9 @@ impl Inbound {
         let (stream, number) = (StreamId { peer, context }, record.number.get());
         match record.kind {
             record::ACKNOWLEDGEMENT => return Some(Notice::Acknowledged(stream, number)),
-            record::LEAVING => return Some(Notice::Leaving(peer)),
-            record::FINISHED => return Some(Notice::Finished(peer)),
+            record::LEAVING => return Some(Notice::Departure(peer, Message::Leaving)),
+            record::FINISHED => return Some(Notice::Departure(peer, Message::Finished)),
+            record::GOODBYE => return Some(Notice::Departure(peer, Message::Goodbye)),
             kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
                 let strong = record.strong != 0;
                 let word = Word { memory: record.memory.get(), offset: record.offset.get(), strong };

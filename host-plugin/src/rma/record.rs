@@ -39,10 +39,12 @@ pub const SIGNAL: u8 = 1;
 pub const SIGNAL_OF_PUT: u8 = 2;
 /// [`Record::kind`]: an acknowledgement.
 pub const ACKNOWLEDGEMENT: u8 = 3;
-/// [`Record::kind`]: the sender destroys its context and has nothing under way to the receiver; the receiver replies once it hasn't either.
+/// [`Record::kind`]: [`Message::Leaving`](super::departure::Message::Leaving).
 pub const LEAVING: u8 = 4;
-/// [`Record::kind`]: the reply.
+/// [`Record::kind`]: [`Message::Finished`](super::departure::Message::Finished).
 pub const FINISHED: u8 = 5;
+/// [`Record::kind`]: [`Message::Goodbye`](super::departure::Message::Goodbye).
+pub const GOODBYE: u8 = 6;
 
 /// The layout of 32 bits of immediate data: sender, context, word table entry, low bits of the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

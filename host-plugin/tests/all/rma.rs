@@ -121,11 +121,11 @@ fn metrics_count_puts_signals_and_bytes_exactly() {
             assert_eq!(sum("ferrogin_signals_total"), SIGNALS as u64, "{metrics:?}");
             assert_eq!((sum("ferrogin_errors_total"), sum("ferrogin_signals_refused_total")), (0, 0), "{metrics:?}");
             // Besides the writes there are messages: for signals in the first window at most, or for all of them over TCP; an
-            // acknowledgement for every 64 signals; and one or two before the context is destroyed.
+            // acknowledgement for every 64 signals; and two or three before the context is destroyed.
             let messages = sum("ferrogin_posts_total") as usize - PUTS - SIGNALS;
             let is_tcp = std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "tcp");
             let of_signals = if is_tcp { SIGNALS..=SIGNALS } else { 1..=WINDOW };
-            assert!((of_signals.start() + 1..=of_signals.end() + SIGNALS / 64 + 2).contains(&messages), "{metrics:?}");
+            assert!((of_signals.start() + 1..=of_signals.end() + SIGNALS / 64 + 3).contains(&messages), "{metrics:?}");
             assert!(sum("ferrogin_completions_total") as usize >= PUTS + SIGNALS, "{metrics:?}");
         }
     });

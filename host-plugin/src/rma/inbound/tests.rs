@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::device::cpu::CpuDevice;
+use crate::rma::departure::Message;
 use crate::rma::memory::Memory;
-use crate::rma::record::{ACKNOWLEDGEMENT, FINISHED, LEAVING, SIGNAL, SIGNAL_OF_PUT};
+use crate::rma::record::{ACKNOWLEDGEMENT, GOODBYE, SIGNAL, SIGNAL_OF_PUT};
 use ferrogin_test_support::Random;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromBytes;
@@ -76,7 +77,7 @@ fn forged_messages_are_refused_and_change_no_memory() {
         Record { sender: u32::MAX.into(), ..signal(0, 0) },
         Record { context: (CONTEXTS as u16).into(), ..signal(0, 0) },
         Record { kind: 0, ..signal(0, 0) },
-        Record { kind: FINISHED + 1, ..signal(0, 0) },
+        Record { kind: GOODBYE + 1, ..signal(0, 0) },
         signal(u32::MAX, 0),
         signal(256, 0),
         signal(1 << 31, 0),
@@ -191,8 +192,9 @@ fn immediate_data_adds_1_to_a_word_that_a_message_of_its_stream_named() {
 fn messages_for_the_sending_half_reach_it_after_the_same_checks() {
     let mut receiver = Receiver::new();
     let acknowledged = Notice::Acknowledged(StreamId { peer: 1, context: 1 }, 9);
-    let kinds = [(ACKNOWLEDGEMENT, acknowledged), (LEAVING, Notice::Leaving(1)), (FINISHED, Notice::Finished(1))];
-    for (refused, (kind, notice)) in (1..).zip(kinds) {
+    let departure = [Message::Leaving, Message::Finished, Message::Goodbye];
+    let departure = departure.map(|message| (message.kind(), Notice::Departure(1, message)));
+    for (refused, (kind, notice)) in (1..).zip([(ACKNOWLEDGEMENT, acknowledged)].into_iter().chain(departure)) {
         let record = Record { kind, context: 1.into(), ..signal(9, 0) };
         assert_eq!(receiver.take(record), Some(notice));
         assert_eq!(receiver.take(Record { token: 0.into(), ..record }), None);
@@ -215,7 +217,7 @@ fn random_messages_never_panic_and_only_change_registered_words() {
                     sender: random.below(RANKS as u32 + 1).into(),
                     number: (number + random.below(300)).into(),
                     context: (random.below(CONTEXTS as u32 + 1) as u16).into(),
-                    kind: random.below(7) as u8,
+                    kind: random.below(8) as u8,
                     entry: random.below(20).into(),
                     offset: if random.one_in(8) { record.offset } else { word.into() },
                     ..signal(0, 0)
