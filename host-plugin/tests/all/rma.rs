@@ -370,6 +370,29 @@ fn communicator_has_no_thread_but_the_watcher() {
     });
 }
 
+/// Rank 1 is later than FERROGIN_TIMEOUT to registering memory and to creating a context.
+#[test]
+#[ignore = "make check"]
+fn rank_that_is_late_to_a_collective_call_is_waited_for() {
+    let test = "rank_that_is_late_to_a_collective_call_is_waited_for";
+    rma_alone(test, &[vec![("FERROGIN_TIMEOUT", "5")]], 16, |plugin| {
+        ranks(&plugin, 2, |comm| {
+            let late = || {
+                if comm.rank() == 1 {
+                    std::thread::sleep(std::time::Duration::from_secs(12));
+                }
+            };
+            late();
+            let memory = register(&comm, 4096);
+            late();
+            let context = comm.create_context(1).expect("a context");
+            let put = transfer(1 - comm.rank(), memory.at(0), memory.at(64), 8);
+            finish(&context, vec![context.put(put, None).expect("a put")]);
+            comm.barrier().expect("all ranks");
+        });
+    });
+}
+
 /// The driver adds to words that kernels may reset; the card writes the others.
 #[test]
 fn words_in_gpu_memory_that_no_kernel_resets_are_written_by_the_card() {
