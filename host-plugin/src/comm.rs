@@ -8,7 +8,8 @@ use crate::metrics;
 use crate::plugin::Plugin;
 use crate::rail::Rail;
 use crate::signal_proxy::windows::Windows;
-use crate::{trace, watcher};
+use crate::trace;
+use crate::watcher::{self, LostRank};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Listener, Ring, RingError, Step, Traffic};
 use std::collections::BTreeSet;
@@ -65,8 +66,9 @@ pub struct CollComm {
     pub plugin: Arc<Plugin>,
     /// Ends before the ring.
     _ring_watch: watcher::Guard,
-    /// The watcher watches it for ranks that exit, and tells the next rank that this process runs.
-    pub(crate) ring: Arc<Mutex<Ring>>,
+    ring: Arc<Mutex<Ring>>,
+    /// Set by the watcher.
+    pub(crate) lost: LostRank,
 }
 
 /// Each rank's block in `connect`'s allgather. Ranks with different greetings can't work together.
@@ -120,7 +122,8 @@ impl CollComm {
             metrics.communicator(rank, rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect())
         });
         let ring = Arc::new(Mutex::new(ring));
-        let _ring_watch = watcher::watch_ring(ring.clone())?;
+        let lost = LostRank::default();
+        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone())?;
         Ok(Arc::new(Self {
             metrics,
             windows,
@@ -133,6 +136,7 @@ impl CollComm {
             plugin,
             _ring_watch,
             ring,
+            lost,
         }))
     }
 

@@ -13,7 +13,7 @@ use crate::metrics;
 use crate::rail::{CounterBudget, Peers};
 use crate::signal_proxy::Pulse;
 use crate::signal_proxy::inbox::Inbox;
-use crate::watcher::{self, CqReader, Guard, Output, PeerWatch, Report, RingView, Watch, WatchedEndpoint};
+use crate::watcher::{self, CqReader, Guard, Output, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::device::DevHandle;
@@ -403,7 +403,7 @@ impl Context {
             abort: abort.cast(),
             report: Report::Clean,
             failure: Some(abort.wrapping_add(FAILURE_OFFSET as usize).cast()),
-            peers: self.coll.upgrade().filter(|_| peers).map(|coll| PeerWatch::new(coll.ring.clone())),
+            lost: self.coll.upgrade().filter(|_| peers).map(|coll| coll.lost.clone()),
             proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
             output: Output::Log,
         };

@@ -375,7 +375,7 @@ mod tests {
             abort: &raw mut abort,
             report: Report::Clean,
             failure: None,
-            peers: None,
+            lost: None,
             proxy: Some((Pulse::new(began), vec![served.clone()])),
             output: Output::Log,
         };

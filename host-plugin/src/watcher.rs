@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -178,8 +178,8 @@ pub struct Watch {
     pub report: Report,
     /// The record of a kernel's first failure, until that has been reported.
     pub failure: Option<*mut Record>,
-    /// The other ranks, for the host API's contexts. NCCL watches its ranks itself.
-    pub peers: Option<PeerWatch>,
+    /// The first lost rank, for the host API's contexts. NCCL watches its ranks itself.
+    pub lost: Option<LostRank>,
     /// With emulated signals: the signal proxy's progress, and the inboxes.
     pub proxy: Option<(Pulse, Vec<Arc<Served>>)>,
     /// What becomes of the report.
@@ -196,25 +196,26 @@ pub enum Output {
     Closer(Option<String>),
 }
 
-/// A periodic check of a communicator's other ranks.
-pub struct PeerWatch {
+/// A rank that has ended without closing its communicator, once there is one.
+pub type LostRank = Arc<OnceLock<usize>>;
+
+/// A periodic look at a communicator's ring.
+struct RingWatch {
     ring: Arc<Mutex<Ring>>,
+    lost: LostRank,
     next: Option<Instant>,
 }
 
-impl PeerWatch {
-    /// Creates a check that uses the communicator's ring.
-    pub fn new(ring: Arc<Mutex<Ring>>) -> Self {
-        Self { ring, next: None }
-    }
-
-    /// Returns a rank that has ended without closing its communicator. A collective call in progress finds such a rank itself.
-    fn lost(&mut self, now: Instant) -> Option<usize> {
+impl RingWatch {
+    /// Looks for ranks that have ended, and tells the next rank that this process runs. A collective call in progress does both itself.
+    fn look(&mut self, now: Instant) {
         if self.next.is_some_and(|next| now < next) {
-            return None;
+            return;
         }
         self.next = Some(now + LOOK_EVERY);
-        self.ring.try_lock().ok()?.lost(now)
+        if let Some(lost) = self.ring.try_lock().ok().and_then(|mut ring| ring.lost(now)) {
+            let _ = self.lost.set(lost);
+        }
     }
 }
 
@@ -271,8 +272,8 @@ impl Watch {
                 ));
             }
         }
-        if let Some(lost) = self.peers.as_mut().and_then(|peers| peers.lost(now)) {
-            self.peers = None;
+        if let Some(lost) = self.lost.as_ref().and_then(|lost| lost.get().copied()) {
+            self.lost = None;
             self.fail();
             if self.report != Report::Done {
                 self.report(format!(
@@ -476,7 +477,7 @@ fn advice(status: Option<CompStatus>) -> &'static str {
 #[derive(Default)]
 struct Table {
     watches: BTreeMap<u64, Watch>,
-    rings: BTreeMap<u64, PeerWatch>,
+    rings: BTreeMap<u64, RingWatch>,
     next: u64,
     thread: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
@@ -501,12 +502,13 @@ pub fn watch(watch: Watch) -> Result<Guard, Error> {
     add(|table, id| drop(table.watches.insert(id, watch)))
 }
 
-/// Starts looking at a communicator's ring, between its collective calls. The caller drops the guard before the ring.
+/// Starts looking at a communicator's ring, between its collective calls, and reports a lost rank in `lost`. The caller drops the guard
+/// before the ring.
 ///
 /// # Errors
 /// The thread doesn't start.
-pub fn watch_ring(ring: Arc<Mutex<Ring>>) -> Result<Guard, Error> {
-    add(|table, id| drop(table.rings.insert(id, PeerWatch::new(ring))))
+pub fn watch_ring(ring: Arc<Mutex<Ring>>, lost: LostRank) -> Result<Guard, Error> {
+    add(|table, id| drop(table.rings.insert(id, RingWatch { ring, lost, next: None })))
 }
 
 fn add(insert: impl FnOnce(&mut Table, u64)) -> Result<Guard, Error> {
@@ -577,11 +579,11 @@ fn run(stop: &AtomicBool) {
     let mut table = table();
     while !stop.load(Ordering::Acquire) {
         let mut busy = false;
+        for ring in table.rings.values_mut() {
+            ring.look(Instant::now());
+        }
         for watch in table.watches.values_mut() {
             busy |= watch.round(Instant::now());
-        }
-        for ring in table.rings.values_mut() {
-            ring.lost(Instant::now());
         }
         pause = if busy { PAUSE } else { (pause + PAUSE).min(PAUSE_IDLE) };
         table = WAKE.wait_timeout(table, pause).unwrap_or_else(PoisonError::into_inner).0;

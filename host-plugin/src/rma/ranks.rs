@@ -7,7 +7,8 @@ use crate::device::Device;
 use crate::error::Error;
 use crate::log;
 use crate::metrics;
-use crate::{trace, watcher};
+use crate::trace;
+use crate::watcher::{self, LostRank};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -114,7 +115,7 @@ impl Ranks {
         );
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let ring = Arc::new(Mutex::new(ring));
-        let _ring_watch = watcher::watch_ring(ring.clone())?;
+        let _ring_watch = watcher::watch_ring(ring.clone(), LostRank::default())?;
         let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {
             metrics: plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, cards())),

@@ -126,7 +126,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
         abort: abort.as_ptr(),
         report: Report::Clean,
         failure: None,
-        peers: None,
+        lost: None,
         proxy: None,
         output: Output::Log,
     }
