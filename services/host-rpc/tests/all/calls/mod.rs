@@ -577,7 +577,7 @@ pub fn unread_parts_never_end_the_connection<W: TransportFactory>(factory: &W) {
     running.attach(there);
     let client = Client::new(here, Settings::default());
     let echo = || assert_eq!(client.call(ECHO, "on", LIMIT).wait().unwrap().into_vec(), b"on");
-    let fillings = (0..=8).flat_map(|parts| [(parts, 0), (0, parts), (parts, parts)]);
+    let fillings = (0..=8).map(|parts| (parts, parts)).chain([(8, 0), (0, 8)]);
     for (to_server, to_client) in fillings {
         for ends in [Ends::Answer, Ends::Failure, Ends::Cancel, Ends::CancelAfterLast] {
             let case = format!("{to_server} parts to the server, {to_client} to the client, {ends:?}");
