@@ -282,11 +282,9 @@ impl Watch {
                 ));
             }
         }
-        if let Some(at) = self.failure {
-            if let Some(failure) = read_failure(at) {
-                self.failure = None;
-                crate::warn!("rank {}: the first failure of a kernel in this context: {failure}", self.rank);
-            }
+        if let Some(failure) = self.failure.and_then(read_failure) {
+            self.failure = None;
+            crate::warn!("rank {}: the first failure of a kernel in this context: {failure}", self.rank);
         }
         match self.report {
             Report::Clean => {

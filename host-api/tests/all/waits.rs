@@ -140,14 +140,14 @@ fn device_calls_of_forked_child_are_refused() {
             match unsafe { nix::unistd::fork() }.unwrap() {
                 nix::unistd::ForkResult::Child => {
                     // SAFETY: the context and the window are alive.
-                    let calls = unsafe {
-                        [
-                            fgin_put_value(gin, 0, memory, 8, 9, 8, signal, 0),
-                            fgin_warp_put_value(gin, 1, 0, memory, 8, 9, 8, signal, 0),
-                            fgin_wait_signal(gin, 0, 2),
-                            fgin_flush(gin),
-                        ]
-                    };
+                    let put = unsafe { fgin_put_value(gin, 0, memory, 8, 9, 8, signal, 0) };
+                    // SAFETY: the context and the window are alive.
+                    let put_of_warp = unsafe { fgin_warp_put_value(gin, 1, 0, memory, 8, 9, 8, signal, 0) };
+                    // SAFETY: the context is alive.
+                    let wait = unsafe { fgin_wait_signal(gin, 0, 2) };
+                    // SAFETY: the context is alive.
+                    let flush = unsafe { fgin_flush(gin) };
+                    let calls = [put, put_of_warp, wait, flush];
                     let right = calls == [Status::Aborted as i32; 4] && last_error().contains("made by fork()");
                     std::process::exit(i32::from(!right));
                 }

@@ -159,18 +159,16 @@ mod tests {
 
     #[test]
     fn ranks_that_leave_together_wait_for_each_others_goodbye() {
-        let mut ranks = [Departure::new(0, 2), Departure::new(1, 2)];
-        ranks.iter_mut().for_each(Departure::leave);
+        let [mut here, mut there] = [Departure::new(0, 2), Departure::new(1, 2)];
+        here.leave();
+        there.leave();
         for message in [Leaving, Finished, Goodbye] {
-            for here in 0..2 {
-                assert_eq!(send(&mut ranks[here]), Some((1 - here, message)));
-            }
-            for here in 0..2 {
-                assert!(!ranks[here].is_complete(), "{message:?}");
-                ranks[here].received(1 - here, message);
-            }
+            assert_eq!([send(&mut here), send(&mut there)], [Some((1, message)), Some((0, message))]);
+            assert!(!here.is_complete() && !there.is_complete(), "{message:?}");
+            here.received(1, message);
+            there.received(0, message);
         }
-        assert!(ranks.iter().all(Departure::is_complete));
+        assert!(here.is_complete() && there.is_complete());
     }
 
     #[test]

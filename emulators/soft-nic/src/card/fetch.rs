@@ -138,10 +138,9 @@ impl Core {
             let decoded = if meta.ctrl1.meta_desc() { decoded } else { decoded.map_err(or_shared) };
             decoded.and_then(|r| self.check_local(qpn, r))
         } else {
-            Err(Violation::malformed(
+            Err(or_shared(Violation::malformed(
                 "the phase bit is not this lap's: the doorbell was rung before the slot was written",
-            ))
-            .map_err(or_shared)
+            )))
         };
         match request {
             Err(violation) => {
