@@ -1,7 +1,7 @@
 //! The signal proxy: a host thread that adds peers' emulated signals to words in memory.
 //!
 //! EFA has no atomic operations. A signal arrives as a completion in its context's [`inbox`], after all the bytes that it covers, and the
-//! proxy adds it to its word in one step. docs/signals.md describes the protocol.
+//! proxy adds it to its word in one step. docs/signals-protocol.md describes the protocol.
 //!
 //! The thread runs while the process has an inbox. It serves the inboxes in turn. When no completions come, it sleeps until an event from
 //! the cards, for at most 100 ms. The watcher checks its [`Pulse`], and closes the inboxes of a signal proxy that has exited or lags, so

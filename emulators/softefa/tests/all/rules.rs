@@ -1,4 +1,4 @@
-//! The rows of the rule table in docs/software-card.md: the completion of a request that breaks the rule, and the log line with queue pair,
+//! The rows of the table in docs/software-card-rules.md: the completion of a request that breaks the rule, and the log line with queue pair,
 //! slot, rule and bytes.
 
 use std::collections::BTreeSet;
@@ -699,7 +699,7 @@ fn rnr_send_fails_after_its_retries() {
 /// The table and the tests name the same rules.
 #[test]
 fn documented_rules_are_all_tested() {
-    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/software-card.md");
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/software-card-rules.md");
     let page = std::fs::read_to_string(page).unwrap();
     let table = page.split("<!-- rules -->").nth(1).expect("the table of rules");
     let cell = |line: &str| line.split('|').nth(1).map(|cell| cell.trim().to_owned());
