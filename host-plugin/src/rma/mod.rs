@@ -9,7 +9,7 @@
 //!
 //! `calls` checks the arguments of the data calls. The context's `engine` turns the calls into posts, and `inbound` turns the peers'
 //! messages into additions to words. `stream` keeps signals in order, `record` is their message, and `requests` are what NCCL tests. `waits`
-//! limits the time that a peer may take, and `departure` is the end of a context. NCCL's thread drives everything; there is no other thread.
+//! limits the time that a peer may take, and `departure` is the end of a context. NCCL's thread moves all data; no other thread does.
 //! docs/rma-protocol.md describes the protocol.
 pub mod abi;
 mod calls;
