@@ -7,9 +7,9 @@
 //! **Layers.** `proto` is the protocol, without I/O or threads. `transport` carries tagged messages: over TCP, or with tags that a
 //! libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to it.
 //!
-//! **Manual.** `docs/channel.md` describes the guarantees and limits, `docs/channel-protocol.md` the protocol. In short: a message is two tagged messages, its
-//! length and its payload; completions arrive in any order, while callbacks run once each in message order, with the message or with an
-//! error that names the peer; two endpoints have at most one channel between them at a time.
+//! **Manual.** `docs/channel.md` describes the guarantees and limits, `docs/channel-protocol.md` the protocol. In short: a message is two
+//! tagged messages, its length and its payload; completions arrive in any order, while callbacks run once each in message order, with the
+//! message or with an error that names the peer; two endpoints have at most one channel between them at a time.
 
 mod buffer_pool;
 mod config;

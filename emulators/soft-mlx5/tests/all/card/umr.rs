@@ -1,5 +1,5 @@
-//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. docs/mlx5.md compares the results with public
-//! reports.
+//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. docs/mlx5-evidence.md compares the results
+//! with public reports.
 
 use super::*;
 use mlx5::device::RawWindow;
