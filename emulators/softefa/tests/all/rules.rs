@@ -1,5 +1,5 @@
-//! The rows of the table in docs/software-card-rules.md: the completion of a request that breaks the rule, and the log line with queue pair,
-//! slot, rule and bytes.
+//! The rows of the table in docs/software-card-rules.md: the completion of a request that breaks the rule, and the log line with queue
+//! pair, slot, rule and bytes.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
