@@ -354,6 +354,7 @@ static void init_finalize(Rank& rank) {
 
 const std::vector<Scenario> lifecycle_scenarios = {
   {"teardown", teardown, 60, nullptr},
+  {"close_at_once", close_at_once, 30, nullptr},
   {"two_communicators", two_communicators, 30, nullptr},
   {"peer_dies", peer_dies, 60, nullptr},
   {"killed_in_setup", killed_in_setup, 60, nullptr},
@@ -361,7 +362,6 @@ const std::vector<Scenario> lifecycle_scenarios = {
 
 const std::vector<Scenario> plugin_scenarios = {
   {"init_finalize", init_finalize, 30, nullptr},
-  {"close_at_once", close_at_once, 30, nullptr},
   {"versions", versions, 30, nullptr},
   {"bad_arguments", bad_arguments, 60, nullptr},
   {"dead_peer", dead_peer, 30, nullptr},

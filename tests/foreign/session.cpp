@@ -181,8 +181,11 @@ void Session::create_contexts() {
 }
 
 void Session::progress() {
-  // NCCL's thread polls without pausing, which would take too long here, where ranks share cores.
-  for (int round = 0; !stopping; round++) {
+  // NCCL's thread polls without pausing, which would take too long here, where ranks share cores. The last round, after the session's last
+  // post, gives that post to the plugin.
+  bool is_last = false;
+  for (int round = 0; !is_last; round++) {
+    is_last = stopping;
     for (void* gin_context : gin_contexts) {
       // NCCL's thread ends too; `has_error` reports the error.
       if (plugin->ginProgress(gin_context) != ncclSuccess) return;
