@@ -1,7 +1,7 @@
 //! Ranks that destroy contexts with requests under way. Nothing that was posted is lost, and no process ends.
 
-use super::{TCP, register, transfer};
-use crate::harness::{plugin_path, second_libfabric};
+use super::{TCP, ranks, register, transfer};
+use crate::harness::{plugin_path, rma_alone, second_libfabric};
 use ferrogin_ffi::rma::MR_FLAG_SIGNAL_NEVER_RESET;
 use ferrogin_test_support::wait::HANG_LIMIT;
 use ferrogin_test_support::{Random, child, repetitions};
@@ -161,4 +161,36 @@ fn many_destroyed_contexts_lose_nothing_over_tcp() {
         .chain(other.iter().map(|path| [&TCP[..], &[("FERROGIN_LIBFABRIC", path)]].concat()))
         .collect();
     close(test, repetitions("FERROGIN_RMA_CLOSES", 20, 100), &[2, 4, 8], &all);
+}
+
+/// The other ranks keep their contexts, and don't poll them.
+#[test]
+#[ignore = "make check"]
+fn wait_for_ranks_that_neither_destroy_nor_poll_ends_with_a_line() {
+    let test = "wait_for_ranks_that_neither_destroy_nor_poll_ends_with_a_line";
+    rma_alone(test, &[vec![]], 16, |plugin| {
+        // With more than the window of 256 signals, the rest waits for acknowledgements.
+        let nothing = "without hearing that ranks 1, 2 had nothing under way to it, so signals of theirs may be lost";
+        for (signals, lost) in [(0, nothing), (300, "with 88 undelivered parts of requests to ranks 1, 2")] {
+            ranks(&plugin, 3, move |comm| {
+                let (memory, context) = (register(&comm, 4096), comm.create_context(1).expect("a context"));
+                comm.barrier().expect("all ranks");
+                if comm.rank() == 0 {
+                    for peer in (0..signals).flat_map(|_| [1, 2]) {
+                        let signal = Signal { word: memory.at(8), value: 1, strong: true };
+                        let alone = transfer(peer, Place::NONE, Place::NONE, 0);
+                        let _ = context.put(alone, Some(signal)).expect("a signal");
+                    }
+                    drop(context);
+                    comm.barrier().expect("all ranks");
+                    return;
+                }
+                comm.barrier().expect("all ranks");
+            });
+            let is_of_rank_0 = |line: &mini_nccl::log::Line| line.is_warn() && line.text.contains("rank 0 destroyed");
+            let lines: Vec<_> = mini_nccl::log::take().into_iter().filter(is_of_rank_0).collect();
+            let expected = format!("rank 0 destroyed a context {lost}: the wait for them ended after 7 s; check that");
+            assert!(lines.len() == 1 && lines[0].text.contains(&expected), "{lines:#?}");
+        }
+    });
 }
