@@ -220,8 +220,7 @@ impl Engine {
                 if let Some((end, _)) = state.remote_close {
                     let error = state.closed_by_remote();
                     state.incoming.end_at(end, &error, &mut self.callbacks);
-                }
-                if let Some(id) = state.incoming.report() {
+                } else if let Some(id) = state.incoming.report() {
                     self.send_control(channel, Kind::Read, 0, id);
                 }
                 self.send_close_when_idle(channel);

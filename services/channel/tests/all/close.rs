@@ -73,10 +73,11 @@ fn rounds(usual: u64) -> usize {
     repetitions("FERROGIN_CHANNEL_CLOSES", usual, 1000) as usize
 }
 
+/// Without libfabric's shm, which crashes if one of two endpoints in a process is closed while messages from it are unread.
 #[test]
 fn close_loses_no_message() {
-    for way in ways("close_loses_no_message") {
-        close_loses_nothing(&way, rounds(24));
+    for way in ways("close_loses_no_message").iter().filter(|way| way.provider != "shm") {
+        close_loses_nothing(way, rounds(24));
     }
 }
 

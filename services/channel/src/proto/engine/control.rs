@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Engine, find};
-use crate::proto::channel_state::{Phase, RemoteChannel};
+use crate::proto::channel_state::{ChannelState, Phase, RemoteChannel};
 use crate::proto::hello::PendingHello;
 use crate::proto::operation::{NO_CHANNEL, Operation, token};
 use crate::proto::tags::CONTROL;
@@ -55,8 +55,10 @@ impl Engine {
         self.send_control_to(addr, channel, &message, &[]);
     }
 
+    /// Sends an abort to the peer of an open channel. A peer that has closed it needs none, and may be gone.
     pub(super) fn send_abort(&mut self, channel: u32, reason: Reason) {
-        if self.state_of(channel).is_some_and(|state| matches!(state.phase, Phase::Open)) {
+        let is_open = |state: &mut ChannelState| matches!(state.phase, Phase::Open) && state.remote_close.is_none();
+        if self.state_of(channel).is_some_and(is_open) {
             self.send_control(channel, Kind::Abort, reason as u64, 0);
         }
     }
