@@ -43,6 +43,7 @@ pub mod rma;
 pub mod rounds;
 pub mod shortage;
 pub mod signal_proxy;
+mod silence;
 pub mod trace;
 pub mod watcher;
 pub mod window;

@@ -5,6 +5,7 @@
 
 use super::Context;
 use crate::endpoint::{Endpoint, Start};
+use crate::silence::Silence;
 use crate::watcher::Undelivered;
 use crate::{registry, signal_proxy};
 use std::sync::PoisonError;
@@ -12,9 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Time without a completion that ends the wait: longer than the 5 s after which a card reports that a peer is silent.
-const SILENCE: Duration = Duration::from_secs(10);
-/// The most that the time between two looks counts for: if it's longer, as in a stopped process, the card didn't run either.
-const MAX_STEP: Duration = Duration::from_millis(50);
+const LIMIT: Duration = Duration::from_secs(10);
 /// Time between two looks: at first, and the longest. It doubles each time.
 const PAUSE: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
@@ -31,12 +30,12 @@ pub fn drain(contexts: &[&Context]) {
     let contexts: Vec<_> =
         contexts.iter().filter(|context| !context.drained.swap(true, Ordering::AcqRel)).copied().collect();
     let mut queues: Vec<_> = contexts.iter().map(|context| context.unfinished()).collect();
-    let (mut silence, mut pause) = (Silence::new(Instant::now()), PAUSE[0]);
+    let (mut silence, mut pause) = (Silence::new(Instant::now(), LIMIT), PAUSE[0]);
     while queues.iter().flatten().any(|queue| queue.requests != 0 && !queue.failed) {
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSE[1]);
-        let completions = queues.iter_mut().flatten().map(Queue::look).sum();
-        if silence.is_over(completions, Instant::now()) {
+        let completions: u32 = queues.iter_mut().flatten().map(Queue::look).sum();
+        if silence.is_over(completions != 0, Instant::now()) {
             break;
         }
     }
@@ -114,44 +113,9 @@ fn incomplete(posted: u32, completed: u32, slots: u32) -> u32 {
     if incomplete <= slots { incomplete } else { 0 }
 }
 
-/// The time without a completion.
-struct Silence {
-    looked: Instant,
-    silent: Duration,
-}
-
-impl Silence {
-    fn new(now: Instant) -> Self {
-        Self { looked: now, silent: Duration::ZERO }
-    }
-
-    /// Returns whether the wait is over, after a look that found this number of completions.
-    fn is_over(&mut self, completions: u32, now: Instant) -> bool {
-        let step = now.duration_since(self.looked).min(MAX_STEP);
-        let silent = if completions == 0 { self.silent + step } else { Duration::ZERO };
-        *self = Self { looked: now, silent };
-        silent > SILENCE
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn wait_ends_after_ten_seconds_without_a_completion() {
-        let mut now = Instant::now();
-        let mut silence = Silence::new(now);
-        let mut look = |step, completions| {
-            now += step;
-            silence.is_over(completions, now)
-        };
-        assert!(!look(Duration::from_secs(3600), 0), "the process was stopped");
-        assert!((0..199).all(|_| !look(MAX_STEP, 0)));
-        assert!(!look(MAX_STEP, 1), "a completion");
-        assert!((0..200).all(|_| !look(MAX_STEP, 0)), "10 s");
-        assert!(look(Duration::from_millis(1), 0));
-    }
 
     #[test]
     fn impossible_numbers_of_requests_count_as_none() {

@@ -13,6 +13,7 @@ use crate::comm::{Handles, ListenComm};
 use crate::error::Error;
 use crate::plugin::NAME;
 use crate::registry::{self, Kind};
+use crate::silence::Silence;
 use crate::window::Source;
 use crate::{log, trace};
 use ferrogin_ffi::nccl::{self, DebugLogger, GinConfigV13, HANDLE_MAXSIZE, NetDeviceHandleV11, NetPropertiesV12};
@@ -224,8 +225,9 @@ fn with<T>(ctx: Handle, body: impl FnOnce(&mut Context) -> T) -> Result<T, Error
 /// theirs in another order.
 fn drain(ctx: Handle, comm: &RmaComm) {
     let _span = trace::span("RMA destroyContext: wait", comm.ranks.rank);
-    let (others, deadline) = (comm.contexts.all(), Instant::now() + DRAIN_LIMIT);
-    while with(ctx, |context| context.engine.drain(Instant::now() >= deadline)).is_ok_and(|is_drained| !is_drained) {
+    let (others, mut limit) = (comm.contexts.all(), Silence::new(Instant::now(), DRAIN_LIMIT));
+    while with(ctx, |context| context.engine.drain(limit.is_over(false, Instant::now()))).is_ok_and(|is_over| !is_over)
+    {
         for other in others.iter().filter(|other| **other != ctx) {
             let _ = with(*other, |context| {
                 if context.engine.failure().is_none()

@@ -527,20 +527,27 @@ impl Engine {
         };
         self.ranks.has_failed.store(true, Ordering::Relaxed);
         let rank = self.ranks.rank;
-        match self.requests.under_way().collect::<Vec<_>>() {
-            peers if peers.is_empty() => {
-                let peers = ranks_text(self.departure.awaited());
-                crate::warn!(
-                    "rank {rank} destroyed a context without hearing that {peers} had nothing under way to it, so signals of theirs may be \
-                     lost: {why}; check that all ranks destroy the context or keep polling it"
-                );
-            }
-            peers => crate::warn!(
+        let undelivered: Vec<_> = self.requests.under_way().collect();
+        let awaited: Vec<_> = self.departure.awaited().collect();
+        if !undelivered.is_empty() {
+            crate::warn!(
                 "rank {rank} destroyed a context with {} undelivered parts of requests to {}: {why}; check that these ranks still run and \
                  poll the context",
                 self.requests.parts(),
-                ranks_text(peers.into_iter())
-            ),
+                ranks_text(undelivered.into_iter())
+            );
+        } else if awaited.is_empty() {
+            crate::warn!(
+                "rank {rank} destroyed a context while signals of other ranks were still being added, or its last message was under way, so \
+                 signals may be lost: {why}; check the CPU load and the GPU's driver"
+            );
+        } else if !self.ranks.has_lost_rank() {
+            // Otherwise, the next call says which rank is lost, and nobody waits for its signals.
+            crate::warn!(
+                "rank {rank} destroyed a context without hearing that {} had nothing under way to it, so signals of theirs may be \
+                 lost: {why}; check that all ranks destroy the context or keep polling it",
+                ranks_text(awaited.into_iter())
+            );
         }
         true
     }

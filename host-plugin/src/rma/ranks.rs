@@ -170,6 +170,11 @@ impl Ranks {
         blamed
     }
 
+    /// Returns whether a rank has ended without closing the communicator.
+    pub fn has_lost_rank(&self) -> bool {
+        self.calls.try_lock().is_ok_and(|calls| calls.lost.is_some())
+    }
+
     /// Tells the other ranks why this one closes its communicator, if it's because of one of them.
     pub fn leave(&self) {
         if let Some(rank) = self.blamed.get() {
