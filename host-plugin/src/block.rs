@@ -5,7 +5,6 @@
 //! threads write, each on its own cache lines.
 
 use crate::device::{DeviceBuffer, DeviceError, bytes_of};
-use crate::endpoint::COUNTER_STRIDE;
 use efa_dp_direct::queue::{
     CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0,
 };
@@ -17,7 +16,6 @@ use ferrogin_ffi::ext::{
     POLICY_COMBINING, PostingState, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE,
     VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
-use ferrogin_ffi::failure::Record;
 use ferrogin_libfabric::progress::Progress;
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
@@ -217,7 +215,6 @@ pub struct BlockSpec {
 
 /// [`ContextExt::failure_offset`]: the record is between the abort flag and the error counters.
 pub const FAILURE_OFFSET: u32 = 8;
-const _: () = assert!(FAILURE_OFFSET as usize + size_of::<Record>() <= COUNTER_STRIDE);
 
 /// Where `count` values of `T` are in a block.
 #[derive(Debug)]

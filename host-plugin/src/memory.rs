@@ -1,10 +1,12 @@
 //! Memory that a card shares with a context's kernels, and its registration with the rails.
 
+use crate::block::FAILURE_OFFSET;
 use crate::device::{Device, DeviceBuffer, Use};
 use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
 use crate::error::Error;
 use crate::rail::Rail;
 use ferrogin_ffi::ext::VALUE_STRIDE;
+use ferrogin_ffi::failure::Record;
 use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 
 /// The two allocations of a `createContext`.
@@ -14,6 +16,8 @@ pub struct ContextMemory {
     /// The abort flag and the first failure's record, then error counters.
     pub shared: Box<dyn DeviceBuffer>,
 }
+
+const _: () = assert!(FAILURE_OFFSET as usize + size_of::<Record>() <= COUNTER_STRIDE);
 
 impl ContextMemory {
     /// Allocates zeroed memory for `layout`.

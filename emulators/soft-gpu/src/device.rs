@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use crate::code::{Code, Outcome};
-use crate::guard::{Out, Text, lock, log, write_text};
+use crate::guard::{self, Out, Text, lock, log, write_text};
 use crate::heap::Heap;
 use crate::memfd;
 use crate::settings::Settings;
@@ -27,8 +27,6 @@ const THREADS_OF_PROCESSOR: u32 = 2048;
 const BLOCKS_OF_PROCESSOR: u32 = 32;
 
 pub(crate) struct Driver {
-    /// The process that called cuInit.
-    process: u32,
     pub(crate) settings: Settings,
     devices: Vec<Device>,
 }
@@ -49,12 +47,6 @@ static DRIVER: OnceLock<Driver> = OnceLock::new();
 /// `CUDA_ERROR_NOT_INITIALIZED`.
 pub(crate) fn started() -> Outcome<&'static Driver> {
     DRIVER.get().ok_or(Code::NOT_INITIALIZED)
-}
-
-/// Whether this process inherited an initialized driver through `fork`. It has none of the threads behind it, and perhaps a lock that
-/// another thread held.
-pub(crate) fn is_forked() -> bool {
-    DRIVER.get().is_some_and(|driver| driver.process != std::process::id())
 }
 
 /// # Errors
@@ -248,7 +240,8 @@ api! {
             used: AtomicU64::new(0),
         };
         let devices = (0..settings.devices).map(device).collect();
-        DRIVER.get_or_init(|| Driver { process: std::process::id(), settings, devices });
+        guard::start_driver();
+        DRIVER.get_or_init(|| Driver { settings, devices });
         Ok(())
     }
 

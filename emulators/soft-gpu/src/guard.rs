@@ -4,11 +4,10 @@
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::code::{self, Code, Outcome};
-use crate::device;
 
 /// Prints a line on standard error, without a lock that a forked process may have inherited.
 pub(crate) fn log(text: std::fmt::Arguments<'_>) {
@@ -30,13 +29,28 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The process that called cuInit; 0 if none has.
+static STARTED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that this process calls cuInit.
+pub(crate) fn start_driver() {
+    STARTED_BY.store(std::process::id(), Ordering::Relaxed);
+}
+
+/// Whether this process inherited an initialized driver through `fork`. It has none of the threads behind it, and perhaps a lock that
+/// another thread held.
+pub(crate) fn is_forked() -> bool {
+    let process = STARTED_BY.load(Ordering::Relaxed);
+    process != 0 && process != std::process::id()
+}
+
 /// The functions that need no initialized driver.
 const ANYTIME: [&str; 5] =
     ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2"];
 
 /// Runs an entry point's body. In a forked child of a process that called cuInit, the driver isn't initialized, and can't be.
 pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
-    if device::is_forked() && !ANYTIME.contains(&name) {
+    if is_forked() && !ANYTIME.contains(&name) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if !SAID.swap(true, Ordering::Relaxed) {
             log(format_args!(

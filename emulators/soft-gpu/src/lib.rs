@@ -33,6 +33,7 @@ mod memfd;
 mod memop;
 mod module;
 mod physical;
+mod place;
 mod pointer;
 mod pool;
 mod queue;

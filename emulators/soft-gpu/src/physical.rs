@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::os::fd::OwnedFd;
 
 use crate::device::Device;
-use crate::vmm::Place;
+use crate::place::Place;
 
 /// Memory from cuMemCreate or another process. It lives until it is released and unmapped.
 #[derive(Debug)]

@@ -9,8 +9,9 @@ use crate::code::{Code, Outcome};
 use crate::device;
 use crate::guard::{In, Out, lock};
 use crate::handle::{Table, fresh};
+use crate::place::Place;
 use crate::space::{self, Kind};
-use crate::vmm::{Access, DESCRIPTOR, PINNED, Place, READ_WRITE};
+use crate::vmm::{Access, DESCRIPTOR, PINNED, READ_WRITE};
 
 /// `CUmemPoolProps`.
 #[repr(C)]

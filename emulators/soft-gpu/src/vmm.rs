@@ -15,16 +15,11 @@ use crate::guard::{In, Out, lock, log};
 use crate::handle::fresh;
 use crate::memfd::{self, GRANULARITY};
 use crate::physical::Physical;
+use crate::place::{CPU, ON_DEVICE, ON_HOST, ON_NODE, Place};
 use crate::settings::MAX_DEVICES;
 use crate::space::{self, Entry, Kind};
 
 pub(crate) const PINNED: c_int = 1;
-/// `CUmemLocationType`: a device, the host, and one of its NUMA nodes.
-const ON_DEVICE: c_int = 1;
-const ON_HOST: c_int = 2;
-const ON_NODE: c_int = 3;
-/// The CPU's bit in a range's `readers` and `writers`, where devices have the bits of their ordinals.
-const CPU: u64 = 1 << 63;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(crate) const DESCRIPTOR: c_int = 1;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
@@ -32,14 +27,6 @@ const DMA_BUF: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 const READ: c_int = 1;
 pub(crate) const READ_WRITE: c_int = 3;
-
-/// `CUmemLocation`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    kind: c_int,
-    id: c_int,
-}
 
 /// `CUmemAllocationProp`.
 #[repr(C)]
@@ -111,35 +98,6 @@ impl Properties {
 /// Whether the host has a NUMA node; without NUMA, it has node 0.
 fn has_node(node: c_int) -> bool {
     node == 0 || node > 0 && std::path::Path::new(&format!("/sys/devices/system/node/node{node}")).exists()
-}
-
-impl Place {
-    pub(crate) fn is_host(&self) -> bool {
-        self.kind != ON_DEVICE
-    }
-
-    /// Returns the bit of the device or CPU that accesses memory from here.
-    fn accessor(&self) -> Outcome<u64> {
-        if matches!(self.kind, ON_HOST | ON_NODE) { Ok(CPU) } else { Ok(1 << self.device()?) }
-    }
-
-    /// Whether `accessor` can be given access to memory here: the CPU reaches host memory, and as a node only that of nodes.
-    fn is_open_to(&self, accessor: &Self) -> bool {
-        match accessor.kind {
-            ON_HOST => self.is_host() || device::is_coherent(),
-            ON_NODE => self.kind == ON_NODE,
-            _ => true,
-        }
-    }
-
-    pub(crate) fn device(&self) -> Outcome<usize> {
-        match self.kind {
-            ON_DEVICE => Ok(device::by_number(self.id)?.ordinal),
-            // Memory on the host and its NUMA nodes.
-            2..=4 => Err(Code::NOT_SUPPORTED),
-            _ => Err(Code::INVALID_VALUE),
-        }
-    }
 }
 
 fn is_mapping(entry: &Entry) -> bool {
