@@ -384,7 +384,6 @@ impl Engine {
                 self.ranks.timeout.as_secs()
             )));
         }
-        // Called even without requests, because it informs the neighbours.
         Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way().chain(self.departure.awaited())) {
             None => return Ok(()),
             Some(Gone::Closed(closed)) if !self.requests.is_under_way(closed) => {

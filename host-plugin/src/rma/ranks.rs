@@ -17,15 +17,10 @@ use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
 use zerocopy::{Immutable, IntoBytes};
 
-/// Time between checks of the other ranks.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-
 /// The ring, and the number of the next collective call that registers memory or creates a context.
 struct Calls {
     ring: Arc<Mutex<Ring>>,
     next: u32,
-    looked: Option<Instant>,
-    lost: Option<usize>,
 }
 
 impl Calls {
@@ -67,6 +62,8 @@ pub struct Ranks {
     /// Ends before the ring.
     _ring_watch: watcher::Guard,
     calls: Mutex<Calls>,
+    /// Set by the watcher.
+    lost: LostRank,
     _plugin: Arc<RmaPlugin>,
 }
 
@@ -115,7 +112,8 @@ impl Ranks {
         );
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let ring = Arc::new(Mutex::new(ring));
-        let _ring_watch = watcher::watch_ring(ring.clone(), LostRank::default())?;
+        let lost = LostRank::default();
+        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone())?;
         let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {
             metrics: plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, cards())),
@@ -128,7 +126,8 @@ impl Ranks {
             blamed: OnceLock::new(),
             has_failed: AtomicBool::new(false),
             _ring_watch,
-            calls: Mutex::new(Calls { ring, next: 0, looked: None, lost: None }),
+            calls: Mutex::new(Calls { ring, next: 0 }),
+            lost,
             _plugin: plugin.clone(),
         })
     }
@@ -159,20 +158,18 @@ impl Ranks {
     /// Notes that requests to `peer` failed, and returns the rank to blame: a rank that another one has reported, or else the peer. Ranks
     /// that close because of a failure say so before their endpoints are closed, which fails requests to them.
     pub fn blame(&self, peer: usize) -> usize {
-        let mut lost = None;
-        // A collective call in progress notices such a rank itself.
-        if let Ok(mut calls) = self.calls.try_lock() {
-            lost = calls.ring().lost(Instant::now());
-            calls.lost = lost;
+        // The watcher may not have looked since. A collective call in progress notices such a rank itself.
+        if let Some(lost) = self.calls.try_lock().ok().and_then(|calls| calls.ring().lost(Instant::now())) {
+            let _ = self.lost.set(lost);
         }
-        let blamed = lost.unwrap_or(peer);
+        let blamed = self.lost.get().copied().unwrap_or(peer);
         let _ = self.blamed.set(blamed);
         blamed
     }
 
     /// Returns whether a rank has ended without closing the communicator.
     pub fn has_lost_rank(&self) -> bool {
-        self.calls.try_lock().is_ok_and(|calls| calls.lost.is_some())
+        self.lost.get().is_some()
     }
 
     /// Tells the other ranks why this one closes its communicator, if it's because of one of them.
@@ -182,21 +179,14 @@ impl Ranks {
         }
     }
 
-    /// Returns a rank that is gone, if operations to the peers `under_way` are outstanding. Ranks learn this from their neighbours in the
-    /// ring, so all ranks should keep asking; most calls only read the clock.
+    /// Returns a rank that is gone, if operations to the peers `under_way` are outstanding.
     pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
         // A collective call in progress notices such a rank itself.
-        let mut calls = self.calls.try_lock().ok()?;
-        let now = Instant::now();
-        if calls.looked.is_none_or(|looked| now >= looked + LOOK_EVERY) {
-            calls.looked = Some(now);
-            let lost = calls.ring().lost(now);
-            calls.lost = lost;
-        }
+        let calls = self.calls.try_lock().ok()?;
         let mut under_way = under_way().peekable();
         under_way.peek()?;
-        let ring = calls.ring();
+        let (ring, now) = (calls.ring(), Instant::now());
         let closed = |rank: &usize| ring.has_closed(*rank, now);
-        calls.lost.map(Gone::Lost).or_else(|| under_way.find(closed).map(Gone::Closed))
+        self.lost.get().copied().map(Gone::Lost).or_else(|| under_way.find(closed).map(Gone::Closed))
     }
 }
