@@ -10,6 +10,7 @@ mod driver;
 mod gdrcopy;
 mod mapping;
 mod memory;
+mod pool;
 mod words;
 
 use super::interface::{
@@ -105,9 +106,9 @@ impl Device for CudaDevice {
 
     fn allocate(&self, len: usize, usage: Use) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
         match usage {
-            Use::Tables => memory::gpu(&self.core, len, false),
-            Use::Window => memory::gpu(&self.core, len, self.reachable),
-            Use::Card if self.reachable => memory::gpu(&self.core, len, true),
+            Use::Tables => pool::allocate(&self.core, len, false),
+            Use::Window => Ok(Box::new(memory::gpu(&self.core, len, self.reachable)?)),
+            Use::Card if self.reachable => pool::allocate(&self.core, len, true),
             Use::Card | Use::Shared => memory::host(&self.core, len),
         }
     }

@@ -29,7 +29,7 @@ pub fn host(core: &Arc<Core>, len: usize) -> Result<Box<dyn DeviceBuffer>, Devic
 }
 
 /// Allocates GPU memory and, with `export`, exports it as a dma-buf.
-pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
+pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<GpuBuffer, DeviceError> {
     let _current = core.enter()?;
     let location = cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: core.device };
     // SAFETY: the C struct consists of integers and a pointer, for which zero is valid.
@@ -60,17 +60,57 @@ pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceB
     // SAFETY: the range is mapped by the call above; the driver reads one descriptor.
     check("cuMemSetAccess", unsafe { cu::cuMemSetAccess(base, size, &access, 1) })?;
     // SAFETY: `size` bytes at `base` are mapped by the calls above.
-    check("cuMemsetD8Async", unsafe { cu::cuMemsetD8Async(base, 0, size, core.stream) })?;
-    core.synchronize()?;
+    unsafe { fill(core, base, size, 0) }?;
     if export {
         buffer.fd = Some(export_range(base, size)?);
     }
-    Ok(Box::new(buffer))
+    Ok(buffer)
+}
+
+/// Sets each byte of GPU memory to `byte`.
+///
+/// # Safety
+/// `len` bytes at `address` must be mapped, and be the caller's.
+pub unsafe fn fill(core: &Core, address: u64, len: usize, byte: u8) -> Result<(), DeviceError> {
+    let _current = core.enter()?;
+    // SAFETY: this function's caller owns the mapped bytes.
+    check("cuMemsetD8Async", unsafe { cu::cuMemsetD8Async(address, byte, len, core.stream) })?;
+    core.synchronize()
+}
+
+/// Copies bytes into GPU memory.
+///
+/// # Safety
+/// As many bytes at `address` must be mapped, and be the caller's.
+pub unsafe fn copy_in(core: &Core, address: u64, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
+    let _current = core.enter()?;
+    // SAFETY: this function's caller owns the mapped bytes. The borrow keeps `bytes` alive until `synchronize` returns, after the copy.
+    let result = unsafe { cu::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), core.stream) };
+    check("cuMemcpyHtoDAsync", result)?;
+    core.synchronize()
+}
+
+/// Copies bytes out of GPU memory.
+///
+/// # Safety
+/// As many bytes at `address` must be mapped.
+pub unsafe fn copy_out(core: &Core, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    let _current = core.enter()?;
+    // SAFETY: this function's caller says that the bytes are mapped. The borrow keeps `bytes` alive and exclusive until `synchronize`
+    // returns, after the copy.
+    let result = unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), core.stream) };
+    check("cuMemcpyDtoHAsync", result)?;
+    core.synchronize()
 }
 
 /// Exports GPU memory as a dma-buf. `base` and `size` must be multiples of the host's page size.
 pub fn export_range(base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
     export_for_pcie_or_plain(|flags| export_with(base, size, flags))
+}
+
+/// [`export_range`] with or without mapping type PCIe.
+pub fn export_for(pcie: bool, base: u64, size: usize) -> Result<OwnedFd, DeviceError> {
+    export_with(base, size, if pcie { PCIE } else { 0 })
 }
 
 fn export_with(base: u64, size: usize, flags: u64) -> Result<OwnedFd, DeviceError> {
@@ -146,7 +186,8 @@ impl Drop for HostBuffer {
     }
 }
 
-struct GpuBuffer {
+/// An allocation of GPU memory.
+pub struct GpuBuffer {
     core: Arc<Core>,
     handle: Option<cu::CUmemGenericAllocationHandle>,
     base: u64,
@@ -154,6 +195,18 @@ struct GpuBuffer {
     size: usize,
     len: usize,
     fd: Option<OwnedFd>,
+}
+
+impl GpuBuffer {
+    /// Returns the bytes that the driver allocated: `len`, rounded up.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Returns whether the memory belongs to the CUDA context of `core`, and is exported or not.
+    pub fn is_of(&self, core: &Core, export: bool) -> bool {
+        self.core.context == core.context && self.fd.is_some() == export
+    }
 }
 
 impl DeviceBuffer for GpuBuffer {
@@ -179,31 +232,19 @@ impl DeviceBuffer for GpuBuffer {
     }
 
     fn export(&self, pcie: bool) -> Option<Result<OwnedFd, DeviceError>> {
-        let flags = if pcie { PCIE } else { 0 };
-        Some(self.core.enter().and_then(|_current| export_with(self.base, self.size, flags)))
+        Some(self.core.enter().and_then(|_current| export_for(pcie, self.base, self.size)))
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
-        let _current = self.core.enter()?;
-        let to = self.base + offset as u64;
-        // SAFETY: `bounds` checked that the range is within the allocation. The borrow keeps `bytes` alive until `synchronize`
-        // returns, after the copy.
-        let result = unsafe { cu::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.core.stream) };
-        check("cuMemcpyHtoDAsync", result)?;
-        self.core.synchronize()
+        // SAFETY: `bounds` checked that the range is within the allocation.
+        unsafe { copy_in(&self.core, self.base + offset as u64, bytes) }
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         bounds(offset, bytes.len(), self.len)?;
-        let _current = self.core.enter()?;
-        let from = self.base + offset as u64;
-        // SAFETY: `bounds` checked that the range is within the allocation. The borrow keeps `bytes` alive and exclusive until
-        // `synchronize` returns, after the copy.
-        let result =
-            unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.core.stream) };
-        check("cuMemcpyDtoHAsync", result)?;
-        self.core.synchronize()
+        // SAFETY: `bounds` checked that the range is within the allocation.
+        unsafe { copy_out(&self.core, self.base + offset as u64, bytes) }
     }
 }
 

@@ -232,3 +232,62 @@ fn windows_span_adjacent_allocations_and_no_gap() {
         assert!(beyond.contains("not GPU memory of the given size"), "{beyond}");
     });
 }
+
+/// Returns the driver's free GPU memory in bytes.
+fn free_memory(device: &CudaDevice) -> usize {
+    let _current = device.core.enter().expect("the context");
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: the driver writes two sizes into local variables.
+    check("cuMemGetInfo", unsafe { cu::cuMemGetInfo_v2(&mut free, &mut total) }).unwrap();
+    free
+}
+
+#[test]
+fn tables_of_many_windows_share_a_few_allocations_and_come_back() {
+    on_gpu("tables_of_many_windows_share_a_few_allocations_and_come_back", || {
+        let connections = [(); 4].map(|()| CudaDevice::open(true).expect("a GPU"));
+        let before = free_memory(&connections[0]);
+        let mut parts = Vec::new();
+        for connection in &connections {
+            // A context's tables and counters, then as many tables as 500 windows of eight ranks need.
+            let uses = [(9000, Use::Tables), (3 * page_size(), Use::Card)].into_iter().chain([(200, Use::Tables); 500]);
+            for (len, usage) in uses {
+                let part = connection.allocate(len, usage).unwrap();
+                let mut bytes = vec![1; len];
+                part.read(0, &mut bytes).unwrap();
+                assert_eq!(bytes, vec![0; len], "new memory is zero");
+                part.write(0, bytes_of(&vec![0x55u8; len])).unwrap();
+                parts.push(part);
+            }
+        }
+        let used = before - free_memory(&connections[0]);
+        assert!(used < 16 << 20, "2,000 tables and four contexts take {used} bytes");
+        let mut ranges: Vec<_> = parts.iter().map(|part| (part.device_address(), part.len() as u64)).collect();
+        ranges.sort_unstable();
+        assert!(ranges.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "no two parts overlap");
+
+        // Every second part is freed: its place has all bits set, and is used again.
+        let mut number = 0;
+        let (kept, freed): (Vec<_>, Vec<_>) = parts.into_iter().partition(|_| {
+            number += 1;
+            number % 2 == 0
+        });
+        let places: Vec<_> = freed.iter().map(|part| (part.device_address(), part.len())).collect();
+        drop(freed);
+        for (address, len) in &places {
+            let mut bytes = vec![0; *len];
+            // SAFETY: the neighbours keep the memory mapped.
+            unsafe { memory::copy_out(&connections[0].core, *address, &mut bytes) }.unwrap();
+            assert_eq!(bytes, vec![0xff; *len], "a stale handle has no valid pointer");
+        }
+        for part in &kept {
+            let mut bytes = vec![0; part.len()];
+            part.read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, vec![0x55; part.len()]);
+        }
+        let again = connections[3].allocate(200, Use::Tables).unwrap();
+        assert!(places.iter().any(|(address, _)| *address == again.device_address()), "a freed place is used again");
+        drop((kept, again));
+        assert_eq!(free_memory(&connections[0]), before, "all memory comes back");
+    });
+}
