@@ -2,13 +2,13 @@
 #![allow(unsafe_code)]
 
 use super::interface::{
-    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, HostBytes, Mapping, Use, WindowMemory,
-    page_size,
+    Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, HostBytes, Imported, Mapping, Use,
+    WindowMemory, page_size,
 };
 use ferrogin_ffi::nccl;
 use ferrogin_libfabric::MemoryKind;
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::resource::{Resource, getrlimit};
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
@@ -71,6 +71,30 @@ impl Device for CpuDevice {
         Ok(Box::new(Identity(address as u64)))
     }
 
+    fn import(&self, parts: &[(OwnedFd, usize)]) -> Result<Imported, DeviceError> {
+        let stride = parts.iter().map(|(_, size)| *size).max().unwrap_or(0).next_multiple_of(page_size());
+        let len = stride.saturating_mul(parts.len());
+        let size = NonZeroUsize::new(len).ok_or(DeviceError::Bounds { offset: 0, len, size: isize::MAX as usize })?;
+        let none = ProtFlags::PROT_NONE;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        // SAFETY: the kernel chooses the address, so the mapping replaces no other.
+        let base = unsafe { mmap_anonymous(None, size, none, flags) }.map_err(system("mmap", len))?;
+        let mapped = Mapped { base, size: len };
+        for (i, (file, size)) in parts.iter().enumerate() {
+            // An access beyond the end of a shorter file would end this process.
+            let has = nix::sys::stat::fstat(file).map_err(system("fstat", *size))?.st_size;
+            let (Some(part), true) = (NonZeroUsize::new(*size), has >= *size as i64) else {
+                return Err(DeviceError::Bounds { offset: 0, len: *size, size: has as usize });
+            };
+            let at = NonZeroUsize::new(base.as_ptr() as usize + i * stride);
+            let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
+            // SAFETY: the address is in the range that this call has just reserved, and no one uses it yet.
+            unsafe { mmap(at, part, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, file, 0) }
+                .map_err(system("mmap", *size))?;
+        }
+        Ok(Imported { base: base.as_ptr() as u64, stride: stride as u64, _mapped: Box::new(mapped) })
+    }
+
     fn window(&self, address: *mut c_void, len: usize, _ptr_type: i32) -> Result<WindowMemory, DeviceError> {
         check_mapped(address as usize, len)?;
         Ok(WindowMemory::Address(MemoryKind::System))
@@ -98,6 +122,24 @@ pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError
         at += span;
     }
     Ok(())
+}
+
+/// A range of addresses of this process.
+struct Mapped {
+    base: NonNull<c_void>,
+    size: usize,
+}
+
+// SAFETY: the value only unmaps the range, which any thread may do.
+unsafe impl Send for Mapped {}
+// SAFETY: no method of a shared value uses the address.
+unsafe impl Sync for Mapped {}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: `import` reserved the range for this value, and only this drop unmaps it.
+        let _ = unsafe { munmap(self.base, self.size) };
+    }
 }
 
 struct CpuBuffer {
@@ -128,6 +170,13 @@ impl DeviceBuffer for CpuBuffer {
 
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
         self.file.as_ref().map(|file| DmaBuf { fd: file.as_fd(), offset: 0, len: self.size, kind: MemoryKind::System })
+    }
+
+    fn share(&self) -> Option<Result<(OwnedFd, usize), DeviceError>> {
+        let clone = |file: &OwnedFd| {
+            file.try_clone().map_err(|source| DeviceError::System { call: "dup", len: self.size, source })
+        };
+        self.file.as_ref().map(|file| Ok((clone(file)?, self.size)))
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {

@@ -14,8 +14,8 @@ mod pool;
 mod words;
 
 use super::interface::{
-    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, Mapping, Use, WindowMemory, WordMapping,
-    page_size,
+    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, Imported, Mapping, Use, WindowMemory,
+    WordMapping, page_size,
 };
 use crate::rounds::Round;
 use capabilities::{ATOMIC_REDUCTION_SUPPORTED, Flush, attribute, check_needs, versions};
@@ -25,6 +25,7 @@ use ferrogin_ffi::nccl;
 use ferrogin_libfabric::MemoryKind;
 use gdrcopy::GdrCopy;
 use std::ffi::{CStr, c_void};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -121,6 +122,10 @@ impl Device for CudaDevice {
     ) -> Result<Box<dyn DeviceMapping>, DeviceError> {
         // SAFETY: this function's caller keeps the bytes mapped.
         unsafe { mapping::map(&self.core, address, len, mapping) }
+    }
+
+    fn import(&self, parts: &[(OwnedFd, usize)]) -> Result<Imported, DeviceError> {
+        memory::import(&self.core, parts)
     }
 
     fn window(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Result<WindowMemory, DeviceError> {

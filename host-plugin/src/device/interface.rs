@@ -170,6 +170,10 @@ pub trait DeviceBuffer: Send + Sync {
     fn export(&self, _pcie: bool) -> Option<Result<std::os::fd::OwnedFd, DeviceError>> {
         None
     }
+    /// Returns the memory for [`Device::import`] in another process, and the size of the allocation. `None` if it can't be shared.
+    fn share(&self) -> Option<Result<(OwnedFd, usize), DeviceError>> {
+        None
+    }
     /// Copies bytes in from the host. Not ordered with running kernels.
     ///
     /// # Errors
@@ -204,6 +208,15 @@ pub trait DeviceMapping: Send + Sync {
     fn device_address(&self) -> u64;
 }
 
+/// Memory of several processes, mapped until this is dropped.
+pub struct Imported {
+    /// The device address of the first part.
+    pub base: u64,
+    /// From each part to the next, in bytes.
+    pub stride: u64,
+    pub(super) _mapped: Box<dyn Send + Sync>,
+}
+
 /// Device memory that stays mapped for the CPU until this is dropped.
 pub struct WordMapping {
     /// Distance from the memory's addresses to the mapping's.
@@ -236,6 +249,12 @@ pub trait Device: Send + Sync {
         len: usize,
         mapping: Mapping,
     ) -> Result<Box<dyn DeviceMapping>, DeviceError>;
+
+    /// Maps memory that other processes [share](DeviceBuffer::share), and each one's size, at equal distances.
+    ///
+    /// # Errors
+    /// The memory is of another kind of device, or this device can't access it.
+    fn import(&self, parts: &[(OwnedFd, usize)]) -> Result<Imported, DeviceError>;
 
     /// Returns how a card registers `len` bytes at `address`, of NCCL's memory type `ptr_type`.
     ///

@@ -5,7 +5,7 @@ pub mod cuda;
 mod interface;
 
 pub use interface::{
-    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Mapping, Use, WindowMemory,
+    Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Imported, Mapping, Use, WindowMemory,
     WordMapping, bytes_of, page_size,
 };
 

@@ -2,12 +2,12 @@
 #![allow(unsafe_code)]
 
 use super::driver::{Core, check, check_free};
-use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, HostBytes, bounds, page_size};
+use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, HostBytes, Imported, bounds, page_size};
 use cudarc::driver::sys as cu;
 use ferrogin_libfabric::MemoryKind;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Allocates host memory, pinned and mapped into the GPU.
@@ -35,7 +35,7 @@ pub fn gpu(core: &Arc<Core>, len: usize, export: bool) -> Result<GpuBuffer, Devi
     // SAFETY: the C struct consists of integers and a pointer, for which zero is valid.
     let mut prop: cu::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     prop.type_ = cu::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.requestedHandleTypes = cu::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    prop.requestedHandleTypes = DESCRIPTOR;
     prop.location = location;
     prop.allocFlags.gpuDirectRDMACapable = u8::from(export);
     let mut granularity = 0;
@@ -101,6 +101,62 @@ pub unsafe fn copy_out(core: &Core, address: u64, bytes: &mut [u8]) -> Result<()
     let result = unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), core.stream) };
     check("cuMemcpyDtoHAsync", result)?;
     core.synchronize()
+}
+
+const DESCRIPTOR: cu::CUmemAllocationHandleType =
+    cu::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// A range of device addresses with other processes' memory.
+struct Mapped {
+    core: Arc<Core>,
+    base: u64,
+    stride: usize,
+    /// Sizes of the parts that are mapped so far.
+    sizes: Vec<usize>,
+    len: usize,
+}
+
+/// Maps memory that other processes exported, at distances that are multiples of 4 GiB, as NCCL's device code expects.
+pub fn import(core: &Arc<Core>, parts: &[(OwnedFd, usize)]) -> Result<Imported, DeviceError> {
+    let _current = core.enter()?;
+    let stride = round_up(parts.iter().map(|(_, size)| *size).max().unwrap_or(0), 1 << 32)?;
+    let len = stride.saturating_mul(parts.len());
+    let mut mapped = Mapped { core: core.clone(), base: 0, stride, sizes: Vec::new(), len };
+    // SAFETY: the driver writes one address into a local variable.
+    check("cuMemAddressReserve", unsafe { cu::cuMemAddressReserve(&mut mapped.base, len, 0, 0, 0) })?;
+    let location = cu::CUmemLocation { type_: cu::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: core.device };
+    let access = cu::CUmemAccessDesc { location, flags: cu::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+    for (i, (file, size)) in parts.iter().enumerate() {
+        let (at, mut handle) = (mapped.base + (i * stride) as u64, 0);
+        let file = file.as_raw_fd() as usize as *mut c_void;
+        // SAFETY: the descriptor, which the driver takes as a pointer, is open during the call. The driver writes one handle.
+        let result = unsafe { cu::cuMemImportFromShareableHandle(&mut handle, file, DESCRIPTOR) };
+        check("cuMemImportFromShareableHandle", result)?;
+        // SAFETY: `mapped` owns the range, in which nothing is mapped yet, and `handle` is valid.
+        let result = check("cuMemMap", unsafe { cu::cuMemMap(at, *size, 0, handle, 0) });
+        // SAFETY: the handle is this call's own. The mapping keeps the memory.
+        check_free("cuMemRelease", unsafe { cu::cuMemRelease(handle) });
+        result?;
+        mapped.sizes.push(*size);
+        // SAFETY: the range is mapped by the call above; the driver reads one descriptor.
+        check("cuMemSetAccess", unsafe { cu::cuMemSetAccess(at, *size, &access, 1) })?;
+    }
+    Ok(Imported { base: mapped.base, stride: stride as u64, _mapped: Box::new(mapped) })
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let Ok(_current) = self.core.enter() else { return };
+        for (i, size) in self.sizes.iter().enumerate() {
+            let at = self.base + (i * self.stride) as u64;
+            // SAFETY: `import` mapped the range, and only this drop unmaps it.
+            check_free("cuMemUnmap", unsafe { cu::cuMemUnmap(at, *size) });
+        }
+        if self.base != 0 {
+            // SAFETY: `import` reserved the range, and only this drop frees it.
+            check_free("cuMemAddressFree", unsafe { cu::cuMemAddressFree(self.base, self.len) });
+        }
+    }
 }
 
 /// Exports GPU memory as a dma-buf. `base` and `size` must be multiples of the host's page size.
@@ -233,6 +289,19 @@ impl DeviceBuffer for GpuBuffer {
 
     fn export(&self, pcie: bool) -> Option<Result<OwnedFd, DeviceError>> {
         Some(self.core.enter().and_then(|_current| export_for(pcie, self.base, self.size)))
+    }
+
+    fn share(&self) -> Option<Result<(OwnedFd, usize), DeviceError>> {
+        let handle = self.handle?;
+        let export = |_current| {
+            let mut fd = -1i32;
+            // SAFETY: this buffer owns the handle. The driver writes one descriptor into a local variable.
+            let result = unsafe { cu::cuMemExportToShareableHandle((&raw mut fd).cast(), handle, DESCRIPTOR, 0) };
+            check("cuMemExportToShareableHandle", result)?;
+            // SAFETY: the driver succeeded and opened this descriptor for the caller, who alone has it.
+            Ok((unsafe { OwnedFd::from_raw_fd(fd) }, self.size))
+        };
+        Some(self.core.enter().and_then(export))
     }
 
     fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
