@@ -21,8 +21,14 @@ pub const REMOVED: [(&str, &str); 1] = [("FERROGIN_CONTROL", "NCCL_SOCKET_IFNAME
 
 /// Settings for programs that use the host API: how long kernels wait, and how ranks meet where no launcher says. The plugin also takes
 /// the rank in its metrics file's name from them.
-pub const HOST_API: [&str; 5] =
-    ["FERROGIN_BOOTSTRAP", "FERROGIN_NRANKS", "FERROGIN_RANK", "FERROGIN_SECRET", "FERROGIN_WAIT_TIMEOUT"];
+pub const HOST_API: [&str; 6] = [
+    "FERROGIN_BOOTSTRAP",
+    "FERROGIN_NODE",
+    "FERROGIN_NRANKS",
+    "FERROGIN_RANK",
+    "FERROGIN_SECRET",
+    "FERROGIN_WAIT_TIMEOUT",
+];
 
 /// Settings of the software card.
 pub const SOFTWARE_CARD: [&str; 5] =

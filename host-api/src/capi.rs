@@ -291,6 +291,32 @@ pub unsafe extern "C" fn ferrogin_rank(comm: *const c_void, rank: *mut u32, rank
     })
 }
 
+/// This rank's position in [`Comm::lsa_ranks`], and how many they are.
+///
+/// # Safety
+/// Pointers are null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_lsa_rank(comm: *const c_void, lsa_rank: *mut u32, lsa_ranks: *mut u32) -> c_int {
+    guard(|| {
+        let open = self::comm(comm)?;
+        let (ranks, own) = (open.comm.lsa_ranks(), open.comm.rank());
+        set(lsa_rank, ranks.iter().take_while(|rank| **rank < own).count() as u32, "lsa_rank")?;
+        set(lsa_ranks, ranks.len() as u32, "lsa_ranks")
+    })
+}
+
+/// An element of [`Comm::lsa_ranks`].
+///
+/// # Safety
+/// The pointer is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_lsa_world_rank(comm: *const c_void, lsa_rank: u32, rank: *mut u32) -> c_int {
+    guard(|| {
+        let open = self::comm(comm)?;
+        set(rank, open.comm.inner.check_lsa_rank(lsa_rank as usize)? as u32, "rank")
+    })
+}
+
 /// See [`Comm::barrier`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_barrier(comm: *mut c_void) -> c_int {
@@ -400,6 +426,12 @@ pub extern "C" fn ferrogin_window_host_address(window: *const c_void) -> *mut c_
             Error::Usage("the window is in GPU memory, which has no host address: copy it with CUDA".to_owned())
         })
     })
+}
+
+/// See [`Window::lsa_address`].
+#[unsafe(no_mangle)]
+pub extern "C" fn ferrogin_window_lsa_address(window: *const c_void, lsa_rank: u32) -> *mut c_void {
+    guard_pointer(|| self::window(window)?.window.lsa_address(lsa_rank as usize))
 }
 
 /// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. On an error, the window stays open.

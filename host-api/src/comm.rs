@@ -1,11 +1,13 @@
 //! Communicators: the ranks of a job, connected.
 
 use crate::error::Error;
-use crate::introduction::Introduction;
+use crate::introduction::{Introduction, Ready};
+use crate::lsa::{Entrance, Team};
 use ferrogin_rendezvous::ring::Step;
 use ferrogin_rendezvous::{BootstrapError, Exchange, Identity};
 use nccl_gin_ferrogin::comm::{CollComm, ListenComm};
 use nccl_gin_ferrogin::config::Config;
+use nccl_gin_ferrogin::log::counted;
 use nccl_gin_ferrogin::plugin::Plugin;
 use nccl_gin_ferrogin::{context, registry};
 use std::ffi::c_int;
@@ -38,6 +40,10 @@ pub struct Comm {
 
 pub(crate) struct Inner {
     pub coll: Arc<CollComm>,
+    /// The ranks of this node. Locked during an exchange, which threads make one after another, as collective calls.
+    pub team: Mutex<Team>,
+    /// Their ranks, in ascending order.
+    pub lsa_ranks: Vec<usize>,
     /// The open contexts, with their registry handles.
     contexts: Mutex<Vec<(usize, Weak<context::Context>)>>,
 }
@@ -57,16 +63,22 @@ impl Comm {
         check_rank(rank, ranks)?;
         let listening = listen(options);
         let ready = match &listening {
-            Ok(listener) => Ok((&listener.plugin.config, listener.handle())),
+            Ok((listener, entrance)) => {
+                Ok(Ready { config: &listener.plugin.config, handle: listener.handle(), entrance })
+            }
             // The other ranks get the error too, so they don't wait for this rank.
             Err(error) => Err(error.to_string()),
         };
         let own = Introduction::new(rank, ranks, ready);
         let blocks = allgather(own.as_bytes());
-        let listener = listening?;
-        let handles = own.compare(&blocks?)?;
+        let (listener, entrance) = listening?;
+        let peers = own.compare(&blocks?)?;
+        let handles: Vec<_> = peers.iter().map(|peer| peer.handle).collect();
         let coll = CollComm::connect(&listener, &handles, rank)?;
-        Ok(Self { inner: Arc::new(Inner { coll, contexts: Mutex::default() }) })
+        let nodes: Vec<_> = peers.into_iter().map(|peer| peer.node).collect();
+        let team = entrance.connect(rank, &nodes, coll.plugin.config.timeout)?;
+        let (lsa_ranks, team) = (team.ranks.clone(), Mutex::new(team));
+        Ok(Self { inner: Arc::new(Inner { coll, team, lsa_ranks, contexts: Mutex::default() }) })
     }
 
     /// Opens as `rank` of `ranks`, which meet at `address`: rank 0's `host:port` or, within one host, any other text, which names
@@ -115,6 +127,12 @@ impl Comm {
         self.inner.coll.nranks
     }
 
+    /// Returns the ranks of this rank's node, itself included, in ascending order: they load from and store to each other's windows
+    /// ([`Window::lsa_address`](crate::Window::lsa_address)). A node is a host, or a part of it that FERROGIN_NODE names.
+    pub fn lsa_ranks(&self) -> &[usize] {
+        &self.inner.lsa_ranks
+    }
+
     /// Collective: returns once all ranks have called it. It doesn't order kernels' operations: flush before it.
     ///
     /// # Errors
@@ -126,6 +144,14 @@ impl Comm {
 }
 
 impl Inner {
+    /// Returns the rank with this number in the LSA team.
+    pub fn check_lsa_rank(&self, lsa_rank: usize) -> Result<usize, Error> {
+        self.lsa_ranks.get(lsa_rank).copied().ok_or_else(|| {
+            let ranks = counted(self.lsa_ranks.len(), "rank");
+            Error::Argument(format!("LSA rank {lsa_rank} does not exist: this rank's node has {ranks}"))
+        })
+    }
+
     pub fn add_context(&self, handle: usize, context: &Arc<context::Context>) {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|(_, context)| context.strong_count() > 0);
@@ -161,9 +187,10 @@ fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
     }
 }
 
-/// Initialises the plugin and listens for the other ranks.
-fn listen(options: &Options) -> Result<ListenComm<Plugin>, Error> {
+/// Initialises the plugin and listens for the other ranks, and those of this node.
+fn listen(options: &Options) -> Result<(ListenComm<Plugin>, Entrance), Error> {
     let plugin = Plugin::open()?;
+    let entrance = Entrance::open(plugin.query.kind)?;
     let cards = plugin.devices.all.len();
     let device = match options.card as usize {
         0 => plugin.nearest,
@@ -176,5 +203,5 @@ fn listen(options: &Options) -> Result<ListenComm<Plugin>, Error> {
             return Err(Error::Argument(text));
         }
     };
-    Ok(ListenComm::open(plugin, device as c_int)?)
+    Ok((ListenComm::open(plugin, device as c_int)?, entrance))
 }

@@ -1,6 +1,7 @@
 //! The block of the single allgather in open. From it, ranks learn how to reach each other, and whether they can work together.
 
 use crate::error::Error;
+use crate::lsa::{Entrance, NAME_MAX};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::log::counted;
@@ -9,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"ferrogin";
 /// The version of this block.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// A rank's block. Texts end at the first NUL byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -24,12 +25,35 @@ pub struct Introduction {
     release: [u8; 24],
     provider: [u8; 24],
     handle: [u8; HANDLE_MAXSIZE],
+    node: [u8; NAME_MAX + 1],
+    socket: [u8; 32],
     text: [u8; 512],
 }
 
-ferrogin_ffi::assert_layout!(Introduction, size 712, align 1, {
-    magic @ 0, version @ 8, rank @ 12, ranks @ 16, failed @ 20, release @ 24, provider @ 48, handle @ 72, text @ 200,
+ferrogin_ffi::assert_layout!(Introduction, size 936, align 1, {
+    magic @ 0, version @ 8, rank @ 12, ranks @ 16, failed @ 20, release @ 24, provider @ 48, handle @ 72, node @ 200, socket @ 392,
+    text @ 424,
 });
+
+/// What a rank that is ready tells the others.
+#[derive(Clone, Copy)]
+pub struct Ready<'a> {
+    /// Its settings.
+    pub config: &'a Config,
+    /// Where it listens for the other ranks.
+    pub handle: [u8; HANDLE_MAXSIZE],
+    /// Its node, and where it listens for the ranks of that node.
+    pub entrance: &'a Entrance,
+}
+
+/// What a rank learns about another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    /// Where it listens.
+    pub handle: [u8; HANDLE_MAXSIZE],
+    /// Its node, and the socket for ranks of that node.
+    pub node: (String, String),
+}
 
 /// Returns `text` as a field, shortened to whole characters and a NUL byte.
 fn field<const N: usize>(text: &str) -> [u8; N] {
@@ -46,7 +70,7 @@ fn text(field: &[u8]) -> String {
 
 impl Introduction {
     /// Creates the block of a rank: its settings and listener handle if it's ready to connect, otherwise the text of its error.
-    pub fn new(rank: usize, ranks: usize, ready: Result<(&Config, [u8; HANDLE_MAXSIZE]), String>) -> Self {
+    pub fn new(rank: usize, ranks: usize, ready: Result<Ready<'_>, String>) -> Self {
         let mut block = Self {
             magic: MAGIC,
             version: VERSION.into(),
@@ -56,12 +80,16 @@ impl Introduction {
             release: field(env!("CARGO_PKG_VERSION")),
             provider: [0; 24],
             handle: [0; HANDLE_MAXSIZE],
+            node: [0; NAME_MAX + 1],
+            socket: [0; 32],
             text: [0; 512],
         };
         match ready {
-            Ok((config, handle)) => {
-                block.provider = field(config.provider.name());
-                block.handle = handle;
+            Ok(ready) => {
+                block.provider = field(ready.config.provider.name());
+                block.handle = ready.handle;
+                block.node = field(&ready.entrance.node);
+                block.socket = field(&ready.entrance.socket);
             }
             Err(error) => {
                 block.failed = 1.into();
@@ -71,11 +99,11 @@ impl Introduction {
         block
     }
 
-    /// Checks the allgather's blocks, and returns all ranks' handles.
+    /// Checks the allgather's blocks, and returns what they say about each rank.
     ///
     /// # Errors
     /// A block is invalid; a rank failed; two ranks differ in the number of ranks, the release or the settings.
-    pub fn compare(&self, blocks: &[Vec<u8>]) -> Result<Vec<[u8; HANDLE_MAXSIZE]>, Error> {
+    pub fn compare(&self, blocks: &[Vec<u8>]) -> Result<Vec<Peer>, Error> {
         let (own, ranks) = (self.rank.get(), self.ranks.get());
         if blocks.len() != ranks as usize {
             return Err(Error::Allgather(format!(
@@ -127,7 +155,8 @@ impl Introduction {
                 )));
             }
         }
-        Ok(all.iter().map(|block| block.handle).collect())
+        let peer = |block: &&Self| Peer { handle: block.handle, node: (text(&block.node), text(&block.socket)) };
+        Ok(all.iter().map(peer).collect())
     }
 }
 
@@ -140,12 +169,15 @@ mod tests {
     }
 
     fn block(rank: usize, ranks: usize, provider: &str) -> Introduction {
-        Introduction::new(rank, ranks, Ok((&config(provider), [rank as u8; HANDLE_MAXSIZE])))
+        let entrance = Entrance::alone();
+        let ready = Ready { config: &config(provider), handle: [rank as u8; HANDLE_MAXSIZE], entrance: &entrance };
+        Introduction::new(rank, ranks, Ok(ready))
     }
 
     fn compared(own: &Introduction, all: &[Introduction]) -> Result<Vec<[u8; HANDLE_MAXSIZE]>, String> {
         let blocks: Vec<Vec<u8>> = all.iter().map(|block| block.as_bytes().to_vec()).collect();
-        own.compare(&blocks).map_err(|error| error.to_string())
+        let peers = own.compare(&blocks).map_err(|error| error.to_string())?;
+        Ok(peers.iter().map(|peer| peer.handle).collect())
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod comm;
 pub mod context;
 pub mod error;
 pub mod introduction;
+pub mod lsa;
 pub mod window;
 
 pub use comm::{Comm, Options};

@@ -3,17 +3,18 @@
 
 use crate::comm::{Comm, Inner};
 use crate::error::Error;
+use crate::lsa::Shared;
 use ferrogin_device as device;
 use ferrogin_ffi::nccl;
 use ferrogin_rendezvous::ring::Step;
-use nccl_gin_ferrogin::device::{DeviceBuffer, DeviceKind, Use, bytes_of, page_size};
+use nccl_gin_ferrogin::device::{DeviceBuffer, DeviceKind, Imported, Use, bytes_of, page_size};
 use nccl_gin_ferrogin::error::Error as PluginError;
 use nccl_gin_ferrogin::log::counted;
 use nccl_gin_ferrogin::window::{self, Source};
 use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 /// The kind of a window's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct Window {
     kind: Memory,
     address: *mut u8,
     len: usize,
+    /// The windows of this node's ranks; otherwise why there are none.
+    lsa: Result<Imported, String>,
     comm: Arc<Inner>,
 }
 
@@ -73,7 +76,8 @@ impl Comm {
         let dma_buf = memory.dma_buf().map(|buffer| (buffer.fd.as_raw_fd(), buffer.offset));
         let source = Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf };
         let window = self.exchange(address, len, source)?;
-        Ok(Window { window, memory: Some(memory), kind, address, len, comm: self.inner.clone() })
+        let lsa = self.map_node(Some(&*memory))?;
+        Ok(Window { window, memory: Some(memory), kind, address, len, lsa, comm: self.inner.clone() })
     }
 
     /// Collective: registers `len` bytes of the caller's memory at `address`.
@@ -115,7 +119,32 @@ impl Comm {
     ) -> Result<Window, Error> {
         let address = address.cast();
         let window = self.exchange(address, len, Source { ptr_type: kind.ptr_type(), flags: 0, dma_buf })?;
-        Ok(Window { window, memory: None, kind, address, len, comm: self.inner.clone() })
+        let lsa = self.map_node(None)?;
+        Ok(Window { window, memory: None, kind, address, len, lsa, comm: self.inner.clone() })
+    }
+
+    /// Maps the memory of all ranks of this node, if each of them has shared its own.
+    fn map_node(&self, own: Option<&dyn DeviceBuffer>) -> Result<Result<Imported, String>, Error> {
+        let team = self.inner.team.lock().unwrap_or_else(PoisonError::into_inner);
+        // A window alone needs no mapping of its own; and the card works without any.
+        let shared = own.and_then(|memory| memory.share()).transpose();
+        let shared =
+            shared.inspect_err(|error| nccl_gin_ferrogin::warn!("sharing a window with this node's ranks: {error}"));
+        let parts = team.exchange(shared.ok().flatten().map(|(fd, size)| Shared { fd, size }))?;
+        if let Some(at) = parts.iter().position(Option::is_none) {
+            return Ok(Err(format!(
+                "the window of rank {} can't be mapped: allocate it in device memory on all ranks of the node, instead of registering \
+                 memory of your own",
+                team.ranks[at]
+            )));
+        }
+        let parts: Vec<_> = parts.into_iter().flatten().map(|part| (part.fd, part.size)).collect();
+        Ok(self.inner.coll.device.import(&parts).map_err(|error| {
+            format!(
+                "the windows of ranks {:?} can't be mapped into this rank's device: {error}. GPUs need peer access to each other                  (nvidia-smi topo -p2p rw); without it, use the card",
+                team.ranks
+            )
+        }))
     }
 
     fn exchange(&self, address: *mut u8, len: usize, source: Source) -> Result<window::Window, Error> {
@@ -162,6 +191,19 @@ impl Window {
         let registered = || on_host.then_some(self.address);
         let address = self.memory.as_ref().map_or_else(registered, |memory| memory.host_address());
         address.map(<*mut u8>::cast)
+    }
+
+    /// Returns the address at which kernels load from and store to the window of [`Comm::lsa_ranks`]`[lsa_rank]`; a host address, if
+    /// kernels run on CPU threads. Addresses of consecutive ranks have equal distances. A peer may free its window: its memory stays
+    /// until this window is dropped.
+    ///
+    /// # Errors
+    /// There is no such rank; a rank of this node registered memory of its own, or can't share it; this rank's GPU can't access
+    /// another rank's.
+    pub fn lsa_address(&self, lsa_rank: usize) -> Result<*mut c_void, Error> {
+        self.comm.check_lsa_rank(lsa_rank)?;
+        let mapped = self.lsa.as_ref().map_err(|why| Error::Usage(why.clone()))?;
+        Ok((mapped.base + lsa_rank as u64 * mapped.stride) as *mut c_void)
     }
 
     /// Returns the size in bytes.

@@ -197,6 +197,28 @@ def test_exported_memory_moves_between_two_processes(run: Run, export: str) -> N
     assert [result.stdout for result in run(EXPORTS.format(export))] == ["done\n"] * 2
 
 
+NEIGHBOURS = """
+import ctypes, ferrogin
+with ferrogin.Comm.open_env() as comm:
+    assert (comm.lsa_rank, comm.lsa_ranks) == (comm.rank, [0, 1])
+    with comm.allocate(64, memory=ferrogin.Memory.DEVICE) as window:
+        # A store into the other rank's window.
+        ctypes.c_uint64.from_address(window.lsa_address(1 - comm.rank)).value = comm.rank + 7
+        comm.barrier()
+        assert window.numpy("uint64")[0] == 1 - comm.rank + 7
+        try:
+            window.lsa_address(2)
+        except ferrogin.UsageError as error:
+            print(error)
+        comm.barrier()
+"""
+
+
+def test_ranks_of_one_node_store_to_each_others_windows(run: Run) -> None:
+    for result in run(NEIGHBOURS):
+        assert "LSA rank 2 does not exist: this rank's node has 2 ranks" in result.stdout
+
+
 def test_ranks_meet_at_a_port(run: Run) -> None:
     # Below Linux's ephemeral ports.
     port = 20_000 + os.getpid() % 10_000

@@ -69,6 +69,12 @@ int ferrogin_open_env(const ferrogin_options *options, ferrogin_comm **out);
 
 int ferrogin_rank(const ferrogin_comm *comm, uint32_t *rank, uint32_t *ranks);
 
+/* The LSA team: the ranks of this rank's node, whose kernels load from and store to each other's windows (NCCL's term: load/store
+ * accessible). A node is a host, or a part of it that FERROGIN_NODE names. Returns this rank's number in the team, from 0 in the order of
+ * ranks, and the number of ranks in it; the second function returns the rank of a number. */
+int ferrogin_lsa_rank(const ferrogin_comm *comm, uint32_t *lsa_rank, uint32_t *lsa_ranks);
+int ferrogin_lsa_world_rank(const ferrogin_comm *comm, uint32_t lsa_rank, uint32_t *rank);
+
 /* Collective: returns when all ranks have called it. It doesn't order kernels' operations: flush before it. */
 int ferrogin_barrier(ferrogin_comm *comm);
 
@@ -97,6 +103,11 @@ fgin_window ferrogin_window_handle(const ferrogin_window *window);
 /* The address of the first byte for kernels, and for the host; NULL for the host if it's GPU memory. */
 void *ferrogin_window_address(const ferrogin_window *window);
 void *ferrogin_window_host_address(const ferrogin_window *window);
+
+/* The address at which kernels load from and store to the window of another rank of the LSA team; a host address, if kernels run on CPU
+ * threads. Consecutive LSA ranks have equal distances. Fails unless all ranks of the team allocated the window, in memory of their
+ * devices, and the GPUs have peer access to each other. The memory of another rank's window stays until this rank has freed its own. */
+void *ferrogin_window_lsa_address(const ferrogin_window *window, uint32_t lsa_rank);
 
 /* Deregisters the window, and frees the memory if ferrogin_window_allocate allocated it. While requests of the communicator's contexts
  * are incomplete, it fails and the window stays open. */

@@ -96,6 +96,10 @@ class Window : public host_detail::Owner<ferrogin_window, ferrogin_window_free> 
   void* host_address() const {
     return host_detail::check(ferrogin_window_host_address(handle_));
   }
+  // For kernels: the first byte of this window on another rank of the LSA team.
+  void* lsa_address(uint32_t lsa_rank) const {
+    return host_detail::check(ferrogin_window_lsa_address(handle_, lsa_rank));
+  }
 
  private:
   friend class Comm;
@@ -160,6 +164,17 @@ class Comm : public host_detail::Owner<ferrogin_comm, ferrogin_close> {
   }
   uint32_t ranks() const {
     return place().second;
+  }
+  // This rank's number in the LSA team, and how many ranks it has.
+  std::pair<uint32_t, uint32_t> lsa() const {
+    std::pair<uint32_t, uint32_t> place;
+    host_detail::check(ferrogin_lsa_rank(handle_, &place.first, &place.second));
+    return place;
+  }
+  uint32_t lsa_world_rank(uint32_t lsa_rank) const {
+    uint32_t rank;
+    host_detail::check(ferrogin_lsa_world_rank(handle_, lsa_rank, &rank));
+    return rank;
   }
   void barrier() const {
     host_detail::check(ferrogin_barrier(handle_));

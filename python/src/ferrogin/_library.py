@@ -51,6 +51,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ferrogin_open_at": (c_int, [c_char_p, c_uint32, c_uint32, POINTER(Options), _OUT]),
     "ferrogin_open_env": (c_int, [POINTER(Options), _OUT]),
     "ferrogin_rank": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32)]),
+    "ferrogin_lsa_rank": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_uint32)]),
+    "ferrogin_lsa_world_rank": (c_int, [c_void_p, c_uint32, POINTER(c_uint32)]),
     "ferrogin_barrier": (c_int, [c_void_p]),
     "ferrogin_close": (c_int, [c_void_p]),
     "ferrogin_window_allocate": (c_int, [c_void_p, c_size_t, c_uint32, _OUT]),
@@ -59,6 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ferrogin_window_handle": (c_void_p, [c_void_p]),
     "ferrogin_window_address": (c_void_p, [c_void_p]),
     "ferrogin_window_host_address": (c_void_p, [c_void_p]),
+    "ferrogin_window_lsa_address": (c_void_p, [c_void_p, c_uint32]),
     "ferrogin_window_free": (c_int, [c_void_p]),
     "ferrogin_context_create": (c_int, [c_void_p, POINTER(ContextOptions), _OUT]),
     "ferrogin_context_handle": (c_void_p, [c_void_p]),
@@ -128,9 +131,9 @@ def call(name: str, *arguments: Any) -> None:
         raise errors.of_status(name, status, last_error())
 
 
-def pointer(name: str, handle: int) -> int:
+def pointer(name: str, handle: int, *arguments: int) -> int:
     """Calls a function of ferrogin/host.h that returns a pointer, or NULL if it fails."""
-    address = getattr(load(), name)(handle)
+    address = getattr(load(), name)(handle, *arguments)
     if address is None:
         raise errors.of_status(name, errors.Status.INVALID_USAGE, last_error())
     return int(address)

@@ -39,6 +39,14 @@ class Comm(Owned):
         call("ferrogin_rank", handle, byref(rank), byref(ranks))
         self.rank: int = rank.value
         self.ranks: int = ranks.value
+        call("ferrogin_lsa_rank", handle, byref(rank), byref(ranks))
+        self.lsa_rank: int = rank.value
+        """The position of this rank in `lsa_ranks`."""
+        self.lsa_ranks: list[int] = []
+        """The ranks of this rank's node, whose kernels load from and store to each other's windows (`Window.lsa_address`)."""
+        for lsa_rank in range(ranks.value):
+            call("ferrogin_lsa_world_rank", handle, lsa_rank, byref(rank))
+            self.lsa_ranks.append(rank.value)
         self._forgotten = weakref.finalize(self, _close_forgotten, handle)
         self._forgotten.atexit = False
 

@@ -55,6 +55,15 @@ class Window(Owned):
         with lock:
             return pointer("ferrogin_window_host_address", self._require())
 
+    def lsa_address(self, lsa_rank: int) -> int:
+        """Returns the address at which kernels load from and store to the window of rank `Comm.lsa_ranks[lsa_rank]`.
+
+        A host address, if kernels run on CPU threads. Addresses of consecutive ranks have equal distances. Raises UsageError unless all of
+        these ranks allocated the window, in memory of their devices, and their GPUs have peer access to each other.
+        """
+        with lock:
+            return pointer("ferrogin_window_lsa_address", self._require(), unsigned("lsa_rank", lsa_rank, 32))
+
     def view(self) -> memoryview:
         """Returns the window's bytes, without a copy. Raises UsageError for GPU memory.
 
