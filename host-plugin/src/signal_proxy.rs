@@ -1,12 +1,74 @@
 //! The signal proxy: a host thread that adds peers' emulated signals to words in memory.
 //!
-//! EFA has no atomic operations. A signal arrives as a completion in its context's [`inbox`], after all the bytes that it covers, and the
-//! proxy adds it to its word in one step. docs/signals-protocol.md describes the protocol.
+//! EFA has no atomic operations. A signal arrives as a completion in its context's [`inbox`], after all the bytes that
+//! it covers, and the proxy adds it to its word in one step. `docs/signals.md` says what that guarantees.
 //!
-//! The thread runs while the process has an inbox. It serves the inboxes in turn. When no completions come, it sleeps until an event from
-//! the cards, for at most 100 ms. The watcher checks its [`Pulse`], and closes the inboxes of a signal proxy that has exited or lags, so
-//! that peers' requests fail instead of being retried forever. [`Rounds`](crate::rounds) tells whether the signal proxy may be using memory
-//! that another thread wants to free, and bounds the wait for a signal proxy stuck in a driver.
+//! The thread runs while the process has an inbox. It serves the inboxes in turn. The watcher checks its [`Pulse`], and
+//! closes the inboxes of a signal proxy that has exited or lags, so that peers' requests fail instead of being retried
+//! forever. [`Rounds`](crate::rounds) tells whether the signal proxy may be using memory that another thread wants to
+//! free, and bounds the wait for a signal proxy stuck in a driver.
+//!
+//! # The protocol
+//!
+//! `ferrogin_ffi::signals` has both halves, without I/O. A signal takes one of four routes:
+//!
+//! | signal | route |
+//! |---|---|
+//! | weak, indexed below 65,536, amount 1 to 4,096 | immediate data of its own put, or of an empty write |
+//! | strong, the same | an empty write with the immediate, once everything that the context posted to the peer before has completed |
+//! | any other with a put, or strong | a send of 32 bytes, once its put (or, if strong, everything as above) has completed |
+//! | any other without a put, weak | a send at once |
+//!
+//! An amount of 0 posts no signal. A weak signal that waits for its put waits for more than it has to, because counters
+//! don't identify requests.
+//!
+//! * **Immediate**: signal (16 bits), amount minus one (12), generation (4).
+//! * **Message**: kind, version, generation (16), signal or remote key (32), amount (64), address (64), rank (32);
+//!   reserved bytes are 0.
+//! * **Context.** A queue pair belongs to one context, so the completion identifies the context.
+//! * **Covered requests.** After the group of threads has synchronised, the sender takes a snapshot of the endpoints
+//!   that the context has used, as `fgin_flush_async` does, so it includes the puts of all lanes of a warp, and covers
+//!   all peers. Later posts of other threads don't prolong the wait.
+//! * **Credits.** Each signal takes one posted receive. If none is posted, the receiver's card refuses the request and
+//!   the sender's card retries it. So the posted receives are the credits of all senders together: no sender counts,
+//!   and the completion queue, which has as many entries, can't overflow. This requires that writes with immediate data
+//!   take receives: on libfabric's `efa-direct`, the mode bit `FI_RX_CQ_DATA` turns the card's other behaviour
+//!   (unsolicited writes) off.
+//! * **Generations.** The receiver numbers its contexts and tells peers the number with the queue pair. A context that
+//!   replaces another refuses the earlier one's signals: a request still in flight has the wrong QKey, an immediate has
+//!   4 bits of the generation, and each context has a completion queue of its own, so no entry of an earlier context is
+//!   read.
+//! * **Wraps.** Amounts and words are modulo 2^64. No other number of the protocol counts, so none wraps.
+//! * **Retransmission.** The card may read a write's source late. Immediates and inline sends are part of the request,
+//!   so they have no source that could change.
+//!
+//! # A round
+//!
+//! Each context has an inbox, a queue pair that only receives, with 4,096 receives of 32 bytes. All requests of peers
+//! to the context go there, including puts without a signal, so that the host can close it while kernels post on the
+//! other queue pairs. In each round the signal proxy reads up to 512 completions of each inbox, makes their bytes
+//! visible, adds, and posts the receives again. After 64 rounds without a completion it asks for an event, makes one
+//! more round, and sleeps: for at most 100 ms, or without an event for 20 µs to 1 ms. It writes and reads the rings
+//! itself, as kernels do; libfabric opens them and provides the event.
+//!
+//! **Bytes before signals.** A completion in CPU memory says nothing about bytes that the card wrote to GPU memory over
+//! another PCIe path. So with a GPU, the signal proxy calls `cuFlushGPUDirectRDMAWrites` between a round's completions
+//! and its adds, unless the driver says that the GPU keeps writes in order. The software card needs no flush, and works
+//! with a driver that has none: it has written all bytes, through the driver or its own mapping, before it writes the
+//! completion.
+//!
+//! **Checks.** The key names a window that is registered now, the 8 bytes lie in it and are aligned, the signal exists,
+//! the generation is this context's, the rank exists, the reserved bytes are 0. A signal that fails a check changes no
+//! memory. It's counted in `ferrogin_signals_refused_total`; at most every ten seconds, a WARN line names the first one
+//! and says how many others there were.
+//!
+//! **A signal proxy that exits or lags.** It counts its rounds and its driver calls. If it has exited, or has finished
+//! neither a round nor a call for 5 s (as long as a card may stay silent), the watcher raises the abort flag of all
+//! emulated contexts, with one WARN line per `createContext`, and closes the inboxes; one that the signal proxy is
+//! using at that moment is closed by it when it returns. If it stays in a driver call for two seconds,
+//! `destroyContext`, `deregMrSym` and `closeColl` go on without it, with a WARN line. Its thread and the inbox with its
+//! memory stay until the call returns; from then on it touches no other memory, and the next context starts another
+//! signal proxy. While it lags for less than that, senders are slower and nothing is lost.
 #![allow(unsafe_code)]
 
 pub mod inbox;
