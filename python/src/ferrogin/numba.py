@@ -1,7 +1,7 @@
 """The device API for Numba kernels: the functions of ferrogin/gin.h, linked from PTX.
 
 Each function is called by one thread and returns an `fgin_status`. Addresses of contexts and windows are uint64 (`Context.handle`,
-`Window.handle`). Outputs are passed as pointers: cffi's `ffi.from_buffer(array)`. docs/python.md has an example.
+`Window.handle`). Outputs are passed as pointers: cffi's `ffi.from_buffer(array)`. python/examples/numba_kernel.py is an example.
 """
 
 from __future__ import annotations
