@@ -29,6 +29,14 @@
 //! before later work requests, as the card's batch limit requires, and before the next pass's doorbell; it is the release of the add that
 //! ends the pass. The completion count is read with acquire, and so is `bound`, which passes the count on: a write into a reclaimed slot
 //! comes after the card's last read of it.
+//!
+//! # Why three atomics
+//!
+//! A post makes three: the reservation, the mark (this request is written) and the end of the pass at the doorbell. A
+//! mark has to find out whether another thread is at the doorbell, and the end of a pass whether a thread has marked
+//! meanwhile. If either were a plain store, both threads could leave and nobody would ring. A store with a fence and a
+//! load behind it would find out too, for a third fence and a round trip more. The doorbell waits for the first two
+//! only.
 
 pub(in crate::post) mod pass;
 pub(in crate::post) mod room;
