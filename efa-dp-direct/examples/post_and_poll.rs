@@ -7,8 +7,8 @@
 use efa_dp_direct::cq::{self, Cqe, SendCqe, Status};
 use efa_dp_direct::queue::{CqAttrs, CqV0, QpAttrs, QpV1, WQ_CAPS_64_BIT_REQ_ID};
 use efa_dp_direct::sq;
-use efa_dp_direct::wqe::words::{self, Head, NARROW};
-use efa_dp_direct::wqe::{Destination, Geometry, RemoteMem, RequestIds, Sge, parse};
+use efa_dp_direct::wqe::words::{NARROW, WqeTemplate};
+use efa_dp_direct::wqe::{Destination, Geometry, Hints, RemoteMem, RequestIds, Sge, parse};
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let destination = Destination { ah: 7, qpn: 42, qkey: 0x1234 };
     let remote = RemoteMem { addr: 0x10_0000, rkey: 0x55 };
     let local = Sge { addr: 0x20_0000, length: 4096, lkey: 0x66 };
-    let request: [u64; NARROW] = words::write(Head::new(0xabcd, destination), remote, local);
+    let request = WqeTemplate::new(0xabcd, destination, Hints::NONE).write(remote, local);
 
     // Post: reserve a slot, store the request with its lap's phase bit, ring the doorbell.
     let send_queue = &raw mut qp.sq.wq;

@@ -1,14 +1,13 @@
 //! What a work request means, and its bytes.
 //!
 //! [`SendWqe`] can't hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse()`] reads what a poster
-//! wrote, as strictly as a card does. [`Builder`] fills a buffer step by step like efa-dp-direct's device API. [`words`] builds the same
-//! bytes as 64-bit words in registers, for the posting path.
+//! wrote, as strictly as a card does. [`words`] builds the same bytes as 64-bit words in registers, for the posting path.
 
-mod builder;
+mod emit;
 mod parse;
 pub mod words;
 
-pub use builder::{Builder, PayloadError};
+pub use emit::PayloadError;
 pub use parse::{WqeError, parse};
 
 use crate::queue::WrCtxV0;
@@ -338,29 +337,5 @@ impl SendWqe {
     /// Creates a request with phase 0, without hints, with a completion, like every known poster.
     pub const fn new(wr_id: u64, dest: Destination, op: Operation) -> Self {
         Self { wr_id, phase: false, dest, op, hints: Hints::NONE, completion: true }
-    }
-
-    /// Writes the request to `out`, filling all of it.
-    ///
-    /// # Errors
-    /// The payload doesn't fit in requests of this geometry; `out` then holds the request without it.
-    ///
-    /// # Panics
-    /// If `out` isn't [`WqeSize::bytes`] long.
-    pub fn emit(&self, geometry: &Geometry, out: &mut [u8]) -> Result<(), PayloadError> {
-        let mut builder = Builder::new(geometry, out, &self.op, self.wr_id);
-        builder.set_destination(self.dest).set_hints(self.hints);
-        builder.set_phase(self.phase).set_completion(self.completion);
-        match self.op {
-            Operation::Send { data: SendData::Empty, .. }
-            | Operation::Write { data: WriteData::Empty, .. }
-            | Operation::Read { into: None, .. } => Ok(()),
-            Operation::Send { data: SendData::One(sge), .. }
-            | Operation::Write { data: WriteData::One(sge), .. }
-            | Operation::Read { into: Some(sge), .. } => builder.set_sge(sge),
-            Operation::Send { data: SendData::Two(first, second), .. } => builder.set_sges(first, second),
-            Operation::Send { data: SendData::Inline(data), .. }
-            | Operation::Write { data: WriteData::Inline(data), .. } => builder.set_inline(data.data()),
-        }
     }
 }

@@ -4,7 +4,7 @@
 //! This module checks nothing: a queue's limits are checked when it's created.
 
 use super::{Destination, Hints, RemoteMem, Sge};
-use crate::wire::{Ctrl1, Ctrl2, Ctrl3, ReqIdEx, SendOp, TxBufDesc, TxMetaDesc};
+use crate::wire::{Ctrl1, Ctrl2, Ctrl3, ReqIdEx, SendOp, TxMetaDesc};
 
 /// Words of a 64-byte request.
 pub const NARROW: usize = 8;
@@ -23,102 +23,30 @@ const LENGTH: u64 = first_word(SendOp::RdmaWrite, false, 0) ^ first_word(SendOp:
 /// The immediate data bit in a request's first word.
 const HAS_IMM: u64 = (Ctrl1::HAS_IMM as u64) << 16;
 
-/// What every request begins with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
-    /// Request id; its upper 48 bits must be 0 on a queue with 16-bit ids.
-    pub wr_id: u64,
-    /// Peer.
-    pub dest: Destination,
-    /// Immediate data, if any.
-    pub imm: Option<u32>,
-    /// Hints.
-    pub hints: Hints,
-}
-
-impl Head {
-    /// Creates a head without immediate data or hints.
-    #[inline(always)]
-    pub const fn new(wr_id: u64, dest: Destination) -> Self {
-        Self { wr_id, dest, imm: None, hints: Hints::NONE }
-    }
-
-    #[inline(always)]
-    const fn words(self, op: SendOp, inline: bool, length: u16) -> [u64; 4] {
-        let ctrl1 = Ctrl1(0).with_meta_desc(true).with_op_type(op.raw()).with_inline_msg(inline);
-        let (has_imm, immediate_data) = match self.imm {
-            Some(imm) => (true, imm),
-            None => (false, 0),
-        };
-        let meta = TxMetaDesc {
-            req_id: self.wr_id as u16,
-            ctrl1: ctrl1.with_has_imm(has_imm),
-            ctrl2: Ctrl2(0).with_first(true).with_last(true).with_comp_req(true),
-            dest_qp_num: self.dest.qpn,
-            length,
-            immediate_data,
-            ah: self.dest.ah,
-            ctrl3: Ctrl3(0).with_processing_hints(self.hints.bits()),
-            reserved: 0,
-            qkey: self.dest.qkey,
-            reserved2: [0; 6],
-            req_id_ex: ReqIdEx::from_wr_id(self.wr_id),
-        };
-        meta.to_words()
-    }
-}
-
-/// Joins meta descriptor, remote side and local side: 64 bytes, then zeros.
+/// Returns the first half of a request with a completion, without immediate data.
 #[inline(always)]
-const fn rdma<const N: usize>(meta: [u64; 4], remote: [u64; 2], local: [u64; 2]) -> [u64; N] {
-    let mut words = [0; N];
-    words[0] = meta[0];
-    words[1] = meta[1];
-    words[2] = meta[2];
-    words[3] = meta[3];
-    words[4] = remote[0];
-    words[5] = remote[1];
-    words[6] = local[0];
-    words[7] = local[1];
-    words
+const fn meta_words(wr_id: u16, dest: Destination, hints: Hints, op: SendOp, inline: bool, length: u16) -> [u64; 4] {
+    let meta = TxMetaDesc {
+        req_id: wr_id,
+        ctrl1: Ctrl1(0).with_meta_desc(true).with_op_type(op.raw()).with_inline_msg(inline),
+        ctrl2: Ctrl2(0).with_first(true).with_last(true).with_comp_req(true),
+        dest_qp_num: dest.qpn,
+        length,
+        immediate_data: 0,
+        ah: dest.ah,
+        ctrl3: Ctrl3(0).with_processing_hints(hints.bits()),
+        reserved: 0,
+        qkey: dest.qkey,
+        reserved2: [0; 6],
+        req_id_ex: ReqIdEx::ZERO,
+    };
+    meta.to_words()
 }
 
-/// Returns an RDMA write of one buffer; `N` is [`NARROW`] or [`WIDE`].
+/// Joins meta descriptor, remote side and local side.
 #[inline(always)]
-pub const fn write<const N: usize>(head: Head, remote: RemoteMem, from: Sge) -> [u64; N] {
-    let meta = head.words(SendOp::RdmaWrite, false, 1);
-    let local = TxBufDesc::new(from.addr, from.length, from.lkey);
-    rdma(meta, remote.desc(from.length).to_words(), local.to_words())
-}
-
-/// Returns an RDMA write with no buffer and no bytes.
-#[inline(always)]
-pub const fn write_empty<const N: usize>(head: Head, remote: RemoteMem) -> [u64; N] {
-    rdma(head.words(SendOp::RdmaWrite, false, 0), remote.desc(0).to_words(), [0; 2])
-}
-
-/// Returns an RDMA write of the low `length` bytes of `value`, at most 8, inside a 128-byte request.
-#[inline(always)]
-pub const fn write_value(head: Head, remote: RemoteMem, value: u64, length: u8) -> [u64; WIDE] {
-    let kept = if length >= 8 { value } else { value & ((1 << (length * 8)) - 1) };
-    let length = if length >= 8 { 8 } else { length };
-    let meta = head.words(SendOp::RdmaWrite, true, length as u16);
-    rdma(meta, remote.desc(length as u32).to_words(), [kept, 0])
-}
-
-/// Returns an RDMA read into one buffer.
-#[inline(always)]
-pub const fn read<const N: usize>(head: Head, remote: RemoteMem, into: Sge) -> [u64; N] {
-    let meta = head.words(SendOp::RdmaRead, false, 1);
-    let local = TxBufDesc::new(into.addr, into.length, into.lkey);
-    rdma(meta, remote.desc(into.length).to_words(), local.to_words())
-}
-
-/// Returns a send of one buffer.
-#[inline(always)]
-pub const fn send<const N: usize>(head: Head, from: Sge) -> [u64; N] {
-    let meta = head.words(SendOp::Send, false, 1);
-    rdma(meta, TxBufDesc::new(from.addr, from.length, from.lkey).to_words(), [0; 2])
+const fn rdma(meta: [u64; 4], remote: [u64; 2], local: [u64; 2]) -> [u64; NARROW] {
+    [meta[0], meta[1], meta[2], meta[3], remote[0], remote[1], local[0], local[1]]
 }
 
 /// What all requests from one poster to one peer have in common, made once so that a post only copies it: the request id (16 bits), the
@@ -142,8 +70,7 @@ impl WqeTemplate {
 
     /// Creates the template for requests with that id to that peer.
     pub const fn new(wr_id: u16, dest: Destination, hints: Hints) -> Self {
-        let [head, second, third, _] =
-            Head { wr_id: wr_id as u64, dest, imm: None, hints }.words(SendOp::RdmaWrite, false, 1);
+        let [head, second, third, _] = meta_words(wr_id, dest, hints, SendOp::RdmaWrite, false, 1);
         Self { head, second: (second >> 32) as u32, third: third as u32 }
     }
 
@@ -239,7 +166,7 @@ pub const fn with_imm<const N: usize>(mut request: [u64; N], imm: u32) -> [u64; 
 }
 
 const fn first_word(op: SendOp, inline: bool, length: u16) -> u64 {
-    Head::new(0, Destination { ah: 0, qpn: 0, qkey: 0 }).words(op, inline, length)[0]
+    meta_words(0, Destination { ah: 0, qpn: 0, qkey: 0 }, Hints::NONE, op, inline, length)[0]
 }
 
 /// Returns the factor that turns the phase bit of a request's number (`number & entries`) into the phase bit of its first word. `entries`

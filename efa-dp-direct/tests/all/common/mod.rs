@@ -4,6 +4,7 @@ pub mod memory;
 
 use efa_dp_direct::wqe::{
     Destination, Geometry, Hints, Inline, Operation, RemoteMem, RequestIds, SendData, SendWqe, Sge, WqeSize, WriteData,
+    words,
 };
 pub use ferrogin_test_support::vectors::*;
 use serde_json::Value;
@@ -139,4 +140,31 @@ pub fn hints(case: &Value) -> Hints {
 /// Returns a ring's SHA-256, which is all that the vectors give for large rings.
 pub fn sha256_hex(data: &[u8]) -> String {
     hex(&Sha256::digest(data))
+}
+
+/// Returns the request made from a template, if there is such a request. Its id has 16 bits, and its local key 24.
+pub fn from_template(wqe: &SendWqe, size: WqeSize) -> Option<Vec<u64>> {
+    let template = words::WqeTemplate::new(wqe.wr_id as u16, wqe.dest, wqe.hints);
+    let request = match wqe.op {
+        Operation::Write { remote, data: WriteData::One(from), .. } => template.write(remote, from),
+        Operation::Write { remote, data: WriteData::Inline(data), .. } => {
+            let size = words::ValueSize::new(data.data().len() as u32)?;
+            let mut value = [0; 8];
+            value[..data.data().len()].copy_from_slice(data.data());
+            template.write_value(remote, u64::from_le_bytes(value), size)
+        }
+        Operation::Read { remote, into: Some(into) } => template.read(remote, into),
+        Operation::Send { data: SendData::Inline(data), .. } => {
+            let data: &[u8; words::SEND_BYTES] = data.data().try_into().ok()?;
+            template.send_inline(std::array::from_fn(|i| u64::from_le_bytes(data.as_chunks().0[i])))
+        }
+        _ => return None,
+    };
+    if let (Operation::Write { data: WriteData::One(_), .. }, Some(imm)) = (wqe.op, wqe.op.imm()) {
+        assert_eq!(words::with_imm(template.write_meta(), imm)[..], words::with_imm(request, imm)[..4]);
+    }
+    let mut request = wqe.op.imm().map_or(request, |imm| words::with_imm(request, imm)).to_vec();
+    request[0] = words::with_phase(request[0], wqe.phase);
+    request.resize(size.bytes() / 8, 0);
+    Some(request)
 }
