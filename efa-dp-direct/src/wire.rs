@@ -10,14 +10,14 @@ mod macros;
 mod receive;
 mod send;
 
-pub use codes::{CompStatus, FrwrPblMode, ProcessingHint, QueueType, SendOp, WcOpcode};
+pub use codes::{CompStatus, ProcessingHint, QueueType, SendOp, WcOpcode};
 pub use completion::{
     CdescCommon, CdescFlags, CqDoorbell, RxCdesc, RxCdescEx, RxCdescRdmaWrite, RxExtra, TxCdesc, TxCdescV0,
 };
 pub use receive::{LkeyCtrl, RxDesc};
 pub use send::{
-    Ctrl1, Ctrl2, Ctrl3, FastMrInvReq, FastMrRegReq, Lkey, RdmaReq, RdmaReq128, RemoteMemAddr, ReqIdEx, TxBufDesc,
-    TxData, TxData128, TxMetaDesc, TxWqe, TxWqe128,
+    Ctrl1, Ctrl2, Ctrl3, Lkey, RdmaReq, RdmaReq128, RemoteMemAddr, ReqIdEx, TxBufDesc, TxData, TxData128, TxMetaDesc,
+    TxWqe, TxWqe128,
 };
 
 /// Buffers that one send may gather.

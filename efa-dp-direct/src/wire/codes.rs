@@ -102,16 +102,6 @@ codes! {
 }
 
 codes! {
-    /// `efa_io_frwr_pbl_mode`: where a fast registration's page list is.
-    FrwrPblMode(u8) {
-        /// In the request.
-        Inline = 0,
-        /// In memory, at an address in the request.
-        Direct = 1,
-    }
-}
-
-codes! {
     /// `efa_io_processing_hint`: bits of [`crate::wire::Ctrl3`]; `efa_cuda_processing_hint` has the same number.
     ProcessingHint(u8) {
         /// The burst's packet rate matters more than its latency.

@@ -212,34 +212,6 @@ impl RdmaReq128 {
     }
 }
 
-wire_struct! {
-    /// `efa_io_fast_mr_reg_req`: the body of a fast registration.
-    FastMrRegReq, size 32, align 8;
-    /// Key to register under.
-    lkey: u32 = 0,
-    /// Access rights.
-    permissions: u8 = 4,
-    /// Page size and page list mode, see [`crate::wire::FrwrPblMode`].
-    flags: u8 = 5,
-    /// Must be zero.
-    reserved: [u8; 2] = 6,
-    /// Base address of the region, as requests name it.
-    iova: u64 = 8,
-    /// Length of the region in bytes.
-    mr_length: u64 = 16,
-    /// A union: the page list, or its bus address.
-    pbl: u64 = 24,
-}
-
-wire_struct! {
-    /// `efa_io_fast_mr_inv_req`: the body of a fast invalidation.
-    FastMrInvReq, size 32, align 4;
-    /// Key to invalidate.
-    lkey: u32 = 0,
-    /// Must be zero.
-    reserved: [u8; 28] = 4,
-}
-
 /// Returns the `N` bytes of `all` from `offset` on.
 #[inline(always)]
 fn part<const N: usize>(all: &[u8], offset: usize) -> [u8; N] {
@@ -273,18 +245,6 @@ impl TxData {
     pub fn rdma_req(&self) -> RdmaReq {
         RdmaReq::from_bytes(&self.bytes)
     }
-
-    /// Reads the union as a fast registration.
-    #[inline(always)]
-    pub fn reg_mr_req(&self) -> FastMrRegReq {
-        FastMrRegReq::from_bytes(&self.bytes)
-    }
-
-    /// Reads the union as a fast invalidation.
-    #[inline(always)]
-    pub fn inv_mr_req(&self) -> FastMrInvReq {
-        FastMrInvReq::from_bytes(&self.bytes)
-    }
 }
 
 wire_struct! {
@@ -311,18 +271,6 @@ impl TxData128 {
     #[inline(always)]
     pub fn rdma_req(&self) -> RdmaReq128 {
         RdmaReq128::from_bytes(&self.bytes)
-    }
-
-    /// Reads the union as a fast registration.
-    #[inline(always)]
-    pub fn reg_mr_req(&self) -> FastMrRegReq {
-        FastMrRegReq::from_bytes(&part(&self.bytes, 0))
-    }
-
-    /// Reads the union as a fast invalidation.
-    #[inline(always)]
-    pub fn inv_mr_req(&self) -> FastMrInvReq {
-        FastMrInvReq::from_bytes(&part(&self.bytes, 0))
     }
 }
 

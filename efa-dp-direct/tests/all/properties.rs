@@ -214,7 +214,7 @@ proptest! {
             )*};
         }
         same_bytes!(
-            TxMetaDesc, TxBufDesc, RemoteMemAddr, RdmaReq, RdmaReq128, FastMrRegReq, FastMrInvReq, TxData, TxData128,
+            TxMetaDesc, TxBufDesc, RemoteMemAddr, RdmaReq, RdmaReq128, TxData, TxData128,
             TxWqe, TxWqe128, RxDesc, CdescCommon, TxCdescV0, TxCdesc, RxCdesc, RxCdescRdmaWrite, RxExtra, RxCdescEx,
             ReqIdEx
         );
