@@ -197,40 +197,6 @@ assert_layout!(CqV0, size 48, align 8, {
     buf @ 32, db @ 40,
 });
 
-/// `efa_cuda_qp_attrs` of 0.0.1.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QpAttrsV0 {
-    /// 0.
-    pub comp_mask: u64,
-    /// 0.
-    pub flags: u64,
-    /// Send ring.
-    pub sq_buffer: *mut u8,
-    /// Receive ring.
-    pub rq_buffer: *mut u8,
-    /// Send doorbell.
-    pub sq_doorbell: *mut u32,
-    /// Receive doorbell.
-    pub rq_doorbell: *mut u32,
-    /// Number of slots in the send ring, a power of two.
-    pub sq_num_entries: u32,
-    /// Bytes of a send request: 64.
-    pub sq_entry_size: u32,
-    /// Requests that may be written but not yet rung.
-    pub sq_max_batch: u32,
-    /// Number of slots in the receive ring, a power of two.
-    pub rq_num_entries: u32,
-    /// Bytes of a receive descriptor: 16.
-    pub rq_entry_size: u32,
-    /// 0.
-    pub reserved: u32,
-}
-assert_layout!(QpAttrsV0, size 72, align 8, {
-    comp_mask @ 0, flags @ 8, sq_buffer @ 16, rq_buffer @ 24, sq_doorbell @ 32, rq_doorbell @ 40, sq_num_entries @ 48,
-    sq_entry_size @ 52, sq_max_batch @ 56, rq_num_entries @ 60, rq_entry_size @ 64, reserved @ 68,
-});
-
 /// `efa_cuda_qp_attrs` of 1.1.0.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -451,46 +417,14 @@ bytes_of!(CqV0);
 bytes_of!(WrCtxV0);
 
 impl QpV0 {
-    /// Returns the queue pair that release 1.1.0's initialiser makes for API version 0.
+    /// Returns the queue pair that release 0.0.1's initialiser makes: with limits of 32 inline bytes and 2 buffers, whatever `attrs` has.
     ///
     /// # Errors
     /// The attribute that this layout can't have.
     pub fn new(attrs: &QpAttrs) -> Result<Self, InitError> {
         attrs.check(&[TxWqe::SIZE], 0)?;
-        Ok(Self {
-            comp_mask: 0,
-            sq: SqV0 {
-                wq: attrs.sq(),
-                max_inline_data: attrs.sq_max_inline_data,
-                max_rdma_sges: attrs.sq_max_rdma_sges,
-            },
-            rq: attrs.rq(),
-        })
-    }
-
-    /// Returns the queue pair that release 0.0.1's initialiser makes: with limits of 32 inline bytes and 2 buffers, whatever the card has.
-    ///
-    /// # Errors
-    /// The attribute that this layout can't have.
-    pub fn new_v0(attrs: &QpAttrsV0) -> Result<Self, InitError> {
-        let limits = QpAttrs {
-            comp_mask: attrs.comp_mask,
-            flags: attrs.flags,
-            sq_buffer: attrs.sq_buffer,
-            rq_buffer: attrs.rq_buffer,
-            sq_doorbell: attrs.sq_doorbell,
-            rq_doorbell: attrs.rq_doorbell,
-            sq_num_entries: attrs.sq_num_entries,
-            sq_entry_size: attrs.sq_entry_size,
-            sq_max_batch: attrs.sq_max_batch,
-            rq_num_entries: attrs.rq_num_entries,
-            rq_entry_size: attrs.rq_entry_size,
-            ..QpAttrs::ZERO
-        };
-        let mut qp = Self::new(&limits)?;
-        qp.sq.max_inline_data = TX_DESC_INLINE_MAX_SIZE as u32;
-        qp.sq.max_rdma_sges = 2;
-        Ok(qp)
+        let sq = SqV0 { wq: attrs.sq(), max_inline_data: TX_DESC_INLINE_MAX_SIZE as u32, max_rdma_sges: 2 };
+        Ok(Self { comp_mask: 0, sq, rq: attrs.rq() })
     }
 }
 

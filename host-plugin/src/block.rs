@@ -5,9 +5,7 @@
 //! threads write, each on its own cache lines.
 
 use crate::device::{DeviceBuffer, DeviceError, bytes_of};
-use efa_dp_direct::queue::{
-    CqAttrs, CqV0, InitError, QpAttrs, QpAttrsV0, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0,
-};
+use efa_dp_direct::queue::{CqAttrs, CqV0, InitError, QpAttrs, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0};
 use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
@@ -673,19 +671,15 @@ fn endpoint_config(
 }
 
 fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
-    QpV0::new_v0(&QpAttrsV0 {
-        comp_mask: 0,
-        flags: 0,
+    QpV0::new(&QpAttrs {
         sq_buffer: endpoint.sq_buf as *mut u8,
-        rq_buffer: null_mut(),
         sq_doorbell: endpoint.sq_db as *mut u32,
-        rq_doorbell: null_mut(),
         sq_num_entries: endpoint.sq_entries,
         sq_entry_size: endpoint.wqe_size,
         sq_max_batch: endpoint.max_batch,
         rq_num_entries: endpoint.rq_entries,
         rq_entry_size: 16,
-        reserved: 0,
+        ..QpAttrs::ZERO
     })
 }
 

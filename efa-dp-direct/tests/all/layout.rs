@@ -191,24 +191,6 @@ fn cq_attrs() -> Struct {
     layout!(CqAttrs { comp_mask, flags, buffer, num_entries, entry_size })
 }
 
-fn host_structs_0_0_1() -> Structs {
-    let qp = layout!(QpAttrsV0 {
-        comp_mask,
-        flags,
-        sq_buffer,
-        rq_buffer,
-        sq_doorbell,
-        rq_doorbell,
-        sq_num_entries,
-        sq_entry_size,
-        sq_max_batch,
-        rq_num_entries,
-        rq_entry_size,
-        reserved,
-    });
-    Structs::from([("efa_cuda_cq_attrs", cq_attrs()), ("efa_cuda_qp_attrs", qp)])
-}
-
 fn host_structs_1_1_0() -> Structs {
     let qp = layout!(QpAttrs {
         comp_mask, flags, sq_buffer, rq_buffer, sq_doorbell, rq_doorbell, sq_num_entries, sq_entry_size, sq_max_batch,
@@ -343,7 +325,6 @@ fn groups() -> BTreeMap<&'static str, Group> {
         ("efa-dp-direct 1.1.0 queue structs", group(queue_structs_1_1_0(), Enums::new(), version(1, 1, 0))),
         ("efa-dp-direct 0.0.1 wire structs", group(wire_structs_0_0_1(), wire_enums(false), wire_constants(false))),
         ("efa-dp-direct 1.1.0 wire structs", group(wire_structs_1_1_0(), wire_enums(true), wire_constants(true))),
-        ("efa-dp-direct host API 0.0.1", group(host_structs_0_0_1(), Enums::new(), none())),
         (
             "efa-dp-direct host API 1.1.0",
             group(host_structs_1_1_0(), Enums::from([("efa_cuda_wq_caps", caps)]), none()),
@@ -402,6 +383,10 @@ fn layouts_match_vectors() {
     let mut ours = groups();
     for foreign in list(&all, "groups").iter().filter(|g| text(g, "name").starts_with("efa-dp-direct")) {
         let name = text(foreign, "name");
+        if name == "efa-dp-direct host API 0.0.1" {
+            // Attributes for an initialiser that isn't called: only what it makes is shared.
+            continue;
+        }
         let ours = ours.remove(name).unwrap_or_else(|| panic!("group {name:?} is not known to this test"));
         check_group(&ours, foreign);
     }

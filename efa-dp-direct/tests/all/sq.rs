@@ -4,7 +4,7 @@
 
 use crate::common::memory::{Doorbell, Ring};
 use crate::common::*;
-use efa_dp_direct::queue::{QpAttrs, QpAttrsV0, QpV0, QpV1, WQ_CAPS_64_BIT_REQ_ID, WqV0};
+use efa_dp_direct::queue::{QpAttrs, QpV0, QpV1, WQ_CAPS_64_BIT_REQ_ID, WqV0};
 use efa_dp_direct::sq;
 use efa_dp_direct::wqe::words::{NARROW, WIDE};
 use efa_dp_direct::wqe::{RequestIds, WqeSize};
@@ -43,23 +43,9 @@ impl Queue {
             ..QpAttrs::ZERO
         };
         let qp = match request_ids(case) {
-            RequestIds::Bits16 => {
-                let attrs = QpAttrsV0 {
-                    comp_mask: 0,
-                    flags: 0,
-                    sq_buffer: attrs.sq_buffer,
-                    rq_buffer: attrs.rq_buffer,
-                    sq_doorbell: attrs.sq_doorbell,
-                    rq_doorbell: attrs.rq_doorbell,
-                    sq_num_entries: entries,
-                    sq_entry_size: attrs.sq_entry_size,
-                    sq_max_batch: attrs.sq_max_batch,
-                    rq_num_entries: attrs.rq_num_entries,
-                    rq_entry_size: attrs.rq_entry_size,
-                    reserved: 0,
-                };
-                Qp::V0(Box::new(UnsafeCell::new(QpV0::new_v0(&attrs).expect("legal attributes"))))
-            }
+            RequestIds::Bits16 => Qp::V0(Box::new(UnsafeCell::new(
+                QpV0::new(&QpAttrs { sq_caps: 0, ..attrs }).expect("legal attributes"),
+            ))),
             RequestIds::Bits64 => Qp::V1(Box::new(UnsafeCell::new(QpV1::new(&attrs).expect("legal attributes")))),
         };
         let queue = Self { qp, size, ring, db };
