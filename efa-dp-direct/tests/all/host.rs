@@ -4,9 +4,7 @@
 
 use crate::common::memory::{Doorbell, Ring};
 use crate::common::*;
-use efa_dp_direct::host::cq_doorbell;
-use efa_dp_direct::host::limits::{CardLimits, SqReport, max_sq_depth};
-use efa_dp_direct::host::post::{Flavour, HostSq};
+use efa_dp_direct::host::{CardLimits, Flavour, HostSq, SqReport, cq_doorbell, max_sq_depth};
 use efa_dp_direct::wqe::words::{NARROW, WIDE};
 use efa_dp_direct::wqe::{Destination, SendWqe, WqeSize};
 use serde_json::{Value, json};
@@ -56,7 +54,7 @@ fn completion_doorbell_matches_vectors() {
     each_case("cq_doorbell", |case| {
         only_fields(case, &["id", "kind", "consumer_counter", "cmd_sn", "arm", "expect"]);
         only_fields(&case["expect"], &["word"]);
-        let word = cq_doorbell::word(u16_of(case, "consumer_counter"), u32_of(case, "cmd_sn"), bool_of(case, "arm"));
+        let word = cq_doorbell(u16_of(case, "consumer_counter"), u32_of(case, "cmd_sn"), bool_of(case, "arm"));
         assert_eq!(word, u32_of(&case["expect"], "word"));
     });
 }

@@ -6,7 +6,7 @@
 use crate::common::memory::{Doorbell, Ring};
 use crate::common::{as_sent, from_template};
 use efa_dp_direct::cq::{self, Cqe, RawCqe, RecvCqe, SendCqe, Sender, Status, reader};
-use efa_dp_direct::host::post::{Flavour, HostSq};
+use efa_dp_direct::host::{Flavour, HostSq};
 use efa_dp_direct::queue::{CqAttrs, CqV0, QpAttrs, QpV1, WQ_CAPS_64_BIT_REQ_ID, WqV0};
 use efa_dp_direct::sq;
 use efa_dp_direct::wire::*;
