@@ -7,7 +7,7 @@ use crate::memory::region_of;
 use crate::rail::Rail;
 use crate::signal_proxy::inbox::{DEPTH, Inbox, InboxMemory};
 use crate::signal_proxy::{self, Served};
-use ferrogin_ffi::signals::{Generation, Receiver, message};
+use ferrogin_ffi::signals::{Generation, Message, Receiver};
 use ferrogin_libfabric::{Info, MemoryRegion, bindings};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ impl SignalMemory {
         (n_contexts, n_signals): (usize, usize),
     ) -> Result<Self, Error> {
         let infos = rails.iter().map(|rail| Inbox::info(&coll.plugin.query, rail)).collect::<Result<_, _>>()?;
-        let words = (n_contexts * DEPTH * message::BYTES).next_multiple_of(device::page_size());
+        let words = (n_contexts * DEPTH * Message::BYTES).next_multiple_of(device::page_size());
         let len = words + n_contexts * stride(n_signals);
         let buffer: Arc<dyn DeviceBuffer> = coll.device.allocate(len, Use::Shared)?.into();
         let register = |rail: &&Arc<Rail>| {
@@ -76,7 +76,7 @@ impl SignalMemory {
         };
         let memory = InboxMemory {
             buffer: self.buffer.clone(),
-            receives: id * DEPTH * message::BYTES,
+            receives: id * DEPTH * Message::BYTES,
             region: self.regions[at].clone(),
             words: self.words_of(id),
         };

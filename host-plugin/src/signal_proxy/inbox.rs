@@ -17,7 +17,7 @@ use efa_dp_direct::queue::{CqAttrs, CqV0, WqV0};
 use efa_dp_direct::rq;
 use efa_dp_direct::wire::{CompStatus, RxDesc};
 use efa_dp_direct::wqe::RequestIds;
-use ferrogin_ffi::signals::{Generation, Receiver, Receives, Refusal, Region, Signal, Target, message};
+use ferrogin_ffi::signals::{Generation, Message, Receiver, Receives, Refusal, Region, Signal, Target};
 use ferrogin_libfabric::bindings::fi_cq_format;
 use ferrogin_libfabric::{CompletionQueue, Endpoint as QueuePair, Info, MemoryRegion, WqMemory, bindings};
 use std::cell::Cell;
@@ -92,7 +92,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refusal(refusal) => refusal.fmt(f),
-            Self::Status(TOO_LONG) => write!(f, "a message of more than {} bytes", message::BYTES),
+            Self::Status(TOO_LONG) => write!(f, "a message of more than {} bytes", Message::BYTES),
             Self::Status(Status::Known(status)) => write!(f, "a receive that failed: {}", status.text()),
             Self::Status(Status::Unknown(status)) => write!(f, "a receive that failed with status {status}"),
             Self::Entry => f.write_str("a completion of a receive that was not posted"),
@@ -304,7 +304,7 @@ impl Inbox {
         let signal = match entry.imm {
             Some(bits) => self.receiver.immediate(bits),
             None => {
-                let mut bytes = [0; message::BYTES];
+                let mut bytes = [0; Message::BYTES];
                 let len = (entry.length as usize).min(bytes.len());
                 let at = self.host(self.offset(entry.req_id));
                 for (i, byte) in bytes[..len].iter_mut().enumerate() {
@@ -321,7 +321,7 @@ impl Inbox {
 
     /// Returns the offset of a receive's buffer.
     fn offset(&self, receive: u16) -> usize {
-        self.memory.receives + usize::from(receive) * message::BYTES
+        self.memory.receives + usize::from(receive) * Message::BYTES
     }
 
     /// Returns the host address of an offset in the memory.
@@ -348,7 +348,7 @@ impl Inbox {
             let Some(number) = self.free.pop() else { break };
             self.posted[usize::from(number)] = true;
             let at = self.memory.buffer.device_address() + self.offset(number) as u64;
-            let desc = RxDesc::single(number, at, message::BYTES as u16, self.memory.region.1);
+            let desc = RxDesc::single(number, at, Message::BYTES as u16, self.memory.region.1);
             // SAFETY: the queue pair keeps the ring mapped, and this object alone posts on it. It never posts more receives than the ring
             // has slots.
             unsafe { rq::post(&mut self.rq, &desc) };
@@ -362,13 +362,13 @@ impl Inbox {
 
 /// Checks that the card's sends can carry the 32 bytes of a signal inline.
 fn check_inline(card: &str, inline: usize) -> Result<(), Error> {
-    if inline >= message::BYTES {
+    if inline >= Message::BYTES {
         return Ok(());
     }
     Err(Error::Usage(format!(
         "FERROGIN_SIGNALS=emulated: card {card} can send only {inline} bytes inline, but signals need {}: set \
          FERROGIN_SIGNALS=card",
-        message::BYTES
+        Message::BYTES
     )))
 }
 
@@ -398,8 +398,8 @@ mod tests {
 
     #[test]
     fn card_with_less_inline_than_a_signal_is_refused() {
-        assert!(check_inline("efa0", message::BYTES).is_ok());
-        let error = check_inline("efa0", message::BYTES - 1).unwrap_err().to_string();
+        assert!(check_inline("efa0", Message::BYTES).is_ok());
+        let error = check_inline("efa0", Message::BYTES - 1).unwrap_err().to_string();
         for part in ["card efa0 can send only 31 bytes inline", "need 32", "set FERROGIN_SIGNALS=card"] {
             assert!(error.contains(part), "{part:?} in {error}");
         }

@@ -12,7 +12,6 @@ use ferrogin_device::Context;
 use ferrogin_ffi::device::{DevHandle, MrHandle, MrPeer};
 use ferrogin_ffi::ext::{ContextExt, EmulatedSignals, EndpointConfig};
 use ferrogin_ffi::nccl::GinConfigV14;
-use ferrogin_ffi::signals::message::BYTES;
 use ferrogin_ffi::signals::{Generation, Immediate, Message, Signal, Target};
 use ferrogin_test_support::wait::{HANG_LIMIT, wait_until};
 use mini_nccl::{Bootstrap, Comm, GinContext, Window};
@@ -139,7 +138,7 @@ impl<'a> Poster<'a> {
         Immediate::new(signal, self.generation(peer)).expect("an immediate").bits()
     }
 
-    fn message(&self, peer: usize, target: Target, add: u64) -> [u8; BYTES] {
+    fn message(&self, peer: usize, target: Target, add: u64) -> [u8; Message::BYTES] {
         let (signal, generation) = (Signal { target, add }, self.generation(peer));
         Message { signal, generation, rank: self.emulated().rank }.to_bytes()
     }

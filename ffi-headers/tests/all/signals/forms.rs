@@ -1,6 +1,5 @@
 //! Tests of a signal's two forms, and of routes, refusals and receives.
 
-use ferrogin_ffi::signals::immediate::{MAX_ADD, MAX_SIGNALS};
 use ferrogin_ffi::signals::*;
 use proptest::prelude::*;
 
@@ -10,10 +9,10 @@ fn generation(n: u16) -> Generation {
 
 fn signals() -> impl Strategy<Value = Signal> {
     let target = prop_oneof![
-        (0..2 * MAX_SIGNALS).prop_map(Target::Indexed),
+        (0..2 * Immediate::MAX_SIGNALS).prop_map(Target::Indexed),
         (any::<u32>(), any::<u64>()).prop_map(|(rkey, address)| Target::Va { rkey, address }),
     ];
-    let add = prop_oneof![1..=2 * MAX_ADD, any::<u64>()];
+    let add = prop_oneof![1..=2 * Immediate::MAX_ADD, any::<u64>()];
     (target, add).prop_map(|(target, add)| Signal { target, add })
 }
 
@@ -28,7 +27,7 @@ proptest! {
 
     #[test]
     fn immediate_holds_what_fits_and_nothing_else(signal in signals(), n: u16) {
-        let fits = matches!(signal.target, Target::Indexed(index) if index < MAX_SIGNALS) && (1..=MAX_ADD).contains(&signal.add);
+        let fits = matches!(signal.target, Target::Indexed(index) if index < Immediate::MAX_SIGNALS) && (1..=Immediate::MAX_ADD).contains(&signal.add);
         let word = Immediate::new(signal, generation(n));
         prop_assert_eq!(word.is_some(), fits);
         prop_assert_eq!(word.map_or(signal, Immediate::signal), signal);
@@ -52,7 +51,7 @@ proptest! {
     }
 
     #[test]
-    fn receiver_applies_what_a_sender_may_send(signal in signals(), n_signals in 0..2 * MAX_SIGNALS, strong: bool, has_put: bool, n: u16, start: u64, bytes: u64) {
+    fn receiver_applies_what_a_sender_may_send(signal in signals(), n_signals in 0..2 * Immediate::MAX_SIGNALS, strong: bool, has_put: bool, n: u16, start: u64, bytes: u64) {
         let (generation, rank) = (generation(n), 2);
         let receiver = Receiver { generation, n_signals, nranks: 4 };
         let strength = if strong { Strength::Strong } else { Strength::Weak };
@@ -101,8 +100,8 @@ proptest! {
 #[test]
 fn routes_wait_for_what_the_signal_covers() {
     let sender = Sender { generation: generation(9), n_signals: 8, rank: 1 };
-    let small = Signal { target: Target::Indexed(7), add: MAX_ADD };
-    let large = Signal { add: MAX_ADD + 1, ..small };
+    let small = Signal { target: Target::Indexed(7), add: Immediate::MAX_ADD };
+    let large = Signal { add: Immediate::MAX_ADD + 1, ..small };
     let va = Signal { target: Target::Va { rkey: 3, address: 40 }, add: 1 };
     let word = Immediate::new(small, sender.generation).unwrap();
     let send = |signal| Vehicle::Send(Message { signal, generation: sender.generation, rank: 1 });

@@ -62,7 +62,7 @@ struct Sent {
 enum Carried {
     Nothing,
     Immediate(u32),
-    Message([u8; message::BYTES]),
+    Message([u8; Message::BYTES]),
 }
 
 #[derive(Clone, Copy)]

@@ -9,7 +9,7 @@ const COUNT: u64 = 4;
 const CONTEXT: u64 = 40;
 const ENDPOINT: u64 = 6;
 /// Bytes of receive buffers for a context with emulated signals.
-const RECEIVES: usize = nccl_gin_ferrogin::signal_proxy::inbox::DEPTH * ferrogin_ffi::signals::message::BYTES;
+const RECEIVES: usize = nccl_gin_ferrogin::signal_proxy::inbox::DEPTH * ferrogin_ffi::signals::Message::BYTES;
 
 /// A `createContext` on all ranks, without counters, each rank on one card.
 #[derive(Debug, Clone, Copy)]
