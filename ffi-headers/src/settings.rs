@@ -16,9 +16,6 @@ pub const PLUGIN: [&str; 9] = [
     "FERROGIN_METRICS_INTERVAL",
 ];
 
-/// Removed settings, which the plugin refuses, and what replaced them.
-pub const REMOVED: [(&str, &str); 1] = [("FERROGIN_CONTROL", "NCCL_SOCKET_IFNAME")];
-
 /// Settings for programs that use the host API: how long kernels wait, and how ranks meet where no launcher says. The plugin also takes
 /// the rank in its metrics file's name from them.
 pub const HOST_API: [&str; 6] = [

@@ -95,31 +95,18 @@ pub struct Config {
     pub unknown: Vec<String>,
 }
 
-/// A variable is unusable.
+/// A variable has an invalid value.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// It has an invalid value.
-    #[error("{variable}={value} is not valid: set it to {allowed}, or unset it for the default {default}")]
-    Invalid {
-        /// The variable.
-        variable: &'static str,
-        /// Its value, lossily converted to text.
-        value: String,
-        /// The valid values.
-        allowed: &'static str,
-        /// The default.
-        default: &'static str,
-    },
-    /// It was a setting of earlier releases.
-    #[error(
-        "{variable} is no longer a setting: unset it. Set-up uses TCP, on the interface that {replacement} chooses"
-    )]
-    Removed {
-        /// The variable.
-        variable: &'static str,
-        /// The variable that replaces it.
-        replacement: &'static str,
-    },
+#[error("{variable}={value} is not valid: set it to {allowed}, or unset it for the default {default}")]
+pub struct ConfigError {
+    /// The variable.
+    variable: &'static str,
+    /// Its value, lossily converted to text.
+    value: String,
+    /// The valid values.
+    allowed: &'static str,
+    /// The default.
+    default: &'static str,
 }
 
 /// The largest FERROGIN_TIMEOUT and FERROGIN_WAIT_TIMEOUT in seconds: a day.
@@ -139,9 +126,6 @@ impl Config {
     /// Reads the settings through `lookup`. An empty value counts as unset.
     pub fn from_lookup(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Self, ConfigError> {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        if let Some((variable, replacement)) = settings::REMOVED.into_iter().find(|(name, _)| get(name).is_some()) {
-            return Err(ConfigError::Removed { variable, replacement });
-        }
         let provider = choice(get, "FERROGIN_PROVIDER", "efa, softefa, tcp or verbs", &PROVIDERS)?;
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
@@ -202,7 +186,7 @@ fn seconds(
 }
 
 fn error(variable: &'static str, value: OsString, (allowed, default): (&'static str, &'static str)) -> ConfigError {
-    ConfigError::Invalid { variable, value: value.to_string_lossy().into_owned(), allowed, default }
+    ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed, default }
 }
 
 #[cfg(test)]
@@ -238,10 +222,7 @@ mod tests {
         .unwrap();
         let read = read.into_inner();
         assert!(read.len() >= 8, "{read:?}");
-        let removed = settings::REMOVED.map(|(name, _)| name);
-        let known = |name: &&str| {
-            settings::PLUGIN.contains(name) || settings::HOST_API.contains(name) || removed.contains(name)
-        };
+        let known = |name: &&str| settings::PLUGIN.contains(name) || settings::HOST_API.contains(name);
         assert!(read.iter().all(|name| known(&&**name)), "{read:?}");
     }
 
@@ -268,13 +249,6 @@ mod tests {
         assert_eq!(config.metrics.as_deref(), Some("/run/{rank}.prom"));
         assert_eq!(config.metrics_interval, Duration::from_secs(60));
         assert_eq!(read(&[("FERROGIN_DEVICE", "cuda")]).unwrap().device, DeviceChoice::Cuda);
-    }
-
-    #[test]
-    fn removed_setting_names_its_replacement() {
-        let text = read(&[("FERROGIN_CONTROL", "tcp")]).unwrap_err().to_string();
-        assert!(text.contains("FERROGIN_CONTROL") && text.contains("NCCL_SOCKET_IFNAME"), "{text}");
-        assert!(read(&[("FERROGIN_CONTROL", "")]).is_ok());
     }
 
     #[test]

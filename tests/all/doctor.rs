@@ -382,11 +382,6 @@ fn doctor_finds_what_only_a_run_shows() {
             "docs/troubleshooting.md",
         ),
         case("hidden").set("FI_PROVIDER", "efa").problem("software card", "no software card", "unset FI_PROVIDER"),
-        case("control").set("FERROGIN_CONTROL", "nothing").problem(
-            "card",
-            "FERROGIN_CONTROL",
-            "docs/troubleshooting.md",
-        ),
         case("interface").set("NCCL_SOCKET_IFNAME", "nosuch").problem(
             "card",
             "no network interface of this host that is up and that NCCL_SOCKET_IFNAME=nosuch allows",
