@@ -43,10 +43,19 @@ const fn meta_words(wr_id: u16, dest: Destination, hints: Hints, op: SendOp, inl
     meta.to_words()
 }
 
-/// Joins meta descriptor, remote side and local side.
+/// Joins meta descriptor, remote side and local side. Compiled to PTX, an array literal would take more instructions.
 #[inline(always)]
 const fn rdma(meta: [u64; 4], remote: [u64; 2], local: [u64; 2]) -> [u64; NARROW] {
-    [meta[0], meta[1], meta[2], meta[3], remote[0], remote[1], local[0], local[1]]
+    let mut words = [0; NARROW];
+    words[0] = meta[0];
+    words[1] = meta[1];
+    words[2] = meta[2];
+    words[3] = meta[3];
+    words[4] = remote[0];
+    words[5] = remote[1];
+    words[6] = local[0];
+    words[7] = local[1];
+    words
 }
 
 /// What all requests from one poster to one peer have in common, made once so that a post only copies it: the request id (16 bits), the
