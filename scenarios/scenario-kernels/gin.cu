@@ -143,7 +143,7 @@ EXPORT gin_put_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst
 }
 
 EXPORT gin_put_value_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
-                               fgin_window word, uint64_t word_off, uint64_t amount, uint32_t flags, Threads threads) {
+                               uint32_t, fgin_window word, uint64_t word_off, uint64_t amount, uint32_t flags, Threads threads) {
   return in_mode(ctx, flags, [&](auto gin) {
     return with_word(word, word_off, amount, flags, [&](auto signal) {
       return gin.putValue(peer, dst, dst_off, value, signal, Group{threads}, flags & FGIN_AGGREGATE);

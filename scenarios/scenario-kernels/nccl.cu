@@ -296,8 +296,8 @@ EXPORT gin_put_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, f
                          uint64_t, fgin_action, uint32_t, Threads) {
   return FGIN_UNSUPPORTED;
 }
-EXPORT gin_put_value_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, uint64_t, fgin_window, uint64_t, uint64_t,
-                               uint32_t, Threads) {
+EXPORT gin_put_value_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, uint64_t, uint32_t, fgin_window, uint64_t,
+                               uint64_t, uint32_t, Threads) {
   return FGIN_UNSUPPORTED;
 }
 EXPORT gin_signal_at(const fgin_context*, uint32_t, fgin_window, uint64_t, uint64_t, uint32_t, Threads) {
@@ -328,7 +328,7 @@ EXPORT gin_put_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst
 }
 
 EXPORT gin_put_value_signal_at(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, uint64_t value,
-                               fgin_window word, uint64_t word_off, uint64_t amount, uint32_t flags, Threads threads) {
+                               uint32_t, fgin_window word, uint64_t word_off, uint64_t amount, uint32_t flags, Threads threads) {
   return lead(threads, [&] {
     return with_word(word, word_off, amount, flags, [&](auto signal) {
       gin_of(ctx, flags).putValue(ncclTeamWorld(comm), int(peer), view_of(dst), dst_off, value, signal, ncclCoopThread(),

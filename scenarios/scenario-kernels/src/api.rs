@@ -75,53 +75,100 @@ mod gpu {
     #[repr(transparent)]
     struct Ctx(*const ContextExt);
 
-    // The functions of ferrogin/gin.h, in the module that ships. Like the Rust crate's methods, all but the one that opens the context are
-    // safe to call with an open context: they check their arguments.
-    #[rustfmt::skip]
+    // The functions that don't fit in the table of operations.
     unsafe extern "C" {
         fn fgin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
-        safe fn fgin_put(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags) -> c_int;
-        safe fn fgin_put_value(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> c_int;
-        safe fn fgin_get(ctx: Ctx, peer: u32, remote: Window, remote_off: u64, local: Window, local_off: u64, bytes: u64, flags: Flags) -> c_int;
-        safe fn fgin_signal(ctx: Ctx, peer: u32, action: Action, flags: Flags) -> c_int;
-        safe fn fgin_put_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, word: Window, word_off: u64, amount: u64, counter: Action, flags: Flags) -> c_int;
-        safe fn fgin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, word: Window, word_off: u64, amount: u64, flags: Flags) -> c_int;
-        safe fn fgin_signal_at(ctx: Ctx, peer: u32, word: Window, word_off: u64, amount: u64, flags: Flags) -> c_int;
-        safe fn fgin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags) -> c_int;
-        safe fn fgin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> c_int;
-        safe fn fgin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: Action, flags: Flags) -> c_int;
+        fn gin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
         safe fn fgin_flush_part(ctx: Ctx, rank: u32, size: u32) -> c_int;
+        safe fn gin_flush(ctx: Ctx, by: Threads) -> c_int;
         safe fn fgin_flush_async(ctx: Ctx, out: &mut FlushRequest) -> c_int;
-        safe fn fgin_wait_request(ctx: Ctx, request: &FlushRequest) -> c_int;
+        safe fn gin_flush_async(ctx: Ctx, out: &mut FlushRequest, by: Threads) -> c_int;
         safe fn fgin_test_request(ctx: Ctx, request: &FlushRequest, done: &mut c_int) -> c_int;
         safe fn fgin_set_timeout(ctx: Ctx, ns: u64) -> c_int;
-        safe fn fgin_read_signal(ctx: Ctx, id: u32, out: &mut u64) -> c_int;
-        safe fn fgin_wait_signal(ctx: Ctx, id: u32, least: u64) -> c_int;
-        safe fn fgin_reset_signal(ctx: Ctx, id: u32) -> c_int;
-        safe fn fgin_read_counter(ctx: Ctx, id: u32, out: &mut u64) -> c_int;
-        safe fn fgin_wait_counter(ctx: Ctx, id: u32, least: u64) -> c_int;
-        safe fn fgin_reset_counter(ctx: Ctx, id: u32) -> c_int;
     }
 
-    // The functions of gin.cu, through ferrogin/gin.cuh. `by` is the calling group.
-    #[rustfmt::skip]
-    unsafe extern "C" {
-        fn gin_open(handle: Ptr, id: u32, out: *mut *const ContextExt) -> c_int;
-        safe fn gin_put(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_put_value(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_get(ctx: Ctx, peer: u32, remote: Window, remote_off: u64, local: Window, local_off: u64, bytes: u64, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_signal(ctx: Ctx, peer: u32, action: Action, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_put_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, word: Window, word_off: u64, amount: u64, counter: Action, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_put_value_signal_at(ctx: Ctx, peer: u32, dst: Window, dst_off: u64, value: u64, word: Window, word_off: u64, amount: u64, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_signal_at(ctx: Ctx, peer: u32, word: Window, word_off: u64, amount: u64, flags: Flags, by: Threads) -> c_int;
-        safe fn gin_warp_put(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, src: Window, src_off: u64, bytes: u64, action: Action, flags: Flags) -> c_int;
-        safe fn gin_warp_put_value(ctx: Ctx, lanes: u32, peer: u32, dst: Window, dst_off: u64, value: u64, bytes: u32, action: Action, flags: Flags) -> c_int;
-        safe fn gin_warp_signal(ctx: Ctx, lanes: u32, peer: u32, action: Action, flags: Flags) -> c_int;
-        safe fn gin_flush(ctx: Ctx, by: Threads) -> c_int;
-        safe fn gin_flush_async(ctx: Ctx, out: &mut FlushRequest, by: Threads) -> c_int;
-        safe fn gin_wait_request(ctx: Ctx, request: &FlushRequest, by: Threads) -> c_int;
-        safe fn gin_wait_signal(ctx: Ctx, id: u32, least: u64, by: Threads) -> c_int;
-        safe fn gin_wait_counter(ctx: Ctx, id: u32, least: u64, by: Threads) -> c_int;
+    /// Defines an operation with the Rust crate's name and arguments, and declares the functions that it calls: of ferrogin/gin.h in the
+    /// module that ships (`fgin_...`), and of gin.cu, through ferrogin/gin.cuh (`gin_...`, where the last argument is the calling group).
+    /// Like the crate's methods, they are safe to call with an open context, because they check their arguments.
+    macro_rules! operation {
+        ($kind:ident $names:tt($($arguments:tt)*)) => {
+            operation!(@split $kind $names ($($arguments)*) [] [] [] $($arguments)*);
+        };
+        // A span is two arguments in C, a window and an offset.
+        (
+            @split $kind:ident $names:tt $all:tt
+            [$($rust:tt)*] [$($types:tt)*] [$($c:tt)*] $arg:ident: Span $(, $($rest:tt)*)?
+        ) => {
+            operation!(
+                @split $kind $names $all
+                [$($rust)* $arg,] [$($types)* _: Window, _: u64,] [$($c)* $arg.window, $arg.offset,] $($($rest)*)?
+            );
+        };
+        (
+            @split $kind:ident $names:tt $all:tt
+            [$($rust:tt)*] [$($types:tt)*] [$($c:tt)*] $arg:ident: $ty:ty $(, $($rest:tt)*)?
+        ) => {
+            operation!(@split $kind $names $all [$($rust)* $arg,] [$($types)* _: $ty,] [$($c)* $arg,] $($($rest)*)?);
+        };
+        // Called in the thread of rank 0, between two barriers of the group.
+        (
+            @split lead ($method:ident, $fgin:ident, $gin:ident) ($($all:tt)*)
+            [$($rust:tt)*] [$($types:tt)*] [$($c:tt)*]
+        ) => {
+            #[doc = concat!("As [`ferrogin_device::Context::", stringify!($method), "`].")]
+            #[inline(never)]
+            #[allow(clippy::too_many_arguments)]
+            pub fn $method(&self, $($all)*) -> Result<(), Status> {
+                unsafe extern "C" {
+                    safe fn $fgin(ctx: Ctx, $($types)*) -> c_int;
+                    safe fn $gin(ctx: Ctx, $($types)* by: Threads) -> c_int;
+                }
+                self.lead(
+                    |context| context.$method($($rust)*),
+                    |ctx| $fgin(ctx, $($c)*),
+                    |ctx, by| $gin(ctx, $($c)* by),
+                )
+            }
+        };
+        // Called in one thread; gin.cuh passes it on to gin.h.
+        (@split reset ($method:ident, $fgin:ident) ($($all:tt)*) [$($rust:tt)*] [$($types:tt)*] [$($c:tt)*]) => {
+            #[doc = concat!("As [`ferrogin_device::Context::", stringify!($method), "`].")]
+            pub fn $method(&self, $($all)*) -> Result<(), Status> {
+                unsafe extern "C" {
+                    safe fn $fgin(ctx: Ctx, $($types)*) -> c_int;
+                }
+                self.alone(|context| context.$method($($rust)*), |ctx, ()| $fgin(ctx, $($c)*))
+            }
+        };
+        (@split read ($method:ident, $fgin:ident) ($($all:tt)*) [$($rust:tt)*] [$($types:tt)*] [$($c:tt)*]) => {
+            #[doc = concat!("As [`ferrogin_device::Context::", stringify!($method), "`].")]
+            pub fn $method(&self, $($all)*) -> Result<u64, Status> {
+                unsafe extern "C" {
+                    safe fn $fgin(ctx: Ctx, $($types)* out: &mut u64) -> c_int;
+                }
+                self.alone(|context| context.$method($($rust)*), |ctx, count| $fgin(ctx, $($c)* count))
+            }
+        };
+        // Called by the lanes of a warp, each with its own arguments.
+        (
+            @split lanes ($function:ident, $rust_arguments:ident, $fgin:ident, $gin:ident) ($($all:tt)*)
+            [$($rust:tt)*] [$($types:tt)*] [$($c:tt)*]
+        ) => {
+            #[doc = concat!("As `post_by_lanes` of [`Arguments::", stringify!($rust_arguments), "`].")]
+            #[inline(never)]
+            pub fn $function(context: &Context<'_>, $($all)*) -> Result<(), Status> {
+                unsafe extern "C" {
+                    safe fn $fgin(ctx: Ctx, lanes: u32, $($types)*) -> c_int;
+                    safe fn $gin(ctx: Ctx, lanes: u32, $($types)*) -> c_int;
+                }
+                let (lanes, ctx) = (context.lanes(), context.ctx());
+                checked(match context.api {
+                    Api::Rust => return context.raw.post_by_lanes(lanes, Arguments::$rust_arguments($($rust)*)),
+                    Api::C => $fgin(ctx, lanes.0, $($c)*),
+                    Api::Cuda => $gin(ctx, lanes.0, $($c)*),
+                })
+            }
+        };
     }
 
     fn checked(code: c_int) -> Result<(), Status> {
@@ -325,118 +372,37 @@ mod gpu {
             }
         }
 
-        /// As [`ferrogin_device::Context::put`].
-        #[inline(never)]
-        pub fn put(
-            &self,
-            peer: u32,
-            dst: Span,
-            src: Span,
-            bytes: u64,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            let (to, at, from, src_at) = (dst.window, dst.offset, src.window, src.offset);
-            self.lead(
-                |context| context.put(peer, dst, src, bytes, action, flags),
-                |ctx| fgin_put(ctx, peer, to, at, from, src_at, bytes, action, flags),
-                |ctx, by| gin_put(ctx, peer, to, at, from, src_at, bytes, action, flags, by),
+        operation!(
+            lead (put, fgin_put, gin_put)(
+                peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags
             )
-        }
-
-        /// As [`ferrogin_device::Context::put_value`].
-        #[inline(never)]
-        pub fn put_value(
-            &self,
-            peer: u32,
-            dst: Span,
-            value: u64,
-            bytes: u32,
-            action: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            self.lead(
-                |context| context.put_value(peer, dst, value, bytes, action, flags),
-                |ctx| fgin_put_value(ctx, peer, dst.window, dst.offset, value, bytes, action, flags),
-                |ctx, by| gin_put_value(ctx, peer, dst.window, dst.offset, value, bytes, action, flags, by),
+        );
+        operation!(
+            lead (put_value, fgin_put_value, gin_put_value)(
+                peer: u32, dst: Span, value: u64, bytes: u32, action: Action, flags: Flags
             )
-        }
-
-        /// As [`ferrogin_device::Context::get`].
-        #[inline(never)]
-        pub fn get(&self, peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags) -> Result<(), Status> {
-            let (from, at, to, local_at) = (remote.window, remote.offset, local.window, local.offset);
-            self.lead(
-                |context| context.get(peer, remote, local, bytes, flags),
-                |ctx| fgin_get(ctx, peer, from, at, to, local_at, bytes, flags),
-                |ctx, by| gin_get(ctx, peer, from, at, to, local_at, bytes, flags, by),
+        );
+        operation!(lead (get, fgin_get, gin_get)(peer: u32, remote: Span, local: Span, bytes: u64, flags: Flags));
+        operation!(lead (signal, fgin_signal, gin_signal)(peer: u32, action: Action, flags: Flags));
+        operation!(
+            lead (put_signal_at, fgin_put_signal_at, gin_put_signal_at)(
+                peer: u32, dst: Span, src: Span, bytes: u64, word: Span, amount: u64, counter: Action, flags: Flags
             )
-        }
-
-        /// As [`ferrogin_device::Context::signal`].
-        #[inline(never)]
-        pub fn signal(&self, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-            self.lead(
-                |context| context.signal(peer, action, flags),
-                |ctx| fgin_signal(ctx, peer, action, flags),
-                |ctx, by| gin_signal(ctx, peer, action, flags, by),
+        );
+        // Through gin.cuh the value has 8 bytes.
+        operation!(
+            lead (put_value_signal_at, fgin_put_value_signal_at, gin_put_value_signal_at)(
+                peer: u32, dst: Span, value: u64, bytes: u32, word: Span, amount: u64, flags: Flags
             )
-        }
-
-        /// As [`ferrogin_device::Context::put_signal_at`].
-        #[inline(never)]
-        #[allow(clippy::too_many_arguments)]
-        pub fn put_signal_at(
-            &self,
-            peer: u32,
-            dst: Span,
-            src: Span,
-            bytes: u64,
-            word: Span,
-            amount: u64,
-            counter: Action,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            let [(to, to_at), (from, from_at), (w, w_at)] = [dst, src, word].map(|span| (span.window, span.offset));
-            self.lead(
-                |context| context.put_signal_at(peer, dst, src, bytes, word, amount, counter, flags),
-                |ctx| fgin_put_signal_at(ctx, peer, to, to_at, from, from_at, bytes, w, w_at, amount, counter, flags),
-                |ctx, by| {
-                    gin_put_signal_at(ctx, peer, to, to_at, from, from_at, bytes, w, w_at, amount, counter, flags, by)
-                },
-            )
-        }
-
-        /// As [`ferrogin_device::Context::put_value_signal_at`], with 8 bytes.
-        #[inline(never)]
-        #[allow(clippy::too_many_arguments)]
-        pub fn put_value_signal_at(
-            &self,
-            peer: u32,
-            dst: Span,
-            value: u64,
-            bytes: u32,
-            word: Span,
-            amount: u64,
-            flags: Flags,
-        ) -> Result<(), Status> {
-            let [(to, to_at), (w, w_at)] = [dst, word].map(|span| (span.window, span.offset));
-            self.lead(
-                |context| context.put_value_signal_at(peer, dst, value, bytes, word, amount, flags),
-                |ctx| fgin_put_value_signal_at(ctx, peer, to, to_at, value, bytes, w, w_at, amount, flags),
-                |ctx, by| gin_put_value_signal_at(ctx, peer, to, to_at, value, w, w_at, amount, flags, by),
-            )
-        }
-
-        /// As [`ferrogin_device::Context::signal_at`].
-        #[inline(never)]
-        pub fn signal_at(&self, peer: u32, word: Span, amount: u64, flags: Flags) -> Result<(), Status> {
-            self.lead(
-                |context| context.signal_at(peer, word, amount, flags),
-                |ctx| fgin_signal_at(ctx, peer, word.window, word.offset, amount, flags),
-                |ctx, by| gin_signal_at(ctx, peer, word.window, word.offset, amount, flags, by),
-            )
-        }
+        );
+        operation!(lead (signal_at, fgin_signal_at, gin_signal_at)(peer: u32, word: Span, amount: u64, flags: Flags));
+        operation!(lead (wait_flush, fgin_wait_request, gin_wait_request)(request: &FlushRequest));
+        operation!(lead (wait_signal, fgin_wait_signal, gin_wait_signal)(id: u32, least: u64));
+        operation!(lead (wait_counter, fgin_wait_counter, gin_wait_counter)(id: u32, least: u64));
+        operation!(read (read_signal, fgin_read_signal)(id: u32));
+        operation!(read (read_counter, fgin_read_counter)(id: u32));
+        operation!(reset (reset_signal, fgin_reset_signal)(id: u32));
+        operation!(reset (reset_counter, fgin_reset_counter)(id: u32));
 
         /// As [`ferrogin_device::Context::emulates_signals`].
         pub fn emulates_signals(&self) -> bool {
@@ -479,36 +445,6 @@ mod gpu {
             })
         }
 
-        /// As [`ferrogin_device::Context::wait_flush`].
-        #[inline(never)]
-        pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
-            self.lead(
-                |context| context.wait_flush(request),
-                |ctx| fgin_wait_request(ctx, request),
-                |ctx, by| gin_wait_request(ctx, request, by),
-            )
-        }
-
-        /// As [`ferrogin_device::Context::wait_signal`].
-        #[inline(never)]
-        pub fn wait_signal(&self, id: u32, least: u64) -> Result<(), Status> {
-            self.lead(
-                |context| context.wait_signal(id, least),
-                |ctx| fgin_wait_signal(ctx, id, least),
-                |ctx, by| gin_wait_signal(ctx, id, least, by),
-            )
-        }
-
-        /// As [`ferrogin_device::Context::wait_counter`].
-        #[inline(never)]
-        pub fn wait_counter(&self, id: u32, least: u64) -> Result<(), Status> {
-            self.lead(
-                |context| context.wait_counter(id, least),
-                |ctx| fgin_wait_counter(ctx, id, least),
-                |ctx, by| gin_wait_counter(ctx, id, least, by),
-            )
-        }
-
         /// As [`ferrogin_device::Context::test_flush`].
         pub fn test_flush(&self, request: &FlushRequest) -> Result<bool, Status> {
             let rust = |context: &ferrogin_device::Context<'a>| context.test_flush(request).map(c_int::from);
@@ -524,81 +460,25 @@ mod gpu {
             }
         }
 
-        /// As [`ferrogin_device::Context::read_signal`].
-        pub fn read_signal(&self, id: u32) -> Result<u64, Status> {
-            self.alone(|context| context.read_signal(id), |ctx, count| fgin_read_signal(ctx, id, count))
-        }
-
-        /// As [`ferrogin_device::Context::reset_signal`].
-        pub fn reset_signal(&self, id: u32) -> Result<(), Status> {
-            self.alone(|context| context.reset_signal(id), |ctx, ()| fgin_reset_signal(ctx, id))
-        }
-
-        /// As [`ferrogin_device::Context::read_counter`].
-        pub fn read_counter(&self, id: u32) -> Result<u64, Status> {
-            self.alone(|context| context.read_counter(id), |ctx, count| fgin_read_counter(ctx, id, count))
-        }
-
-        /// As [`ferrogin_device::Context::reset_counter`].
-        pub fn reset_counter(&self, id: u32) -> Result<(), Status> {
-            self.alone(|context| context.reset_counter(id), |ctx, ()| fgin_reset_counter(ctx, id))
-        }
-
         /// Waits a moment in a polling loop.
         pub fn relax(&self, _round: u32) {
             platform::relax(0, || false);
         }
     }
 
-    /// [`ferrogin_device::Context::post_by_lanes`] for a put.
-    #[inline(never)]
-    pub fn put_by_lanes(
-        context: &Context<'_>,
-        peer: u32,
-        dst: Span,
-        src: Span,
-        bytes: u64,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        let (lanes, ctx) = (context.lanes(), context.ctx());
-        let (to, at, from, src_at) = (dst.window, dst.offset, src.window, src.offset);
-        checked(match context.api {
-            Api::Rust => return context.raw.post_by_lanes(lanes, Arguments::put(peer, dst, src, bytes, action, flags)),
-            Api::C => fgin_warp_put(ctx, lanes.0, peer, to, at, from, src_at, bytes, action, flags),
-            Api::Cuda => gin_warp_put(ctx, lanes.0, peer, to, at, from, src_at, bytes, action, flags),
-        })
-    }
-
-    /// [`ferrogin_device::Context::post_by_lanes`] for a value.
-    #[inline(never)]
-    pub fn put_value_by_lanes(
-        context: &Context<'_>,
-        peer: u32,
-        dst: Span,
-        value: u64,
-        bytes: u32,
-        action: Action,
-        flags: Flags,
-    ) -> Result<(), Status> {
-        let (lanes, ctx) = (context.lanes(), context.ctx());
-        checked(match context.api {
-            Api::Rust => {
-                return context.raw.post_by_lanes(lanes, Arguments::value(peer, dst, value, bytes, action, flags));
-            }
-            Api::C => fgin_warp_put_value(ctx, lanes.0, peer, dst.window, dst.offset, value, bytes, action, flags),
-            Api::Cuda => gin_warp_put_value(ctx, lanes.0, peer, dst.window, dst.offset, value, bytes, action, flags),
-        })
-    }
-
-    /// [`ferrogin_device::Context::post_by_lanes`] for a signal.
-    #[inline(never)]
-    pub fn signal_by_lanes(context: &Context<'_>, peer: u32, action: Action, flags: Flags) -> Result<(), Status> {
-        let (lanes, ctx) = (context.lanes(), context.ctx());
-        checked(match context.api {
-            Api::Rust => return context.raw.post_by_lanes(lanes, Arguments::signal(peer, action, flags)),
-            Api::C => fgin_warp_signal(ctx, lanes.0, peer, action, flags),
-            Api::Cuda => gin_warp_signal(ctx, lanes.0, peer, action, flags),
-        })
-    }
+    operation!(
+        lanes (put_by_lanes, put, fgin_warp_put, gin_warp_put)(
+            peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags
+        )
+    );
+    operation!(
+        lanes (put_value_by_lanes, value, fgin_warp_put_value, gin_warp_put_value)(
+            peer: u32, dst: Span, value: u64, bytes: u32, action: Action, flags: Flags
+        )
+    );
+    operation!(
+        lanes (signal_by_lanes, signal, fgin_warp_signal, gin_warp_signal)(
+            peer: u32, action: Action, flags: Flags
+        )
+    );
 }
