@@ -1,9 +1,9 @@
 //! The C ABI, declared in `ferrogin/gin.h`: `fgin_*`. Every function returns 0 or a [`Status`] as a number.
 
 use crate::action::{Action, Flags};
+use crate::context::failure::{self, About};
 use crate::context::warp::post_in_groups;
 use crate::context::{Arguments, Context, FlushRequest, Window};
-use crate::failure::{self, About};
 use crate::lanes::Lanes;
 use crate::status::{Status, code};
 #[cfg(feature = "host")]
@@ -61,6 +61,23 @@ fn null_context() -> c_int {
     Status::InvalidArgument as c_int
 }
 
+/// Returns the status of a call by a forked child on a context that its parent opened.
+#[cfg(feature = "host")]
+#[inline]
+fn refusal() -> Option<c_int> {
+    process::only_parent_opened().then(refuse_child)
+}
+
+#[cfg(feature = "host")]
+#[cold]
+fn refuse_child() -> c_int {
+    explain::set(
+        "FGIN_ABORTED: this process was made by fork(), and its parent opened the context: only the parent can use it; create the child \
+         before the communicator, or start it with exec()",
+    );
+    Status::Aborted as c_int
+}
+
 /// Returns the number that a C function returns. A failure is kept for the host and, on a CPU, for `ferrogin_error`.
 #[inline(always)]
 fn code_of(context: Context<'_>, function: u8, about: About, result: Result<(), Status>) -> c_int {
@@ -87,8 +104,8 @@ macro_rules! functions {
                     return null_context();
                 }
                 #[cfg(feature = "host")]
-                if let Some(status) = process::refusal() {
-                    return status as c_int;
+                if let Some(status) = refusal() {
+                    return status;
                 }
                 // SAFETY: not null; the caller passes a context that `fgin_open` returned, and keeps it alive.
                 let $context = unsafe { Context::from_ptr(ctx) };
@@ -194,8 +211,8 @@ macro_rules! operations {
                 // SAFETY: the caller passes null, or a context that `fgin_open` returned, and keeps it alive.
                 let context = (!ctx.is_null()).then(|| unsafe { Context::from_ptr(ctx) });
                 #[cfg(feature = "host")]
-                if let Some(status) = context.and_then(|_| process::refusal()) {
-                    return status as c_int;
+                if let Some(status) = context.and_then(|_| refusal()) {
+                    return status;
                 }
                 let result = post_in_groups(context, Lanes(lanes), $arguments);
                 let Some(context) = context else { return null_context() };

@@ -10,6 +10,7 @@
 
 mod completion;
 mod emulated;
+pub(crate) mod failure;
 pub mod fast_path;
 mod group;
 #[cfg(any(feature = "host", feature = "ptx"))]

@@ -1,7 +1,7 @@
 //! The text of a failed call on a CPU: what failed, why, and what to do.
 
 use crate::context::Context;
-use crate::failure::{self, About};
+use crate::context::failure::{self, About};
 use crate::status::Status;
 use ferrogin_ffi::ext::{HEADER_MAGIC, HEADER_VERSION, HandleHeader};
 use ferrogin_ffi::failure::STATUS_NAMES;

@@ -11,7 +11,6 @@
 //! | [`coop`] | threads that make a call together |
 //! | [`endpoint`] | the queue an operation is posted on |
 //! | [`explain`] | on a CPU: the text of the calling thread's last failed call |
-//! | `failure` | a context's first failed operation and why, for the host |
 //! | [`lanes`] | lanes of a warp that make a call together, each with its own arguments |
 //! | [`post`] | the posting policies, over a small trait |
 //! | [`wait`] | the only loop that spins |
@@ -38,9 +37,6 @@ pub mod coop;
 pub mod endpoint;
 #[cfg(all(feature = "host", not(loom)))]
 pub mod explain;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-mod failure;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub mod lanes;

@@ -1,8 +1,6 @@
 //! On a CPU: whether a call comes from a forked child. It has a copy of its parent's contexts, but neither the card nor the host's threads
 //! behind them, and shares the queues' cursors with its parent.
 
-use crate::explain;
-use crate::status::Status;
 use core::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,17 +27,8 @@ pub(crate) fn opens_context() {
     OPENED_AFTER.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-/// Returns the status of a call whose context the parent process opened, if this process has opened none itself.
+/// Returns whether only the parent process has opened contexts.
 #[inline]
-pub(crate) fn refusal() -> Option<Status> {
-    (FORKS.load(Ordering::Relaxed) != OPENED_AFTER.load(Ordering::Relaxed)).then(refuse)
-}
-
-#[cold]
-fn refuse() -> Status {
-    explain::set(
-        "FGIN_ABORTED: this process was made by fork(), and its parent opened the context: only the parent can use it; create the child \
-         before the communicator, or start it with exec()",
-    );
-    Status::Aborted
+pub(crate) fn only_parent_opened() -> bool {
+    FORKS.load(Ordering::Relaxed) != OPENED_AFTER.load(Ordering::Relaxed)
 }

@@ -5,11 +5,11 @@
 //! a [`Continuation`] and carried out in a call.
 
 use super::Context;
+use super::failure::{self, About};
 use super::operation::{Kind, Operation, Resolved};
 use super::tables::{Named, context_of};
 use crate::action::{Action, Flags};
 use crate::endpoint::{Endpoint, Remote, Sge};
-use crate::failure::About;
 use crate::post::{Left, Step, combining};
 use crate::status::{Status, code};
 use core::ffi::c_int;
@@ -188,7 +188,7 @@ fn note(context: Context<'_>, rest: Rest, word: u64, status: Status) {
     } else {
         About::Post { peer: rest.target() % context.nranks(), action: 0 }
     };
-    crate::failure::note(context, function, about, status);
+    failure::note(context, function, about, status);
 }
 
 #[inline(always)]

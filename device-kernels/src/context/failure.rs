@@ -1,7 +1,7 @@
 //! Failed operations: the record where the host finds a context's first one.
 
+use super::Context;
 use crate::action::Action;
-use crate::context::Context;
 use crate::status::Status;
 use crate::sync::{AtomicU64, LoadExternal, Ordering};
 use core::mem::offset_of;
