@@ -4,7 +4,7 @@
 //! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move
 //! whole buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which a thread can also block on.
 //!
-//! **Layers.** `proto` is the protocol, without I/O or threads. `transport` carries tagged messages: over TCP, or with tags that a
+//! **Layers.** `proto` is the protocol, without I/O or threads. `carrier` carries tagged messages: over TCP, or with tags that a
 //! libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to it.
 //!
 //! **Manual.** `docs/channel.md` describes the guarantees and limits, `docs/channel-protocol.md` the protocol. In short: a message is two
@@ -12,6 +12,7 @@
 //! message or with an error that names the peer; two endpoints have at most one channel between them at a time.
 
 mod buffer_pool;
+mod carrier;
 mod config;
 mod error;
 mod handle;
@@ -22,7 +23,6 @@ mod proto;
 mod reactor;
 #[allow(unsafe_code)]
 mod shared;
-mod transport;
 
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ use std::{hint, io, mem};
 
 use ferrogin_libfabric::{Error, bindings};
 
+use crate::carrier::{self, Closed};
 use crate::handle::{Channel, Listener};
 use crate::pending::{Awaited, Cancel, Pending};
 use crate::proto::callback::Callback;
@@ -15,7 +16,6 @@ use crate::proto::engine::Engine;
 use crate::proto::transport::Transport;
 use crate::proto::wire::Address;
 use crate::shared::{Shared, run};
-use crate::transport::{self, Closed};
 use crate::{ChannelError, Config};
 
 /// Polls between two reads of the clock while there is work.
@@ -174,7 +174,7 @@ impl Reactor {
     /// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no libfabric, or from the
     /// provider or the system.
     pub fn open(config: &Config) -> Result<Self, Error> {
-        Self::with_transport(transport::open(config)?, config)
+        Self::with_transport(carrier::open(config)?, config)
     }
 
     pub(crate) fn with_transport(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {

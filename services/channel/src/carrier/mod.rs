@@ -1,15 +1,14 @@
 //! Transports: connections over TCP, and tags that a libfabric provider matches.
 
 mod closed;
-#[allow(unsafe_code)]
-mod provider_tags;
+mod tags;
 mod tcp;
 
 use ferrogin_libfabric::{Error, Libfabric};
 
 use crate::Config;
 use crate::proto::transport::Transport;
-use provider_tags::ProviderTags;
+use tags::provider::ProviderTags;
 use tcp::Tcp;
 
 pub(crate) use closed::Closed;

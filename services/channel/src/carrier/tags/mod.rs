@@ -1,0 +1,4 @@
+//! Tagged messages that a libfabric provider matches.
+
+#[allow(unsafe_code)]
+pub(crate) mod provider;
