@@ -434,6 +434,15 @@ pub extern "C" fn ferrogin_window_lsa_address(window: *const c_void, lsa_rank: u
     guard_pointer(|| self::window(window)?.window.lsa_address(lsa_rank as usize))
 }
 
+/// See [`Window::len_on`].
+///
+/// # Safety
+/// `bytes` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_window_size(window: *const c_void, rank: u32, bytes: *mut usize) -> c_int {
+    guard(|| set(bytes, self::window(window)?.window.len_on(rank as usize)?, "bytes"))
+}
+
 /// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. On an error, the window stays open.
 ///
 /// # Safety

@@ -211,6 +211,18 @@ impl Window {
         self.len
     }
 
+    /// Returns the size in bytes of the window of the same call on `rank`.
+    ///
+    /// # Errors
+    /// There is no such rank.
+    pub fn len_on(&self, rank: usize) -> Result<usize, Error> {
+        let missing = || {
+            let last = self.comm.coll.nranks - 1;
+            Error::Argument(format!("rank {rank} does not exist: pass a rank from 0 to {last}"))
+        };
+        self.window.size_on(rank).map(|size| size as usize).ok_or_else(missing)
+    }
+
     /// Always returns false.
     pub fn is_empty(&self) -> bool {
         self.len == 0

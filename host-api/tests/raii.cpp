@@ -59,6 +59,8 @@ int main() {
   Window window = comm.register_memory(memory, sizeof memory, Memory::Host);
   Window moved = std::move(window);
   EXPECT(window.get() == nullptr && moved.get() != nullptr && moved.host_address() == memory);
+  EXPECT(moved.size(0) == sizeof memory);
+  EXPECT(throws([&] { moved.size(1); }, FERROGIN_INVALID_ARGUMENT, "rank 1 does not exist"));
   EXPECT(throws([&] { window.handle(); }, FERROGIN_INVALID_ARGUMENT, "the window is NULL"));
   window.close();
   moved.close();

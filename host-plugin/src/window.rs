@@ -71,6 +71,8 @@ pub struct Window {
     _listed: Option<Listed>,
     /// By rail.
     _regions: Vec<MemoryRegion>,
+    /// The bytes of each rank's window.
+    sizes: Vec<u64>,
 }
 
 /// Access rights of windows: local source and target, remote source and target.
@@ -145,16 +147,23 @@ impl Window {
         let lkeys: Vec<u32> = regions.iter().map(|(_, lkey, _)| *lkey).collect();
         let peers = (0..lkeys.len()).map(|rail| peers(&parts, rail)).collect::<Result<Vec<_>, _>>()?;
         let table = table(coll, data as u64, &lkeys, &peers)?;
+        let sizes = sizes(&parts);
         crate::trace!(
             "registered a window of {size} bytes at {data:p} on {}",
             crate::log::counted(lkeys.len(), "rail")
         );
-        Ok(Self { table, _listed: listed, _regions: regions.into_iter().map(|(region, _, _)| region).collect() })
+        let regions = regions.into_iter().map(|(region, _, _)| region).collect();
+        Ok(Self { table, _listed: listed, _regions: regions, sizes })
     }
 
     /// Returns the `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.
     pub fn device_address(&self) -> u64 {
         self.table.device_address()
+    }
+
+    /// Returns the size of `rank`'s window in bytes; `None` if there is no such rank.
+    pub fn size_on(&self, rank: usize) -> Option<u64> {
+        self.sizes.get(rank).copied()
     }
 }
 
@@ -277,6 +286,12 @@ fn peers(parts: &[Vec<u8>], rail: usize) -> Result<Vec<MrPeer>, Error> {
     parts.iter().enumerate().map(peer).collect()
 }
 
+/// Returns the size of each rank's window, which is the same on all of its rails. [`peers`] has checked the blocks.
+fn sizes(parts: &[Vec<u8>]) -> Vec<u64> {
+    let size = |part: &Vec<u8>| RailWindow::ref_from_prefix(part).map_or(0, |(window, _)| window.size.get());
+    parts.iter().map(size).collect()
+}
+
 /// Builds the array of pointers, followed by one [`MrHandle`] with its peers for each rail.
 fn table(coll: &CollComm, data: u64, lkeys: &[u32], peers: &[Vec<MrPeer>]) -> Result<Box<dyn DeviceBuffer>, Error> {
     let at = |rail| window_handle_offset(lkeys.len(), rail, coll.nranks);
@@ -310,7 +325,8 @@ mod tests {
 
     #[test]
     fn peer_windows_round_trip_by_rail_and_rank() {
-        let window = |addr: u64, rkey: u32| RailWindow { addr: addr.into(), rkey: rkey.into(), size: 9.into() };
+        let window =
+            |addr: u64, rkey: u32| RailWindow { addr: addr.into(), rkey: rkey.into(), size: (addr + 8).into() };
         assert_eq!(window(1, 2).as_bytes(), b"\x01\0\0\0\0\0\0\0\x02\0\0\0\x09\0\0\0\0\0\0\0");
         let rank = |windows: [RailWindow; 2]| windows.as_bytes().to_vec();
         let parts = vec![rank([window(1, 2), window(3, 4)]), rank([window(5, 6), window(7, 8)])];
@@ -319,6 +335,7 @@ mod tests {
             second,
             vec![MrPeer { remote_addr: 3, rkey: 4, pad: 0 }, MrPeer { remote_addr: 7, rkey: 8, pad: 0 }]
         );
+        assert_eq!(sizes(&parts), [9, 13]);
         assert!(peers(&parts, 2).is_err());
         assert!(peers(&[parts[0][..39].to_vec()], 0).is_err(), "truncated");
     }

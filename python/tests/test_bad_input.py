@@ -135,39 +135,75 @@ def test_call_is_refused(comm: ferrogin.Comm, function: Callable[..., Any], kind
 
 
 BEHIND = """
-import ferrogin, sys
+import ferrogin
 operations = [
-    lambda window, gin: gin.put(1, window, window, 8, dst_offset=60),
-    lambda window, gin: gin.put(1, window, window, dst_offset=1 << 40),
+    lambda window, gin: gin.put(1, window, window, dst_offset=32),
+    lambda window, gin: gin.put(1, window, window, 8, dst_offset=44),
+    lambda window, gin: gin.put(1, window, window, 8, dst_offset=1 << 40),
     lambda window, gin: gin.get(1, window, window, remote_offset=8),
-    lambda window, gin: gin.put_value(1, window, 1, dst_offset=64),
+    lambda window, gin: gin.put_value(1, window, 1, dst_offset=48),
+    lambda window, gin: gin.signal(1, at=(window, 48)),
 ]
-with ferrogin.Comm.open_env() as comm, comm.register(bytearray(64)) as window:
-    for operation in operations:
-        with comm.context() as context:
-            gin = context.gin()
-            if comm.rank == 0:
-                try:
-                    operation(window, gin)
-                    gin.flush()
-                except ferrogin.GinError as error:
-                    assert error.status in (ferrogin.GinStatus.CARD_ERROR, ferrogin.GinStatus.POISONED, ferrogin.GinStatus.ABORTED)
-                    print(error)
-                # The watcher reports it a moment later.
-                while True:
-                    try:
-                        context.check()
-                    except ferrogin.UsageError as error:
-                        print(error)
-                        break
-            comm.barrier()
+sizes = [64, 48]
+with ferrogin.Comm.open_env() as comm, comm.register(bytearray(sizes[comm.rank])) as window, comm.context(signals=1) as context:
+    gin, peer = context.gin(), 1 - comm.rank
+    assert [window.nbytes_on(rank) for rank in range(2)] == sizes and window.nbytes == sizes[comm.rank]
+    try:
+        window.nbytes_on(2)
+    except ferrogin.ArgumentError as error:
+        print(error)
+    for operation in operations if comm.rank == 0 else []:
+        try:
+            operation(window, gin)
+        except ValueError as error:
+            print(error)
+    # The context still works, up to the last byte of the smaller window and of the larger one.
+    gin.put(peer, window, window, 8, dst_offset=sizes[peer] - 8, signal=0)
+    gin.flush()
+    gin.wait_signal(0)
+    context.check()
+    comm.barrier()
 """
 
 
-def test_bytes_outside_the_window_of_a_peer_fail_the_context(run: Run) -> None:
+def test_bytes_outside_the_window_of_another_rank_are_refused(run: Run) -> None:
     first, _ = run(BEHIND)
-    assert first.stdout.count("destroy the context on all ranks and create it again") >= 4, first.stdout
-    assert first.stdout.count("a request of this context failed") == 4, first.stdout
+    pass_less = "of 48 bytes: pass a smaller offset or nbytes"
+    assert first.stdout.splitlines() == [
+        "ferrogin_window_size: rank 2 does not exist: pass a rank from 0 to 1",
+        f"bytes 32 to 96 are not in rank 1's window dst {pass_less}",
+        f"bytes 44 to 52 are not in rank 1's window dst {pass_less}",
+        f"bytes 1099511627776 to 1099511627784 are not in rank 1's window dst {pass_less}",
+        f"bytes 8 to 72 are not in rank 1's window remote {pass_less}",
+        f"bytes 48 to 56 are not in rank 1's window dst {pass_less}",
+        f"bytes 48 to 56 are not in rank 1's window at {pass_less}",
+    ]
+
+
+FAILED = """
+import ferrogin
+with ferrogin.Comm.open_env() as comm, comm.allocate(64) as window, comm.context() as context:
+    gin = context.gin()
+    try:
+        gin.put_value(0, window, 1)
+        gin.flush()
+    except ferrogin.GinError as error:
+        assert error.status in (ferrogin.GinStatus.CARD_ERROR, ferrogin.GinStatus.POISONED, ferrogin.GinStatus.ABORTED)
+        print(error)
+    # The watcher reports it a moment later.
+    while True:
+        try:
+            context.check()
+        except ferrogin.UsageError as error:
+            print(error)
+            break
+"""
+
+
+def test_failed_request_fails_the_context(run: Run) -> None:
+    (result,) = run(FAILED, ranks=1, SOFTEFA_FAULTS="error_every=1")
+    assert "destroy the context on all ranks and create it again" in result.stdout, result.stdout
+    assert "a request of this context failed" in result.stdout, result.stdout
 
 
 def test_put_of_no_bytes_is_an_operation(comm: ferrogin.Comm) -> None:

@@ -109,6 +109,9 @@ void *ferrogin_window_host_address(const ferrogin_window *window);
  * devices, and the GPUs have peer access to each other. The memory of another rank's window stays until this rank has freed its own. */
 void *ferrogin_window_lsa_address(const ferrogin_window *window, uint32_t lsa_rank);
 
+/* The bytes of the window on a rank, which that rank chose. */
+int ferrogin_window_size(const ferrogin_window *window, uint32_t rank, size_t *bytes);
+
 /* Deregisters the window, and frees the memory if ferrogin_window_allocate allocated it. While requests of the communicator's contexts
  * are incomplete, it fails and the window stays open. */
 int ferrogin_window_free(ferrogin_window *window);

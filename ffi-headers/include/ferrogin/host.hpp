@@ -100,6 +100,12 @@ class Window : public host_detail::Owner<ferrogin_window, ferrogin_window_free> 
   void* lsa_address(uint32_t lsa_rank) const {
     return host_detail::check(ferrogin_window_lsa_address(handle_, lsa_rank));
   }
+  // The bytes of the window on `rank`.
+  size_t size(uint32_t rank) const {
+    size_t bytes = 0;
+    host_detail::check(ferrogin_window_size(handle_, rank, &bytes));
+    return bytes;
+  }
 
  private:
   friend class Comm;

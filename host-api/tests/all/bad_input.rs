@@ -173,7 +173,7 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
             assert_eq!(ferrogin_context_create(comm, null(), &mut context), 0);
         }
         let every = |comm: *mut c_void, window: *mut c_void, context: *mut c_void, text: &str| {
-            let (mut rank, mut ranks, mut out, mut gin) = (0, 0, null_mut(), null());
+            let (mut rank, mut ranks, mut bytes, mut out, mut gin) = (0, 0, 0, null_mut(), null());
             // SAFETY: the library looks handles up, and doesn't dereference them. The other pointers are valid.
             unsafe {
                 refused("rank", ferrogin_rank(comm, &mut rank, &mut ranks), (ARGUMENT, text));
@@ -199,6 +199,7 @@ fn closed_and_foreign_handles_are_refused_by_every_function() {
                     assert!(pointer.is_null());
                     refused("a pointer of the window", ARGUMENT, (ARGUMENT, text));
                 }
+                refused("size", ferrogin_window_size(window, 0, &mut bytes), (ARGUMENT, text));
                 refused("free", ferrogin_window_free(window), (ARGUMENT, text));
                 assert!(ferrogin_context_handle(context).is_null());
                 refused("handle", ARGUMENT, (ARGUMENT, text));

@@ -86,6 +86,27 @@ fn communicator_lives_as_long_as_its_windows() {
     });
 }
 
+#[test]
+fn each_rank_knows_the_sizes_of_all_windows() {
+    alone("each_rank_knows_the_sizes_of_all_windows", &[], || {
+        ranks(3, |comm| {
+            let size = |rank: usize| 4096 * (rank + 1) - 8;
+            let allocated = comm.allocate(size(comm.rank()), Memory::Host).unwrap();
+            let mut own = vec![0u8; size(comm.rank()) + 1];
+            // SAFETY: `own` lives until the window is dropped, and no rank accesses it.
+            let registered = unsafe { comm.register(own.as_mut_ptr().cast(), own.len(), Memory::Host) }.unwrap();
+            for rank in 0..3 {
+                assert_eq!(allocated.len_on(rank).unwrap(), size(rank));
+                assert_eq!(registered.len_on(rank).unwrap(), size(rank) + 1);
+            }
+            let error = allocated.len_on(3).unwrap_err();
+            assert_eq!(error.status(), ferrogin::Status::InvalidArgument);
+            assert_eq!(error.to_string(), "rank 3 does not exist: pass a rank from 0 to 2");
+            comm.barrier().unwrap();
+        });
+    });
+}
+
 fn put_and_get_words(comm: &Comm, window: &Window) -> u64 {
     let context = comm.context(&ContextOptions { signals: 1, ..Default::default() }).unwrap();
     let gin = context.device(0).unwrap();

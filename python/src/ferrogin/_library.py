@@ -62,6 +62,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ferrogin_window_address": (c_void_p, [c_void_p]),
     "ferrogin_window_host_address": (c_void_p, [c_void_p]),
     "ferrogin_window_lsa_address": (c_void_p, [c_void_p, c_uint32]),
+    "ferrogin_window_size": (c_int, [c_void_p, c_uint32, POINTER(c_size_t)]),
     "ferrogin_window_free": (c_int, [c_void_p]),
     "ferrogin_context_create": (c_int, [c_void_p, POINTER(ContextOptions), _OUT]),
     "ferrogin_context_handle": (c_void_p, [c_void_p]),

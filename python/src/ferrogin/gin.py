@@ -27,6 +27,13 @@ def nanoseconds(seconds: float) -> int:
     return max(1, int(seconds * 1e9)) if seconds else 0
 
 
+def _inside(window: str, nbytes: int, start: int, size: int) -> int:
+    """Returns `start`, if `size` bytes from there on are in a window of `nbytes` bytes."""
+    if start > nbytes or size > nbytes - start:
+        raise ValueError(f"bytes {start} to {start + size} are not in {window} of {nbytes} bytes: pass a smaller offset or nbytes")
+    return start
+
+
 class Context(Owned):
     """The queues, signals and counters that kernels use. Created by `Comm.context`."""
 
@@ -155,17 +162,12 @@ class Gin:
         """The offset and size of a part of one of this rank's windows."""
         start = unsigned(f"{name}_offset", offset, 64)
         size = window.nbytes - start if nbytes is None else unsigned("nbytes", nbytes, 64)
-        if start > window.nbytes or size > window.nbytes - start:
-            raise ValueError(
-                f"bytes {start} to {start + size} are not in the window {name} of {window.nbytes} bytes: pass a smaller offset or nbytes"
-            )
-        return start, size
+        return _inside(f"the window {name}", window.nbytes, start, size), size
 
     def _place(self, name: str, peer: int, window: Window, offset: SupportsIndex, nbytes: int) -> int:
-        """The offset of a part of `peer`'s window. Its size is known only on that rank."""
-        if peer == self._context._rank:
-            return self._part(name, window, offset, nbytes)[0]
-        return unsigned(f"{name}_offset", offset, 64)
+        """The offset of a part of `peer`'s window."""
+        whose = "the" if peer == self._context._rank else f"rank {peer}'s"
+        return _inside(f"{whose} window {name}", window.nbytes_on(peer), unsigned(f"{name}_offset", offset, 64), nbytes)
 
     def put(
         self,
@@ -184,8 +186,6 @@ class Gin:
         aggregate: bool = False,
     ) -> None:
         """Writes `nbytes` bytes (by default the rest of `src`) from this rank's window `src` to `peer`'s window `dst`.
-
-        Pass `nbytes` with a `dst_offset`: bytes behind the window of another rank end the context, because only that rank knows its size.
 
         The peer's `signal` is raised by `add` once the bytes have arrived, and this rank's `counter` once the operation is complete.
 
@@ -283,7 +283,8 @@ class Gin:
         flags, rank = self._flags(aggregate, strong, True), self._peer(peer)
         if at is not None:
             window, offset = self._word(rank, at, signal)
-            self._call("fgin_signal_at", rank, window.handle, offset, unsigned("add", add, 64), flags, windows=(window,))
+            word = (window.handle, offset, unsigned("add", add, 64))
+            self._call("fgin_signal_at", rank, *word, flags, windows=(window,))
         elif signal is None:
             raise TypeError("the signal is missing: pass signal, or at=(window, offset)")
         else:

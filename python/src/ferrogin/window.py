@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from ctypes import byref, c_size_t
 from typing import TYPE_CHECKING, Any, Optional, Sequence, TypeVar, Union, overload
 
 from ferrogin import _library
-from ferrogin._handle import Owned, lock
-from ferrogin._library import pointer, unsigned
+from ferrogin._handle import Owned, lock, using
+from ferrogin._library import call, pointer, unsigned
 from ferrogin.memory import Span
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Window(Owned):
         self._span = span
         self._view: Optional[weakref.ref[Any]] = None
         self.nbytes = nbytes
+        self._sizes: dict[int, int] = {}
         self.handle: int = pointer("ferrogin_window_handle", handle)
         """The handle for kernels: the `fgin_window` of ferrogin/gin.h."""
         self.address: int = pointer("ferrogin_window_address", handle)
@@ -48,6 +50,16 @@ class Window(Owned):
     def itemsize(self) -> int:
         """Bytes of an element."""
         return self._span.itemsize if self._span else 1
+
+    def nbytes_on(self, rank: int) -> int:
+        """Returns the bytes of the window on `rank`, which may differ from `nbytes`."""
+        number = unsigned("rank", rank, 32)
+        if number not in self._sizes:
+            size = c_size_t()
+            with using(self):
+                call("ferrogin_window_size", self._handle, number, byref(size))
+            self._sizes[number] = size.value
+        return self._sizes[number]
 
     @property
     def host_address(self) -> int:
