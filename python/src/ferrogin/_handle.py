@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Callable, Iterator, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Iterator, Optional, Type, TypeVar, Union
 
 from ferrogin import errors
 from ferrogin._library import call
@@ -58,6 +59,9 @@ class Owned:
 
     def _close_by(self, name: str) -> None:
         """Calls a function that closes this handle and, with it, its children. If it fails, they all stay open."""
+        interruptible(lambda: self._close_now(name))
+
+    def _close_now(self, name: str) -> None:
         with lock:
             handle = self._require()
             group = (self, *self._children)
@@ -127,10 +131,36 @@ def runs_signal_handlers() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def interruptible(wait: Callable[[], _Result]) -> _Result:
+class Callback:
+    """A caller's function that the library calls during `interruptible`; it runs on the caller's thread."""
+
+    def __init__(self, function: Callable[..., int]) -> None:
+        self._function = function
+        self._caller = threading.get_ident()
+        # What the library's thread leaves to the caller: arguments of calls, and None once it has ended.
+        self.calls: SimpleQueue[Optional[tuple[Any, ...]]] = SimpleQueue()
+        self._results: SimpleQueue[int] = SimpleQueue()
+
+    def __call__(self, *arguments: Any) -> int:
+        if threading.get_ident() == self._caller:
+            return self._function(*arguments)
+        self.calls.put(arguments)
+        return self._results.get()
+
+    def run(self, arguments: tuple[Any, ...]) -> None:
+        """Makes a call for the library's thread."""
+        self._results.put(self._function(*arguments))
+
+    def give_up(self) -> None:
+        """Makes the library's call, or its next one, return 1."""
+        self._results.put(1)
+
+
+def interruptible(wait: Callable[[], _Result], callback: Optional[Callback] = None) -> _Result:
     """Calls a function of the library that waits. Ctrl-C ends the call, and leaves the library's wait to a thread of its own."""
     if not runs_signal_handlers():
         return wait()
+    caller = callback or Callback(lambda: 1)
     outcome: list[Union[_Result, BaseException]] = []
 
     def run() -> None:
@@ -138,11 +168,29 @@ def interruptible(wait: Callable[[], _Result]) -> _Result:
             outcome.append(wait())
         except BaseException as error:
             outcome.append(error)
+        caller.calls.put(None)
 
-    thread = threading.Thread(target=run, name="ferrogin-wait", daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    try:
+        threading.Thread(target=run, name="ferrogin-wait", daemon=True).start()
+    except RuntimeError:
+        # There are no more threads, or the interpreter is ending.
+        return wait()
+    try:
+        while not outcome:
+            try:
+                arguments = caller.calls.get(timeout=0.1)
+            except Empty:
+                continue
+            if arguments is not None:
+                caller.run(arguments)
+    except BaseException:
+        caller.give_up()
+        raise
+    result = outcome.pop()
+    if not isinstance(result, BaseException):
+        return result
+    try:
+        raise result
+    finally:
+        # Otherwise, the exception would keep itself alive through this frame, and with it the caller's arrays.
+        del result

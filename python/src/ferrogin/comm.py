@@ -8,14 +8,16 @@ import weakref
 from contextlib import contextmanager
 from ctypes import byref, c_uint32, c_void_p
 from enum import IntEnum
-from typing import Any, Callable, Iterator, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, TypeVar, Union
 
-from ferrogin import _library, errors
-from ferrogin._handle import Owned, interruptible, lock, using
+from ferrogin import _gpu, _library, errors
+from ferrogin._handle import Callback, Owned, interruptible, lock, using
 from ferrogin._library import NO_TIMEOUT, call, unsigned
 from ferrogin.gin import Context, nanoseconds
 from ferrogin.memory import Span, span_of
 from ferrogin.window import Window
+
+_Result = TypeVar("_Result")
 
 Blocks = Union[bytes, bytearray, Sequence[bytes]]
 
@@ -75,8 +77,9 @@ class Comm(Owned):
                 return 1
 
         try:
-            function = _library.ALLGATHER(exchange)
-            return cls._opened("ferrogin_open", card, number, number_of_ranks, function, None)
+            callback = Callback(exchange)
+            function = _library.ALLGATHER(callback)
+            return cls._opened("ferrogin_open", card, number, number_of_ranks, function, None, callback=callback)
         except errors.Error as error:
             if failures and not isinstance(failures[0], Exception):
                 raise failures[0] from None
@@ -96,32 +99,41 @@ class Comm(Owned):
         return cls._opened("ferrogin_open_env", card)
 
     @classmethod
-    def _opened(cls, name: str, card: int, *arguments: Any) -> Comm:
+    def _opened(cls, name: str, card: int, *arguments: Any, callback: Optional[Callback] = None) -> Comm:
         options = _library.Options(ctypes.sizeof(_library.Options), unsigned("card", card, 32), 0)
-        out = c_void_p()
-        call(name, *arguments, byref(options), byref(out))
-        assert out.value is not None
-        return cls(out.value)
+        enter_gpu = _gpu.entered_here()
+
+        def opened() -> Comm:
+            out = c_void_p()
+            # The library chooses the card, and the GPU for kernels, by the thread's current GPU.
+            enter_gpu()
+            call(name, *arguments, byref(options), byref(out))
+            assert out.value is not None
+            return cls(out.value)
+
+        return interruptible(opened, callback)
 
     def __repr__(self) -> str:
         return f"<ferrogin.Comm, rank {self.rank} of {self.ranks}{', closed' if self.closed else ''}>"
 
     def barrier(self) -> None:
         """Collective: returns when all ranks have called it. It doesn't order a context's operations: flush first."""
-        interruptible(self._barrier)
+        self._collective(lambda handle: call("ferrogin_barrier", handle))
 
-    def _barrier(self) -> None:
-        with using(self):
-            call("ferrogin_barrier", self._handle)
+    def _collective(self, make: Callable[[int], _Result]) -> _Result:
+        """Makes a collective call with the communicator's handle, which stays open meanwhile."""
+
+        def made() -> _Result:
+            with using(self):
+                return make(self._require())
+
+        return interruptible(made)
 
     def allocate(self, nbytes: int, memory: Memory = Memory.HOST) -> Window:
         """Collective: allocates zeroed memory on each rank and registers it. Sizes may differ between ranks."""
-        out = c_void_p()
-        with using(self):
-            with self._or_fail_everywhere("ferrogin_window_allocate", 0, Memory.HOST, byref(out)) as handle:
-                kind, size = Memory(memory), unsigned("nbytes", nbytes, 64)
-            call("ferrogin_window_allocate", handle, size, kind, byref(out))
-            return self._window(out, None, size)
+        with self._or_fail_everywhere("ferrogin_window_allocate", 0, Memory.HOST):
+            kind, size = Memory(memory), unsigned("nbytes", nbytes, 64)
+        return self._window("ferrogin_window_allocate", (size, kind), None, size)
 
     def register(self, obj: object) -> Window:
         """Collective: registers the memory of an array, which the window keeps alive.
@@ -129,43 +141,44 @@ class Comm(Owned):
         `obj` supports the buffer protocol (numpy, bytearray), `__cuda_array_interface__` (cupy, numba, torch on a GPU) or DLPack. Its
         memory must be writable and C-contiguous; otherwise this raises TypeError or ValueError, and the call fails on the other ranks too.
         """
-        out = c_void_p()
-        with using(self):
-            with self._or_fail_everywhere("ferrogin_window_register", None, 0, Memory.HOST, byref(out)) as handle:
-                span = span_of(obj)
-            kind = Memory.DEVICE if span.on_gpu else Memory.HOST
-            call("ferrogin_window_register", handle, span.address, span.nbytes, kind, byref(out))
-            return self._window(out, span, span.nbytes)
+        with self._or_fail_everywhere("ferrogin_window_register", None, 0, Memory.HOST):
+            span = span_of(obj)
+        kind = Memory.DEVICE if span.on_gpu else Memory.HOST
+        return self._window("ferrogin_window_register", (span.address, span.nbytes, kind), span, span.nbytes)
 
     def register_dma_buf(self, address: int, nbytes: int, fd: int, offset: int = 0) -> Window:
         """Collective: registers memory at the device address `address`, which is at `offset` in the dma-buf `fd`.
 
         The caller keeps the memory allocated until the window is freed, and may close `fd` afterwards.
         """
-        out = c_void_p()
-        with using(self):
-            with self._or_fail_everywhere("ferrogin_window_register_dma_buf", None, 0, -1, 0, byref(out)) as handle:
-                size = unsigned("nbytes", nbytes, 64)
-                place = (unsigned("address", address, 64), size, unsigned("fd", fd, 31), unsigned("offset", offset, 64))
-            call("ferrogin_window_register_dma_buf", handle, *place, byref(out))
-            return self._window(out, None, size)
+        with self._or_fail_everywhere("ferrogin_window_register_dma_buf", None, 0, -1, 0):
+            size = unsigned("nbytes", nbytes, 64)
+            place = (unsigned("address", address, 64), size, unsigned("fd", fd, 31), unsigned("offset", offset, 64))
+        return self._window("ferrogin_window_register_dma_buf", place, None, size)
 
     @contextmanager
-    def _or_fail_everywhere(self, name: str, *invalid: Any) -> Iterator[int]:
+    def _or_fail_everywhere(self, name: str, *invalid: Any) -> Iterator[None]:
         """If the body rejects a collective call's arguments, makes the call with invalid ones, so that the other ranks don't wait."""
-        handle = self._require()
+        self._require()
         try:
-            yield handle
+            yield
         except (TypeError, ValueError):
-            getattr(_library.load(), name)(handle, *invalid)
+            self._collective(lambda handle: getattr(_library.load(), name)(handle, *invalid, byref(c_void_p())))
             raise
 
-    def _window(self, out: c_void_p, span: Optional[Span], nbytes: int) -> Window:
-        assert out.value is not None
-        window = Window(self, out.value, span, nbytes)
-        with lock:
-            self._children.add(window)
-        return window
+    def _window(self, name: str, arguments: tuple[Any, ...], span: Optional[Span], nbytes: int) -> Window:
+        """Makes a collective call that returns a window."""
+
+        def make(handle: int) -> Window:
+            out = c_void_p()
+            call(name, handle, *arguments, byref(out))
+            assert out.value is not None
+            window = Window(self, out.value, span, nbytes)
+            with lock:
+                self._children.add(window)
+            return window
+
+        return self._collective(make)
 
     def context(
         self,
@@ -188,14 +201,15 @@ class Comm(Owned):
             "depth": depth,
             "traffic_class": traffic_class,
         }
-        out = c_void_p()
         options = _library.ContextOptions(size=ctypes.sizeof(_library.ContextOptions), contexts=(1 << 32) - 1)
-        with using(self):
-            with self._or_fail_everywhere("ferrogin_context_create", byref(options), byref(out)) as handle:
-                fields = {name: unsigned(name, value, 32) for name, value in numbers.items()}
-                fields["timeout_ms"] = 0 if timeout is None else _milliseconds(timeout)
-            for name, value in fields.items():
-                setattr(options, name, value)
+        with self._or_fail_everywhere("ferrogin_context_create", byref(options)):
+            fields = {name: unsigned(name, value, 32) for name, value in numbers.items()}
+            fields["timeout_ms"] = 0 if timeout is None else _milliseconds(timeout)
+        for name, value in fields.items():
+            setattr(options, name, value)
+
+        def make(handle: int) -> Context:
+            out = c_void_p()
             call("ferrogin_context_create", handle, byref(options), byref(out))
             assert out.value is not None
             numbers_of = (max(fields["contexts"], 1), fields["signals"], fields["counters"])
@@ -204,6 +218,8 @@ class Comm(Owned):
                 self._children.add(context)
             return context
 
+        return self._collective(make)
+
     def close(self) -> None:
         """Closes the communicator, and its contexts and windows that are still open.
 
@@ -211,6 +227,8 @@ class Comm(Owned):
         uses the communicator or a context, and BufferError while a view of an allocated window exists.
         """
         self._close_by("ferrogin_close")
+
+    def _release(self) -> None:
         self._forgotten.detach()
 
 

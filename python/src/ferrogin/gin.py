@@ -105,6 +105,13 @@ class Gin:
         else:
             interruptible(lambda: self._call(name, *arguments))
 
+    def _post(self, waits: bool, name: str, *arguments: Any, windows: tuple[Window, ...] = ()) -> None:
+        """Like `_call`, for an operation. Ctrl-C ends one that waits for earlier operations or for its own bytes."""
+        if waits:
+            interruptible(lambda: self._call(name, *arguments, windows=windows))
+        else:
+            self._call(name, *arguments, windows=windows)
+
     def set_timeout(self, seconds: float) -> None:
         """Makes later waits on this context raise GinTimeout after `seconds`; 0 is no limit."""
         self._call("fgin_set_timeout", nanoseconds(seconds))
@@ -199,11 +206,11 @@ class Gin:
         flags = self._flags(aggregate, strong, signal is not None or at is not None)
         put = (rank, target.handle, place, source.handle, start, size)
         if at is None:
-            self._call("fgin_put", *put, self._action(signal, add, counter), flags, windows=(target, source))
+            self._post(strong, "fgin_put", *put, self._action(signal, add, counter), flags, windows=(target, source))
         else:
             window, offset = self._word(rank, at, signal)
             word = (window.handle, offset, unsigned("add", add, 64), self._action(None, 0, counter))
-            self._call("fgin_put_signal_at", *put, *word, flags, windows=(target, source, window))
+            self._post(True, "fgin_put_signal_at", *put, *word, flags, windows=(target, source, window))
 
     def put_value(
         self,
@@ -243,11 +250,11 @@ class Gin:
         flags = self._flags(aggregate, strong, signal is not None or at is not None)
         put = (rank, window.handle, place, bits, size)
         if at is None:
-            self._call("fgin_put_value", *put, self._action(signal, add), flags, windows=(window,))
+            self._post(strong, "fgin_put_value", *put, self._action(signal, add), flags, windows=(window,))
         else:
             other, place = self._word(rank, at, signal)
             word = (other.handle, place, unsigned("add", add, 64))
-            self._call("fgin_put_value_signal_at", *put, *word, flags, windows=(window, other))
+            self._post(True, "fgin_put_value_signal_at", *put, *word, flags, windows=(window, other))
 
     def get(
         self,
@@ -284,11 +291,11 @@ class Gin:
         if at is not None:
             window, offset = self._word(rank, at, signal)
             word = (window.handle, offset, unsigned("add", add, 64))
-            self._call("fgin_signal_at", rank, *word, flags, windows=(window,))
+            self._post(strong, "fgin_signal_at", rank, *word, flags, windows=(window,))
         elif signal is None:
             raise TypeError("the signal is missing: pass signal, or at=(window, offset)")
         else:
-            self._call("fgin_signal", rank, self._action(signal, add), flags)
+            self._post(strong, "fgin_signal", rank, self._action(signal, add), flags)
 
     def ring(self) -> None:
         """Rings the doorbells that aggregated operations left, and doesn't wait."""
