@@ -99,7 +99,7 @@ install:
 	done
 	install -m 755 $(LOADED:%=$(DIST)/%) $(ROOT)/$(LIB)
 	ln -sf libnccl-gin-ferrogin.so $(ROOT)/$(LIB)/$(RMA)
-	install -m 644 $(wildcard $(DIST)/include/ferrogin/*) $(ROOT)/include/ferrogin
+	cp -RP $(DIST)/include/ferrogin/. $(ROOT)/include/ferrogin && chmod -R u=rwX,go=rX $(ROOT)/include/ferrogin
 	install -d $(ROOT)/$(LIB)/ferrogin/cuda && install -m 644 $(DIST)/cuda/* $(ROOT)/$(LIB)/ferrogin/cuda
 	install -d $(DOC) && install -m 644 LICENSE THIRD-PARTY-NOTICES.txt sbom.cdx.json $(DOC)
 	install -d $(DOC)/docs $(DOC)/examples && install -m 644 docs/*.md docs/perf.schema.json $(DOC)/docs

@@ -33,7 +33,7 @@ tools=$("$here/venv.sh" wheel "$here/requirements-wheel.txt")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 files=$work/files wheels=$work/wheels
-mkdir -p "$files"/{bin,cuda,include/ferrogin,lib} "$out"
+mkdir -p "$files"/{bin,cuda,include,lib} "$out"
 
 # pip doesn't copy links, so the library has the name that programs load, and a linker script the name that they link.
 "$strip" --strip-unneeded "$dist/libferrogin.so" -o "$files/lib/libferrogin.so.0"
@@ -49,7 +49,7 @@ rm "$files/lib/ferrogin/gpu/libcuda.so"
 "$strip" --strip-unneeded "$files/lib/ferrogin/gpu/libcuda.so.1" "$files/lib/ferrogin/verbs/libibverbs.so.1"
 "$strip" "$dist/ferrogin" -o "$files/bin/ferrogin"
 chmod 755 "$files"/bin/ferrogin "$files"/lib/*.so* "$files"/lib/ferrogin/*/*.so.1
-cp "$root"/ffi-headers/include/ferrogin/* "$files/include/ferrogin/"
+cp -R "$root/ffi-headers/include/ferrogin" "$files/include/"
 cp "$root"/device-kernels/ptx/ferrogin_device.{ptx,bc} "$files/cuda/"
 source_of() { sed -n 's|^// source: ||p;20q' "$1"; }
 if [ ! -f "$dist/cuda/ferrogin_device.o" ]; then

@@ -29,4 +29,4 @@ fi
 # gnu++17, because NCCL's headers use typeof; without NCCL's other backends.
 exec "$clang" -x cuda -std=gnu++17 --cuda-device-only --cuda-gpu-arch=sm_70 --cuda-feature=+ptx82 -nocudainc -nocudalib -O2 -S -DNDEBUG \
     -DNCCL_OS_LINUX=1 -DNCCL_GIN_EFA_GDA_ENABLE=1 -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 \
-    -I"$root/ffi-headers/include" -include ferrogin/clang_cuda.h -I"$here/nccl" -isystem "$root/.cache/nccl-$release/include" "$@" "$file" -o "$out"
+    -I"$root/ffi-headers/include" -include ferrogin/clang_cuda.h -I"$root/ffi-headers/include/ferrogin/clang" -isystem "$root/.cache/nccl-$release/include" "$@" "$file" -o "$out"
