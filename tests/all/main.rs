@@ -1,6 +1,7 @@
 //! Tests of the device code's PTX, the layouts and the generated C header, the documentation, the tool, and the packages' manifests.
 
 mod c_layout;
+mod clang_headers;
 mod docs;
 mod doctor;
 mod gpu;
