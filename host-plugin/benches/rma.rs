@@ -1,7 +1,7 @@
 //! The RMA plugin versus bare libfabric on the same provider: `FERROGIN_PROVIDER=tcp cargo bench -p ferrogin-host-plugin --bench rma`.
 //!
 //! The two ranks are threads of this process. Each round measures both back to back, under the same load, and a figure is the median of the
-//! rounds' ratios. docs/measurements.md has the results.
+//! rounds' ratios. docs/measurements.md has the results. With `-- --instructions`, valgrind counts the plugin's instructions instead.
 #![allow(unsafe_code)]
 
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
@@ -9,6 +9,7 @@ use ferrogin_libfabric::{
     AddressVector, Completion, CompletionQueue, Context, CqAttr, Domain, Endpoint, Fabric, FiAddr, Hints, Info,
     Libfabric, MemoryRegion, Read, Region, entry, find_datagrams,
 };
+use ferrogin_test_support::callgrind;
 use mini_nccl::rma::{Request, RmaComm, RmaContext, RmaMemory, RmaPlugin, Signal, Transfer};
 use mini_nccl::{Bootstrap, DeviceMemory};
 use std::cell::Cell;
@@ -62,6 +63,12 @@ impl Plugin {
         let (here, there) = (self.memory.at(offset), self.memory.at(HALF + offset));
         let transfer = Transfer { context: 0, peer: self.peer, here, there, size, aggregate: false };
         self.requests.push_back(self.context.put(transfer, is_signal.then_some(signal)).expect("a put"));
+    }
+
+    fn get(&mut self, offset: usize, size: usize) {
+        let (here, there) = (self.memory.at(offset), self.memory.at(HALF + offset));
+        let transfer = Transfer { context: 0, peer: self.peer, here, there, size, aggregate: false };
+        self.requests.push_back(self.context.get(transfer).expect("a get"));
     }
 }
 
@@ -156,7 +163,7 @@ impl Bare {
         let names = bootstrap.allgather(&endpoint.name().expect("a name")).expect("all ranks");
         let place = [base.to_le_bytes(), region.key().to_le_bytes()].concat();
         let places = bootstrap.allgather(&place).expect("all ranks");
-        let other = 1 - bootstrap.rank();
+        let other = names.len() - 1 - bootstrap.rank();
         let word = |at: usize| places[other][at..at + 8].try_into().map(u64::from_le_bytes).expect("8 bytes");
         let contexts = || (0..WINDOW as u32).map(Context::new).collect::<Box<[_]>>();
         let mut this = Bare {
@@ -379,6 +386,32 @@ fn rank(plugin: &Arc<RmaPlugin>, lib: &Arc<Libfabric>, provider: &str, [control,
     comm.barrier().expect("all ranks");
 }
 
+/// Counts the plugin's instructions for operations to itself, without those of libfabric and the card.
+fn instructions(plugin: &Arc<RmaPlugin>, lib: &Arc<Libfabric>, provider: &str) {
+    let own = || Bootstrap::threads(1, LIMIT).remove(0);
+    let comm = RmaComm::init(plugin, Arc::new(own()), 0).expect("a communicator");
+    let mut ours = Plugin { peer: 0, ..Plugin::open(&comm) };
+    let mut bare = Bare::open(lib, provider, &own());
+    repeat("put", &mut ours, |path| path.put(0, 64));
+    repeat("get", &mut ours, |path| path.get(0, 64));
+    repeat("put and signal", &mut ours, |path| path.signal());
+    repeat("bare write", &mut bare, |path| path.put(0, 64));
+}
+
+fn repeat<P: Way>(name: &str, path: &mut P, start: impl Fn(&mut P)) {
+    callgrind::count(name, 4096, |count| {
+        for _ in 0..count {
+            start(path);
+            while path.pending() >= WINDOW {
+                path.poll();
+            }
+        }
+        while path.pending() > 0 {
+            path.poll();
+        }
+    });
+}
+
 fn main() {
     let dist =
         std::env::var_os("FERROGIN_DIST").map_or(Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist"), PathBuf::from);
@@ -393,6 +426,17 @@ fn main() {
     }
     let plugin = RmaPlugin::load(dist.join("libnccl-gin-ferrogin.so")).expect("the built plugin: make build");
     let lib = Libfabric::load(None).expect("libfabric");
+    if callgrind::running() {
+        return instructions(&plugin, &lib, &provider);
+    }
+    if std::env::args().any(|argument| argument == "--instructions") {
+        let counts = callgrind::run_again(&["--instructions"], &std::env::temp_dir().join("ferrogin-bench-rma"));
+        for count in counts.unwrap_or_else(|error| panic!("{error}")) {
+            println!("{:<20} {:>8.0} instructions", count.name, count.each);
+            count.by_object.iter().for_each(|(object, each)| println!("    {object:<32} {each:>8.0}"));
+        }
+        return;
+    }
     println!("provider {provider}, libfabric {}, {ROUNDS} rounds of each in turn", lib.version());
     let pairs = Bootstrap::threads(2, LIMIT).into_iter().zip(Bootstrap::threads(2, LIMIT));
     let threads: Vec<_> = pairs

@@ -1,6 +1,7 @@
 //! Instruction counts: the program runs under valgrind's callgrind, and tells it where to start and stop counting.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -21,6 +22,8 @@ pub struct Count {
     pub name: String,
     /// Instructions per repetition.
     pub each: f64,
+    /// The same by the file name of the program or library that they are in.
+    pub by_object: BTreeMap<String, f64>,
 }
 
 /// Why there are no counts.
@@ -130,7 +133,34 @@ fn parse(text: &str) -> Option<Count> {
     let label = field("desc: Trigger: Client Request:")?;
     let (name, reps) = label.rsplit_once('|')?;
     let total: f64 = field("summary:").or(field("totals:"))?.parse().ok()?;
-    Some(Count { name: name.into(), each: total / reps.parse::<f64>().ok()? })
+    let reps: f64 = reps.parse().ok()?;
+    let by_object = by_object(text).into_iter().map(|(object, cost)| (object, cost / reps)).collect();
+    Some(Count { name: name.into(), each: total / reps, by_object })
+}
+
+/// Adds up the lines of costs: a position, then a count. The line after `calls=` has the callee's, which stand elsewhere too.
+fn by_object(text: &str) -> BTreeMap<String, f64> {
+    let (mut names, mut object, mut costs) = (BTreeMap::new(), String::new(), BTreeMap::new());
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(named) = line.strip_prefix("ob=").or_else(|| line.strip_prefix("cob=")) {
+            // The first mention has the name after the number.
+            let (number, path) = named.split_once(' ').unwrap_or((named, ""));
+            if let Some(file) = path.rsplit('/').next().filter(|file| !file.is_empty()) {
+                names.insert(number, file.to_owned());
+            }
+            if line.starts_with("ob=") {
+                object = names.get(number).cloned().unwrap_or_default();
+            }
+        } else if line.starts_with("calls=") {
+            lines.next();
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first))
+            && let Some(cost) = line.split_ascii_whitespace().nth(1).and_then(|cost| cost.parse::<f64>().ok())
+        {
+            *costs.entry(object.clone()).or_default() += cost;
+        }
+    }
+    costs
 }
 
 #[cfg(test)]
@@ -139,8 +169,10 @@ mod tests {
 
     #[test]
     fn dumps_are_read() {
-        let text = "version: 1\ndesc: Trigger: Client Request: put|100\nevents: Ir\nsummary: 12050\n";
-        assert_eq!(parse(text), Some(Count { name: "put".into(), each: 120.5 }));
+        let text = "version: 1\ndesc: Trigger: Client Request: put|100\nevents: Ir\nob=(1) /a/program\nfn=(1) f\n12 50\n\
+                    cob=(2) /b/lib.so\ncfn=(2) g\ncalls=1 +3\n+1 12000\nob=(2)\nfn=(2)\n* 12000\nsummary: 12050\n";
+        let by_object = BTreeMap::from([("program".to_owned(), 0.5), ("lib.so".to_owned(), 120.0)]);
+        assert_eq!(parse(text), Some(Count { name: "put".into(), each: 120.5, by_object }));
         assert_eq!(parse("desc: Trigger: Program termination\nsummary: 1\n"), None);
     }
 }
