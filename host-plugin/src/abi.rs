@@ -84,6 +84,14 @@ pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> ncc
     };
     match catch_unwind(AssertUnwindSafe(checked)) {
         Ok(Ok(())) => nccl::SUCCESS,
+        failed => report(call, failed),
+    }
+}
+
+#[cold]
+fn report(call: &str, failed: std::thread::Result<Result<(), Error>>) -> nccl::Result {
+    match failed {
+        Ok(Ok(())) => nccl::SUCCESS,
         Ok(Err(error)) => {
             match shortage::of(&error) {
                 // The error's own fix, after its first semicolon, doesn't apply to a shortage.

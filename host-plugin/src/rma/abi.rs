@@ -1,9 +1,9 @@
 //! The symbols NCCL loads for its RMA layer, and the C functions behind them, which follow the rules of [`crate::abi`].
 #![allow(unsafe_code)]
 
-use super::calls::SignalCall;
+use super::calls::{SignalCall, TransferCall};
 use super::context::{Context, RetiredContexts};
-use super::engine::{DRAIN_LIMIT, Engine, Transfer};
+use super::engine::{DRAIN_LIMIT, Engine};
 use super::memory::{Memory, Registered};
 use super::plugin::RmaPlugin;
 use super::ranks::Ranks;
@@ -308,7 +308,7 @@ macro_rules! operations {
             guard($call, || {
                 let more_follows = $flags & OPT_AGGREGATE_REQUESTS != 0;
                 let (from, to) = ((source as usize, from), (target as usize, to));
-                let $transfer = Transfer { from, to, size: size as u64, more_follows };
+                let $transfer = TransferCall { from, to, size: size as u64, more_follows };
                 let $target = (context, rank);
                 start(ctx, request, |$engine| $body)
             })

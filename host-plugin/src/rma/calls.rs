@@ -1,6 +1,6 @@
 //! NCCL's data calls: checks their arguments before the data path takes over.
 
-use super::engine::{Engine, Signal, Transfer};
+use super::engine::{Ends, Engine, Signal, Transfer};
 use super::memory::Memory;
 use super::requests::Request;
 use super::stream::StreamId;
@@ -14,6 +14,19 @@ use std::sync::Arc;
 
 /// The context and rank a call names.
 type Target = (c_int, u32);
+
+/// A put's or get's arguments. If the size is 0, the handles may be NULL.
+#[derive(Debug, Clone, Copy)]
+pub struct TransferCall {
+    /// Where the bytes come from: memory's handle and offset.
+    pub from: (usize, u64),
+    /// Where they go.
+    pub to: (usize, u64),
+    /// Number of bytes.
+    pub size: u64,
+    /// NCCL has another operation for this peer right behind this one.
+    pub more_follows: bool,
+}
 
 /// A signal's arguments.
 #[derive(Debug, Clone, Copy)]
@@ -31,13 +44,13 @@ pub struct SignalCall {
 }
 
 impl Engine {
-    /// Implements `iput`, and `iputSignal` if there is a signal. Memory handles may be NULL if the size is 0.
+    /// Implements `iput`, and `iputSignal` if there is a signal.
     ///
     /// # Errors
     /// An argument is invalid; an operation of this context has failed.
-    pub fn put(&mut self, target: Target, put: Transfer, signal: Option<SignalCall>) -> Result<Request, Error> {
+    pub fn put(&mut self, target: Target, put: TransferCall, signal: Option<SignalCall>) -> Result<Request, Error> {
         let stream = self.stream(target)?;
-        self.check_transfer(stream.peer, put.from, put.to, put.size)?;
+        let put = self.check_transfer(stream.peer, (put.from, put.to), put)?;
         let signal = signal.map(|signal| self.check_signal(stream.peer, signal)).transpose()?;
         self.start_put(stream, put, signal)
     }
@@ -46,9 +59,9 @@ impl Engine {
     ///
     /// # Errors
     /// An argument is invalid; an operation of this context has failed.
-    pub fn get(&mut self, target: Target, get: Transfer) -> Result<Request, Error> {
+    pub fn get(&mut self, target: Target, get: TransferCall) -> Result<Request, Error> {
         let stream = self.stream(target)?;
-        self.check_transfer(stream.peer, get.to, get.from, get.size)?;
+        let get = self.check_transfer(stream.peer, (get.to, get.from), get)?;
         self.start_get(stream, get)
     }
 
@@ -97,13 +110,20 @@ impl Engine {
         }
     }
 
-    /// Checks that `size` bytes are inside the memory on this rank and on rank `peer`.
-    fn check_transfer(&mut self, peer: usize, near: (usize, u64), far: (usize, u64), size: u64) -> Result<(), Error> {
-        if size > 0 {
-            self.memory(near.0)?.own().check("memory of this rank", near.1, size)?;
-            self.memory(far.0)?.peer(peer).check(format_args!("memory of rank {peer}"), far.1, size)?;
+    /// Finds the memory, and checks that the bytes are inside it on this rank and on rank `peer`.
+    fn check_transfer(
+        &mut self,
+        peer: usize,
+        (near, far): ((usize, u64), (usize, u64)),
+        TransferCall { size, more_follows, .. }: TransferCall,
+    ) -> Result<Transfer, Error> {
+        if size == 0 {
+            return Ok(Transfer { ends: None, size, more_follows });
         }
-        Ok(())
+        let (near, far) = ((self.memory(near.0)?.clone(), near.1), (self.memory(far.0)?.clone(), far.1));
+        near.0.own().check("memory of this rank", near.1, size)?;
+        far.0.peer(peer).check(format_args!("memory of rank {peer}"), far.1, size)?;
+        Ok(Transfer { ends: Some(Ends { near, far }), size, more_follows })
     }
 
     fn check_signal(&mut self, peer: usize, call: SignalCall) -> Result<Signal, Error> {

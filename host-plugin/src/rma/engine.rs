@@ -33,17 +33,23 @@ const LOOK_EVERY: u32 = 32;
 /// How long `destroyContext` waits. The software card reports a silent peer after 5 s, and that error says more.
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 
-/// A put or get. Memory is named by handle; if the size is 0, the handles are ignored.
-#[derive(Debug, Clone, Copy)]
+/// A put or get with checked arguments.
 pub struct Transfer {
-    /// Where the bytes come from: memory and offset.
-    pub from: (usize, u64),
-    /// Where they go.
-    pub to: (usize, u64),
+    /// The memory; `None` if there are no bytes.
+    pub ends: Option<Ends>,
     /// Number of bytes.
     pub size: u64,
     /// NCCL has another operation for this peer right behind this one.
     pub more_follows: bool,
+}
+
+/// A transfer's memory, on this rank and on the peer, with offsets.
+#[derive(Clone)]
+pub struct Ends {
+    /// This rank's.
+    pub near: (Arc<Memory>, u64),
+    /// The peer's.
+    pub far: (Arc<Memory>, u64),
 }
 
 /// A signal with checked arguments.
@@ -200,13 +206,13 @@ impl Engine {
     ) -> Result<Request, Error> {
         self.started(|this, request| match signal {
             Some(signal) => this.signal(stream, Waiting { put, signal, request }),
-            None => this.parts(stream, put, Access::Write, request),
+            None => this.parts(stream, &put, Access::Write, request),
         })
     }
 
     /// Starts a get with checked arguments.
     pub(super) fn start_get(&mut self, stream: StreamId, get: Transfer) -> Result<Request, Error> {
-        self.started(|this, request| this.parts(stream, get, Access::Read, request))
+        self.started(|this, request| this.parts(stream, &get, Access::Read, request))
     }
 
     /// Returns a request that is done.
@@ -236,28 +242,24 @@ impl Engine {
     }
 
     /// Posts a transfer's parts.
-    fn parts(&mut self, stream: StreamId, transfer: Transfer, access: Access, request: Request) -> Result<(), Error> {
-        let Transfer { from, to, size: size_of_all, more_follows } = transfer;
-        let parts = self.split(size_of_all);
+    fn parts(&mut self, stream: StreamId, transfer: &Transfer, access: Access, request: Request) -> Result<(), Error> {
+        let Some(Ends { near: (near, near_offset), far: (far, far_offset) }) = &transfer.ends else { return Ok(()) };
+        let parts = self.split(transfer.size);
         self.add_parts(request, stream.peer, parts.size_hint().0 as u32);
-        let ((own, own_offset), (other, other_offset)) = if access == Access::Read { (to, from) } else { (from, to) };
         // If order is kept, no signal waits for a put.
         let has_index = access == Access::Write && !self.keeps_order;
         for (rail, offset, size) in parts {
-            let put = has_index.then(|| self.outbound(stream).stream.put(size_of_all == NCCL_PART));
-            let (Some(own), Some(other)) = (self.memories.get(&own), self.memories.get(&other)) else {
-                return Err(Error::Usage("NCCL called deregMrSym before a put of the memory was done".to_owned()));
-            };
+            let put = has_index.then(|| self.outbound(stream).stream.put(transfer.size == NCCL_PART));
             let post = Post::Rma {
                 access,
                 peer: stream.peer,
-                memory: own.clone(),
-                local: Local::At(own_offset + offset),
+                memory: near.clone(),
+                local: Local::At(near_offset + offset),
                 len: size as usize,
-                remote: other.peer(stream.peer).remote(rail, other_offset + offset),
+                remote: far.peer(stream.peer).remote(rail, far_offset + offset),
                 note: Note::Part { what: access.name(), request, stream, put },
             };
-            self.lanes[rail].post(post, more_follows)?;
+            self.lanes[rail].post(post, transfer.more_follows)?;
         }
         Ok(())
     }
@@ -305,7 +307,7 @@ impl Engine {
         let data = |entry| self.immediate.pack(self.ranks.rank, stream.context, entry, number);
         let entry = match name {
             Name::Known(entry) => {
-                self.parts(stream, put, Access::WriteData(data(entry)), request)?;
+                self.parts(stream, &put, Access::WriteData(data(entry)), request)?;
                 self.requests.part_done(request, stream.peer);
                 return Ok(());
             }
@@ -313,7 +315,8 @@ impl Engine {
         };
         let access = if is_one { Access::WriteData(data(0)) } else { Access::Write };
         // The message shares the write's doorbell.
-        self.parts(stream, Transfer { more_follows: is_one || keeps_order, ..put }, access, request)?;
+        let more_follows = put.more_follows;
+        self.parts(stream, &Transfer { more_follows: is_one || keeps_order, ..put }, access, request)?;
         let record = Record {
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
             strong: u8::from(signal.word.strong),
@@ -325,8 +328,8 @@ impl Engine {
         };
         let numbered = Numbered { lane, record, request };
         match if waits { self.outbound(stream).stream.hold(numbered) } else { Some(numbered) } {
-            Some(numbered) => self.send(stream, numbered, put.more_follows),
-            None if put.more_follows => Ok(()),
+            Some(numbered) => self.send(stream, numbered, more_follows),
+            None if more_follows => Ok(()),
             None => self.lanes[lane].flush(),
         }
     }
