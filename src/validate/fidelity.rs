@@ -7,8 +7,8 @@
 use efa_dp_direct::cq::{self, Cqe};
 use efa_dp_direct::queue::{CqAttrs, CqV0, QpAttrs, QpV1, WQ_CAPS_64_BIT_REQ_ID};
 use efa_dp_direct::sq;
-use efa_dp_direct::wqe::words::{self, Head, NARROW, WIDE};
-use efa_dp_direct::wqe::{Destination, RemoteMem, RequestIds, Sge};
+use efa_dp_direct::wqe::words::{NARROW, WIDE};
+use efa_dp_direct::wqe::{Destination, Geometry, Inline, Operation, RemoteMem, RequestIds, SendWqe, Sge, WriteData};
 use ferrogin_libfabric::progress::Progress;
 use ferrogin_libfabric::{FiAddr, Info, Libfabric, MemoryKind, MemoryRegion, Region, bindings};
 use mini_nccl::Bootstrap;
@@ -265,9 +265,9 @@ impl ToNext<'_> {
         // Alternates long and short writes, so that a card that works out of order shows it.
         let first = if data.request_ids_64() { HIGH_IDS } else { 0 };
         for number in 0..REQUESTS {
-            let head = Head::new(first + number as u64, destination);
-            let (remote, local) = (self.remote(AREA + number * LONG), self.local(number * LONG, length(number)));
-            queue.post::<NARROW>(words::write(head, remote, local));
+            let data = WriteData::One(self.local(number * LONG, length(number)));
+            let write = Operation::Write { remote: self.remote(AREA + number * LONG), data, imm: None };
+            queue.post::<NARROW>(SendWqe::new(first + number as u64, destination, write), Geometry::NARROW)?;
         }
         let order = queue.completions(REQUESTS)?;
         seen.add("writes: completions", order.len());
@@ -288,9 +288,9 @@ impl ToNext<'_> {
         // Reads the same bytes from the next rank.
         self.barrier()?;
         for number in 0..REQUESTS {
-            let head = Head::new(first + number as u64, destination);
-            let (remote, local) = (self.remote(number * LONG), self.local(2 * AREA + number * LONG, length(number)));
-            queue.post::<NARROW>(words::read(head, remote, local));
+            let into = Some(self.local(2 * AREA + number * LONG, length(number)));
+            let read = Operation::Read { remote: self.remote(number * LONG), into };
+            queue.post::<NARROW>(SendWqe::new(first + number as u64, destination, read), Geometry::NARROW)?;
         }
         let order = queue.completions(REQUESTS)?;
         let ids: Vec<u64> = order.iter().map(|id| id.wrapping_sub(first)).collect();
@@ -309,7 +309,9 @@ impl ToNext<'_> {
         let destination = self.destination(value)?;
         let mut queue = Queue::new(value, self.rail.domain.progress())?;
         self.barrier()?;
-        queue.post::<WIDE>(words::write_value(Head::new(7, destination), self.remote(AREA), SENTINEL, 8));
+        let sentinel = Inline::new(&SENTINEL.to_le_bytes()).ok_or("a value is not inline")?;
+        let write = Operation::Write { remote: self.remote(AREA), data: WriteData::Inline(sentinel), imm: None };
+        queue.post::<WIDE>(SendWqe::new(7, destination, write), Geometry::WIDE)?;
         let order = queue.completions(1)?;
         self.barrier()?;
         let mut bytes = [0; 8];
@@ -439,7 +441,10 @@ impl<'a> Queue<'a> {
     }
 
     /// Posts one request and rings the doorbell for it.
-    fn post<const N: usize>(&mut self, request: [u64; N]) {
+    fn post<const N: usize>(&mut self, request: SendWqe, geometry: Geometry) -> Result<(), String> {
+        let mut bytes = [[0; 8]; N];
+        request.emit(&geometry, bytes.as_flattened_mut()).map_err(text)?;
+        let request = bytes.map(u64::from_le_bytes);
         let queue = &raw mut self.qp.sq.wq;
         // SAFETY: the endpoint keeps its ring and doorbell mapped, and only this value uses them.
         unsafe { sq::start_batch(queue, 1) };
@@ -447,6 +452,7 @@ impl<'a> Queue<'a> {
         unsafe { sq::place(queue, 0, request) };
         // SAFETY: as above.
         unsafe { sq::flush(queue) };
+        Ok(())
     }
 
     /// The request ids of the next `count` completions, in order; fewer if the time limit is reached.
