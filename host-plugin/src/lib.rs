@@ -11,8 +11,7 @@
 //!
 //! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`. It shares set-up, devices and messages with these modules.
 //!
-//! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory. Its [`rounds`] tell other threads when they
-//! may free memory that it uses.
+//! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory.
 //!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors, which
 //! [`fault`] keeps for `queryLastError`. [`shortage`] finds the process limit behind a failure. [`mod@trace`] writes the steps of set-up to
@@ -40,7 +39,6 @@ pub mod plugin;
 pub mod rail;
 pub mod registry;
 pub mod rma;
-pub mod rounds;
 pub mod shortage;
 pub mod signal_proxy;
 mod silence;

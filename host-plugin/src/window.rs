@@ -38,8 +38,7 @@ pub struct Prepared {
     adds: Option<(Adds, Option<WordMapping>)>,
 }
 
-/// A window's entry in the list that emulated signals may name, until dropped. Afterwards the signal proxy no longer accesses its memory,
-/// except in a driver call that doesn't return ([`signal_proxy::wait_out`]).
+/// A window's entry in the list that emulated signals may name, until dropped. Afterwards the signal proxy no longer accesses its memory.
 struct Listed {
     windows: Arc<Windows>,
     /// Rail and remote key.

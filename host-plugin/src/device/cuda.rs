@@ -17,7 +17,6 @@ use super::interface::{
     Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, Imported, Mapping, Use, WindowMemory,
     WordMapping, page_size,
 };
-use crate::rounds::Round;
 use capabilities::{ATOMIC_REDUCTION_SUPPORTED, Flush, attribute, check_needs, versions};
 use cudarc::driver::sys as cu;
 use driver::{Core, check};
@@ -179,10 +178,10 @@ impl Device for CudaDevice {
         }
     }
 
-    unsafe fn add(&self, round: &Round<'_>, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+    unsafe fn add(&self, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
         let add = if adds == Adds::Stream { words::add_by_stream } else { words::add_by_copies };
         // SAFETY: this function's caller keeps the words mapped.
-        unsafe { add(&self.core, round, words) }
+        unsafe { add(&self.core, words) }
     }
 
     fn cannot_flush_writes(&self) -> Option<String> {

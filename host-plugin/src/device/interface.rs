@@ -1,6 +1,5 @@
 //! The interface of both back ends: the trait [`Device`], and its memory and error types.
 
-use crate::rounds::Round;
 use ferrogin_libfabric::MemoryKind;
 use std::ffi::c_void;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -277,7 +276,7 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Adds to words in device memory, in order, with [`Adds::Stream`] or [`Adds::Copy`]. Makes each driver call through `round`.
+    /// Adds to words in device memory, in order, with [`Adds::Stream`] or [`Adds::Copy`].
     ///
     /// # Safety
     /// Each address must be 8-byte aligned, and mapped on the device until the end of the round.
@@ -285,8 +284,8 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// The driver fails.
     #[allow(unsafe_code)]
-    unsafe fn add(&self, round: &Round<'_>, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
-        let _ = (round, adds, words);
+    unsafe fn add(&self, adds: Adds, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+        let _ = (adds, words);
         Ok(())
     }
 

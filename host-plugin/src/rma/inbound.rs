@@ -12,7 +12,6 @@ use super::words::Word;
 use crate::device::Device;
 use crate::error::Error;
 use crate::metrics::source::RmaCounts;
-use crate::rounds::Rounds;
 use crate::signal_proxy::windows::{self, add_all};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
@@ -57,7 +56,6 @@ pub struct Inbound {
     /// Word writes that haven't completed.
     writing: usize,
     acknowledgements: Vec<(StreamId, u32)>,
-    rounds: Rounds,
     /// Number of refusals.
     refused: u64,
     counts: Arc<RmaCounts>,
@@ -84,7 +82,6 @@ impl Inbound {
             additions: VecDeque::new(),
             writing: 0,
             acknowledgements: Vec::new(),
-            rounds: Rounds::default(),
             refused: 0,
             counts,
         }
@@ -204,11 +201,9 @@ impl Inbound {
             }
             self.additions.pop_front();
         }
-        if let Some(round) = self.rounds.begin() {
-            // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
-            unsafe { add_all(&round, device, &words) }?;
-            self.counts.signals.add(added);
-        }
+        // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
+        unsafe { add_all(device, &words) }?;
+        self.counts.signals.add(added);
         drop(registered);
         self.writing = writes.len();
         if let Some((sender, offset)) = refused {

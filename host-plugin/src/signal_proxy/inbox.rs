@@ -11,7 +11,6 @@ use crate::device::{Adds, Device, DeviceBuffer};
 use crate::error::Error;
 use crate::metrics::source::Counts;
 use crate::rail::{QueueOptions, Rail};
-use crate::rounds::Round;
 use efa_dp_direct::cq::{self, Cqe, RecvCqe, Status};
 use efa_dp_direct::queue::{CqAttrs, CqV0, WqV0};
 use efa_dp_direct::rq;
@@ -231,7 +230,7 @@ impl Inbox {
     ///
     /// # Errors
     /// The GPU's driver or the queue pair fails; signals are lost.
-    pub fn round(&mut self, round: &Round<'_>) -> Result<usize, Error> {
+    pub fn round(&mut self) -> Result<usize, Error> {
         // SAFETY: the completion queue keeps the ring mapped, and this object alone reads it.
         if unsafe { cq::poll(&self.ring, self.receives.posted().saturating_sub(1)) }.is_some() {
             self.counts.exhausted.fetch_add(1, Ordering::Relaxed);
@@ -274,10 +273,8 @@ impl Inbox {
         if !self.adds.is_empty() {
             // SAFETY: the receiver checked each word's alignment and bounds. The context keeps the indexed words, and the windows keep the
             // others until the end of the round.
-            unsafe { add_all(round, &*self.device, &self.adds) }?;
-            if !round.is_abandoned() {
-                self.counts.added.fetch_add(self.adds.len() as u64, Ordering::Relaxed);
-            }
+            unsafe { add_all(&*self.device, &self.adds) }?;
+            self.counts.added.fetch_add(self.adds.len() as u64, Ordering::Relaxed);
             self.adds.clear();
         }
         Ok(taken)

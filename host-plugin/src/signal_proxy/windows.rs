@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use crate::device::{Adds, Device, DeviceError};
-use crate::rounds::Round;
 use ferrogin_ffi::signals::Region;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -52,18 +51,16 @@ pub struct Word {
     pub adds: Adds,
 }
 
-/// Makes the bytes that the card wrote before the round's completions visible, then adds in order, each in one step. Stops early if the
-/// proxy is abandoned.
+/// Makes the bytes that the card wrote before the round's completions visible, then adds in order, each in one step.
 ///
 /// # Safety
 /// Each word must be 8-byte aligned, and its memory must stay mapped until the end of the round.
 ///
 /// # Errors
 /// The GPU's driver fails. Words before the failing one may have been added to.
-pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), DeviceError> {
+pub unsafe fn add_all(device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), DeviceError> {
     if device.needs_flush() {
-        let Some(flushed) = round.call(|| device.flush_writes()) else { return Ok(()) };
-        flushed?;
+        device.flush_writes()?;
     }
     // Consecutive words that the driver adds to share one call.
     for run in adds.chunk_by(|(a, _), (b, _)| a.adds == b.adds) {
@@ -71,9 +68,8 @@ pub unsafe fn add_all(round: &Round<'_>, device: &dyn Device, adds: &[(Word, u64
             adds @ (Adds::Stream | Adds::Copy) => {
                 let words: Vec<_> = run.iter().map(|(word, amount)| (word.address, *amount)).collect();
                 // SAFETY: this function's caller keeps the words mapped.
-                unsafe { device.add(round, adds, &words) }?;
+                unsafe { device.add(adds, &words) }?;
             }
-            _ if round.is_abandoned() => return Ok(()),
             Adds::Mapped { distance } => {
                 for (word, amount) in run {
                     // SAFETY: this function's caller keeps the word mapped for the CPU, too, and it's aligned.

@@ -1,7 +1,6 @@
 use super::*;
 use crate::device::interface::bytes_of;
 use crate::memory::region_of;
-use crate::rounds::Rounds;
 use ferrogin_libfabric::Region;
 use ferrogin_test_support::child;
 
@@ -68,13 +67,11 @@ fn adds_reach_words_of_gpu_memory_in_each_way() {
             Adds::Stream => ways.push(Adds::Stream),
             _ => ferrogin_test_support::skip("adds by a stream", "this driver has no atomic reductions"),
         }
-        let rounds = Rounds::default();
-        let round = rounds.begin().expect("a round");
         for (at, adds) in ways.into_iter().enumerate() {
             let at = address + 512 * at as u64;
             let words: Vec<_> = (0..300).map(|n| (at + n % 3 * 8, (1 << 40) + n)).collect();
             // SAFETY: the words are in `buffer`.
-            unsafe { device.add(&round, adds, &words) }.unwrap();
+            unsafe { device.add(adds, &words) }.unwrap();
             for word in 0..4 {
                 let mut bytes = [0; 8];
                 buffer.read((at - address) as usize + 8 * word, &mut bytes).unwrap();
@@ -87,7 +84,7 @@ fn adds_reach_words_of_gpu_memory_in_each_way() {
             }
         }
         // SAFETY: the words are in `buffer`; the driver refuses the last one.
-        let refused = unsafe { device.add(&round, Adds::Stream, &[(address, 1), (address + 4, 1)]) };
+        let refused = unsafe { device.add(Adds::Stream, &[(address, 1), (address + 4, 1)]) };
         assert!(refused.is_err());
     });
 }

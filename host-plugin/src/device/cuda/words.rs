@@ -3,7 +3,6 @@
 
 use super::driver::{Core, Current, check};
 use crate::device::interface::DeviceError;
-use crate::rounds::Round;
 use cudarc::driver::sys as cu;
 
 /// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, from CUDA 13.1.
@@ -48,26 +47,22 @@ pub fn is_coherent(native_atomics: bool, _: &Current, address: u64) -> bool {
     found == success && host == address && (on_host || native_atomics)
 }
 
-/// Makes a driver call in a signal proxy's round, and waits for the stream. Returns false if the proxy was abandoned meanwhile.
+/// Makes a driver call, and waits for the stream.
 fn on_stream(
     core: &Core,
-    round: &Round<'_>,
     name: &'static str,
     call: impl FnOnce(cu::CUstream) -> cu::CUresult,
-) -> Result<bool, DeviceError> {
-    let done = round.call(|| {
-        let _current = core.enter()?;
-        check(name, call(core.stream))?;
-        core.synchronize()
-    });
-    done.transpose().map(|done| done.is_some())
+) -> Result<(), DeviceError> {
+    let _current = core.enter()?;
+    check(name, call(core.stream))?;
+    core.synchronize()
 }
 
 /// Adds with atomic reductions on the stream.
 ///
 /// # Safety
 /// Each address must be 8-byte aligned, and mapped on the device until the end of the round.
-pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+pub unsafe fn add_by_stream(core: &Core, words: &[(u64, u64)]) -> Result<(), DeviceError> {
     for words in words.chunks(MEM_OPS) {
         // The layout in CUDA 13.1: operation and flags, kind and type, address, value.
         let head = [u64::from(ATOMIC_REDUCTION), u64::from(REDUCTION_ADD) | u64::from(REDUCTION_U64) << 32];
@@ -76,14 +71,11 @@ pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]
         };
         let mut operations: Vec<_> = words.iter().map(operation).collect();
         let (count, list) = (operations.len() as u32, operations.as_mut_ptr());
-        let added = on_stream(core, round, "cuStreamBatchMemOp", |stream| {
+        on_stream(core, "cuStreamBatchMemOp", |stream| {
             // SAFETY: the driver reads `count` operations. This function's caller keeps the words mapped until the stream has executed
             // them.
             unsafe { cu::cuStreamBatchMemOp_v2(stream, count, list, 0) }
         })?;
-        if !added {
-            break;
-        }
     }
     Ok(())
 }
@@ -92,24 +84,18 @@ pub unsafe fn add_by_stream(core: &Core, round: &Round<'_>, words: &[(u64, u64)]
 ///
 /// # Safety
 /// Each address must be 8-byte aligned, and mapped on the device until the end of the round.
-pub unsafe fn add_by_copies(core: &Core, round: &Round<'_>, words: &[(u64, u64)]) -> Result<(), DeviceError> {
+pub unsafe fn add_by_copies(core: &Core, words: &[(u64, u64)]) -> Result<(), DeviceError> {
     for (address, amount) in words {
         let mut word = 0u64;
-        let read = on_stream(core, round, "cuMemcpyDtoHAsync", |stream| {
+        on_stream(core, "cuMemcpyDtoHAsync", |stream| {
             // SAFETY: this function's caller keeps the word mapped; the driver writes a local variable before `on_stream` returns.
             unsafe { cu::cuMemcpyDtoHAsync_v2((&raw mut word).cast(), *address, 8, stream) }
         })?;
-        if !read {
-            break;
-        }
         let sum = word.wrapping_add(*amount);
-        let written = on_stream(core, round, "cuMemcpyHtoDAsync", |stream| {
+        on_stream(core, "cuMemcpyHtoDAsync", |stream| {
             // SAFETY: this function's caller keeps the word mapped; the driver reads a local variable before `on_stream` returns.
             unsafe { cu::cuMemcpyHtoDAsync_v2(*address, (&raw const sum).cast(), 8, stream) }
         })?;
-        if !written {
-            break;
-        }
     }
     Ok(())
 }
