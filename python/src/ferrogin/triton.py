@@ -102,6 +102,15 @@ def _to_all(status):
 
 
 @triton.jit
+def _by_one_thread(function, arguments):
+    """Calls the function in thread 0, and returns its status in all threads."""
+    status = 0
+    if _is_first():
+        status = function(*arguments)
+    return _to_all(status)
+
+
+@triton.jit
 def signal_add(signal, add):
     """The action that raises a peer's signal by `add`, below 2^32. Combine actions with |. Operations refuse ids above 65533."""
     return (tl.cast(add, tl.int64) << 32) | tl.minimum(tl.cast(signal, tl.int64) + 1, 65535)
@@ -125,152 +134,101 @@ def open(handle, context_id, scratch):
 
     `handle` is `Context.handle`; `scratch` is a pointer to an int64 in GPU memory that starts as 0 and that no other handle uses.
     """
-    status = 0
-    if _is_first():
-        status = _open(handle, context_id, scratch)
-    _to_all(status)
+    _by_one_thread(_open, (handle, context_id, scratch))
     return tl.load(scratch, volatile=True)
 
 
 @triton.jit
 def put(context, peer, dst, dst_offset, src, src_offset, nbytes, action=0, flags=0):
     """Writes bytes from this rank's window `src` to `peer`'s window `dst`."""
-    status = 0
-    if _is_first():
-        status = _put(context, peer, dst, dst_offset, src, src_offset, nbytes, action, flags)
-    return _to_all(status)
+    return _by_one_thread(_put, (context, peer, dst, dst_offset, src, src_offset, nbytes, action, flags))
 
 
 @triton.jit
 def put_value(context, peer, dst, dst_offset, value, nbytes=8, action=0, flags=0):
     """Writes the low 1, 2, 4 or 8 bytes of the integer `value` to `peer`'s window `dst`; `action` names no counter."""
-    status = 0
-    if _is_first():
-        status = _put_value(context, peer, dst, dst_offset, value, nbytes, action, flags)
-    return _to_all(status)
+    return _by_one_thread(_put_value, (context, peer, dst, dst_offset, value, nbytes, action, flags))
 
 
 @triton.jit
 def get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags=0):
     """Reads bytes from `peer`'s window `remote` into this rank's window `local`; they have arrived after `flush`."""
-    status = 0
-    if _is_first():
-        status = _get(context, peer, remote, remote_offset, local, local_offset, nbytes, flags)
-    return _to_all(status)
+    return _by_one_thread(_get, (context, peer, remote, remote_offset, local, local_offset, nbytes, flags))
 
 
 @triton.jit
 def signal(context, peer, action, flags=0):
     """Performs `action` on `peer`, without sending bytes."""
-    status = 0
-    if _is_first():
-        status = _signal(context, peer, action, flags)
-    return _to_all(status)
+    return _by_one_thread(_signal, (context, peer, action, flags))
 
 
 @triton.jit
 def put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter=0, flags=0):
     """Does a `put`, then adds `add` to the 8 bytes at `word_offset` in `peer`'s window `word`; `counter` is an action or 0."""
-    status = 0
-    if _is_first():
-        status = _put_signal_at(context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter, flags)
-    return _to_all(status)
+    return _by_one_thread(_put_signal_at, (context, peer, dst, dst_offset, src, src_offset, nbytes, word, word_offset, add, counter, flags))
 
 
 @triton.jit
 def put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags=0):
     """Does a `put_value`, then adds `add` to the 8 bytes at `word_offset` in `peer`'s window `word`."""
-    status = 0
-    if _is_first():
-        status = _put_value_signal_at(context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags)
-    return _to_all(status)
+    return _by_one_thread(_put_value_signal_at, (context, peer, dst, dst_offset, value, nbytes, word, word_offset, add, flags))
 
 
 @triton.jit
 def signal_at(context, peer, word, word_offset, add, flags=0):
     """Adds `add` to the 8 bytes at `word_offset` in `peer`'s window `word`."""
-    status = 0
-    if _is_first():
-        status = _signal_at(context, peer, word, word_offset, add, flags)
-    return _to_all(status)
+    return _by_one_thread(_signal_at, (context, peer, word, word_offset, add, flags))
 
 
 @triton.jit
 def ring(context):
     """Rings the doorbells that operations with the aggregate flag left, on all queues, and doesn't wait."""
-    status = 0
-    if _is_first():
-        status = _ring(context)
-    return _to_all(status)
+    return _by_one_thread(_ring, (context,))
 
 
 @triton.jit
 def flush(context):
     """Waits until every earlier operation on the context has completed."""
-    status = 0
-    if _is_first():
-        status = _flush(context)
-    return _to_all(status)
+    return _by_one_thread(_flush, (context,))
 
 
 @triton.jit
 def set_timeout(context, ns):
     """Makes later waits on the context fail after `ns` nanoseconds; 0 is no limit."""
-    status = 0
-    if _is_first():
-        status = _set_timeout(context, ns)
-    return _to_all(status)
+    return _by_one_thread(_set_timeout, (context, ns))
 
 
 @triton.jit
 def read_signal(context, number, out):
     """Writes a signal's count to the int64 that `out` points to."""
-    status = 0
-    if _is_first():
-        status = _read_signal(context, number, out)
-    return _to_all(status)
+    return _by_one_thread(_read_signal, (context, number, out))
 
 
 @triton.jit
 def wait_signal(context, number, least):
     """Waits until a signal's count is at least `least`, modulo 2^31, or 2^64 for an emulated signal."""
-    status = 0
-    if _is_first():
-        status = _wait_signal(context, number, least)
-    return _to_all(status)
+    return _by_one_thread(_wait_signal, (context, number, least))
 
 
 @triton.jit
 def reset_signal(context, number):
     """Sets a signal's count to 0."""
-    status = 0
-    if _is_first():
-        status = _reset_signal(context, number)
-    return _to_all(status)
+    return _by_one_thread(_reset_signal, (context, number))
 
 
 @triton.jit
 def read_counter(context, number, out):
     """Writes a counter's count to the int64 that `out` points to."""
-    status = 0
-    if _is_first():
-        status = _read_counter(context, number, out)
-    return _to_all(status)
+    return _by_one_thread(_read_counter, (context, number, out))
 
 
 @triton.jit
 def wait_counter(context, number, least):
     """Waits until a counter's count is at least `least`, modulo 2^31."""
-    status = 0
-    if _is_first():
-        status = _wait_counter(context, number, least)
-    return _to_all(status)
+    return _by_one_thread(_wait_counter, (context, number, least))
 
 
 @triton.jit
 def reset_counter(context, number):
     """Sets a counter's count to 0."""
-    status = 0
-    if _is_first():
-        status = _reset_counter(context, number)
-    return _to_all(status)
+    return _by_one_thread(_reset_counter, (context, number))
