@@ -1,4 +1,4 @@
-//! A subcommand's ranks: this process is one if a launcher started it; otherwise it starts them.
+//! A subcommand's ranks: this process is one if a launcher started it; otherwise it starts them. `ferrogin run` starts those of a program.
 
 use mini_nccl::bootstrap::Identity;
 pub use mini_nccl::launch::Launcher;
@@ -6,7 +6,8 @@ use mini_nccl::launch::{Job, Output, Signal};
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 /// The exit code of a rank whose output was closed, as in a shell.
 const CLOSED_OUTPUT: u8 = 128 + Signal::SIGPIPE as u8;
@@ -64,4 +65,36 @@ fn missing<'a>(defaults: Defaults<'a>) -> impl Iterator<Item = (&'a str, &'a OsS
 
 fn own_path() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))
+}
+
+/// Longer than any job runs.
+const YEARS: Duration = Duration::from_secs(10 * 366 * 86_400);
+
+/// The arguments of `ferrogin run`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Number of ranks.
+    #[arg(short = 'n', long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    ranks: u32,
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs the ranks. Returns the exit code of the first one that failed.
+pub fn run_program(args: &RunArgs) -> ExitCode {
+    let (program, arguments) = args.command.split_first().expect("clap requires one");
+    let job = Job::new(program, args.ranks as usize).args(arguments).output(Output::Prefix).timeout(YEARS);
+    match job.run() {
+        Ok(outcome) => {
+            if let Some(failure) = &outcome.failure {
+                eprintln!("ferrogin run: {failure}");
+            }
+            ExitCode::from(u8::try_from(outcome.code).unwrap_or(1))
+        }
+        Err(error) => {
+            eprintln!("ferrogin run: {error}");
+            ExitCode::from(127)
+        }
+    }
 }

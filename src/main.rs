@@ -6,16 +6,13 @@ mod checked_in;
 mod child;
 mod demo;
 mod doctor;
-mod gpu;
 mod gpu_cost;
 mod help;
 mod launch;
 mod mlx5_cards;
-mod pack;
 mod perf;
 mod probe;
 mod ptx;
-mod run;
 mod stdout;
 mod trace;
 mod validate;
@@ -73,7 +70,7 @@ enum Command {
     ///
     /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its output with its rank. If a
     /// rank fails, the others have 5 s to exit.
-    Run(run::RunArgs),
+    Run(launch::RunArgs),
     /// Runs a verbs program on software EFA cards.
     ///
     /// The program finds the cards the way it finds EFA hardware. SOFTEFA_NICS and SOFTEFA_FAULTS apply.
@@ -81,10 +78,10 @@ enum Command {
     /// Runs a program on software GPUs: it finds their libcuda.so.1 instead of NVIDIA's.
     ///
     /// SOFTGPU_DEVICES, SOFTGPU_MEMORY_BYTES and other settings apply: docs/software-gpu.md.
-    Gpu(gpu::GpuArgs),
+    Gpu(verbs::GpuArgs),
     /// Packs the files of a directory for a report, without host names, addresses and the home directory.
     #[command(hide = true)]
-    Pack(pack::PackArgs),
+    Pack(validate::PackArgs),
     /// Runs one part of a validation, as a rank.
     #[command(hide = true)]
     ValidatePart(validate::PartArgs),
@@ -108,14 +105,14 @@ fn main() -> ExitCode {
         Command::Compare(args) => perf::compare(&args),
         Command::Plot(args) => perf::plot(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => launch::run_program(&args),
         Command::Ptx { about } => ptx::run(about),
-        Command::Gpu(args) => gpu::run(&args),
+        Command::Gpu(args) => verbs::run_gpu(&args),
         Command::GpuCost(args) => gpu_cost::run(&args),
         Command::Verbs(args) => verbs::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),
-        Command::Pack(args) => pack::run(&args),
+        Command::Pack(args) => validate::run_pack(&args),
         Command::ValidatePart(args) => validate::part(&args),
         Command::Probe { limit, probe } => probe::run(&probe, Duration::from_secs(limit)),
     }

@@ -1,4 +1,4 @@
-//! `ferrogin verbs`: runs a program on a software card below libibverbs.
+//! `ferrogin verbs` runs a program on a software card below libibverbs, and `ferrogin gpu` on software GPUs.
 
 mod machine;
 
@@ -26,7 +26,7 @@ const SYSFS: &str = "sysfs";
 const DATA_PATH_DIRECT: &str = "FI_EFA_USE_DATA_PATH_DIRECT";
 
 /// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an installation's library directory.
-pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
+fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     let from_environment = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join(part));
     let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
     let places = [part.to_owned()]
@@ -55,7 +55,7 @@ pub(crate) fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
 }
 
 /// Puts `directory` before the library directories in the environment.
-pub(crate) fn library_path(directory: PathBuf) -> OsString {
+fn library_path(directory: PathBuf) -> OsString {
     let mut path = directory.into_os_string();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
         path.push(":");
@@ -137,5 +137,28 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
     }
     let error = command.exec();
     eprintln!("ferrogin verbs: cannot run {}: {error}", program.to_string_lossy());
+    ExitCode::from(127)
+}
+
+/// The arguments of `ferrogin gpu`.
+#[derive(Debug, clap::Args)]
+pub struct GpuArgs {
+    /// The program and its arguments.
+    #[arg(trailing_var_arg = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// Runs the program in place of this one.
+pub fn run_gpu(args: &GpuArgs) -> ExitCode {
+    let directory = match directory("gpu", "libcuda.so.1") {
+        Ok(directory) => directory,
+        Err(problem) => {
+            eprintln!("ferrogin gpu: {problem}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let (program, arguments) = args.command.split_first().expect("clap requires one");
+    let error = Command::new(program).args(arguments).env("LD_LIBRARY_PATH", library_path(directory)).exec();
+    eprintln!("ferrogin gpu: cannot run {}: {error}", program.to_string_lossy());
     ExitCode::from(127)
 }

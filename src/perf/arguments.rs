@@ -4,7 +4,7 @@ use super::error::Error;
 use super::operation::Operation;
 use super::output::{Destination, Format};
 use super::settings::{Device, Settings};
-use super::units::bytes_text;
+use super::statistics::bytes_text;
 use std::path::PathBuf;
 
 /// Largest size: the most that one EFA work request carries.

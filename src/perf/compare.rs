@@ -2,7 +2,7 @@
 
 use super::error::Error;
 use super::report::{Report, Row};
-use super::units::bytes_text;
+use super::statistics::bytes_text;
 use crate::stdout;
 use nccl_gin_ferrogin::log::counted;
 use std::path::PathBuf;

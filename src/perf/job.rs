@@ -5,7 +5,7 @@ use super::machine::{self, Machine};
 use super::operation::Operation;
 use super::report::{About, Gpu};
 use super::settings::{Device, Settings};
-use super::units::bytes_text;
+use super::statistics::bytes_text;
 use ferrogin_libfabric::Libfabric;
 use mini_nccl::Bootstrap;
 use mini_nccl::bootstrap::Identity;

@@ -29,7 +29,6 @@ mod rpc;
 mod session;
 mod settings;
 mod statistics;
-mod units;
 
 pub use arguments::PerfArgs;
 pub use compare::CompareArgs;

@@ -3,7 +3,7 @@
 use super::error::Error;
 use super::operation::Operation;
 use super::report::{Report, Row};
-use super::units::bytes_text;
+use super::statistics::bytes_text;
 use clap::builder::TypedValueParser;
 use nccl_gin_ferrogin::log::counted;
 use plotters::coord::Shift;

@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::operation::Operation;
 use super::settings::Settings;
 use super::statistics::Latency;
-use super::units::bytes_text;
+use super::statistics::bytes_text;
 use crate::doctor::VARIABLES;
 use crate::stdout;
 use nccl_gin_ferrogin::log::counted;

@@ -1,7 +1,7 @@
 //! The settings that all ranks agree on.
 
 use super::operation::{Operation, barrier_rounds};
-use super::units::bytes_text;
+use super::statistics::bytes_text;
 use clap::ValueEnum;
 use scenario_runner::timed::repetitions;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Latencies and rates from samples in nanoseconds.
+//! Latencies and rates from samples in nanoseconds, and sizes as text.
 
 use scenario_runner::timed::percentile;
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,15 @@ impl Latency {
 /// Millions of operations per second, if `count` operations took `nanoseconds`.
 pub fn mops(count: u64, nanoseconds: u64) -> f64 {
     count as f64 * 1e3 / nanoseconds.max(1) as f64
+}
+
+/// Formats a size with the largest suffix that divides it: "8", "64K".
+pub fn bytes_text(bytes: u64) -> String {
+    let units = [("G", 1u64 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+    match units.into_iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
+        Some((suffix, unit)) => format!("{}{suffix}", bytes / unit),
+        None => bytes.to_string(),
+    }
 }
 
 #[cfg(test)]

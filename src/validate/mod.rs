@@ -12,10 +12,10 @@
 //! The validation's ranks meet once. For each step, the children, which are ranks of their own job, meet at the same address. A child that
 //! fails, crashes or hangs ends only its step.
 
-pub(crate) mod archive;
+mod archive;
 mod expected;
 mod fidelity;
-pub(crate) mod machine;
+mod machine;
 mod mlx5;
 mod step;
 
@@ -571,6 +571,43 @@ fn verdict(done: &[Done], rows: &[Row]) -> String {
         count("differs"),
         count("FAILS")
     )
+}
+
+/// The arguments of `ferrogin pack`.
+#[derive(Debug, clap::Args)]
+pub struct PackArgs {
+    /// The directory, whose files become those of the archive.
+    directory: PathBuf,
+    /// The archive; an older file of this name is replaced.
+    #[arg(short, long, value_name = "FILE.tar.gz")]
+    output: PathBuf,
+}
+
+/// `ferrogin pack`: packs a directory into an archive like that of a validation.
+pub fn run_pack(args: &PackArgs) -> ExitCode {
+    match pack(&args.directory, &args.output) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ferrogin pack: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn pack(directory: &Path, output: &Path) -> Result<(), String> {
+    let failed = |path: &Path, error: std::io::Error| format!("{} cannot be read: {error}", path.display());
+    let output = Output::create(output)?;
+    let redaction = Redaction::new([]);
+    let mut files = BTreeMap::new();
+    for entry in std::fs::read_dir(directory).map_err(|error| failed(directory, error))? {
+        let path = entry.map_err(|error| failed(directory, error))?.path();
+        let Some(name) = path.file_name().filter(|_| path.is_file()) else { continue };
+        let bytes = std::fs::read(&path).map_err(|error| failed(&path, error))?;
+        files.insert(name.to_string_lossy().into_owned(), redaction.apply(&String::from_utf8_lossy(&bytes)));
+    }
+    files.insert("environment.txt".into(), machine::environment(&redaction));
+    files.insert("machine.txt".into(), machine::facts(&redaction));
+    output.write(&files).map(drop)
 }
 
 #[cfg(test)]
