@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::little_endian::U16;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The listen communicator of plugin `P`, from `listen` to `closeListen`. It keeps everything that `connect` needs, because NCCL's RMA
 /// layer passes `connect` another plugin's context.
@@ -71,17 +71,24 @@ pub struct CollComm {
     pub(crate) lost: LostRank,
 }
 
-/// Each rank's block in `connect`'s allgather. Ranks with different greetings can't work together.
-#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+/// Each rank's block in `connect`'s allgather.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-struct Greeting {
+struct PluginGreeting {
     version: U16,
     rails: U16,
     /// 1 with emulated signals.
     emulated: U16,
 }
 
-ferrogin_ffi::assert_layout!(Greeting, size 6, align 1, { version @ 0, rails @ 2, emulated @ 4 });
+ferrogin_ffi::assert_layout!(PluginGreeting, size 6, align 1, { version @ 0, rails @ 2, emulated @ 4 });
+
+impl Greeting for PluginGreeting {
+    fn facts(&self) -> [String; 3] {
+        let signals = if self.emulated == 0 { "card" } else { "emulated" };
+        [version_text(self.version), rails_text(self.rails), format!("FERROGIN_SIGNALS={signals}")]
+    }
+}
 
 /// Version of the blocks that ranks exchange.
 const VERSION: u16 = 4;
@@ -108,9 +115,8 @@ impl CollComm {
         let (device, rails) = opened.inspect_err(|_| listen.listener.close())?;
         let emulated = u16::from(plugin.config.signals == Signals::Emulated);
         let greeting =
-            Greeting { version: VERSION.into(), rails: (rails.len() as u16).into(), emulated: emulated.into() };
-        let same = Same { greeting: greeting.as_bytes(), rails: rails.len(), setting: "FERROGIN_SIGNALS" };
-        let ring = join(&listen.listener, handles, rank, plugin.config.timeout, same)?;
+            PluginGreeting { version: VERSION.into(), rails: (rails.len() as u16).into(), emulated: emulated.into() };
+        let ring = join(&listen.listener, handles, rank, plugin.config.timeout, &greeting)?;
         crate::info!(
             "rank {rank} of {nranks}: connected on {} {}, kernels on {}",
             counted(rails.len(), "rail"),
@@ -155,13 +161,28 @@ impl CollComm {
 }
 
 /// What must be the same on all ranks of a communicator.
-pub(crate) struct Same<'a> {
-    /// Everything that must match, as bytes.
-    pub greeting: &'a [u8],
-    /// The number of rails, which is part of the greeting.
-    pub rails: usize,
-    /// Another part: a setting.
-    pub setting: &'static str,
+pub(crate) trait Greeting: FromBytes + IntoBytes + Immutable {
+    /// Returns what each field says about a rank, the version first: "2 rails for its device".
+    fn facts(&self) -> [String; 3];
+}
+
+/// Returns what a greeting says about the version of ferrogin.
+pub(crate) fn version_text(version: U16) -> String {
+    format!("version {version} of ferrogin's set-up")
+}
+
+/// Returns what a greeting says about the number of rails.
+pub(crate) fn rails_text(rails: U16) -> String {
+    format!("{} for its device", counted(rails.get().into(), "rail"))
+}
+
+/// Returns how the greeting in `bytes` differs from this rank's: what the other rank has, and what this one has.
+fn difference<G: Greeting>(greeting: &G, bytes: &[u8]) -> [String; 2] {
+    let differs = |other: G| greeting.facts().into_iter().zip(other.facts()).find(|(own, other)| own != other);
+    match G::read_from_bytes(bytes).ok().and_then(differs) {
+        Some((own, other)) => [other, own],
+        None => ["another version of ferrogin", "this one"].map(str::to_owned),
+    }
 }
 
 /// Builds the ring, and checks that the ranks match.
@@ -173,24 +194,24 @@ pub(crate) fn join(
     handles: &[[u8; HANDLE_MAXSIZE]],
     rank: usize,
     timeout: Duration,
-    Same { greeting, rails, setting }: Same<'_>,
+    greeting: &impl Greeting,
 ) -> Result<Ring, Error> {
     let mut ring = Ring::connect(listener, handles, rank, timeout)?;
     ring.set_warn(|line| crate::warn!("{line}"));
-    let greetings = match exchange(&mut ring, Step::Connect, Some(greeting)) {
+    let bytes = greeting.as_bytes();
+    let greetings = match exchange(&mut ring, Step::Connect, Some(bytes)) {
         Ok(greetings) => greetings,
         Err(error) => {
             listener.keep_failed(ring);
             return Err(error.into());
         }
     };
-    match greetings.iter().position(|other| other != greeting) {
-        None => Ok(ring),
-        Some(other) => Err(Error::Usage(format!(
-            "rank {other} has another version of ferrogin than rank {rank}, another {setting}, or another number of rails for its device than \
-             the {rails} of rank {rank}; run the same ferrogin with the same settings on the same kind of machine on all ranks"
-        ))),
-    }
+    let Some(other) = greetings.iter().position(|other| other != bytes) else { return Ok(ring) };
+    let [theirs, own] = difference(greeting, &greetings[other]);
+    Err(Error::Usage(format!(
+        "rank {other} has {theirs}, and rank {rank} has {own}; run the same ferrogin with the same settings on the same kind of machine \
+         on all ranks"
+    )))
 }
 
 /// Exchanges the parts of all ranks in `step`, and returns them by rank. A rank that failed passes its error as `part`, and the call then
@@ -278,5 +299,18 @@ mod tests {
         assert!(handles.take(at(16)) && !handles.take(at(16)));
         assert_eq!(handles.close(), [at(24), at(8)]);
         assert!(!handles.add(at(32)) && !handles.take(at(8)) && handles.close().is_empty());
+    }
+
+    #[test]
+    fn greeting_that_differs_names_the_field() {
+        let own = PluginGreeting { version: 4.into(), rails: 1.into(), emulated: 0.into() };
+        let differs = |other: PluginGreeting| difference(&own, other.as_bytes()).join(" and ");
+        let newer = differs(PluginGreeting { version: 5.into(), rails: 2.into(), ..own });
+        assert_eq!(newer, "version 5 of ferrogin's set-up and version 4 of ferrogin's set-up");
+        let rails = differs(PluginGreeting { rails: 2.into(), ..own });
+        assert_eq!(rails, "2 rails for its device and 1 rail for its device");
+        let signals = differs(PluginGreeting { emulated: 1.into(), ..own });
+        assert_eq!(signals, "FERROGIN_SIGNALS=emulated and FERROGIN_SIGNALS=card");
+        assert_eq!(difference(&own, &[0; 16])[0], "another version of ferrogin");
     }
 }

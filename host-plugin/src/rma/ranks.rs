@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The ring, and the number of the next collective call that registers memory or creates a context.
 struct Calls {
@@ -67,17 +67,25 @@ pub struct Ranks {
     _plugin: Arc<RmaPlugin>,
 }
 
-/// The block in `connect`'s allgather. Ranks whose greetings differ can't work together.
-#[derive(Debug, Clone, Copy, IntoBytes, Immutable)]
+/// The block in `connect`'s allgather.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
-struct Greeting {
+struct RmaGreeting {
     /// Tells this plugin's ring from the GIN plugin's.
     plugin: [u8; 4],
     version: U16,
     rails: U16,
     provider: [u8; 8],
 }
-ferrogin_ffi::assert_layout!(Greeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
+ferrogin_ffi::assert_layout!(RmaGreeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
+
+impl comm::Greeting for RmaGreeting {
+    fn facts(&self) -> [String; 3] {
+        let provider = String::from_utf8_lossy(&self.provider);
+        let provider = format!("FERROGIN_PROVIDER={}", provider.trim_end_matches('\0'));
+        [comm::version_text(self.version), comm::rails_text(self.rails), provider]
+    }
+}
 
 /// Version of the blocks and records that ranks exchange.
 const VERSION: u16 = 4;
@@ -101,9 +109,8 @@ impl Ranks {
         let (name, mut provider) = (plugin.config.provider.name().as_bytes(), [0; 8]);
         provider[..name.len()].copy_from_slice(name);
         let count = (rails.len() as u16).into();
-        let greeting = Greeting { plugin: *b"RMA\0", version: VERSION.into(), rails: count, provider };
-        let same = comm::Same { greeting: greeting.as_bytes(), rails: rails.len(), setting: "FERROGIN_PROVIDER" };
-        let ring = comm::join(&listen.listener, handles, rank, plugin.config.timeout, same)?;
+        let greeting = RmaGreeting { plugin: *b"RMA\0", version: VERSION.into(), rails: count, provider };
+        let ring = comm::join(&listen.listener, handles, rank, plugin.config.timeout, &greeting)?;
         let names: Vec<_> = rails.iter().map(Rail::name).collect();
         crate::info!(
             "rank {rank} of {nranks}: RMA connected on {} {}",
@@ -158,7 +165,7 @@ impl Ranks {
     /// Notes that requests to `peer` failed, and returns the rank to blame: a rank that another one has reported, or else the peer. Ranks
     /// that close because of a failure say so before their endpoints are closed, which fails requests to them.
     pub fn blame(&self, peer: usize) -> usize {
-        // The watcher may not have looked since. A collective call in progress notices such a rank itself.
+        // The watcher may not have checked since. A collective call in progress notices such a rank itself.
         if let Some(lost) = self.calls.try_lock().ok().and_then(|calls| calls.ring().lost(Instant::now())) {
             let _ = self.lost.set(lost);
         }
