@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Longest pause while nothing is found. A failure ends the waits on its own endpoint at once, and all others within this time.
 const PAUSE_IDLE: Duration = Duration::from_millis(50);
 /// Time between checks of the other ranks.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// What to do after a context's first failure. NCCL's programs have no handle of the context.
 const UNUSABLE: &str = "This context is now unusable: destroy it on all ranks, or with NCCL the communicator";
 /// Rounds to wait for a failure's entry after an error counter has changed.
@@ -199,7 +199,7 @@ pub enum Output {
 /// A rank that has ended without closing its communicator, once there is one.
 pub type LostRank = Arc<OnceLock<usize>>;
 
-/// A periodic look at a communicator's ring.
+/// A periodic check of a communicator's ring.
 struct RingWatch {
     ring: Arc<Mutex<Ring>>,
     lost: LostRank,
@@ -208,11 +208,11 @@ struct RingWatch {
 
 impl RingWatch {
     /// Looks for ranks that have ended, and tells the next rank that this process runs. A collective call in progress does both itself.
-    fn look(&mut self, now: Instant) {
+    fn check_timeouts(&mut self, now: Instant) {
         if self.next.is_some_and(|next| now < next) {
             return;
         }
-        self.next = Some(now + LOOK_EVERY);
+        self.next = Some(now + CHECK_INTERVAL);
         if let Some(lost) = self.ring.try_lock().ok().and_then(|mut ring| ring.lost(now)) {
             let _ = self.lost.set(lost);
         }
@@ -500,7 +500,7 @@ pub fn watch(watch: Watch) -> Result<Guard, Error> {
     add(|table, id| drop(table.watches.insert(id, watch)))
 }
 
-/// Starts looking at a communicator's ring, between its collective calls, and reports a lost rank in `lost`. The caller drops the guard
+/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost`. The caller drops the guard
 /// before the ring.
 ///
 /// # Errors
@@ -578,7 +578,7 @@ fn run(stop: &AtomicBool) {
     while !stop.load(Ordering::Acquire) {
         let mut busy = false;
         for ring in table.rings.values_mut() {
-            ring.look(Instant::now());
+            ring.check_timeouts(Instant::now());
         }
         for watch in table.watches.values_mut() {
             busy |= watch.round(Instant::now());

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Time without a completion that ends the wait: longer than the 5 s after which a card reports that a peer is silent.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Time between two looks: at first, and the longest. It doubles each time.
+/// Time between two checks: at first, and the longest. It doubles each time.
 const PAUSE: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
 /// Delivers what kernels have posted on these contexts, and what peers have signalled to them. Kernels no longer use the contexts, which
@@ -34,7 +34,7 @@ pub fn drain(contexts: &[&Context]) {
     while queues.iter().flatten().any(|queue| queue.requests != 0 && !queue.failed) {
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSE[1]);
-        let completions: u32 = queues.iter_mut().flatten().map(Queue::look).sum();
+        let completions: u32 = queues.iter_mut().flatten().map(Queue::check).sum();
         if silence.is_over(completions != 0, Instant::now()) {
             break;
         }
@@ -68,7 +68,7 @@ impl Context {
                 endpoint.ring(posted);
             }
             let mut queue = Queue { context: self, endpoint, index, start: *start, posted, requests: 0, failed: false };
-            queue.look();
+            queue.check();
             (queue.requests != 0).then_some(queue)
         });
         queues.collect()
@@ -96,8 +96,8 @@ struct Queue<'a> {
 }
 
 impl Queue<'_> {
-    /// Looks at the counters. Returns the number of requests that have completed since the last look.
-    fn look(&mut self) -> u32 {
+    /// Reads the counters. Returns the number of requests that have completed since the last check.
+    fn check(&mut self) -> u32 {
         let (memory, before) = (self.context.memory.counters(), self.requests);
         self.failed |= self.endpoint.has_failed(memory, self.start);
         let completed = self.endpoint.completed(memory);

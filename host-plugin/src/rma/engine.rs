@@ -29,7 +29,7 @@ const NCCL_PART: u64 = 1 << 30;
 /// Maximum batches of completions per call.
 const BATCHES: usize = 8;
 /// Calls to `progress` between checks of the other ranks.
-const LOOK_EVERY: u32 = 32;
+const CHECK_INTERVAL: u32 = 32;
 /// How long `destroyContext` waits. The software card reports a silent peer after 5 s, and that error says more.
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 
@@ -116,11 +116,11 @@ pub struct Engine {
     waits: Waits,
     departure: Departure,
     events: Vec<Event<Note>>,
-    /// The last look at the network found nothing.
+    /// The last check of the network found nothing.
     is_quiet: bool,
     /// Calls to `progress`.
     calls: u32,
-    /// The last request that a test found incomplete, and the number of such tests since the last look at the network.
+    /// The last request that a test found incomplete, and the number of such tests since the last check of the network.
     tested: (Option<Request>, usize),
     failure: Option<String>,
     _metrics: Option<Guard>,
@@ -350,7 +350,7 @@ impl Engine {
         if is_done != Some(false) {
             return Ok(is_done);
         }
-        // NCCL tests many requests between calls to rmaProgress, or one over and over: one look at the network per round is enough.
+        // NCCL tests many requests between calls to rmaProgress, or one over and over: one check of the network per round is enough.
         let again = self.tested.0.replace(request) == Some(request);
         self.tested.1 += 1;
         if again || self.tested.1 > self.requests.count_open() {
@@ -366,16 +366,16 @@ impl Engine {
     pub fn progress(&mut self) -> Result<(), Error> {
         self.check()?;
         self.tested.1 = 0;
-        let result = self.rounds().and_then(|()| self.look_at_ranks());
+        let result = self.rounds().and_then(|()| self.check_ranks());
         result.map_err(|error| self.fail(error))
     }
 
     /// Checks the other ranks, because not every provider reports that a peer is gone or stopped. Requests to a rank that closed its
     /// communicator fail, and so do those that a rank keeps waiting for too long. If a rank is lost, all requests fail, because several
     /// ranks may have ended and the ring names only one. A context without requests carries on, because ranks may exit when they're done.
-    fn look_at_ranks(&mut self) -> Result<(), Error> {
+    fn check_ranks(&mut self) -> Result<(), Error> {
         self.calls = self.calls.wrapping_add(1);
-        if !self.calls.is_multiple_of(LOOK_EVERY) {
+        if !self.calls.is_multiple_of(CHECK_INTERVAL) {
             return Ok(());
         }
         let rank = self.ranks.rank;

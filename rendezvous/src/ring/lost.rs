@@ -24,7 +24,7 @@ impl Ring {
                 Err(error) => self.fail(Step::Barrier, self.sequence, &error),
                 Ok(()) => {
                     self.pass_on_closes(now);
-                    self.look_at_streams(now);
+                    self.check_streams(now);
                 }
             }
         }
@@ -58,7 +58,7 @@ impl Ring {
     }
 
     /// Gives up on a neighbour whose stream ended without a word, unless a neighbour has reported a failure that may explain it.
-    fn look_at_streams(&mut self, now: Instant) {
+    fn check_streams(&mut self, now: Instant) {
         if self.later_abort.is_some_and(|(frame, _)| frame.kind == FrameKind::Abort) {
             return;
         }
