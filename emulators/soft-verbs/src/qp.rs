@@ -175,7 +175,7 @@ impl QueuePair {
             settings.psn = attr.sq_psn;
         }
         if mask & ib::IBV_QP_RNR_RETRY != 0 {
-            if attr.rnr_retry > soft_nic::card::RNR_FOR_EVER {
+            if attr.rnr_retry > soft_nic::card::RNR_RETRY_UNLIMITED {
                 return Err(Errno::INVAL);
             }
             (settings.rnr_retry, qp.rnr_retry) = (attr.rnr_retry, attr.rnr_retry);

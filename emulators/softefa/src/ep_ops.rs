@@ -28,7 +28,7 @@ use super::queue_pair::QueuePair;
 use super::rdm::{self, Parts, Rdm};
 use super::{ops_msg, ops_rma, options, unsupported};
 use soft_nic::address::Address;
-use soft_nic::card::RNR_FOR_EVER;
+use soft_nic::card::RNR_RETRY_UNLIMITED;
 use soft_nic::card::counter::{EVENTS, Event};
 
 static OPS: fi::fi_ops = fi::fi_ops {
@@ -114,7 +114,7 @@ fn open_endpoint(
     let state = State {
         min_multi_recv: DEFAULT_MIN_MULTI_RECV,
         writes_take_receives: rx.map_or(0, |rx| rx.mode) & fi::FI_RX_CQ_DATA != 0,
-        rnr_retry: RNR_FOR_EVER,
+        rnr_retry: RNR_RETRY_UNLIMITED,
         wqe_size,
         sq,
         rq,

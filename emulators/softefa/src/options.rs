@@ -9,7 +9,7 @@ use super::ep::Ep;
 use super::fabric::Kind;
 use super::guard::Code;
 use super::info;
-use soft_nic::card::RNR_FOR_EVER;
+use soft_nic::card::RNR_RETRY_UNLIMITED;
 use soft_nic::card::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 
 fn number(ep: &Ep, name: c_int) -> Result<usize, Code> {
@@ -38,7 +38,7 @@ fn set_number(ep: &Ep, name: c_int, number: usize) -> Result<i32, Code> {
         if state.qpn.is_some() {
             return Err(Code::INVAL);
         }
-        state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_FOR_EVER).ok_or(Code::INVAL)?;
+        state.rnr_retry = u8::try_from(number).ok().filter(|n| *n <= RNR_RETRY_UNLIMITED).ok_or(Code::INVAL)?;
         return Ok(0);
     }
     if ep.domain.fabric_kind() != Kind::Rdm {

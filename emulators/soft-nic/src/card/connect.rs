@@ -141,7 +141,7 @@ impl Core {
         for at in late {
             match self.connections.get(at) {
                 Some(connection) if connection.waiting == 0 => {
-                    self.refuse(at, "it did not prove within 5 s that it is a card");
+                    self.refuse(at, "no valid handshake within 5 s: the peer is not a software card, or is stopped");
                 }
                 Some(connection) => {
                     let status = match connection.responsive {

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 pub use self::core::Core;
 use self::core::Listeners;
 use self::engine::{Engine, Shared};
-pub use self::qp::RNR_FOR_EVER;
+pub use self::qp::RNR_RETRY_UNLIMITED;
 pub use self::recv_queue::DATAGRAM_HEADER;
 pub use self::request::{MAX_RDMA_SIZE, MAX_SEND_SIZE};
 pub use self::setup::SetupError;

@@ -49,7 +49,7 @@ pub(crate) struct Outstanding {
 }
 
 /// The number of retries that means forever when the peer has no receive, as in `ibv_qp_attr.rnr_retry`.
-pub const RNR_FOR_EVER: u8 = 7;
+pub const RNR_RETRY_UNLIMITED: u8 = 7;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -122,7 +122,7 @@ impl Qp {
             enabled: false,
             taken: 0,
             rq_taken: 0,
-            rnr_retry: RNR_FOR_EVER,
+            rnr_retry: RNR_RETRY_UNLIMITED,
             datagrams: false,
             unsolicited_writes: true,
             outstanding: 0,

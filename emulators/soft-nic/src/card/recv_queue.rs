@@ -7,7 +7,7 @@ use efa_dp_direct::wire::{CompStatus, RxDesc, SendOp};
 use super::complete::OK;
 use super::core::Core;
 use super::counter::Event;
-use super::qp::{RNR_FOR_EVER, Token};
+use super::qp::{RNR_RETRY_UNLIMITED, Token};
 use super::request::MAX_SEND_SIZE;
 use crate::address::Gid;
 use crate::wire::packet::{Header, Kind};
@@ -257,12 +257,12 @@ impl Core {
         let Some(qp) = self.qp(token.qpn()) else { return false };
         let limit = qp.rnr_retry;
         let Some(entry) = qp.get(token) else { return false };
-        if limit < RNR_FOR_EVER && entry.retries >= limit {
+        if limit < RNR_RETRY_UNLIMITED && entry.retries >= limit {
             return false;
         }
         (entry.sent, entry.awaiting) = (0, false);
         let retries = u32::from(entry.retries);
-        let doublings = match limit < RNR_FOR_EVER {
+        let doublings = match limit < RNR_RETRY_UNLIMITED {
             true => RNR_LAST_DOUBLINGS * (retries + 1) / u32::from(limit),
             false => retries.min(RNR_DOUBLINGS),
         };

@@ -81,7 +81,7 @@ fn completion_order(asked: u64, api: u32) -> bool {
     asked != 0 && api < version(2, 0)
 }
 
-fn unless(wrong: bool) -> Result<(), Code> {
+fn refuse_if(wrong: bool) -> Result<(), Code> {
     if wrong { Err(Code::NODATA) } else { Ok(()) }
 }
 
@@ -95,16 +95,16 @@ impl Hints {
         let Some(given) = given else { return Ok(wanted) };
         let info = given.info;
         (wanted.given, wanted.caps, wanted.mode) = (true, info.caps, info.mode);
-        unless(info.addr_format != fi::FI_FORMAT_UNSPEC && info.addr_format != fi::FI_ADDR_EFA)?;
+        refuse_if(info.addr_format != fi::FI_FORMAT_UNSPEC && info.addr_format != fi::FI_ADDR_EFA)?;
         if let Some(destination) = given.destination() {
             wanted.dest = Some(destination.ok_or(Code::NODATA)?);
         }
         if let Some(source) = given.source() {
             // A card's GID is drawn when the card is opened, but its IP address is known before.
             let source = source.and_then(|bytes| Gid::from_bytes(*bytes.first_chunk()?).ok());
-            unless(source.is_none_or(|gid| gid.ip().is_some_and(|ip| !is_own_ip(ip, config))))?;
+            refuse_if(source.is_none_or(|gid| gid.ip().is_some_and(|ip| !is_own_ip(ip, config))))?;
         }
-        unless(given.provider_name().is_some_and(|name| name != PROVIDER))?;
+        refuse_if(given.provider_name().is_some_and(|name| name != PROVIDER))?;
         wanted.fabric = given.fabric_name().map(Into::into);
         if let Some(domain) = given.domain() {
             wanted.domain = given.domain_name().map(Into::into);
@@ -114,7 +114,7 @@ impl Hints {
             wanted.read_ep(ep)?;
         }
         if let Some(tx) = given.tx() {
-            unless(tx.op_flags & !SEND_FLAGS != 0 || completion_order(tx.comp_order, api))?;
+            refuse_if(tx.op_flags & !SEND_FLAGS != 0 || completion_order(tx.comp_order, api))?;
             (wanted.tx_caps, wanted.msg_order) = (tx.caps, tx.msg_order);
             (wanted.tx_flags, wanted.tx_order) = (Some(tx.op_flags), Some(tx.msg_order));
             (wanted.tx_iov, wanted.rma_iov) = (tx.iov_limit, tx.rma_iov_limit);
@@ -122,8 +122,8 @@ impl Hints {
             wanted.mode |= tx.mode;
         }
         if let Some(rx) = given.rx() {
-            unless(rx.op_flags & !(fi::FI_COMPLETION | fi::FI_MULTI_RECV) != 0)?;
-            unless(completion_order(rx.comp_order, api))?;
+            refuse_if(rx.op_flags & !(fi::FI_COMPLETION | fi::FI_MULTI_RECV) != 0)?;
+            refuse_if(completion_order(rx.comp_order, api))?;
             (wanted.rx_caps, wanted.rx_iov, wanted.rx_size) = (rx.caps, rx.iov_limit, rx.size);
             wanted.mode |= rx.mode;
             (wanted.rx_flags, wanted.rx_order) = (Some(rx.op_flags), Some(rx.msg_order));
@@ -134,29 +134,29 @@ impl Hints {
 
     fn read_domain(&mut self, domain: &DomainAttr, api: u32) -> Result<(), Code> {
         let mut mode = domain.mr_mode;
-        unless(mode & MR_SCALABLE != 0 && mode & MR_BASIC == 0)?;
+        refuse_if(mode & MR_SCALABLE != 0 && mode & MR_BASIC == 0)?;
         self.basic = mode & MR_BASIC != 0 || mode == 0 && api < version(1, 5);
         if self.basic {
             mode |= MR_TARGET | fi::FI_MR_LOCAL;
         }
         self.mr_mode = Some(mode);
         let auto = fi::fi_progress::FI_PROGRESS_AUTO;
-        unless(domain.threading > fi::fi_threading::FI_THREAD_ENDPOINT)?;
+        refuse_if(domain.threading > fi::fi_threading::FI_THREAD_ENDPOINT)?;
         self.threading = domain.threading;
         self.progress = [domain.control_progress, domain.data_progress];
-        unless(self.progress.iter().any(|asked| *asked > fi::fi_progress::FI_PROGRESS_CONTROL_UNIFIED))?;
+        refuse_if(self.progress.iter().any(|asked| *asked > fi::fi_progress::FI_PROGRESS_CONTROL_UNIFIED))?;
         self.auto_progress = self.progress.contains(&auto);
-        unless(domain.av_type > fi::fi_av_type::FI_AV_TABLE)?;
-        unless(domain.caps & !DOMAIN_CAPS != 0)?;
+        refuse_if(domain.av_type > fi::fi_av_type::FI_AV_TABLE)?;
+        refuse_if(domain.caps & !DOMAIN_CAPS != 0)?;
         (self.key_size, self.data_size, self.counters) = (domain.mr_key_size, domain.cq_data_size, domain.cntr_cnt);
         Ok(())
     }
 
     fn read_ep(&mut self, ep: &EpAttr) -> Result<(), Code> {
         let kind = ep.kind;
-        unless(kind != fi::fi_ep_type::FI_EP_UNSPEC && kind != fi::fi_ep_type::FI_EP_RDM)?;
-        unless(ep.protocol != 0 && ep.protocol != fi::FI_PROTO_EFA)?;
-        unless(ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1)?;
+        refuse_if(kind != fi::fi_ep_type::FI_EP_UNSPEC && kind != fi::fi_ep_type::FI_EP_RDM)?;
+        refuse_if(ep.protocol != 0 && ep.protocol != fi::FI_PROTO_EFA)?;
+        refuse_if(ep.tx_ctx_cnt > 1 || ep.rx_ctx_cnt > 1)?;
         self.max_msg_size = ep.max_msg_size;
         Ok(())
     }
@@ -164,21 +164,21 @@ impl Hints {
     /// Checks that an offer meets the hints.
     pub(super) fn meet(&self, offer: &Offer, config: &Config) -> Result<(), Code> {
         let all = offer.tx_caps | offer.rx_caps | DOMAIN_CAPS | HMEM;
-        unless(self.caps & !all != 0 || self.caps & HMEM & !offer.optional_caps != 0)?;
-        unless(self.caps & HMEM != 0 && config.faults.no_hmem)?;
-        unless(self.tx_caps & !(offer.tx_caps | HMEM | DOMAIN_CAPS) != 0)?;
-        unless(self.rx_caps & !(offer.rx_caps | HMEM | DOMAIN_CAPS) != 0)?;
-        unless(self.fabric.as_deref().is_some_and(|name: &CStr| name != offer.kind.name()))?;
-        unless(self.given && offer.mode & !self.mode != 0)?;
+        refuse_if(self.caps & !all != 0 || self.caps & HMEM & !offer.optional_caps != 0)?;
+        refuse_if(self.caps & HMEM != 0 && config.faults.no_hmem)?;
+        refuse_if(self.tx_caps & !(offer.tx_caps | HMEM | DOMAIN_CAPS) != 0)?;
+        refuse_if(self.rx_caps & !(offer.rx_caps | HMEM | DOMAIN_CAPS) != 0)?;
+        refuse_if(self.fabric.as_deref().is_some_and(|name: &CStr| name != offer.kind.name()))?;
+        refuse_if(self.given && offer.mode & !self.mode != 0)?;
         if let Some(mode) = self.mr_mode {
-            unless(self.mr_mode_of(offer, self.caps) & !mode != 0)?;
+            refuse_if(self.mr_mode_of(offer, self.caps) & !mode != 0)?;
         }
-        unless(self.auto_progress && !offer.auto_progress)?;
-        unless(self.key_size > KEY_SIZE || self.data_size > DATA_SIZE)?;
-        unless(self.counters > config.faults.cntr_budget as usize)?;
-        unless(self.max_msg_size > self.max_msg_size_of(offer))?;
-        unless(self.msg_order & !offer.msg_order != 0)?;
-        unless(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > RMA_IOV)
+        refuse_if(self.auto_progress && !offer.auto_progress)?;
+        refuse_if(self.key_size > KEY_SIZE || self.data_size > DATA_SIZE)?;
+        refuse_if(self.counters > config.faults.cntr_budget as usize)?;
+        refuse_if(self.max_msg_size > self.max_msg_size_of(offer))?;
+        refuse_if(self.msg_order & !offer.msg_order != 0)?;
+        refuse_if(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > RMA_IOV)
     }
 
     /// Returns the receive mode that the application chose: with `FI_RX_CQ_DATA`, writes with immediate data take receives.
@@ -242,10 +242,10 @@ impl Hints {
                 let ip = node.parse::<std::net::Ipv4Addr>().ok();
                 node == own.text() || ip.is_some_and(|ip| is_own_ip(ip, config))
             };
-            return unless(node.is_some_and(|node| !is_own(node)));
+            return refuse_if(node.is_some_and(|node| !is_own(node)));
         }
         match node {
-            None => unless(has_service),
+            None => refuse_if(has_service),
             Some(node) => {
                 let peer = Address::from_text(&node.to_string_lossy()).ok_or(Code::NODATA)?;
                 self.dest = Some(peer.to_bytes());
