@@ -1,0 +1,245 @@
+// Shared by the drivers of nccl_ep's kernels: GPU memory and launches through the driver API, numbers of the kernels' types, and what NCCL
+// would give the kernels: a device communicator and a window, of the host API's.
+#pragma once
+
+#include <cuda.h>
+#include <ferrogin/host.hpp>
+
+#include <nccl_device.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace ep {
+
+inline void must(CUresult result, const char* call) {
+  const char* name = nullptr;
+  if (result == CUDA_SUCCESS) return;
+  cuGetErrorName(result, &name);
+  throw ferrogin::Error(FERROGIN_CUDA_ERROR, (std::string(call) + " failed: " + (name ? name : "unknown")).c_str());
+}
+#define MUST(call) ep::must(call, #call)
+
+// Zeroed GPU memory with `count` values of type T. Freed with the context.
+template <typename T>
+struct Buffer {
+  CUdeviceptr address = 0;
+  size_t count = 0;
+
+  Buffer() = default;
+  explicit Buffer(size_t values) : count(values) {
+    MUST(cuMemAlloc(&address, bytes() + 1));
+    MUST(cuMemsetD8(address, 0, bytes() + 1));
+  }
+  size_t bytes() const {
+    return count * sizeof(T);
+  }
+  T* get() const {
+    return reinterpret_cast<T*>(address);
+  }
+  void set(const std::vector<T>& values) const {
+    if (!values.empty()) MUST(cuMemcpyHtoD(address, values.data(), values.size() * sizeof(T)));
+  }
+  void fill(unsigned char byte) const {
+    if (count) MUST(cuMemsetD8(address, byte, bytes()));
+  }
+  std::vector<T> read() const {
+    std::vector<T> values(count);
+    if (count) MUST(cuMemcpyDtoH(values.data(), address, bytes()));
+    return values;
+  }
+};
+
+// The kernels, linked with ferrogin's device code.
+class Kernels {
+  CUmodule module_;
+
+ public:
+  explicit Kernels(std::initializer_list<const char*> ptx) {
+    CUcontext context;
+    CUlinkState link;
+    void* image;
+    size_t bytes;
+    MUST(cuInit(0));
+    MUST(cuDevicePrimaryCtxRetain(&context, 0));
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuLinkCreate(0, nullptr, nullptr, &link));
+    for (const char* file : ptx) must(cuLinkAddFile(link, CU_JIT_INPUT_PTX, file, 0, nullptr, nullptr), file);
+    MUST(cuLinkComplete(link, &image, &bytes));
+    MUST(cuModuleLoadData(&module_, image));
+    MUST(cuLinkDestroy(link));
+  }
+  // Launches a kernel with one parameter, a struct, and waits for it.
+  void launch(const char* name, void* parameter, int blocks, int threads, int shared, bool cooperative) const {
+    CUfunction function;
+    void* parameters[] = {parameter};
+    MUST(cuModuleGetFunction(&function, module_, name));
+    MUST(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared));
+    auto start = [&] {
+      if (cooperative) return cuLaunchCooperativeKernel(function, blocks, 1, 1, threads, 1, 1, shared, nullptr, parameters);
+      return cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, nullptr, parameters, nullptr);
+    };
+    must(start(), name);
+    must(cuCtxSynchronize(), name);
+  }
+};
+
+// A window and contexts of the host API, as ncclCommWindowRegister and ncclDevCommCreate hand them to kernels. Each rank is a node of its own.
+struct Nccl {
+  Buffer<ncclWindow_vidmem> window{1};
+  Buffer<ncclWindow_t> windows{1};
+  Buffer<ncclDevComm> comm{1};
+  Buffer<uint64_t> shadows;
+  ncclDevComm host_comm{};
+
+  Nccl(const ferrogin::Comm& ranks, const ferrogin::Window& memory, const ferrogin::Context& context, uint32_t contexts, uint32_t signals,
+       bool strong)
+    : shadows(size_t(contexts) * signals) {
+    ncclWindow_vidmem view{};
+    view.worldRank = int(ranks.rank());
+    view.lsaFlatBase = static_cast<char*>(memory.address());
+    view.numSegments = 1;
+    view.ginWinsDefaultBackend[0] = memory.handle();
+    window.set({view});
+    windows.set({window.get()});
+
+    host_comm.rank = int(ranks.rank());
+    host_comm.nRanks = int(ranks.ranks());
+    host_comm.nRanks_rcp32 = nccl::utility::idivRcp32(ranks.ranks());
+    host_comm.lsaSize = 1;
+    host_comm.lsaSize_rcp32 = nccl::utility::idivRcp32(1);
+    host_comm.ginConnectionCount = 1;
+    host_comm.ginConnectionStride = host_comm.ginContextStride = 1;
+    host_comm.ginContextCount = contexts;
+    host_comm.ginSignalCount = int(signals);
+    host_comm.ginSignalShadows = shadows.get();
+    // NCCL's default is strong: ncclGin_SignalAdd comes after the puts before it.
+    host_comm.ginStrongLegacySignals = strong;
+    host_comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_EFA_GDA;
+    host_comm.ginHandles[0] = context.handle();
+    comm.set({host_comm});
+  }
+};
+
+// Token types. `round` returns the nearest number that the type has.
+struct Bf16 {
+  using Bits = uint16_t;
+  static Bits bits(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    return Bits((u + 0x7fff + (u >> 16 & 1)) >> 16);
+  }
+  static float number(Bits b) {
+    uint32_t u = uint32_t(b) << 16;
+    float x;
+    std::memcpy(&x, &u, 4);
+    return x;
+  }
+};
+struct Fp16 {
+  using Bits = uint16_t;
+  static Bits bits(float x) {
+    _Float16 half = _Float16(x);
+    Bits b;
+    std::memcpy(&b, &half, 2);
+    return b;
+  }
+  static float number(Bits b) {
+    _Float16 half;
+    std::memcpy(&half, &b, 2);
+    return float(half);
+  }
+};
+struct Fp32 {
+  using Bits = float;
+  static Bits bits(float x) {
+    return x;
+  }
+  static float number(Bits b) {
+    return b;
+  }
+};
+template <typename Type>
+float round_to(float x) {
+  return Type::number(Type::bits(x));
+}
+
+// The number of an FP8 byte, e4m3.
+inline float e4m3(uint8_t b) {
+  int exponent = b >> 3 & 15, mantissa = b & 7;
+  float magnitude = exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
+  return b & 0x80 ? -magnitude : magnitude;
+}
+
+// A number from 0 to `below` - 1 that depends only on the arguments.
+inline uint32_t hash(uint32_t a, uint32_t b, uint32_t c, uint32_t below) {
+  uint64_t x = (uint64_t(a) << 40 ^ uint64_t(b) << 20 ^ c) * 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9u;
+  return uint32_t((x >> 32) % below);
+}
+
+// Options of the command line, as name=number or name=word.
+class Options {
+  std::vector<std::string> given_;
+
+ public:
+  Options(int argc, char** argv) : given_(argv + 1, argv + argc) {}
+  std::string word(const std::string& name, const char* usual) {
+    for (auto option = given_.begin(); option != given_.end(); ++option) {
+      if (option->rfind(name + "=", 0) != 0) continue;
+      std::string value = option->substr(name.size() + 1);
+      given_.erase(option);
+      return value;
+    }
+    return usual;
+  }
+  uint32_t number(const std::string& name, uint32_t usual) {
+    return uint32_t(std::stoul(word(name, std::to_string(usual).c_str())));
+  }
+  void end() const {
+    if (!given_.empty()) throw std::invalid_argument(given_[0] + " is not an option");
+  }
+};
+
+// How the tokens of a job choose their experts: every rank computes the choices of all ranks.
+struct Routing {
+  std::string pattern;  // "even"; "one": every token to the first experts; "none": no token to expert 1; "idle": the last rank has no tokens
+  uint32_t ranks, experts, topk, most;
+
+  uint32_t tokens(uint32_t rank) const {
+    return pattern == "idle" && rank == ranks - 1 ? 0 : most;
+  }
+  // The experts of a token, all different. Some tokens use fewer than topk: the rest is -1.
+  std::vector<int64_t> experts_of(uint32_t rank, uint32_t token, uint32_t round) const {
+    std::vector<int64_t> chosen;
+    uint32_t first = hash(rank + 1, token, round, experts), step = 1 + hash(token + 1, rank, round, experts - 1);
+    while (std::gcd(step, experts) != 1) step++;
+    for (uint32_t k = 0; chosen.size() < topk && k < experts; k++) {
+      uint32_t expert = pattern == "one" ? k : (first + k * step) % experts;
+      if (pattern != "none" || expert != 1) chosen.push_back(expert);
+    }
+    if (pattern == "even" && topk > 1 && hash(token, round, rank, 4) == 0) chosen[topk - 1] = -1;
+    chosen.resize(topk, -1);
+    return chosen;
+  }
+  // Multiples of 1/8, so that sums of them have no rounding.
+  float weight(uint32_t rank, uint32_t token, uint32_t k, uint32_t round) const {
+    return float(1 + hash(rank + 7, token * 64 + k, round, 8)) / 8;
+  }
+  // Integers of up to four bits, which all token types have, FP8 included.
+  static float value(uint32_t rank, uint32_t token, uint32_t i, uint32_t round) {
+    return float(hash(rank * 1000 + token, i, round, 31)) - 15;
+  }
+  // What an expert computes.
+  static float apply(uint32_t expert, float x) {
+    return x * float(1 + expert % 4);
+  }
+};
+
+}  // namespace ep

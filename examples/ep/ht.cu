@@ -1,0 +1,394 @@
+// Runs nccl_ep's high-throughput dispatch and combine on the host API, without NCCL, and checks every row, weight and count. docs/ep.md has
+// the commands: clang compiles this file twice, to PTX and to the program. The kernels' template arguments are macros, and their launches are
+// those of nccl_ep's library, in its flat layout, with each rank on a node of its own.
+#ifndef RANKS
+#define RANKS 2
+#endif
+#ifndef HIDDEN
+#define HIDDEN 512
+#endif
+#ifndef TYPE
+#define TYPE Bf16  // or Fp16, Fp32
+#endif
+#ifndef TOKENS
+#define TOKENS 64  // the most that a rank has
+#endif
+#ifndef BLOCKS
+#define BLOCKS 2
+#endif
+#ifndef STAGES
+#define STAGES NCCL_EP_HT_DISPATCH_STAGES
+#endif
+
+#ifdef __CUDA_ARCH__
+#include <ferrogin/nccl_gin.cuh>
+#endif
+
+#include "device/ht_ep.cuh"
+
+constexpr int CHUNK = HT_TOKENS_PER_CHUNK_RDMA_DEFAULT, CHUNKS = (TOKENS + CHUNK - 1) / CHUNK, MAX_TOKENS = CHUNKS * CHUNK;
+constexpr int SCAN_THREADS = NCCL_EP_HT_NUM_THREADS_PER_BLOCK_PREPROCESSING;
+constexpr int PIPELINES = NCCL_EP_HT_DISPATCH_PIPELINES, IN_FLIGHT = NCCL_EP_HT_DISPATCH_IN_FLIGHT_S2G;
+constexpr int GATHER_STAGES = NCCL_EP_HT_COMBINE_CROSS_LSA_STAGES_G2S, SCATTER_STAGES = NCCL_EP_HT_COMBINE_CROSS_LSA_STAGES_S2G;
+
+// The kernels' warps, by their jobs: how many, and after which warp.
+using N2n = ht_ep::warp_group<NCCL_EP_HT_DISPATCH_N2N_WARPS, 0>;
+using Load = ht_ep::warp_group<PIPELINES, NCCL_EP_HT_DISPATCH_N2N_WARPS>;
+using Store = ht_ep::warp_group<PIPELINES, NCCL_EP_HT_DISPATCH_N2N_WARPS + PIPELINES>;
+using Empty = ht_ep::warp_group<0, NCCL_EP_HT_DISPATCH_N2N_WARPS + 2 * PIPELINES>;
+constexpr int RED = NCCL_EP_HT_COMBINE_RED_WARPS;
+using NodeRed = ht_ep::warp_group<RED, 0>;
+using Red = ht_ep::warp_group<RED, RED>;
+using NodeGather = ht_ep::warp_group<1, 2 * RED>;
+using Gather = ht_ep::warp_group<1, 2 * RED + 1>;
+using Rdma = ht_ep::warp_group<NCCL_EP_HT_COMBINE_N2N_WARPS, 2 * RED + 2>;
+constexpr int DISPATCH_THREADS = 32 * (NCCL_EP_HT_DISPATCH_N2N_WARPS + 2 * PIPELINES);
+constexpr int COMBINE_THREADS = 32 * (2 * RED + 2 + NCCL_EP_HT_COMBINE_N2N_WARPS);
+
+#ifdef __CUDA_ARCH__
+
+constexpr auto Bf16 = ncclBfloat16, Fp16 = ncclFloat16, Fp32 = ncclFloat32;
+using Word = nccl_ep::wire_t<TYPE>;
+
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 1) ht_scan(const __grid_constant__ ht_ep::scan_flat_kernel_param_t p) {
+  extern __shared__ uint8_t shared[];
+  ht_ep::scan_impl_flat<SCAN_THREADS, BLOCKS, RANKS, 1, true, false, 0, int64_t>(
+      p.input_routing_map, p.tmp, p.sparse_to_dense_map, p.rdma_to_attn_map, p.attn_to_rdma_map,
+      reinterpret_cast<ht_ep::rank_mask_t<1>*>(p.token_rank_mask), p.num_of_tokens_for_experts, p.local_expert_routing_map,
+      p.per_expert_token_counts, p.lsa_team, p.local_rank, p.num_of_tokens_per_rank, p.experts_per_rank, p.recv_total_counter,
+      p.out_is_int64, p.max_recv_tokens_per_rank, p.allow_overflow_drop, p.token_to_recv_slot, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
+ht_dispatch(const __grid_constant__ ht_ep::dispatch_kernel_param_t<Word, 1> p) {
+  extern __shared__ uint8_t shared[];
+  ht_ep::dispatch_kernel_impl<Word, float, NCCL_EP_DISP_QUANT_NONE, N2n, Load, Store, Empty, Empty, STAGES, IN_FLIGHT, CHUNK, MAX_TOKENS, RANKS,
+                              BLOCKS, true, PIPELINES, 1, NCCL_EP_LAYOUT_FLAT, HIDDEN, 0>(p, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1) ht_combine(const __grid_constant__ ht_ep::combine_kernel_param_t<1> p) {
+  extern __shared__ uint8_t shared[];
+  ht_ep::combine_kernel_impl<NodeRed, Red, NodeGather, Gather, Rdma, NCCL_EP_HT_COMBINE_CROSS_LSA_PIPELINES, GATHER_STAGES, SCATTER_STAGES,
+                             NCCL_EP_HT_COMBINE_TOK_PER_GROUP, CHUNK, MAX_TOKENS, RANKS, BLOCKS, false, HIDDEN, 1, NCCL_EP_LAYOUT_FLAT,
+                             TYPE>(p, shared);
+}
+
+#else
+
+#include "driver.h"
+
+#include <set>
+
+using namespace ep;
+using Bits = TYPE::Bits;
+constexpr ncclDataType_t token_type = sizeof(Bits) == 4 ? ncclFloat32 : std::is_same_v<TYPE, Fp16> ? ncclFloat16 : ncclBfloat16;
+using Word = nccl_ep::wire_t<token_type>;
+constexpr size_t ROW = HIDDEN * sizeof(Bits);
+constexpr uint32_t CONTEXTS = NCCL_EP_HT_RESERVED_GIN_GPU_CTXS + BLOCKS * NCCL_EP_HT_DISPATCH_N2N_WARPS;
+constexpr uint32_t BARRIERS = 32, FROM_OTHERS = RANKS - 1;
+
+// Byte offsets in the window, each a multiple of 4,096.
+struct Layout {
+  size_t reduced = 0, gathered, reduced_weights, gathered_weights, dispatch_flags, combine_flags, dispatch_guard, combine_guard, tokens,
+         weights, staging, received, bytes;
+
+  explicit Layout(size_t local) {
+    size_t at = 0;
+    auto next = [&](size_t size) {
+      size_t offset = at;
+      at += (size + 4095) / 4096 * 4096;
+      return offset;
+    };
+    size_t entry = ROW + local * sizeof(float);
+    reduced = next(MAX_TOKENS * FROM_OTHERS * ROW), gathered = next(MAX_TOKENS * FROM_OTHERS * ROW);
+    reduced_weights = next(MAX_TOKENS * FROM_OTHERS * local * sizeof(float));
+    gathered_weights = next(MAX_TOKENS * FROM_OTHERS * local * sizeof(float));
+    dispatch_flags = next(FROM_OTHERS * CHUNKS * 8), combine_flags = next(FROM_OTHERS * CHUNKS * 8);
+    dispatch_guard = next(RANKS * 8), combine_guard = next(RANKS * 8);
+    tokens = next(TOKENS * ROW), weights = next(TOKENS * local * RANKS * sizeof(float));
+    staging = next(FROM_OTHERS * TOKENS * entry), received = next(FROM_OTHERS * TOKENS * entry);
+    bytes = at;
+  }
+};
+
+// Signals of a context.
+struct Signals {
+  unsigned per_phase = RANKS * CHUNKS, tails = 2 * per_phase, all = tails + RANKS * RANKS * CHUNKS + RANKS * RANKS + BARRIERS;
+};
+
+struct Rank {
+  const Routing& routing;
+  uint32_t rank, local;
+  Layout layout;
+  char* window;
+  int wrong = 0;
+  // What the scan makes of all ranks' choices.
+  Buffer<uint8_t> routes, scan_memory{BLOCKS * sizeof(ht_ep::tmp_state_t)};
+  Buffer<int32_t> slots{RANKS * TOKENS}, received_count{1}, expert_counts;
+  Buffer<bool> from_others{RANKS * size_t((TOKENS + 15) / 16 * 16)}, to_others{TOKENS * FROM_OTHERS}, local_experts;
+  Buffer<uint64_t> masks{RANKS * TOKENS};
+  Buffer<int64_t> total{1};
+  Buffer<Bits> received{RANKS * TOKENS * HIDDEN}, expert_out{RANKS * TOKENS * HIDDEN}, combined{TOKENS * HIDDEN};
+  Buffer<float> received_weights;
+  Buffer<uint64_t> rounds{2};                // expected counts of the card's flags: dispatch, combine
+  Buffer<uint32_t> node_rounds{2}, done{2}, node_flags{2};
+
+  Rank(const Routing& r, uint32_t rank_, char* window_)
+    : routing(r), rank(rank_), local(r.experts / RANKS), layout(local), window(window_), routes(RANKS * TOKENS * row_bytes()),
+      expert_counts(local), local_experts(RANKS * TOKENS * local), received_weights(RANKS * TOKENS * local) {
+    rounds.set({1, 1});
+    node_rounds.set({1, 1});
+  }
+  // A token's experts as bits, a byte or more for each rank.
+  size_t row_bytes() const {
+    return size_t((local + 7) / 8) * RANKS;
+  }
+  void expect(bool is_right, const char* what, uint32_t round, uint32_t where) {
+    if (is_right || ++wrong > 5) return;
+    std::fprintf(stderr, "rank %u, round %u: wrong %s at %u\n", rank, round, what, where);
+  }
+
+  void prepare(uint32_t round) {
+    std::vector<uint8_t> bits(routes.count);
+    std::vector<Bits> in;
+    std::vector<float> by(TOKENS * routing.experts);
+    for (uint32_t from = 0; from < RANKS; from++) {
+      for (uint32_t token = 0; token < routing.tokens(from); token++) {
+        auto experts = routing.experts_of(from, token, round);
+        for (uint32_t k = 0; k < experts.size(); k++) {
+          if (experts[k] < 0) continue;
+          uint32_t expert = uint32_t(experts[k]), at = expert / local;
+          bits[(from * TOKENS + token) * row_bytes() + at * (row_bytes() / RANKS) + expert % local / 8] |= 1 << expert % local % 8;
+          if (from == rank) by[token * routing.experts + expert] = routing.weight(from, token, k, round);
+        }
+        for (uint32_t i = 0; from == rank && i < HIDDEN; i++) in.push_back(TYPE::bits(Routing::value(from, token, i, round)));
+      }
+    }
+    routes.set(bits);
+    MUST(cuMemcpyHtoD(CUdeviceptr(window + layout.tokens), in.data(), in.size() * sizeof(Bits)));
+    MUST(cuMemcpyHtoD(CUdeviceptr(window + layout.weights), by.data(), by.size() * sizeof(float)));
+    from_others.fill(0), to_others.fill(0), local_experts.fill(0), received_count.fill(0), scan_memory.fill(0), expert_counts.fill(0);
+    slots.fill(0xff), received.fill(0x5a), received_weights.fill(0x5a), combined.fill(0x5a);
+  }
+
+  ht_ep::scan_flat_kernel_param_t scan() const {
+    ht_ep::scan_flat_kernel_param_t p{};
+    p.input_routing_map = routes.get();
+    p.tmp = reinterpret_cast<ht_ep::tmp_state_t*>(scan_memory.get());
+    p.sparse_to_dense_map = slots.get();
+    p.rdma_to_attn_map = from_others.get();
+    p.attn_to_rdma_map = to_others.get();
+    p.token_rank_mask = masks.get();
+    p.num_of_tokens_for_experts = received_count.get();
+    p.local_expert_routing_map = local_experts.get();
+    p.per_expert_token_counts = expert_counts.get();
+    p.lsa_team = int(rank);
+    p.num_of_tokens_per_rank = TOKENS;
+    p.experts_per_rank = int(local);
+    p.recv_total_counter = total.get();
+    p.out_is_int64 = true;
+    p.max_recv_tokens_per_rank = RANKS * TOKENS;
+    return p;
+  }
+
+  ht_ep::dispatch_kernel_param_t<Word, 1> dispatch(const Nccl& nccl) const {
+    ht_ep::dispatch_kernel_param_t<Word, 1> p{};
+    p.hidden_dim = HIDDEN;
+    p.experts_per_rank = int(local);
+    p.ranks_per_lsa_team = 1;
+    p.attn_input_token = reinterpret_cast<Word*>(window + layout.tokens);
+    p.attn_input_prob = reinterpret_cast<float*>(window + layout.weights);
+    p.gin_G2S_flags = reinterpret_cast<uint64_t*>(window + layout.dispatch_flags);
+    p.lsa_S2G_flags = node_flags.get();
+    p.rdma_to_attn_map = from_others.get();
+    p.attn_to_rdma_map = to_others.get();
+    p.sparse_to_dense_map = slots.get();
+    p.s2d_inner_dim = 1;
+    p.expected_gin_flag_val = rounds.get();
+    p.expected_lsa_flag_val = node_rounds.get();
+    p.lsa_team = int(rank);
+    p.num_of_tokens_per_rank = TOKENS;
+    p.dcomm = nccl.host_comm;
+    p.token_window = p.prob_window = p.dest_window = nccl.window.get();
+    p.num_ctx_per_comm = CONTEXTS - NCCL_EP_HT_RESERVED_GIN_GPU_CTXS;
+    p.gin_base_ptr = window;
+    p.mr_info.attn_input_token_offset = layout.tokens;
+    p.mr_info.attn_input_prob_offset = layout.weights;
+    p.mr_info.gin_send_staging_offset = layout.staging;
+    p.mr_info.gin_recv_staging_offset = layout.received;
+    p.mr_info.guard_offset = layout.dispatch_guard;
+    p.mr_info.bytes_per_entry = ROW + local * sizeof(float);
+    p.mr_info.max_tokens_per_dest = TOKENS;
+    p.mr_info.signals_tail_base = Signals().tails;
+    p.mr_info.num_max_rdma_chunked_send_tokens = NCCL_EP_HT_DISPATCH_RDMA_BATCH_SIZE;
+    p.dispatch_grid_barrier_counter = done.get();
+    p.guard_enabled = true;
+    p.max_recv_tokens_per_rank = RANKS * TOKENS;
+    p.expert_output_token[0] = reinterpret_cast<Word*>(received.get());
+    p.expert_output_prob[0] = received_weights.get();
+    return p;
+  }
+
+  ht_ep::combine_kernel_param_t<1> combine(const Nccl& nccl) const {
+    ht_ep::combine_kernel_param_t<1> p{};
+    p.hidden_dim = HIDDEN;
+    p.experts_per_rank = int(local);
+    p.ranks_per_lsa_team = 1;
+    p.attn_output_token = reinterpret_cast<uint16_t*>(combined.get());
+    p.combine_gin_RED_tokens = reinterpret_cast<uint16_t*>(window + layout.reduced);
+    p.combine_gin_G2S_tokens = reinterpret_cast<uint16_t*>(window + layout.gathered);
+    p.gin_G2S_flags = reinterpret_cast<uint64_t*>(window + layout.combine_flags);
+    p.lsa_S2G_flags = node_flags.get() + 1;
+    p.rdma_to_attn_map = from_others.get();
+    p.attn_to_rdma_map = to_others.get();
+    p.sparse_to_dense_map = slots.get();
+    p.s2d_inner_dim = 1;
+    p.expected_gin_flag_val = rounds.get() + 1;
+    p.expected_lsa_flag_val = node_rounds.get() + 1;
+    p.lsa_team = int(rank);
+    p.num_of_tokens_per_rank = TOKENS;
+    p.num_real_tokens = int(routing.tokens(rank));
+    p.combine_grid_barrier_counter = done.get() + 1;
+    p.dcomms = nccl.comm.get();
+    p.token_window = p.dest_window = nccl.window.get();
+    p.num_gin_comms = 1;
+    p.num_ctx_per_comm = CONTEXTS - NCCL_EP_HT_RESERVED_GIN_GPU_CTXS;
+    p.gin_base_ptr = window;
+    p.combine_signal_offset = Signals().per_phase;
+    p.mr_info.combine_red_token_offset = layout.reduced;
+    p.mr_info.combine_g2s_token_offset = layout.gathered;
+    p.mr_info.combine_red_prob_offset = layout.reduced_weights;
+    p.mr_info.combine_g2s_prob_offset = layout.gathered_weights;
+    p.mr_info.guard_offset = layout.combine_guard;
+    p.guard_enabled = true;
+    p.expert_input_token[0] = reinterpret_cast<uint16_t*>(expert_out.get());
+    return p;
+  }
+
+  // Checks what dispatch received, and writes what the experts make of it, with the weights applied and one row per token.
+  void check_dispatch_and_compute(uint32_t round) {
+    auto rows = received.read();
+    auto got_weights = received_weights.read();
+    auto slot_of = slots.read(), got_counts = expert_counts.read();
+    std::vector<Bits> out(expert_out.count, TYPE::bits(0));
+    std::vector<int32_t> of_expert(local);
+    std::set<int32_t> used;
+    for (uint32_t from = 0; from < RANKS; from++) {
+      for (uint32_t token = 0; token < routing.tokens(from); token++) {
+        std::vector<float> weight(local), sum(HIDDEN);
+        auto experts = routing.experts_of(from, token, round);
+        bool is_here = false;
+        for (uint32_t k = 0; k < experts.size(); k++) {
+          if (experts[k] < 0 || experts[k] / local != rank) continue;
+          is_here = true;
+          of_expert[experts[k] % local]++;
+          weight[experts[k] % local] = routing.weight(from, token, k, round);
+          for (uint32_t i = 0; i < HIDDEN; i++) {
+            sum[i] += weight[experts[k] % local] * Routing::apply(uint32_t(experts[k]), Routing::value(from, token, i, round));
+          }
+        }
+        int32_t slot = slot_of[from * TOKENS + token];
+        bool valid = is_here ? slot >= 0 && slot < int32_t(RANKS * TOKENS) && used.insert(slot).second : slot == -1;
+        expect(valid, "slot of a token of rank", round, from);
+        if (!valid || !is_here) continue;
+        for (uint32_t i = 0; i < HIDDEN; i++) {
+          expect(TYPE::number(rows[slot * HIDDEN + i]) == Routing::value(from, token, i, round), "number of a row from rank", round, from);
+          out[slot * HIDDEN + i] = TYPE::bits(sum[i]);
+        }
+        for (uint32_t e = 0; e < local; e++) expect(got_weights[slot * local + e] == weight[e], "weight from rank", round, from);
+      }
+    }
+    expect(received_count.read()[0] == int32_t(used.size()) && total.read()[0] == int64_t(used.size()), "number of tokens", round, 0);
+    for (uint32_t e = 0; e < local; e++) expect(got_counts[e] == of_expert[e], "count of expert", round, e);
+    expert_out.set(out);
+  }
+
+  void check_combine(uint32_t round) {
+    auto found = combined.read();
+    for (uint32_t token = 0; token < routing.tokens(rank); token++) {
+      auto experts = routing.experts_of(rank, token, round);
+      for (uint32_t i = 0; i < HIDDEN; i++) {
+        std::vector<float> parts(RANKS);
+        for (uint32_t k = 0; k < experts.size(); k++) {
+          if (experts[k] < 0) continue;
+          float x = Routing::apply(uint32_t(experts[k]), Routing::value(rank, token, i, round));
+          parts[experts[k] / local] += routing.weight(rank, token, k, round) * x;
+        }
+        float sum = 0;
+        for (float part : parts) sum += round_to<TYPE>(part);
+        expect(TYPE::number(found[token * HIDDEN + i]) == round_to<TYPE>(sum), "combined number of token", round, token);
+      }
+    }
+  }
+};
+
+// The kernels' dynamic shared memory.
+struct Shared {
+  int scan, dispatch, combine;
+
+  explicit Shared(int local)
+    : scan(int(ht_ep::scan_flat_smem_t::byte_size(SCAN_THREADS / 32, 1, local, true, false))) {
+    ht_ep::model_config_t model{HIDDEN, MAX_TOKENS, local, 1, RANKS};
+    ht_ep::dispatch_config_t d{};
+    d.num_of_stages = STAGES;
+    d.num_of_in_flight_s2g = IN_FLIGHT;
+    d.num_of_tokens_per_chunk = CHUNK;
+    d.num_of_blocks = BLOCKS;
+    d.forward_dispatch = true;
+    d.s2d_inner_dim = 1;
+    d.num_pipelines = PIPELINES;
+    d.stages_per_pipeline = STAGES / PIPELINES;
+    dispatch = int(ht_ep::calc_disp_smem(ht_ep::calc_disp_smem_cost(NCCL_EP_LAYOUT_FLAT, sizeof(Bits), d, model), PIPELINES, STAGES));
+    ht_ep::combine_config_t c{};
+    c.num_of_stages_g2s = GATHER_STAGES;
+    c.num_of_stages_s2g = SCATTER_STAGES;
+    c.num_pipelines = NCCL_EP_HT_COMBINE_CROSS_LSA_PIPELINES;
+    c.num_of_tokens_per_chunk = CHUNK;
+    c.num_of_tokens_per_group = NCCL_EP_HT_COMBINE_TOK_PER_GROUP;
+    c.num_of_blocks = BLOCKS;
+    combine = int(ht_ep::calc_comb_smem(ht_ep::calc_comb_smem_cost<token_type>(MAX_TOKENS, RANKS, c, model), GATHER_STAGES, SCATTER_STAGES));
+  }
+};
+
+int main(int argc, char** argv) try {
+  Options options(argc, argv);
+  std::string kernels_file = options.word("kernels", "ht.ptx"), library = options.word("device", "dist/cuda/ferrogin_device.ptx");
+  uint32_t rounds = options.number("rounds", 2), strong = options.number("strong", 1);
+  Routing routing{options.word("routing", "even"), RANKS, options.number("experts", 4 * RANKS), options.number("topk", 2),
+                  options.number("tokens", 8)};
+  options.end();
+
+  auto comm = ferrogin::Comm::open();
+  if (comm.ranks() != RANKS) throw std::invalid_argument("compiled for " + std::to_string(RANKS) + " ranks");
+  if (routing.experts % (4 * RANKS) || routing.most > TOKENS) throw std::invalid_argument("too many tokens, or not 4 experts a rank");
+  Kernels kernels({kernels_file.c_str(), library.c_str()});
+  auto window = comm.allocate(Layout(routing.experts / RANKS).bytes, ferrogin::Memory::Device);
+  ferrogin::ContextOptions limits;
+  limits.contexts = CONTEXTS;
+  limits.signals = Signals().all;
+  auto context = comm.context(limits);
+  Nccl nccl(comm, window, context, CONTEXTS, limits.signals, strong);
+  Rank self(routing, comm.rank(), static_cast<char*>(window.address()));
+  Shared shared(int(self.local));
+  auto scan = self.scan();
+  auto dispatch = self.dispatch(nccl);
+  auto combine = self.combine(nccl);
+
+  for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
+    self.prepare(round);
+    kernels.launch("ht_scan", &scan, BLOCKS, SCAN_THREADS, shared.scan, false);
+    kernels.launch("ht_dispatch", &dispatch, BLOCKS, DISPATCH_THREADS, shared.dispatch, false);
+    self.check_dispatch_and_compute(round);
+    kernels.launch("ht_combine", &combine, BLOCKS, COMBINE_THREADS, shared.combine, false);
+    self.check_combine(round);
+    context.check();
+  }
+  std::printf("HT, rank %u of %d: %u rounds of %u tokens, %d values are wrong\n", self.rank, RANKS, rounds, routing.tokens(self.rank), self.wrong);
+  comm.barrier();
+  return self.wrong != 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
+
+#endif

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Copies nccl_ep's headers and makes the edits that its kernels need here.
+
+usage: patch.py FROM TO [--without EDIT]... [--defect DEFECT]...
+       patch.py --list
+
+FROM is the package's include directory. Each edit below has its reason. A defect removes one wait, fence or order from the
+kernels, for tests that notice it. Fails if an edit doesn't find its place: then nccl_ep has changed, and the list must be updated.
+"""
+
+import argparse
+import pathlib
+import re
+import shutil
+import sys
+
+PRIMITIVES = "device_primitives.cuh"
+LL = "ll_ep.cuh"
+HT = "ht_ep.cuh"
+
+# name: (file, pattern, replacement, reason)
+EDITS = {
+    "laneid": (
+        PRIMITIVES,
+        r"%laneid;",
+        r"%%laneid;",
+        "In inline PTX with operands, % begins an operand, and %% is the character. nvcc takes both, clang only %%.",
+    ),
+    "count-before-release": (
+        LL,
+        r"(atomic_add_release_global\(rankArrivedCnt [^;]*;)(\s*)(sharedNumRecvTokens\[[^;]*;)",
+        r"\3\2\1",
+        "A race: the count is stored after the releasing add that tells other warps to read it (docs/found-elsewhere.md).",
+    ),
+    "receive-barriers": (
+        LL,
+        r"(mbarrier_init\(emptyBarriers\[laneId\], numDecodeWarps\);)",
+        r"\1 fence_barrier_init();",
+        "A bulk copy may not see the barriers that combine's receiving part initializes (docs/found-elsewhere.md).",
+    ),
+}
+
+# name: (file, pattern, which of its places, what is missing)
+DEFECTS = {
+    "ll-load-wait": (LL, r"mbarrier_wait<true>\(fullBarriers\[[^;]*;", 0, "the wait for a bulk load before its bytes are sent"),
+    "ll-store-wait": (LL, r"// Flush all stores\s*tma_store_wait<0>\(\);", 0, "the wait for bulk stores before the put that sends them"),
+    "ll-store-fence": (LL, r"tma_store_fence\(\);(?=\s*if \(elect_one_sync\(\)\) \{\s*tma_store_1d\()", 0, "the proxy fence before a bulk store"),
+    "ll-grid-sync": (LL, r"cg::this_grid\(\)\.sync\(\);(?=\s*completeFull)", 1, "combine's wait for the flags of all ranks"),
+    "ll-flag-barrier": (LL, r"// TODO use the new sync primitive\s*asm volatile\([^;]*;[^;]*;", 0, "combine's wait for its warps' puts before the flag"),
+    "ht-tail-wait": (HT, r"net\.waitSignal\(ncclCoopThread\(\), tail_signal_id, [^;]*;", 0, "dispatch's wait for other nodes' tokens"),
+    "ht-chunk-wait": (HT, r"net\.waitSignal\(ncclCoopThread\(\), signal_id, [^;]*;", 0, "combine's wait for other nodes' sums"),
+    "ht-store-wait": (HT, r"cuda::ptx::cp_async_bulk_wait_group\(cuda::ptx::n32_t<0>\{\}\);(?=\s*if constexpr \(STREAMING)", 0, "the wait for bulk stores before the put that sends them"),
+    "ht-store-fence": (HT, r"cuda::ptx::fence_proxy_async\(cuda::ptx::space_shared\);(?=\s*arrive_and_wait\(RED_GROUP)", 0, "the proxy fence before a bulk store"),
+}
+
+
+def main():
+    if sys.argv[1:] == ["--list"]:
+        for name, (file, _, _, reason) in EDITS.items():
+            print(f"edit {name}, {file}: {reason}")
+        for name, (file, _, _, missing) in DEFECTS.items():
+            print(f"defect {name}, {file}: {missing}")
+        return
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("source", type=pathlib.Path)
+    parser.add_argument("target", type=pathlib.Path)
+    parser.add_argument("--without", action="append", default=[], choices=list(EDITS))
+    parser.add_argument("--defect", action="append", default=[], choices=list(DEFECTS))
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.target, ignore_errors=True)
+    shutil.copytree(arguments.source, arguments.target)
+    device = arguments.target / "nccl_ep/device"
+
+    for name, (file, pattern, replacement, _) in EDITS.items():
+        if name in arguments.without:
+            continue
+        text, found = re.subn(pattern, replacement, (device / file).read_text())
+        if found != 1:
+            sys.exit(f"{file}: the edit {name} has {found} places, expected 1")
+        (device / file).write_text(text)
+    for name in arguments.defect:
+        file, pattern, which, _ = DEFECTS[name]
+        text = (device / file).read_text()
+        places = list(re.finditer(pattern, text))
+        if len(places) <= which:
+            sys.exit(f"{file}: the defect {name} has {len(places)} places, expected at least {which + 1}")
+        (device / file).write_text(text[: places[which].start()] + text[places[which].end() :])
+
+
+if __name__ == "__main__":
+    main()

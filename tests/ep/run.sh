@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Runs nccl_ep's own kernels on the software GPU and the software card: run.sh [DIST]
+#
+# Fetches the package nccl-extensions from PyPI once (into .cache/), makes the edits that patch.py lists, compiles examples/ep/ll.cu and ht.cu
+# with its kernels (into target/ep/), and runs dispatch and combine between ranks, each a process. The programs check every row, weight and
+# count. Then runs kernels and set-ups with a known defect, which must be noticed. Prints a line per test and a final line with the counts; exits
+# with status 1 if a test failed. What isn't available counts as skipped.
+#
+#   FERROGIN_SOAK=1   all types, layouts, sizes and defects
+#   EP_ONLY=TEXT      only the tests whose names contain TEXT
+set -uo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$here/../.." && pwd)
+dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
+out=$root/target/ep
+faults=reorder=64,reread=0.2,delay_us=0..200
+limit=900 # seconds for a job, which takes seconds on an idle machine
+passed=0 failed=0 skipped=0
+unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE
+export FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda DIST=$dist
+mkdir -p "$out"
+log=$(mktemp "$out/log.XXXXXX")
+trap 'rm -f "$log"' EXIT
+
+pass() {
+    echo "PASS $1"
+    passed=$((passed + 1))
+}
+
+fail() {
+    echo "FAIL $1"
+    failed=$((failed + 1))
+    tail -n 12 "$log" | sed 's/^/    /'
+}
+
+finish() {
+    echo "ep: $passed passed, $failed failed, $skipped skipped"
+    [ "$failed" -eq 0 ]
+    exit
+}
+
+skip_all() {
+    echo "SKIP nccl_ep's kernels: $1"
+    skipped=$((skipped + 1))
+    finish
+}
+
+# build KIND EDITS DEFINE...: compiles a driver with kernels that have these edits, unless this run did so before. Sets `program`.
+declare -A built=()
+build() {
+    local kind=$1 edits=$2 headers status=0
+    shift 2
+    local name="$kind $edits $*"
+    program=$out/$(tr -c 'A-Za-z0-9\n' '-' <<<"$name")
+    [ -z "${built[$name]:-}" ] || return 0
+    headers=$out/headers-$(tr -c 'a-z0-9\n' '-' <<<"$edits")
+    # shellcheck disable=SC2086
+    python3 "$here/patch.py" "$package" "$headers" $edits >"$log" 2>&1 &&
+        "$here/compile.sh" "$root/examples/ep/$kind.cu" "$program" "$headers" "$@" >"$log" 2>&1 || status=$?
+    [ $status -ne 3 ] || skip_all "$(tail -n 1 "$log")"
+    [ $status -eq 0 ] && built[$name]=1
+    return $status
+}
+
+# job RANKS SETTING... -- OPTION...: starts the ranks of `program`. Succeeds if all of them found every value right.
+job() {
+    local ranks=$1 settings=()
+    shift
+    while [ "$1" != -- ]; do
+        settings+=("$1")
+        shift
+    done
+    shift
+    env FERROGIN_SIGNALS=emulated "${settings[@]}" timeout --kill-after=5 "$limit" "$dist/ferrogin" gpu -- "$dist/ferrogin" run -n "$ranks" -- \
+        "$program" kernels="$program.ptx" device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
+        [ "$(grep -c ', 0 values are wrong$' "$log")" -eq "$ranks" ]
+}
+
+wanted() {
+    [[ $1 == *"${EP_ONLY:-}"* ]]
+}
+
+# right NAME KIND RANKS "DEFINE..." "SETTING..." OPTION...: every value must be right.
+right() {
+    local name=$1 kind=$2 ranks=$3 defines=$4 settings=$5
+    shift 5
+    wanted "$name" || return 0
+    [ "$kind" = ll ] || defines+=" -DRANKS=$ranks"
+    # shellcheck disable=SC2086
+    if build "$kind" "" $defines && job "$ranks" $settings -- "$@"; then pass "$name"; else fail "$name"; fi
+}
+
+# noticed NAME SEEDS KIND "EDIT..." "SETTING..." OPTION...: two ranks must fail with one of the first seeds at least.
+noticed() {
+    local name=$1 seeds=$2 kind=$3 edits=$4 settings=$5 seed notices=0
+    shift 5
+    wanted "$name" || return 0
+    if ! build "$kind" "$edits"; then
+        fail "$name"
+        return
+    fi
+    for ((seed = 1; seed <= seeds; seed++)); do
+        # shellcheck disable=SC2086
+        job 2 SOFTGPU_SEED=$seed SOFTEFA_FAULTS="${weak_order:-$faults},seed=$seed" $settings -- "$@" || notices=$((notices + 1))
+    done
+    if [ $notices -gt 0 ]; then pass "$name: noticed with $notices of $seeds seeds"; else fail "$name: no seed of $seeds notices it"; fi
+}
+
+package=$("$here/fetch.sh" "$root/.cache" 2>"$log") || skip_all "$(tail -n 1 "$log")"
+weak=SOFTGPU_MEMORY=weak
+
+right "LL, 2 ranks, 20 rounds" ll 2 "" "SOFTEFA_FAULTS=$faults,seed=1" rounds=20
+right "LL, 8 ranks, weak memory" ll 8 "" "SOFTEFA_FAULTS=$faults,seed=2 $weak" experts=16 sms=4
+right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4 -DLAYOUT=RANK_MAJOR -DTOPK=3" "$weak" split=1 rounds=4
+right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
+right "HT, 4 ranks, weak memory" ht 4 "" "SOFTEFA_FAULTS=$faults,seed=4 $weak"
+noticed "LL without the edit count-before-release" 8 ll "--without count-before-release" "" rounds=3
+
+finish
