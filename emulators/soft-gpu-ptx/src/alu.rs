@@ -1,6 +1,7 @@
 //! Arithmetic on register bits.
 
-use crate::code::{Atomic, Class, Combine, Compare, Float, Instruction, Op, low, signed};
+use crate::code::{Atomic, Class, Combine, Compare, Float, Format, Instruction, Op, low, signed};
+use crate::small::{half, integral, recoded, unary};
 use std::cmp::Ordering;
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -122,8 +123,13 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
                 (_, false) => u64::from((value as f32).to_bits()),
             };
         }
-        Op::FloatToInteger { signed: to_signed } => {
+        Op::FloatToIntegral(rounding) => {
+            let format = if width == 64 { Format::F64 } else { Format::F32 };
+            return format.encode(integral(format.decode(a), rounding), false);
+        }
+        Op::FloatToInteger { signed: to_signed, rounding } => {
             let value = if i.imm == 64 { f64::from_bits(a) } else { f64::from(f32::from_bits(a as u32)) };
+            let value = integral(value, rounding);
             if value.is_nan() {
                 let top = if i.imm == 64 || width == 64 { 1 << (bits - 1) } else { 0 };
                 return if to_signed { low(signed(top, width) as u64, i.extra) } else { top };
@@ -154,6 +160,22 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
             }
             let value = float(op, f(a), f(b), f(c), f64::mul_add, f64::sqrt, f64::total_cmp);
             return if value.is_nan() { nan(&[a, b, c][..operands(op)]) } else { value.to_bits() };
+        }
+        Op::Unary { op, flush } => {
+            let value = unary(op, flush, f32::from_bits(a as u32));
+            return u64::from(if value.is_nan() { 0x7fff_ffff } else { value.to_bits() });
+        }
+        Op::Half { op, format } => {
+            let lane = |shift: u32| half(op, format, [a, b, c].map(|bits| bits >> shift & 0xffff)) << shift;
+            return if width == 32 { lane(16) | lane(0) } else { lane(0) };
+        }
+        Op::Recode { from, to, saturate, pair } => {
+            let one = |bits: u64| recoded(low(bits, from.bits()), from, to, saturate);
+            return match (pair, from) {
+                (false, _) => one(a),
+                (true, Format::F32) => one(a) << to.bits() | one(b),
+                (true, _) => one(a >> from.bits()) << to.bits() | one(a),
+            };
         }
         Op::Pack => return b << width | a,
         _ => 0,

@@ -1,5 +1,6 @@
 //! A running block: its threads, their barriers, and what they wait for.
 
+use crate::bulk::Shared;
 use crate::code::{ALWAYS, Op, Scope, Vote};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
@@ -19,7 +20,7 @@ struct Barrier {
 pub struct Block {
     pub place: Place,
     pub threads: Vec<Thread>,
-    pub shared: Vec<u8>,
+    pub shared: Shared,
     barriers: [Barrier; 16],
     /// The lanes of each warp that have exited.
     pub ended: Vec<u32>,
@@ -29,13 +30,13 @@ pub struct Block {
 }
 
 impl Block {
-    /// Makes a block whose threads are all ready.
-    pub fn new(place: Place, threads: Vec<Thread>) -> Self {
+    /// Makes a block whose threads are all ready. With `tracks`, bulk copies see its stores late.
+    pub fn new(place: Place, threads: Vec<Thread>, tracks: bool) -> Self {
         let live = threads.len() as u32;
         Self {
             ended: vec![0; live.div_ceil(32) as usize],
             threads,
-            shared: vec![0xa5; place.shared as usize],
+            shared: Shared::new(place.shared, tracks),
             barriers: [Barrier::default(); 16],
             live,
             ready: live,
@@ -146,6 +147,7 @@ impl Block {
             return Ok(());
         }
         self.barriers[number as usize] = Barrier::default();
+        self.shared.order();
         if waiting == 0 {
             return Ok(());
         }

@@ -140,6 +140,53 @@ pub enum Float {
     Sqrt,
 }
 
+/// A function of one 32-bit float.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unary {
+    Reciprocal,
+    Log2,
+    Exp2,
+}
+
+/// A float format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    F64,
+    F32,
+    F16,
+    Bf16,
+    E4m3,
+    E5m2,
+}
+
+/// How a conversion from a float rounds to an integer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    Nearest,
+    Zero,
+    Down,
+    Up,
+}
+
+/// An operation on an mbarrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mbarrier {
+    /// The number of arrivals is in `b`.
+    Init,
+    Invalidate,
+    /// The number of arrivals is in `b`, or with `expects` the number of bytes, for one arrival.
+    Arrive {
+        expects: bool,
+    },
+    /// The number of bytes is in `b`.
+    Expect,
+    /// The phase's state is in `b`, or its parity. With `tries`, a thread that has to wait ends its turn.
+    Wait {
+        parity: bool,
+        tries: bool,
+    },
+}
+
 /// A special register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
@@ -163,6 +210,16 @@ pub enum Special {
     TimerHigh,
     DynamicShared,
     TotalShared,
+    /// The block's place in its cluster, and the cluster's size.
+    ClusterCtaid(u8),
+    ClusterNctaid(u8),
+    /// The cluster's place in the grid, and the number of clusters.
+    Clusterid(u8),
+    Nclusterid(u8),
+    ClusterRank,
+    ClusterSize,
+    IsExplicitCluster,
+    Environment(u8),
 }
 
 /// What an instruction does. `d` is the result's slot; `a`, `b` and `c` are the operands' slots; `width` is the type's width in bits.
@@ -259,11 +316,30 @@ pub enum Op {
     FloatFromInteger {
         signed: bool,
     },
-    /// Rounds towards zero.
     FloatToInteger {
         signed: bool,
+        rounding: Rounding,
     },
+    /// Rounds to an integer of the same float type.
+    FloatToIntegral(Rounding),
     Float(Float),
+    /// With `flush`, subnormal operands and results are zero.
+    Unary {
+        op: Unary,
+        flush: bool,
+    },
+    /// On one or two values of 16 bits, according to `width`.
+    Half {
+        op: Float,
+        format: Format,
+    },
+    /// Converts a float, or with `pair` two: from the halves of `a`, or from `a` and `b` in 32 bits each, of which `a` goes to the upper half.
+    Recode {
+        from: Format,
+        to: Format,
+        saturate: bool,
+        pair: bool,
+    },
     /// Splits `a` into `d` and `x`, of `width` bits each.
     Unpack,
     /// Joins `a` and `b`, of `width` bits each.
@@ -303,6 +379,31 @@ pub enum Op {
         order: Order,
         scope: Scope,
     },
+    /// Makes the thread's accesses visible to bulk copies.
+    ProxyFence {
+        shared: bool,
+        global: bool,
+    },
+    /// Makes initialized mbarriers visible to bulk copies.
+    MbarrierFence,
+    /// The mbarrier is at `[a + imm]`.
+    Mbarrier {
+        op: Mbarrier,
+        space: Space,
+        order: Order,
+        scope: Scope,
+    },
+    /// Copies `c` bytes from `[b]` to `[a]`: to shared memory and the mbarrier `[x]`, or to global memory.
+    Bulk {
+        to_shared: bool,
+    },
+    BulkCommit,
+    /// `imm` groups may be under way.
+    BulkWait {
+        read: bool,
+    },
+    /// `setmaxnreg` and `griddepcontrol`, which don't affect results.
+    Nothing,
     Branch,
     /// The index is in `a`, the table in `imm`.
     BranchTable,
@@ -332,6 +433,8 @@ pub enum Op {
         op: Atomic,
         signed: bool,
     },
+    /// The mask is in `b`; the lane goes to `d`, the predicate to `x`.
+    Elect,
     ActiveMask,
 }
 
@@ -346,6 +449,7 @@ impl Op {
                 | Op::Vote(_)
                 | Op::Match { .. }
                 | Op::Reduce { .. }
+                | Op::Elect
                 | Op::ActiveMask
         )
     }

@@ -100,7 +100,7 @@ impl Depths {
         }
         let predicate = match i.op {
             Op::Shuffle(_) => u16::try_from(i.imm).ok(),
-            Op::Match { all: true } => Some(i.x),
+            Op::Match { all: true } | Op::Elect => Some(i.x),
             _ => None,
         };
         for slot in predicate.into_iter().chain([i.d]) {
@@ -203,7 +203,8 @@ impl Depths {
                 operands
             }
             Op::Bfi => operands.max(depth(i.x)),
-            Op::Call | Op::Return | Op::Exit | Op::Trap | Op::Nanosleep => return,
+            Op::Call | Op::Return | Op::Exit | Op::Trap | Op::Nanosleep | Op::Nothing => return,
+            Op::Bulk { .. } | Op::BulkCommit | Op::BulkWait { .. } | Op::ProxyFence { .. } | Op::MbarrierFence => return,
             _ => operands,
         };
         set(&mut self.slots, at(i.d)..at(i.d) + 1, result);

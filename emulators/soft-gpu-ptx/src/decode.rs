@@ -1,17 +1,18 @@
 //! Decodes instructions: opcode, modifiers and operands into the compact form.
 
 mod arithmetic;
+mod bulk;
 mod form;
 mod memory;
 mod warp;
 
-use crate::code::{ALWAYS, Call, Op, Order, Scope};
+use crate::code::{ALWAYS, Call, Op};
 use crate::error::{Error, Kind};
 use crate::module::Symbol;
 use crate::operand::{Operand, Type};
 use crate::parse::context::{Context, Local};
 use crate::parse::parser::Parser;
-use form::{Form, Instr, SCOPES, SPACES, blank};
+use form::{Form, Instr, SPACES, blank};
 
 impl<'a> Parser<'a> {
     /// Adds the implicit instruction at the end of a body.
@@ -52,28 +53,27 @@ impl<'a> Parser<'a> {
             "setp" | "set" => self.compare(context, form, base == "set", operands),
             "bar" | "barrier" => self.barrier(context, form, operands),
             "call" => self.call(context, form, operands),
-            "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(context, form, base, operands),
-            "fence" | "membar" => {
-                self.count(form, operands, 0)?;
-                let orders: &[(&str, Order)] = &[
-                    ("sc", Order::Sequential),
-                    ("acq_rel", Order::AcquireRelease),
-                    ("acquire", Order::Acquire),
-                    ("release", Order::Release),
-                ];
-                // The reference: a fence without an order is acq_rel, and membar is sc.
-                let order = match base {
-                    "membar" => Order::Sequential,
-                    _ => form.pick(orders).unwrap_or(Order::AcquireRelease),
-                };
-                let scope = if base == "membar" {
-                    form.pick(&[("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)])
+            "shfl" | "vote" | "match" | "redux" | "elect" | "activemask" => self.warp(context, form, base, operands),
+            "fence" | "membar" => self.fence(form, base == "membar", operands),
+            "mbarrier" => self.mbarrier(context, form, operands),
+            "cp" => self.bulk(context, form, operands),
+            "setmaxnreg" | "griddepcontrol" => {
+                let registers = base == "setmaxnreg";
+                // Grids on a stream run one after the other, and a thread has all registers that it asks for.
+                let known = if registers {
+                    form.pick(&[("inc", ()), ("dec", ())]).is_some()
+                        && form.take("sync")
+                        && form.take("aligned")
+                        && form.take("u32")
                 } else {
-                    form.pick(SCOPES)
+                    form.pick(&[("wait", ()), ("launch_dependents", ())]).is_some()
                 };
-                let scope = scope.ok_or_else(|| self.unknown_form(form))?;
+                if !known {
+                    return Err(self.unknown_form(form));
+                }
                 self.done(form)?;
-                Ok(blank(Op::Fence { order, scope }, 64))
+                self.count(form, operands, usize::from(registers))?;
+                Ok(blank(Op::Nothing, 64))
             }
             "bra" => {
                 form.take("uni");

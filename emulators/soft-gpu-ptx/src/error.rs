@@ -63,6 +63,8 @@ pub enum TrapKind {
     Trap,
     /// A wrong member mask, an exited lane in a mask, or a barrier that not all threads reach (`CUDA_ERROR_LAUNCH_FAILED`).
     Convergence,
+    /// An mbarrier or a bulk copy is used wrongly (`CUDA_ERROR_LAUNCH_FAILED`).
+    Mbarrier,
     /// Calls are nested deeper than the stack allows (`CUDA_ERROR_LAUNCH_FAILED`).
     Recursion,
     /// The watchdog expired (`CUDA_ERROR_LAUNCH_TIMEOUT`).

@@ -22,6 +22,10 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads per block.
     pub block: [u32; 3],
+    /// Blocks per cluster, if the grid has clusters; the kernel may require a size (`.reqnctapercluster`).
+    pub cluster: Option<[u32; 3]>,
+    /// The address of two zeroed words for the barrier of a cooperative grid, or 0.
+    pub workspace: u64,
     /// Bytes of dynamic shared memory per block.
     pub shared: u32,
     /// The parameters' bytes, each at its offset in [`Kernel::parameters`](crate::Kernel::parameters).
@@ -39,7 +43,18 @@ pub struct Launch {
 impl Launch {
     /// Returns a launch with no dynamic shared memory, seed 0, no watchdog, and memory in program order.
     pub fn new(grid: [u32; 3], block: [u32; 3], parameters: Vec<u8>) -> Self {
-        Self { grid, block, shared: 0, parameters, seed: 0, time: Time::System, watchdog: None, weak: false }
+        Self {
+            grid,
+            block,
+            cluster: None,
+            workspace: 0,
+            shared: 0,
+            parameters,
+            seed: 0,
+            time: Time::System,
+            watchdog: None,
+            weak: false,
+        }
     }
 }
 

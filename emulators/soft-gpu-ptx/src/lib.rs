@@ -2,12 +2,14 @@
 
 mod alu;
 mod block;
+mod bulk;
 mod code;
 mod core;
 mod cost;
 mod decode;
 mod error;
 mod launch;
+mod mbarrier;
 mod memory;
 mod module;
 mod operand;
@@ -16,6 +18,7 @@ mod program;
 mod random;
 mod run;
 mod scheduler;
+mod small;
 mod stores;
 mod thread;
 mod token;

@@ -57,6 +57,7 @@ pub struct Function {
     pub body: Option<Body>,
     pub max_threads: u32,
     pub required_block: Option<[u32; 3]>,
+    pub required_cluster: Option<[u32; 3]>,
 }
 
 impl Function {

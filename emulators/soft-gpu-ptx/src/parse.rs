@@ -12,6 +12,9 @@ use crate::token::Token;
 use context::Context;
 use parser::Parser;
 
+/// The most blocks per cluster.
+const MAX_CLUSTER: u64 = 16;
+
 impl Module {
     /// Parses `text`. `name` is for error messages.
     ///
@@ -223,6 +226,7 @@ impl<'a> Parser<'a> {
             body: None,
             max_threads: 1024,
             required_block: None,
+            required_cluster: None,
         };
         // Results come after the parameters.
         let mut placed = Vec::new();
@@ -251,7 +255,21 @@ impl<'a> Parser<'a> {
                         function.required_block = Some(size);
                     }
                 }
-                Token::Word(".minnctapersm" | ".maxnreg" | ".maxnctapersm") => {
+                Token::Word(word @ ".reqnctapercluster") => {
+                    let mut size = [1; 3];
+                    for (axis, size) in size.iter_mut().enumerate() {
+                        if axis > 0 && !self.take(',') {
+                            break;
+                        }
+                        *size = self.small("a cluster's size", MAX_CLUSTER)? as u32;
+                    }
+                    if !(1..=MAX_CLUSTER).contains(&u64::from(size.iter().product::<u32>())) {
+                        return Err(self.error(Kind::Limit, line, word, "a cluster has 1 to 16 blocks"));
+                    }
+                    function.required_cluster = Some(size);
+                }
+                Token::Word(".explicitcluster") => {}
+                Token::Word(".minnctapersm" | ".maxnreg" | ".maxnctapersm" | ".maxclusterrank") => {
                     self.integer()?;
                 }
                 Token::Word(".noreturn") => {}

@@ -1,6 +1,6 @@
 //! Linked modules: one table of functions, one of variables.
 
-use crate::code::{Body, Transfer};
+use crate::code::{Body, Instruction, Op, Transfer};
 use crate::error::{Error, Kind};
 use crate::module::{Function, Linkage, Module, Place, Variable};
 use std::collections::{HashMap, HashSet};
@@ -39,6 +39,10 @@ pub struct Kernel {
     pub max_threads: u32,
     /// The block size, if the kernel requires one (`.reqntid`).
     pub required_block: Option<[u32; 3]>,
+    /// The blocks per cluster, if the kernel requires a size (`.reqnctapercluster`).
+    pub required_cluster: Option<[u32; 3]>,
+    /// The kernel may execute bulk copies.
+    pub(crate) bulk: bool,
     pub(crate) function: usize,
     /// The kernel's own function, and all that it may call.
     pub(crate) reachable: Vec<usize>,
@@ -235,6 +239,10 @@ impl Linker {
     }
 }
 
+fn is_bulk(instruction: &Instruction) -> bool {
+    matches!(instruction.op, Op::Bulk { .. })
+}
+
 fn built_in(function: &Function) -> Option<BuiltIn> {
     let sizes = |slots: &[crate::module::Slot]| slots.iter().map(|slot| slot.size).collect::<Vec<_>>();
     match function.name.as_str() {
@@ -412,6 +420,8 @@ impl Program {
             registers: self.functions[number].body.registers.min(255),
             max_threads: function.max_threads,
             required_block: function.required_block,
+            required_cluster: function.required_cluster,
+            bulk: reachable.iter().flat_map(|&function| &self.functions[function].body.code).any(is_bulk),
             function: number,
             reachable,
             layout,

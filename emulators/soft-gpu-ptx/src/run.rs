@@ -112,6 +112,20 @@ fn possible(kernel: &Kernel, launch: &Launch) -> Result<(), (TrapKind, String)> 
     if let Some(required) = kernel.required_block.filter(|required| *required != launch.block) {
         return wrong(format!("a block of {bx} x {by} x {bz} threads; the kernel requires {required:?} (.reqntid)"));
     }
+    if let (Some(given), Some(required)) = (launch.cluster, kernel.required_cluster)
+        && given != required
+    {
+        return wrong(format!("clusters of {given:?} blocks; the kernel requires {required:?} (.reqnctapercluster)"));
+    }
+    if let Some(cluster) = launch.cluster.or(kernel.required_cluster) {
+        let fits = cluster.iter().all(|blocks| (1..=16).contains(blocks)) && cluster.iter().product::<u32>() <= 16;
+        if !fits || (0..3).any(|axis| launch.grid[axis] % cluster[axis] != 0) {
+            return wrong(format!(
+                "clusters of {cluster:?} blocks in a grid of {:?}; a cluster has 1 to 16 blocks, and the grid a multiple of its size",
+                launch.grid
+            ));
+        }
+    }
     let bytes = kernel.parameters.last().map_or(0, |last| last.offset + last.size) as usize;
     if launch.parameters.len() < bytes {
         return wrong(format!("{} bytes of parameters; the kernel has {bytes}", launch.parameters.len()));

@@ -56,6 +56,8 @@ pub struct Scheduler<'a> {
     /// The next block's number, and the number of blocks.
     next: u64,
     total: u64,
+    /// The blocks of a cluster, which run at the same time.
+    cluster: [u32; 3],
     /// Threads that make progress, and those that wait for memory to change.
     active: Vec<Id>,
     spinning: Vec<Id>,
@@ -107,6 +109,7 @@ impl<'a> Scheduler<'a> {
             free: Vec::new(),
             next: 0,
             total: launch.grid.iter().map(|&blocks| u64::from(blocks)).product(),
+            cluster: launch.cluster.or(kernel.required_cluster).unwrap_or([1; 3]),
             active: Vec::new(),
             spinning: Vec::new(),
             idle: 0,
@@ -137,19 +140,28 @@ impl<'a> Scheduler<'a> {
     fn begin_blocks(&mut self) {
         let [x, y, z] = self.launch.block;
         let threads = x * y * z;
+        let size = self.cluster.iter().product::<u32>();
+        let clusters = std::array::from_fn(|axis| self.launch.grid[axis] / self.cluster[axis]);
         while self.next < self.total {
             let running = self.blocks.len() - self.free.len();
-            if running > 0 && running >= PROCESSORS as usize && (running + 1) * threads as usize > MAX_THREADS {
+            let rank = self.next % u64::from(size);
+            let more = (running + size as usize) * threads as usize;
+            if rank == 0 && running > 0 && running >= PROCESSORS as usize && more > MAX_THREADS {
                 return;
             }
             let slot = self.free.pop().unwrap_or_else(|| {
                 self.blocks.push(None);
                 self.blocks.len() - 1
             });
+            let (first, within) =
+                (coordinates(self.next / u64::from(size), clusters), coordinates(rank, self.cluster));
             let place = Place {
                 grid: self.launch.grid,
                 block: self.launch.block,
-                ctaid: coordinates(self.next, self.launch.grid),
+                ctaid: std::array::from_fn(|axis| first[axis] * self.cluster[axis] + within[axis]),
+                cluster: self.cluster,
+                explicit_cluster: self.launch.cluster.or(self.kernel.required_cluster).is_some(),
+                workspace: self.launch.workspace,
                 sm: slot as u32 % PROCESSORS,
                 dynamic: self.launch.shared,
                 shared: self.kernel.shared + self.launch.shared,
@@ -164,7 +176,8 @@ impl<'a> Scheduler<'a> {
             let live = threads.len() as u32;
             self.core.statistics.threads += u64::from(live);
             self.active.extend((0..live).map(|index| (slot as u32, index)));
-            self.blocks[slot] = Some(Box::new(Block::new(place, threads)));
+            let tracks = self.launch.weak && self.kernel.bulk;
+            self.blocks[slot] = Some(Box::new(Block::new(place, threads, tracks)));
             self.next += 1;
         }
     }
@@ -218,7 +231,10 @@ impl<'a> Scheduler<'a> {
         }
         let mut outcome = thread.execute(&mut self.core, &mut block.shared, &block.place, budget);
         if self.core.weak.is_some() && outcome.is_ok() {
-            let drifted = thread.buffer().drift(&mut self.core).and_then(|()| self.core.drift());
+            let mut drifted = thread.buffer().drift(&mut self.core).and_then(|()| self.core.drift());
+            if drifted.is_ok() && !block.shared.copies.is_empty() {
+                drifted = block.shared.drift(&mut self.core);
+            }
             if let Err(fault) = drifted {
                 outcome = Err(fault);
             }
@@ -318,6 +334,7 @@ impl<'a> Scheduler<'a> {
             }
         }
         if block.live == 0 {
+            block.shared.end(&mut self.core)?;
             self.blocks[slot as usize] = None;
             self.free.push(slot as usize);
             return Ok(());

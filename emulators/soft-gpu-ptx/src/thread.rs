@@ -1,6 +1,7 @@
 //! A GPU thread: a stack of frames and their slots, and what it waits for.
 
 mod access;
+mod bulk;
 mod call;
 mod execute;
 mod print;
@@ -20,6 +21,11 @@ pub struct Place {
     pub sm: u32,
     pub dynamic: u32,
     pub shared: u32,
+    /// The blocks of a cluster; `explicit_cluster`: the launch or the kernel asked for them.
+    pub cluster: [u32; 3],
+    pub explicit_cluster: bool,
+    /// The address of two words for a cooperative grid's barrier, or 0.
+    pub workspace: u64,
 }
 
 /// What a return has to restore.
@@ -57,6 +63,8 @@ pub struct Thread {
     params: Vec<u8>,
     local: Vec<u8>,
     carry: bool,
+    /// The group of the next bulk copies.
+    group: u32,
     spin: Spin,
     /// Set if memory is weak.
     pub buffer: Option<Box<Buffer>>,
@@ -139,6 +147,7 @@ impl Thread {
             params,
             local: vec![0xa5; body.local as usize],
             carry: false,
+            group: 0,
             spin: Spin::default(),
             buffer: buffer.map(Box::new),
             late: Vec::new(),

@@ -130,6 +130,13 @@ fn execute(block: &mut Block, i: &Instruction, first: usize, members: &[usize], 
                 }
             }
         }
+        Op::Elect => {
+            for &lane in members {
+                let thread = &mut block.threads[first + lane];
+                thread.set_slot(i.d, members[0] as u64);
+                thread.set_slot(i.x, u64::from(lane == members[0]));
+            }
+        }
         Op::Reduce { op, signed } => {
             let result =
                 values.iter().skip(1).fold(values[0], |all, &value| low(changed(op, all, value, 0, 32, signed), 32));

@@ -44,6 +44,7 @@ impl Code {
     pub(crate) const COOPERATIVE_LAUNCH_TOO_LARGE: Self = Self(720);
     pub(crate) const NOT_PERMITTED: Self = Self(800);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    pub(crate) const INVALID_CLUSTER_SIZE: Self = Self(912);
     pub(crate) const UNKNOWN: Self = Self(999);
 }
 
@@ -173,7 +174,7 @@ const CODES: &[(c_int, &CStr, &CStr)] = &[
     (909, c"CUDA_ERROR_TIMEOUT", c"the wait timed out"),
     (910, c"CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE", ELSEWHERE),
     (911, c"CUDA_ERROR_EXTERNAL_DEVICE", ELSEWHERE),
-    (912, c"CUDA_ERROR_INVALID_CLUSTER_SIZE", ELSEWHERE),
+    (912, c"CUDA_ERROR_INVALID_CLUSTER_SIZE", c"the grid can't have clusters of this size"),
     (913, c"CUDA_ERROR_FUNCTION_NOT_LOADED", ELSEWHERE),
     (914, c"CUDA_ERROR_INVALID_RESOURCE_TYPE", ELSEWHERE),
     (915, c"CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", ELSEWHERE),

@@ -58,11 +58,15 @@ impl Arguments {
     }
 }
 
+/// The most blocks per cluster that a kernel gets without asking for more.
+const MAX_CLUSTER: u32 = 8;
+
 /// The shape of a launch.
 struct Shape {
     grid: [u32; 3],
     block: [u32; 3],
     shared: u32,
+    cluster: Option<[u32; 3]>,
     cooperative: bool,
 }
 
@@ -76,6 +80,12 @@ impl Shape {
         let wanted = kernel.required_block.is_none_or(|required| required == self.block);
         if !fits || !wanted || self.shared > dynamic {
             return Err(Code::INVALID_VALUE);
+        }
+        let cluster = self.cluster.or(kernel.required_cluster).unwrap_or([1; 3]);
+        let contradicts = kernel.required_cluster.is_some_and(|required| required != cluster);
+        let whole = within(cluster, [MAX_CLUSTER; 3]) && (0..3).all(|axis| self.grid[axis] % cluster[axis] == 0);
+        if !whole || contradicts || cluster.iter().product::<u32>() > MAX_CLUSTER {
+            return Err(Code::INVALID_CLUSTER_SIZE);
         }
         let blocks = self.grid.iter().map(|size| u64::from(*size)).product::<u64>();
         let resident = device::resident_blocks(threads as u32, kernel.shared + self.shared);
@@ -110,6 +120,8 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
     let launch = Launch {
         grid: shape.grid,
         block: shape.block,
+        cluster: shape.cluster,
+        workspace: 0,
         shared: shape.shared,
         parameters: arguments.bytes(&function.kernel)?,
         seed: settings.seed.wrapping_add(number),
@@ -165,7 +177,7 @@ api! {
         function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: usize,
         each: In<usize>, extra: In<usize>,
     ) {
-        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared, cooperative: false };
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared, cluster: None, cooperative: false };
         launch(function, &shape, stream, &Arguments { each, extra })
     }
 
@@ -173,24 +185,24 @@ api! {
         function: usize, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32, shared: u32, stream: usize,
         each: In<usize>,
     ) {
-        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared, cooperative: true };
+        let shape = Shape { grid: [grid_x, grid_y, grid_z], block: [block_x, block_y, block_z], shared, cluster: None, cooperative: true };
         launch(function, &shape, stream, &Arguments { each, extra: In::at_address(0) })
     }
 
-    /// Attributes that tell hardware how to schedule have no effect; clusters and kernel events are not supported.
+    /// Attributes that tell hardware how to schedule, programmatic serialization among them, have no effect; kernel events are not supported.
     cuLaunchKernelEx(config: In<Config>, function: usize, each: In<usize>, extra: In<usize>) {
         let config = config.get()?;
-        let mut cooperative = false;
+        let (mut cooperative, mut cluster) = (false, None);
         for attribute in config.attributes.list(config.count as usize)? {
             match attribute.number {
                 COOPERATIVE => cooperative = attribute.value[0] != 0,
-                CLUSTER if attribute.value[..3].iter().any(|size| *size > 1) => return Err(Code::NOT_SUPPORTED),
+                CLUSTER => cluster = Some([attribute.value[0], attribute.value[1], attribute.value[2]]),
                 number if EVENTS.contains(&number) => return Err(Code::NOT_SUPPORTED),
                 number if number > LAST => return Err(Code::INVALID_VALUE),
                 _ => {}
             }
         }
-        let shape = Shape { grid: config.grid, block: config.block, shared: config.shared, cooperative };
+        let shape = Shape { grid: config.grid, block: config.block, shared: config.shared, cluster, cooperative };
         launch(function, &shape, config.stream, &Arguments { each, extra })
     }
 }

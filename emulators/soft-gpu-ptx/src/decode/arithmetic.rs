@@ -1,7 +1,7 @@
 //! Arithmetic, moves, conversions and comparisons.
 
 use super::form::{Form, Instr, blank};
-use crate::code::{Class, Combine, Compare, Float, Op};
+use crate::code::{Class, Combine, Compare, Float, Format, Op, Rounding, Unary};
 use crate::error::{Error, Kind};
 use crate::operand::{Operand, Type};
 use crate::parse::context::Context;
@@ -37,6 +37,26 @@ const COMPARES: &[(&str, (Compare, Domain))] = &[
 ];
 const COMBINES: &[(&str, Combine)] = &[("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)];
 
+/// Returns a float format, and whether two values of it are packed.
+fn format_of(name: &str) -> Option<(Format, bool)> {
+    Some(match name {
+        "f32" => (Format::F32, false),
+        "f64" => (Format::F64, false),
+        "f16" => (Format::F16, false),
+        "bf16" => (Format::Bf16, false),
+        "f16x2" => (Format::F16, true),
+        "bf16x2" => (Format::Bf16, true),
+        "e4m3x2" => (Format::E4m3, true),
+        "e5m2x2" => (Format::E5m2, true),
+        _ => return None,
+    })
+}
+
+/// Returns a format of 16 bits.
+fn half_format(name: &str) -> Option<(Format, bool)> {
+    format_of(name).filter(|(format, _)| format.bits() == 16)
+}
+
 impl<'a> Parser<'a> {
     pub(super) fn arithmetic(
         &mut self,
@@ -45,6 +65,9 @@ impl<'a> Parser<'a> {
         base: &str,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
+        if let Some(format) = form.text.rsplit('.').next().and_then(half_format) {
+            return self.half(context, form, base, operands, format);
+        }
         if form.text.contains(".f32") || form.text.contains(".f64") {
             return self.float(context, form, base, operands);
         }
@@ -209,8 +232,25 @@ impl<'a> Parser<'a> {
         base: &str,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
+        let approximate = form.take("approx");
         let rounded = form.take("rn");
+        let flush = form.take("ftz");
         let ty = self.ty(form)?;
+        let unary = match (base, approximate, rounded) {
+            // Where the result is approximate, this is the nearest number.
+            ("rcp", _, _) if approximate != rounded => Some(Unary::Reciprocal),
+            ("lg2", true, false) => Some(Unary::Log2),
+            ("ex2", true, false) => Some(Unary::Exp2),
+            _ => None,
+        };
+        if let Some(op) = unary
+            && ty == (Type { kind: 'f', bits: 32 })
+        {
+            return self.plain(context, form, Op::Unary { op, flush }, operands, &[ty; 2]);
+        }
+        if approximate || flush {
+            return Err(self.unknown_form(form));
+        }
         let (op, count) = match (base, rounded) {
             ("add", _) => (Float::Add, 3),
             ("sub", _) => (Float::Sub, 3),
@@ -228,6 +268,72 @@ impl<'a> Parser<'a> {
             return Err(self.unknown_form(form));
         }
         self.plain(context, form, Op::Float(op), operands, &[ty; 4][..count])
+    }
+
+    /// Decodes arithmetic on one or two values of 16 bits.
+    fn half(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        base: &str,
+        operands: &[Operand<'a>],
+        (format, pair): (Format, bool),
+    ) -> Result<Instr, Error> {
+        let rounded = form.take("rn");
+        form.rest.next();
+        self.done(form)?;
+        let (op, count) = match (base, rounded) {
+            ("add", _) => (Float::Add, 3),
+            ("sub", _) => (Float::Sub, 3),
+            ("mul", _) => (Float::Mul, 3),
+            ("fma", true) => (Float::Fma, 4),
+            ("neg", false) => (Float::Neg, 2),
+            ("abs", false) => (Float::Abs, 2),
+            ("min", false) => (Float::Min, 3),
+            ("max", false) => (Float::Max, 3),
+            _ => return Err(self.unknown_form(form)),
+        };
+        let ty = Type { kind: 'b', bits: if pair { 32 } else { 16 } };
+        self.plain(context, form, Op::Half { op, format }, operands, &[ty; 4][..count])
+    }
+
+    /// Decodes a conversion from or to a format of 16 or 8 bits.
+    fn recode(
+        &self,
+        context: &mut Context<'a>,
+        form: &mut Form<'a>,
+        operands: &[Operand<'a>],
+        (to, to_pair): (Format, bool),
+        (from, from_pair): (Format, bool),
+    ) -> Result<Instr, Error> {
+        let rounded = form.take("rn");
+        let saturate = form.take("satfinite");
+        form.rest.next();
+        form.rest.next();
+        self.done(form)?;
+        let narrows = to.bits() < from.bits();
+        // Two values of 32 bits are two operands.
+        let two = to_pair && from == Format::F32;
+        let is_small = |format: Format| matches!(format, Format::E4m3 | Format::E5m2);
+        let known = match (to, from) {
+            _ if is_small(to) => two && saturate || from_pair && from == Format::F16 && saturate,
+            (Format::F16, _) if is_small(from) => from_pair && rounded && !saturate,
+            (Format::F16 | Format::Bf16, Format::F32) => rounded && !saturate,
+            (Format::F16, Format::F64) => rounded && !saturate,
+            (Format::F32, Format::F16 | Format::Bf16) | (Format::F64, Format::F16) => !rounded && !saturate,
+            _ => false,
+        };
+        if !known || narrows && !rounded || to_pair != (from_pair || two) {
+            return Err(self.unknown_form(form));
+        }
+        let ty = |format: Format, pair: bool| Type {
+            kind: if format.bits() > 16 { 'f' } else { 'b' },
+            bits: if pair { 2 * format.bits() } else { format.bits() },
+        };
+        let source = ty(from, from_pair);
+        let types = [ty(to, to_pair), source, source];
+        let op = Op::Recode { from, to, saturate, pair: to_pair };
+        self.plain(context, form, op, operands, &types[..if two { 3 } else { 2 }])
     }
 
     pub(super) fn mov(
@@ -276,7 +382,15 @@ impl<'a> Parser<'a> {
         form: &mut Form<'a>,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
-        let rounding = form.pick(&[("rn", 1), ("rzi", 2)]).unwrap_or(0);
+        let mut names = form.text.rsplit('.').map(format_of);
+        if let (Some(Some(from)), Some(Some(to))) = (names.next(), names.next())
+            && from.0.bits().min(to.0.bits()) <= 16
+        {
+            return self.recode(context, form, operands, to, from);
+        }
+        let roundings = [("rni", Rounding::Nearest), ("rzi", Rounding::Zero), ("rmi", Rounding::Down), ("rpi", Rounding::Up)];
+        let integral = form.pick(&roundings);
+        let rounded = form.take("rn");
         let to = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
         let from = self.ty(form)?;
         self.count(form, operands, 2)?;
@@ -284,12 +398,13 @@ impl<'a> Parser<'a> {
         if !fits(to) || !fits(from) {
             return Err(self.unknown_form(form));
         }
-        let op = match (to.float(), from.float(), rounding) {
-            (false, false, 0) => Op::Convert { from_signed: from.signed(), to_signed: to.signed() },
-            (true, false, 1) => Op::FloatFromInteger { signed: from.signed() },
-            (false, true, 2) => Op::FloatToInteger { signed: to.signed() },
-            (true, true, 0) if to.bits > from.bits => Op::FloatConvert,
-            (true, true, 1) if to.bits < from.bits => Op::FloatConvert,
+        let op = match (to.float(), from.float(), integral, rounded) {
+            (false, false, None, false) => Op::Convert { from_signed: from.signed(), to_signed: to.signed() },
+            (true, false, None, true) => Op::FloatFromInteger { signed: from.signed() },
+            (false, true, Some(rounding), false) => Op::FloatToInteger { signed: to.signed(), rounding },
+            (true, true, Some(rounding), false) if to.bits == from.bits => Op::FloatToIntegral(rounding),
+            (true, true, None, false) if to.bits > from.bits => Op::FloatConvert,
+            (true, true, None, true) if to.bits < from.bits => Op::FloatConvert,
             _ => return Err(self.unknown_form(form)),
         };
         let wider = |ty: Type| !ty.float();

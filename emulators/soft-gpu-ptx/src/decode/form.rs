@@ -132,7 +132,7 @@ impl<'a> Parser<'a> {
                 Some(_) => self.address_value(context, form, name, 0, ty),
                 None if name == "WARP_SZ" => Ok((self.constant(context, 32, form.line)?, ty.bits)),
                 None => match special(name) {
-                    Some((special, bits)) if ty.bits >= 16 && ty.bits <= 64 => {
+                    Some((special, bits)) if (16..=64).contains(&ty.bits) && bits > 1 || (ty.bits, bits) == (1, 1) => {
                         if bits > ty.bits && special != Special::Clock && ty.bits != 32 {
                             return Err(self
                                 .bad(form, format!("{name} has {bits} bits, and the instruction takes {}", ty.bits)));
@@ -373,12 +373,22 @@ fn special(name: &str) -> Option<(Special, u8)> {
         ("%ntid", Special::Ntid),
         ("%ctaid", Special::Ctaid),
         ("%nctaid", Special::Nctaid),
+        ("%cluster_ctaid", Special::ClusterCtaid),
+        ("%cluster_nctaid", Special::ClusterNctaid),
+        ("%clusterid", Special::Clusterid),
+        ("%nclusterid", Special::Nclusterid),
     ] {
         if let Some(axis) = name.strip_prefix(prefix).and_then(axis) {
             return Some((make(axis), 32));
         }
     }
+    if let Some(number) = name.strip_prefix("%envreg") {
+        return Some((Special::Environment(number.parse().ok().filter(|number| *number < 32)?), 32));
+    }
     Some(match name {
+        "%cluster_ctarank" => (Special::ClusterRank, 32),
+        "%cluster_nctarank" => (Special::ClusterSize, 32),
+        "%is_explicit_cluster" => (Special::IsExplicitCluster, 1),
         "%laneid" => (Special::Lane, 32),
         "%warpid" => (Special::Warp, 32),
         "%nwarpid" => (Special::Warps, 32),

@@ -97,15 +97,25 @@ impl<'a> Parser<'a> {
         red: bool,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
-        let order = form.pick(&[
+        let orders = &[
             ("relaxed", Order::Relaxed),
             ("acquire", Order::Acquire),
             ("release", Order::Release),
             ("acq_rel", Order::AcquireRelease),
-        ]);
-        let scope = form.pick(SCOPES).unwrap_or(Scope::Gpu);
-        let space = form.pick(SPACES).unwrap_or(Space::Generic);
-        let op = form.pick(ATOMICS).ok_or_else(|| self.unknown_form(form))?;
+        ];
+        // ptxas takes the modifiers in any order.
+        let (mut order, mut scope, mut space, mut op) = (None, None, None, None);
+        loop {
+            order = order.or_else(|| form.pick(orders));
+            scope = scope.or_else(|| form.pick(SCOPES));
+            space = space.or_else(|| form.pick(SPACES));
+            if op.is_some() {
+                break;
+            }
+            op = Some(form.pick(ATOMICS).ok_or_else(|| self.unknown_form(form))?);
+        }
+        let (scope, space) = (scope.unwrap_or(Scope::Gpu), space.unwrap_or(Space::Generic));
+        let op = op.ok_or_else(|| self.unknown_form(form))?;
         let ty = self.kinds(form, "bus", 32)?;
         let fits = match op {
             Atomic::Add => matches!((ty.kind, ty.bits), ('u', _) | ('s', 32)),

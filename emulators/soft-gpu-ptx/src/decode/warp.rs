@@ -103,6 +103,17 @@ impl<'a> Parser<'a> {
                 let kind = kind.ok_or_else(|| self.unknown_form(form))?;
                 self.shuffle(context, form, kind, first(operands), operands)
             }
+            "elect" => {
+                self.done(form)?;
+                self.count(form, operands, 2)?;
+                let (lane, predicate) = first(operands);
+                let predicate = predicate.ok_or_else(|| self.bad(form, "the results are a register and a predicate"))?;
+                let mut made = blank(Op::Elect, 32);
+                made.b = self.value(context, form, &operands[1], word)?;
+                made.d = self.result(context, form, &lane, 32)?;
+                made.x = self.result(context, form, &predicate, 1)?;
+                Ok(made)
+            }
             "vote" => {
                 let vote = form.pick(&[
                     ("all", Vote::All),

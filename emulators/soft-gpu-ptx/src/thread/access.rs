@@ -3,6 +3,7 @@
 use super::{Late, Thread};
 use crate::alu::changed;
 use crate::code::{Atomic, Instruction, Op, Order, Scope, Space, low, signed};
+use crate::bulk::Shared;
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::memory::Refusal;
@@ -58,7 +59,7 @@ impl Thread {
     pub(super) fn happen(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         which: impl Fn(&Late) -> bool,
     ) -> Result<(), Fault> {
         while let Some(at) = self.late.iter().position(&which) {
@@ -82,7 +83,7 @@ impl Thread {
     pub(super) fn is_late(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         i: &Instruction,
         space: Space,
         address: u64,
@@ -117,7 +118,7 @@ impl Thread {
     pub(super) fn is_late_atomic(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         i: &Instruction,
         (space, order, scope): (Space, Order, Scope),
         address: u64,
@@ -145,13 +146,13 @@ impl Thread {
     pub(super) fn needs(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         i: &Instruction,
         base: usize,
     ) -> Result<(), Fault> {
         let all = match i.op {
-            Op::Fence { .. } | Op::Return | Op::Exit => true,
-            Op::Store { order, .. } | Op::Atomic { order, .. } => order.releases(),
+            Op::Fence { .. } | Op::ProxyFence { .. } | Op::Return | Op::Exit => true,
+            Op::Store { order, .. } | Op::Atomic { order, .. } | Op::Mbarrier { order, .. } => order.releases(),
             op => op.meets(),
         };
         let slots = [i.d, i.a, i.b, i.c, i.x].map(|slot| base + usize::from(slot));
@@ -180,7 +181,7 @@ impl Thread {
     pub(super) fn load<const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
-        shared: &[u8],
+        shared: &Shared,
         i: &Instruction,
         space: Space,
         order: Order,
@@ -200,7 +201,7 @@ impl Thread {
             let at = address.wrapping_add(number as u64 * bytes);
             let value = match space {
                 Space::Shared => {
-                    let value = peek(shared, at, width).ok_or_else(|| outside("shared", at, bytes, shared.len()))?;
+                    let value = peek(&shared.bytes, at, width).ok_or_else(|| outside("shared", at, bytes, shared.bytes.len()))?;
                     self.spin.load(at, value);
                     value
                 }
@@ -250,7 +251,7 @@ impl Thread {
     pub(super) fn store<const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         i: &Instruction,
         space: Space,
         order: Order,
@@ -269,8 +270,11 @@ impl Thread {
             let value = low(self.slots[self.at.base as usize + usize::from(slot)], width);
             match space {
                 Space::Shared => {
-                    let size = shared.len();
-                    poke(shared, at, width, value).ok_or_else(|| outside("shared", at, bytes, size))?;
+                    let size = shared.bytes.len();
+                    if WEAK {
+                        shared.hide(at, bytes, self.index);
+                    }
+                    poke(&mut shared.bytes, at, width, value).ok_or_else(|| outside("shared", at, bytes, size))?;
                     core.quiet = 0;
                     self.spin.wrote = true;
                 }
@@ -305,7 +309,7 @@ impl Thread {
     pub(super) fn update<const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         i: &Instruction,
         op: Atomic,
         space: Space,
@@ -323,8 +327,11 @@ impl Thread {
                 if at % bytes != 0 {
                     return Err(core.refused(Refusal::Misaligned, "atomic", at, bytes));
                 }
-                let old = peek(shared, at, width).ok_or_else(|| outside("shared", at, bytes, shared.len()))?;
-                poke(shared, at, width, change(old));
+                let old = peek(&shared.bytes, at, width).ok_or_else(|| outside("shared", at, bytes, shared.bytes.len()))?;
+                if WEAK {
+                    shared.hide(at, bytes, self.index);
+                }
+                poke(&mut shared.bytes, at, width, change(old));
                 old
             }
             Space::Local | Space::Param => {

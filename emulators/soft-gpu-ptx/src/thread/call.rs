@@ -2,6 +2,7 @@
 
 use super::access::{peek, poke};
 use super::{Frame, Thread};
+use crate::bulk::Shared;
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::program::{BuiltIn, MAX_DEPTH, Program};
@@ -10,7 +11,7 @@ use crate::program::{BuiltIn, MAX_DEPTH, Program};
 const MAX_LOCAL: usize = 512 << 10;
 
 impl Thread {
-    pub(super) fn enter(&mut self, core: &mut Core<'_>, shared: &[u8], call: u32) -> Result<(), Fault> {
+    pub(super) fn enter(&mut self, core: &mut Core<'_>, shared: &Shared, call: u32) -> Result<(), Fault> {
         let program = core.program;
         let caller = &program.functions[self.at.function as usize].body;
         let call = &caller.calls[call as usize];
@@ -103,7 +104,7 @@ impl Thread {
     fn built_in(
         &mut self,
         core: &mut Core<'_>,
-        shared: &[u8],
+        shared: &Shared,
         which: BuiltIn,
         arguments: &[u64],
     ) -> Result<u32, Fault> {

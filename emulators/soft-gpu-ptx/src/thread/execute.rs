@@ -4,6 +4,7 @@ use super::access::{LATE, WINDOW, window};
 use super::{Event, Place, Thread};
 use crate::alu::{Values, combined, compares, compute};
 use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
+use crate::bulk::Shared;
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::launch::Time;
@@ -22,7 +23,7 @@ impl Thread {
     pub fn execute(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         place: &Place,
         budget: u32,
     ) -> Result<Event, Fault> {
@@ -61,7 +62,7 @@ impl Thread {
     fn steps<const COUNTS: bool, const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
-        shared: &mut [u8],
+        shared: &mut Shared,
         place: &Place,
         left: &mut u32,
     ) -> Result<Event, Fault> {
@@ -122,6 +123,7 @@ impl Thread {
                         self.is_late(core, shared, i, space, address, None)?;
                         if order.releases() {
                             self.buffer().release(core, scope)?;
+                            shared.order();
                         }
                     }
                     self.store::<WEAK>(core, shared, i, space, order, count, address)?;
@@ -138,6 +140,7 @@ impl Thread {
                     core.statistics.fences += 1;
                     if WEAK && core.weak.is_some() {
                         self.buffer().fence(core, order, scope)?;
+                        shared.order();
                     }
                     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 }
@@ -162,12 +165,30 @@ impl Thread {
                     self.at.pc = pc + 1;
                     return Ok(Event::Spin);
                 }
+                Op::Mbarrier { op, space, order, scope } => {
+                    let address = get(i.a).wrapping_add_signed(i64::from(i.imm));
+                    if self.mbarrier(core, shared, i, (op, order, scope), (space, address))? {
+                        self.at.pc = pc + 1;
+                        return Ok(Event::Spin);
+                    }
+                }
+                Op::Bulk { to_shared } => self.bulk(core, shared, i, to_shared)?,
+                Op::BulkCommit => self.group += 1,
+                Op::BulkWait { read } => self.bulk_wait(core, shared, i.imm as u32, read)?,
+                Op::ProxyFence { shared: of_shared, global } => {
+                    if WEAK && core.weak.is_some() {
+                        self.proxy_fence(core, shared, of_shared, global)?;
+                    }
+                }
+                Op::MbarrierFence => shared.mbarriers.fence(),
+                Op::Nothing => {}
                 Op::Barrier { .. }
                 | Op::WarpBarrier
                 | Op::Shuffle(_)
                 | Op::Vote(_)
                 | Op::Match { .. }
                 | Op::Reduce { .. }
+                | Op::Elect
                 | Op::ActiveMask => return Ok(Event::Meets),
                 Op::Special(special) => {
                     let value = self.special(core, special, place);
@@ -246,6 +267,20 @@ impl Thread {
             Special::MaskGe => !((1 << lane) - 1),
             Special::DynamicShared => place.dynamic,
             Special::TotalShared => place.shared,
+            Special::ClusterCtaid(axis) => place.ctaid[usize::from(axis)] % place.cluster[usize::from(axis)],
+            Special::ClusterNctaid(axis) => place.cluster[usize::from(axis)],
+            Special::Clusterid(axis) => place.ctaid[usize::from(axis)] / place.cluster[usize::from(axis)],
+            Special::Nclusterid(axis) => place.grid[usize::from(axis)] / place.cluster[usize::from(axis)],
+            Special::ClusterRank => {
+                let [x, y, z] = std::array::from_fn(|axis| place.ctaid[axis] % place.cluster[axis]);
+                (z * place.cluster[1] + y) * place.cluster[0] + x
+            }
+            Special::ClusterSize => place.cluster.iter().product(),
+            Special::IsExplicitCluster => u32::from(place.explicit_cluster),
+            // The address of the words for the barriers of cooperative grids.
+            Special::Environment(1) => (place.workspace >> 32) as u32,
+            Special::Environment(2) => place.workspace as u32,
+            Special::Environment(_) => 0,
             Special::Clock => return core.statistics.instructions,
             Special::Timer => return timer(),
             Special::TimerHigh => return timer() >> 32,

@@ -2,6 +2,7 @@
 
 use super::access::peek;
 use super::{Space, Thread};
+use crate::bulk::Shared;
 use crate::core::{Core, Fault};
 
 /// The longest format or string, in bytes.
@@ -9,7 +10,7 @@ const MAX_LEN: usize = 4096;
 
 impl Thread {
     /// Formats and prints the arguments at `arguments`, each aligned to its size. Returns how many there were.
-    pub(super) fn print(&self, core: &mut Core<'_>, shared: &[u8], format: u64, arguments: u64) -> Result<u32, Fault> {
+    pub(super) fn print(&self, core: &mut Core<'_>, shared: &Shared, format: u64, arguments: u64) -> Result<u32, Fault> {
         let format = self.string(core, shared, format)?;
         let (mut text, mut rest, mut at, mut count) = (String::new(), format.as_str(), arguments, 0);
         while let Some((before, after)) = rest.split_once('%') {
@@ -65,7 +66,7 @@ impl Thread {
     }
 
     /// Reads a NUL-terminated string.
-    fn string(&self, core: &mut Core<'_>, shared: &[u8], address: u64) -> Result<String, Fault> {
+    fn string(&self, core: &mut Core<'_>, shared: &Shared, address: u64) -> Result<String, Fault> {
         let mut bytes = Vec::new();
         while bytes.len() < MAX_LEN {
             match self.read(core, shared, address.wrapping_add(bytes.len() as u64), 1)? as u8 {
@@ -76,14 +77,14 @@ impl Thread {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn read(&self, core: &mut Core<'_>, shared: &[u8], address: u64, bytes: u64) -> Result<u64, Fault> {
+    fn read(&self, core: &mut Core<'_>, shared: &Shared, address: u64, bytes: u64) -> Result<u64, Fault> {
         let (space, at) = self.locate(Space::Generic, address);
         let width = (bytes * 8) as u8;
         let outside = || super::access::outside("the thread's", at, bytes, self.local.len());
         match space {
             Space::Local => peek(&self.local, at, width).ok_or_else(outside),
             Space::Param => peek(&self.params, at, width).ok_or_else(outside),
-            Space::Shared => peek(shared, at, width).ok_or_else(outside),
+            Space::Shared => peek(&shared.bytes, at, width).ok_or_else(outside),
             _ => core.view.load(at, width).map_err(|refusal| core.refused(refusal, "printf's load", at, bytes)),
         }
     }

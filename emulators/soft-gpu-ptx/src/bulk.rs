@@ -1,0 +1,213 @@
+//! A block's shared memory, and its bulk copies.
+//!
+//! Bulk copies belong to the async proxy. Under weak memory they happen late and in any order, until a thread waits for them or their
+//! mbarrier's phase is complete: a copy to global memory first reads, and later writes. They read and write memory itself, not what is on
+//! its way there. Stores to shared memory reach them after a proxy fence, and without one only maybe.
+
+use crate::core::{Core, Fault};
+use crate::error::TrapKind;
+use crate::mbarrier::Mbarriers;
+use std::collections::VecDeque;
+
+/// The most stores that bulk copies don't see yet.
+const MAX: usize = 256;
+
+/// A store to shared memory that bulk copies don't see yet.
+#[derive(Clone, Copy, Debug)]
+struct Unseen {
+    at: u32,
+    /// The bytes before the store.
+    old: [u8; 8],
+    size: u8,
+    warp: u32,
+    epoch: u32,
+}
+
+/// A bulk copy under way.
+#[derive(Debug)]
+pub struct Copy {
+    pub thread: u32,
+    /// The thread's group.
+    pub group: u32,
+    /// The instruction's line.
+    pub line: u32,
+    pub shared: u32,
+    pub global: u64,
+    pub bytes: u32,
+    /// The mbarrier of a copy to shared memory.
+    pub mbarrier: Option<u32>,
+    /// What a copy to global memory has read.
+    pub read: Option<Vec<u8>>,
+}
+
+/// A block's shared memory.
+#[derive(Debug, Default)]
+pub struct Shared {
+    pub bytes: Vec<u8>,
+    pub mbarriers: Mbarriers,
+    pub copies: Vec<Copy>,
+    /// Memory is weak, and the kernel has bulk copies.
+    pub tracks: bool,
+    /// Stores that bulk copies don't see yet, oldest first.
+    unseen: VecDeque<Unseen>,
+    /// Counts what orders threads of the block, such as barriers: a fence of any thread covers what came before.
+    epoch: u32,
+}
+
+impl Shared {
+    pub fn new(size: u32, tracks: bool) -> Self {
+        Self { bytes: vec![0xa5; size as usize], tracks, ..Self::default() }
+    }
+
+    /// Records that threads of the block have been ordered.
+    pub fn order(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
+    /// Keeps a store that follows from bulk copies, until a fence.
+    #[inline(always)]
+    pub fn hide(&mut self, at: u64, size: u64, thread: u32) {
+        if self.tracks {
+            self.hidden(at, size, thread);
+        }
+    }
+
+    #[cold]
+    fn hidden(&mut self, at: u64, size: u64, thread: u32) {
+        let Some(bytes) = usize::try_from(at).ok().and_then(|at| self.bytes.get(at..at.checked_add(size as usize)?))
+        else {
+            return;
+        };
+        let mut old = [0; 8];
+        old[..bytes.len()].copy_from_slice(bytes);
+        if self.unseen.len() == MAX {
+            self.unseen.pop_front();
+        }
+        self.unseen.push_back(Unseen { at: at as u32, old, size: size as u8, warp: thread / 32, epoch: self.epoch });
+    }
+
+    /// Makes stores visible to bulk copies: those of the thread's warp, and those that the thread may have seen.
+    pub fn fence(&mut self, thread: u32) {
+        let epoch = self.epoch;
+        self.unseen.retain(|store| store.warp != thread / 32 && store.epoch == epoch);
+        self.mbarriers.fence();
+    }
+
+    /// Starts a copy; unless memory is weak, it happens at once.
+    pub fn start(&mut self, core: &mut Core<'_>, copy: Copy) -> Result<(), Fault> {
+        self.copies.push(copy);
+        if core.weak.is_none() {
+            while !self.copies.is_empty() {
+                self.step(core, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Performs the next step of copy `at`.
+    fn step(&mut self, core: &mut Core<'_>, at: usize) -> Result<(), Fault> {
+        core.quiet = 0;
+        let line = self.copies[at].line;
+        let named = |fault: Fault| Fault::new(fault.kind, format!("the bulk copy of line {line}: {}", fault.cause));
+        if self.copies[at].mbarrier.is_some() {
+            let copy = self.copies.swap_remove(at);
+            self.to_shared(core, &copy).map_err(named)
+        } else if self.copies[at].read.is_none() {
+            let bytes = self.source(core, at);
+            self.copies[at].read = Some(bytes);
+            Ok(())
+        } else {
+            let copy = self.copies.swap_remove(at);
+            to_global(core, &copy).map_err(named)
+        }
+    }
+
+    fn to_shared(&mut self, core: &mut Core<'_>, copy: &Copy) -> Result<(), Fault> {
+        let start = copy.shared as usize;
+        for at in (0..copy.bytes as usize).step_by(8) {
+            let address = copy.global + at as u64;
+            let word = core.view.load(address, 64).map_err(|refusal| core.refused(refusal, "load", address, 8))?;
+            self.bytes[start + at..start + at + 8].copy_from_slice(&word.to_le_bytes());
+        }
+        let end = copy.shared + copy.bytes;
+        self.unseen.retain(|store| store.at >= end || store.at + u32::from(store.size) <= copy.shared);
+        let Some(mbarrier) = copy.mbarrier else { return Ok(()) };
+        if self.mbarriers.change(mbarrier, &mut self.bytes, |one| one.expect(-i64::from(copy.bytes)))? {
+            self.order();
+        }
+        Ok(())
+    }
+
+    /// Returns what a copy to global memory reads now.
+    fn source(&mut self, core: &mut Core<'_>, at: usize) -> Vec<u8> {
+        let Copy { shared, bytes, .. } = self.copies[at];
+        // The stores without a fence may have arrived.
+        if core.weak.as_mut().is_some_and(|weak| weak.one_in(2)) {
+            self.unseen.clear();
+        }
+        let mut found = self.bytes[shared as usize..(shared + bytes) as usize].to_vec();
+        for store in self.unseen.iter().rev() {
+            for (byte, old) in store.old.iter().enumerate().take(usize::from(store.size)) {
+                let place = (store.at as usize + byte).checked_sub(shared as usize);
+                if let Some(found) = place.and_then(|place| found.get_mut(place)) {
+                    *found = *old;
+                }
+            }
+        }
+        found
+    }
+
+    /// Lets some copies happen, as time passes.
+    pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+        while !self.copies.is_empty()
+            && let Some(weak) = &mut core.weak
+            && weak.one_in(2)
+        {
+            let at = weak.random.below(self.copies.len());
+            self.step(core, at)?;
+        }
+        Ok(())
+    }
+
+    /// Completes a thread's copies to global memory of groups before `group`; with `read`, they have at least read.
+    pub fn wait(&mut self, core: &mut Core<'_>, thread: u32, group: u32, read: bool) -> Result<(), Fault> {
+        let waits = |copy: &Copy| {
+            copy.thread == thread
+                && copy.mbarrier.is_none()
+                && copy.group < group
+                && !(read && copy.read.is_some())
+        };
+        while let Some(at) = self.copies.iter().position(waits) {
+            self.step(core, at)?;
+        }
+        Ok(())
+    }
+
+    /// Completes the copies of a block whose threads have exited.
+    pub fn end(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+        if let Some(copy) = self.copies.iter().find(|copy| copy.read.is_none()) {
+            let (line, thread) = (copy.line, copy.thread);
+            let what = match copy.mbarrier {
+                Some(at) => format!("for its mbarrier at {at:#x}"),
+                None => "with cp.async.bulk.wait_group.read".into(),
+            };
+            return Err(Fault::new(
+                TrapKind::Mbarrier,
+                format!("the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"),
+            ));
+        }
+        while !self.copies.is_empty() {
+            self.step(core, 0)?;
+        }
+        Ok(())
+    }
+}
+
+fn to_global(core: &mut Core<'_>, copy: &Copy) -> Result<(), Fault> {
+    for (at, word) in copy.read.as_deref().unwrap_or_default().chunks_exact(8).enumerate() {
+        let address = copy.global + 8 * at as u64;
+        let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+        core.view.store(address, 64, word).map_err(|refusal| core.refused(refusal, "store", address, 8))?;
+    }
+    Ok(())
+}
