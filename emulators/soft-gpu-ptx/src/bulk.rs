@@ -40,6 +40,13 @@ pub struct Copy {
     pub read: Option<Vec<u8>>,
 }
 
+impl Copy {
+    /// Adds the copy's line to a fault that comes later.
+    fn named(&self, fault: Fault) -> Fault {
+        Fault::new(fault.kind, format!("the bulk copy of line {}: {}", self.line, fault.cause))
+    }
+}
+
 /// A block's shared memory.
 #[derive(Debug, Default)]
 pub struct Shared {
@@ -107,18 +114,16 @@ impl Shared {
     /// Performs the next step of copy `at`.
     fn step(&mut self, core: &mut Core<'_>, at: usize) -> Result<(), Fault> {
         core.quiet = 0;
-        let line = self.copies[at].line;
-        let named = |fault: Fault| Fault::new(fault.kind, format!("the bulk copy of line {line}: {}", fault.cause));
         if self.copies[at].mbarrier.is_some() {
             let copy = self.copies.swap_remove(at);
-            self.to_shared(core, &copy).map_err(named)
+            self.to_shared(core, &copy).map_err(|fault| copy.named(fault))
         } else if self.copies[at].read.is_none() {
             let bytes = self.source(core, at);
             self.copies[at].read = Some(bytes);
             Ok(())
         } else {
             let copy = self.copies.swap_remove(at);
-            to_global(core, &copy).map_err(named)
+            core.copy_out(&copy)
         }
     }
 
@@ -161,7 +166,7 @@ impl Shared {
     pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         while !self.copies.is_empty()
             && let Some(weak) = &mut core.weak
-            && weak.one_in(2)
+            && weak.one_in(4)
         {
             let at = weak.random.below(self.copies.len());
             self.step(core, at)?;
@@ -183,7 +188,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Completes the copies of a block whose threads have exited.
+    /// Ends a block whose threads have exited: its copies to global memory may still have to write.
     pub fn end(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         if let Some(copy) = self.copies.iter().find(|copy| copy.read.is_none()) {
             let (line, thread) = (copy.line, copy.thread);
@@ -196,18 +201,21 @@ impl Shared {
                 format!("the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"),
             ));
         }
-        while !self.copies.is_empty() {
-            self.step(core, 0)?;
-        }
+        core.copies.append(&mut self.copies);
         Ok(())
     }
 }
 
-fn to_global(core: &mut Core<'_>, copy: &Copy) -> Result<(), Fault> {
-    for (at, word) in copy.read.as_deref().unwrap_or_default().chunks_exact(8).enumerate() {
-        let address = copy.global + 8 * at as u64;
-        let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
-        core.view.store(address, 64, word).map_err(|refusal| core.refused(refusal, "store", address, 8))?;
+impl Core<'_> {
+    /// Writes what a copy has read to global memory.
+    pub fn copy_out(&mut self, copy: &Copy) -> Result<(), Fault> {
+        self.quiet = 0;
+        for (at, word) in copy.read.as_deref().unwrap_or_default().chunks_exact(8).enumerate() {
+            let address = copy.global + 8 * at as u64;
+            let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+            let done = self.view.store(address, 64, word);
+            done.map_err(|refusal| copy.named(self.refused(refusal, "store", address, 8)))?;
+        }
+        Ok(())
     }
-    Ok(())
 }

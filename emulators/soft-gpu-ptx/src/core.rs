@@ -1,5 +1,6 @@
 //! What all threads of a launch share, and why one of them can't continue.
 
+use crate::bulk::Copy;
 use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
@@ -29,6 +30,8 @@ pub struct Core<'a> {
     /// Instructions since memory last changed.
     pub quiet: u64,
     pub weak: Option<Weak>,
+    /// Bulk copies of blocks that have ended, which have read and not written yet.
+    pub copies: Vec<Copy>,
     /// The doorbells' addresses, if the launch measures the cost of calls.
     pub doorbells: Option<&'a [u64]>,
     /// Which instructions of each function have been executed, if the caller asks for them.

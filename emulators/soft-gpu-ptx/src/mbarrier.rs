@@ -34,7 +34,7 @@ impl Mbarrier {
 
     /// Returns what the program finds in the word, which is also the state that an arrival returns.
     pub fn word(&self) -> u64 {
-        0xb0a5 << 48 | u64::from(self.phase & 0xffff) << 32 | u64::from(self.at)
+        0xb0a5 << 48 | u64::from(self.phase & 0xffff) << 32 | u64::from(self.at ^ 0x6d62_6172)
     }
 
     /// Counts arrivals. Returns whether the phase is complete.

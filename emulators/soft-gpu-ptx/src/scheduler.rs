@@ -96,6 +96,7 @@ impl<'a> Scheduler<'a> {
             time: launch.time,
             quiet: 0,
             weak: launch.weak.then(|| Weak::new(launch.seed)),
+            copies: Vec::new(),
             doorbells,
             executed: notes.then(|| functions.iter().map(|function| vec![false; function.body.code.len()]).collect()),
         };

@@ -105,11 +105,22 @@ impl Core<'_> {
             let at = weak.random.below(weak.stores.list.len());
             self.advance(at, false)?;
         }
+        while let Some(weak) = &mut self.weak
+            && !self.copies.is_empty()
+            && weak.one_in(4)
+        {
+            let at = weak.random.below(self.copies.len());
+            let copy = self.copies.swap_remove(at);
+            self.copy_out(&copy)?;
+        }
         Ok(())
     }
 
-    /// Moves all stores held by blocks and the GPU to memory.
+    /// Moves all stores held by blocks and the GPU to memory, and ends all copies.
     pub fn settle_all(&mut self) -> Result<(), Fault> {
+        while let Some(copy) = self.copies.pop() {
+            self.copy_out(&copy)?;
+        }
         while self.weak.as_ref().is_some_and(|weak| !weak.stores.list.is_empty()) {
             self.advance(0, true)?;
         }

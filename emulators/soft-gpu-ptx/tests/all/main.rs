@@ -3,6 +3,7 @@
 
 mod arena;
 mod bad;
+mod bulk;
 mod cost;
 mod forms;
 mod native;
