@@ -59,9 +59,6 @@ class Owned:
 
     def _close_by(self, name: str) -> None:
         """Calls a function that closes this handle and, with it, its children. If it fails, they all stay open."""
-        interruptible(lambda: self._close_now(name))
-
-    def _close_now(self, name: str) -> None:
         with lock:
             handle = self._require()
             group = (self, *self._children)
@@ -73,23 +70,27 @@ class Owned:
             # The owner must not be closed meanwhile.
             if self._owner is not None:
                 self._owner._uses += 1
-        try:
-            call(name, handle)
-        except errors.Error:
-            with lock:
-                for one, value in zip(group, handles):
-                    one._handle = value
-            raise
-        finally:
-            if self._owner is not None:
+
+        def close() -> None:
+            try:
+                call(name, handle)
+            except errors.Error:
                 with lock:
-                    self._owner._uses -= 1
-        with lock:
-            self._children.clear()
-            if self._owner is not None:
-                self._owner._children.discard(self)
-        for one in group:
-            one._release()
+                    for one, value in zip(group, handles):
+                        one._handle = value
+                raise
+            finally:
+                if self._owner is not None:
+                    with lock:
+                        self._owner._uses -= 1
+            with lock:
+                self._children.clear()
+                if self._owner is not None:
+                    self._owner._children.discard(self)
+            for one in group:
+                one._release()
+
+        interruptible(close)
 
     def _release(self) -> None:
         """Drops what the object held while it was open."""
