@@ -10,7 +10,8 @@ use efa_dp_direct::arch;
 use ferrogin_bench::card::{Card, Values};
 use ferrogin_bench::nccl::{self, Build, Loop, Nccl, POSTS};
 use ferrogin_bench::target_dir;
-use ferrogin_device::post::{COUNT_MASK, Queue, combining, locked};
+use ferrogin_device::post::model::{Backend, Geometry, Model, Words};
+use ferrogin_device::post::{combining, locked};
 use ferrogin_device::wait::NoLimits;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 use std::path::Path;
@@ -26,25 +27,20 @@ const MAX_BATCH: u32 = 16;
 /// Limit on the combining policy's doorbells per post.
 const BUDGET: f64 = 0.5;
 
-/// A value on its own cache line, to avoid false sharing.
-#[repr(align(128))]
-struct Apart<T>(T);
-
-/// An endpoint that counts its doorbells.
+/// A card that completes rung requests at once, and counts doorbells.
 struct Endpoint {
-    cursor: Apart<AtomicU64>,
-    state: Apart<AtomicU64>,
-    bound: AtomicU64,
-    poison: AtomicU32,
-    lock: Apart<AtomicU32>,
-    barrier: AtomicU32,
-    used: AtomicU32,
-    pending: AtomicU32,
-    published: Apart<AtomicU32>,
-    /// Doorbell and completion count.
-    rung: Apart<AtomicU32>,
-    rings: AtomicU64,
+    words: Words,
+    card: Line,
     ring: *mut [u64; 8],
+}
+
+/// What only the active combiner, or the poster that holds the lock, writes.
+#[derive(Default)]
+#[repr(align(128))]
+struct Line {
+    /// Doorbell and completion count.
+    rung: AtomicU32,
+    rings: AtomicU64,
 }
 
 // SAFETY: only a poster that the policy admitted writes the ring, through stores that are allowed to race.
@@ -52,21 +48,8 @@ unsafe impl Sync for Endpoint {}
 
 impl Endpoint {
     fn new() -> Self {
-        let ring = vec![[0u64; 8]; ENTRIES as usize].leak();
-        Endpoint {
-            cursor: Apart(AtomicU64::new(0)),
-            state: Apart(AtomicU64::new(0)),
-            bound: AtomicU64::new(u64::MAX),
-            poison: AtomicU32::new(0),
-            lock: Apart(AtomicU32::new(0)),
-            barrier: AtomicU32::new(0),
-            used: AtomicU32::new(0),
-            pending: AtomicU32::new(0),
-            published: Apart(AtomicU32::new(0)),
-            rung: Apart(AtomicU32::new(0)),
-            rings: AtomicU64::new(0),
-            ring: ring.as_mut_ptr(),
-        }
+        let ring = vec![[0u64; 8]; ENTRIES as usize].leak().as_mut_ptr();
+        Endpoint { words: Words::new(0), card: Line::default(), ring }
     }
 
     fn post(&self, by_lock: bool, value: u64) {
@@ -78,70 +61,30 @@ impl Endpoint {
             }
         };
         let posted = if by_lock {
-            locked::post(self, NoLimits, false, write)
+            locked::post(Model(self), NoLimits, false, write)
         } else {
-            combining::post(self, NoLimits, false, write)
+            combining::post(Model(self), NoLimits, false, write)
         };
         assert!(posted.is_ok());
     }
 }
 
-impl Queue for &Endpoint {
+impl Backend for Endpoint {
+    fn words(&self) -> &Words {
+        &self.words
+    }
+    fn geometry(&self) -> Geometry {
+        Geometry { sq_size: ENTRIES, max_batch: MAX_BATCH, slots: 0 }
+    }
     fn completed(&self) -> u32 {
-        self.rung.0.load(Acquire) & COUNT_MASK
-    }
-    fn failed(&self) -> bool {
-        false
-    }
-    fn sq_size(&self) -> u32 {
-        ENTRIES
-    }
-    fn max_batch(&self) -> u32 {
-        MAX_BATCH
-    }
-    fn value_slots(&self) -> u32 {
-        0
+        self.card.rung.load(Acquire)
     }
     fn fence(&self) {
         arch::fence_system();
     }
     fn doorbell(&self, count: u32) {
-        self.rings.store(self.rings.load(Relaxed) + 1, Relaxed);
-        self.rung.0.store(count, Release);
-    }
-    fn publish(&self, rung: u32) {
-        self.published.0.store(rung, Relaxed);
-    }
-    fn published(&self) -> u32 {
-        self.published.0.load(Relaxed)
-    }
-}
-
-impl combining::CombiningQueue for &Endpoint {
-    fn words(&self) -> combining::Words<'_> {
-        let (cursor, state) = (&self.cursor.0, &self.state.0);
-        combining::Words { cursor, state, bound: &self.bound, poison: &self.poison }
-    }
-}
-
-impl locked::LockedQueue for &Endpoint {
-    fn next(&self) -> u32 {
-        (self.cursor.0.load(Relaxed) as u32).wrapping_add(self.pending.load(Relaxed))
-    }
-    fn pending(&self) -> u32 {
-        self.pending.load(Relaxed)
-    }
-    fn start(&self) {
-        self.pending.store(self.pending() + 1, Relaxed);
-    }
-    fn take_pending(&self) -> u32 {
-        let next = self.next();
-        self.cursor.0.store(u64::from(next), Relaxed);
-        self.pending.store(0, Relaxed);
-        next
-    }
-    fn lock_words(&self) -> locked::Words<'_> {
-        locked::Words { lock: &self.lock.0, barrier: &self.barrier, used: &self.used }
+        self.card.rings.store(self.card.rings.load(Relaxed) + 1, Relaxed);
+        self.card.rung.store(count, Release);
     }
 }
 
@@ -180,8 +123,8 @@ fn all_at_once(time: Duration, work: impl Fn() + Sync) -> (u64, f64) {
 fn ours(by_lock: bool, time: Duration) -> Measured {
     let endpoint = Endpoint::new();
     let (posts, seconds) = all_at_once(time, || (0..POSTS).for_each(|i| endpoint.post(by_lock, i as u64)));
-    assert_eq!(endpoint.rung.0.load(Acquire), posts as u32, "all posts were rung");
-    Measured { rate: posts as f64 / seconds, doorbells: endpoint.rings.load(Relaxed) as f64 / posts as f64 }
+    assert_eq!(endpoint.card.rung.load(Acquire), posts as u32, "all posts were rung");
+    Measured { rate: posts as f64 / seconds, doorbells: endpoint.card.rings.load(Relaxed) as f64 / posts as f64 }
 }
 
 fn measure_nccl(library: &Path, time: Duration) -> Result<Measured, Box<dyn std::error::Error>> {

@@ -18,14 +18,9 @@ pub mod combining;
 pub mod exclusive;
 pub mod flush;
 pub mod locked;
-#[cfg(all(test, loom))]
-mod model;
-#[cfg(test)]
-#[path = "tests/ops.rs"]
-mod ops;
+#[cfg(any(test, feature = "model"))]
+pub mod model;
 pub mod outcome;
-#[cfg(all(test, not(loom)))]
-mod tests;
 #[allow(unsafe_code)]
 pub mod used;
 

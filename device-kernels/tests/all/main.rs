@@ -2,7 +2,6 @@
 
 mod c_header;
 mod continuation;
-mod cursors;
 mod emulated;
 mod flush;
 mod gin_post;

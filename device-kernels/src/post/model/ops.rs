@@ -1,4 +1,4 @@
-//! A poster's steps and policies, and the guards that tests remove: for the model, the random schedules and the other tests.
+//! A poster's steps, the policies, and the guards that tests remove.
 
 use crate::post::combining::CombiningQueue;
 use crate::post::combining::run::{admit_run, reserve_run, ring_run};
@@ -11,7 +11,7 @@ use crate::wait::Limit;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::post) enum Op {
+pub enum Op {
     /// A plain post.
     Put,
     /// A post with the aggregate flag.
@@ -26,7 +26,7 @@ pub(in crate::post) enum Op {
 
 impl Op {
     /// Returns the number of its posts.
-    pub(in crate::post) fn posts(self) -> u32 {
+    pub fn posts(self) -> u32 {
         match self {
             Op::Put | Op::Aggregated => 1,
             Op::Group(posts) | Op::AggregatedGroup(posts) => posts,
@@ -37,7 +37,7 @@ impl Op {
 
 /// A policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::post) enum Policy {
+pub enum Policy {
     Combining,
     /// The exclusive form of `combining`, for one poster.
     Exclusive,
@@ -46,16 +46,16 @@ pub(in crate::post) enum Policy {
 
 impl Policy {
     /// Returns the policies for that many posters.
-    pub(in crate::post) fn of(posters: usize) -> &'static [Policy] {
+    pub fn of(posters: usize) -> &'static [Policy] {
         use Policy::{Combining, Exclusive, Locked};
         if posters == 1 { &[Combining, Exclusive, Locked] } else { &[Combining, Locked] }
     }
 
-    pub(in crate::post) fn is_locked(self) -> bool {
+    pub fn is_locked(self) -> bool {
         self == Policy::Locked
     }
 
-    pub(in crate::post) fn post(
+    pub fn post(
         self,
         queue: impl FlushQueue,
         limits: impl Limit,
@@ -72,7 +72,7 @@ impl Policy {
 
 /// A guard that a test removes, so that a property breaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::post) enum Mutation {
+pub enum Mutation {
     /// The policy sees an endpoint without value slots.
     NoSlotGuard,
     /// The policy sees a ring larger than the real one.
@@ -100,7 +100,7 @@ pub(in crate::post) enum Mutation {
 }
 
 /// Inserts the only endpoint of a set, whose summary word and leaf word are `words`.
-pub(in crate::post) fn insert_used(set: UsedSet<'_>, words: &[AtomicU64; 2], mutation: Option<Mutation>) {
+pub fn insert_used(set: UsedSet<'_>, words: &[AtomicU64; 2], mutation: Option<Mutation>) {
     let uncounted = match mutation {
         Some(Mutation::NoInsertion) => return,
         Some(Mutation::Uncounted(at)) => at,
@@ -117,7 +117,7 @@ pub(in crate::post) fn insert_used(set: UsedSet<'_>, words: &[AtomicU64; 2], mut
 ///
 /// # Errors
 /// The reason a wait for room ended, and how many posts were posted before it.
-pub(in crate::post) fn post_run<Q: CombiningQueue>(
+pub fn post_run<Q: CombiningQueue>(
     queue: Q,
     limits: impl Limit,
     posts: u32,
