@@ -3,7 +3,8 @@
 
 use crate::ptx::PTX;
 use efa_dp_direct::wqe::Destination;
-use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::block::EmulatedSpec;
+use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use nccl_gin_ferrogin::log::counted;
 use plain_context::{EndpointSpec, Spec, TestContext, WindowSpec};
 use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
@@ -227,14 +228,11 @@ fn context(policy: u32, is_emulated: bool) -> TestContext {
         value_lkey: 0x77,
         scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: peers(0x5000_0000) },
     };
-    let emulated = plain_context::leak(EmulatedSignals {
-        words: plain_context::leak(0u64).cast(),
-        peers: plain_context::leak([EmulatedPeer { n_signals: 1, generation: 1 }; NRANKS as usize]).cast_const().cast(),
+    let emulated = is_emulated.then(|| EmulatedSpec {
+        words: plain_context::leak(0u64) as u64,
         n_signals: 1,
-        rank: 0,
-        reserved: [0; 5],
+        peers: vec![EmulatedPeer { n_signals: 1, generation: 1 }; NRANKS as usize],
     });
-    let emulated = if is_emulated { emulated.cast_const() } else { std::ptr::null() };
     plain_context::make_with(&spec, &plain_context::Extras { emulated, ..plain_context::NO_EXTRAS })
 }
 

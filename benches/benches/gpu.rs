@@ -7,9 +7,9 @@
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys as cu;
-use ferrogin_bench::card::{Part, Values, WINDOW_BYTES, block_spec, window_at};
+use ferrogin_bench::card::{Part, Values, block_spec, window_spec};
+use ferrogin_ffi::block::{Image, Plan};
 use ferrogin_ffi::ext::POLICY_COMBINING;
-use nccl_gin_ferrogin::block::Plan;
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -159,7 +159,8 @@ impl Arena {
     }
 }
 
-fn write(to: u64, bytes: &[u8]) -> Outcome<()> {
+fn write(to: u64, image: &Image) -> Outcome<()> {
+    let bytes = image.bytes();
     cuda!(cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()))
 }
 
@@ -204,12 +205,10 @@ impl Card {
         });
         let plan = Plan::new(&spec);
         let block = rest.place(plan.size());
-        let image = plan.fill(&spec, block).map_err(|error| error.to_string())?;
-        // SAFETY: a block's image is plain bytes, all of them initialised.
-        let bytes = unsafe { std::slice::from_raw_parts(image.bytes().as_ptr().cast::<u8>(), plan.size()) };
-        write(block, bytes)?;
-        let window = rest.place(WINDOW_BYTES);
-        write(window, &window_at(window).map(u64::to_le_bytes).concat())?;
+        write(block, &plan.fill(&spec, block).map_err(|error| error.to_string())?)?;
+        let tables = window_spec();
+        let window = rest.place(tables.size());
+        write(window, &tables.fill(window))?;
         Ok(Card { handle: block + plan.handles_offset() as u64, window, counters, queues })
     }
 

@@ -5,9 +5,11 @@
 
 use efa_dp_direct::queue::InitError;
 use ferrogin_device::{Context, Status, Window};
-use ferrogin_ffi::device::{MrHandle, MrPeer};
-use ferrogin_ffi::ext::{EmulatedPeer, Target, window_handle_offset};
-use nccl_gin_ferrogin::block::{BlockSpec, ContextSpec, EmulatedSpec, EndpointSpec, Layout, Plan};
+use ferrogin_ffi::block::{
+    BlockSpec, ContextSpec, EmulatedSpec, EndpointSpec, Image, Layout, Plan, RailSpec, WindowSpec,
+};
+use ferrogin_ffi::device::MrPeer;
+use ferrogin_ffi::ext::{EmulatedPeer, Target};
 use std::ffi::c_void;
 
 /// Ranks of the context.
@@ -44,25 +46,12 @@ pub struct Card {
 #[derive(Clone, Copy)]
 struct Line([u64; 16]);
 
-/// Bytes of a window with one rail.
-pub const WINDOW_BYTES: usize = HANDLE + size_of::<MrHandle>() + RANKS * size_of::<MrPeer>();
-/// Offset of a window's handle in the window.
-const HANDLE: usize = window_handle_offset(1, 0, RANKS);
-
-/// A window at the address `at`, as words.
-pub fn window_at(at: u64) -> [u64; WINDOW_BYTES / 8] {
-    let (handle, local, remote) = (at + HANDLE as u64, 0x1000_0000, 0x2000_0000);
-    // The array of handles, padded with a second one; then `MrHandle`: the local key and the number of ranks, the local address; then an
-    // `MrPeer` per rank: the address and the key.
-    [handle, handle, 0x55 | (RANKS as u64) << 32, local, remote, 0x66, remote, 0x66]
+/// The tables of a window on every rank.
+pub fn window_spec() -> WindowSpec {
+    let peer = MrPeer { remote_addr: 0x2000_0000, rkey: 0x66, pad: 0 };
+    let rails = vec![RailSpec { lkey: 0x55, peers: vec![peer; RANKS] }];
+    WindowSpec { local_addr: 0x1000_0000, rails }
 }
-
-const _: () = assert!(
-    HANDLE == 16
-        && WINDOW_BYTES == 64
-        && std::mem::offset_of!(MrHandle, local_addr) == 8
-        && std::mem::offset_of!(MrPeer, rkey) == 8
-);
 
 /// A part of a card that [`block_spec`] requests memory for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +74,7 @@ pub fn block_spec(
     mut place: impl FnMut(Part, usize) -> u64,
 ) -> BlockSpec {
     let contexts = (0..contexts).map(|_| context_spec(values, signals, &mut place)).collect();
-    BlockSpec { contexts, layout: Layout::V1, policy, abort_flag: place(Part::Rest, 8), wait_ns: 0 }
+    BlockSpec { contexts, layout: Layout::V1, policy, abort_flag: place(Part::Rest, 8), failure_offset: 0, wait_ns: 0 }
 }
 
 fn context_spec(values: Values, signals: usize, place: &mut impl FnMut(Part, usize) -> u64) -> ContextSpec {
@@ -135,6 +124,16 @@ fn memory(bytes: usize) -> Box<[Line]> {
     vec![Line([0; 16]); bytes.div_ceil(size_of::<Line>())].into_boxed_slice()
 }
 
+/// Copies an image to `to`.
+///
+/// # Safety
+/// The address has room for the image, and nothing else accesses it during the call.
+unsafe fn copy(image: &Image, to: u64) {
+    let bytes = image.bytes();
+    // SAFETY: the caller vouches for the room.
+    unsafe { (to as *mut u8).copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
+}
+
 impl Card {
     /// Makes a context with this `policy` (`POLICY_*`) and [`SIGNALS`] signals.
     ///
@@ -179,18 +178,16 @@ impl Card {
                 context.emulated = Some(EmulatedSpec { words, n_signals, peers: peers.clone() });
             });
         }
-        let window = place(WINDOW_BYTES);
-        for (word, value) in window_at(window).into_iter().enumerate() {
-            // SAFETY: fresh memory of WINDOW_BYTES, aligned to a line.
-            unsafe { (window as *mut u64).wrapping_add(word).write(value) };
-        }
+        let tables = window_spec();
+        let window = place(tables.size());
+        // SAFETY: fresh memory of that size.
+        unsafe { copy(&tables.fill(window), window) };
 
         let plan = Plan::new(&spec);
         let mut block = memory(plan.size());
-        let base = block.as_mut_ptr();
-        let image = plan.fill(&spec, base as u64)?;
-        // SAFETY: the block and the image both have `size` bytes, and both are ours.
-        unsafe { base.cast::<u8>().copy_from_nonoverlapping(image.bytes().as_ptr().cast(), plan.size()) };
+        let base = block.as_mut_ptr() as u64;
+        // SAFETY: fresh memory of that size.
+        unsafe { copy(&plan.fill(&spec, base)?, base) };
         Ok(Card { handles_offset: plan.handles_offset(), block, window: window as *mut c_void, _rest: rest })
     }
 

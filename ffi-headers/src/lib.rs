@@ -6,6 +6,7 @@
 //! * [`device`]: the structs that `createContext` and `regMrSym` hand to kernels; NCCL's EFA device code reads exactly these.
 //! * [`ext`]: ferrogin's own device state, next to those structs and never inside them, so that NCCL's device code can
 //!   use the same handles without knowing about it.
+//! * `block`, for hosts: lays out and fills these structs, as bytes for a device address.
 //! * [`failure`]: the word through which kernels tell the host what failed first.
 //! * [`signals`]: the protocol that emulates the signals that EFA cards lack.
 //! * [`settings`]: the names of ferrogin's environment variables, so that the plugin and the tool can warn about unknown ones.
@@ -14,6 +15,12 @@
 //! with `tests/vectors/efa_layout.json`, generated from the foreign headers by a C++ compiler.
 #![cfg_attr(not(test), no_std)]
 
+// A GPU has no allocator.
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate alloc;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod block;
 pub mod device;
 pub mod ext;
 pub mod failure;

@@ -1,6 +1,5 @@
 //! GIN contexts: endpoints on the rails, the peers' addresses, and the device block that describes them to kernels.
 
-use crate::block::{BlockSpec, ContextSpec, Cursors, EmulatedSpec, FAILURE_OFFSET, Layout, Plan};
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
@@ -8,7 +7,7 @@ use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Role, Start};
 use crate::error::Error;
 use crate::fault::ErrorCounter;
 use crate::log::{counted, first_time};
-use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
+use crate::memory::{ContextMemory, FAILURE_OFFSET, MemoryLayout, RegisteredMemory};
 use crate::metrics;
 use crate::rail::{CounterBudget, Peers};
 use crate::signal_proxy::Pulse;
@@ -16,10 +15,11 @@ use crate::signal_proxy::inbox::Inbox;
 use crate::watcher::{self, CqReader, Guard, Output, Report, RingView, Watch, WatchedEndpoint};
 use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
+use ferrogin_ffi::block::{BlockSpec, ContextSpec, Cursors, EmulatedSpec, Layout, Plan, Posts, Progress};
 use ferrogin_ffi::device::DevHandle;
 use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
-use ferrogin_libfabric::progress::Progress;
+use ferrogin_libfabric::progress;
 use ferrogin_rendezvous::ring::Step;
 use queues::{OneContext, RailInfo};
 use std::ffi::c_void;
@@ -323,6 +323,7 @@ impl Context {
                 Policy::Locked => POLICY_LOCKED,
             },
             abort_flag: context.memory.shared.device_address(),
+            failure_offset: FAILURE_OFFSET,
             wait_ns: shape.wait_ns,
         };
         let plan = Plan::new(&spec);
@@ -351,7 +352,7 @@ impl Context {
             for (endpoint, cursors) in one.endpoints.iter().zip(cursors) {
                 // Read the count first, so that it isn't ahead of the cursor. Both wrap at 2^31.
                 let completed = endpoint.completed(self.memory.counters())? as u32;
-                let posted = cursors.read(&**block)?.reserved();
+                let posted = posts(&**block, *cursors)?.reserved();
                 outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
             }
         }
@@ -435,8 +436,16 @@ impl Drop for Context {
 
 /// Returns the function that waiting threads call to make the card progress: the provider's, if it offers one. A GPU can't call a host
 /// function.
-fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<Progress>) -> Option<Progress> {
-    if device == DeviceKind::Cpu { offered() } else { None }
+fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<progress::Progress>) -> Option<Progress> {
+    let offered = if device == DeviceKind::Cpu { offered() } else { None };
+    offered.map(|progress::Progress { function, arg }| Progress { function, arg })
+}
+
+/// Reads how far an endpoint's posts have got. In one call: it copies from a GPU.
+fn posts(block: &dyn DeviceBuffer, cursors: Cursors) -> Result<Posts, device::DeviceError> {
+    let mut bytes = [0; Cursors::BYTES];
+    block.read(cursors.offset(), &mut bytes)?;
+    Ok(Posts::of(&bytes))
 }
 
 #[cfg(test)]
@@ -449,7 +458,7 @@ mod tests {
 
     #[test]
     fn progress_function_is_for_cpu_threads_of_cards_that_offer_it() {
-        let offered = || Some(Progress { function: no_work, arg: 0x1000 as *mut c_void });
+        let offered = || Some(progress::Progress { function: no_work, arg: 0x1000 as *mut c_void });
         assert_eq!(progress_for(DeviceKind::Cpu, offered).map(|progress| progress.arg as usize), Some(0x1000));
         assert!(progress_for(DeviceKind::Cpu, || None).is_none());
         assert!(progress_for(DeviceKind::Cuda, offered).is_none());

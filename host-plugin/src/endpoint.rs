@@ -2,7 +2,6 @@
 #![allow(unsafe_code)]
 
 use crate::address::EndpointAddress;
-use crate::block::EndpointSpec;
 use crate::config::{Provider, Signals};
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
@@ -10,6 +9,7 @@ use crate::log::first_time;
 use crate::metrics::source::{Queue, Words};
 use crate::rail::Rail;
 use efa_dp_direct::arch;
+use ferrogin_ffi::block::EndpointSpec;
 use ferrogin_libfabric::{
     CompletionQueue, Counter, CqAttr, CqMemory, Endpoint as QueuePair, Info, Location, WqMemory, bindings,
 };

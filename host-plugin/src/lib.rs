@@ -7,7 +7,7 @@
 //! | `init` | a [`plugin`] | settings ([`config`]), libfabric and its [`cards`], which [`card_check`] tries |
 //! | `listen`, `connect` | a [`comm`] | the [ring](ferrogin_rendezvous::ring) of the ranks, and a [`rail`] for each card |
 //! | `regMrSym` | a [`window`] | regions of all rails |
-//! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device [`block`] that kernels read |
+//! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device block ([`ferrogin_ffi::block`]) that kernels read |
 //!
 //! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`. It shares set-up, devices and messages with these modules.
 //!
@@ -20,7 +20,6 @@
 //! The plugin only uses libfabric and its EFA operations, so hardware and the software card take the same path.
 pub mod abi;
 pub mod address;
-pub mod block;
 pub mod card_check;
 pub mod cards;
 pub mod comm;

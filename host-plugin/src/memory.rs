@@ -1,6 +1,5 @@
 //! Memory that a card shares with a context's kernels, and its registration with the rails.
 
-use crate::block::FAILURE_OFFSET;
 use crate::device::{Device, DeviceBuffer, Use};
 use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
 use crate::error::Error;
@@ -17,6 +16,8 @@ pub struct ContextMemory {
     pub shared: Box<dyn DeviceBuffer>,
 }
 
+/// [`failure_offset`](ferrogin_ffi::ext::ContextExt::failure_offset): the record is between the abort flag and the error counters.
+pub const FAILURE_OFFSET: u32 = 8;
 const _: () = assert!(FAILURE_OFFSET as usize + size_of::<Record>() <= COUNTER_STRIDE);
 
 impl ContextMemory {

@@ -3,14 +3,14 @@
 
 use crate::comm::CollComm;
 use crate::config::Signals;
-use crate::device::{Adds, Device, DeviceBuffer, Use, WindowMemory, WordMapping, bytes_of};
+use crate::device::{Adds, Device, DeviceBuffer, Use, WindowMemory, WordMapping};
 use crate::error::Error;
 use crate::log::first_time;
 use crate::signal_proxy;
 use crate::signal_proxy::windows::{Window as SignalWindow, Windows};
 use crate::trace;
-use ferrogin_ffi::device::{MrHandle, MrPeer};
-use ferrogin_ffi::ext::window_handle_offset;
+use ferrogin_ffi::block::{RailSpec, WindowSpec};
+use ferrogin_ffi::device::MrPeer;
 use ferrogin_ffi::nccl;
 use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
 use ferrogin_rendezvous::ring::Step;
@@ -143,19 +143,21 @@ impl Window {
             let windows = regions.iter().map(|(_, _, rkey)| RailWindow { addr, rkey: U32::new(*rkey), size });
             windows.collect::<Vec<_>>().as_bytes().to_vec()
         })?;
-        let lkeys: Vec<u32> = regions.iter().map(|(_, lkey, _)| *lkey).collect();
-        let peers = (0..lkeys.len()).map(|rail| peers(&parts, rail)).collect::<Result<Vec<_>, _>>()?;
-        let table = table(coll, data as u64, &lkeys, &peers)?;
+        let rails = regions.iter().enumerate();
+        let rails = rails.map(|(rail, (_, lkey, _))| Ok(RailSpec { lkey: *lkey, peers: peers(&parts, rail)? }));
+        let spec = WindowSpec { local_addr: data as u64, rails: rails.collect::<Result<_, Error>>()? };
+        let table = coll.device.allocate(spec.size(), Use::Tables)?;
+        table.write(0, spec.fill(table.device_address()).bytes())?;
         let sizes = sizes(&parts);
         crate::trace!(
             "registered a window of {size} bytes at {data:p} on {}",
-            crate::log::counted(lkeys.len(), "rail")
+            crate::log::counted(regions.len(), "rail")
         );
         let regions = regions.into_iter().map(|(region, _, _)| region).collect();
         Ok(Self { table, _listed: listed, _regions: regions, sizes })
     }
 
-    /// Returns the `ncclGinWindow_t` for kernels: the device address of an array of [`MrHandle`] pointers, one for each rail.
+    /// Returns the `ncclGinWindow_t` for kernels: the device address of an array of `MrHandle` pointers, one for each rail.
     pub fn device_address(&self) -> u64 {
         self.table.device_address()
     }
@@ -289,20 +291,6 @@ fn peers(parts: &[Vec<u8>], rail: usize) -> Result<Vec<MrPeer>, Error> {
 fn sizes(parts: &[Vec<u8>]) -> Vec<u64> {
     let size = |part: &Vec<u8>| RailWindow::ref_from_prefix(part).map_or(0, |(window, _)| window.size.get());
     parts.iter().map(size).collect()
-}
-
-/// Builds the array of pointers, followed by one [`MrHandle`] with its peers for each rail.
-fn table(coll: &CollComm, data: u64, lkeys: &[u32], peers: &[Vec<MrPeer>]) -> Result<Box<dyn DeviceBuffer>, Error> {
-    let at = |rail| window_handle_offset(lkeys.len(), rail, coll.nranks);
-    let buffer = coll.device.allocate(at(lkeys.len()), Use::Tables)?;
-    for (rail, (lkey, peers)) in lkeys.iter().zip(peers).enumerate() {
-        let at = at(rail);
-        buffer.write(rail * 8, bytes_of(&[buffer.device_address() + at as u64]))?;
-        let handle = MrHandle { lkey: *lkey, nranks: coll.nranks as i32, local_addr: data, peers: [] };
-        buffer.write(at, bytes_of(&[handle]))?;
-        buffer.write(at + size_of::<MrHandle>(), bytes_of(peers))?;
-    }
-    Ok(buffer)
 }
 
 #[cfg(test)]

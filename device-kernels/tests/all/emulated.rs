@@ -5,7 +5,8 @@ use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, Wr
 use ferrogin_device::context::fast_path::{Continuation, fgin_continue};
 use ferrogin_device::context::inline::{fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
 use ferrogin_device::{Action, Context, Flags, Sharing, Status, Window, capi};
-use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::block::EmulatedSpec;
+use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ffi::signals::{Generation, Receiver, Region, Signal, Target};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::wait::wait_until;
@@ -54,13 +55,8 @@ fn fixture_of(policy: u32, wide: bool, signals: u32) -> Fixture {
     });
     let words: &'static [AtomicU64] = (0..WORDS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
     let peer = |rank| EmulatedPeer { n_signals: if rank == PEER { signals } else { 0 }, generation: 7 + rank };
-    let emulated = leak(EmulatedSignals {
-        words: words.as_ptr().cast_mut().cast(),
-        peers: (0..NRANKS).map(peer).collect::<Vec<_>>().leak().as_ptr(),
-        n_signals: WORDS,
-        rank: 2,
-        reserved: [0; 5],
-    });
+    let peers = (0..NRANKS).map(peer).collect();
+    let emulated = Some(EmulatedSpec { words: words.as_ptr() as u64, n_signals: WORDS, peers });
     let (abort, errors): (&AtomicU32, &AtomicU64) = (Box::leak(Box::default()), Box::leak(Box::default()));
     let spec = Spec {
         policy,
@@ -73,7 +69,7 @@ fn fixture_of(policy: u32, wide: bool, signals: u32) -> Fixture {
         value_lkey: 0x77,
         scratch: WindowSpec { lkey: 0x88, addr: 0x4000_0000, peers: vec![(0x5000_0000, 0x99); NRANKS as usize] },
     };
-    let test = make_with(&spec, &Extras { emulated, abort: abort.as_ptr(), errors: errors.as_ptr() });
+    let test = make_with(&spec, &Extras { emulated, rank: 2, abort: abort.as_ptr(), errors: errors.as_ptr() });
     let of_window = WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers: vec![(REMOTE, RKEY); NRANKS as usize] };
     Fixture { test, window: window(&of_window, 0), words, abort, errors }
 }

@@ -62,7 +62,7 @@ impl Context {
         let places = self.cursors.iter().flatten().zip(self.starts.iter().flatten());
         let queues = endpoints.zip(places).enumerate().filter_map(|(index, (endpoint, (cursors, start)))| {
             // If the GPU's driver fails, nobody can tell what was posted.
-            let posts = cursors.read(&**block).ok()?;
+            let posts = super::posts(&**block, *cursors).ok()?;
             let posted = posts.written();
             if posted != posts.rung {
                 endpoint.ring(posted);

@@ -3,13 +3,13 @@
 
 use super::shape::Shape;
 use crate::address::EndpointAddress;
-use crate::block::Layout;
 use crate::comm::CollComm;
 use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, floor_power_of_two};
 use crate::error::Error;
 use crate::log::first_time;
 use crate::memory::ContextMemory;
 use crate::rail::{QueueOptions, Rail};
+use ferrogin_ffi::block::Layout;
 use ferrogin_ffi::ext::Target;
 use ferrogin_libfabric::{Info, bindings};
 use std::sync::Arc;

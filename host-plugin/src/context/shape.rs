@@ -1,8 +1,8 @@
 //! The shape of a `createContext`: NCCL's configuration, checked.
 
-use crate::block::Layout;
 use crate::config::Signals;
 use crate::error::Error;
+use ferrogin_ffi::block::Layout;
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_libfabric::bindings;
 

@@ -207,7 +207,7 @@ impl DeviceMapping for Identity {
 
 #[cfg(test)]
 mod tests {
-    use super::super::interface::bytes_of;
+    use super::super::bytes_of;
     use super::*;
 
     #[test]

@@ -370,10 +370,3 @@ impl HostBytes {
         Ok(())
     }
 }
-
-/// Returns the bytes of `value` for [`DeviceBuffer::write`], as `MaybeUninit` because padding may be uninitialised.
-#[allow(unsafe_code)]
-pub fn bytes_of<T: Copy>(value: &[T]) -> &[std::mem::MaybeUninit<u8>] {
-    // SAFETY: the pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid values.
-    unsafe { std::slice::from_raw_parts(value.as_ptr().cast(), size_of_val(value)) }
-}

@@ -4,9 +4,10 @@ pub mod cpu;
 pub mod cuda;
 mod interface;
 
+pub use ferrogin_ffi::block::bytes_of;
 pub use interface::{
     Adds, Device, DeviceBuffer, DeviceError, DeviceKind, DeviceMapping, DmaBuf, Imported, Mapping, Use, WindowMemory,
-    WordMapping, bytes_of, page_size,
+    WordMapping, page_size,
 };
 
 use crate::config::{DeviceChoice, Provider};

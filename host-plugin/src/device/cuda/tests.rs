@@ -1,5 +1,5 @@
 use super::*;
-use crate::device::interface::bytes_of;
+use crate::device::bytes_of;
 use crate::memory::region_of;
 use ferrogin_libfabric::Region;
 use ferrogin_test_support::child;

@@ -1,7 +1,5 @@
-#![allow(unsafe_code)]
-
 use super::*;
-use ferrogin_ffi::ext::POLICY_LOCKED;
+use crate::ext::POLICY_LOCKED;
 use std::sync::atomic::Ordering;
 
 #[repr(C, align(128))]
@@ -62,7 +60,7 @@ fn endpoint(i: u64, wide: bool, signal: bool) -> EndpointSpec {
     }
 }
 
-unsafe extern "C" fn no_progress(_: *mut std::ffi::c_void) -> bool {
+unsafe extern "C" fn no_progress(_: *mut core::ffi::c_void) -> bool {
     false
 }
 
@@ -91,7 +89,27 @@ fn spec(layout: Layout) -> BlockSpec {
         layout,
         policy: POLICY_LOCKED,
         abort_flag: 0x8000_0000,
+        failure_offset: 8,
         wait_ns: 7,
+    }
+}
+
+#[test]
+fn window_has_a_handle_with_peers_for_each_rail() {
+    let peers = |rail: u64| (0..3).map(move |rank| MrPeer { remote_addr: rail * 10 + rank, rkey: rank as u32, pad: 0 });
+    let rails = (0..2).map(|rail| RailSpec { lkey: 7 + rail as u32, peers: peers(rail).collect() }).collect();
+    let spec = WindowSpec { local_addr: 0x1234, rails };
+    let image = spec.fill(BASE);
+    assert_eq!(image.bytes.len(), spec.size());
+    let device = Device::of(&image);
+    for rail in 0..2 {
+        let at = device.list(BASE as *const *const MrHandle, rail);
+        assert_eq!(at as u64 - BASE, window_handle_offset(2, rail, 3) as u64);
+        let handle = device.get(at);
+        assert_eq!((handle.lkey, handle.nranks, handle.local_addr), (7 + rail as u32, 3, 0x1234));
+        for (rank, peer) in peers(rail as u64).enumerate() {
+            assert_eq!(device.list(at.wrapping_add(1).cast::<MrPeer>(), rank), peer);
+        }
     }
 }
 
@@ -115,6 +133,7 @@ fn header_precedes_device_handles() {
             let ext = device.get(header.contexts.wrapping_add(i));
             assert_eq!(ext.routes.dev as u64, devs.wrapping_add(i) as u64);
             assert_eq!((ext.n_endpoints, ext.routes.last_slot, ext.policy), (7, 3, POLICY_LOCKED));
+            assert_eq!((ext.abort_flag as u64, ext.failure_offset), (0x8000_0000, 8));
             // The spec's policy has no fast path.
             assert_eq!((ext.max_rdma_size, ext.routes.fast_put_limit, *device.get(ext.timeout_ns)), (1 << 30, 0, 7));
             let routes = ext.routes;

@@ -1,24 +1,26 @@
-//! The device block of a `createContext`: all structs that kernels read. The host lays it out, fills it, and copies it to the device once.
+//! The device block of a `createContext`, and the tables of a window: all structs that kernels read, as bytes for an address.
 //!
-//! This module only computes bytes and addresses, so its tests check the rules of NCCL's device code without a card. The block begins with
-//! the header and the array of device handles, which NCCL's code indexes. Each context's tables follow, and the structs that posting
-//! threads write, each on its own cache lines.
+//! This module only computes bytes and addresses: the plugin fills in a card's queues and copies the bytes to the device, tests and benches
+//! describe plain memory. The block begins with the header and the array of device handles, which NCCL's code indexes. Each context's
+//! tables follow, and the structs that posting threads write, each on its own cache lines.
+#![allow(unsafe_code)]
 
-use crate::device::{DeviceBuffer, DeviceError, bytes_of};
+use crate::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
+use crate::ext::{
+    ContextExt, EmulatedPeer, EmulatedSignals, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader,
+    POLICY_COMBINING, PostingState, ProgressFn, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords,
+    VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
+};
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::marker::PhantomData;
+use core::mem::{MaybeUninit, offset_of};
+use core::ptr::null_mut;
 use efa_dp_direct::queue::{CqAttrs, CqV0, InitError, QpAttrs, QpV0, QpV1, SQ_WQ_OFFSET, WQ_CAPS_64_BIT_REQ_ID, WqV0};
 use efa_dp_direct::wqe::words::{WqeTemplate, phase_scale};
 use efa_dp_direct::wqe::{Destination, Hints};
-use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
-use ferrogin_ffi::ext::{
-    ContextExt, EmulatedPeer, EmulatedSignals, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader,
-    POLICY_COMBINING, PostingState, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords, VALUE_INLINE,
-    VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
-};
-use ferrogin_libfabric::progress::Progress;
-use std::marker::PhantomData;
-use std::mem::{MaybeUninit, offset_of};
-use std::ptr::null_mut;
-use std::sync::Arc;
 
 /// Size of an aligned unit that threads posting on different endpoints must not share.
 const LINE: usize = 128;
@@ -56,28 +58,22 @@ impl Layout {
 pub struct Cursors(usize);
 
 impl Cursors {
-    /// Returns the offset of the next request's number.
-    pub fn next(self) -> usize {
-        self.0 + QUEUE + offset_of!(WqV0, pc)
+    /// Bytes from [`offset`](Self::offset) that have all cursors.
+    pub const BYTES: usize = size_of::<EndpointExt>();
+
+    /// Returns the offset of the endpoint's struct.
+    pub fn offset(self) -> usize {
+        self.0
     }
 
-    /// Reads the cursors.
-    ///
-    /// # Errors
-    /// The device can't read its memory.
-    pub fn read(self, block: &dyn DeviceBuffer) -> Result<Posts, DeviceError> {
-        // In one call: it copies from a GPU.
-        let mut bytes = [0; size_of::<EndpointExt>()];
-        block.read(self.0, &mut bytes)?;
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let state = offset_of!(EndpointExt, posting) + offset_of!(PostingState, state);
-        Ok(Posts {
-            next: word(QUEUE + offset_of!(WqV0, pc)),
-            pending: word(QUEUE + offset_of!(WqV0, wqes_pending)),
-            released: word(QUEUE + offset_of!(WqV0, wqes_completed)),
-            rung: word(QUEUE + offset_of!(WqV0, wqes_posted)),
-            state: [word(state), word(state + 4)],
-        })
+    /// Returns the offset of the send queue, a [`WqV0`] in either layout.
+    pub fn queue(self) -> usize {
+        self.0 + QUEUE
+    }
+
+    /// Returns the offset of the next request's number.
+    pub fn next(self) -> usize {
+        self.queue() + offset_of!(WqV0, pc)
     }
 }
 
@@ -100,6 +96,19 @@ pub struct Posts {
 }
 
 impl Posts {
+    /// Reads the cursors of an endpoint's struct.
+    pub fn of(bytes: &[u8; Cursors::BYTES]) -> Self {
+        let word = |at: usize| u32::from_le_bytes(core::array::from_fn(|i| bytes[at + i]));
+        let state = offset_of!(EndpointExt, posting) + offset_of!(PostingState, state);
+        Self {
+            next: word(QUEUE + offset_of!(WqV0, pc)),
+            pending: word(QUEUE + offset_of!(WqV0, wqes_pending)),
+            released: word(QUEUE + offset_of!(WqV0, wqes_completed)),
+            rung: word(QUEUE + offset_of!(WqV0, wqes_posted)),
+            state: [word(state), word(state + 4)],
+        }
+    }
+
     /// Returns the number of requests that have been reserved.
     pub fn reserved(self) -> u32 {
         self.next.wrapping_add(self.pending)
@@ -146,7 +155,7 @@ pub struct EndpointSpec {
     pub completed: (u64, u64),
     /// Error counter and its current value.
     pub errors: (u64, u64),
-    /// Counter of received writes and its current value; signal endpoints only.
+    /// The counter that users read instead of `completed`, and its current value. For a signal endpoint: of received writes.
     pub signal: Option<(u64, u64)>,
     /// First value slot and number of slots; both 0 if the endpoint doesn't post values from the pool.
     pub values: (u64, u32),
@@ -185,6 +194,15 @@ pub struct ContextSpec {
     pub progress: Option<Progress>,
 }
 
+/// The function that waiting CPU threads call, and its argument.
+#[derive(Debug, Clone, Copy)]
+pub struct Progress {
+    /// The function.
+    pub function: ProgressFn,
+    /// Its argument.
+    pub arg: *mut c_void,
+}
+
 /// One context's emulated signals.
 #[derive(Debug, Clone, Default)]
 pub struct EmulatedSpec {
@@ -207,12 +225,11 @@ pub struct BlockSpec {
     pub policy: u32,
     /// Device address of the abort flag.
     pub abort_flag: u64,
+    /// Bytes from the abort flag to the failure record: see [`ContextExt::failure_offset`].
+    pub failure_offset: u32,
     /// Initial limit of a wait in nanoseconds; 0 is no limit.
     pub wait_ns: u64,
 }
-
-/// [`ContextExt::failure_offset`]: the record is between the abort flag and the error counters.
-pub const FAILURE_OFFSET: u32 = 8;
 
 /// Where `count` values of `T` are in a block.
 #[derive(Debug)]
@@ -356,7 +373,7 @@ impl Plan {
     /// # Errors
     /// The layout of the queue structs can't express a queue.
     pub fn fill(&self, spec: &BlockSpec, base: u64) -> Result<Image, InitError> {
-        let mut image = Image { base, bytes: vec![MaybeUninit::new(0); self.len] };
+        let mut image = Image::new(base, self.len);
         image.put(
             self.header,
             0,
@@ -372,13 +389,61 @@ impl Plan {
             },
         );
         for (i, (context, places)) in spec.contexts.iter().zip(&self.contexts).enumerate() {
-            fill_context(&mut image, spec, context, places, (self.devs, i))?;
+            let dev = image.at(self.devs, i);
+            let handle = Filler { image: &mut image, spec, context, places, dev }.fill()?;
+            image.put(self.devs, i, handle);
         }
         Ok(image)
     }
 }
 
-/// A block's bytes, before they are copied to the device.
+/// A window on one rail.
+#[derive(Debug, Clone)]
+pub struct RailSpec {
+    /// Local key.
+    pub lkey: u32,
+    /// Every rank's part.
+    pub peers: Vec<MrPeer>,
+}
+
+/// The tables of a window: the array of pointers that a kernel's `ncclGinWindow_t` is the address of, and a handle for each rail.
+#[derive(Debug, Clone)]
+pub struct WindowSpec {
+    /// Address of the window's first byte on this rank.
+    pub local_addr: u64,
+    /// By rail; each with as many peers as there are ranks.
+    pub rails: Vec<RailSpec>,
+}
+
+impl WindowSpec {
+    fn nranks(&self) -> usize {
+        self.rails.first().map_or(0, |rail| rail.peers.len())
+    }
+
+    /// Returns the tables' size in bytes.
+    pub fn size(&self) -> usize {
+        window_handle_offset(self.rails.len(), self.rails.len(), self.nranks())
+    }
+
+    /// Fills the tables for the device address `base`.
+    pub fn fill(&self, base: u64) -> Image {
+        let mut image = Image::new(base, self.size());
+        let array: Place<u64> = Place { offset: 0, count: self.rails.len(), of: PhantomData };
+        for (rail, RailSpec { lkey, peers }) in self.rails.iter().enumerate() {
+            let offset = window_handle_offset(self.rails.len(), rail, self.nranks());
+            let handle: Place<MrHandle> = Place { offset, count: 1, of: PhantomData };
+            image.put(array, rail, image.at(handle, 0) as u64);
+            let nranks = peers.len() as i32;
+            image.put(handle, 0, MrHandle { lkey: *lkey, nranks, local_addr: self.local_addr, peers: [] });
+            // The entries follow the handle.
+            let entries = Place { offset: offset + size_of::<MrHandle>(), count: peers.len(), of: PhantomData };
+            image.put_all(entries, peers.iter().copied());
+        }
+        image
+    }
+}
+
+/// The bytes of a block or of a window's tables, before they are copied to the device.
 #[derive(Debug)]
 pub struct Image {
     base: u64,
@@ -386,6 +451,10 @@ pub struct Image {
 }
 
 impl Image {
+    fn new(base: u64, len: usize) -> Self {
+        Self { base, bytes: vec![MaybeUninit::new(0); len] }
+    }
+
     /// Returns the bytes.
     pub fn bytes(&self) -> &[MaybeUninit<u8>] {
         &self.bytes
@@ -415,166 +484,217 @@ impl Image {
     }
 }
 
-fn fill_context(
-    image: &mut Image,
-    spec: &BlockSpec,
-    context: &ContextSpec,
-    places: &ContextPlaces,
-    (devs, index): (Place<DevHandle>, usize),
-) -> Result<(), InitError> {
-    fill_tables(image, context, places);
-    let dev = image.at(devs, index);
-    let handles = (0..context.endpoints.len()).map(|e| fill_endpoint(image, spec, context, places, (dev, e)));
-    let handles = handles.collect::<Result<Vec<_>, _>>()?;
-    image.put(devs, index, dev_handle(image, context, places, (handles[0], handles[1])));
-    image.put(places.timeout, 0, spec.wait_ns);
-    image.put(places.ext, 0, context_ext(image, spec, context, places, dev));
-    Ok(())
-}
-
-/// Fills the peer tables and the emulated signals.
-fn fill_tables(image: &mut Image, context: &ContextSpec, places: &ContextPlaces) {
-    image.put_all(
-        places.targets,
-        context.targets.iter().enumerate().map(|(i, target)| target_words(target, i % context.nranks)),
-    );
-    image.put_all(places.ahs, context.targets.iter().map(|target| target.ah));
-    image.put_all(places.qpns, context.targets.iter().map(|target| target.qpn));
-    image.put_all(places.qkeys, context.targets.iter().map(|target| target.qkey));
-    image.put_all(places.scratch_addrs, context.scratch_peers.iter().map(|peer| peer.0));
-    image.put_all(places.scratch_rkeys, context.scratch_peers.iter().map(|peer| peer.1));
-    let (lkey, local_addr) = context.scratch;
-    image.put(places.scratch, 0, MrHandle { lkey, nranks: context.nranks as i32, local_addr, peers: [] });
-    let peers = context.scratch_peers.iter().map(|&(remote_addr, rkey)| MrPeer { remote_addr, rkey, pad: 0 });
-    image.put_all(places.scratch_peers, peers);
-
-    if let Some(signals) = &context.emulated {
-        let emulated = EmulatedSignals {
-            words: signals.words as *mut u64,
-            peers: image.at(places.emulated_peers, 0),
-            n_signals: signals.n_signals,
-            rank: context.rank as u32,
-            reserved: [0; 5],
-        };
-        image.put(places.emulated, 0, emulated);
-        image.put_all(places.emulated_peers, signals.peers.iter().copied());
-    }
-}
-
-/// Fills in everything that belongs to endpoint `e`, and returns its handle. `dev` is the address of the context's device handle.
-fn fill_endpoint(
-    image: &mut Image,
-    spec: &BlockSpec,
-    context: &ContextSpec,
-    places: &ContextPlaces,
-    (dev, e): (*mut DevHandle, usize),
-) -> Result<EndpointHandle, InitError> {
-    let (endpoint, queue) = (&context.endpoints[e], &places.queues[e]);
-    match spec.layout {
-        Layout::V0 => image.put(queue.qp, 0, qp_v0(endpoint)?),
-        Layout::V1 => image.put(queue.qp, 0, qp_v1(endpoint)?),
-    }
-    image.put(queue.cq, 0, cq(endpoint)?);
-    let handle = EndpointHandle {
-        // NCCL's own device code must find no queue: it would post to peers, which wouldn't count its signals.
-        qp: if context.emulated.is_some() { null_mut() } else { image.at(queue.qp, 0).cast() },
-        cq: image.at(queue.cq, 0).cast(),
-        target_address_handles: image.at(places.ahs, 0),
-        target_remote_qpns: image.at(places.qpns, 0),
-        target_qkey: image.at(places.qkeys, 0),
-        sq_lock: 0,
-        local_cntr_value: endpoint.completed.0 as *mut u64,
-        submitted_count: endpoint.completed.1,
-        sq_size: endpoint.sq_size,
-        putvalue_pad: 0,
-        putvalue_slice_base: endpoint.values.0,
-    };
-    // The device handle begins with the data endpoint and the value endpoint.
-    let mut at = dev.cast::<EndpointHandle>().wrapping_add(e);
-    if let Some(place) = queue.handle {
-        let (value, offset) = endpoint.signal.unwrap_or(endpoint.completed);
-        let counter = CounterHandle { base: handle, cntr_value: value as *mut u64, cntr_offset: offset };
-        image.put(place, 0, counter);
-        at = image.at(place, 0).cast();
-        let (list, i) = match e - 2 {
-            c if c < context.n_counters => (places.counters, c),
-            s => (places.signals, s - context.n_counters),
-        };
-        image.put(list, i, image.at(place, 0) as u64);
-    }
-    image.put(
-        places.endpoints,
-        e,
-        endpoint_config((endpoint, e as u32), at, image.at(places.ext, 0), (spec.policy, context.value_lkey)),
-    );
-    start_at(image, queue.qp, (places.endpoints, e), endpoint.completed.1 as u32);
-    Ok(handle)
-}
-
-/// Builds the device handle, with the handles of the data endpoint and the value endpoint.
-fn dev_handle(
-    image: &Image,
-    context: &ContextSpec,
-    places: &ContextPlaces,
-    (data, pvdata): (EndpointHandle, EndpointHandle),
-) -> DevHandle {
-    // With emulated signals this holds the address of their words, which `ferrogin_signals_of_context` in nccl_gin_backend.cuh reads.
-    let scratch_remote_addrs = match &context.emulated {
-        Some(signals) => signals.words as *mut u64,
-        None => image.at(places.scratch_addrs, 0),
-    };
-    DevHandle {
-        data,
-        pvdata,
-        counter_handles: image.at(places.counters, 0).cast(),
-        signal_handles: image.at(places.signals, 0).cast(),
-        n_counters: context.n_counters as i32,
-        n_signals: context.n_signals as i32,
-        nranks: context.nranks as i32,
-        rank: context.rank as i32,
-        rail_id: context.rail,
-        scratch_lkey: context.scratch.0,
-        scratch_pad: 0,
-        scratch_local_addr: context.scratch.1,
-        scratch_remote_addrs,
-        scratch_remote_rkeys: image.at(places.scratch_rkeys, 0),
-        putvalue_lkey: context.value_lkey,
-        putvalue_slot_size: VALUE_STRIDE,
-    }
-}
-
-/// Builds ferrogin's own part of the handle. `dev` is the address of the context's device handle.
-fn context_ext(
-    image: &Image,
-    spec: &BlockSpec,
-    context: &ContextSpec,
-    places: &ContextPlaces,
+/// Fills one context's part of a block.
+struct Filler<'a> {
+    image: &'a mut Image,
+    spec: &'a BlockSpec,
+    context: &'a ContextSpec,
+    places: &'a ContextPlaces,
+    /// The address of the context's device handle.
     dev: *mut DevHandle,
-) -> ContextExt {
-    let has_fast_path = spec.policy == POLICY_COMBINING;
-    ContextExt {
-        routes: Routes {
-            endpoints: image.at(places.endpoints, 0),
-            targets: image.at(places.targets, 0),
-            nranks: context.nranks as u32,
-            last_slot: (context.targets.len() / context.nranks.max(1)) as u32 - 1,
-            n_counters: context.n_counters as u32,
-            n_signals: context.n_signals as u32,
-            fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
-            window_peers: window_peers(context),
-            scratch: image.at(places.scratch, 0),
-            dev,
-        },
-        policy: spec.policy,
-        n_endpoints: context.endpoints.len() as u32,
-        max_rdma_size: context.max_rdma_size,
-        failure_offset: FAILURE_OFFSET,
-        abort_flag: spec.abort_flag as *mut u32,
-        timeout_ns: image.at(places.timeout, 0),
-        progress: context.progress.map(|progress| progress.function),
-        progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
-        used: image.at(places.used, 0),
-        emulated: image.at(places.emulated, 0),
+}
+
+/// The handles inside the device handle.
+struct OwnHandles {
+    data: EndpointHandle,
+    pvdata: EndpointHandle,
+}
+
+impl Filler<'_> {
+    /// Fills everything, and returns the context's device handle.
+    fn fill(&mut self) -> Result<DevHandle, InitError> {
+        self.fill_tables();
+        let handles = (0..self.context.endpoints.len()).map(|e| self.fill_endpoint(e));
+        let handles = handles.collect::<Result<Vec<_>, _>>()?;
+        self.image.put(self.places.timeout, 0, self.spec.wait_ns);
+        let ext = self.context_ext();
+        self.image.put(self.places.ext, 0, ext);
+        Ok(self.dev_handle(OwnHandles { data: handles[0], pvdata: handles[1] }))
+    }
+
+    /// Fills the peer tables and the emulated signals.
+    fn fill_tables(&mut self) {
+        let Self { image, context, places, .. } = self;
+        let targets = context.targets.iter();
+        image.put_all(
+            places.targets,
+            targets.clone().enumerate().map(|(i, target)| target_words(target, i % context.nranks)),
+        );
+        image.put_all(places.ahs, targets.clone().map(|target| target.ah));
+        image.put_all(places.qpns, targets.clone().map(|target| target.qpn));
+        image.put_all(places.qkeys, targets.map(|target| target.qkey));
+        image.put_all(places.scratch_addrs, context.scratch_peers.iter().map(|peer| peer.0));
+        image.put_all(places.scratch_rkeys, context.scratch_peers.iter().map(|peer| peer.1));
+        let (lkey, local_addr) = context.scratch;
+        image.put(places.scratch, 0, MrHandle { lkey, nranks: context.nranks as i32, local_addr, peers: [] });
+        let peers = context.scratch_peers.iter().map(|&(remote_addr, rkey)| MrPeer { remote_addr, rkey, pad: 0 });
+        image.put_all(places.scratch_peers, peers);
+
+        if let Some(signals) = &context.emulated {
+            let emulated = EmulatedSignals {
+                words: signals.words as *mut u64,
+                peers: image.at(places.emulated_peers, 0),
+                n_signals: signals.n_signals,
+                rank: context.rank as u32,
+                reserved: [0; 5],
+            };
+            image.put(places.emulated, 0, emulated);
+            image.put_all(places.emulated_peers, signals.peers.iter().copied());
+        }
+    }
+
+    /// Fills in everything that belongs to endpoint `e`, and returns its handle.
+    fn fill_endpoint(&mut self, e: usize) -> Result<EndpointHandle, InitError> {
+        let Self { image, spec, context, places, dev } = self;
+        let (endpoint, queue) = (&context.endpoints[e], &places.queues[e]);
+        match spec.layout {
+            Layout::V0 => image.put(queue.qp, 0, qp_v0(endpoint)?),
+            Layout::V1 => image.put(queue.qp, 0, qp_v1(endpoint)?),
+        }
+        image.put(queue.cq, 0, cq(endpoint)?);
+        let handle = EndpointHandle {
+            // NCCL's own device code must find no queue: it would post to peers, which wouldn't count its signals.
+            qp: if context.emulated.is_some() { null_mut() } else { image.at(queue.qp, 0).cast() },
+            cq: image.at(queue.cq, 0).cast(),
+            target_address_handles: image.at(places.ahs, 0),
+            target_remote_qpns: image.at(places.qpns, 0),
+            target_qkey: image.at(places.qkeys, 0),
+            sq_lock: 0,
+            local_cntr_value: endpoint.completed.0 as *mut u64,
+            submitted_count: endpoint.completed.1,
+            sq_size: endpoint.sq_size,
+            putvalue_pad: 0,
+            putvalue_slice_base: endpoint.values.0,
+        };
+        // The device handle begins with the data endpoint and the value endpoint.
+        let mut at = dev.cast::<EndpointHandle>().wrapping_add(e);
+        if let Some(place) = queue.handle {
+            let (value, offset) = endpoint.signal.unwrap_or(endpoint.completed);
+            let counter = CounterHandle { base: handle, cntr_value: value as *mut u64, cntr_offset: offset };
+            image.put(place, 0, counter);
+            at = image.at(place, 0).cast();
+            let (list, i) = match e - 2 {
+                c if c < context.n_counters => (places.counters, c),
+                s => (places.signals, s - context.n_counters),
+            };
+            image.put(list, i, image.at(place, 0) as u64);
+        }
+        let config = self.endpoint_config(e, at);
+        self.image.put(self.places.endpoints, e, config);
+        self.start_at(e, endpoint.completed.1 as u32);
+        Ok(handle)
+    }
+
+    /// Builds the constant half of the device state of endpoint `e`, whose handle NCCL sees at `handle`.
+    fn endpoint_config(&self, e: usize, handle: *mut EndpointHandle) -> EndpointConfig {
+        let endpoint = &self.context.endpoints[e];
+        let (value_base, value_slots) = endpoint.values;
+        EndpointConfig {
+            ring: RingConfig {
+                sq_buf: endpoint.sq_buf as *mut u8,
+                sq_db: endpoint.sq_db as *mut u32,
+                ring_mask: endpoint.sq_entries * endpoint.wqe_size - 1,
+                wqe_size: endpoint.wqe_size,
+                phase_bit: endpoint.sq_entries,
+                phase_scale: phase_scale(endpoint.sq_entries),
+                submitted: handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast(),
+                value_base,
+            },
+            values: ValueConfig {
+                mask: value_slots.saturating_sub(1) * VALUE_STRIDE,
+                lkey: if value_slots != 0 { self.context.value_lkey } else { 0 },
+                path: value_path(endpoint, self.spec.policy),
+                slots: value_slots,
+            },
+            handle,
+            sq_size: endpoint.sq_size,
+            max_batch: endpoint.max_batch,
+            completed: endpoint.completed.0 as *const u64,
+            errors: endpoint.errors.0 as *const u64,
+            errors_base: endpoint.errors.1,
+            write_inline: write_inline(endpoint),
+            index: e as u32,
+            context: self.image.at(self.places.ext, 0),
+            reserved: 0,
+        }
+    }
+
+    /// Sets the cursors of endpoint `e` to the card's completion counter, which is 0 on hardware.
+    fn start_at(&mut self, e: usize, start: u32) {
+        let (qp, exts) = (self.places.queues[e].qp, self.places.endpoints);
+        // The device code derives the lap's phase from `pc`; the word `phase` holds the flush barrier.
+        for field in [
+            offset_of!(WqV0, wqes_posted),
+            offset_of!(WqV0, wqes_completed),
+            offset_of!(WqV0, pc),
+            offset_of!(WqV0, phase),
+        ] {
+            self.image.put_field(qp, SQ_WQ_OFFSET + field, start);
+        }
+        let posting = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, posting);
+        let bound = u64::from(start.wrapping_sub(1)) << 32 | u64::from(start);
+        let state = u64::from(start) << STATE_RUNG_SHIFT;
+        self.image.put_field(exts, posting + offset_of!(PostingState, state), state);
+        self.image.put_field(exts, posting + offset_of!(PostingState, bound), bound);
+        self.image.put_field(exts, posting + offset_of!(PostingState, barrier), start);
+    }
+
+    /// Builds the device handle.
+    fn dev_handle(&self, OwnHandles { data, pvdata }: OwnHandles) -> DevHandle {
+        let Self { image, context, places, .. } = self;
+        // With emulated signals this holds the address of their words, which `ferrogin_signals_of_context` in nccl_gin_backend.cuh reads.
+        let scratch_remote_addrs = match &context.emulated {
+            Some(signals) => signals.words as *mut u64,
+            None => image.at(places.scratch_addrs, 0),
+        };
+        DevHandle {
+            data,
+            pvdata,
+            counter_handles: image.at(places.counters, 0).cast(),
+            signal_handles: image.at(places.signals, 0).cast(),
+            n_counters: context.n_counters as i32,
+            n_signals: context.n_signals as i32,
+            nranks: context.nranks as i32,
+            rank: context.rank as i32,
+            rail_id: context.rail,
+            scratch_lkey: context.scratch.0,
+            scratch_pad: 0,
+            scratch_local_addr: context.scratch.1,
+            scratch_remote_addrs,
+            scratch_remote_rkeys: image.at(places.scratch_rkeys, 0),
+            putvalue_lkey: context.value_lkey,
+            putvalue_slot_size: VALUE_STRIDE,
+        }
+    }
+
+    /// Builds ferrogin's own part of the handle.
+    fn context_ext(&self) -> ContextExt {
+        let Self { image, spec, context, places, dev } = self;
+        let has_fast_path = spec.policy == POLICY_COMBINING;
+        ContextExt {
+            routes: Routes {
+                endpoints: image.at(places.endpoints, 0),
+                targets: image.at(places.targets, 0),
+                nranks: context.nranks as u32,
+                last_slot: (context.targets.len() / context.nranks.max(1)) as u32 - 1,
+                n_counters: context.n_counters as u32,
+                n_signals: context.n_signals as u32,
+                fast_put_limit: if has_fast_path { context.max_rdma_size.into() } else { 0 },
+                window_peers: window_peers(context),
+                scratch: image.at(places.scratch, 0),
+                dev: *dev,
+            },
+            policy: spec.policy,
+            n_endpoints: context.endpoints.len() as u32,
+            max_rdma_size: context.max_rdma_size,
+            failure_offset: spec.failure_offset,
+            abort_flag: spec.abort_flag as *mut u32,
+            timeout_ns: image.at(places.timeout, 0),
+            progress: context.progress.map(|progress| progress.function),
+            progress_arg: context.progress.map_or(null_mut(), |progress| progress.arg),
+            used: image.at(places.used, 0),
+            emulated: image.at(places.emulated, 0),
+        }
     }
 }
 
@@ -588,24 +708,6 @@ fn window_peers(context: &ContextSpec) -> u64 {
 fn words_of_used_set(n_endpoints: usize) -> usize {
     let (summaries, leaves) = used_words(n_endpoints as u32);
     summaries + leaves
-}
-
-/// Sets the cursors to the card's completion counter, which is 0 on hardware.
-fn start_at<Q>(image: &mut Image, qp: Place<Q>, (exts, e): (Place<EndpointExt>, usize), start: u32) {
-    // The device code derives the lap's phase from `pc`; the word `phase` holds the flush barrier.
-    for field in
-        [offset_of!(WqV0, wqes_posted), offset_of!(WqV0, wqes_completed), offset_of!(WqV0, pc), offset_of!(WqV0, phase)]
-    {
-        image.put_field(qp, SQ_WQ_OFFSET + field, start);
-    }
-    let posting = e * size_of::<EndpointExt>() + offset_of!(EndpointExt, posting);
-    image.put_field(exts, posting + offset_of!(PostingState, state), u64::from(start) << STATE_RUNG_SHIFT);
-    image.put_field(
-        exts,
-        posting + offset_of!(PostingState, bound),
-        u64::from(start.wrapping_sub(1)) << 32 | u64::from(start),
-    );
-    image.put_field(exts, posting + offset_of!(PostingState, barrier), start);
 }
 
 /// Converts a target to the form that posts copy. The request id is the peer's rank, for the error message of a failed request.
@@ -629,44 +731,6 @@ fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
         POLICY_COMBINING if write_inline(endpoint) >= 8 => VALUE_INLINE,
         POLICY_COMBINING if endpoint.values.1 != 0 && endpoint.wqe_size == 64 => VALUE_POOL,
         _ => VALUE_NONE,
-    }
-}
-
-/// Builds the constant half of an endpoint's device state.
-fn endpoint_config(
-    (endpoint, index): (&EndpointSpec, u32),
-    handle: *mut EndpointHandle,
-    context: *const ContextExt,
-    (policy, lkey): (u32, u32),
-) -> EndpointConfig {
-    let (value_base, value_slots) = endpoint.values;
-    EndpointConfig {
-        ring: RingConfig {
-            sq_buf: endpoint.sq_buf as *mut u8,
-            sq_db: endpoint.sq_db as *mut u32,
-            ring_mask: endpoint.sq_entries * endpoint.wqe_size - 1,
-            wqe_size: endpoint.wqe_size,
-            phase_bit: endpoint.sq_entries,
-            phase_scale: phase_scale(endpoint.sq_entries),
-            submitted: handle.wrapping_byte_add(offset_of!(EndpointHandle, submitted_count)).cast(),
-            value_base,
-        },
-        values: ValueConfig {
-            mask: value_slots.saturating_sub(1) * VALUE_STRIDE,
-            lkey: if value_slots != 0 { lkey } else { 0 },
-            path: value_path(endpoint, policy),
-            slots: value_slots,
-        },
-        handle,
-        sq_size: endpoint.sq_size,
-        max_batch: endpoint.max_batch,
-        completed: endpoint.completed.0 as *const u64,
-        errors: endpoint.errors.0 as *const u64,
-        errors_base: endpoint.errors.1,
-        write_inline: write_inline(endpoint),
-        index,
-        context,
-        reserved: 0,
     }
 }
 
@@ -709,6 +773,12 @@ fn cq(endpoint: &EndpointSpec) -> Result<CqV0, InitError> {
         num_entries: endpoint.cq_entries,
         entry_size: endpoint.cq_entry_size,
     })
+}
+
+/// Returns the bytes of `value`, as `MaybeUninit` because padding may be uninitialised.
+pub fn bytes_of<T: Copy>(value: &[T]) -> &[MaybeUninit<u8>] {
+    // SAFETY: the pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid values.
+    unsafe { core::slice::from_raw_parts(value.as_ptr().cast(), size_of_val(value)) }
 }
 
 #[cfg(test)]
