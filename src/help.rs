@@ -16,7 +16,7 @@ const INVALID: (&str, &str) = ("2", "the arguments are invalid");
 const NOT_STARTED: (&str, &str) = ("127", "the program can't be started");
 const NOT_INSTALLED: (&str, &str) = ("1", "the software that ferrogin comes with is missing");
 
-pub const PAGES: [Page; 12] = [
+pub const PAGES: [Page; 11] = [
     Page {
         name: "demo",
         examples: &[
@@ -78,11 +78,6 @@ pub const PAGES: [Page; 12] = [
         name: "ptx",
         examples: &[("ferrogin ptx > ferrogin_device.ptx", "the PTX, to link with a kernel")],
         exit: &[("0", "the PTX was printed"), ("1", "standard output can't be written"), INVALID],
-    },
-    Page {
-        name: "gpu-cost",
-        examples: &[("ferrogin gpu-cost put put-value", "what these two cost")],
-        exit: &[("0", "the table was printed"), ("1", "the PTX can't be read or run"), INVALID],
     },
     Page {
         name: "run",

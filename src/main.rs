@@ -6,7 +6,6 @@ mod checked_in;
 mod child;
 mod demo;
 mod doctor;
-mod gpu_cost;
 mod help;
 mod launch;
 mod mlx5_cards;
@@ -62,10 +61,6 @@ enum Command {
         #[arg(long)]
         about: bool,
     },
-    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences.
-    ///
-    /// The device code runs as PTX in the software GPU's interpreter: docs/software-gpu.md.
-    GpuCost(gpu_cost::CostArgs),
     /// Starts the ranks of a host API program on this host.
     ///
     /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its output with its rank. If a
@@ -108,7 +103,6 @@ fn main() -> ExitCode {
         Command::Run(args) => launch::run_program(&args),
         Command::Ptx { about } => ptx::run(about),
         Command::Gpu(args) => verbs::run_gpu(&args),
-        Command::GpuCost(args) => gpu_cost::run(&args),
         Command::Verbs(args) => verbs::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),

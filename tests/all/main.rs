@@ -5,7 +5,6 @@ mod clang_headers;
 mod docs;
 mod doctor;
 mod gpu;
-mod gpu_cost;
 mod hosts;
 mod layouts;
 mod packages;

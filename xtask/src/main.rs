@@ -1,6 +1,7 @@
-//! Chores for the ferrogin repository: `cargo xtask test`, `check`, `soak` and `ptx`.
+//! Chores for the ferrogin repository: `cargo xtask test`, `check`, `soak`, `ptx` and `gpu-cost`.
 
 mod count;
+mod gpu_cost;
 mod ptx;
 mod runner;
 mod stages;
@@ -51,6 +52,9 @@ enum Task {
     /// Makes the checked-in PTX, bitcode and headers from the sources again. Debian's rustc-web, cargo-web and rust-web-src make the same bytes
     /// everywhere.
     Ptx,
+    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences. The device
+    /// code runs as PTX in the software GPU's interpreter: docs/gpu-cost.md.
+    GpuCost(gpu_cost::CostArgs),
 }
 
 fn main() -> ExitCode {
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         }
         Task::Soak { minutes, round, stages } => soak(&root, &dist, minutes, round, &stages),
         Task::Ptx => ptx::refresh(&root),
+        Task::GpuCost(args) => gpu_cost::run(&root, &args),
     }
 }
 

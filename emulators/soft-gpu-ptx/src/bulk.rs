@@ -177,7 +177,10 @@ impl Shared {
     /// Completes a thread's copies to global memory of groups before `group`; with `read`, they have at least read.
     pub fn wait(&mut self, core: &mut Core<'_>, thread: u32, group: u32, read: bool) -> Result<(), Fault> {
         let waits = |copy: &Copy| {
-            copy.thread == thread && copy.mbarrier.is_none() && copy.group < group && !(read && copy.read.is_some())
+            copy.thread == thread
+                && copy.mbarrier.is_none()
+                && copy.group < group
+                && !(read && copy.read.is_some())
         };
         while let Some(at) = self.copies.iter().position(waits) {
             self.step(core, at)?;
@@ -195,9 +198,7 @@ impl Shared {
             };
             return Err(Fault::new(
                 TrapKind::Mbarrier,
-                format!(
-                    "the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"
-                ),
+                format!("the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"),
             ));
         }
         core.copies.append(&mut self.copies);

@@ -154,7 +154,8 @@ impl<'a> Scheduler<'a> {
                 self.blocks.push(None);
                 self.blocks.len() - 1
             });
-            let (first, within) = (coordinates(self.next / u64::from(size), clusters), coordinates(rank, self.cluster));
+            let (first, within) =
+                (coordinates(self.next / u64::from(size), clusters), coordinates(rank, self.cluster));
             let place = Place {
                 grid: self.launch.grid,
                 block: self.launch.block,

@@ -11,7 +11,12 @@ const WORD: Type = Type { kind: 'u', bits: 32 };
 const LONG: Type = Type { kind: 'b', bits: 64 };
 
 impl<'a> Parser<'a> {
-    pub(super) fn fence(&self, form: &mut Form<'a>, membar: bool, operands: &[Operand<'a>]) -> Result<Instr, Error> {
+    pub(super) fn fence(
+        &self,
+        form: &mut Form<'a>,
+        membar: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
         self.count(form, operands, 0)?;
         if membar {
             let scope = form.pick(&[("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)]);
@@ -80,8 +85,7 @@ impl<'a> Parser<'a> {
         let mut scope = Scope::Block;
         if let Some(given) = form.pick(&[natural, ("relaxed", Order::Relaxed)]) {
             order = given;
-            scope =
-                form.pick(&[("cta", Scope::Block), ("cluster", Scope::Gpu)]).ok_or_else(|| self.unknown_form(form))?;
+            scope = form.pick(&[("cta", Scope::Block), ("cluster", Scope::Gpu)]).ok_or_else(|| self.unknown_form(form))?;
         }
         if form.take("shared::cluster") {
             return Err(self.no_distributed(form));

@@ -20,10 +20,7 @@ impl Thread {
     ) -> Result<u32, Fault> {
         let (space, at) = self.locate(space, address);
         if space != Space::Shared {
-            return Err(Fault::new(
-                TrapKind::AddressSpace,
-                format!("{what} at {address:#x}, which is not shared memory"),
-            ));
+            return Err(Fault::new(TrapKind::AddressSpace, format!("{what} at {address:#x}, which is not shared memory")));
         }
         if at % align != 0 {
             return Err(core.refused(Refusal::Misaligned, what, at, align));
@@ -115,9 +112,7 @@ impl Thread {
         let (inside, global) = if to_shared { (target, source) } else { (source, target) };
         let at = self.in_shared(core, shared, (Space::Shared, inside), (bytes, 16), "a bulk copy")?;
         for address in [global, global.wrapping_add(bytes - 8)] {
-            core.view
-                .allows(address, 8, !to_shared)
-                .map_err(|refusal| core.refused(refusal, "bulk copy", address, 8))?;
+            core.view.allows(address, 8, !to_shared).map_err(|refusal| core.refused(refusal, "bulk copy", address, 8))?;
         }
         if global % 16 != 0 {
             return Err(core.refused(Refusal::Misaligned, "bulk copy", global, 16));

@@ -280,10 +280,7 @@ const FORMS: &[(&str, u64)] = &[
     ("atom.add.release.gpu.global.s32 %r1, [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
     ("red.add.release.gpu.global.u32 [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
     ("fence.sys.acq_rel; fence.acq_rel.sys; fence.gpu; mov.u32 %r0, 7", 7),
-    (
-        "fence.proxy.async; fence.proxy.async.global; fence.proxy.async.shared::cta; fence.mbarrier_init.release.cluster; mov.u32 %r0, 7",
-        7,
-    ),
+    ("fence.proxy.async; fence.proxy.async.global; fence.proxy.async.shared::cta; fence.mbarrier_init.release.cluster; mov.u32 %r0, 7", 7),
     ("atom.add.u32 %r1, [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
     ("atom.acq_rel.gpu.global.cas.b64 %d1, [%out+16], 2, 9; ld.global.b64 %d0, [%out+16]", 9),
     ("atom.relaxed.sys.global.cas.b32 %r1, [%out+16], 3, 9; ld.global.b64 %d0, [%out+16]", 2),

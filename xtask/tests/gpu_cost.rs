@@ -1,11 +1,12 @@
-//! `ferrogin gpu-cost` with the checked-in device code prints the checked-in figures.
+//! `cargo xtask gpu-cost` with the checked-in device code prints the checked-in figures.
 
-use crate::tool::command;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 fn costs(args: &[&str]) -> (bool, String) {
-    let output = command().arg("gpu-cost").args(args).output().expect("the tool starts");
+    let output = Command::new(env!("CARGO_BIN_EXE_xtask")).arg("gpu-cost").args(args).output();
+    let output = output.expect("xtask starts");
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output.status.success(), text)
 }
@@ -19,11 +20,9 @@ fn rows(table: &str, group: &str) -> BTreeMap<String, Vec<String>> {
 
 #[test]
 fn costs_of_operations_are_the_checked_in_ones() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let module = root.join("device-kernels/ptx/ferrogin_device.ptx");
-    let path = root.join("tests/vectors/gpu-cost.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/vectors/gpu-cost.txt");
     // With several threads, the costs depend on how they interleave.
-    let (good, found) = costs(&["--threads", "1", "--module", module.to_str().expect("a path in UTF-8")]);
+    let (good, found) = costs(&["--threads", "1"]);
     assert!(good, "{found}");
     if std::env::var_os("FERROGIN_REFRESH").is_some() {
         std::fs::write(&path, &found).expect("the figures can be written");
@@ -38,7 +37,7 @@ fn costs_of_operations_are_the_checked_in_ones() {
     assert!(
         changed.is_empty(),
         "the device code has other costs than {} says:\n {}\n{}\n\
-         FERROGIN_REFRESH=1 cargo test --release -p ferrogin --test all gpu_cost writes the file; the commit says why",
+         FERROGIN_REFRESH=1 cargo test --release -p xtask gpu_cost writes the file; the commit says why",
         path.display(),
         found.first().unwrap_or(&""),
         changed.join("\n")
@@ -86,7 +85,7 @@ fn lanes_of_a_warp_share_one_doorbell() {
 fn bad_arguments_of_gpu_cost_are_errors() {
     for (args, cause) in [
         (&["--module", "/nonexistent.ptx"][..], "/nonexistent.ptx: No such file"),
-        (&["--module", file!()], "gpu_cost.rs"),
+        (&["--module", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")], "Cargo.toml:"),
         (&["--threads", "0"], "0 is not in 1..=1024"),
         (&["post"], "invalid value 'post'"),
     ] {

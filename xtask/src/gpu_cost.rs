@@ -1,21 +1,20 @@
-//! `ferrogin gpu-cost`: what the device code's operations cost, as counted by the software GPU's interpreter.
+//! `cargo xtask gpu-cost`: what the device code's operations cost, as counted by the software GPU's interpreter.
 #![allow(unsafe_code)]
 
-use crate::ptx::PTX;
 use efa_dp_direct::wqe::Destination;
 use ferrogin_ffi::block::EmulatedSpec;
 use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
-use nccl_gin_ferrogin::log::counted;
+use ferrogin_ptx::CHECKED_IN;
 use plain_context::{EndpointSpec, Spec, TestContext, WindowSpec};
 use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The arguments of `ferrogin gpu-cost`.
+/// The arguments of `cargo xtask gpu-cost`.
 #[derive(Debug, clap::Args)]
 pub struct CostArgs {
     /// Operations to run [default: all].
@@ -26,7 +25,7 @@ pub struct CostArgs {
     /// The seed for the threads' interleaving.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A PTX file with the functions of `ferrogin/gin.h`, instead of the tool's own device code.
+    /// A PTX file with the functions of `ferrogin/gin.h`, instead of the checked-in one.
     #[arg(long)]
     module: Option<PathBuf>,
 }
@@ -304,14 +303,10 @@ fn row(name: &str, costs: &[Cost]) -> String {
     line(name, [&trips, &instr, &loads, &stores, &atomics, &bells, &fences])
 }
 
-fn table(args: &CostArgs) -> Result<String, String> {
-    let (name, text) = match &args.module {
-        None => ("ferrogin_device.ptx".into(), PTX.to_owned()),
-        Some(path) => {
-            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-            (path.display().to_string(), text)
-        }
-    };
+fn table(root: &Path, args: &CostArgs) -> Result<String, String> {
+    let path = args.module.clone().unwrap_or_else(|| root.join(CHECKED_IN));
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{name}: {error}"))?;
     let parse = |name: &str, text: &str| Module::parse(name, text).map_err(|error| error.to_string());
     let modules = vec![parse("gpu-cost", &wrappers())?, parse(&name, &text)?];
     let loaded = Arc::new(Program::link(modules).map_err(|error| error.to_string())?).load(&[]);
@@ -320,7 +315,7 @@ fn table(args: &CostArgs) -> Result<String, String> {
     let mut table = line("", ["trips", "instr", "loads", "stores", "atomic", "bells", "fences"]);
     for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
         for &threads in &args.threads {
-            let group = format!("{policy_name}, {}", counted(threads as usize, "thread"));
+            let group = format!("{policy_name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
             let _ = writeln!(table, "{group}:");
             for operation in operations {
                 let value = clap::ValueEnum::to_possible_value(operation);
@@ -335,11 +330,14 @@ fn table(args: &CostArgs) -> Result<String, String> {
 }
 
 /// Prints the table.
-pub fn run(args: &CostArgs) -> ExitCode {
-    match table(args).and_then(|table| crate::stdout::print(table).map_err(|error| error.to_string())) {
-        Ok(()) => ExitCode::SUCCESS,
+pub fn run(root: &Path, args: &CostArgs) -> ExitCode {
+    match table(root, args) {
+        Ok(table) => {
+            print!("{table}");
+            ExitCode::SUCCESS
+        }
         Err(problem) => {
-            eprintln!("ferrogin gpu-cost: {problem}");
+            eprintln!("gpu-cost: {problem}");
             ExitCode::FAILURE
         }
     }
