@@ -28,6 +28,16 @@ pub enum Doorbell {
     Late,
 }
 
+/// Which request in flight completes first.
+#[cfg(loom)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Oldest,
+    Newest,
+    /// Oldest and newest alternately.
+    Alternating,
+}
+
 /// A card, and what its posters do.
 #[derive(Debug, Clone, Copy)]
 pub struct Config {
@@ -41,7 +51,7 @@ pub struct Config {
     pub doorbell: Doorbell,
     pub mutation: Option<Mutation>,
     #[cfg(loom)]
-    pub order: super::interleavings::Order,
+    pub order: Order,
     /// Preemptions in one interleaving.
     #[cfg(loom)]
     pub preemptions: usize,

@@ -7,7 +7,7 @@
 
 mod checks;
 
-use super::card::{Card, Config, Doorbell, Engine, Poster, Runner};
+use super::card::{Card, Config, Doorbell, Engine, Order, Poster, Runner};
 use super::ops::{
     Mutation,
     Op::{self, Aggregated, AggregatedGroup, Flush, Group, Put},
@@ -24,15 +24,6 @@ use std::sync::atomic::{AtomicU32 as Count, Ordering::SeqCst};
 const BRANCHING_ROUNDS: u32 = 1;
 /// Limit on the rounds of one wait: a wait with more never ends.
 const MAX_ROUNDS: u32 = 400;
-
-/// Which request in flight completes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    Oldest,
-    Newest,
-    /// Oldest and newest alternately.
-    Alternating,
-}
 
 const BASE: Config = Config {
     policy: Policy::Combining,
