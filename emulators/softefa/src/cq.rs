@@ -254,10 +254,8 @@ impl Reader<'_> {
         let queue = &self.cq.queue;
         let signal = queue.signal.as_ref().ok_or(Code::NOSYS)?;
         let wanted = threshold.map_or(1, |threshold| queue.possible(*threshold));
-        let read = |is_last| match is_last || wanted <= 1 || queue.has_entries(wanted) {
-            true => self.read(),
-            false => Err(Code::AGAIN),
-        };
+        let read =
+            |is_last| if is_last || wanted <= 1 || queue.has_entries(wanted) { self.read() } else { Err(Code::AGAIN) };
         wait::read_with_timeout(signal, timeout, || self.cq.may_sleep(wanted), read)
     }
 }

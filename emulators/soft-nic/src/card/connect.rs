@@ -78,9 +78,10 @@ impl Core {
         }
         // This card has already welcomed the other card's own connection.
         let is_welcome = self.connections.iter().any(|(_, other)| other.is_welcome(&peer));
-        let stream = match is_welcome {
-            true => Ok(None),
-            false => tcp::Stream::connect(&self.gid, &peer).map(|stream| Some(Transport::Tcp(Box::new(stream)))),
+        let stream = if is_welcome {
+            Ok(None)
+        } else {
+            tcp::Stream::connect(&self.gid, &peer).map(|stream| Some(Transport::Tcp(Box::new(stream))))
         };
         self.connected(at, stream);
     }
@@ -144,9 +145,10 @@ impl Core {
                     self.refuse(at, "no valid handshake within 5 s: the peer is not a software card, or is stopped");
                 }
                 Some(connection) => {
-                    let status = match connection.responsive {
-                        true => CompStatus::LocalUnresponsiveRemote,
-                        false => CompStatus::LocalUnreachableRemote,
+                    let status = if connection.responsive {
+                        CompStatus::LocalUnresponsiveRemote
+                    } else {
+                        CompStatus::LocalUnreachableRemote
                     };
                     self.lose(at, status, "it has not answered, and has sent no packet for 5 s");
                 }

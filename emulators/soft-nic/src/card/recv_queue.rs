@@ -262,9 +262,10 @@ impl Core {
         }
         (entry.sent, entry.awaiting) = (0, false);
         let retries = u32::from(entry.retries);
-        let doublings = match limit < RNR_RETRY_UNLIMITED {
-            true => RNR_LAST_DOUBLINGS * (retries + 1) / u32::from(limit),
-            false => retries.min(RNR_DOUBLINGS),
+        let doublings = if limit < RNR_RETRY_UNLIMITED {
+            RNR_LAST_DOUBLINGS * (retries + 1) / u32::from(limit)
+        } else {
+            retries.min(RNR_DOUBLINGS)
         };
         let delay = RNR_DELAY_US << doublings;
         entry.retries = entry.retries.saturating_add(1);

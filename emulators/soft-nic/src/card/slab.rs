@@ -36,9 +36,10 @@ impl<T> Slab<T> {
     /// Removes an entry.
     pub fn remove(&mut self, at: u32) -> Option<T> {
         let value = self.entries.get_mut(at as usize)?.take()?;
-        match self.newest_first {
-            true => self.free.push_front(at),
-            false => self.free.push_back(at),
+        if self.newest_first {
+            self.free.push_front(at)
+        } else {
+            self.free.push_back(at)
         }
         Some(value)
     }
