@@ -166,12 +166,13 @@ pub(crate) fn software_card_settings() -> String {
         .map(|(name, value)| format!("{}={}", name.to_string_lossy(), value.to_string_lossy()))
         .collect();
     settings.sort();
-    match settings.is_empty() {
-        true => String::new(),
-        false => format!(
+    if settings.is_empty() {
+        String::new()
+    } else {
+        format!(
             "; or the software card refused a setting and named it on standard error: check or unset {}",
             settings.join(", ")
-        ),
+        )
     }
 }
 

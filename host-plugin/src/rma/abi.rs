@@ -345,9 +345,8 @@ unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nc
         done.set(0);
         let context = Request::parse(request).and_then(|(tag, request)| Some((registry::tagged(tag)?, request)));
         let found = context.and_then(|(ctx, request)| {
-            let of_comm = |context: &mut Context| match context.comm == comm as usize {
-                true => call(ctx, context, |engine| engine.test(request)),
-                false => Ok(None),
+            let of_comm = |context: &mut Context| {
+                if context.comm == comm as usize { call(ctx, context, |engine| engine.test(request)) } else { Ok(None) }
             };
             registry::with(ctx, Kind::RmaContext, of_comm).ok()
         });
@@ -356,9 +355,10 @@ unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nc
             return Ok(());
         }
         registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-        Err(Error::Argument(match request.is_null() {
-            true => "the request is NULL".to_owned(),
-            false => format!("{request:p} is not an open request of this communicator"),
+        Err(Error::Argument(if request.is_null() {
+            "the request is NULL".to_owned()
+        } else {
+            format!("{request:p} is not an open request of this communicator")
         }))
     })
 }

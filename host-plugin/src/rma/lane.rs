@@ -471,10 +471,7 @@ fn keep_cuda_out(endpoint: &mut Endpoint, info: &ferrogin_libfabric::Info, devic
 
 /// Returns the flags with which a write's completion means that its bytes have landed. EFA needs none.
 fn completion_level(info: &ferrogin_libfabric::Info) -> u64 {
-    match info.fabric_name() == crate::cards::FABRIC {
-        true => 0,
-        false => bindings::FI_DELIVERY_COMPLETE,
-    }
+    if info.fabric_name() == crate::cards::FABRIC { 0 } else { bindings::FI_DELIVERY_COMPLETE }
 }
 
 /// Returns false for "try again".

@@ -29,10 +29,7 @@ fn post(comm: &Comm, by_communicator: bool, round: u64) {
             assert_eq!(memory.load(8 * id as usize), round);
         }
     }
-    match by_communicator {
-        true => context.abandon(),
-        false => context.destroy().expect("destroyed"),
-    }
+    if by_communicator { context.abandon() } else { context.destroy().expect("destroyed") }
 }
 
 #[test]
@@ -149,10 +146,7 @@ fn posts_that_a_kernel_deferred_arrive_though_nccl_closes_at_once() {
                         assert_eq!(u64::from_le_bytes(value), 8 * thread as u64 + 1);
                     }
                 }
-                match by_communicator {
-                    true => context.abandon(),
-                    false => context.destroy().expect("destroyed"),
-                }
+                if by_communicator { context.abandon() } else { context.destroy().expect("destroyed") }
             });
         }
     });

@@ -419,9 +419,10 @@ fn host_memory_is_registered_by_address_and_by_descriptor() {
             // Flag 1 is NCCL_NET_MR_FLAG_FORCE_SO, for VA signals. The plugin refuses VA signals and ignores the flag.
             for (flags, by_descriptor) in [(0, false), (1, false), (0, true), (1, true)] {
                 let memory = Arc::new(mini_nccl::DeviceMemory::alloc(3 << 16).expect("memory"));
-                let window = match by_descriptor {
-                    true => comm.register_dma_buf(&memory, flags).expect("a window by descriptor"),
-                    false => comm.register(&memory, flags).expect("a window"),
+                let window = if by_descriptor {
+                    comm.register_dma_buf(&memory, flags).expect("a window by descriptor")
+                } else {
+                    comm.register(&memory, flags).expect("a window")
                 };
                 pass_round(&comm, &context, 0, &window, &memory, 0);
             }

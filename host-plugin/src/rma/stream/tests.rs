@@ -83,9 +83,10 @@ impl Model {
             Issued::Signal { has_put, strong, word } => {
                 let Some(number) = self.sender.number() else { return false };
                 self.indexes.push(None);
-                let name = match has_put && !(strong && self.sender.has_puts()) {
-                    true => self.words.0.name(named(word, strong), ENTRIES, number, self.sender.acknowledged()),
-                    false => Name::InMessage(0),
+                let name = if has_put && !(strong && self.sender.has_puts()) {
+                    self.words.0.name(named(word, strong), ENTRIES, number, self.sender.acknowledged())
+                } else {
+                    Name::InMessage(0)
                 };
                 match name {
                     Name::Known(entry) => {

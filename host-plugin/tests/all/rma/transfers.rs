@@ -32,10 +32,7 @@ fn pattern(rank: usize) -> Vec<u8> {
 /// Registers GPU memory by dma-buf if `gpu` is true, otherwise host memory by address.
 fn move_all(plugin: &Arc<RmaPlugin>, gpu: bool) {
     ranks(plugin, 2, move |comm: RmaComm| {
-        let memory = || match gpu {
-            true => gpu_memory(SKIP, LEN),
-            false => Arc::new(DeviceMemory::alloc(LEN).expect("memory")),
-        };
+        let memory = || if gpu { gpu_memory(SKIP, LEN) } else { Arc::new(DeviceMemory::alloc(LEN).expect("memory")) };
         let register = || comm.register(&memory(), 0).expect("a registration");
         let (source, put, got) = (register(), register(), register());
         let context = comm.create_context(1).expect("a context");

@@ -126,10 +126,8 @@ impl Workload {
         let streams = self.contexts * comm.nranks();
         let slots = streams * self.operations;
         let register = |bytes: usize, flags| {
-            let memory = match self.gpu {
-                true => gpu_memory(0, bytes),
-                false => Arc::new(DeviceMemory::alloc(bytes).expect("memory")),
-            };
+            let memory =
+                if self.gpu { gpu_memory(0, bytes) } else { Arc::new(DeviceMemory::alloc(bytes).expect("memory")) };
             comm.register(&memory, flags).expect("a registration")
         };
         let context = comm.create_context(self.contexts as i32).expect("a context");
