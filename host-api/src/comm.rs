@@ -179,11 +179,10 @@ impl Comm {
 }
 
 fn check_rank(rank: usize, ranks: usize) -> Result<(), Error> {
-    match rank < ranks && ranks <= RANKS_MAX {
-        true => Ok(()),
-        false => {
-            Err(Error::Argument(format!("rank {rank} is not one of {ranks} ranks (at least 1, at most {RANKS_MAX})")))
-        }
+    if rank < ranks && ranks <= RANKS_MAX {
+        Ok(())
+    } else {
+        Err(Error::Argument(format!("rank {rank} is not one of {ranks} ranks (at least 1, at most {RANKS_MAX})")))
     }
 }
 

@@ -28,9 +28,10 @@ pub fn find_datagrams(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>
         };
         let address = with_port.map(|address| address.ip()).or_else(|| source.parse::<IpAddr>().ok());
         let v6 = address.is_some_and(|address| address.is_ipv6());
-        lib.getinfo(&match by_socket {
-            true => hints.addr_format(if v6 { bindings::FI_SOCKADDR_IN6 } else { bindings::FI_SOCKADDR_IN }),
-            false => hints,
+        lib.getinfo(&if by_socket {
+            hints.addr_format(if v6 { bindings::FI_SOCKADDR_IN6 } else { bindings::FI_SOCKADDR_IN })
+        } else {
+            hints
         })
     };
     let mut first = ask(provider);

@@ -83,9 +83,10 @@ impl Libfabric {
         let library = library.map_err(|error| {
             // The source is the dynamic linker's text, which names the file.
             let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
-            match more_flags & libc::RTLD_NOLOAD != 0 || is_missing(&reason) {
-                true => Error::LibraryMissing { path: path.clone(), reason },
-                false => Error::LibraryRefused { path: path.clone(), reason },
+            if more_flags & libc::RTLD_NOLOAD != 0 || is_missing(&reason) {
+                Error::LibraryMissing { path: path.clone(), reason }
+            } else {
+                Error::LibraryRefused { path: path.clone(), reason }
             }
         })?;
         macro_rules! symbol {
@@ -180,10 +181,8 @@ impl Libfabric {
         let mut list: *mut fi_info = ptr::null_mut();
         // SAFETY: this function's caller passes valid strings and hints; fi_getinfo only writes `list` on success.
         let mut getinfo = || unsafe { (self.getinfo)(api, node, service, flags, hints, &mut list) };
-        let code = match self.initialised.swap(true, Ordering::Relaxed) {
-            true => getinfo(),
-            false => keep_signal_dispositions(getinfo),
-        };
+        let code =
+            if self.initialised.swap(true, Ordering::Relaxed) { getinfo() } else { keep_signal_dispositions(getinfo) };
         self.check("fi_getinfo", code)?;
         Ok(list)
     }

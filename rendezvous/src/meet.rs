@@ -265,9 +265,10 @@ fn connect(identity: &Identity, timeout: Duration) -> Result<Stream, BootstrapEr
     let &Identity { rank, nranks, ref address, .. } = identity;
     let failed = |text: String| connect_error(identity, &format!("{text} (waited {timeout:?} for rank 0)"));
     let deadline = Instant::now() + timeout;
-    let addresses = match is_tcp(address) {
-        true => address.to_socket_addrs().map_err(|error| failed(error.to_string()))?.map(Address::Tcp).collect(),
-        false => vec![Address::Unix(address.clone())],
+    let addresses = if is_tcp(address) {
+        address.to_socket_addrs().map_err(|error| failed(error.to_string()))?.map(Address::Tcp).collect()
+    } else {
+        vec![Address::Unix(address.clone())]
     };
     let claim = Claim { rank, nranks, called: 0 };
     let mut dial = Dial::new(addresses, DOMAIN, identity.secret.unwrap_or_default(), claim);
@@ -277,9 +278,10 @@ fn connect(identity: &Identity, timeout: Duration) -> Result<Stream, BootstrapEr
             Ok(Some(stream)) => return Ok(stream),
             Err(error) => return Err(failed(format!("{error}; all ranks need the same FERROGIN_SECRET"))),
             Ok(None) if now >= deadline => {
-                let text = match dial.is_accepted() {
-                    true => "it accepted the connection, but did not answer".to_owned(),
-                    false => dial.last_error().to_string(),
+                let text = if dial.is_accepted() {
+                    "it accepted the connection, but did not answer".to_owned()
+                } else {
+                    dial.last_error().to_string()
                 };
                 return Err(failed(text));
             }

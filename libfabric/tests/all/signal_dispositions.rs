@@ -30,9 +30,10 @@ fn libfabric_and_providers_leave_signal_dispositions_alone() {
             assert_eq!(dispositions(), before, "after fi_getinfo of {}", lib.path().display());
         }
         let library = directory.join("libtaker.so");
-        match compile(&library, "SIGUSR2") {
-            true => assert!(Libfabric::load(Some(&library)).unwrap_err().to_string().contains("fi_getinfo")),
-            false => skip(test, "cc is not installed"),
+        if compile(&library, "SIGUSR2") {
+            assert!(Libfabric::load(Some(&library)).unwrap_err().to_string().contains("fi_getinfo"))
+        } else {
+            skip(test, "cc is not installed")
         }
         assert_eq!(dispositions(), before, "after the load of a library without symbols");
         std::fs::remove_dir_all(directory).unwrap();

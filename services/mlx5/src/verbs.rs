@@ -351,9 +351,10 @@ impl Device for Hardware {
 
     fn create_cq(&self, attr: &CqAttr) -> Result<RawCq, DeviceError> {
         if attr.compression {
-            return match self.caps.compression {
-                true => self.create_compressed_cq(attr.entries, FORMAT),
-                false => Err(DeviceError::Unsupported { what: "compressed completion queues" }),
+            return if self.caps.compression {
+                self.create_compressed_cq(attr.entries, FORMAT)
+            } else {
+                Err(DeviceError::Unsupported { what: "compressed completion queues" })
             };
         }
         let entries = c_int::try_from(attr.entries).unwrap_or(c_int::MAX);
