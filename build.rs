@@ -88,8 +88,9 @@ fn objects(root: &Path, ptx: &Path, out: &Path) -> Result<(), String> {
     let output = Command::new("bash").arg(root.join(OBJECTS)).args([cuda.as_path(), ptx, &to]).output();
     let output = output.map_err(|error| format!("bash: {error}"))?;
     let text = String::from_utf8_lossy(&output.stderr);
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("{}: {}", nvcc.display(), text.lines().next().unwrap_or("it failed without a message"))),
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("{}: {}", nvcc.display(), text.lines().next().unwrap_or("it failed without a message")))
     }
 }

@@ -123,10 +123,8 @@ impl Report {
             counted(self.count(Level::Problem), "problem"),
             counted(self.count(Level::Warning), "warning")
         );
-        let checked = match self.only.is_empty() {
-            true => String::new(),
-            false => format!(" (checked: {} only)", self.only.join(", ")),
-        };
+        let checked =
+            if self.only.is_empty() { String::new() } else { format!(" (checked: {} only)", self.only.join(", ")) };
         match (self.usable(), self.only.is_empty()) {
             (true, true) => format!("NCCL can use the plugin with these settings: {counts}"),
             (true, false) => format!("no problem was found: {counts}{checked}"),

@@ -58,14 +58,15 @@ fn resources(machine: &Machine) -> Vec<Finding> {
         }
         _ => Finding::ok(AREA, what),
     });
-    match locked < LOCKED && !machine.has_software_card() && machine.provider != "tcp" {
-        false => findings.push(Finding::ok(AREA, format!("locked memory (ulimit -l): {}", amount(locked)))),
-        true => findings.push(Finding::warning(
+    if locked < LOCKED && !machine.has_software_card() && machine.provider != "tcp" {
+        findings.push(Finding::warning(
             AREA,
             format!("locked memory (ulimit -l): {}", amount(locked)),
             "a card locks the memory that it registers; registration fails at the limit",
             "ulimit -l unlimited (/etc/security/limits.conf; docker run --ulimit memlock=-1)",
-        )),
+        ))
+    } else {
+        findings.push(Finding::ok(AREA, format!("locked memory (ulimit -l): {}", amount(locked))))
     }
     if file < FILE {
         findings.push(Finding::problem(
@@ -103,14 +104,15 @@ fn shared_memory(machine: &Machine) -> Vec<Finding> {
         findings.push(Finding::warning(AREA, what, why, "chmod 1777 /dev/shm"));
     }
     let what = format!("{} has {}", path.display(), amount(size));
-    findings.push(match size < SHARED {
-        false => Finding::ok(AREA, what),
-        true => Finding::warning(
+    findings.push(if size < SHARED {
+        Finding::warning(
             AREA,
             what,
             "NCCL takes about 10 MiB of it per rank on a host, and fails with \"No space left on device\"",
             "mount -o remount,size=8G /dev/shm; docker run --shm-size=8g (a container's default is 64 MiB)",
-        ),
+        )
+    } else {
+        Finding::ok(AREA, what)
     });
     findings
 }

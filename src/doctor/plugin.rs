@@ -49,9 +49,10 @@ impl Named {
             return Some((what, fix.to_owned()));
         }
         let variable = self.variable;
-        let fix = match Path::new(entry).exists() {
-            true => format!("{fix}; or correct the path in {variable}"),
-            false => format!("correct the path in {variable}: it is that of libnccl-gin-ferrogin.so"),
+        let fix = if Path::new(entry).exists() {
+            format!("{fix}; or correct the path in {variable}")
+        } else {
+            format!("correct the path in {variable}: it is that of libnccl-gin-ferrogin.so")
         };
         Some((format!("{what}; {variable} names it"), fix))
     }
@@ -152,10 +153,13 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
     }
     let broken = !defects.is_empty();
     let why = "libfabric loads each provider of this directory; a broken file crashes the program, or makes it hang";
-    let findings = defects.into_iter().map(|Defect { what, fix }| match machine.is_software_card() {
-        true => Finding::problem("provider", what, why, fix),
-        // With EFA cards, libfabric does not look in the plugin's directory.
-        false => Finding::warning("provider", what, why, fix),
+    let findings = defects.into_iter().map(|Defect { what, fix }| {
+        if machine.is_software_card() {
+            Finding::problem("provider", what, why, fix)
+        } else {
+            // With EFA cards, libfabric does not look in the plugin's directory.
+            Finding::warning("provider", what, why, fix)
+        }
     });
     (findings.collect(), broken)
 }

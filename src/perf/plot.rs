@@ -199,10 +199,11 @@ fn panel(
 ) -> Drawn {
     let points = |series: &Series| -> Vec<(f64, f64)> {
         let figures = series.rows.iter().filter_map(|row| Some((row.bytes as f64, figure(row)?)));
-        match series.operation.has_bytes() {
-            true => figures.filter(|(_, figure)| *figure > 0.0).collect(),
+        if series.operation.has_bytes() {
+            figures.filter(|(_, figure)| *figure > 0.0).collect()
+        } else {
             // An operation without sizes is a horizontal line.
-            false => figures.flat_map(|(_, figure)| [(least, figure), (most, figure)]).collect(),
+            figures.flat_map(|(_, figure)| [(least, figure), (most, figure)]).collect()
         }
     };
     let figures = series.iter().flat_map(points).map(|(_, figure)| figure);

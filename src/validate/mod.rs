@@ -337,9 +337,10 @@ fn abilities(done: &[Done], rows: &[Row], facts: &[Vec<u8>]) -> String {
         };
         let all =
             facts.iter().map(of).reduce(|all, rank| all.intersection(&rank).cloned().collect()).unwrap_or_default();
-        match all.is_empty() {
-            false => format!("yes, over {}", all.into_iter().collect::<Vec<_>>().join(", ")),
-            true => format!("no: no libfabric provider on all ranks has {needs}"),
+        if all.is_empty() {
+            format!("no: no libfabric provider on all ranks has {needs}")
+        } else {
+            format!("yes, over {}", all.into_iter().collect::<Vec<_>>().join(", "))
         }
     };
     let rma = match of_rma.into_iter().find(|done| !done.passed()) {

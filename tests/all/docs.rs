@@ -215,9 +215,10 @@ fn is_part_of(text: &str, file: &str) -> Result<(), String> {
 fn is_part_of_an_example(text: &str) -> Result<(), String> {
     let tested = |path: &PathBuf| path.iter().any(|part| part == "examples" || part == "tests");
     let mut examples = with_extension(&["py"]).into_iter().filter(tested);
-    match examples.any(|path| is_part_of(text, &path.to_string_lossy()).is_ok()) {
-        true => Ok(()),
-        false => Err("the block is not part of a program in Python below examples/ or tests/".into()),
+    if examples.any(|path| is_part_of(text, &path.to_string_lossy()).is_ok()) {
+        Ok(())
+    } else {
+        Err("the block is not part of a program in Python below examples/ or tests/".into())
     }
 }
 

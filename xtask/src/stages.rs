@@ -177,9 +177,10 @@ fn second_libfabric(root: &Path) -> Result<OsString, String> {
     let script = root.join("scripts/fetch-libfabric-alt.sh");
     let output = Command::new(&script).stdin(Stdio::null()).output().map_err(|error| format!("{script:?}: {error}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    match output.status.success() {
-        true => Ok(text(&output.stdout).into()),
-        false => Err(text(&output.stderr).lines().last().unwrap_or("the script failed").to_owned()),
+    if output.status.success() {
+        Ok(text(&output.stdout).into())
+    } else {
+        Err(text(&output.stderr).lines().last().unwrap_or("the script failed").to_owned())
     }
 }
 

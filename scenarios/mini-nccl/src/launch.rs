@@ -344,9 +344,10 @@ impl Running {
                     None => format!("{text}\n"),
                 };
                 // The job continues if the output is closed.
-                let _ = match stderr {
-                    true => std::io::stderr().write_all(line.as_bytes()),
-                    false => std::io::stdout().write_all(line.as_bytes()),
+                let _ = if stderr {
+                    std::io::stderr().write_all(line.as_bytes())
+                } else {
+                    std::io::stdout().write_all(line.as_bytes())
                 };
             }
         }));

@@ -61,9 +61,10 @@ impl Lane<'_> {
             return Ok(());
         }
         for round in 0..warmup + rounds {
-            let latency = match is_answered {
-                true => self.round_trip(operation, first, round)? / 2,
-                false => self.completion(operation, round)?,
+            let latency = if is_answered {
+                self.round_trip(operation, first, round)? / 2
+            } else {
+                self.completion(operation, round)?
             };
             if round >= warmup {
                 sample(latency);

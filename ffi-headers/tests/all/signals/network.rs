@@ -153,9 +153,10 @@ impl Network {
             2..4 => u64::from(random.below(4096)) + 1,
             _ => 1,
         };
-        let target = match random.one_in(4) {
-            true => Target::Va { rkey: 0, address: 8 * u64::from(random.below(WINDOW_WORDS)) },
-            false => Target::Indexed(random.below(N_SIGNALS)),
+        let target = if random.one_in(4) {
+            Target::Va { rkey: 0, address: 8 * u64::from(random.below(WINDOW_WORDS)) }
+        } else {
+            Target::Indexed(random.below(N_SIGNALS))
         };
         let strength = if random.one_in(4) { Strength::Strong } else { Strength::Weak };
         let signal = Signal { target, add };
